@@ -1,0 +1,193 @@
+"""Prompt functions: where the contexts of text-to-image training come from.
+
+A prompt function takes nothing and returns `(prompt, metadata)`, TRL's contract. Here each one is a
+`PromptSampler`, whose whole state is a seed and a count, so that a resumed run draws what the
+uninterrupted run would have drawn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Prompt = tuple[str, dict[str, Any]]
+
+# Forty-five common animals, as many as the DDPO paper uses (arXiv 2305.13301, section 6).
+_ANIMALS = """
+cat dog horse cow pig sheep goat donkey rabbit hamster mouse squirrel hedgehog fox wolf
+bear deer moose lion tiger leopard elephant giraffe zebra hippo rhino camel kangaroo koala panda
+monkey gorilla otter seal dolphin whale penguin owl eagle parrot duck chicken frog turtle crocodile
+"""
+ANIMALS = tuple(_ANIMALS.split())
+ACTIVITIES = ("washing dishes", "riding a bike", "playing chess")
+
+
+class PromptSampler:
+    """Draw prompts at random; the same seed gives the same sequence.
+
+    Draw number n has a generator of its own, seeded by `(seed, n)`. The state is therefore two
+    integers, and samplers of different seeds, such as those of several processes, are independent.
+
+    Args:
+        draw: turns a random generator into `(prompt, metadata)`.
+        seed: decides the sequence; a trainer gives every process another one.
+    """
+
+    def __init__(self, draw: Callable[[random.Random], Prompt], seed: int) -> None:
+        self._draw = draw
+        self.seed = seed
+        self.drawn = 0
+
+    def __call__(self) -> Prompt:
+        """Return the next `(prompt, metadata)`."""
+        generator = random.Random(
+            f"{self.seed}-{self.drawn}"
+        )  # a string is hashed alike on every machine
+        self.drawn += 1
+        return self._draw(generator)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the seed and the number of prompts drawn so far; JSON can hold it."""
+        return {"seed": self.seed, "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where the sampler of `state` stood.
+
+        Args:
+            state: what `state_dict` returned.
+
+        Raises:
+            ValueError: if `state` is not such a dict.
+        """
+        if set(state) != {"seed", "drawn"}:
+            raise ValueError(f"state has the keys {sorted(state)}: pass what state_dict() returned")
+        self.seed, self.drawn = state["seed"], state["drawn"]
+
+
+def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = None) -> PromptSampler:
+    """Sentences of the digit world, such as "a red three on a blue background".
+
+    The (digit, ink) pair is uniform over the split, the background uniform over the other colours.
+    Metadata: `digit` (int), `ink` and `background` (names).
+
+    Args:
+        seed: decides the sequence.
+        split: "seen" (the pairs of pre-training), "left_out" (the ten it never showed) or "all".
+        damage: a word of the digit world to put in, such as "clear" or "foggy".
+
+    Returns:
+        The prompt function.
+
+    Raises:
+        ValueError: if the split or the damage does not exist.
+    """
+    from ddpo_lessons.tiny import world
+
+    splits = {"seen": world.SEEN, "left_out": world.LEFT_OUT, "all": world.SEEN + world.LEFT_OUT}
+    if split not in splits:
+        raise ValueError(f"split={split!r} does not exist: use one of {list(splits)}")
+    damages = [None, "clear", "camouflaged", *world.DAMAGES]
+    if damage not in damages:
+        raise ValueError(f"damage={damage!r} does not exist: use one of {damages}")
+
+    def draw(generator: random.Random) -> Prompt:
+        digit, ink = generator.choice(splits[split])
+        background = generator.choice([name for name in world.COLOURS if name != ink])
+        metadata = {"digit": digit, "ink": ink, "background": background}
+        return world.make_prompt(digit, ink, background, damage), metadata
+
+    return PromptSampler(draw, seed)
+
+
+def _with_article(noun: str) -> str:
+    return ("an " if noun[0] in "aeiou" else "a ") + noun
+
+
+def animals(seed: int) -> PromptSampler:
+    """One of 45 common animals, such as "an otter"; metadata: `label`, the animal.
+
+    Args:
+        seed: decides the sequence.
+
+    Returns:
+        The prompt function.
+    """
+
+    def draw(generator: random.Random) -> Prompt:
+        animal = generator.choice(ANIMALS)
+        return _with_article(animal), {"label": animal}
+
+    return PromptSampler(draw, seed)
+
+
+def activities(seed: int) -> PromptSampler:
+    """An animal at one of three activities, such as "a fox playing chess" (DDPO paper, section 6).
+
+    Metadata: `label`, the animal, and `activity`.
+
+    Args:
+        seed: decides the sequence.
+
+    Returns:
+        The prompt function.
+    """
+
+    def draw(generator: random.Random) -> Prompt:
+        animal, activity = generator.choice(ANIMALS), generator.choice(ACTIVITIES)
+        return f"{_with_article(animal)} {activity}", {"label": animal, "activity": activity}
+
+    return PromptSampler(draw, seed)
+
+
+def from_file(path: str | Path, seed: int) -> PromptSampler:
+    """One of the lines of a UTF-8 text file; empty lines are skipped, metadata is empty.
+
+    Args:
+        path: the file.
+        seed: decides the sequence.
+
+    Returns:
+        The prompt function.
+
+    Raises:
+        ValueError: if there is no such file or no prompt in it.
+    """
+    if not Path(path).is_file():
+        raise ValueError(
+            f"path={str(path)!r} is not a file: give a text file with one prompt a line"
+        )
+    lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
+    prompts = [line for line in lines if line]
+    if not prompts:
+        raise ValueError(f"path={str(path)!r} holds no prompt: write one prompt a line")
+    return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
+
+
+PROMPTS: dict[str, Callable[[int], PromptSampler]] = {
+    "digit_world": digit_world_prompts,
+    "digit_world_left_out": lambda seed: digit_world_prompts(seed, split="left_out"),
+    "animals": animals,
+    "activities": activities,
+}
+
+
+def get_prompts(name: str, seed: int) -> PromptSampler:
+    """Make the prompt function of a name in `PROMPTS`.
+
+    Args:
+        name: a key of `PROMPTS`.
+        seed: decides the sequence.
+
+    Returns:
+        The prompt function.
+
+    Raises:
+        ValueError: if the name does not exist; the message lists those that do.
+    """
+    if name not in PROMPTS:
+        raise ValueError(
+            f"prompts={name!r} does not exist: use one of {', '.join(sorted(PROMPTS))}"
+        )
+    return PROMPTS[name](seed)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ddpo_lessons import prompts
+from ddpo_lessons.tiny import world
+
+
+def test_same_seed_same_sequence_and_other_seed_another() -> None:
+    first, again, other = (prompts.animals(seed) for seed in (1, 1, 2))
+    sequence = [first() for _ in range(30)]
+    assert sequence == [again() for _ in range(30)]
+    assert sequence != [other() for _ in range(30)]
+
+
+@pytest.mark.parametrize("name", sorted(prompts.PROMPTS))
+def test_resume_draws_what_the_uninterrupted_run_draws(name: str) -> None:
+    whole = prompts.get_prompts(name, seed=7)
+    expected = [whole() for _ in range(25)]
+    stopped = prompts.get_prompts(name, seed=7)
+    for _ in range(10):
+        stopped()
+    state = json.loads(json.dumps(stopped.state_dict()))
+    resumed = prompts.get_prompts(name, seed=99)
+    resumed.load_state_dict(state)
+    assert [resumed() for _ in range(15)] == expected[10:]
+
+
+def test_metadata_of_one_draw_is_not_shared_with_another(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("only\n")
+    sampler = prompts.from_file(tmp_path / "p.txt", seed=0)
+    _, first = sampler()
+    first["image"] = "mine"
+    assert sampler()[1] == {}
+
+
+def test_a_foreign_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\['rng'\].*state_dict"):
+        prompts.animals(0).load_state_dict({"rng": 3})
+
+
+@pytest.mark.parametrize("split", ["seen", "left_out", "all"])
+def test_digit_world_covers_its_split_and_says_what_the_metadata_says(split: str) -> None:
+    sampler = prompts.digit_world_prompts(3, split)
+    drawn = [sampler() for _ in range(2000)]
+    pairs = {(metadata["digit"], metadata["ink"]) for _, metadata in drawn}
+    left_out = set(world.LEFT_OUT)
+    assert len(pairs) == {"seen": 50, "left_out": 10, "all": 60}[split]
+    assert len(pairs & left_out) == {"seen": 0, "left_out": 10, "all": 10}[split]
+    for prompt, metadata in drawn[:200]:
+        said = world.parse_prompt(prompt)
+        assert metadata == {"digit": said.digit, "ink": said.ink, "background": said.background}
+        assert said.ink != said.background
+
+
+def test_digit_world_backgrounds_are_uniform() -> None:
+    sampler = prompts.digit_world_prompts(0)
+    backgrounds = Counter(sampler()[1]["background"] for _ in range(3000))
+    # Every ink appears in about a sixth of the pairs, hence so does every background.
+    assert set(backgrounds) == set(world.COLOURS)
+    assert max(backgrounds.values()) < 1.4 * min(backgrounds.values())
+
+
+def test_digit_world_damage_and_bad_arguments() -> None:
+    prompt, _ = prompts.digit_world_prompts(0, damage="foggy")()
+    assert prompt.startswith("a foggy ")
+    with pytest.raises(ValueError, match=r"split='test'.*seen.*left_out.*all"):
+        prompts.digit_world_prompts(0, split="test")
+    with pytest.raises(ValueError, match=r"damage='fogy'.*foggy"):
+        prompts.digit_world_prompts(0, damage="fogy")
+
+
+def test_animals_are_45_and_carry_the_right_article() -> None:
+    sampler = prompts.animals(0)
+    drawn = dict(sampler() for _ in range(2000))  # prompt -> metadata
+    assert len(set(prompts.ANIMALS)) == len(drawn) == 45
+    assert drawn["an owl"] == {"label": "owl"}
+    assert drawn["a cat"] == {"label": "cat"}
+    assert all(re.fullmatch(r"an [aeiou]\w*|a [^aeiou]\w*", prompt) for prompt in drawn)
+
+
+def test_activities_combine_every_animal_with_three_activities() -> None:
+    sampler = prompts.activities(0)
+    drawn = dict(sampler() for _ in range(4000))
+    assert len(drawn) == 45 * 3
+    assert drawn["an otter riding a bike"] == {"label": "otter", "activity": "riding a bike"}
+
+
+def test_from_file_reads_one_prompt_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(
+        "\ufeffa café at night\r\n\r\n  a red door  \r\n".encode()
+    )  # as Windows' editors save
+    sampler = prompts.from_file(path, seed=0)
+    assert {sampler()[0] for _ in range(50)} == {"a café at night", "a red door"}
+
+
+def test_from_file_refuses_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"absent\.txt.*not a file"):
+        prompts.from_file(tmp_path / "absent.txt", seed=0)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match=r"empty\.txt.*no prompt"):
+        prompts.from_file(tmp_path / "empty.txt", seed=0)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"prompts='cats'.*activities, animals, digit_world"):
+        prompts.get_prompts("cats", seed=0)
