@@ -1,0 +1,294 @@
+"""Lesson 03: one stochastic DDIM step and the log-probability of its outcome.
+
+A denoising step with noise is a Gaussian policy: the state is ``(x_t, t, prompt)``, the action is
+``x_prev``, and its density has a closed form because mean and standard deviation are known. This is
+what turns sampling into a Markov decision process (Black et al. 2023, arXiv 2305.13301, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from diffusers import DDIMScheduler
+from diffusers.utils.torch_utils import randn_tensor
+
+
+class DDIMStep(NamedTuple):
+    """One denoising step: its outcome, the log-probability of that, and the Gaussian behind it."""
+
+    prev_sample: torch.Tensor  # (B, ...) float32, carries no gradient
+    log_prob: torch.Tensor  # (B,) float32, gradient through `mean` only
+    mean: torch.Tensor  # (B, ...) float32
+    std: torch.Tensor  # (B,) float32, 0 where the step is deterministic
+
+
+def step_std(
+    scheduler: DDIMScheduler, timesteps: int | torch.Tensor, eta: float = 1.0
+) -> torch.Tensor:
+    r"""Standard deviation of the noise that a DDIM step adds, for any number of timesteps.
+
+    Formula (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its alpha::
+
+        std = eta sqrt((1 - alpha_bar_prev) / (1 - alpha_bar)) sqrt(1 - alpha_bar / alpha_bar_prev)
+
+    It is 0 on the last step when ``alpha_bar_prev`` is 1 (``set_alpha_to_one=True``) or equals
+    ``alpha_bar`` (t = 0 otherwise). Such a step has no density: leave it out of training.
+
+    Args:
+        scheduler: a DDIMScheduler on which ``set_timesteps`` was called.
+        timesteps: one timestep or a tensor of them, any shape.
+        eta: noise scale, 0 (deterministic) or more; 1 is as noisy as DDPM.
+
+    Returns:
+        Float32 tensor with the shape and device of ``timesteps``.
+
+    Raises:
+        TypeError: the scheduler is not a DDIMScheduler, or the timesteps are not integers.
+        ValueError: eta is negative, ``set_timesteps`` was not called, or a timestep is outside
+            the scheduler's table.
+    """
+    _check_scheduler(scheduler)
+    _check_eta(eta)
+    timesteps = torch.as_tensor(timesteps)
+    alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
+    return _noise_variance(alpha_bar, alpha_bar_prev, eta).sqrt().to(timesteps.device)
+
+
+def ddim_step_with_logprob(
+    scheduler: DDIMScheduler,
+    model_output: torch.Tensor,
+    timestep: int | torch.Tensor,
+    sample: torch.Tensor,
+    eta: float = 1.0,
+    prev_sample: torch.Tensor | None = None,
+    generator: torch.Generator | list[torch.Generator] | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> DDIMStep:
+    r"""Take one DDIM step, or replay one, with the Gaussian log-probability of its outcome.
+
+    Formulas (12) and (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its
+    alpha, and the policy of DDPO (Black et al. 2023, arXiv 2305.13301, section 4)::
+
+        mean     = sqrt(alpha_bar_prev) x0 + sqrt(1 - alpha_bar_prev - std^2) noise
+        x_prev   ~ N(mean, std^2 I)
+        log_prob = -(x_prev - mean)^2 / (2 std^2) - log(std) - log(2 pi) / 2
+
+    where ``x0`` and ``noise`` are the model's predictions. The result agrees with
+    ``DDIMScheduler.step`` for every prediction type, clipping, thresholding and spacing.
+
+    Sampling (``prev_sample=None``) draws the outcome and detaches it, so that the log-prob's
+    gradient does not leak through the sample; replaying scores the outcome that is given.
+    Everything is computed in float32 whatever the dtype of the inputs: in bf16 the rounding of the
+    latents alone moves some log-probs by more than DDPO's clip range.
+
+    A deterministic step of a noisy sampler (see `step_std`) returns its mean with log-prob 0 and no
+    gradient when sampling, and cannot be replayed.
+
+    Args:
+        scheduler: a DDIMScheduler on which ``set_timesteps`` was called.
+        model_output: what the UNet predicted, after guidance, (B, ...).
+        timestep: one timestep for the batch, or one per sample, (B,). Timesteps on the CPU spare a
+            device its synchronisation.
+        sample: latents x_t, (B, ...).
+        eta: noise scale, above 0; 1 is as noisy as DDPM.
+        prev_sample: outcome to replay, (B, ...), or None to draw one.
+        generator: source of the noise, or one per sample; on the CPU it gives the same noise for
+            every device.
+        reduction: mean or sum of the log-density (nats) over all but the batch dimension. With the
+            mean, the PPO ratio is the geometric mean of the ratios of single dimensions.
+
+    Returns:
+        The step; ``log_prob`` and ``std`` have shape (B,).
+
+    Raises:
+        TypeError: the scheduler is not a DDIMScheduler, or the timesteps are not integers.
+        ValueError: eta is not above 0 or too large for a timestep, ``reduction`` is unknown, shapes
+            differ, ``set_timesteps`` was not called, a timestep is outside the scheduler's table or
+            its prediction undefined, or a deterministic step is replayed.
+    """
+    _check_scheduler(scheduler)
+    _check_eta(eta)
+    if eta == 0:
+        raise ValueError(
+            "eta=0 makes the DDIM step deterministic: its outcome has no density and so no "
+            "log-probability; use eta > 0, or DDIMScheduler.step to sample without log-probs"
+        )
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction={reduction!r} is unknown; use 'mean' or 'sum'")
+    _check_shapes(model_output, sample, prev_sample)
+
+    # Stage 1: the numbers of the schedule, one per sample, (B,) each.
+    timesteps = _per_sample(timestep, batch_size=sample.shape[0])
+    alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
+    _check_prediction_defined(scheduler, timesteps, alpha_bar)
+    variance = _noise_variance(alpha_bar, alpha_bar_prev, eta)
+    direction_variance = 1 - alpha_bar_prev - variance
+    # Rounding may leave a zero a little negative (-6e-8); what is clearly below comes from eta > 1.
+    _refuse_where(
+        direction_variance < -1e-6,
+        timesteps,
+        f"eta={eta} adds more noise than x_prev may hold; lower eta",
+    )
+    if prev_sample is not None:
+        _refuse_where(
+            variance == 0,
+            timesteps,
+            "prev_sample cannot be replayed: the step is deterministic (std 0) and has no density; "
+            "leave out of training the steps where step_std(scheduler, timesteps, eta) is 0",
+        )
+
+    # Stage 2: mean of x_prev.
+    def per_sample(numbers: torch.Tensor) -> torch.Tensor:
+        shape = (-1,) + (1,) * (sample.ndim - 1)
+        return numbers.to(sample.device).view(shape)  # (B, 1, ...)
+
+    x0, noise = _predict_x0_and_noise(
+        scheduler, model_output.float(), sample.float(), per_sample(alpha_bar)
+    )
+    mean = per_sample(alpha_bar_prev.sqrt()) * x0
+    mean = mean + per_sample(direction_variance.clamp(min=0).sqrt()) * noise  # (B, ...)
+
+    # Stage 3: draw or replay the outcome, and score it.
+    std = variance.sqrt()  # (B,)
+    if prev_sample is None:
+        drawn = randn_tensor(mean.shape, generator, device=mean.device, dtype=torch.float32)
+        prev_sample = mean + per_sample(std) * drawn
+    prev_sample = prev_sample.detach().float()
+    log_prob = _gaussian_log_prob(prev_sample, mean, std.to(mean.device), reduction)
+    return DDIMStep(prev_sample, log_prob, mean, std.to(mean.device))
+
+
+def _alpha_bars(
+    scheduler: DDIMScheduler, timesteps: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return alpha_bar at each timestep and at the one that follows it in sampling, on the CPU.
+
+    A step needs a handful of scalars per sample. Looking them up on the CPU leaves the scheduler
+    as it is, needs no cache that could go stale, and finds bad values before any device computes.
+    """
+    if scheduler.num_inference_steps is None:
+        raise ValueError("the scheduler has no num_inference_steps; call set_timesteps(...) first")
+    if timesteps.is_floating_point():
+        raise TypeError(f"timesteps must be integers, got {timesteps.dtype}")
+    num_train_timesteps = scheduler.config.num_train_timesteps
+    timesteps = timesteps.cpu().long()
+    if ((timesteps < 0) | (timesteps >= num_train_timesteps)).any():
+        raise ValueError(
+            f"timesteps must be in 0..{num_train_timesteps - 1}, got {timesteps.tolist()}"
+        )
+    table = scheduler.alphas_cumprod.cpu()
+    prev_timesteps = timesteps - num_train_timesteps // scheduler.num_inference_steps
+    # The clamp only keeps the look-up legal: below 0 it is the final alpha_bar that counts.
+    alpha_bar_prev = torch.where(
+        prev_timesteps >= 0,
+        table[prev_timesteps.clamp(min=0)],
+        scheduler.final_alpha_cumprod.cpu(),
+    )
+    return table[timesteps], alpha_bar_prev
+
+
+def _noise_variance(
+    alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float
+) -> torch.Tensor:
+    """Square of formula (16) of DDIM; exactly 0 where the step is deterministic."""
+    return eta**2 * (1 - alpha_bar_prev) / (1 - alpha_bar) * (1 - alpha_bar / alpha_bar_prev)
+
+
+def _predict_x0_and_noise(
+    scheduler: DDIMScheduler,
+    model_output: torch.Tensor,
+    sample: torch.Tensor,
+    alpha_bar: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn the model's output into (x0, noise), using x_t = sqrt(ab) x0 + sqrt(1 - ab) noise."""
+    signal, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()  # (B, 1, ...)
+    match scheduler.config.prediction_type:
+        case "epsilon":
+            x0, noise = (sample - sigma * model_output) / signal, model_output
+        case "sample":
+            x0, noise = model_output, (sample - signal * model_output) / sigma
+        case "v_prediction":
+            x0 = signal * sample - sigma * model_output
+            noise = signal * model_output + sigma * sample
+        case unknown:
+            raise ValueError(
+                f"prediction_type={unknown!r} is unknown; use 'epsilon', 'sample' or 'v_prediction'"
+            )
+    # As in the scheduler, only x0 is limited; the noise stays what the model said.
+    if scheduler.config.thresholding:
+        x0 = scheduler._threshold_sample(x0)
+    elif scheduler.config.clip_sample:
+        limit = scheduler.config.clip_sample_range
+        x0 = x0.clamp(-limit, limit)
+    return x0, noise
+
+
+def _gaussian_log_prob(
+    value: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, reduction: str
+) -> torch.Tensor:
+    """Log-density of N(mean, std^2 I) per sample, (B,); 0 without gradient where std is 0."""
+    noisy = std > 0
+    # Replace std before dividing: a NaN in the branch not taken would still poison the gradient.
+    safe_std = torch.where(noisy, std, 1.0)
+    squared_error = (value - mean).square().flatten(1)  # (B, D)
+    error = squared_error.mean(1) if reduction == "mean" else squared_error.sum(1)
+    dimensions = 1 if reduction == "mean" else squared_error.shape[1]
+    constant = dimensions * (safe_std.log() + 0.5 * math.log(2 * math.pi))
+    return torch.where(noisy, -error / (2 * safe_std.square()) - constant, 0.0)
+
+
+def _per_sample(timestep: int | torch.Tensor, batch_size: int) -> torch.Tensor:
+    """Timesteps as a CPU tensor (B,)."""
+    timesteps = torch.as_tensor(timestep).cpu()
+    if timesteps.shape not in ((), (batch_size,)):
+        raise ValueError(
+            f"timestep must be one number or one per sample, shape ({batch_size},), "
+            f"got shape {tuple(timesteps.shape)}"
+        )
+    return timesteps.expand(batch_size)
+
+
+def _check_scheduler(scheduler: DDIMScheduler) -> None:
+    if not isinstance(scheduler, DDIMScheduler):
+        raise TypeError(
+            f"scheduler is a {type(scheduler).__name__}, but the step's density is known for DDIM "
+            "only; use pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)"
+        )
+
+
+def _check_eta(eta: float) -> None:
+    if not (math.isfinite(eta) and eta >= 0):
+        raise ValueError(f"eta={eta} must be a finite number, 0 or more; 1 is as noisy as DDPM")
+
+
+def _check_shapes(
+    model_output: torch.Tensor, sample: torch.Tensor, prev_sample: torch.Tensor | None
+) -> None:
+    for name, tensor in (("model_output", model_output), ("prev_sample", prev_sample)):
+        if tensor is not None and tensor.shape != sample.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, sample has {tuple(sample.shape)}; "
+                "both must be (B, ...) and the same"
+            )
+
+
+def _check_prediction_defined(
+    scheduler: DDIMScheduler, timesteps: torch.Tensor, alpha_bar: torch.Tensor
+) -> None:
+    """Refuse the two ends of the schedule where a prediction would divide by zero."""
+    undefined = alpha_bar == 1
+    if scheduler.config.prediction_type == "epsilon":
+        undefined = undefined | (alpha_bar == 0)
+    _refuse_where(
+        undefined,
+        timesteps,
+        f"prediction_type={scheduler.config.prediction_type!r} is undefined where alpha_bar is 0 "
+        "or 1; with rescale_betas_zero_snr use 'v_prediction', and start the betas above 0",
+    )
+
+
+def _refuse_where(refused: torch.Tensor, timesteps: torch.Tensor, message: str) -> None:
+    if refused.any():
+        raise ValueError(f"{message} (at timesteps {timesteps[refused].unique().tolist()})")

@@ -1,0 +1,88 @@
+"""Lesson 04: the clipped surrogate that PPO and DDPO minimise, and the numbers to watch."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+
+class PPOStats(NamedTuple):
+    """How far the policy has moved from the one that sampled; all float32 and detached."""
+
+    ratio: torch.Tensor  # (N,) pi_new / pi_old
+    approx_kl: torch.Tensor  # () mean of (log ratio)^2 / 2, the estimator that DDPO codes log
+    kl_k3: torch.Tensor  # () mean of ratio - 1 - log ratio, unbiased and never negative
+    clip_fraction: torch.Tensor  # () share of pairs with |ratio - 1| above the clip range
+
+
+def clipped_surrogate(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_range: float,
+    adv_clip_max: float = 5.0,
+) -> tuple[torch.Tensor, PPOStats]:
+    r"""PPO's clipped objective, as a loss to minimise.
+
+    With ``r = exp(log_prob - old_log_prob)``, ``A`` the advantage clamped to ±adv_clip_max and
+    ``c`` the clip range::
+
+        loss = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))
+
+    Source: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7), for denoising steps DDPO
+    (Black et al. 2023, arXiv 2305.13301, section 4.3). ``kl_k3`` estimates KL(old || new) from
+    samples of the old policy (Schulman 2020, "Approximating KL divergence", estimator k3).
+
+    The loss is the mean over the pairs of this call. To split an optimizer step into groups, weigh
+    each group's loss by its share of the pairs: the sum is then the mean over all of them.
+
+    Args:
+        log_prob: of the recorded actions under the policy in training, (N,), nats.
+        old_log_prob: of the same actions when they were sampled, (N,), nats.
+        advantages: one per pair, (N,), in standard deviations of the reward.
+        clip_range: how far the ratio may move from 1 before the gradient stops, above 0. It is on
+            the scale of the log-probs: DDPO's 1e-4 belongs to log-probs averaged over the latents.
+        adv_clip_max: bound on the advantages' size, above 0.
+
+    Returns:
+        The loss, a float32 scalar, and the statistics.
+
+    Raises:
+        ValueError: shapes differ or are empty, clip_range or adv_clip_max is not above 0, or
+            old_log_prob or advantages are not finite.
+    """
+    if not log_prob.shape == old_log_prob.shape == advantages.shape or log_prob.numel() == 0:
+        raise ValueError(
+            "log_prob, old_log_prob and advantages must have the same shape and not be empty, got "
+            f"{tuple(log_prob.shape)}, {tuple(old_log_prob.shape)} and {tuple(advantages.shape)}"
+        )
+    for name, bound in (("clip_range", clip_range), ("adv_clip_max", adv_clip_max)):
+        if not (math.isfinite(bound) and bound > 0):
+            raise ValueError(f"{name}={bound} must be a finite number above 0")
+    for name, tensor in (("old_log_prob", old_log_prob), ("advantages", advantages)):
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"{name} holds NaN or inf; leave steps without a density out of the batch and "
+                "check the rewards"
+            )
+
+    log_ratio = log_prob.float() - old_log_prob.detach().float()  # (N,)
+    ratio = log_ratio.exp()  # (N,)
+    advantages = advantages.detach().float().clamp(-adv_clip_max, adv_clip_max)  # (N,)
+    clipped_ratio = ratio.clamp(1 - clip_range, 1 + clip_range)  # (N,)
+    # The larger loss is the pessimistic one: clipping may take a gain away, never hide a harm.
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped_ratio).mean()
+    return loss, _stats(log_ratio.detach(), clip_range)
+
+
+def _stats(log_ratio: torch.Tensor, clip_range: float) -> PPOStats:
+    ratio = log_ratio.exp()
+    return PPOStats(
+        ratio=ratio,
+        approx_kl=0.5 * log_ratio.square().mean(),
+        # expm1 keeps the digits that ratio - 1 would lose: ratios differ from 1 by 1e-4 or less.
+        kl_k3=(torch.expm1(log_ratio) - log_ratio).mean(),
+        clip_fraction=((ratio - 1).abs() > clip_range).float().mean(),
+    )
