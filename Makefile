@@ -1,0 +1,62 @@
+# Every target makes what it needs: a .venv from the system's Python, then the packages of
+# constraints.txt. Useful variables:
+#   PYTHON=python3.12         the interpreter that .venv is made from
+#   CONSTRAINTS=oldest.txt    other pins; empty for the newest releases
+#   ARGS="--epochs 2"         flags for `ddpo-lessons demo` or pytest
+#   PIP_QUIET=0               pip's own output
+CONSTRAINTS ?= constraints.txt
+# On Windows: GNU make and the shell of Git for Windows.
+ifeq ($(OS),Windows_NT)
+PYTHON ?= python
+BIN := .venv/Scripts
+else
+PYTHON ?= python3
+BIN := .venv/bin
+endif
+PIP_INSTALL := $(BIN)/python -m pip install --no-compile $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+
+export PIP_QUIET ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Packages are installed without bytecode, which halves the waiting; what a program imports is
+# compiled the first time, unless this variable forbids it.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: help demo test lab notebooks lint clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
+
+demo: .venv/core.stamp ## train on damaged handwriting until a judge reads it better
+	$(BIN)/ddpo-lessons demo $(ARGS)
+
+test: lint ## lint, types, unit tests and every notebook
+	$(BIN)/python -m pytest tests $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS)) $(ARGS)
+
+lint: .venv/all.stamp ## ruff (lint and format) and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+lab: .venv/all.stamp ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab $(if $(NOTEBOOKS),notebooks)
+
+notebooks: .venv/all.stamp ## execute every notebook in place
+	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --execute --inplace $(NOTEBOOKS))
+
+clean: ## remove the environment, caches and build folders
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/core.stamp: pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('ddpo-lessons needs Python 3.11 or newer, and this is ' + sys.version.split()[0] + '. Name another interpreter: make PYTHON=python3.12')"
+	@echo "[1/2] Making the environment .venv"
+	@$(PYTHON) -m venv .venv
+	@echo "[2/2] Installing torch, diffusers and what they need (once; a minute or more)"
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/all.stamp: .venv/core.stamp
+	@echo "[+] Installing what tests and notebooks need (once; half a minute or more)"
+	@$(PIP_INSTALL) -e ".[notebooks,test]"
+	@touch $@
