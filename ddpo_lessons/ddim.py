@@ -89,8 +89,7 @@ def ddim_step_with_logprob(
     Args:
         scheduler: a DDIMScheduler on which ``set_timesteps`` was called.
         model_output: what the UNet predicted, after guidance, (B, ...).
-        timestep: one timestep for the batch, or one per sample, (B,). Timesteps on the CPU spare a
-            device its synchronisation.
+        timestep: one timestep for the batch, or one per sample, (B,).
         sample: latents x_t, (B, ...).
         eta: noise scale, above 0; 1 is as noisy as DDPM.
         prev_sample: outcome to replay, (B, ...), or None to draw one.
@@ -122,7 +121,13 @@ def ddim_step_with_logprob(
     # Stage 1: the numbers of the schedule, one per sample, (B,) each.
     timesteps = _per_sample(timestep, batch_size=sample.shape[0])
     alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
-    _check_prediction_defined(scheduler, timesteps, alpha_bar)
+    if scheduler.config.prediction_type == "epsilon":
+        _refuse_where(
+            alpha_bar == 0,
+            timesteps,
+            "pure noise (rescale_betas_zero_snr) says nothing about x0 if the model predicts the "
+            "noise; use a model with prediction_type 'v_prediction' or 'sample'",
+        )
     variance = _noise_variance(alpha_bar, alpha_bar_prev, eta)
     direction_variance = 1 - alpha_bar_prev - variance
     # Rounding may leave a zero a little negative (-6e-8); what is clearly below comes from eta > 1.
@@ -139,25 +144,21 @@ def ddim_step_with_logprob(
             "leave out of training the steps where step_std(scheduler, timesteps, eta) is 0",
         )
 
-    # Stage 2: mean of x_prev.
-    def per_sample(numbers: torch.Tensor) -> torch.Tensor:
-        shape = (-1,) + (1,) * (sample.ndim - 1)
-        return numbers.to(sample.device).view(shape)  # (B, 1, ...)
-
-    x0, noise = _predict_x0_and_noise(
-        scheduler, model_output.float(), sample.float(), per_sample(alpha_bar)
-    )
-    mean = per_sample(alpha_bar_prev.sqrt()) * x0
-    mean = mean + per_sample(direction_variance.clamp(min=0).sqrt()) * noise  # (B, ...)
+    # Stage 2: mean and standard deviation of x_prev, after one transfer for all the numbers.
+    weight_x0, weight_noise = alpha_bar_prev.sqrt(), direction_variance.clamp(min=0).sqrt()
+    numbers = torch.stack([alpha_bar, weight_x0, weight_noise, variance.sqrt()])  # (4, B)
+    numbers = numbers.to(sample.device).view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
+    alpha_bar, weight_x0, weight_noise, std = numbers
+    x0, noise = _predict_x0_and_noise(scheduler, model_output.float(), sample.float(), alpha_bar)
+    mean = weight_x0 * x0 + weight_noise * noise  # (B, ...)
 
     # Stage 3: draw or replay the outcome, and score it.
-    std = variance.sqrt()  # (B,)
     if prev_sample is None:
         drawn = randn_tensor(mean.shape, generator, device=mean.device, dtype=torch.float32)
-        prev_sample = mean + per_sample(std) * drawn
+        prev_sample = mean + std * drawn
     prev_sample = prev_sample.detach().float()
-    log_prob = _gaussian_log_prob(prev_sample, mean, std.to(mean.device), reduction)
-    return DDIMStep(prev_sample, log_prob, mean, std.to(mean.device))
+    log_prob = _gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
+    return DDIMStep(prev_sample, log_prob, mean, std.flatten())
 
 
 def _alpha_bars(
@@ -186,7 +187,11 @@ def _alpha_bars(
         table[prev_timesteps.clamp(min=0)],
         scheduler.final_alpha_cumprod.cpu(),
     )
-    return table[timesteps], alpha_bar_prev
+    alpha_bar = table[timesteps]
+    _refuse_where(
+        alpha_bar == 1, timesteps, "the betas start at 0, which leaves no noise to remove"
+    )
+    return alpha_bar, alpha_bar_prev
 
 
 def _noise_variance(
@@ -272,21 +277,6 @@ def _check_shapes(
                 f"{name} has shape {tuple(tensor.shape)}, sample has {tuple(sample.shape)}; "
                 "both must be (B, ...) and the same"
             )
-
-
-def _check_prediction_defined(
-    scheduler: DDIMScheduler, timesteps: torch.Tensor, alpha_bar: torch.Tensor
-) -> None:
-    """Refuse the two ends of the schedule where a prediction would divide by zero."""
-    undefined = alpha_bar == 1
-    if scheduler.config.prediction_type == "epsilon":
-        undefined = undefined | (alpha_bar == 0)
-    _refuse_where(
-        undefined,
-        timesteps,
-        f"prediction_type={scheduler.config.prediction_type!r} is undefined where alpha_bar is 0 "
-        "or 1; with rescale_betas_zero_snr use 'v_prediction', and start the betas above 0",
-    )
 
 
 def _refuse_where(refused: torch.Tensor, timesteps: torch.Tensor, message: str) -> None:

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler, PNDMScheduler
+
+from ddpo_lessons.ddim import DDIMStep, ddim_step_with_logprob, step_std
+
+SHAPE = (3, 4, 5, 5)
+
+
+def make_scheduler(num_inference_steps: int = 10, **config: Any) -> DDIMScheduler:
+    scheduler = DDIMScheduler(**{"clip_sample": False, **config})
+    scheduler.set_timesteps(num_inference_steps)
+    return scheduler
+
+
+def random_step(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    model_output, sample = torch.randn(2, *SHAPE, generator=generator)
+    return model_output, sample
+
+
+def seeded(seed: int = 7) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- agreement with diffusers ---------------------------------------------------------------------
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "unlimited": {},
+    "clipped": {"clip_sample": True, "clip_sample_range": 0.8},
+    "thresholded": {"thresholding": True, "sample_max_value": 1.5},
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("prediction_type", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
+@pytest.mark.parametrize("set_alpha_to_one", [True, False])
+def test_agrees_with_diffusers(
+    set_alpha_to_one: bool, spacing: str, prediction_type: str, limit: str
+) -> None:
+    for steps_offset, eta, num_steps in itertools.product([0, 1], [0.3, 1.0], [7, 20]):
+        scheduler = make_scheduler(
+            num_steps,
+            set_alpha_to_one=set_alpha_to_one,
+            timestep_spacing=spacing,
+            prediction_type=prediction_type,
+            steps_offset=steps_offset,
+            **LIMITS[limit],
+        )
+        for timestep in scheduler.timesteps:
+            model_output, sample = random_step(seed=int(timestep))
+            expected = scheduler.step(model_output, timestep, sample, eta, generator=seeded())
+            step = ddim_step_with_logprob(
+                scheduler, model_output, timestep, sample, eta, generator=seeded()
+            )
+            torch.testing.assert_close(step.prev_sample, expected.prev_sample, rtol=1e-5, atol=2e-5)
+            assert step.log_prob.isfinite().all()
+
+
+def test_agrees_with_diffusers_from_pure_noise() -> None:
+    scheduler = make_scheduler(
+        rescale_betas_zero_snr=True, timestep_spacing="trailing", prediction_type="v_prediction"
+    )
+    assert scheduler.alphas_cumprod[scheduler.timesteps[0]] == 0
+    model_output, sample = random_step()
+    for timestep in scheduler.timesteps:
+        step = ddim_step_with_logprob(
+            scheduler, model_output, timestep, sample, 0.5, generator=seeded()
+        )
+        expected = scheduler.step(model_output, timestep, sample, 0.5, generator=seeded())
+        torch.testing.assert_close(step.prev_sample, expected.prev_sample, rtol=1e-5, atol=1e-5)
+        full_noise = ddim_step_with_logprob(scheduler, model_output, timestep, sample, eta=1.0)
+        assert full_noise.prev_sample.isfinite().all()
+
+
+def test_mixed_timesteps_equal_single_ones() -> None:
+    scheduler = make_scheduler(set_alpha_to_one=False, steps_offset=1)
+    model_output, sample = random_step()
+    outcome = torch.randn(SHAPE, generator=seeded())
+    timesteps = torch.tensor([901, 1, 401])
+    mixed = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, 0.7, outcome)
+    for i, timestep in enumerate(timesteps.tolist()):
+        one = slice(i, i + 1)
+        single = ddim_step_with_logprob(
+            scheduler, model_output[one], timestep, sample[one], 0.7, outcome[one]
+        )
+        for together, alone in zip(mixed, single, strict=True):
+            assert torch.equal(together[one], alone)
+
+
+def test_last_step_is_not_clamped_to_timestep_zero() -> None:
+    # At t = 1 the step leads below 0. A clamp to 0 would use ᾱ_0 < 1 in place of ᾱ = 1.
+    scheduler = make_scheduler(set_alpha_to_one=True, steps_offset=1)
+    x0, sample = random_step()
+    alpha_bar = scheduler.alphas_cumprod[1]
+    noise = (sample - alpha_bar.sqrt() * x0) / (1 - alpha_bar).sqrt()
+    step = ddim_step_with_logprob(scheduler, noise, 1, sample)
+    torch.testing.assert_close(step.mean, x0, rtol=0, atol=1e-4)
+
+
+# --- worked out by hand ---------------------------------------------------------------------------
+
+
+def two_level_scheduler(**config: Any) -> DDIMScheduler:
+    """ᾱ = 0.8 at t = 0 and 0.4 at t = 1; with two steps each leads to the other."""
+    return make_scheduler(
+        2, num_train_timesteps=2, trained_betas=[0.2, 0.5], set_alpha_to_one=True, **config
+    )
+
+
+def test_step_by_hand() -> None:
+    # variance = (0.2 / 0.6) (1 - 0.4 / 0.8) = 1/6, and 1 - 0.8 - 1/6 = 1/30
+    sample, noise = torch.full((1, 2), 1.0), torch.full((1, 2), 0.5)
+    x0 = (1 - math.sqrt(0.6) * 0.5) / math.sqrt(0.4)
+    mean = math.sqrt(0.8) * x0 + math.sqrt(1 / 30) * 0.5
+    outcome = torch.tensor([[mean + 0.1, mean - 0.3]])
+    step = ddim_step_with_logprob(two_level_scheduler(), noise, 1, sample, 1.0, outcome)
+    densities = [-(d**2) * 3 + 0.5 * math.log(6 / (2 * math.pi)) for d in (0.1, -0.3)]
+    assert step.std.tolist() == pytest.approx([math.sqrt(1 / 6)])
+    assert step.mean[0].tolist() == pytest.approx([mean, mean])
+    assert step.log_prob.tolist() == pytest.approx([sum(densities) / 2])
+    total = ddim_step_with_logprob(
+        two_level_scheduler(), noise, 1, sample, 1.0, outcome, reduction="sum"
+    )
+    assert total.log_prob.tolist() == pytest.approx([sum(densities)])
+
+
+def test_log_prob_is_that_of_torch() -> None:
+    scheduler = make_scheduler()
+    model_output, sample = random_step()
+    step = ddim_step_with_logprob(scheduler, model_output, 500, sample, 0.6, generator=seeded())
+    gaussian = torch.distributions.Normal(step.mean, step.std.view(-1, 1, 1, 1))
+    expected = gaussian.log_prob(step.prev_sample).mean(dim=(1, 2, 3))
+    torch.testing.assert_close(step.log_prob, expected)
+
+
+def test_drawn_noise_has_the_stated_std() -> None:
+    scheduler = make_scheduler()
+    shape = (2, 1, 300, 300)
+    step = ddim_step_with_logprob(
+        scheduler,
+        torch.zeros(shape),
+        torch.tensor([900, 100]),
+        torch.ones(shape),
+        generator=seeded(),
+    )
+    measured = (step.prev_sample - step.mean).std(dim=(1, 2, 3))
+    torch.testing.assert_close(measured, step.std, rtol=0.01, atol=0)
+
+
+# --- replay and gradients -------------------------------------------------------------------------
+
+
+def test_replay_of_a_fresh_step_has_ratio_one() -> None:
+    scheduler = make_scheduler()
+    model_output, sample = random_step()
+    timesteps = torch.tensor([900, 500, 100])
+    fresh = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, generator=seeded())
+    replay = ddim_step_with_logprob(
+        scheduler, model_output, timesteps, sample, prev_sample=fresh.prev_sample
+    )
+    assert torch.equal((replay.log_prob - fresh.log_prob).exp(), torch.ones(3))
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_gradient_flows_through_the_mean_only(replayed: bool) -> None:
+    # d log N / d mean = (x - mean) / std² per dimension; the mean over D dimensions divides by D.
+    # Had the drawn sample kept its gradient, x - mean would be constant and the gradient zero.
+    scheduler = make_scheduler()
+    model_output, sample = random_step()
+    model_output.requires_grad_()
+    outcome = torch.randn(SHAPE, generator=seeded()) if replayed else None
+    step = ddim_step_with_logprob(
+        scheduler, model_output, 500, sample, prev_sample=outcome, generator=seeded()
+    )
+    assert not step.prev_sample.requires_grad
+    (gradient,) = torch.autograd.grad(step.log_prob.sum(), step.mean)
+    deviation = step.prev_sample - step.mean
+    expected = deviation / step.std.view(-1, 1, 1, 1) ** 2 / math.prod(SHAPE[1:])
+    torch.testing.assert_close(gradient, expected.detach())
+    assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inputs_are_computed_in_float32(dtype: torch.dtype) -> None:
+    scheduler = make_scheduler()
+    model_output, sample = (tensor.to(dtype) for tensor in random_step())
+    step = ddim_step_with_logprob(scheduler, model_output, 100, sample, generator=seeded())
+    exact = ddim_step_with_logprob(
+        scheduler, model_output.float(), 100, sample.float(), generator=seeded()
+    )
+    assert all(tensor.dtype == torch.float32 for tensor in step)
+    assert all(torch.equal(a, b) for a, b in zip(step, exact, strict=True))
+
+
+def test_one_generator_per_sample() -> None:
+    scheduler = make_scheduler()
+    model_output, sample = random_step()
+    step = ddim_step_with_logprob(
+        scheduler, model_output, 500, sample, generator=[seeded(1), seeded(2), seeded(1)]
+    )
+    noise = step.prev_sample - step.mean
+    torch.testing.assert_close(noise[0], noise[2])
+    assert not torch.allclose(noise[0], noise[1])
+
+
+# --- steps without noise --------------------------------------------------------------------------
+
+
+def test_deterministic_last_step_has_no_log_prob_and_no_nan() -> None:
+    scheduler = make_scheduler(set_alpha_to_one=True)
+    model_output, sample = random_step()
+    model_output.requires_grad_()
+    step = ddim_step_with_logprob(scheduler, model_output, torch.tensor([0, 500, 0]), sample)
+    assert step.std[[0, 2]].tolist() == [0, 0]
+    assert torch.equal(step.prev_sample[0], step.mean[0])
+    assert step.log_prob[[0, 2]].tolist() == [0, 0]
+    (gradient,) = torch.autograd.grad(step.log_prob.sum(), model_output)
+    assert gradient[[0, 2]].abs().max() == 0
+    assert gradient[1].isfinite().all()
+    assert gradient[1].abs().max() > 0
+
+
+def test_deterministic_step_cannot_be_replayed() -> None:
+    scheduler = make_scheduler(set_alpha_to_one=True)
+    model_output, sample = random_step()
+    with pytest.raises(ValueError, match=r"deterministic.*at timesteps \[0\]"):
+        ddim_step_with_logprob(
+            scheduler, model_output, torch.tensor([500, 0, 100]), sample, prev_sample=sample
+        )
+
+
+@pytest.mark.parametrize(
+    ("config", "last_is_deterministic"),
+    [
+        ({"set_alpha_to_one": True, "steps_offset": 0}, True),
+        ({"set_alpha_to_one": True, "steps_offset": 1}, True),
+        ({"set_alpha_to_one": False, "steps_offset": 0}, True),  # ᾱ_prev = ᾱ_0 = ᾱ_t
+        ({"set_alpha_to_one": False, "steps_offset": 1}, False),  # Stable Diffusion's own
+    ],
+)
+def test_step_std_finds_the_deterministic_step(
+    config: dict[str, Any], last_is_deterministic: bool
+) -> None:
+    scheduler = make_scheduler(**config)
+    stds = step_std(scheduler, scheduler.timesteps, eta=0.5)
+    assert stds.dtype == torch.float32
+    assert (stds[:-1] > 0).all()
+    assert (stds[-1] == 0) == last_is_deterministic
+    variances = [scheduler._get_variance(t, t - 100) for t in scheduler.timesteps]
+    torch.testing.assert_close(stds, 0.5 * torch.stack(variances).sqrt())
+
+
+def test_step_std_keeps_the_shape_and_agrees_with_the_step() -> None:
+    scheduler = make_scheduler()
+    timesteps = torch.tensor([[900, 500, 0], [100, 300, 200]])
+    stds = step_std(scheduler, timesteps, eta=0.3)
+    assert stds.shape == (2, 3)
+    model_output, sample = random_step()
+    step = ddim_step_with_logprob(scheduler, model_output, timesteps[0], sample, eta=0.3)
+    assert torch.equal(step.std, stds[0])
+    assert step_std(scheduler, 500, eta=0.0) == 0
+    assert step_std(scheduler, 500).shape == ()
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def take(scheduler: DDIMScheduler | None = None, **changes: Any) -> DDIMStep:
+    model_output, sample = random_step()
+    arguments = {"model_output": model_output, "timestep": 500, "sample": sample, **changes}
+    return ddim_step_with_logprob(scheduler or make_scheduler(), **arguments)
+
+
+def test_eta_zero_has_no_density() -> None:
+    with pytest.raises(ValueError, match=r"eta=0 .*no density"):
+        take(eta=0.0)
+
+
+@pytest.mark.parametrize("eta", [-0.1, math.nan, math.inf])
+def test_eta_must_be_a_size(eta: float) -> None:
+    with pytest.raises(ValueError, match="eta="):
+        take(eta=eta)
+    with pytest.raises(ValueError, match="eta="):
+        step_std(make_scheduler(), 500, eta)
+
+
+def test_eta_above_one_works_until_there_is_no_room_for_it() -> None:
+    # Room for the noise: eta² (1 - ᾱ_t / ᾱ_prev) / (1 - ᾱ_t) <= 1, here eta² 5/6 <= 1 at t = 1.
+    state = {"model_output": torch.ones(1, 2), "sample": torch.ones(1, 2), "timestep": 1}
+    assert take(two_level_scheduler(), eta=1.09, **state).mean.isfinite().all()
+    with pytest.raises(ValueError, match=r"eta=1\.1 .*timesteps \[1\]"):
+        take(two_level_scheduler(), eta=1.1, **state)
+
+
+@pytest.mark.parametrize("other", [DDPMScheduler, PNDMScheduler, EulerDiscreteScheduler])
+def test_other_schedulers_are_refused_with_the_remedy(other: type) -> None:
+    for call in (take, lambda scheduler: step_std(scheduler, 500)):
+        with pytest.raises(TypeError, match=r"DDIMScheduler\.from_config"):
+            call(other())
+
+
+def test_timesteps_must_be_set() -> None:
+    with pytest.raises(ValueError, match="set_timesteps"):
+        take(DDIMScheduler())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"reduction": "none"}, ValueError, "reduction='none'"),
+        ({"timestep": torch.tensor([500, 500])}, ValueError, r"shape \(3,\)"),
+        ({"timestep": 1000}, ValueError, r"0\.\.999"),
+        ({"timestep": -1}, ValueError, r"0\.\.999"),
+        ({"timestep": 500.0}, TypeError, "integers"),
+        ({"model_output": torch.zeros(3, 4)}, ValueError, "model_output has shape"),
+        ({"prev_sample": torch.zeros(1, 4, 5, 5)}, ValueError, "prev_sample has shape"),
+    ],
+)
+def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        take(**changes)
+
+
+def test_predictions_that_would_divide_by_zero_are_refused() -> None:
+    pure_noise = make_scheduler(rescale_betas_zero_snr=True, timestep_spacing="trailing")
+    with pytest.raises(ValueError, match=r"v_prediction.*\[999\]"):
+        take(pure_noise, timestep=999)
+    with pytest.raises(ValueError, match="betas start at 0"):
+        take(make_scheduler(beta_start=0.0), timestep=0)
+
+
+def test_unknown_prediction_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="prediction_type='flow'"):
+        take(make_scheduler(prediction_type="flow"))
