@@ -17,7 +17,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --no-compile $(if $(CONSTRAINTS),-c 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
 
-export PIP_QUIET ?= 1
+export PIP_QUIET ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Packages are installed without bytecode, which halves the waiting; what a program imports is
 # compiled the first time, unless this variable forbids it.

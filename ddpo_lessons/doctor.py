@@ -1,0 +1,167 @@
+"""`ddpo-lessons doctor`: one line for everything that a run needs of the machine."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+GIB = 2**30
+MEMORY_NEEDED_GIB = 2.0  # the demo's peak, rounded up
+DISK_NEEDED_GIB = 1.0  # a run folder with some checkpoints
+CHECKPOINT = Path(__file__).parent / "tiny" / "checkpoint"
+
+
+class Check(NamedTuple):
+    """One finding: whether it is good enough, and a sentence with the remedy if it is not."""
+
+    ok: bool
+    text: str
+
+
+def check_python() -> Iterator[Check]:
+    """Compare the interpreter with the oldest one supported."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Check(sys.version_info >= (3, 11), f"Python {version} (needs 3.11 or newer)")
+
+
+def check_packages() -> Iterator[Check]:
+    """Compare every installed core package with the bounds in this package's own metadata."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("ddpo-lessons") or []
+    except metadata.PackageNotFoundError:
+        yield Check(False, "ddpo-lessons is not installed: run `pip install -e .` in its folder")
+        return
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            bounds = sorted(map(str, requirement.specifier), reverse=True)  # ">=2" before "<3"
+            yield check_package(requirement.name, ",".join(bounds))
+
+
+def check_package(name: str, bounds: str) -> Check:
+    """Compare one installed package with its bounds, such as ">=2.13,<3"."""
+    from packaging.specifiers import SpecifierSet
+
+    remedy = f': run `pip install "{name}{bounds}"`'
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(False, f"{name} is missing{remedy}")
+    ok = SpecifierSet(bounds).contains(version, prereleases=True)
+    return Check(ok, f"{name} {version} (needs {bounds}){'' if ok else remedy}")
+
+
+def check_gpu() -> Iterator[Check]:
+    """Name the CUDA device and its memory; having none is no fault."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Check(True, "GPU: none, the cpu profile is used")
+        return
+    free, total = torch.cuda.mem_get_info()  # bytes
+    name = torch.cuda.get_device_name()
+    yield Check(True, f"GPU: {name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
+
+
+def check_memory() -> Iterator[Check]:
+    """Compare the free main memory with what the demo takes."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    sizes = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    ok = memory.available >= MEMORY_NEEDED_GIB * GIB
+    remedy = "" if ok else ": close other programs"
+    yield Check(ok, f"Memory: {sizes} (the demo needs {MEMORY_NEEDED_GIB:g}){remedy}")
+
+
+def check_disk() -> Iterator[Check]:
+    """Compare the free space on the current folder's disk with what a run writes."""
+    free = shutil.disk_usage(Path.cwd()).free
+    ok = free >= DISK_NEEDED_GIB * GIB
+    remedy = "" if ok else ": make room, or work in a folder on another disk"
+    yield Check(ok, f"Disk: {free / GIB:.1f} GiB free (a run needs {DISK_NEEDED_GIB:g}){remedy}")
+
+
+def check_checkpoint() -> Iterator[Check]:
+    """Open every weight file of the embedded tiny-sd; a truncated one does not open."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(CHECKPOINT.rglob("*.safetensors"))
+    if not files:
+        yield Check(False, f"tiny-sd is missing from {CHECKPOINT}: install ddpo-lessons anew")
+        return
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError as error:
+            yield Check(False, f"tiny-sd: {file} is damaged ({error}): install ddpo-lessons anew")
+            return
+    size = sum(file.stat().st_size for file in files)  # bytes
+    yield Check(True, f"tiny-sd: {len(files)} weight files, {size / 1e6:.1f} MB")
+
+
+def check_hub() -> Iterator[Check]:
+    """Say whether the model hub answers; it need not, since tiny-sd is in the package."""
+    from huggingface_hub import constants
+
+    from ddpo_lessons.profiles import hub_reachable
+
+    if hub_reachable():
+        yield Check(True, f"Model hub: {constants.ENDPOINT} answers")
+    elif constants.HF_HUB_OFFLINE:
+        yield Check(True, "Model hub: switched off by HF_HUB_OFFLINE, no hub profile")
+    else:
+        yield Check(True, f"Model hub: {constants.ENDPOINT} does not answer, no hub profile")
+
+
+def check_notebooks() -> Iterator[Check]:
+    """Say in which profile each notebook runs here."""
+    from ddpo_lessons.profiles import PROFILE_VARIABLE, pick_profile
+
+    yield Check(True, "Notebooks 01 to 05: profile cpu, as on every machine")
+    try:
+        profile = pick_profile()
+    except (ValueError, RuntimeError) as error:
+        yield Check(False, f"Notebooks 06 to 08: {error}")
+    else:
+        yield Check(True, f"Notebooks 06 to 08: profile {profile} ({PROFILE_VARIABLE} overrides)")
+
+
+CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
+    check_python,
+    check_packages,
+    check_gpu,
+    check_memory,
+    check_disk,
+    check_checkpoint,
+    check_hub,
+    check_notebooks,
+)
+
+
+def findings() -> Iterator[Check]:
+    """Run every check; one that cannot even start, for want of a package, is a finding too."""
+    for check in CHECKS:
+        try:
+            yield from check()
+        except (ImportError, OSError) as error:  # OSError: a shared library that does not load
+            yield Check(False, f"{check.__name__}: {error}: install ddpo-lessons anew")
+
+
+def main() -> int:
+    """Print an [OK] or [FAIL] line for each finding.
+
+    Returns:
+        The exit status: 0 when every line is [OK], else 1.
+    """
+    status = 0
+    for finding in findings():
+        print(f"{'[OK]  ' if finding.ok else '[FAIL]'} {finding.text}", flush=True)
+        status |= not finding.ok
+    return status

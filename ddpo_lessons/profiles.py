@@ -1,0 +1,63 @@
+"""Profiles: how large the lessons are on this machine.
+
+`cpu` trains the embedded tiny-sd, `gpu` uses larger settings on a CUDA device, and `hub` adds the
+model hub: Stable Diffusion 1.5.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.request import Request, urlopen
+
+from huggingface_hub import constants
+
+PROFILES = ("cpu", "gpu", "hub")
+PROFILE_VARIABLE = "DDPO_LESSONS_PROFILE"
+
+
+def hub_reachable(timeout: float = 3.0) -> bool:
+    """Ask the model hub for a sign of life.
+
+    Address and offline switch are those that diffusers uses: `HF_ENDPOINT` and `HF_HUB_OFFLINE`.
+
+    Args:
+        timeout: seconds to wait for an answer.
+
+    Returns:
+        False when offline is asked for, nobody answers or the answer is an error.
+    """
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout):
+            return True
+    except (OSError, ValueError):  # no network, an error answer; an address that is none
+        return False
+
+
+def pick_profile() -> str:
+    """Choose the largest profile that this machine can run.
+
+    The environment variable `DDPO_LESSONS_PROFILE` overrides the choice. It can name `hub` without
+    a network, for models that are already in the cache.
+
+    Returns:
+        "cpu", "gpu" or "hub".
+
+    Raises:
+        ValueError: the variable names no profile.
+        RuntimeError: the variable asks for a CUDA device, and there is none.
+    """
+    import torch
+
+    cuda = torch.cuda.is_available()
+    wanted = os.environ.get(PROFILE_VARIABLE)
+    if not wanted:
+        return ("hub" if hub_reachable() else "gpu") if cuda else "cpu"
+    if wanted not in PROFILES:
+        raise ValueError(f"{PROFILE_VARIABLE}={wanted!r} is no profile: use cpu, gpu or hub")
+    if wanted != "cpu" and not cuda:
+        raise RuntimeError(
+            f"{PROFILE_VARIABLE}={wanted} needs a CUDA device, and torch sees none: use cpu"
+        )
+    return wanted

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import http.server
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import save_file
+
+from ddpo_lessons import doctor, profiles
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test starts offline, without a CUDA device and without an override."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("DDPO_LESSONS_PROFILE", raising=False)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """A model hub on loopback; call the fixture with the HTTP status that it should answer."""
+    status = 200
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    def answer(new_status: int) -> None:
+        nonlocal status
+        status = new_status
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield answer
+    server.shutdown()
+    server.server_close()
+
+
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (6 * 2**30, 8 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Pretend 8G")
+
+
+def pretend_installed(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    requires = ["torch<3,>=2.13", "peft<1,>=0.18", 'pytest>=9; extra == "test"']
+    monkeypatch.setattr(metadata, "requires", lambda name: requires)
+    monkeypatch.setattr(metadata, "version", version)
+
+
+# ---- profiles
+@pytest.mark.parametrize(
+    ("cuda", "online", "expected"), [(0, 1, "cpu"), (1, 0, "gpu"), (1, 1, "hub")]
+)
+def test_profile_follows_the_machine(
+    monkeypatch: pytest.MonkeyPatch, cuda: int, online: int, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cuda))
+    monkeypatch.setattr(profiles, "hub_reachable", lambda: bool(online))
+    assert profiles.pick_profile() == expected
+
+
+@pytest.mark.parametrize("wanted", ["cpu", "gpu", "hub"])
+def test_profile_override_wins_and_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    pretend_cuda(monkeypatch)
+    monkeypatch.setattr(profiles, "hub_reachable", lambda: pytest.fail("asked the hub"))
+    monkeypatch.setenv("DDPO_LESSONS_PROFILE", wanted)
+    assert profiles.pick_profile() == wanted
+
+
+def test_profile_override_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "tpu")
+    with pytest.raises(ValueError, match=r"DDPO_LESSONS_PROFILE='tpu'.*use cpu, gpu or hub"):
+        profiles.pick_profile()
+    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "gpu")
+    with pytest.raises(RuntimeError, match=r"needs a CUDA device.*use cpu"):
+        profiles.pick_profile()
+
+
+def test_hub_that_answers_and_hub_with_an_error(hub: Callable[[int], None]) -> None:
+    assert profiles.hub_reachable()
+    hub(503)
+    assert not profiles.hub_reachable()
+
+
+def test_hub_offline_switch_asks_nobody(
+    hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert not profiles.hub_reachable()
+
+
+def test_hub_that_accepts_and_never_answers(
+    hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert not profiles.hub_reachable(timeout=0.1)
+
+
+def test_hub_address_that_is_none(
+    hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "models.example")
+    assert not profiles.hub_reachable()
+
+
+# ---- doctor
+def test_packages_within_and_outside_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed(monkeypatch, {"torch": "2.13.0+cpu", "peft": "0.17.1"})
+    assert list(doctor.check_packages()) == [
+        (True, "torch 2.13.0+cpu (needs >=2.13,<3)"),
+        (False, 'peft 0.17.1 (needs >=0.18,<1): run `pip install "peft>=0.18,<1"`'),
+    ]  # pytest belongs to an extra and is not looked at
+
+
+def test_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_installed(monkeypatch, {"torch": "3.0"})
+    assert list(doctor.check_packages()) == [
+        (False, 'torch 3.0 (needs >=2.13,<3): run `pip install "torch>=2.13,<3"`'),
+        (False, 'peft is missing: run `pip install "peft>=0.18,<1"`'),
+    ]
+
+
+def test_package_itself_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    [check] = doctor.check_packages()
+    assert not check.ok
+    assert "pip install -e ." in check.text
+
+
+def test_gpu_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor.check_gpu()) == [(True, "GPU: none, the cpu profile is used")]
+    pretend_cuda(monkeypatch)
+    assert list(doctor.check_gpu()) == [(True, "GPU: Pretend 8G, 6.0 of 8.0 GiB free")]
+
+
+def test_memory_and_disk_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(available=2 * 2**30, total=4 * 2**30)
+    disk = SimpleNamespace(free=2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: disk)
+    checks = [*doctor.check_memory(), *doctor.check_disk()]
+    assert checks == [
+        (True, "Memory: 2.0 of 4.0 GiB free (the demo needs 2)"),
+        (True, "Disk: 1.0 GiB free (a run needs 1)"),
+    ]
+    memory.available -= 1
+    disk.free -= 1
+    assert [check.ok for check in [*doctor.check_memory(), *doctor.check_disk()]] == [False, False]
+
+
+def test_checkpoint_present_truncated_and_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKPOINT", tmp_path)
+    [check] = doctor.check_checkpoint()
+    assert not check.ok
+    assert "missing" in check.text
+
+    file = tmp_path / "unet" / "weights.safetensors"
+    file.parent.mkdir()
+    save_file({"weight": torch.zeros(250_000)}, file)  # 1 MB of float32 and a short header
+    assert list(doctor.check_checkpoint()) == [(True, "tiny-sd: 1 weight files, 1.0 MB")]
+
+    file.write_bytes(file.read_bytes()[:-1])
+    [check] = doctor.check_checkpoint()
+    assert not check.ok
+    assert f"{file} is damaged" in check.text
+
+
+def test_hub_lines(hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor.check_hub()) == [(True, f"Model hub: {constants.ENDPOINT} answers")]
+    hub(404)
+    [check] = doctor.check_hub()
+    assert check == (True, f"Model hub: {constants.ENDPOINT} does not answer, no hub profile")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    [check] = doctor.check_hub()
+    assert check == (True, "Model hub: switched off by HF_HUB_OFFLINE, no hub profile")
+
+
+def test_notebook_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch)
+    assert [check.text for check in doctor.check_notebooks()] == [
+        "Notebooks 01 to 05: profile cpu, as on every machine",
+        "Notebooks 06 to 08: profile gpu (DDPO_LESSONS_PROFILE overrides)",
+    ]
+    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "tpu")
+    assert [check.ok for check in doctor.check_notebooks()] == [True, False]
+
+
+def test_main_prints_one_line_per_finding_and_fails_if_one_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine, bad = doctor.Check(True, "fine"), doctor.Check(False, "bad: do this")
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine]),))
+    assert doctor.main() == 0
+    assert capsys.readouterr().out == "[OK]   fine\n"
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([bad]), lambda: iter([fine])))
+    assert doctor.main() == 1
+    assert capsys.readouterr().out == "[FAIL] bad: do this\n[OK]   fine\n"
+
+
+def test_main_survives_a_torch_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # `import torch` raises ImportError
+    assert doctor.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("[FAIL] check_gpu: ") and "torch" in line for line in lines)
+    assert lines[0].startswith("[OK]   Python")
+    assert any(line.startswith("[OK]   Disk") or line.startswith("[FAIL] Disk") for line in lines)
