@@ -1,0 +1,579 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    AutoModel,
+    CLIPConfig,
+    CLIPModel,
+    CLIPTokenizer,
+    ResNetConfig,
+    ResNetModel,
+    ViTConfig,
+    ViTModel,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from ddpo_lessons import rewards, tiny
+from ddpo_lessons.tiny.world import COLOURS
+
+NO_METADATA: list[dict[str, Any]] = [{}, {}]
+PROMPTS = ["a red three", "a cat"]
+
+
+def bytes_images(seed: int, *shape: int) -> torch.Tensor:
+    """Random images whose pixels are exact multiples of 1/255."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, shape, generator=generator).float() / 255
+
+
+class PixelReader(nn.Module):
+    """A digit classifier whose logits are log(11) times the first ten pixels of the red channel.
+
+    One bright pixel therefore gives p = 11 / (11 + 9) = 0.55, none gives 0.1.
+    """
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        return math.log(11) * images[:, 0, 0, :10]
+
+
+def showing(*digits: int | None) -> torch.Tensor:
+    images = torch.zeros(len(digits), 3, 32, 32)
+    for image, digit in zip(images, digits, strict=True):
+        if digit is not None:
+            image[0, 0, digit] = 1
+    return images
+
+
+def values(result: rewards.Rewards) -> torch.Tensor:
+    assert isinstance(result, torch.Tensor)
+    assert result.dtype == torch.float32
+    return result
+
+
+# ------------------------------------------------------------------------------------------ input
+@pytest.mark.parametrize(
+    ("images", "error", "match"),
+    [
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), TypeError, r"torch\.uint8.*float tensor"),
+        (np.zeros((2, 3, 8, 8)), TypeError, "ndarray.*float tensor"),
+        (torch.zeros(3, 8, 8), ValueError, r"\(3, 8, 8\)"),
+        (torch.zeros(2, 8, 8, 3), ValueError, r"\(2, 8, 8, 3\).*\(B, 3, H, W\)"),
+        (torch.zeros(0, 3, 8, 8), ValueError, r"\(0, 3, 8, 8\)"),
+        (torch.stack([torch.zeros(3, 8, 8), -torch.ones(3, 8, 8)]), ValueError, r"\[1\].*\+ 1"),
+        (torch.full((2, 3, 8, 8), math.inf), ValueError, r"images\[0\] spans \[inf"),
+        (torch.full((2, 3, 8, 8), math.nan), ValueError, r"images\[0\] spans \[nan"),
+    ],
+)
+def test_bad_images_are_refused(images: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        rewards.colourfulness()(images, PROMPTS, NO_METADATA)
+
+
+def test_one_nan_pixel_names_its_sample() -> None:
+    images = torch.zeros(3, 3, 8, 8)
+    images[2, 1, 4, 4] = math.nan
+    with pytest.raises(ValueError, match=r"images\[2\] spans \[nan"):
+        rewards.colourfulness()(images, ["a"] * 3, [{}] * 3)
+
+
+def test_rounding_outside_the_range_is_tolerated_and_clamped() -> None:
+    images = torch.ones(2, 3, 8, 8)
+    over = images + 5e-4
+    target = [{"target": image} for image in images]
+    assert torch.equal(values(rewards.decorruption()(over, PROMPTS, target)), torch.zeros(2))
+
+
+@pytest.mark.parametrize(("prompts", "metadata"), [(["a"], NO_METADATA), (PROMPTS, [{}])])
+def test_counts_must_agree(prompts: list[str], metadata: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match=r"1 (prompts|metadata) for 2 images"):
+        rewards.colourfulness()(torch.zeros(2, 3, 8, 8), prompts, metadata)
+
+
+def test_rewards_carry_no_gradient_and_take_half_precision() -> None:
+    images = bytes_images(0, 2, 3, 32, 32).requires_grad_()
+    metadata = [{"digit": 3}, {"digit": 4}]
+    reward = rewards.digit_legibility(PixelReader())
+    assert not values(reward(images, PROMPTS, metadata)).requires_grad
+    half = values(reward(images.half(), PROMPTS, metadata))
+    torch.testing.assert_close(half, values(reward(images, PROMPTS, metadata)), atol=2e-3, rtol=0)
+
+
+# ----------------------------------------------------------------------------------------- pixels
+def test_jpeg_counts_the_bytes_that_pil_writes() -> None:
+    images = bytes_images(1, 2, 3, 40, 24)
+    images[1] = 0.5  # a flat image is the most compressible
+    expected = []
+    for image in images.numpy():
+        pixels = np.rint(255 * np.moveaxis(image, 0, -1)).astype(np.uint8)
+        buffer = io.BytesIO()
+        Image.frombytes("RGB", (24, 40), pixels.tobytes()).save(buffer, "JPEG", quality=95)
+        expected.append(len(buffer.getvalue()) / 1000)
+    incompressible = values(rewards.jpeg_incompressibility()(images, PROMPTS, NO_METADATA))
+    np.testing.assert_allclose(incompressible, expected, rtol=1e-6)
+    compressible = values(rewards.jpeg_compressibility()(images, PROMPTS, NO_METADATA))
+    assert torch.equal(compressible, -incompressible)
+    assert 0.3 < expected[1] < 1 < expected[0] < 4  # kilobytes, not bytes
+
+
+def test_colourfulness_by_hand() -> None:
+    images = torch.zeros(2, 3, 4, 4)
+    images[0, 0, :, :2] = 1  # the left half pure red: rg = 255, yb = 127.5
+    images[0, 2, :, 2:] = 1  # the right half pure blue: rg = 0, yb = -255
+    images[1] = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))  # a grey picture
+    expected = math.hypot(127.5, 191.25) + 0.3 * math.hypot(127.5, -63.75)
+    result = values(rewards.colourfulness()(images, PROMPTS, NO_METADATA))
+    np.testing.assert_allclose(result, [expected, 0], atol=1e-3)
+
+
+def test_colourfulness_of_noise_against_numpy() -> None:
+    images = bytes_images(2, 2, 3, 9, 7)
+    expected = []
+    for r, g, b in 255 * images.double().numpy():
+        rg, yb = r - g, 0.5 * (r + g) - b
+        variance, squared_mean = rg.var() + yb.var(), rg.mean() ** 2 + yb.mean() ** 2
+        expected.append(np.sqrt(variance) + 0.3 * np.sqrt(squared_mean))
+    result = values(rewards.colourfulness()(images, PROMPTS, NO_METADATA))
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_decorruption_is_minus_the_mean_squared_error() -> None:
+    images = torch.stack([torch.full((3, 2, 2), 0.5), torch.zeros(3, 2, 2)])
+    images[1, 0, 0, 0] = 1
+    metadata = [{"target": torch.full((3, 2, 2), 0.2)}, {"target": torch.zeros(3, 2, 2)}]
+    result = values(rewards.decorruption()(images, PROMPTS, metadata))
+    np.testing.assert_allclose(result, [-0.09, -1 / 12], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("second", "match"),
+    [
+        ({}, r"metadata\[1\] has no 'target'.*prompt function"),
+        ({"target": "file.png"}, r"metadata\[1\]\['target'\] is str"),
+        (
+            {"target": torch.zeros(3, 9, 9)},
+            r"metadata\[1\]\['target'\] is \(3, 9, 9\).*\(3, 8, 8\)",
+        ),
+        ({"target": torch.full((3, 8, 8), 255.0)}, r"metadata 'target'\[1\] spans \[255"),
+    ],
+)
+def test_bad_reference_images_are_named(second: dict[str, Any], match: str) -> None:
+    metadata = [{"target": torch.zeros(3, 8, 8)}, second]
+    with pytest.raises(ValueError, match=match):
+        rewards.decorruption()(torch.zeros(2, 3, 8, 8), PROMPTS, metadata)
+
+
+# ------------------------------------------------------------------------------------ digit world
+def test_legibility_is_the_true_digits_log_probability() -> None:
+    reader = PixelReader()
+    metadata: list[dict[str, Any]] = [
+        {"digit": 3},
+        {"digit": np.int64(4)},
+        {"digit": torch.tensor(3)},
+    ]
+    images = showing(3, 3, None)
+    log_p = values(rewards.digit_legibility(reader)(images, ["a"] * 3, metadata))
+    np.testing.assert_allclose(log_p.exp(), [11 / 20, 1 / 20, 1 / 10], rtol=1e-5)
+    p = values(rewards.digit_legibility(reader, probability=True)(images, ["a"] * 3, metadata))
+    np.testing.assert_allclose(p, [0.55, 0.05, 0.1], rtol=1e-5)
+
+
+def test_legibility_gain_compares_with_the_input() -> None:
+    before = showing(None, 7)
+    metadata = [{"digit": 3, "image": before[0]}, {"digit": 7, "image": before[1]}]
+    gain = rewards.legibility_gain(PixelReader())
+    np.testing.assert_allclose(
+        values(gain(showing(3, None), PROMPTS, metadata)),
+        [math.log(0.55 / 0.1), math.log(0.1 / 0.55)],
+        rtol=1e-5,
+    )
+    assert torch.equal(values(gain(before, PROMPTS, metadata)), torch.zeros(2))
+    bounded = rewards.legibility_gain(PixelReader(), probability=True)
+    result = values(bounded(showing(3, None), PROMPTS, metadata))
+    np.testing.assert_allclose(result, [0.45, -0.45], rtol=1e-5)
+
+
+def test_margin_is_measured_to_the_strongest_wrong_digit() -> None:
+    images = showing(3, 3, None)
+    images[0, 0, 0, 5] = 0.25  # a weaker rival
+    metadata = [{"digit": 3}, {"digit": 4}, {"digit": 0}]
+    result = values(rewards.digit_margin(PixelReader())(images, ["a"] * 3, metadata))
+    np.testing.assert_allclose(result, np.log(11) * np.array([0.75, -1, 0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("digit", [10, -1, "3", 2.5, None])
+def test_a_digit_that_is_none_is_named(digit: Any) -> None:
+    metadata = [{"digit": 1}, {"digit": digit}]
+    with pytest.raises(ValueError, match=r"metadata\[1\]\['digit'\].*int from 0 to 9"):
+        rewards.digit_margin(PixelReader())(showing(1, 1), PROMPTS, metadata)
+
+
+def test_a_missing_digit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"metadata\[0\] has no 'digit'"):
+        rewards.digit_legibility(PixelReader())(showing(1, 1), PROMPTS, NO_METADATA)
+
+
+def test_the_default_reader_is_the_tiny_reward_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "load_reward_model", PixelReader, raising=False)
+    result = values(rewards.get_reward("digit_legibility")(showing(3), ["a"], [{"digit": 3}]))
+    np.testing.assert_allclose(result, [math.log(0.55)], rtol=1e-5)
+
+
+def picture(ink: str, background: str) -> torch.Tensor:
+    """A square of ink on a background; 64 of 1,024 pixels, more than the 5% that are measured."""
+    image = torch.tensor(COLOURS[background])[:, None, None].repeat(1, 32, 32)
+    image[:, 12:20, 12:20] = torch.tensor(COLOURS[ink])[:, None, None]
+    return image
+
+
+class ReadsThree(nn.Module):
+    """Says 0.55 for three and 0.05 for the rest, whatever it sees."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return (math.log(11) * torch.eye(10)[3]).expand(len(images), 10)
+
+
+def test_prompt_alignment_adds_up_what_the_prompt_says() -> None:
+    images = torch.stack([picture("red", "blue")] * 4)
+    prompts = [
+        "a red three on a blue background",
+        "a green five on a blue background",
+        "a red digit on a white background",
+        "a three",
+    ]
+    result = rewards.prompt_alignment(ReadsThree(), 2.0, 3.0, 5.0)(images, prompts, [{}] * 4)
+    assert isinstance(result, tuple)
+    score, info = result
+    red, green, blue, white = (
+        np.array(COLOURS[name]) for name in ("red", "green", "blue", "white")
+    )
+    ink = np.array([0, np.linalg.norm(red - green), 0, 0])
+    background = np.array([0, 0, np.linalg.norm(blue - white), 0])
+    log_p = np.log([0.55, 0.05, 1, 0.55])
+    np.testing.assert_allclose(info["ink_distance"], ink, atol=1e-5)
+    np.testing.assert_allclose(info["background_distance"], background, atol=1e-5)
+    np.testing.assert_allclose(info["digit_log_prob"], log_p, atol=1e-5)
+    np.testing.assert_allclose(score, 2 * log_p - 3 * ink - 5 * background, atol=1e-5)
+
+
+def test_prompt_alignment_refuses_a_prompt_with_nothing_to_align() -> None:
+    images = torch.stack([picture("red", "blue")] * 2)
+    with pytest.raises(ValueError, match=r"prompts\[1\]='a cat' names no digit"):
+        rewards.prompt_alignment(ReadsThree())(images, PROMPTS, NO_METADATA)
+
+
+# ---------------------------------------------------------------------------- models from the hub
+SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random CLIP as the hub would hold it; its tokenizer knows single letters only."""
+    folder = tmp_path_factory.mktemp("clip")
+    letters = [*string.ascii_lowercase, *(letter + "</w>" for letter in string.ascii_lowercase)]
+    vocab = {token: i for i, token in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}
+    CLIPTokenizer(vocab=vocab, merges=[], model_max_length=24).save_pretrained(folder)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    ids = {"bos_token_id": len(vocab) - 2, "eos_token_id": len(vocab) - 1}
+    config = CLIPConfig(
+        text_config={
+            **shape, **ids, "num_attention_heads": 4, "vocab_size": len(vocab),
+            "max_position_embeddings": 24,
+        },
+        vision_config={**shape, "num_attention_heads": 4, "image_size": SIZE, "patch_size": 8},
+        projection_dim=768,  # of ViT-L/14, which the aesthetic head needs
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = CLIPModel(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # the small initial weights would embed everything alike
+            parameter.data.mul_(4)
+    model.save_pretrained(folder)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size=SIZE)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def clip_outputs(folder: Path, images: torch.Tensor, texts: Sequence[str]) -> Any:
+    """CLIPModel's own forward pass on what transformers' own PIL preprocessing makes."""
+    arrays = [np.rint(255 * np.moveaxis(x.numpy(), 0, -1)).astype(np.uint8) for x in images]
+    pixels = CLIPImageProcessorPil.from_pretrained(folder)(arrays, return_tensors="pt")
+    tokens = CLIPTokenizer.from_pretrained(folder)(list(texts), padding=True, return_tensors="pt")
+    model = CLIPModel.from_pretrained(folder)
+    with torch.no_grad():
+        return model(**tokens, **pixels), model.logit_scale.exp()
+
+
+def test_clip_score_is_clips_own_cosine(clip_folder: Path) -> None:
+    images = bytes_images(3, 2, 3, SIZE, SIZE)
+    outputs, scale = clip_outputs(clip_folder, images, PROMPTS)
+    result = values(rewards.clip_score(clip_folder)(images, PROMPTS, NO_METADATA))
+    torch.testing.assert_close(result, outputs.logits_per_image.diag() / scale, atol=1e-5, rtol=0)
+    swapped = values(rewards.clip_score(clip_folder)(images, PROMPTS[::-1], NO_METADATA))
+    assert (result - swapped).abs().min() > 0.01
+
+
+def test_clip_cuts_what_does_not_fit(clip_folder: Path) -> None:
+    images = bytes_images(3, 1, 3, SIZE, SIZE).expand(3, -1, -1, -1)
+    # 24 positions: start, 22 letters, end. Only the third prompt differs before the cut.
+    prompts = ["a " * 22, "a " * 22 + "b c " * 30, "a " * 11 + "b " * 30]
+    fits, cut, other = values(rewards.clip_score(clip_folder)(images, prompts, [{}] * 3)).tolist()
+    assert cut == pytest.approx(fits, abs=1e-5)
+    assert abs(other - fits) > 1e-3
+
+
+@pytest.mark.parametrize("shape", [(44, 61), (61, 44), (20, 32)])
+def test_preprocessing_resizes_and_crops_as_pil_does(
+    clip_folder: Path, tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 36}, crop_size=SIZE)
+    processor.save_pretrained(folder)
+    smooth = torch.nn.functional.avg_pool2d(bytes_images(4, 2, 3, *shape), 3, 1, 1)
+    images = (255 * smooth).round() / 255
+    arrays = [np.rint(255 * np.moveaxis(x.numpy(), 0, -1)).astype(np.uint8) for x in images]
+    expected = processor(arrays, return_tensors="pt")["pixel_values"]
+    result = rewards.load_from_hub(folder, rewards._Clip).preprocess(images)
+    assert result.shape == (2, 3, SIZE, SIZE)
+    # PIL rounds twice to 8 bits, once after each of its two passes; a standard deviation is 0.26.
+    assert (result - expected).abs().max() < 1.6 / 255 / 0.26
+
+
+def test_clip_margin_and_change_against_clips_own_logits(clip_folder: Path) -> None:
+    classes = ("cat", "owl", "bear")
+    texts = [f"my {name}" for name in classes]
+    images, before = bytes_images(5, 2, 3, SIZE, SIZE), bytes_images(6, 2, 3, SIZE, SIZE)
+    metadata = [{"label": "owl", "image": before[0]}, {"label": "cat", "image": before[1]}]
+
+    def margins(pictures: torch.Tensor) -> np.ndarray:
+        first, second = clip_outputs(clip_folder, pictures, texts)[0].logits_per_image.numpy()
+        return np.array([first[1] - max(first[0], first[2]), second[0] - max(second[1:])])
+
+    margin = rewards.clip_margin(clip_folder, classes, template="my {}")
+    result = values(margin(images, PROMPTS, metadata))
+    np.testing.assert_allclose(result, margins(images), atol=1e-4)
+    change = rewards.clip_change(clip_folder, classes, template="my {}")
+    expected = margins(images) - margins(before)
+    np.testing.assert_allclose(values(change(images, PROMPTS, metadata)), expected, atol=1e-4)
+    assert np.abs(expected).min() > 1e-3
+    unchanged = values(change(before, PROMPTS, metadata))
+    np.testing.assert_allclose(unchanged, [0, 0], atol=1e-5)
+
+
+def test_clip_classes_template_and_labels_are_checked(clip_folder: Path) -> None:
+    with pytest.raises(ValueError, match="two or more different"):
+        rewards.clip_margin(clip_folder, ["cat", "cat"])
+    with pytest.raises(ValueError, match=r"template='a photo' has no \{\}"):
+        rewards.clip_margin(clip_folder, template="a photo")
+    with pytest.raises(ValueError, match=r"metadata\[1\]\['label'\] is 'dog'.*'cat', 'owl'"):
+        rewards.clip_margin(clip_folder, ["cat", "owl"])(
+            torch.zeros(2, 3, 8, 8), PROMPTS, [{"label": "cat"}, {"label": "dog"}]
+        )
+
+
+def aesthetic_weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    widths = {0: (768, 1024), 2: (1024, 128), 4: (128, 64), 6: (64, 16), 7: (16, 1)}
+    weights = {}
+    for layer, (inputs, outputs) in widths.items():
+        scale = inputs**-0.5
+        weight = torch.randn(outputs, inputs, generator=generator) * scale
+        weights[f"layers.{layer}.weight"] = weight
+        weights[f"layers.{layer}.bias"] = torch.randn(outputs, generator=generator)
+    return weights
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "head.safetensors"])
+def test_aesthetic_score_is_the_linear_network_on_the_unit_embedding(
+    clip_folder: Path, tmp_path: Path, name: str
+) -> None:
+    weights = aesthetic_weights()
+    save_file({**weights, "vision_model.unrelated": torch.zeros(1)}, tmp_path / name)
+    head = tmp_path if name == "model.safetensors" else tmp_path / name  # a folder or a file
+    images = bytes_images(8, 2, 3, SIZE, SIZE)
+    hidden = clip_outputs(clip_folder, images, ["a"])[0].image_embeds.double().numpy()
+    np.testing.assert_allclose(np.linalg.norm(hidden, axis=1), 1, rtol=1e-5)
+    for layer in (0, 2, 4, 6, 7):
+        weight, bias = (weights[f"layers.{layer}.{kind}"].numpy() for kind in ("weight", "bias"))
+        hidden = hidden @ weight.T + bias
+    result = values(rewards.aesthetic_score(clip_folder, head)(images, PROMPTS, NO_METADATA))
+    np.testing.assert_allclose(result, hidden[:, 0], rtol=1e-4)
+    assert abs(hidden[0, 0] - hidden[1, 0]) > 1e-3
+
+
+def test_an_aesthetic_head_of_another_shape_is_refused(clip_folder: Path, tmp_path: Path) -> None:
+    weights = aesthetic_weights()
+    weights["layers.6.weight"] = weights["layers.6.weight"][:, :32].contiguous()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(RuntimeError, match=r"could not be loaded.*size mismatch for 6\.weight"):
+        rewards.aesthetic_score(clip_folder, tmp_path)
+
+
+def test_aesthetic_score_needs_768_dimensions(clip_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(clip_folder, tmp_path / "narrow")
+    config = CLIPConfig.from_pretrained(folder)
+    config.projection_dim = 512
+    CLIPModel(config).save_pretrained(folder)
+    save_file(aesthetic_weights(), tmp_path / "head.safetensors")
+    with pytest.raises(ValueError, match="512 dimensions: use openai/clip-vit-large-patch14"):
+        rewards.aesthetic_score(folder, tmp_path / "head.safetensors")
+
+
+@pytest.fixture
+def resnet_folder(tmp_path: Path) -> Path:
+    torch.manual_seed(1)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetModel(config).save_pretrained(tmp_path / "resnet")
+    settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]}
+    (tmp_path / "resnet" / "preprocessor_config.json").write_text(json.dumps(settings))
+    return tmp_path / "resnet"
+
+
+def test_distance_penalty_against_numpy(resnet_folder: Path) -> None:
+    images, targets = bytes_images(9, 2, 3, 24, 40), bytes_images(10, 2, 3, 24, 40)
+    model = AutoModel.from_pretrained(resnet_folder)
+
+    def features(pictures: torch.Tensor) -> list[np.ndarray]:
+        pixels = (pictures - torch.tensor([0.4, 0.5, 0.6]).reshape(3, 1, 1)) / torch.tensor(
+            [0.2, 0.25, 0.3]
+        ).reshape(3, 1, 1)
+        with torch.no_grad():
+            layers = model(pixels, output_hidden_states=True).hidden_states
+        assert len(layers) == 3
+        return [layer.double().numpy() for layer in layers]
+
+    expected = np.zeros(2)
+    for f, g in zip(features(images), features(targets), strict=True):
+        for i in range(2):
+            f_norm, g_norm = np.linalg.norm(f[i], axis=0), np.linalg.norm(g[i], axis=0)
+            assert min(f_norm.min(), g_norm.min()) > 1e-6
+            cosine = (f[i] * g[i]).sum(axis=0) / (f_norm * g_norm)
+            expected[i] += (2 - 2 * cosine).mean() / 3  # |u - v|^2 of two unit vectors
+    metadata = [
+        {"target": target, "image": image} for target, image in zip(targets, images, strict=True)
+    ]
+    result = values(rewards.distance_penalty(resnet_folder)(images, PROMPTS, metadata))
+    np.testing.assert_allclose(result, -expected, rtol=1e-4)
+    assert expected.min() > 0.01
+    to_input = rewards.distance_penalty(resnet_folder, reference="image")
+    assert torch.equal(values(to_input(images, PROMPTS, metadata)), torch.zeros(2))
+
+
+def test_distance_penalty_refuses_a_network_without_maps(
+    resnet_folder: Path, tmp_path: Path
+) -> None:
+    config = ViTConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        image_size=64,
+    )  # fmt: skip
+    ViTModel(config).save_pretrained(tmp_path / "vit")
+    shutil.copy(resnet_folder / "preprocessor_config.json", tmp_path / "vit")
+    with pytest.raises(RuntimeError, match=r"vit.*use a convolutional net"):
+        rewards.distance_penalty(tmp_path / "vit")
+
+
+def test_a_model_that_cannot_be_had_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("clip_score", "clip_margin", "clip_change", "aesthetic_score", "distance_penalty"):
+        with pytest.raises(RuntimeError) as caught:
+            rewards.get_reward(name)
+        message = str(caught.value)
+        assert any(
+            model in message
+            for model in (rewards.CLIP_MODEL, rewards.AESTHETIC_HEAD, rewards.PERCEPTUAL_MODEL)
+        )
+        for part in ("LocalEntryNotFoundError", "hf download", "pass its path", "HF_HOME"):
+            assert part in message
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"nowhere.*could not be loaded.*hf download"):
+        rewards.clip_score(tmp_path / "nowhere")
+
+
+def test_a_pickle_is_never_read(clip_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(RuntimeError, match=r"could not be loaded.*safetensors"):
+        rewards.clip_score(folder)
+
+
+def test_a_truncated_file_is_refused(clip_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RuntimeError, match="could not be loaded"):
+        rewards.clip_score(folder)
+
+
+def test_missing_weights_are_refused_and_not_left_random(clip_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    weights = load_file(folder / "model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RuntimeError, match=r"weights are missing: visual_projection\.weight"):
+        rewards.clip_score(folder)
+
+
+# ------------------------------------------------------------------------------------ combinations
+def constant(*numbers: float) -> rewards.RewardFunction:
+    return lambda images, prompts, metadata: torch.tensor(numbers)
+
+
+def test_weighted_sum_reports_every_component() -> None:
+    def with_info(images: Any, prompts: Any, metadata: Any) -> rewards.Rewards:
+        return torch.tensor([3, 5]), {"detail": torch.tensor([1.0, 2.0])}  # integers, on purpose
+
+    combined = rewards.weighted_sum({"a": (0.5, constant(1.0, -2.0)), "b": (-0.1, with_info)})
+    result = combined(torch.zeros(2, 3, 8, 8), PROMPTS, NO_METADATA)
+    assert isinstance(result, tuple)
+    total, info = result
+    np.testing.assert_allclose(total, [0.5 - 0.3, -1.0 - 0.5], rtol=1e-6)
+    assert sorted(info) == ["a", "b", "b/detail"]
+    assert info["a"].tolist() == [1.0, -2.0]
+    assert info["b"].tolist() == [3.0, 5.0]
+    assert info["b/detail"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("component", "match"),
+    [
+        (constant(1.0), r"'bad' have shape \(1,\)"),
+        (constant(1.0, math.nan), "'bad' is nan for sample 1"),
+        (constant(math.inf, 1.0), "'bad' is inf for sample 0"),
+    ],
+)
+def test_weighted_sum_names_a_bad_component(component: rewards.RewardFunction, match: str) -> None:
+    combined = rewards.weighted_sum({"good": (1.0, constant(1.0, 1.0)), "bad": (1.0, component)})
+    with pytest.raises(ValueError, match=match):
+        combined(torch.zeros(2, 3, 8, 8), PROMPTS, NO_METADATA)
+
+
+def test_weighted_sum_refuses_bad_weights() -> None:
+    with pytest.raises(ValueError, match="components is empty"):
+        rewards.weighted_sum({})
+    with pytest.raises(ValueError, match="weight of 'a' is nan"):
+        rewards.weighted_sum({"a": (math.nan, constant(1.0))})
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ValueError, match=r"reward='jpeg'.*jpeg_compressibility.*prompt_alignment"):
+        rewards.get_reward("jpeg")
