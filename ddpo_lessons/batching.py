@@ -139,9 +139,8 @@ def shuffle_time(samples: Samples, keys: Iterable[str], generator: torch.Generat
             "split latents (B, T + 1, ...) into the states before and after each step"
         )
     batch, time = shapes[keys[0]]
-    orders = torch.stack(
-        [torch.randperm(time, generator=generator) for _ in range(batch)]
-    )  # (B, T)
+    permutations = [torch.randperm(time, generator=generator) for _ in range(batch)]
+    orders = torch.stack(permutations)  # (B, T)
     rows = torch.arange(batch)[:, None]  # (B, 1)
     shuffled = {
         key: samples[key][rows.to(d), orders.to(d)] for key in keys if (d := samples[key].device)
