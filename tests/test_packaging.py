@@ -1,0 +1,114 @@
+"""pyproject.toml, constraints.txt, environment.yml and Makefile agree; imports stay light."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+# Torch for Linux brings these and pins them itself.
+OF_TORCH = re.compile(r"nvidia-|cuda-|triton$")
+REQUIREMENTS = [
+    Requirement(line)
+    for lines in [PROJECT["project"]["dependencies"], *EXTRAS.values()]
+    for line in lines
+]
+
+
+def read_pins() -> dict[str, str]:
+    """Read name → version from constraints.txt."""
+    pins = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if requirement := line.partition("#")[0].strip():
+            match = re.fullmatch(r"([a-z0-9-]+)==([a-z0-9.]+)( ; .+)?", requirement)
+            assert match, f"not a pin: {line}"
+            assert match[1] not in pins, f"pinned twice: {line}"
+            pins[match[1]] = match[2]
+    return pins
+
+
+PINS = read_pins()
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_pin_lies_within_the_bounds(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(PINS[canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_every_requirement_has_a_lower_bound(requirement: Requirement) -> None:
+    assert {bound.operator for bound in requirement.specifier} & {">=", "=="}
+
+
+def test_constraints_name_no_index_and_nothing_that_torch_pins_itself() -> None:
+    assert "://" not in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert [name for name in PINS if OF_TORCH.match(name)] == []
+
+
+def test_constraints_hold_the_whole_tree() -> None:
+    """Walk the installed packages: each that something requires on this platform has a pin."""
+    queue, seen = list(REQUIREMENTS), set()
+    while queue:
+        requirement = queue.pop()
+        name = canonicalize_name(requirement.name)
+        if OF_TORCH.match(name) or (name, *sorted(requirement.extras)) in seen:
+            continue
+        seen.add((name, *sorted(requirement.extras)))
+        assert name in PINS, f"{requirement} has no pin: remake constraints.txt"
+        try:
+            version = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            pytest.skip(f"{name} is not installed here")
+        if version != PINS[name]:
+            pytest.skip(f"{name} {version} is installed here, not {PINS[name]}")
+        for child in map(Requirement, metadata.requires(name) or []):
+            extras = requirement.extras or {""}
+            if child.marker is None or any(child.marker.evaluate({"extra": e}) for e in extras):
+                queue.append(child)
+
+
+def test_conda_environment_installs_the_same() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    assert environment["name"] == PROJECT["project"]["name"]
+    python, pip, of_pip = environment["dependencies"]
+    assert python.partition("=")[0] == "python"
+    assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(python.partition("=")[2])
+    assert pip == "pip"
+    assert of_pip == {"pip": ["-c constraints.txt", f"-e .[{','.join(sorted(EXTRAS))}]"]}
+
+
+def test_makefile_installs_the_same() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "CONSTRAINTS ?= constraints.txt" in makefile
+    assert re.findall(r"-e \"?\.\[?([a-z,]*)", makefile) == ["", ",".join(sorted(EXTRAS))]
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    assert f"sys.version_info >= ({oldest.replace('.', ', ')})" in makefile
+
+
+def test_imports_stay_light() -> None:
+    """Neither the package nor any module of it imports what only some functions need."""
+    program = """
+import importlib, pkgutil, sys
+import ddpo_lessons
+for module in pkgutil.walk_packages(ddpo_lessons.__path__, "ddpo_lessons."):
+    importlib.import_module(module.name)
+    print(module.name, *sorted({"matplotlib", "sklearn", "trl"} & set(sys.modules)))
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    names = run.stdout.splitlines()
+    assert "ddpo_lessons.ddim" in names
+    assert [name for name in names if " " in name] == []

@@ -1,0 +1,99 @@
+"""The wheel alone, in an empty environment and far from the repository, runs the demo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Installing torch can take long on a slow network; the first test that asks for it pays.
+pytestmark = pytest.mark.timeout(1800)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command that knows nothing of this repository, and return what it printed."""
+    foreign = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "DDPO_LESSONS_PROFILE")
+    environment = {name: value for name, value in os.environ.items() if name not in foreign}
+    environment["HF_HUB_OFFLINE"] = "1"
+    result = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT, cwd=folder)
+    [path] = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of programs of an environment that holds the wheel and what it requires."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    programs = folder / ("Scripts" if os.name == "nt" else "bin")
+    pip_install = (programs / "python", "-m", "pip", "install", "-q", "--no-compile")
+    run(*pip_install, "-c", ROOT / "constraints.txt", wheel, cwd=folder)
+    yield programs
+    shutil.rmtree(folder)  # more than a gigabyte, which pytest would keep for three runs
+
+
+def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+        licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+    package = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ddpo_lessons").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert files == package
+    assert len(licences) == 1
+
+
+def test_wheel_holds_types_and_a_checkpoint_of_at_most_12_mb(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    checkpoint = {
+        name: size
+        for name, size in sizes.items()
+        if name.startswith("ddpo_lessons/tiny/checkpoint/") and name.endswith(".safetensors")
+    }
+    assert "ddpo_lessons/py.typed" in sizes
+    assert 0 < sum(checkpoint.values()) <= 12_000_000
+
+
+def test_wheel_is_what_the_empty_environment_imports(programs: Path, tmp_path: Path) -> None:
+    where = run(
+        programs / "python", "-c", "import ddpo_lessons; print(ddpo_lessons.__file__)", cwd=tmp_path
+    )
+    assert programs.parent in Path(where.strip()).parents
+    installed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=tmp_path)
+    assert not {"pytest", "jupyterlab", "trl"} & {line.split("==")[0] for line in installed.split()}
+
+
+def test_doctor_finds_nothing_wrong(programs: Path, tmp_path: Path) -> None:
+    lines = run(programs / "ddpo-lessons", "doctor", cwd=tmp_path).splitlines()
+    assert [line for line in lines if not line.startswith("[OK]")] == []
+    assert any("tiny-sd" in line for line in lines)
+
+
+def test_demo_runs_from_an_empty_folder(programs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    assert "--output-dir" in run(programs / "ddpo-lessons", "demo", "--help", cwd=tmp_path)
+    flags = ("--epochs", "1", "--eval-images", "50", "--output-dir", output)
+    run(programs / "ddpo-lessons", "demo", *flags, cwd=tmp_path)
+    assert (output / "metrics.jsonl").stat().st_size > 0
+    assert list((output / "lora").glob("*.safetensors"))
