@@ -37,6 +37,38 @@ def normalize(rewards: Rewards, eps: float = 1e-8) -> torch.Tensor:
     return _standardise(values, values, eps).to(device)
 
 
+def normalize_groups(rewards: Rewards, group_size: int, eps: float = 1e-8) -> torch.Tensor:
+    """Advantages within groups of rollouts that share context and initial noise.
+
+    ``(r - mean of its group) / (std of all such differences + eps)``. The group's mean is the
+    baseline, as in GRPO (Shao et al. 2024, arXiv 2402.03300, section 4.1); one common std keeps a
+    group whose rewards hardly differ from speaking as loudly as the others (Liu et al. 2025,
+    arXiv 2503.20783, section 3.1).
+
+    Args:
+        rewards: (N,), the members of a group side by side.
+        group_size: members of a group, 2 or more.
+        eps: keeps the division defined, in units of the reward.
+
+    Returns:
+        Advantages (N,), float32, on the rewards' device.
+
+    Raises:
+        ValueError: group_size is below 2 or does not divide N, or `normalize` would refuse the
+            rewards.
+    """
+    values, device = _as_float64(rewards)
+    if group_size < 2 or len(values) % group_size:
+        raise ValueError(
+            f"group_size={group_size} must be 2 or more and divide the {len(values)} rewards"
+        )
+    groups = values.view(-1, group_size)  # (N / G, G)
+    # As in _standardise: equal rewards give exact zeros.
+    groups = groups - groups[:, :1]
+    differences = (groups - groups.mean(1, keepdim=True)).flatten()  # (N,)
+    return (differences / (differences.std(correction=0) + eps)).float().to(device)
+
+
 class PerPromptStatTracker:
     """Advantages from the statistics of each context's recent rewards.
 

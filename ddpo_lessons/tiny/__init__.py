@@ -1,0 +1,44 @@
+"""The embedded default: the digit world, and the `tiny-sd` checkpoint that lives in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+    from ddpo_lessons.tiny.classifier import Judge, RewardModel
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+
+def load_tiny_sd() -> StableDiffusionPipeline:
+    """Load the shipped checkpoint as a plain pipeline: 32x32 images, latents (4, 8, 8), on the CPU."""
+    from diffusers import StableDiffusionPipeline
+
+    pipeline = StableDiffusionPipeline.from_pretrained(CHECKPOINT, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def load_reward_model() -> RewardModel:
+    """Load the classifier that RL optimises: images (B, 3, 32, 32) in [0, 1] to logits (B, 10)."""
+    from safetensors.torch import load_file
+
+    from ddpo_lessons.tiny.classifier import RewardModel
+
+    model = RewardModel()
+    model.load_state_dict(load_file(CHECKPOINT / "reward_model.safetensors"))
+    return model.eval().requires_grad_(False)
+
+
+def load_judge() -> Judge:
+    """Load the classifier that only measures: images (B, 3, 32, 32) in [0, 1] to logits (B, 10)."""
+    from safetensors.torch import load_file
+
+    from ddpo_lessons.tiny.classifier import Judge
+
+    model = Judge()
+    model.load_state_dict(load_file(CHECKPOINT / "judge.safetensors"))
+    return model.eval().requires_grad_(False)

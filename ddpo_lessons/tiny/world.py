@@ -75,7 +75,11 @@ def handwriting(split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 # ------------------------------------------------------------------------------------------ rendering
 def placements(
-    count: int, generator: torch.Generator, shift: float = 1.5, turn: float = 0.12, zoom: float = 0.08
+    count: int,
+    generator: torch.Generator,
+    shift: float = 1.5,
+    turn: float = 0.12,
+    zoom: float = 0.08,
 ) -> torch.Tensor:
     """Draw small random placements of the digit on the picture.
 
@@ -91,7 +95,9 @@ def placements(
     """
     uniform = torch.rand(count, 4, generator=generator) * 2 - 1  # (N, 4)
     angle = uniform[:, 0] * turn
-    scale = 1.14 / (1 + uniform[:, 1] * zoom)  # 1.14 leaves a margin of two pixels around the bitmap
+    scale = 1.14 / (
+        1 + uniform[:, 1] * zoom
+    )  # 1.14 leaves a margin of two pixels around the bitmap
     cos, sin = angle.cos() * scale, angle.sin() * scale
     dx, dy = uniform[:, 2] * shift * 2 / IMAGE_SIZE, uniform[:, 3] * shift * 2 / IMAGE_SIZE
     return torch.stack([cos, -sin, dx, sin, cos, dy], dim=1).reshape(-1, 2, 3)  # (N, 2, 3)
@@ -113,7 +119,9 @@ def render(
     """
     grid = F.affine_grid(theta, [len(bitmaps), 1, IMAGE_SIZE, IMAGE_SIZE], align_corners=False)
     coverage = F.grid_sample(bitmaps[:, None], grid, mode="bicubic", align_corners=False)
-    coverage = (1.4 * coverage - 0.15).clamp(0, 1)  # (N, 1, 32, 32), crisper than the bitmap's grey steps
+    coverage = (1.4 * coverage - 0.15).clamp(
+        0, 1
+    )  # (N, 1, 32, 32), crisper than the bitmap's grey steps
     if background.ndim == 2:
         background = background[:, :, None, None]
     return coverage * ink[:, :, None, None] + (1 - coverage) * background
@@ -216,7 +224,8 @@ def texture(count: int, base: torch.Tensor, generator: torch.Generator) -> torch
     coarse = torch.randn(count, 3, 8, 8, generator=generator)
     fine = torch.randn(count, 3, 16, 16, generator=generator)
     blotches = sum(
-        F.interpolate(x, (IMAGE_SIZE, IMAGE_SIZE), mode="bicubic", align_corners=False) for x in (coarse, fine)
+        F.interpolate(x, (IMAGE_SIZE, IMAGE_SIZE), mode="bicubic", align_corners=False)
+        for x in (coarse, fine)
     )
     return (base[:, :, None, None] + 0.07 * blotches).clamp(0, 1)
 
@@ -233,7 +242,10 @@ class Description:
 
 
 def make_prompt(
-    digit: int | None, ink: str | None = None, background: str | None = None, damage: str | None = None
+    digit: int | None,
+    ink: str | None = None,
+    background: str | None = None,
+    damage: str | None = None,
 ) -> str:
     """Put a description into words, e.g. "a foggy red three on a blue background".
 
@@ -312,7 +324,9 @@ def draw_pictures(
         ValueError: if the split, the damage or the severity does not exist.
     """
     if damage is not None and damage != "camouflaged" and damage not in DAMAGES:
-        raise ValueError(f"damage={damage!r} does not exist: use camouflaged or one of {list(DAMAGES)}")
+        raise ValueError(
+            f"damage={damage!r} does not exist: use camouflaged or one of {list(DAMAGES)}"
+        )
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     bitmaps, labels = handwriting(split)
@@ -331,7 +345,9 @@ def draw_pictures(
     images = clean
     if damage == "camouflaged":
         hidden_ink = background_rgb + 0.22 * (ink_rgb - background_rgb)
-        images = render(bitmaps[chosen], hidden_ink, texture(count, background_rgb, generator), theta)
+        images = render(
+            bitmaps[chosen], hidden_ink, texture(count, background_rgb, generator), theta
+        )
     elif damage is not None:
         images = DAMAGES[damage](clean, severity, generator)
     return Pictures(images, clean, torch.tensor([d.digit for d in descriptions]), descriptions)

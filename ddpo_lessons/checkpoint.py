@@ -1,0 +1,147 @@
+"""Checkpoints that a kill at any moment cannot spoil: written aside, hashed, renamed; no pickle anywhere.
+
+A checkpoint is a folder `checkpoint-NNNNNN`, the number being the epochs done, with safetensors for tensors,
+JSON for the rest, and a manifest of SHA-256 sums that is checked before anything is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+MANIFEST = "manifest.json"
+
+
+def name_of(epochs_done: int) -> str:
+    """Return the folder name of the checkpoint after that many epochs."""
+    return f"checkpoint-{epochs_done:06d}"
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    return sorted(path for path in run_dir.glob("checkpoint-*") if (path / MANIFEST).is_file())
+
+
+def write(
+    run_dir: Path,
+    epochs_done: int,
+    tensors: dict[str, dict[str, torch.Tensor]],
+    state: dict[str, Any],
+) -> Path:
+    """Write a checkpoint beside its place, flush it to disk, and rename it into place.
+
+    Args:
+        run_dir: folder of the run.
+        epochs_done: number of the checkpoint.
+        tensors: a dictionary of tensors for each safetensors file, by the file's stem.
+        state: JSON-able rest.
+
+    Returns:
+        The checkpoint's folder.
+    """
+    files = {f"{stem}.safetensors": save(_plain(group)) for stem, group in tensors.items()}
+    files["state.json"] = json.dumps(state).encode()
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    files[MANIFEST] = json.dumps({"sha256": sums}, indent=1).encode()
+    target = run_dir / name_of(epochs_done)
+    aside = run_dir / f".{target.name}.tmp"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name, data in files.items():
+        with open(aside / name, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    if target.exists():
+        shutil.rmtree(target)
+    aside.rename(target)
+    return target
+
+
+def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """Read a checkpoint after checking every byte of it.
+
+    Args:
+        folder: a checkpoint's folder.
+
+    Returns:
+        The tensors of each safetensors file by its stem, and the state.
+
+    Raises:
+        ValueError: if the folder is no checkpoint, or a file of it is missing, cut or changed.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(
+            f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package"
+        )
+    try:
+        sums = json.loads((folder / MANIFEST).read_text())["sha256"]
+        contents = {name: (folder / name).read_bytes() for name in sums}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(
+            f"checkpoint {folder} is damaged ({error}): resume from an earlier one"
+        ) from error
+    for name, data in contents.items():
+        if hashlib.sha256(data).hexdigest() != sums[name]:
+            raise ValueError(
+                f"checkpoint {folder} is damaged: {name} is truncated or changed; resume from an earlier one"
+            )
+    if "state.json" not in contents:
+        raise ValueError(
+            f"checkpoint {folder} is damaged: state.json is not listed; resume from an earlier one"
+        )
+    state = json.loads(contents.pop("state.json"))
+    return {Path(name).stem: load(data) for name, data in contents.items()}, state
+
+
+def prune(run_dir: Path, limit: int) -> None:
+    """Delete the oldest checkpoints beyond `limit`."""
+    for path in list_checkpoints(run_dir)[:-limit]:
+        shutil.rmtree(path)
+
+
+# -------------------------------------------------------------------------------- optimizer and model
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: list[str]
+) -> dict[str, torch.Tensor]:
+    """Return the optimizer's state as tensors named "parameter|entry"; numbers become 0-d tensors."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"{name}|{entry}": torch.as_tensor(value)
+        for name, param in zip(names, params, strict=True)
+        for entry, value in optimizer.state.get(param, {}).items()
+    }
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: list[str], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Put back what `optimizer_tensors` took; entries keep dtype and follow their parameter's device."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, entry = key.rsplit("|", 1)
+        state.setdefault(names.index(name), {})[entry] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Return a hash of the names, shapes and some values of the weights that are not an adapter's."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(module.state_dict().items()):
+        if "lora_" not in name:
+            clean_name = name.replace(".base_layer", "")
+            digest.update(f"{clean_name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.flatten()[:8].float().cpu().numpy().tobytes())
+    return digest.hexdigest()

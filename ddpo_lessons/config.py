@@ -1,0 +1,253 @@
+"""Lesson 06: every number of a run, under TRL's names, checked when it is set.
+
+Fields and defaults are those of TRL 0.21's `DDPOConfig`, which people's scripts hold; fields that are new say
+why they exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ddpo_lessons.batching import EpochPlan
+
+
+@dataclass
+class DDPOConfig:
+    """Settings of `DDPOTrainer` and `ImageDDPOTrainer`.
+
+    Batch sizes count samples per process. Wrong values raise a ValueError that names the field.
+    """
+
+    # --- the run
+    exp_name: str = "ddpo"
+    """Name of the experiment, for trackers."""
+    run_name: str = ""
+    """Name of this run; its folder is `logdir/run_name` (or `logdir/exp_name`) unless `output_dir` is set."""
+    seed: int = 0
+    """Decides every random number: noise, actions, shuffles, LoRA's start."""
+    log_with: str | None = None
+    """"tensorboard" or "wandb", beside the metrics.jsonl that is always written."""
+    tracker_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to accelerate's `init_trackers`."""
+    accelerator_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to `Accelerator`."""
+    project_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to accelerate's `ProjectConfiguration`; a `project_dir` in it is the run's folder."""
+    tracker_project_name: str = "ddpo_lessons"
+    """Project under which trackers file the run."""
+    logdir: str = "logs"
+    """Folder that holds the folders of runs."""
+    output_dir: str = ""
+    """The run's own folder. New: says in one word what TRL spreads over three fields."""
+    overwrite: bool = False
+    """Replace a run that the folder already holds. New: without it such a folder is refused."""
+    num_epochs: int = 100
+    """Number of epochs; each samples once and trains `train_num_inner_epochs` times on what it sampled."""
+    save_freq: int = 1
+    """A checkpoint every so many epochs, and always after the last."""
+    num_checkpoint_limit: int = 5
+    """How many checkpoints are kept."""
+    image_grid_freq: int = 1
+    """A picture of the epoch's first images every so many epochs; 0 for none. New: pictures need no tracker."""
+    mixed_precision: str = "no"
+    """"no", "bf16" or "fp16": precision of the networks. Latents and log-probs are float32 whatever it is.
+    TRL's default is fp16, which no CPU runs."""
+    allow_tf32: bool = True
+    """Allow TF32 matrix products on NVIDIA GPUs."""
+    resume_from: str = ""
+    """"latest", or the path of a checkpoint folder."""
+
+    # --- sampling
+    sample_num_steps: int = 50
+    """Denoising steps of the whole schedule."""
+    sample_eta: float = 1.0
+    """η of DDIM; 0 is deterministic and has no log-probability, so it cannot be trained."""
+    sample_guidance_scale: float = 5.0
+    """Classifier-free guidance; at 1 and below a step takes one forward pass."""
+    sample_batch_size: int = 1
+    """Samples that are denoised together."""
+    sample_num_batches_per_epoch: int = 2
+    """Sampling batches per epoch."""
+    sample_group_size: int = 1
+    """Rollouts of each context from one initial noise. New: within such a group only the actions explain the
+    rewards, so advantages are normalised in it (as GRPO does). Must divide the samples of an epoch."""
+    negative_prompts: str = ""
+    """What guidance leads away from."""
+
+    log_prob_reduction: Literal["mean", "sum"] = "mean"
+    """How a latent's dimensions make one log-probability. New: the peers' mean ties the meaning of the clip
+    range to the latent's size; with "sum" the ratio is the true one, and 1e-4 is far too small."""
+
+    # --- training
+    train_batch_size: int = 1
+    """Samples of one minibatch."""
+    train_use_lora: bool = True
+    """Train a LoRA adapter; False trains the whole UNet. New: in TRL the pipeline wrapper decides."""
+    train_lora_rank: int = 4
+    """Rank of the adapter. New: the peers fix 4."""
+    train_lora_alpha: int = 4
+    """Scale of the adapter times its rank. New: the peers fix 4."""
+    train_lora_target_modules: tuple[str, ...] = ("to_k", "to_q", "to_v", "to_out.0")
+    """Layers that get an adapter. New: the peers fix these."""
+    train_gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time. New: 512 px on 10 GB need it."""
+    train_use_8bit_adam: bool = False
+    """AdamW of bitsandbytes."""
+    train_learning_rate: float = 3e-4
+    """Learning rate."""
+    train_adam_beta1: float = 0.9
+    """Adam's β₁."""
+    train_adam_beta2: float = 0.999
+    """Adam's β₂."""
+    train_adam_weight_decay: float = 1e-4
+    """AdamW's weight decay."""
+    train_adam_epsilon: float = 1e-8
+    """Adam's ε."""
+    train_gradient_accumulation_steps: int = 1
+    """Minibatches of one optimizer step, each with all its timesteps."""
+    train_max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    train_num_inner_epochs: int = 1
+    """How often the samples of an epoch are trained on."""
+    train_cfg: bool = True
+    """Train the guided policy that sampled. False is refused under guidance: it trains another policy."""
+    train_adv_clip_max: float = 5.0
+    """Advantages are clipped to this magnitude."""
+    train_clip_range: float = 1e-4
+    """PPO's clip range of the ratio."""
+    train_timestep_fraction: float = 1.0
+    """Share of each sample's timesteps, drawn at random, that is trained on."""
+    train_forward_size: int = 0
+    """(sample, timestep) pairs of one forward pass; 0 picks: `train_batch_size`, and more where latents are
+    small. New: a knob of speed and memory that changes no result."""
+
+    # --- advantages
+    per_prompt_stat_tracking: bool = False
+    """Normalise rewards per prompt (or per `metadata["id"]`) instead of over the epoch."""
+    per_prompt_stat_tracking_buffer_size: int = 16
+    """Rewards remembered per prompt."""
+    per_prompt_stat_tracking_min_count: int = 16
+    """Below so many rewards a prompt uses the epoch's statistics."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        self.train_lora_target_modules = tuple(self.train_lora_target_modules)
+        _check(self)
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder that everything of the run goes to."""
+        if self.output_dir:
+            return Path(self.output_dir)
+        return Path(
+            self.project_kwargs.get("project_dir")
+            or Path(self.logdir, self.run_name or self.exp_name)
+        )
+
+    def epoch_plan(self, num_timesteps: int, num_processes: int = 1) -> EpochPlan:
+        """Return the arithmetic of an epoch with that many trained timesteps."""
+        return EpochPlan(
+            sample_batch_size=self.sample_batch_size,
+            num_batches_per_epoch=self.sample_num_batches_per_epoch,
+            train_batch_size=self.train_batch_size,
+            gradient_accumulation_steps=self.train_gradient_accumulation_steps,
+            num_inner_epochs=self.train_num_inner_epochs,
+            num_timesteps=num_timesteps,
+            num_processes=num_processes,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as they go into config.json."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> DDPOConfig:
+        """Make a config of config.json's fields; an unknown field is a ValueError."""
+        unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(
+                f"unknown fields {sorted(unknown)}: was this config written by another version?"
+            )
+        return cls(**values)
+
+
+_AT_LEAST_ONE = (
+    "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",
+    "sample_num_batches_per_epoch", "sample_group_size", "train_batch_size", "train_lora_rank",
+    "train_lora_alpha", "train_gradient_accumulation_steps", "train_num_inner_epochs",
+    "per_prompt_stat_tracking_buffer_size", "per_prompt_stat_tracking_min_count",
+)  # fmt: skip
+_POSITIVE = (
+    "sample_eta", "train_learning_rate", "train_adam_epsilon", "train_max_grad_norm", "train_adv_clip_max",
+    "train_clip_range",
+)  # fmt: skip
+_AT_LEAST_ZERO = (
+    "seed", "image_grid_freq", "sample_guidance_scale", "train_adam_weight_decay", "train_forward_size",
+)  # fmt: skip
+_CHOICES = {
+    "mixed_precision": ("no", "bf16", "fp16"),
+    "log_with": (None, "tensorboard", "wandb"),
+    "log_prob_reduction": ("mean", "sum"),
+}
+
+
+def _check(config: DDPOConfig) -> None:
+    """Raise for the first field whose value cannot work, naming it and the remedy."""
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        if spec.type == "int" and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ValueError(f"{spec.name}={value!r} must be a whole number")
+        if spec.type == "bool" and not isinstance(value, bool):
+            raise ValueError(f"{spec.name}={value!r} must be True or False")
+        if spec.type == "float" and (
+            not isinstance(value, (int, float)) or isinstance(value, bool)
+        ):
+            raise ValueError(f"{spec.name}={value!r} must be a number")
+        if spec.type == "float" and not abs(value) < float("inf"):
+            raise ValueError(f"{spec.name}={value!r} must be finite")
+    for name in _AT_LEAST_ONE:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+    for name in _AT_LEAST_ZERO:
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name}={getattr(config, name)} must not be negative")
+    for name in _POSITIVE:
+        if not getattr(config, name) > 0:
+            hint = (
+                ": a deterministic step has no density to train; use 1.0"
+                if name == "sample_eta"
+                else ""
+            )
+            raise ValueError(f"{name}={getattr(config, name)} must be positive{hint}")
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise ValueError(f"{name}={getattr(config, name)!r} must be one of {choices}")
+    for name in ("train_adam_beta1", "train_adam_beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must lie in [0, 1)")
+    if not 0 < config.train_timestep_fraction <= 1:
+        raise ValueError(
+            f"train_timestep_fraction={config.train_timestep_fraction} must lie in (0, 1]"
+        )
+    if not config.train_cfg and config.sample_guidance_scale > 1:
+        raise ValueError(
+            f"train_cfg=False with sample_guidance_scale={config.sample_guidance_scale} would train another "
+            "policy than the one that sampled: set train_cfg=True, or sample_guidance_scale=1"
+        )
+    if config.per_prompt_stat_tracking and config.sample_group_size > 1:
+        raise ValueError(
+            "per_prompt_stat_tracking and sample_group_size > 1 both replace the advantages' baseline: use one"
+        )
+    tracker = (
+        config.per_prompt_stat_tracking_buffer_size,
+        config.per_prompt_stat_tracking_min_count,
+    )
+    if config.per_prompt_stat_tracking and tracker[0] < tracker[1]:
+        raise ValueError(
+            f"per_prompt_stat_tracking_buffer_size={tracker[0]} is below per_prompt_stat_tracking_min_count="
+            f"{tracker[1]}, so no prompt would ever reach its own statistics: raise the buffer size"
+        )

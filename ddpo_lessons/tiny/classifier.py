@@ -1,0 +1,90 @@
+"""Two digit classifiers that share nothing: the reward model, and the judge that only measures.
+
+They differ in architecture, seed, half of the training handwriting and in what they have seen: the reward
+model is trained on damaged pictures too, so that its log-probability has a slope everywhere; the judge, like
+any off-the-shelf classifier, knows clean pictures only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddpo_lessons.tiny import world
+
+
+class RewardModel(nn.Module):
+    """Strided convolutions with group normalisation; images (B, 3, 32, 32) to logits (B, 10)."""
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__()
+        widths = (3, 32, 48, 64, 96)
+        layers: list[nn.Module] = []
+        for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+            layers += [nn.Conv2d(before, after, 3, stride=2 if i else 1, padding=1)]
+            layers += [nn.GroupNorm(8, after), nn.SiLU()]
+        self.features = nn.Sequential(*layers)  # (B, 96, 4, 4)
+        self.head = nn.Linear(96 * 16, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 10) of images (B, 3, 32, 32) in [0, 1]."""
+        return self.head(self.features(images * 2 - 1).flatten(1))
+
+
+class Judge(nn.Module):
+    """Wide kernels, max pooling and batch normalisation; images (B, 3, 32, 32) to logits (B, 10)."""
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 24, 5, padding=2), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(24, 48, 5, padding=2), nn.BatchNorm2d(48), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(48, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveMaxPool2d(4),
+        )  # fmt: skip
+        self.head = nn.Sequential(
+            nn.Linear(64 * 16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10)
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 10) of images (B, 3, 32, 32) in [0, 1]."""
+        return self.head(self.features(images - 0.5).flatten(1))
+
+
+def train_classifier(
+    model: nn.Module, draw: Callable[[int], world.Pictures], steps: int, seed: int
+) -> nn.Module:
+    """Train a classifier on freshly drawn pictures with AdamW and a one-cycle learning rate.
+
+    Args:
+        model: maps images to logits.
+        draw: maps a step number to a batch of pictures.
+        steps: number of optimizer steps.
+        seed: seeds dropout.
+
+    Returns:
+        The same model in eval mode.
+    """
+    torch.manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+    model.train()
+    for step in range(steps):
+        pictures = draw(step)
+        loss = F.cross_entropy(model(pictures.images), pictures.digits, label_smoothing=0.05)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
+    """Return the fraction of images (N, 3, 32, 32) whose digit (N,) the model reads correctly."""
+    logits = torch.cat([model(batch) for batch in images.split(256)])
+    return (logits.argmax(dim=1) == digits).float().mean().item()
