@@ -25,7 +25,6 @@ from transformers import (
     ViTConfig,
     ViTModel,
 )
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from ddpo_lessons import rewards, tiny
 from ddpo_lessons.tiny.world import COLOURS
@@ -278,6 +277,31 @@ def test_prompt_alignment_refuses_a_prompt_with_nothing_to_align() -> None:
 
 # ---------------------------------------------------------------------------- models from the hub
 SIZE = 32
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
+
+
+def write_preprocessor(folder: Path, edge: int) -> None:
+    settings = {
+        "size": {"shortest_edge": edge},
+        "crop_size": {"height": SIZE, "width": SIZE},
+        "image_mean": MEAN,
+        "image_std": STD,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def preprocess(images: torch.Tensor, edge: int) -> torch.Tensor:
+    """What CLIP's processor does, by PIL: shorter edge to `edge`, centre SIZE x SIZE, normalise."""
+    pixels = []
+    for image in images.numpy():
+        picture = Image.fromarray(np.rint(255 * np.moveaxis(image, 0, -1)).astype(np.uint8))
+        short = min(picture.size)
+        width, height = (int(edge * side / short) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+        left, top = (width - SIZE) // 2, (height - SIZE) // 2
+        array = np.asarray(picture.crop((left, top, left + SIZE, top + SIZE))) / 255
+        pixels.append(np.moveaxis((array - MEAN) / STD, -1, 0))
+    return torch.tensor(np.stack(pixels), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -303,19 +327,17 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if parameter.ndim > 1:  # the small initial weights would embed everything alike
             parameter.data.mul_(4)
     model.save_pretrained(folder)
-    processor = CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size=SIZE)
-    processor.save_pretrained(folder)
+    write_preprocessor(folder, SIZE)
     return folder
 
 
 def clip_outputs(folder: Path, images: torch.Tensor, texts: Sequence[str]) -> Any:
-    """CLIPModel's own forward pass on what transformers' own PIL preprocessing makes."""
-    arrays = [np.rint(255 * np.moveaxis(x.numpy(), 0, -1)).astype(np.uint8) for x in images]
-    pixels = CLIPImageProcessorPil.from_pretrained(folder)(arrays, return_tensors="pt")
+    """CLIPModel's own forward pass, and its logit scale."""
+    pixels = preprocess(images, SIZE)
     tokens = CLIPTokenizer.from_pretrained(folder)(list(texts), padding=True, return_tensors="pt")
     model = CLIPModel.from_pretrained(folder)
     with torch.no_grad():
-        return model(**tokens, **pixels), model.logit_scale.exp()
+        return model(**tokens, pixel_values=pixels), model.logit_scale.exp()
 
 
 def test_clip_score_is_clips_own_cosine(clip_folder: Path) -> None:
@@ -341,12 +363,10 @@ def test_preprocessing_resizes_and_crops_as_pil_does(
     clip_folder: Path, tmp_path: Path, shape: tuple[int, int]
 ) -> None:
     folder = shutil.copytree(clip_folder, tmp_path / "clip")
-    processor = CLIPImageProcessorPil(size={"shortest_edge": 36}, crop_size=SIZE)
-    processor.save_pretrained(folder)
+    write_preprocessor(folder, 36)
     smooth = torch.nn.functional.avg_pool2d(bytes_images(4, 2, 3, *shape), 3, 1, 1)
     images = (255 * smooth).round() / 255
-    arrays = [np.rint(255 * np.moveaxis(x.numpy(), 0, -1)).astype(np.uint8) for x in images]
-    expected = processor(arrays, return_tensors="pt")["pixel_values"]
+    expected = preprocess(images, 36)
     result = rewards.load_from_hub(folder, rewards._Clip).preprocess(images)
     assert result.shape == (2, 3, SIZE, SIZE)
     # PIL rounds twice to 8 bits, once after each of its two passes; a standard deviation is 0.26.
