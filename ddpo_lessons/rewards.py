@@ -366,9 +366,7 @@ def load_from_hub(model: str | Path, load: Callable[[Path], T]) -> T:
         if not here.exists():
             here = Path(snapshot_download(str(model), allow_patterns=files))
         return load(here)
-    except (
-        Exception
-    ) as error:  # network, file and format errors share no base, but share the remedy
+    except Exception as error:  # network, file and format errors share the remedy, but no base
         reason = " ".join(str(error).split())
         raise RuntimeError(
             f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason}). "
@@ -394,7 +392,7 @@ class _Normalize(nn.Module):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.settings = json.loads((folder / "preprocessor_config.json").read_text())
+        self.settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
         self.register_buffer("mean", torch.tensor(self.settings["image_mean"])[:, None, None])
         self.register_buffer("std", torch.tensor(self.settings["image_std"])[:, None, None])
 
