@@ -214,8 +214,8 @@ def gae(
     for name, number in (("gamma", gamma), ("lam", lam)):
         if not 0 <= number <= 1:
             raise ValueError(f"{name}={number} must be in [0, 1]")
-    # Filling, and not multiplying by 0, because padding may hold inf or NaN.
-    rewards = _as_float(rewards).masked_fill(~valid, 0)
+    rewards = _as_float(rewards)
+    # Filling, here and below, and not multiplying by 0, because padding may hold inf or NaN.
     values = _as_float(values).masked_fill(~valid, 0)
 
     advantages = torch.zeros_like(rewards + values)

@@ -14,7 +14,7 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 
 def load_tiny_sd() -> StableDiffusionPipeline:
-    """Load the shipped checkpoint as a plain pipeline: 32x32 images, latents (4, 8, 8), on the CPU."""
+    """Load the shipped checkpoint: a plain pipeline, 32x32 images, latents (4, 8, 8)."""
     from diffusers import StableDiffusionPipeline
 
     pipeline = StableDiffusionPipeline.from_pretrained(CHECKPOINT, local_files_only=True)

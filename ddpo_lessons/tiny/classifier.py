@@ -1,12 +1,14 @@
 """Two digit classifiers that share nothing: the reward model, and the judge that only measures.
 
-They differ in architecture, seed, half of the training handwriting and in what they have seen: the reward
-model is trained on damaged pictures too, so that its log-probability has a slope everywhere; the judge, like
-any off-the-shelf classifier, knows clean pictures only.
+They differ in architecture, seed, half of the training handwriting and in what they have seen. The
+judge, like any off-the-shelf classifier, knows clean pictures only. The reward model has seen damaged
+ones too, with targets that say how legible they are: the worse the damage, the less sure it is asked
+to be. So its log-probability of the true digit has a slope wherever a picture can become more legible.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -17,14 +19,14 @@ from ddpo_lessons.tiny import world
 
 
 class RewardModel(nn.Module):
-    """Strided convolutions with group normalisation; images (B, 3, 32, 32) to logits (B, 10)."""
+    """Strided convolutions, group normalisation; (B, 3, 32, 32) to logits (B, 10)."""
 
     def __init__(self) -> None:
         """Make the untrained network."""
         super().__init__()
         widths = (3, 32, 48, 64, 96)
         layers: list[nn.Module] = []
-        for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (before, after) in enumerate(itertools.pairwise(widths)):
             layers += [nn.Conv2d(before, after, 3, stride=2 if i else 1, padding=1)]
             layers += [nn.GroupNorm(8, after), nn.SiLU()]
         self.features = nn.Sequential(*layers)  # (B, 96, 4, 4)
@@ -36,7 +38,7 @@ class RewardModel(nn.Module):
 
 
 class Judge(nn.Module):
-    """Wide kernels, max pooling and batch normalisation; images (B, 3, 32, 32) to logits (B, 10)."""
+    """Wide kernels, max pooling, batch normalisation; (B, 3, 32, 32) to logits (B, 10)."""
 
     def __init__(self) -> None:
         """Make the untrained network."""
@@ -46,13 +48,22 @@ class Judge(nn.Module):
             nn.Conv2d(24, 48, 5, padding=2), nn.BatchNorm2d(48), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(48, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveMaxPool2d(4),
         )  # fmt: skip
-        self.head = nn.Sequential(
-            nn.Linear(64 * 16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10)
-        )
+        self.head = nn.Sequential(nn.Linear(64 * 16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return logits (B, 10) of images (B, 3, 32, 32) in [0, 1]."""
         return self.head(self.features(images - 0.5).flatten(1))
+
+
+# What the classifiers are asked to believe of the true digit at severities 0 (clean) to 5.
+CONFIDENCE = torch.tensor([0.96, 0.80, 0.66, 0.52, 0.38, 0.24])
+
+
+def targets(pictures: world.Pictures) -> torch.Tensor:
+    """Return the class probabilities (N, 10) that a classifier is asked for."""
+    confidence = CONFIDENCE[pictures.severities]  # (N,)
+    others = ((1 - confidence) / 9)[:, None].expand(-1, 10)
+    return others.scatter(1, pictures.digits[:, None], confidence[:, None])
 
 
 def train_classifier(
@@ -75,7 +86,7 @@ def train_classifier(
     model.train()
     for step in range(steps):
         pictures = draw(step)
-        loss = F.cross_entropy(model(pictures.images), pictures.digits, label_smoothing=0.05)
+        loss = F.cross_entropy(model(pictures.images), targets(pictures))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -12,7 +12,6 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -30,11 +29,14 @@ from ddpo_lessons.tiny.classifier import Judge, RewardModel, accuracy, train_cla
 LENGTH = 24  # tokens of a prompt
 WIDTH = 64  # of a token's embedding
 BATCH = 64
-CLASSIFIER_STEPS = 2000
-VAE_STEPS = 5000
-UNET_STEPS = 9000
-BANK = 40_000  # pictures whose latents the UNet is trained on
-Draw = Callable[[int], world.Pictures]
+JUDGE_STEPS = 1500
+REWARD_MODEL_STEPS = 2000
+VAE_STEPS = 4000
+VAE_BATCH = 32
+VAE_BANK = 12_000  # pictures that the autoencoder is trained on
+UNET_STEPS = 4000
+UNET_BANK = 40_000  # pictures that the denoiser is trained on
+GUIDANCE_SCALE = 2.0  # of the pictures in the table
 
 
 # ----------------------------------------------------------------------------------------------- parts
@@ -125,9 +127,7 @@ def make_scheduler() -> DDIMScheduler:
 
 
 # ------------------------------------------------------------------------------------------------ data
-def draw_mixture(
-    count: int, split: str, seed: int, pairs: tuple[tuple[int, str], ...]
-) -> world.Pictures:
+def draw_mixture(count: int, split: str, seed: int, pairs: tuple[tuple[int, str], ...]) -> world.Pictures:
     """Draw pictures of which half are clean and half damaged in one of seven ways, severities 1 to 4."""
     rng = random.Random(seed)
     kinds = [None] * 7 + [*world.DAMAGES, "camouflaged"]
@@ -142,6 +142,7 @@ def draw_mixture(
         torch.cat([g.images for g in groups]),
         torch.cat([g.clean for g in groups]),
         torch.cat([g.digits for g in groups]),
+        torch.cat([g.severities for g in groups]),
         [d for g in groups for d in g.descriptions],
     )
 
@@ -165,11 +166,7 @@ def describe(description: world.Description, rng: random.Random) -> str:
 
 
 # ------------------------------------------------------------------------------------------- training
-def _steps(name: str, steps: int) -> Iterator[int]:
-    return iter(tqdm(range(steps), desc=name, mininterval=5, dynamic_ncols=True))
-
-
-def train_vae(vae: AutoencoderKL, draw: Draw, steps: int, device: torch.device) -> None:
+def train_vae(vae: AutoencoderKL, pictures: torch.Tensor, steps: int, device: torch.device) -> None:
     """Train the autoencoder, weighing each picture by its contrast, so that faint ink counts too.
 
     Loss: mean over pictures of |x - x'| / std(x), plus 1e-6 times the KL of the posterior to N(0, 1).
@@ -178,8 +175,8 @@ def train_vae(vae: AutoencoderKL, draw: Draw, steps: int, device: torch.device) 
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     vae.to(device).train()
-    for step in _steps("autoencoder", steps):
-        images = draw(step).images.to(device) * 2 - 1  # (B, 3, 32, 32)
+    for step in tqdm(range(steps), desc="autoencoder", mininterval=5, dynamic_ncols=True):
+        images = _draw_rows(pictures, VAE_BATCH, step).to(device) * 2 - 1  # (B, 3, 32, 32)
         posterior = vae.encode(images).latent_dist
         error = vae.decode(posterior.sample()).sample - images
         contrast = images.std(dim=(1, 2, 3), keepdim=True) + 0.05
@@ -190,8 +187,13 @@ def train_vae(vae: AutoencoderKL, draw: Draw, steps: int, device: torch.device) 
         optimizer.step()
         schedule.step()
     vae.eval()
-    latents = encode(vae, draw(steps).images)
+    latents = encode(vae, _draw_rows(pictures, 1000, steps))
     vae.register_to_config(scaling_factor=1 / latents.std().item())
+
+
+def _draw_rows(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return pictures[torch.randint(0, len(pictures), (count,), generator=generator)]
 
 
 @torch.no_grad()
@@ -214,9 +216,7 @@ def train_unet(
     model = nn.ModuleList([unet, text_encoder]).to(device).train()
     ema = EMAModel(model.parameters(), decay=0.999, use_ema_warmup=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 1e-3, total_steps=steps, pct_start=0.05
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
     rng = random.Random(0)
     for _ in (bar := tqdm(range(steps), desc="UNet", mininterval=5, dynamic_ncols=True)):
         rows = [rng.randrange(len(latents)) for _ in range(BATCH)]
@@ -242,3 +242,195 @@ def tokenize(tokenizer: CLIPTokenizer, prompts: list[str]) -> torch.Tensor:
     """Return token ids (N, 24)."""
     padded = tokenizer(prompts, padding="max_length", max_length=LENGTH, truncation=True)
     return torch.tensor(padded.input_ids)
+
+
+# ----------------------------------------------------------------------------------------- evaluation
+@torch.no_grad()
+def reconstruct(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
+    """Send images (N, 3, 32, 32) in [0, 1] through the autoencoder and back."""
+    out = []
+    for batch in images.split(256):
+        latents = vae.encode(batch * 2 - 1).latent_dist.mode()
+        out.append((vae.decode(latents).sample / 2 + 0.5).clamp(0, 1))
+    return torch.cat(out)
+
+
+def generate(
+    pipeline: StableDiffusionPipeline, descriptions: list[world.Description], seed: int
+) -> torch.Tensor:
+    """Generate a picture of every description with plain diffusers, 20 steps."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in descriptions]
+    images = [
+        pipeline(
+            prompts[first : first + 100],
+            num_inference_steps=20,
+            guidance_scale=GUIDANCE_SCALE,
+            generator=generator,
+            output_type="pt",
+        ).images
+        for first in tqdm(range(0, len(prompts), 100), desc="generating")
+    ]
+    return torch.cat(images)  # (N, 3, 32, 32)
+
+
+def score_prompts(
+    judge: nn.Module, images: torch.Tensor, descriptions: list[world.Description]
+) -> dict[str, float]:
+    """Return how often digit, ink, background, and all three, are what the prompt says."""
+    inks, backgrounds = (world.nearest_colour(rgb) for rgb in world.measure_colours(images))
+    named = [(d.digit, world.COLOUR_NAMES.index(d.ink or "")) for d in descriptions]
+    ground = torch.tensor([world.COLOUR_NAMES.index(d.background or "") for d in descriptions])
+    digits, colours = torch.tensor(named).T
+    with torch.no_grad():
+        read = torch.cat([judge(batch).argmax(1) for batch in images.split(256)])
+    right = {"digit": read == digits, "ink": inks == colours, "background": backgrounds == ground}
+    right["all three"] = right["digit"] & right["ink"] & right["background"]
+    return {name: hits.float().mean().item() for name, hits in right.items()}
+
+
+def evaluate(
+    pipeline: StableDiffusionPipeline, judge: nn.Module, reward_model: nn.Module, count: int
+) -> dict[str, dict[str, float]]:
+    """Measure the checkpoint on handwriting of the test split and on generated pictures.
+
+    Args:
+        pipeline: the checkpoint, as it was loaded from disk.
+        judge: the classifier that measures.
+        reward_model: the classifier that RL optimises.
+        count: pictures of each row.
+
+    Returns:
+        For every row of the table its columns.
+    """
+    table: dict[str, dict[str, float]] = {}
+    for damage in (None, *world.DAMAGES, "camouflaged"):
+        pictures = world.draw_pictures(count, "test", 1, damage)
+        again = reconstruct(pipeline.vae, pictures.images)
+        table[f"test handwriting, {damage or 'clean'}"] = {
+            "judge": accuracy(judge, pictures.images, pictures.digits),
+            "judge after VAE": accuracy(judge, again, pictures.digits),
+            "reward model": accuracy(reward_model, pictures.images, pictures.digits),
+            "VAE error": (again - pictures.images).abs().mean().item(),
+        }
+    for name, pairs in (("seen", world.SEEN), ("left-out", world.LEFT_OUT)):
+        descriptions = world.draw_pictures(count, "train", 2, pairs=pairs).descriptions
+        images = generate(pipeline, descriptions, seed=3)
+        table[f"generated, {name} combinations"] = score_prompts(judge, images, descriptions)
+    return table
+
+
+def markdown(table: dict[str, dict[str, float]]) -> str:
+    """Write the table as the README shows it: one part a kind of row."""
+    parts = []
+    for kind in ("test handwriting", "generated"):
+        rows = {name: row for name, row in table.items() if name.startswith(kind)}
+        columns = list(next(iter(rows.values())))
+        lines = [f"| {kind} | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+        for name, row in rows.items():
+            cells = [f"{row[c]:.4f}" if "error" in c else f"{100 * row[c]:.1f}%" for c in columns]
+            lines.append(f"| {name.split(', ')[1]} | " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+# ----------------------------------------------------------------------------------------- the recipe
+def train_classifiers(scale: float) -> tuple[Judge, RewardModel]:
+    """Train the judge on clean pictures of its half, the reward model on damaged ones of the other."""
+    everything = world.SEEN + world.LEFT_OUT
+    steps = tqdm(range(2), desc="classifiers")
+    torch.manual_seed(1)
+    judge = Judge()
+    train_classifier(
+        judge,
+        lambda step: world.draw_pictures(BATCH, "judge", 10_000_000 + step),
+        max(2, int(JUDGE_STEPS * scale)),
+        seed=1,
+    )
+    steps.update()
+    torch.manual_seed(2)
+    reward_model = RewardModel()
+    train_classifier(
+        reward_model,
+        lambda step: draw_mixture(BATCH, "reward", 20_000_000 + step, everything),
+        max(2, int(REWARD_MODEL_STEPS * scale)),
+        seed=2,
+    )
+    steps.update()
+    steps.close()
+    return judge, reward_model
+
+
+def make_pipeline(scale: float, device: torch.device) -> StableDiffusionPipeline:
+    """Train autoencoder, text encoder and UNet; only the denoiser never sees the left-out pairs."""
+    torch.manual_seed(0)
+    vae = make_vae()
+    pictures = draw_mixture(max(64, int(VAE_BANK * scale)), "train", 3, world.SEEN + world.LEFT_OUT)
+    train_vae(vae, pictures.images, max(2, int(VAE_STEPS * scale)), device)
+    pictures = draw_mixture(max(64, int(UNET_BANK * scale)), "train", 77, world.SEEN)
+    latents = encode(vae, pictures.images)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = make_tokenizer(Path(folder))
+    text_encoder, unet, scheduler = make_text_encoder(tokenizer), make_unet(), make_scheduler()
+    parts = (unet, text_encoder, tokenizer, vae, scheduler)
+    train_unet(parts, (latents, pictures.descriptions), max(2, int(UNET_STEPS * scale)), device)
+    return StableDiffusionPipeline(
+        vae=vae,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        unet=unet,
+        scheduler=scheduler,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def save_checkpoint(
+    pipeline: StableDiffusionPipeline, judge: Judge, reward_model: RewardModel, folder: Path
+) -> None:
+    """Write the checkpoint; UNet and autoencoder as float16, which halves the wheel."""
+    pipeline.to("cpu")
+    pipeline.unet.half()
+    pipeline.vae.half()
+    pipeline.save_pretrained(folder)
+    for name, model in (("judge", judge), ("reward_model", reward_model)):
+        save_file(model.state_dict(), folder / f"{name}.safetensors")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the checkpoint and print its table.
+
+    Args:
+        argv: command line.
+
+    Returns:
+        0.
+    """
+    parser = argparse.ArgumentParser(prog="python -m ddpo_lessons.tiny.recipe", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("tiny-sd"), help="folder to write to")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of all training steps")
+    parser.add_argument("--images", type=int, default=1000, help="images of each row of the table")
+    parser.add_argument("--table-only", action="store_true", help="measure what --output holds")
+    arguments = parser.parse_args(argv)
+    if not arguments.table_only:
+        started = time.perf_counter()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        judge, reward_model = train_classifiers(arguments.scale)
+        pipeline = make_pipeline(arguments.scale, device)
+        save_checkpoint(pipeline, judge, reward_model, arguments.output)
+        print(f"trained in {(time.perf_counter() - started) / 60:.1f} minutes on {device}")
+    pipeline = StableDiffusionPipeline.from_pretrained(arguments.output, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    judge, reward_model = Judge().eval(), RewardModel().eval()
+    judge.load_state_dict(load_file(arguments.output / "judge.safetensors"))
+    reward_model.load_state_dict(load_file(arguments.output / "reward_model.safetensors"))
+    table = evaluate(pipeline, judge, reward_model, arguments.images)
+    (arguments.output / "evaluation.json").write_text(json.dumps(table, indent=1) + "\n")
+    print(markdown(table))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

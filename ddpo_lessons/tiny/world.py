@@ -95,9 +95,7 @@ def placements(
     """
     uniform = torch.rand(count, 4, generator=generator) * 2 - 1  # (N, 4)
     angle = uniform[:, 0] * turn
-    scale = 1.14 / (
-        1 + uniform[:, 1] * zoom
-    )  # 1.14 leaves a margin of two pixels around the bitmap
+    scale = 1.14 / (1 + uniform[:, 1] * zoom)  # 1.14 leaves a margin of two pixels around the bitmap
     cos, sin = angle.cos() * scale, angle.sin() * scale
     dx, dy = uniform[:, 2] * shift * 2 / IMAGE_SIZE, uniform[:, 3] * shift * 2 / IMAGE_SIZE
     return torch.stack([cos, -sin, dx, sin, cos, dy], dim=1).reshape(-1, 2, 3)  # (N, 2, 3)
@@ -119,9 +117,7 @@ def render(
     """
     grid = F.affine_grid(theta, [len(bitmaps), 1, IMAGE_SIZE, IMAGE_SIZE], align_corners=False)
     coverage = F.grid_sample(bitmaps[:, None], grid, mode="bicubic", align_corners=False)
-    coverage = (1.4 * coverage - 0.15).clamp(
-        0, 1
-    )  # (N, 1, 32, 32), crisper than the bitmap's grey steps
+    coverage = (1.4 * coverage - 0.15).clamp(0, 1)  # (N, 1, 32, 32), crisper than the bitmap's grey steps
     if background.ndim == 2:
         background = background[:, :, None, None]
     return coverage * ink[:, :, None, None] + (1 - coverage) * background
@@ -192,7 +188,7 @@ def jpeg(images: torch.Tensor, severity: int, generator: torch.Generator) -> tor
     for image in images:
         buffer = io.BytesIO()
         to_pil(image).save(buffer, format="JPEG", quality=quality)
-        out.append(torch.from_numpy(np.asarray(Image.open(buffer))).permute(2, 0, 1) / 255)
+        out.append(torch.from_numpy(np.array(Image.open(buffer))).permute(2, 0, 1) / 255)
     return torch.stack(out).float()
 
 
@@ -291,6 +287,7 @@ class Pictures:
     images: torch.Tensor
     clean: torch.Tensor
     digits: torch.Tensor  # (N,) int64
+    severities: torch.Tensor  # (N,) int64, 0 for clean
     descriptions: list[Description]
 
     @property
@@ -314,7 +311,7 @@ def draw_pictures(
         split: split of the handwriting, see `handwriting`.
         seed: decides handwriting, colours, placement and damage.
         damage: None, "camouflaged" or a name of `DAMAGES`.
-        severity: 1 to 5; camouflage has no severity.
+        severity: 1 to 5; camouflage is always the same.
         pairs: the (digit, ink) pairs to draw from; None for all sixty.
 
     Returns:
@@ -324,9 +321,7 @@ def draw_pictures(
         ValueError: if the split, the damage or the severity does not exist.
     """
     if damage is not None and damage != "camouflaged" and damage not in DAMAGES:
-        raise ValueError(
-            f"damage={damage!r} does not exist: use camouflaged or one of {list(DAMAGES)}"
-        )
+        raise ValueError(f"damage={damage!r} does not exist: use camouflaged or one of {list(DAMAGES)}")
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     bitmaps, labels = handwriting(split)
@@ -345,12 +340,12 @@ def draw_pictures(
     images = clean
     if damage == "camouflaged":
         hidden_ink = background_rgb + 0.22 * (ink_rgb - background_rgb)
-        images = render(
-            bitmaps[chosen], hidden_ink, texture(count, background_rgb, generator), theta
-        )
+        images = render(bitmaps[chosen], hidden_ink, texture(count, background_rgb, generator), theta)
     elif damage is not None:
         images = DAMAGES[damage](clean, severity, generator)
-    return Pictures(images, clean, torch.tensor([d.digit for d in descriptions]), descriptions)
+    digits = torch.tensor([d.digit for d in descriptions])
+    severities = torch.full((count,), 0 if damage is None else severity)
+    return Pictures(images, clean, digits, severities, descriptions)
 
 
 def to_pil(image: torch.Tensor) -> Image.Image:

@@ -1,0 +1,48 @@
+"""Write the measured tables into README.md from the committed JSON: `python -m benchmarks.readme_tables`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ddpo_lessons.tiny import CHECKPOINT
+from ddpo_lessons.tiny.recipe import markdown
+
+ROOT = Path(__file__).parent.parent
+COLUMNS = {"damaged": "damaged", "before": "before RL", "after": "after RL", "clean": "clean"}
+
+
+def demo_table(result: dict[str, Any]) -> str:
+    """Return the demo's table: a row per seed, and the mean."""
+    lines = [
+        "| seed | " + " | ".join(COLUMNS.values()) + " | gain, points | minutes |",
+        "| --- |" + " ---: |" * (len(COLUMNS) + 2),
+    ]
+    runs = result["runs"]
+    keys = [*COLUMNS, "seconds"]
+    mean = {"seed": "mean", **{key: sum(run[key] for run in runs) / len(runs) for key in keys}}
+    for run in [*runs, mean]:
+        cells = [f"{100 * run[key]:.1f}%" for key in COLUMNS]
+        cells += [f"{100 * (run['after'] - run['before']):+.1f}", f"{run['seconds'] / 60:.1f}"]
+        lines.append(f"| {run['seed']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\nMeasured on: {result['machine']}."
+
+
+def filled(text: str) -> str:
+    """Return the README's text with every table between its marks made anew."""
+    tables = {
+        "demo": demo_table(json.loads((ROOT / "benchmarks" / "demo.json").read_text())),
+        "tiny-sd": markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
+    }
+    for name, table in tables.items():
+        pattern = rf"<!-- {name} -->.*?<!-- /{name} -->"
+        block = f"<!-- {name} -->\n{table}\n<!-- /{name} -->"
+        text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
+    return text
+
+
+if __name__ == "__main__":
+    path = ROOT / "README.md"
+    path.write_text(filled(path.read_text()))
