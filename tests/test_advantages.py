@@ -10,7 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpo_lessons.advantages import PerPromptStatTracker, gae, masked_whiten, normalize
+from ddpo_lessons.advantages import (
+    PerPromptStatTracker,
+    gae,
+    masked_whiten,
+    normalize,
+    normalize_groups,
+)
 
 # --- normalize ------------------------------------------------------------------------------------
 
@@ -59,6 +65,30 @@ def test_eps_bounds_the_scale() -> None:
 def test_bad_rewards(rewards: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         normalize(rewards)
+
+
+# --- normalize_groups -----------------------------------------------------------------------------
+
+
+def test_groups_by_hand() -> None:
+    # differences -1, 1 and -3, 3; their common std is sqrt((1 + 1 + 9 + 9) / 4) = sqrt(5)
+    advantages = normalize_groups([10, 12, 100, 106], group_size=2)
+    assert advantages.dtype == torch.float32
+    expected = [-1 / math.sqrt(5), 1 / math.sqrt(5), -3 / math.sqrt(5), 3 / math.sqrt(5)]
+    assert advantages.tolist() == pytest.approx(expected)
+
+
+def test_a_group_of_equals_says_nothing() -> None:
+    advantages = normalize_groups([0.1, 0.1, 0.1, 1.0, 2.0, 3.0], group_size=3)
+    assert advantages[:3].tolist() == [0, 0, 0]
+    assert advantages[3:].tolist() == pytest.approx([-math.sqrt(3), 0, math.sqrt(3)])
+    assert normalize_groups([0.1, 0.1, 0.7, 0.7], group_size=2).tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("group_size", [1, 4, 0])
+def test_groups_must_divide(group_size: int) -> None:
+    with pytest.raises(ValueError, match=f"group_size={group_size} .*6 rewards"):
+        normalize_groups(torch.arange(6), group_size)
 
 
 # --- PerPromptStatTracker -------------------------------------------------------------------------
