@@ -1,0 +1,34 @@
+"""Grids and curves."""
+
+import numpy as np
+import pytest
+import torch
+
+from ddpo_lessons.plotting import image_grid, plot_run
+
+
+def test_grid_places_images_row_by_row_and_fills_with_white():
+    images = torch.stack([torch.full((3, 2, 2), value) for value in (0.0, 0.2, 0.4)])
+    pixels = np.array(image_grid(images, columns=2, scale=1))
+    assert pixels.shape == (4, 4, 3)
+    corners = pixels[0, 0, 0], pixels[0, 2, 0], pixels[2, 0, 0], pixels[2, 2, 0]
+    assert corners == (0, 51, 102, 255)
+
+
+def test_small_images_are_enlarged_without_blending():
+    pixels = np.array(image_grid(torch.tensor([0.0, 1.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2), columns=1))
+    assert pixels.shape == (96, 192, 3)
+    assert set(np.unique(pixels)) == {0, 255}
+
+
+def test_grid_refuses_nothing():
+    with pytest.raises(ValueError, match="N >= 1"):
+        image_grid(torch.zeros(0, 3, 4, 4), columns=2)
+
+
+def test_curves_show_the_records():
+    records = [{"samples_seen": 8, "reward_mean": -1.0, "reward_std": 0.5}] * 2
+    figure = plot_run(records, [{"samples_seen": 8, "accuracy": 0.25}])
+    left, right = figure.axes
+    assert left.lines[0].get_ydata().tolist() == [-1.0, -1.0]
+    assert list(right.lines[0].get_ydata()) == [25.0]

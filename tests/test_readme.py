@@ -1,0 +1,46 @@
+"""Every command and every code block of the README runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ddpo_lessons.cli import main
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture
+def demo_folder(tmp_path, monkeypatch):
+    """An empty folder in which the demo ran, in short."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--epochs", "1", "--eval-images", "16"]) == 0
+    return tmp_path
+
+
+def test_python_blocks_run(demo_folder):
+    assert len(blocks("python")) == 2
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), {})
+    assert (demo_folder / "red-run" / "lora").is_dir()
+
+
+def test_commands_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("ddpo-lessons ")]
+    assert [command[0] for command in commands] == ["demo", "demo", "train", "sample"]
+    for command in commands[2:]:
+        assert main(command) == 0
+    assert list((tmp_path / "pictures").glob("*.png"))
+
+
+def test_make_targets_exist():
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", README):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target

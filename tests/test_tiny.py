@@ -1,0 +1,95 @@
+"""The shipped checkpoint, its classifiers and its recipe."""
+
+import json
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+
+from benchmarks.readme_tables import filled
+from ddpo_lessons import tiny
+from ddpo_lessons.tiny import recipe, world
+from ddpo_lessons.tiny.classifier import accuracy, targets
+
+
+def test_checkpoint_is_at_most_12_megabytes_and_holds_no_pickle():
+    files = [path for path in tiny.CHECKPOINT.rglob("*") if path.is_file()]
+    weights = [path for path in files if path.suffix == ".safetensors"]
+    assert sum(path.stat().st_size for path in weights) <= 12e6
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".txt", ".md"}
+
+
+def test_plain_diffusers_loads_it_in_float32():
+    pipeline = tiny.load_tiny_sd()
+    assert type(pipeline) is StableDiffusionPipeline
+    parts = (pipeline.unet, pipeline.vae, pipeline.text_encoder)
+    assert {next(part.parameters()).dtype for part in parts} == {torch.float32}
+
+
+def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt():
+    tokenizer = tiny.load_tiny_sd().tokenizer
+    prompt = "a foggy red three on a blue background"
+    assert len(tokenizer(prompt).input_ids) == len(prompt.split()) + 2
+    assert len(tokenizer("zebra").input_ids) == len("zebra") + 2
+
+
+def test_text_decides_what_is_drawn():
+    pipeline, judge = tiny.load_tiny_sd(), tiny.load_judge()
+    descriptions = world.draw_pictures(40, "train", 11, pairs=world.SEEN).descriptions
+    right = recipe.score_prompts(judge, recipe.generate(pipeline, descriptions, seed=0), descriptions)
+    published = json.loads((tiny.CHECKPOINT / "evaluation.json").read_text())
+    for name, share in published["generated, seen combinations"].items():
+        # 40 pictures against 1,000: three standard errors
+        assert right[name] == pytest.approx(share, abs=3 * (share * (1 - share) / 40) ** 0.5 + 0.03)
+
+
+def test_judge_reads_clean_test_handwriting_and_not_what_it_never_saw():
+    judge, reward_model = tiny.load_judge(), tiny.load_reward_model()
+    clean, foggy = (world.draw_pictures(200, "test", 0, damage) for damage in (None, "foggy"))
+    assert accuracy(judge, clean.images, clean.digits) > 0.97
+    assert accuracy(judge, foggy.images, foggy.digits) < 0.75
+    assert accuracy(reward_model, foggy.images, foggy.digits) > 0.9
+
+
+def test_reward_model_is_surer_the_less_damage_there_is():
+    reward_model = tiny.load_reward_model()
+    means = []
+    for severity in (1, 3, 5):
+        pictures = world.draw_pictures(100, "test", 0, "faded", severity)
+        log_probs = reward_model(pictures.images).log_softmax(1).gather(1, pictures.digits[:, None])
+        means.append(log_probs.mean().item())
+    assert means == sorted(means, reverse=True)
+
+
+def test_targets_spread_the_rest_evenly():
+    pictures = world.draw_pictures(3, "train", 0, "foggy", 2)
+    wanted = targets(pictures)
+    assert torch.allclose(wanted.sum(1), torch.ones(3))
+    assert wanted[0, pictures.digits[0]].item() == pytest.approx(0.66)
+    assert wanted[0].sort().values[0].item() == pytest.approx(0.34 / 9)
+
+
+def test_generated_scores_by_hand():
+    pictures = world.draw_pictures(2, "test", 4, pairs=((3, "red"),))
+
+    class ReadsThree(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.eye(10)[[3] * len(images)]
+
+    told = [pictures.descriptions[0], world.Description(3, "white", pictures.descriptions[1].background)]
+    assert recipe.score_prompts(ReadsThree(), pictures.images, told) == {
+        "digit": 1.0, "ink": 0.5, "background": 1.0, "all three": 0.5,
+    }  # fmt: skip
+
+
+def test_recipe_runs_end_to_end_in_small(tmp_path, capsys):
+    recipe.main(["--output", str(tmp_path), "--scale", "0.001", "--images", "20"])
+    table = json.loads((tmp_path / "evaluation.json").read_text())
+    assert set(table) == set(json.loads((tiny.CHECKPOINT / "evaluation.json").read_text()))
+    assert "| test handwriting |" in capsys.readouterr().out
+    StableDiffusionPipeline.from_pretrained(tmp_path, local_files_only=True)
+
+
+def test_readme_shows_the_committed_tables():
+    readme = (tiny.CHECKPOINT.parents[2] / "README.md").read_text()
+    assert filled(readme) == readme

@@ -1,0 +1,93 @@
+"""The digit world: splits, drawing, measuring, damage and words."""
+
+import pytest
+import torch
+
+from ddpo_lessons.tiny import world
+
+
+def test_splits_share_no_handwriting_and_cover_everything():
+    sizes = {name: len(world.handwriting(name)[1]) for name in ("train", "test", "reward", "judge")}
+    assert sizes == {"train": 1297, "test": 500, "reward": 648, "judge": 649}
+    bitmaps = {name: {tuple(b.flatten().tolist()) for b in world.handwriting(name)[0]} for name in sizes}
+    assert not bitmaps["test"] & bitmaps["train"]
+    assert not bitmaps["reward"] & bitmaps["judge"]
+    assert bitmaps["reward"] | bitmaps["judge"] == bitmaps["train"]
+
+
+def test_unknown_split_is_named():
+    with pytest.raises(ValueError, match="split='valid'"):
+        world.handwriting("valid")
+
+
+def test_ten_pairs_are_left_out_one_for_each_digit():
+    assert [digit for digit, _ in world.LEFT_OUT] == list(range(10))
+    assert len(set(world.SEEN)) == 50
+    assert not set(world.SEEN) & set(world.LEFT_OUT)
+
+
+def test_render_blends_ink_and_background_by_coverage():
+    bitmap = torch.ones(1, 8, 8)
+    ink, background = torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[0.0, 0.5, 1.0]])
+    still = torch.eye(2, 3)[None]
+    image = world.render(bitmap, ink, background, still)
+    assert image.shape == (1, 3, 32, 32)
+    assert torch.allclose(image[0, :, 16, 16], ink[0])  # full coverage shows the ink
+    empty = world.render(torch.zeros(1, 8, 8), ink, background, still)
+    assert torch.allclose(empty[0, :, 16, 16], background[0])
+
+
+def test_measured_colours_are_those_that_were_drawn():
+    pictures = world.draw_pictures(300, "train", seed=5)
+    ink, background = world.measure_colours(pictures.images)
+    names = world.COLOUR_NAMES
+    assert [names[i] for i in world.nearest_colour(ink)] == [d.ink for d in pictures.descriptions]
+    assert [names[i] for i in world.nearest_colour(background)] == [
+        d.background for d in pictures.descriptions
+    ]
+
+
+@pytest.mark.parametrize("damage", [*world.DAMAGES, "camouflaged"])
+def test_damage_keeps_the_range_and_grows_with_severity(damage: str):
+    errors = []
+    for severity in (1, 3, 5):
+        pictures = world.draw_pictures(32, "train", 7, damage, severity)
+        assert 0 <= pictures.images.min() and pictures.images.max() <= 1
+        errors.append((pictures.images - pictures.clean).square().mean().item())
+    assert errors[0] > 1e-4
+    assert damage == "camouflaged" or errors == sorted(errors)
+
+
+def test_fade_takes_the_stated_share_of_contrast():
+    pictures = world.draw_pictures(16, "train", 3, "faded", 3)
+    before_ink, before_background = world.measure_colours(pictures.clean)
+    ink, background = world.measure_colours(pictures.images)
+    before = (before_ink - before_background).norm(dim=1)
+    assert torch.allclose((ink - background).norm(dim=1) / before, torch.full((16,), 0.26), atol=0.01)
+
+
+def test_same_seed_same_pictures_other_seed_others():
+    first, again, other = (world.draw_pictures(8, "test", seed, "noisy") for seed in (1, 1, 2))
+    assert torch.equal(first.images, again.images)
+    assert not torch.equal(first.images, other.images)
+
+
+def test_wrong_damage_and_severity_are_named():
+    with pytest.raises(ValueError, match="damage='wet'"):
+        world.draw_pictures(1, "train", 0, "wet")
+    with pytest.raises(ValueError, match="severity=6"):
+        world.draw_pictures(1, "train", 0, "foggy", 6)
+
+
+def test_prompts_are_read_back():
+    for description in (
+        world.Description(3, "red", "blue", "foggy"),
+        world.Description(None, None, "white", None),
+        world.Description(0, "black", None, "clear"),
+    ):
+        prompt = world.make_prompt(
+            description.digit, description.ink, description.background, description.damage
+        )
+        assert world.parse_prompt(prompt) == description
+    assert world.make_prompt(3, "red", "blue", "foggy") == "a foggy red three on a blue background"
+    assert world.parse_prompt("something else entirely") == world.Description()
