@@ -1,1 +1,56 @@
-"""Reinforcement learning of diffusion models."""
+"""Reinforcement learning of diffusion models: a course, and the package that it builds.
+
+The names below are imported when they are first used, so that `import ddpo_lessons` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EpochPlan": "batching",
+    "ddim_step_with_logprob": "ddim",
+    "clipped_surrogate": "ppo",
+    "PerPromptStatTracker": "advantages",
+    "gae": "advantages",
+    "normalize": "advantages",
+    "Trajectory": "rollout",
+    "img2img_rollout": "rollout",
+    "text2img_rollout": "rollout",
+    "DDPOConfig": "config",
+    "DDPOTrainer": "trainer",
+    "ImageDDPOTrainer": "trainer",
+    "get_reward": "rewards",
+    "get_prompts": "prompts",
+    "load_tiny_sd": "tiny",
+}
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from ddpo_lessons.advantages import PerPromptStatTracker as PerPromptStatTracker
+    from ddpo_lessons.advantages import gae as gae
+    from ddpo_lessons.advantages import normalize as normalize
+    from ddpo_lessons.batching import EpochPlan as EpochPlan
+    from ddpo_lessons.config import DDPOConfig as DDPOConfig
+    from ddpo_lessons.ddim import ddim_step_with_logprob as ddim_step_with_logprob
+    from ddpo_lessons.ppo import clipped_surrogate as clipped_surrogate
+    from ddpo_lessons.prompts import get_prompts as get_prompts
+    from ddpo_lessons.rewards import get_reward as get_reward
+    from ddpo_lessons.rollout import Trajectory as Trajectory
+    from ddpo_lessons.rollout import img2img_rollout as img2img_rollout
+    from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
+    from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
+    from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
+    from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
+else:  # hidden from type checkers, for which every name would exist
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})

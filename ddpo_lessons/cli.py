@@ -1,0 +1,501 @@
+"""`ddpo-lessons demo · train · sample · doctor`.
+
+Modules are imported by the command that needs them: `doctor` must run where torch does not even load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import random
+import shlex
+import sys
+import textwrap
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import StableDiffusionPipeline
+    from PIL import Image
+
+    from ddpo_lessons.config import DDPOConfig
+    from ddpo_lessons.presets import Preset
+    from ddpo_lessons.prompts import PromptSampler
+    from ddpo_lessons.trainer import DDPOTrainer
+
+NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
+
+
+class Command(NamedTuple):
+    """A subcommand: what it does in a line, its flags, and what it runs."""
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are exceptions, so that `main` prints every error in the same way."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the words after the program's name; those of the process if not given.
+
+    Returns:
+        The exit status: 2 after an error, which is printed in one line.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        arguments = _make_parser(argv).parse_args(argv)
+        return COMMANDS[arguments.command].run(arguments)
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130  # as shells count
+
+
+def _make_parser(argv: list[str]) -> argparse.ArgumentParser:
+    """Make the parser, with the flags of that command only which `argv` names."""
+    from ddpo_lessons import __version__
+
+    parser = _Parser(prog="ddpo-lessons", description="Reinforcement learning of diffusion models.")
+    parser.add_argument("--version", action="version", version=__version__)
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=command.summary, description=command.summary, allow_abbrev=False
+        )
+        if argv[:1] == [name]:
+            command.add_arguments(subparser)
+    return parser
+
+
+# ------------------------------------------------------------------------------- flags of DDPOConfig
+def field_docs(kind: type) -> dict[str, str]:
+    """Read the docstrings under the fields of a dataclass from its source."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, doc in itertools.pairwise(definition.body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(doc, ast.Expr)
+            and isinstance(doc.value, ast.Constant)
+        ):
+            docs[field.target.id] = " ".join(str(doc.value.value).split())
+    return docs
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not an object such as {{"key": 1}}')
+    return value
+
+
+def _comma_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _flag_of_type(hint: Any) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for a field of that type."""
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if hint in (int, float):
+        return {"type": hint, "metavar": "N" if hint is int else "X"}
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint)}
+    if typing.get_origin(hint) is tuple:
+        return {"type": _comma_list, "metavar": "A,B,..."}
+    if typing.get_origin(hint) is dict:
+        return {"type": _json_object, "metavar": "JSON"}
+    return {"type": str, "metavar": "TEXT"}
+
+
+def _show(default: Any) -> str:
+    if default is None:
+        return ""
+    if isinstance(default, tuple):
+        return ",".join(default)
+    if isinstance(default, dict):
+        return json.dumps(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every field of `DDPOConfig`; only those that are given get into the namespace."""
+    from ddpo_lessons.config import DDPOConfig
+
+    group = parser.add_argument_group("settings (fields of DDPOConfig, in parentheses its defaults)")
+    docs, hints, defaults = field_docs(DDPOConfig), typing.get_type_hints(DDPOConfig), DDPOConfig()
+    for field in dataclasses.fields(DDPOConfig):
+        shown = _show(getattr(defaults, field.name))
+        text = docs[field.name] + (f" ({shown})" if shown else "")
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            default=argparse.SUPPRESS,
+            help=text.replace("%", "%%"),
+            **_flag_of_type(hints[field.name]),
+        )
+
+
+# --------------------------------------------------------------------------------------------- train
+def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    from ddpo_lessons.presets import PRESETS
+    from ddpo_lessons.prompts import PROMPTS
+    from ddpo_lessons.rewards import REWARDS
+
+    parser.add_argument("--model", help="folder or name on the hub (tiny-sd, which is in the package)")
+    parser.add_argument(
+        "--preset",
+        choices=PRESETS,
+        help="named settings, which every other flag overrides; digit_world for tiny-sd",
+    )
+    parser.add_argument("--reward", metavar="NAME", help=", ".join(REWARDS))
+    parser.add_argument("--prompts", metavar="NAME", help=f"{', '.join(PROMPTS)}; or a file, a prompt a line")
+    parser.add_argument("--prompt", metavar="TEXT", help="one prompt for everything")
+    parser.add_argument("--images", metavar="FOLDER", type=Path, help="img2img on the image files in it")
+    parser.add_argument(
+        "--noise-strength",
+        type=float,
+        metavar="X",
+        help=f"with --images: share of the schedule that is run ({NOISE_STRENGTH})",
+    )
+    add_config_flags(parser)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    _check_train_arguments(arguments)
+    preset = _choose_preset(arguments)
+    trainer = _make_trainer(arguments, preset)
+    trainer.train()
+    folder = trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline")
+    trainer.save_pretrained(folder)
+    if trainer.accelerator.is_main_process:
+        _print_places(trainer, arguments.model or preset.model, folder)
+    return 0
+
+
+def _check_train_arguments(arguments: argparse.Namespace) -> None:
+    if arguments.images is None and arguments.noise_strength is not None:
+        raise ValueError("--noise-strength says how far an image is noised: give --images too")
+    if arguments.prompts is not None and (arguments.images, arguments.prompt) != (None, None):
+        raise ValueError("--prompts does not go with --prompt or --images: leave it out")
+
+
+def _choose_preset(arguments: argparse.Namespace) -> Preset:
+    from ddpo_lessons.presets import PRESETS, Preset
+
+    if arguments.preset is None and arguments.model not in (None, "tiny-sd"):
+        return Preset(arguments.model, reward="", prompts="", config={})
+    return PRESETS[arguments.preset or "digit_world"]
+
+
+def _make_trainer(arguments: argparse.Namespace, preset: Preset) -> DDPOTrainer:
+    """Check everything that is cheap to check, then load models."""
+    from ddpo_lessons.compat import load_pipeline
+    from ddpo_lessons.rewards import get_reward
+    from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+
+    config = _make_config(arguments, preset)
+    if not (arguments.reward or preset.reward):
+        raise ValueError("a model without a preset needs a reward: give --reward")
+    model = arguments.model or preset.model
+    if arguments.images is None:
+        prompts = _choose_prompts(arguments, preset, config.seed)
+        reward = get_reward(arguments.reward or preset.reward)
+        return DDPOTrainer(config, reward, prompts, load_pipeline(model))
+    files = _image_files(arguments.images)
+    reward = get_reward(arguments.reward or preset.reward)
+    pipeline = load_pipeline(model)
+    sampler = _image_prompts(files, arguments.prompt or "", _image_size(pipeline), config.seed)
+    strength = NOISE_STRENGTH if arguments.noise_strength is None else arguments.noise_strength
+    return ImageDDPOTrainer(config, reward, sampler, pipeline, noise_strength=strength)
+
+
+def _make_config(arguments: argparse.Namespace, preset: Preset) -> DDPOConfig:
+    from ddpo_lessons.config import DDPOConfig
+
+    fields = {field.name for field in dataclasses.fields(DDPOConfig)}
+    given = {name: value for name, value in vars(arguments).items() if name in fields}
+    return DDPOConfig(**{**preset.config, **given})
+
+
+def _choose_prompts(
+    arguments: argparse.Namespace, preset: Preset, seed: int
+) -> Callable[[], tuple[str, dict[str, Any]]]:
+    from ddpo_lessons.prompts import from_file, get_prompts
+
+    if arguments.prompt is not None:
+        return lambda: (arguments.prompt, {})
+    name = arguments.prompts or preset.prompts
+    if not name:
+        raise ValueError("a model without a preset needs prompts: give --prompts, --prompt or --images")
+    return from_file(name, seed) if Path(name).is_file() else get_prompts(name, seed)
+
+
+def _print_places(trainer: DDPOTrainer, model: str, folder: Path) -> None:
+    run_dir = trainer.config.run_dir
+    print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from latest")
+    command = ["ddpo-lessons", "sample"]
+    command += ["--model", str(folder)] if not trainer.use_lora else ["--model", model, "--lora", str(folder)]
+    strength = getattr(trainer, "noise_strength", None)
+    if strength is None:
+        command += ["--prompt", "TEXT"]
+    else:
+        command += ["--noise-strength", str(strength), "--images", "FILE"]
+    print(f"{folder}: what was trained; use it with\n  {shlex.join(command)}")
+
+
+# -------------------------------------------------------------------------------------------- images
+def _image_files(folder: Path) -> list[Path]:
+    """Return the image files in a folder; each is opened, so that a broken one is found at once."""
+    from PIL import Image
+
+    if not folder.is_dir():
+        raise ValueError(f"--images {folder} is not a folder")
+    kinds = Image.registered_extensions()  # which also names kinds that can only be written
+    files = sorted(path for path in folder.iterdir() if kinds.get(path.suffix.lower()) in Image.OPEN)
+    if not files:
+        raise ValueError(f"--images {folder} holds no image file")
+    for file in files:
+        Image.open(file).close()
+    return files
+
+
+def _image_size(pipeline: StableDiffusionPipeline) -> int:
+    """Return the side of the square images, in pixels, that a pipeline makes."""
+    from ddpo_lessons.rollout import vae_factor
+
+    return pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
+
+
+def _open_image(file: Path) -> Image.Image:
+    from PIL import Image, ImageOps
+
+    with Image.open(file) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _fit(image: Image.Image, size: int) -> torch.Tensor:
+    """Resize an image so that its middle fills a square: (3, size, size) in [0, 1]."""
+    from PIL import ImageOps
+
+    from ddpo_lessons.contexts import to_tensor
+
+    return to_tensor(ImageOps.fit(image, (size, size)))
+
+
+def _image_prompts(files: list[Path], prompt: str, size: int, seed: int) -> PromptSampler:
+    """Make a prompt function that draws image files; metadata: `id`, the file's name, and `image`."""
+    from ddpo_lessons.prompts import PromptSampler
+
+    def draw(generator: random.Random) -> Any:
+        file = generator.choice(files)
+        image = _fit(_open_image(file), size)
+        return prompt, image, {"id": file.name, "image": image}
+
+    return PromptSampler(draw, seed)
+
+
+# -------------------------------------------------------------------------------------------- sample
+def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny-sd", help="folder or name on the hub (%(default)s)")
+    parser.add_argument("--lora", type=Path, metavar="FOLDER", help="LoRA weights: a run's lora folder")
+    parser.add_argument("--images", type=Path, nargs="+", metavar="FILE", help="img2img: what to start from")
+    parser.add_argument("--prompt", metavar="TEXT", help='what the images show ("" with --images)')
+    parser.add_argument("--count", type=_at_least_one, metavar="N", help="images without --images (4)")
+    parser.add_argument(
+        "--noise-strength",
+        type=float,
+        metavar="X",
+        help=f"with --images: share of the schedule that is run ({NOISE_STRENGTH})",
+    )
+    parser.add_argument(
+        "--keep-size",
+        action="store_true",
+        help="with --images: keep sizes that the model can take, instead of making all the model's own",
+    )
+    parser.add_argument(
+        "--steps", type=_at_least_one, metavar="N", help="of the whole schedule (the run's, else 50)"
+    )
+    parser.add_argument("--guidance-scale", type=float, metavar="X", help="(the run's, else 5)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides the noise (%(default)s)")
+    parser.add_argument(
+        "--batch-size", type=_at_least_one, default=4, metavar="N", help="changes no image (%(default)s)"
+    )
+    parser.add_argument("--output-dir", type=Path, default=Path("samples"), help="folder (%(default)s)")
+
+
+def _sample(arguments: argparse.Namespace) -> int:
+    from accelerate import PartialState
+
+    from ddpo_lessons.compat import load_pipeline
+
+    _check_sample_arguments(arguments)
+    settings = _run_settings(arguments.lora or Path(arguments.model))
+    inputs = [_open_image(file) for file in arguments.images or []]
+    pipeline = load_pipeline(arguments.model)
+    if arguments.lora is not None:
+        _load_lora(pipeline, arguments.lora)
+    pipeline.to(PartialState().device)
+    images = _choose_inputs(inputs, _image_size(pipeline), arguments.keep_size)
+    _write_samples(arguments.output_dir, images, _draw(arguments, settings, pipeline, images))
+    return 0
+
+
+def _check_sample_arguments(arguments: argparse.Namespace) -> None:
+    from ddpo_lessons.compat import LORA_FILE
+
+    if arguments.images is None:
+        if arguments.prompt is None:
+            raise ValueError("there is nothing to start from: give --prompt or --images")
+        if arguments.noise_strength is not None or arguments.keep_size:
+            raise ValueError("--noise-strength and --keep-size are about images: give --images too")
+    elif arguments.count is not None:
+        raise ValueError("--count is for images from noise: leave it out, or --images")
+    if arguments.lora is not None and not (arguments.lora / LORA_FILE).is_file():
+        raise ValueError(f"--lora {arguments.lora} holds no {LORA_FILE}: give the lora folder of a run")
+
+
+def _run_settings(result: Path) -> DDPOConfig:
+    """Return the config of the run that a result lies in, or the defaults."""
+    from ddpo_lessons.config import DDPOConfig
+
+    file = result.parent / "config.json"
+    if not file.is_file():
+        return DDPOConfig()
+    return DDPOConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _load_lora(pipeline: StableDiffusionPipeline, folder: Path) -> None:
+    from diffusers.utils import logging
+
+    from ddpo_lessons.compat import LORA_FILE
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # diffusers prints, layer by layer, what it raises too
+    try:
+        pipeline.load_lora_weights(folder, weight_name=LORA_FILE)
+    except RuntimeError as error:
+        raise ValueError(f"--lora {folder} does not fit the model: {error!s:.200}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _choose_inputs(inputs: list[Image.Image], size: int, keep_size: bool) -> list[torch.Tensor]:
+    from ddpo_lessons.contexts import to_tensor
+
+    return [to_tensor(image) if keep_size else _fit(image, size) for image in inputs]
+
+
+def _draw(
+    arguments: argparse.Namespace,
+    settings: DDPOConfig,
+    pipeline: StableDiffusionPipeline,
+    inputs: list[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Sample an image (3, H, W) for every input, or as many as were asked for without."""
+    import torch
+    from tqdm.auto import tqdm
+
+    from ddpo_lessons.rollout import PromptEncoder, img2img_rollout, sample_seed, text2img_rollout
+
+    scale, strength = arguments.guidance_scale, arguments.noise_strength
+    sampling: dict[str, Any] = {
+        "num_inference_steps": arguments.steps or settings.sample_num_steps,
+        "guidance_scale": settings.sample_guidance_scale if scale is None else scale,
+        "eta": settings.sample_eta,
+        "negative_prompt": settings.negative_prompts,
+        "encoder": PromptEncoder(pipeline),
+    }
+    count = len(inputs) or arguments.count or 4
+    size = 1 if arguments.keep_size else arguments.batch_size  # sizes may differ
+    images: list[torch.Tensor] = []
+    for first in tqdm(range(0, count, size), desc="sampling"):
+        numbers = range(first, min(first + size, count))
+        prompts = [arguments.prompt or ""] * len(numbers)
+        seeds = [sample_seed(arguments.seed, number) for number in numbers]
+        sampling["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
+        if inputs:
+            batch = torch.stack([inputs[number] for number in numbers])
+            noise = NOISE_STRENGTH if strength is None else strength
+            images.extend(img2img_rollout(pipeline, prompts, batch, noise, **sampling)[0].cpu())
+        else:
+            images.extend(text2img_rollout(pipeline, prompts, **sampling)[0].cpu())
+    return images
+
+
+def _write_samples(folder: Path, inputs: list[torch.Tensor], images: list[torch.Tensor]) -> None:
+    """Write each image, and a grid of all of them, beside the inputs where there are any."""
+    import torch
+    from PIL import ImageOps
+
+    from ddpo_lessons.contexts import to_tensor
+    from ddpo_lessons.plotting import image_grid
+    from ddpo_lessons.tiny.world import to_pil
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, image in enumerate(images):
+        path = folder / f"sample-{number:03d}.png"
+        to_pil(image).save(path)
+        print(path)
+    tiles = [tile for pair in zip(inputs, images, strict=True) for tile in pair] if inputs else images
+    box = (max(tile.shape[2] for tile in tiles), max(tile.shape[1] for tile in tiles))
+    padded = [to_tensor(ImageOps.pad(to_pil(tile), box, color="white")) for tile in tiles]
+    image_grid(torch.stack(padded), columns=2 if inputs else min(4, len(tiles))).save(folder / "grid.png")
+    print(f"{folder / 'grid.png'}{': left the input, right the result' if inputs else ''}")
+
+
+# ---------------------------------------------------------------------------------- demo and doctor
+def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    from ddpo_lessons import demo
+
+    demo.add_arguments(parser)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from ddpo_lessons import demo
+
+    return demo.run(arguments)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from ddpo_lessons import doctor
+
+    return doctor.main()
+
+
+COMMANDS = {
+    "demo": Command("Make damaged handwriting legible, in minutes.", _add_demo_arguments, _demo),
+    "train": Command("Train a model with DDPO on a reward.", _add_train_arguments, _train),
+    "sample": Command("Use what was trained.", _add_sample_arguments, _sample),
+    "doctor": Command("Say what works on this machine.", lambda parser: None, _doctor),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,482 @@
+"""The command line, called in this process with tiny settings on a tiny random pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from helpers import make_pipeline
+from PIL import Image
+
+import ddpo_lessons
+from ddpo_lessons import cli, demo, doctor, prompts, rewards, rollout
+from ddpo_lessons.compat import LORA_FILE
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.presets import PRESETS
+from ddpo_lessons.runlog import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).parents[1]
+# One epoch of two samples, three timesteps and one optimizer step.
+TINY = shlex.split("""
+--num-epochs 1 --image-grid-freq 0 --sample-num-steps 3 --sample-batch-size 2
+--sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colourfulness
+""")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_pipeline().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images of several sizes and kinds, and a file that is none."""
+    folder = tmp_path_factory.mktemp("photos")
+    Image.new("RGB", (40, 48), "red").save(folder / "a.png")
+    Image.new("L", (20, 20), 200).save(folder / "b.jpg")
+    Image.new("RGBA", (64, 32), "blue").save(folder / "c.webp")
+    (folder / "notes.txt").write_text("not an image")
+    return folder
+
+
+def run(*words: str | Path) -> None:
+    assert cli.main([str(word) for word in words]) == 0
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def parse(*words: str, preset: str = "digit_world") -> DDPOConfig:
+    arguments = cli._make_parser(["train", *words]).parse_args(["train", *words])
+    return cli._make_config(arguments, dataclasses.replace(PRESETS[preset], config={}))
+
+
+# --------------------------------------------------------------------------------------------- train
+def test_train_then_sample(here: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("train", *TINY, "--model", model, "--prompt", "a red three", "--output-dir", "a run")
+    assert len(read_metrics("a run", "step")) == 1
+    assert config_of(here / "a run")["train_learning_rate"] == 1e-3
+    assert (here / "a run" / "lora" / LORA_FILE).is_file()
+    # The command that it prints works once TEXT has become a text.
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    command = ["a red three" if word == "TEXT" else word for word in shlex.split(line)]
+    assert command[:2] == ["ddpo-lessons", "sample"]
+    run(*command[1:], "--count", "3")
+    paths = capsys.readouterr().out.split()
+    assert paths == [
+        str(Path("samples", f"{n}.png")) for n in ("sample-000", "sample-001", "sample-002", "grid")
+    ]
+    assert [Image.open(path).size for path in paths[:3]] == [(32, 32)] * 3
+    assert Image.open(paths[3]).size == (3 * 96, 96)  # small images are enlarged to 96 pixels
+
+
+def test_full_training_writes_a_pipeline(here: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("train", *TINY, "--model", model, "--prompt", "", "--output-dir", "run", "--no-train-use-lora")
+    trained = StableDiffusionPipeline.from_pretrained(here / "run" / "pipeline").unet.state_dict()
+    first = make_pipeline().unet.state_dict()
+    assert any(not torch.equal(trained[name], first[name]) for name in first)
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    run(*[word.replace("TEXT", "") for word in shlex.split(line)[1:]], "--count", "1")
+    assert (here / "samples" / "sample-000.png").is_file()
+
+
+def test_train_on_images(here: Path, model: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--images", photos, "--noise-strength", "0.7", "--output-dir", "run")
+    run("train", *TINY, "--model", model, *flags)
+    (state,) = here.glob("run/checkpoint-*/state.json")
+    saved = json.loads(state.read_text())
+    assert saved["identity"]["noise_strength"] == 0.7
+    assert saved["prompt_function"] == {"seed": 0, "drawn": 2}
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    assert "--noise-strength 0.7 --images FILE" in line
+    run(*[photos / "a.png" if word == "FILE" else word for word in shlex.split(line)[1:]])
+    assert (here / "samples" / "sample-000.png").is_file()
+
+
+def test_images_become_squares_of_the_model(photos: Path) -> None:
+    files = cli._image_files(photos)
+    assert [file.name for file in files] == ["a.png", "b.jpg", "c.webp"]
+    sampler = cli._image_prompts(files, "a fox", 32, seed=0)
+    drawn = [sampler() for _ in range(20)]
+    assert {prompt for prompt, *_ in drawn} == {"a fox"}
+    assert {metadata["id"] for *_, metadata in drawn} == {"a.png", "b.jpg", "c.webp"}
+    for _, image, metadata in drawn:
+        assert image.shape == (3, 32, 32)
+        assert image is metadata["image"]
+        colour = {"a.png": (1, 0, 0), "b.jpg": (200 / 255,) * 3, "c.webp": (0, 0, 1)}[metadata["id"]]
+        expected = torch.tensor(colour, dtype=torch.float32)
+        torch.testing.assert_close(image[:, 16, 16], expected, atol=0.02, rtol=0)
+
+
+def test_the_middle_of_an_image_is_kept() -> None:
+    striped = Image.new("RGB", (60, 20), "white")  # 20 black, 20 white, 20 black
+    striped.paste("black", (0, 0, 20, 20))
+    striped.paste("black", (40, 0, 60, 20))
+    assert cli._fit(striped, 20).min() == 1
+
+
+def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
+    image = Image.new("RGB", (8, 4), "white")
+    exif = image.getexif()
+    exif[0x0112] = 6  # the camera was held on its side
+    image.save(tmp_path / "photo.jpg", exif=exif)
+    assert cli._open_image(tmp_path / "photo.jpg").size == (4, 8)
+
+
+def test_prompts_come_from_a_file(here: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.txt").write_text("a green five\n")
+    seen: list[str] = []
+
+    def reward(images: torch.Tensor, texts: tuple[str, ...], metadata: Any) -> torch.Tensor:
+        seen.extend(texts)
+        return images.mean(dim=(1, 2, 3))
+
+    monkeypatch.setitem(rewards.REWARDS, "colourfulness", lambda: reward)
+    run("train", *TINY, "--model", model, "--prompts", "mine.txt", "--output-dir", "run")
+    assert seen == ["a green five"] * 2
+
+
+def test_resume_from_latest(here: Path, model: str) -> None:
+    flags = (*TINY, "--model", model, "--prompts", "animals", "--output-dir", "run")
+    run("train", *flags)
+    run("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
+    assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2]
+
+
+# ----------------------------------------------------------------------------------- flags, presets
+def test_flags_override_the_preset(here: Path, model: str) -> None:
+    run("train", "--preset", "digit_world", *TINY, "--model", model, "--output-dir", "run")
+    written, preset = config_of(here / "run"), PRESETS["digit_world"].config
+    assert written["train_lora_rank"] == preset["train_lora_rank"] != DDPOConfig().train_lora_rank
+    assert written["train_clip_range"] == preset["train_clip_range"]
+    assert (written["train_learning_rate"], written["sample_num_steps"]) == (1e-3, 3)
+    assert (preset["train_learning_rate"], preset["sample_num_steps"]) == (2e-3, 20)
+
+
+def test_a_preset_is_chosen_for_tiny_sd_only() -> None:
+    def chosen(*words: str) -> Any:
+        return cli._choose_preset(cli._make_parser(["train", *words]).parse_args(["train", *words]))
+
+    assert chosen() is PRESETS["digit_world"]
+    assert chosen("--model", "tiny-sd") is PRESETS["digit_world"]
+    assert chosen("--model", "tiny-sd", "--preset", "aesthetic") is PRESETS["aesthetic"]
+    assert chosen("--model", "somebody/model").config == {}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_name_what_exists(name: str) -> None:
+    preset = PRESETS[name]
+    assert preset.reward in rewards.REWARDS
+    assert preset.prompts in prompts.PROMPTS
+    DDPOConfig(**preset.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "samples", "steps"),
+    [
+        ("compressibility", 8, 256, 4),
+        ("incompressibility", 8, 256, 4),
+        ("aesthetic", 8, 256, 2),
+        ("alignment", 6, 288, 2),
+    ],
+)
+def test_presets_of_the_paper_make_its_epochs(name: str, processes: int, samples: int, steps: int) -> None:
+    # samples and optimizer steps an epoch as ddpo-pytorch's config/dgx.py works them out in comments
+    plan = DDPOConfig(**PRESETS[name].config).epoch_plan(50, processes)
+    assert (plan.total_samples, plan.optimizer_steps) == (samples, steps)
+
+
+def test_help_explains_every_field(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--train-learning-rate X Learning rate. (0.0003)" in text
+    assert "--train-cfg, --no-train-cfg Train the guided policy" in text
+    docs = cli.field_docs(DDPOConfig)
+    assert list(docs) == [field.name for field in dataclasses.fields(DDPOConfig)]
+    for name, doc in docs.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert doc in text
+
+
+def test_flags_become_values_of_their_fields() -> None:
+    config = parse(
+        *("--train-learning-rate", "2e-4", "--num-epochs", "7", "--exp-name", "x y"),
+        *("--no-train-cfg", "--sample-guidance-scale", "1", "--per-prompt-stat-tracking"),
+        *("--train-lora-target-modules", "to_k, to_q", "--tracker-kwargs", '{"wandb": {"a": 1}}'),
+        *("--log-prob-reduction", "sum", "--log-with", "wandb"),
+    )
+    changed = {
+        "train_learning_rate": 2e-4,
+        "num_epochs": 7,
+        "exp_name": "x y",
+        "train_cfg": False,
+        "sample_guidance_scale": 1.0,
+        "per_prompt_stat_tracking": True,
+        "train_lora_target_modules": ("to_k", "to_q"),
+        "tracker_kwargs": {"wandb": {"a": 1}},
+        "log_prob_reduction": "sum",
+        "log_with": "wandb",
+    }
+    assert config == DDPOConfig(**changed)
+    assert parse() == DDPOConfig()
+
+
+# -------------------------------------------------------------------------------------------- sample
+def test_sample_writes_results_beside_the_images(
+    here: Path, model: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = [photos / name for name in ("a.png", "b.jpg", "c.webp")]
+    flags = ("--model", model, "--noise-strength", "0.5", "--steps", "4", "--images", *images)
+    run("sample", *flags, "--output-dir", "one")
+    assert "one/grid.png" in capsys.readouterr().out.replace("\\", "/")
+    assert [Image.open(here / "one" / f"sample-00{n}.png").size for n in range(3)] == [(32, 32)] * 3
+    grid = Image.open(here / "one" / "grid.png")
+    assert grid.size == (2 * 96, 3 * 96)
+    assert grid.getpixel((48, 48)) == (255, 0, 0)  # the red input, left
+    assert (
+        grid.crop((96, 0, 192, 96)).resize((32, 32), Image.Resampling.NEAREST).tobytes()
+        == Image.open(here / "one" / "sample-000.png").tobytes()
+    )
+    run("sample", *flags, "--output-dir", "two", "--batch-size", "1")
+    run("sample", *flags, "--output-dir", "three", "--seed", "1")
+    first, second, third = (
+        [Image.open(here / folder / f"sample-00{n}.png") for n in range(3)]
+        for folder in ("one", "two", "three")
+    )
+    for a, b, c in zip(first, second, third, strict=True):
+        difference = torch.tensor(list(a.tobytes())) - torch.tensor(list(b.tobytes()))
+        assert difference.abs().max() <= 1  # rounding; batches change no image
+        assert a.tobytes() != c.tobytes()
+
+
+def test_sizes_are_kept_when_asked_for(here: Path, model: str, photos: Path) -> None:
+    images = (photos / "a.png", photos / "b.jpg")
+    flags = ("--model", model, "--noise-strength", "0.5", "--steps", "2", "--keep-size")
+    run("sample", *flags, "--images", *images)
+    assert [Image.open(here / "samples" / f"sample-00{n}.png").size for n in range(2)] == [(40, 48), (20, 20)]
+    assert Image.open(here / "samples" / "grid.png").size == (2 * 2 * 40, 2 * 2 * 48)  # twice as large
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps", "guidance"), [((), 3, 2.5), (("--steps", "2", "--guidance-scale", "0"), 2, 0.0)]
+)
+def test_sample_takes_the_settings_of_the_run(
+    here: Path,
+    model: str,
+    flags: tuple[str, ...],
+    steps: int,
+    guidance: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = (
+        "--sample-guidance-scale",
+        "2.5",
+        "--sample-eta",
+        "0.9",
+        "--negative-prompts",
+        "a foggy three",
+    )
+    run("train", *TINY, *training, "--model", model, "--prompt", "a red three", "--output-dir", "run")
+    calls: list[dict[str, Any]] = []
+    draw = rollout.text2img_rollout
+
+    def listen(*arguments: Any, **settings: Any) -> Any:
+        calls.append(settings)
+        return draw(*arguments, **settings)
+
+    monkeypatch.setattr(rollout, "text2img_rollout", listen)
+    run("sample", "--model", model, "--lora", "run/lora", "--prompt", "a digit", "--count", "1", *flags)
+    (call,) = calls
+    assert (call["num_inference_steps"], call["guidance_scale"]) == (steps, guidance)
+    assert (call["eta"], call["negative_prompt"]) == (0.9, "a foggy three")
+
+
+def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
+    strong = ("--train-learning-rate", "0.1")
+    run("train", *TINY, *strong, "--model", model, "--prompt", "a red three", "--output-dir", "run")
+    flags = (
+        "--model",
+        model,
+        "--prompt",
+        "a red three",
+        "--count",
+        "1",
+        "--steps",
+        "3",
+        "--guidance-scale",
+        "1",
+    )
+    run("sample", *flags, "--output-dir", "before")
+    run("sample", *flags, "--output-dir", "after", "--lora", "run/lora")
+    before, after = (Image.open(here / name / "sample-000.png") for name in ("before", "after"))
+    assert before.tobytes() != after.tobytes()
+
+
+# -------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "command"),
+        (["fly"], "fly"),
+        (["train", "--no-such-flag"], "--no-such-flag"),
+        (["train", "--train-learn", "1"], "--train-learn"),  # no abbreviations
+        (["train", "--num-epochs", "many"], "--num-epochs"),
+        (["train", "--num-epochs", "0"], "num_epochs=0"),
+        (["train", "--sample-eta", "0"], "sample_eta"),
+        (["train", "--preset", "nope"], "nope"),
+        (["train", "--log-prob-reduction", "max"], "--log-prob-reduction"),
+        (["train", "--project-kwargs", "[1]"], "--project-kwargs"),
+        (["train", "--project-kwargs", "{"], "not JSON"),
+        (["train", "--reward", "happiness"], "jpeg_compressibility"),  # says which there are
+        (["train", "--prompts", "poems", "--reward", "colourfulness"], "digit_world"),
+        (["train", "--model", "MODEL", "--prompt", ""], "--reward"),
+        (["train", "--model", "MODEL", "--reward", "colourfulness"], "--prompts"),
+        (["train", "--noise-strength", "0.5"], "--images"),
+        (["train", "--prompt", "x", "--prompts", "animals"], "--prompts"),
+        (["train", "--images", "no-such-folder"], "no-such-folder"),
+        (["train", "--images", "MODEL"], "holds no image"),
+        (["train", "--images", "BROKEN"], "broken.png"),
+        (
+            ["train", *TINY, "--model", "MODEL", "--images", "PHOTOS", "--noise-strength", "2"],
+            "noise_strength=2",
+        ),
+        (["train", *TINY, "--model", "no/model", "--prompt", ""], "hf download"),
+        (["sample"], "--prompt"),
+        (["sample", "--prompt", "x", "--keep-size"], "--images"),
+        (["sample", "--prompt", "x", "--count", "0"], "--count"),
+        (["sample", "--images", "PHOTOS/a.png", "--count", "2"], "--count"),
+        (["sample", "--model", "MODEL", "--images", "no.png"], "no.png"),
+        (["sample", "--model", "MODEL", "--images", "PHOTOS/notes.txt"], "notes.txt"),
+        (["sample", "--model", "MODEL", "--prompt", "x", "--lora", "PHOTOS"], LORA_FILE),
+        (
+            ["sample", "--model", "MODEL", "--images", "PHOTOS/a.png", "--noise-strength", "0"],
+            "noise_strength",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_2(
+    words: list[str],
+    message: str,
+    here: Path,
+    model: str,
+    photos: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (here / "broken").mkdir()
+    (here / "broken" / "broken.png").write_bytes(b"\x89PNG, or not")
+    places = {"MODEL": model, "PHOTOS": str(photos), "BROKEN": str(here / "broken")}
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
+    before = set(here.iterdir())
+    assert cli.main(words) == 2
+    *others, line = capsys.readouterr().err.splitlines()
+    assert [other for other in others if "error" in other.lower() or "Traceback" in other] == []
+    assert line.startswith("error: ")
+    assert message in line
+    assert set(here.iterdir()) == before
+
+
+def test_odd_sizes_are_refused_when_sizes_are_kept(
+    here: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (33, 32)).save("odd.png")
+    assert cli.main(["sample", "--model", model, "--images", "odd.png", "--keep-size"]) == 2
+    assert "multiples of 4" in capsys.readouterr().err
+
+
+def test_lora_weights_of_another_model_are_refused(
+    here: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("train", *TINY, "--model", model, "--prompt", "", "--output-dir", "run")
+    wide = make_pipeline()
+    wide.unet = type(wide.unet).from_config(wide.unet.config, block_out_channels=(32, 64))
+    wide.save_pretrained("wide")
+    words = ["sample", "--model", "wide", "--lora", "run/lora", "--prompt", ""]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert "error: --lora run/lora does not fit the model" in error.replace("\\", "/")
+    assert error.count("size mismatch") == 1  # and not one of diffusers' own for every layer
+
+
+def test_a_folder_with_a_run_is_refused(here: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (*TINY, "--model", model, "--prompt", "", "--output-dir", "run")
+    run("train", *flags)
+    assert cli.main(["train", *flags]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", interrupt)
+    assert cli.main(["doctor"]) == 130
+
+
+# ------------------------------------------------------------------------------ demo, doctor, package
+def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "main", lambda: 1)
+    assert cli.main(["doctor"]) == 1
+    calls = []
+    monkeypatch.setattr(demo, "run", lambda arguments: calls.append(arguments) or 0)
+    run("demo", "--epochs", "3", "--output-dir", "there")
+    assert (calls[0].epochs, calls[0].output_dir) == (3, Path("there"))
+
+
+def test_doctor_starts_without_torch() -> None:
+    program = (
+        "import sys\nfrom ddpo_lessons import cli, doctor\n"
+        "cli._make_parser(['doctor']).parse_args(['doctor'])\n"
+        "print(sorted({'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == ddpo_lessons.__version__ == project["version"]
+    assert project["scripts"] == {"ddpo-lessons": "ddpo_lessons.cli:main"}
+
+
+def test_public_names_exist() -> None:
+    for name in ddpo_lessons.__all__:
+        assert getattr(ddpo_lessons, name) is not None
+    assert set(ddpo_lessons.__all__) <= set(dir(ddpo_lessons))
+    with pytest.raises(AttributeError, match="no attribute 'PPOTrainer'"):
+        ddpo_lessons.PPOTrainer  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    source = (ROOT / "ddpo_lessons" / "__init__.py").read_text(encoding="utf-8")
+    for name, home in ddpo_lessons._HOMES.items():
+        assert f"from ddpo_lessons.{home} import {name} as {name}\n" in source
