@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 GIB = 2**30
-MEMORY_NEEDED_GIB = 2.0  # the demo's peak, rounded up
-DISK_NEEDED_GIB = 1.0  # a run folder with some checkpoints
+MEMORY_NEEDED_GIB = 2.0  # the demo peaks at 0.9; the rest is room for the system
+DISK_NEEDED_GIB = 1.0  # the demo writes megabytes, a run of Stable Diffusion hundreds of them
 CHECKPOINT = Path(__file__).parent / "tiny" / "checkpoint"
 
 
