@@ -1,4 +1,7 @@
-"""Run the demo for several seeds and write benchmarks/demo.json: `python -m benchmarks.demo_table`."""
+"""Run the demo for several seeds: `python -m benchmarks.demo_table`.
+
+Writes benchmarks/demo.json and the pictures of the first seed that the README shows.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,7 +48,10 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         base = arguments.keep or Path(scratch)
-        rows = [run_demo(seed, base / f"demo-{seed}") for seed in arguments.seeds]
+        folders = [base / f"demo-{seed}" for seed in arguments.seeds]
+        rows = [run_demo(*job) for job in zip(arguments.seeds, folders, strict=True)]
+        for name in ("before-after.png", "curves.png"):  # the README shows those of the first seed
+            shutil.copy(folders[0] / name, RESULT.parent.parent / "images" / f"demo-{name}")
     machine = f"{os.cpu_count()} cores, {processor()}, torch {torch.__version__}"
     RESULT.write_text(json.dumps({"machine": machine, "runs": rows}, indent=1) + "\n")
     print(f"wrote {RESULT}; now run: python -m benchmarks.readme_tables")
