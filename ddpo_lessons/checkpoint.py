@@ -25,9 +25,16 @@ def name_of(epochs_done: int) -> str:
     return f"checkpoint-{epochs_done:06d}"
 
 
+def epochs_of(folder: Path) -> int:
+    """Return the number in a checkpoint's name."""
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    return sorted(path for path in run_dir.glob("checkpoint-*") if (path / MANIFEST).is_file())
+    found = [path for path in run_dir.glob("checkpoint-*") if (path / MANIFEST).is_file()]
+    numbered = [path for path in found if path.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(numbered, key=epochs_of)
 
 
 def write(
@@ -52,8 +59,8 @@ def write(
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     files[MANIFEST] = json.dumps({"sha256": sums}, indent=1).encode()
     target = run_dir / name_of(epochs_done)
-    aside = run_dir / f".{target.name}.tmp"
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = run_dir / f".{target.name}.new"
+    remove_leftovers(run_dir)
     aside.mkdir(parents=True)
     for name, data in files.items():
         with open(aside / name, "wb") as file:
@@ -61,9 +68,26 @@ def write(
             file.flush()
             os.fsync(file.fileno())
     if target.exists():
-        shutil.rmtree(target)
+        target.rename(_hidden(target))
     aside.rename(target)
+    remove_leftovers(run_dir)
     return target
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint; what a kill leaves of it is no checkpoint any more."""
+    shutil.rmtree(folder.rename(_hidden(folder)))
+
+
+def remove_leftovers(run_dir: Path) -> None:
+    """Delete what kills during `write` and `remove` have left."""
+    for suffix in ("new", "old"):
+        for path in run_dir.glob(f".checkpoint-*.{suffix}"):
+            shutil.rmtree(path)
+
+
+def _hidden(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -83,16 +107,12 @@ def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, An
         ValueError: if the folder is no checkpoint, or a file of it is missing, cut or changed.
     """
     if not (folder / MANIFEST).is_file():
-        raise ValueError(
-            f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package"
-        )
+        raise ValueError(f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package")
     try:
         sums = json.loads((folder / MANIFEST).read_text())["sha256"]
         contents = {name: (folder / name).read_bytes() for name in sums}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(
-            f"checkpoint {folder} is damaged ({error}): resume from an earlier one"
-        ) from error
+        raise ValueError(f"checkpoint {folder} is damaged ({error}): resume from an earlier one") from error
     for name, data in contents.items():
         if hashlib.sha256(data).hexdigest() != sums[name]:
             raise ValueError(
@@ -109,13 +129,11 @@ def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, An
 def prune(run_dir: Path, limit: int) -> None:
     """Delete the oldest checkpoints beyond `limit`."""
     for path in list_checkpoints(run_dir)[:-limit]:
-        shutil.rmtree(path)
+        remove(path)
 
 
 # -------------------------------------------------------------------------------- optimizer and model
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, names: list[str]
-) -> dict[str, torch.Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, torch.Tensor]:
     """Return the optimizer's state as tensors named "parameter|entry"; numbers become 0-d tensors."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return {
@@ -136,12 +154,38 @@ def load_optimizer_tensors(
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def fingerprint(module: nn.Module) -> str:
-    """Return a hash of the names, shapes and some values of the weights that are not an adapter's."""
-    digest = hashlib.blake2b(digest_size=16)
+# ------------------------------------------------------------------------- what a checkpoint belongs to
+def fingerprints(pipeline: Any) -> dict[str, str]:
+    """Return a hash of each part of a pipeline that decides what a run does; adapters do not count."""
+    rules = {k: v for k, v in pipeline.scheduler.config.items() if not k.startswith("_")}
+    text = json.dumps(rules, sort_keys=True, default=str)
+    hashes = {f"{part} weights": _hash(getattr(pipeline, part)) for part in _PARTS}
+    return {**hashes, "scheduler": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
+
+
+_PARTS = ("unet", "vae", "text_encoder")
+
+
+def _hash(module: nn.Module) -> str:
+    """Hash names, shapes and some values, rounded to bfloat16, which any loading precision keeps."""
+    digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(module.state_dict().items()):
         if "lora_" not in name:
-            clean_name = name.replace(".base_layer", "")
-            digest.update(f"{clean_name}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.flatten()[:8].float().cpu().numpy().tobytes())
+            digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.flatten()[:8].bfloat16().float().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def check_identity(folder: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose run differs from this one in anything that decides the weights.
+
+    Raises:
+        ValueError: naming every field that differs, with both values.
+    """
+    mine = json.loads(json.dumps(mine))
+    changed = [name for name in mine if name not in saved or saved[name] != mine[name]]
+    if changed:
+        detail = "; ".join(f"{name}: {saved.get(name)!r} there, {mine[name]!r} here" for name in changed)
+        raise ValueError(
+            f"checkpoint {folder} belongs to another run ({detail}): resume with what it was made with"
+        )

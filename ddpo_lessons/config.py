@@ -52,14 +52,15 @@ class DDPOConfig:
     num_checkpoint_limit: int = 5
     """How many checkpoints are kept."""
     image_grid_freq: int = 1
-    """A picture of the epoch's first images every so many epochs; 0 for none. New: pictures need no tracker."""
+    """A picture of the first images every so many epochs; 0 for none. New: pictures need no tracker."""
     mixed_precision: str = "no"
     """"no", "bf16" or "fp16": precision of the networks. Latents and log-probs are float32 whatever it is.
     TRL's default is fp16, which no CPU runs."""
     allow_tf32: bool = True
     """Allow TF32 matrix products on NVIDIA GPUs."""
     resume_from: str = ""
-    """"latest", or the path of a checkpoint folder."""
+    """"latest", or the path of a checkpoint folder; what the run did after it is dropped once training goes
+    on."""
 
     # --- sampling
     sample_num_steps: int = 50
@@ -135,8 +136,16 @@ class DDPOConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        self.train_lora_target_modules = tuple(self.train_lora_target_modules)
-        _check(self)
+        if not isinstance(self.train_lora_target_modules, str):  # a name is no tuple of letters
+            self.train_lora_target_modules = tuple(self.train_lora_target_modules)
+        self.check()
+
+    def check(self) -> None:
+        """Raise a ValueError for the first field whose value cannot work, naming it and the remedy."""
+        _check_types(self)
+        _check_values(self)
+        _check_combinations(self)
+        self.epoch_plan(num_timesteps=1)
 
     @property
     def run_dir(self) -> Path:
@@ -144,8 +153,7 @@ class DDPOConfig:
         if self.output_dir:
             return Path(self.output_dir)
         return Path(
-            self.project_kwargs.get("project_dir")
-            or Path(self.logdir, self.run_name or self.exp_name)
+            self.project_kwargs.get("project_dir") or Path(self.logdir, self.run_name or self.exp_name)
         )
 
     def epoch_plan(self, num_timesteps: int, num_processes: int = 1) -> EpochPlan:
@@ -161,20 +169,30 @@ class DDPOConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as they go into config.json."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        """Return the fields as they go into config.json; objects in a `*_kwargs` become their names."""
+        fields = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        return json.loads(json.dumps(fields, default=str))
+
+    def decisive_fields(self) -> dict[str, Any]:
+        """Return the fields that decide the weights, which a continued run must keep."""
+        return {name: value for name, value in self.to_dict().items() if name not in _FREE}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DDPOConfig:
         """Make a config of config.json's fields; an unknown field is a ValueError."""
         unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
         if unknown:
-            raise ValueError(
-                f"unknown fields {sorted(unknown)}: was this config written by another version?"
-            )
+            raise ValueError(f"unknown fields {sorted(unknown)}: was this config written by another version?")
         return cls(**values)
 
 
+# What may differ between a run and its continuation without changing a weight.
+_FREE = {
+    "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
+    "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
+    "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "train_forward_size",
+    "train_gradient_checkpointing",
+}  # fmt: skip
 _AT_LEAST_ONE = (
     "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",
     "sample_num_batches_per_epoch", "sample_group_size", "train_batch_size", "train_lora_rank",
@@ -193,46 +211,56 @@ _CHOICES = {
     "log_with": (None, "tensorboard", "wandb"),
     "log_prob_reduction": ("mean", "sum"),
 }
+# What the trainer decides itself.
+_RESERVED = ("mixed_precision", "log_with", "project_config", "gradient_accumulation_steps")
 
 
-def _check(config: DDPOConfig) -> None:
-    """Raise for the first field whose value cannot work, naming it and the remedy."""
+def _check_types(config: DDPOConfig) -> None:
     for spec in dataclasses.fields(config):
-        value = getattr(config, spec.name)
-        if spec.type == "int" and (not isinstance(value, int) or isinstance(value, bool)):
+        value, kind = getattr(config, spec.name), str(spec.type)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if kind == "int" and not (is_number and isinstance(value, int)):
             raise ValueError(f"{spec.name}={value!r} must be a whole number")
-        if spec.type == "bool" and not isinstance(value, bool):
+        if kind == "float" and not (is_number and abs(value) < float("inf")):
+            raise ValueError(f"{spec.name}={value!r} must be a finite number")
+        if kind == "bool" and not isinstance(value, bool):
             raise ValueError(f"{spec.name}={value!r} must be True or False")
-        if spec.type == "float" and (
-            not isinstance(value, (int, float)) or isinstance(value, bool)
-        ):
-            raise ValueError(f"{spec.name}={value!r} must be a number")
-        if spec.type == "float" and not abs(value) < float("inf"):
-            raise ValueError(f"{spec.name}={value!r} must be finite")
+        if kind == "str" and not isinstance(value, (str, Path)):
+            raise ValueError(f"{spec.name}={value!r} must be text")
+        if kind.startswith("dict") and not isinstance(value, dict):
+            raise ValueError(f"{spec.name}={value!r} must be a dict")
+    modules = config.train_lora_target_modules
+    if isinstance(modules, str) or not modules or not all(isinstance(m, str) for m in modules):
+        raise ValueError(f"train_lora_target_modules={modules!r} must be a tuple of names")
+
+
+def _check_values(config: DDPOConfig) -> None:
+    values = vars(config)
     for name in _AT_LEAST_ONE:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+        if values[name] < 1:
+            raise ValueError(f"{name}={values[name]} must be at least 1")
     for name in _AT_LEAST_ZERO:
-        if getattr(config, name) < 0:
-            raise ValueError(f"{name}={getattr(config, name)} must not be negative")
+        if values[name] < 0:
+            raise ValueError(f"{name}={values[name]} must not be negative")
+    if config.sample_eta == 0:
+        raise ValueError("sample_eta=0 makes every step deterministic: it has no density to train; use 1.0")
     for name in _POSITIVE:
-        if not getattr(config, name) > 0:
-            hint = (
-                ": a deterministic step has no density to train; use 1.0"
-                if name == "sample_eta"
-                else ""
-            )
-            raise ValueError(f"{name}={getattr(config, name)} must be positive{hint}")
+        if values[name] <= 0:
+            raise ValueError(f"{name}={values[name]} must be positive")
     for name, choices in _CHOICES.items():
-        if getattr(config, name) not in choices:
-            raise ValueError(f"{name}={getattr(config, name)!r} must be one of {choices}")
+        if values[name] not in choices:
+            raise ValueError(f"{name}={values[name]!r} must be one of {choices}")
     for name in ("train_adam_beta1", "train_adam_beta2"):
-        if not 0 <= getattr(config, name) < 1:
-            raise ValueError(f"{name}={getattr(config, name)} must lie in [0, 1)")
+        if not 0 <= values[name] < 1:
+            raise ValueError(f"{name}={values[name]} must lie in [0, 1)")
     if not 0 < config.train_timestep_fraction <= 1:
-        raise ValueError(
-            f"train_timestep_fraction={config.train_timestep_fraction} must lie in (0, 1]"
-        )
+        raise ValueError(f"train_timestep_fraction={config.train_timestep_fraction} must lie in (0, 1]")
+
+
+def _check_combinations(config: DDPOConfig) -> None:
+    reserved = sorted(config.accelerator_kwargs.keys() & set(_RESERVED))
+    if reserved:
+        raise ValueError(f"accelerator_kwargs may not hold {reserved}: other fields of the config set them")
     if not config.train_cfg and config.sample_guidance_scale > 1:
         raise ValueError(
             f"train_cfg=False with sample_guidance_scale={config.sample_guidance_scale} would train another "
@@ -240,7 +268,7 @@ def _check(config: DDPOConfig) -> None:
         )
     if config.per_prompt_stat_tracking and config.sample_group_size > 1:
         raise ValueError(
-            "per_prompt_stat_tracking and sample_group_size > 1 both replace the advantages' baseline: use one"
+            "per_prompt_stat_tracking and sample_group_size > 1 are two baselines of the advantages: use one"
         )
     tracker = (
         config.per_prompt_stat_tracking_buffer_size,

@@ -11,7 +11,7 @@ import hashlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -73,11 +73,6 @@ class Trajectory:
             guidance_scale=first.guidance_scale,
         )
 
-    def to(self, device: torch.device | str) -> Trajectory:
-        """Return the same trajectory on another device."""
-        tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
-        return replace(self, **tensors)
-
 
 # --------------------------------------------------------------------------------------------- policy
 def predict(
@@ -106,13 +101,12 @@ def predict(
     """
     dtype = next(unet.parameters()).dtype
     timesteps = timesteps.to(latents.device)
-    latents, embeds = latents.to(dtype), prompt_embeds.to(dtype)
+    # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
+    latents, embeds = latents.to(dtype).contiguous(), prompt_embeds.to(dtype)
     if negative_prompt_embeds is None:
         return unet(latents, timesteps, encoder_hidden_states=embeds).sample.float()
     both = torch.cat([negative_prompt_embeds.to(dtype), embeds])  # (2N, L, D)
-    out = unet(
-        torch.cat([latents] * 2), torch.cat([timesteps] * 2), encoder_hidden_states=both
-    ).sample
+    out = unet(torch.cat([latents] * 2), torch.cat([timesteps] * 2), encoder_hidden_states=both).sample
     negative, positive = out.float().chunk(2)  # (N, C, h, w) each
     return negative + guidance_scale * (positive - negative)
 
@@ -141,7 +135,7 @@ class PromptEncoder:
     def _encode(self, prompts: list[str]) -> torch.Tensor:
         tokenizer, text_encoder = self.pipeline.tokenizer, self.pipeline.text_encoder
         length = tokenizer.model_max_length
-        for prompt, ids in zip(prompts, tokenizer(prompts).input_ids, strict=True):
+        for prompt, ids in zip(prompts, tokenizer(prompts, verbose=False).input_ids, strict=True):
             if len(ids) > length:
                 lost = tokenizer.decode(ids[length - 1 : -1])
                 warnings.warn(
@@ -164,9 +158,7 @@ def _conditioning(
 
 
 # ------------------------------------------------------------------------------------------- schedule
-def make_schedule(
-    scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0
-) -> torch.Tensor:
+def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0) -> torch.Tensor:
     """Set the scheduler and return the timesteps that a rollout takes.
 
     Args:
@@ -191,7 +183,8 @@ def make_schedule(
             f"use a noise_strength of at least {1 / num_steps:.3g}, or more steps"
         )
     scheduler.set_timesteps(num_steps)  # on the CPU: a step looks its numbers up there
-    return scheduler.timesteps[num_steps - steps :]
+    # Trailing spacing may round to one timestep too many at the end (-1): count from the start.
+    return scheduler.timesteps[num_steps - steps : num_steps]
 
 
 # ------------------------------------------------------------------------------------------- sampling
@@ -262,6 +255,11 @@ def encode(vae: Any, images: torch.Tensor) -> torch.Tensor:
     return posterior.mode().float() * vae.config.scaling_factor
 
 
+def vae_factor(vae: Any) -> int:
+    """Return how many pixels make one latent, along a side."""
+    return 2 ** (len(vae.config.block_out_channels) - 1)
+
+
 def check_images(images: torch.Tensor, vae: Any) -> None:
     """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that the VAE divides.
 
@@ -275,19 +273,13 @@ def check_images(images: torch.Tensor, vae: Any) -> None:
             f"images must be a float tensor (B, 3, H, W) in [0, 1], not {kind}: divide uint8 by 255"
         )
     if images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(
-            f"images must have shape (B, 3, H, W), not {tuple(images.shape)}: convert to RGB"
-        )
+        raise ValueError(f"images must have shape (B, 3, H, W), not {tuple(images.shape)}: convert to RGB")
     low, high = images.min().item(), images.max().item()
     if not (low >= -1e-3 and high <= 1 + 1e-3):  # also catches NaN
-        raise ValueError(
-            f"images must lie in [0, 1], but reach from {low:.3g} to {high:.3g}: rescale them"
-        )
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+        raise ValueError(f"images must lie in [0, 1], but reach from {low:.3g} to {high:.3g}: rescale them")
+    factor = vae_factor(vae)
     if images.shape[2] % factor or images.shape[3] % factor:
-        raise ValueError(
-            f"images of {tuple(images.shape[2:])} pixels: resize to multiples of {factor}"
-        )
+        raise ValueError(f"images of {tuple(images.shape[2:])} pixels: resize to multiples of {factor}")
 
 
 def text2img_rollout(
@@ -330,9 +322,7 @@ def text2img_rollout(
     if initial_noise is None:
         initial_noise = randn_tensor(shape, generator, pipeline.unet.device, torch.float32)
     latents = initial_noise.float() * pipeline.scheduler.init_noise_sigma
-    conditioning = _conditioning(
-        encoder or PromptEncoder(pipeline), prompts, negative_prompt, guidance_scale
-    )
+    conditioning = _conditioning(encoder or PromptEncoder(pipeline), prompts, negative_prompt, guidance_scale)
     return _denoise(
         pipeline,
         latents,
@@ -388,17 +378,13 @@ def img2img_rollout(
     """
     check_images(images, pipeline.vae)
     if len(images) != len(prompts):
-        raise ValueError(
-            f"{len(prompts)} prompts for {len(images)} images: give one prompt per image"
-        )
+        raise ValueError(f"{len(prompts)} prompts for {len(images)} images: give one prompt per image")
     timesteps = make_schedule(pipeline.scheduler, num_inference_steps, noise_strength)
     clean = encode(pipeline.vae, images)  # (B, C, h, w)
     if initial_noise is None:
         initial_noise = randn_tensor(clean.shape, generator, clean.device, torch.float32)
     latents = pipeline.scheduler.add_noise(clean, initial_noise, timesteps[:1].to(clean.device))
-    conditioning = _conditioning(
-        encoder or PromptEncoder(pipeline), prompts, negative_prompt, guidance_scale
-    )
+    conditioning = _conditioning(encoder or PromptEncoder(pipeline), prompts, negative_prompt, guidance_scale)
     return _denoise(
         pipeline,
         latents,

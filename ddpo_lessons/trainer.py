@@ -1,29 +1,21 @@
 """Lessons 06 to 08: the DDPO loop, for text-to-image and for img2img.
 
 One epoch samples, scores and trains (Black et al. 2023, arXiv 2305.13301, algorithm 1 with importance
-sampling). All randomness is drawn from (seed, epoch, sample), never from what happened before: an epoch can be
-done again, resumed or spread over processes and comes out the same.
+sampling). All randomness is drawn from (seed, epoch, sample), never from what happened before: an epoch can
+be done again, resumed or spread over processes and comes out the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration, gather_object, set_seed
-from diffusers import DDIMScheduler, StableDiffusionPipeline
-from diffusers.training_utils import _collate_lora_metadata, cast_training_params
-from diffusers.utils import convert_state_dict_to_diffusers
-from peft import LoraConfig, get_peft_model_state_dict
+from accelerate.utils import ProjectConfiguration, set_seed
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -31,59 +23,54 @@ from ddpo_lessons import checkpoint
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
 from ddpo_lessons.batching import minibatches, shuffle_samples, shuffle_time
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.ddim import ddim_step_with_logprob, step_std
+from ddpo_lessons.contexts import (
+    Context,
+    PromptFunction,
+    RewardFunction,
+    check_functions,
+    image_context,
+    score,
+    text_context,
+)
+from ddpo_lessons.ddim import ddim_step_with_logprob
+from ddpo_lessons.interrupt import DeferredInterrupt
+from ddpo_lessons.policy import check_pipeline, make_optimizer, prepare_policy, save_policy
 from ddpo_lessons.ppo import clipped_surrogate
 from ddpo_lessons.rollout import (
     PromptEncoder,
     Trajectory,
-    check_images,
     img2img_rollout,
     make_schedule,
     predict,
     sample_seed,
     text2img_rollout,
+    vae_factor,
 )
 from ddpo_lessons.runlog import RunLog, claim
 
 PAIRS_NUMEL = 64 * 256  # latent elements of a forward pass that train_forward_size=0 aims for
 
-# What may differ between a run and its continuation without changing a weight.
-FREE_FIELDS = {
-    "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
-    "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
-    "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "train_forward_size",
-    "train_gradient_checkpointing",
-}  # fmt: skip
-
-RewardFunction = Callable[[torch.Tensor, tuple[str, ...], tuple[Any, ...]], Any]
-
-
-@dataclass(frozen=True)
-class Context:
-    """What one rollout is asked for: a prompt, for img2img an image (3, H, W), and the user's metadata."""
-
-    prompt: str
-    metadata: Any
-    image: torch.Tensor | None = None
-
-    @property
-    def key(self) -> Any:
-        """What per-prompt statistics are kept by: `metadata["id"]` where there is one, else the prompt."""
-        has_id = isinstance(self.metadata, dict) and "id" in self.metadata
-        return self.metadata["id"] if has_id else self.prompt
+# Called as (batches, global_step, tracker) and (sd_pipeline, noise_strength, global_step), as by the peers.
+ImageSamplesHook = Callable[[list[list[Any]], int, Any], None]
+DebugHook = Callable[[Any, float, int], None]
 
 
 class DDPOTrainer:
     """Denoising diffusion policy optimisation of a Stable-Diffusion-shaped pipeline.
 
+    Several processes give the weights of one with the same samples in each optimizer step; that is so where
+    a step takes all samples of the epoch. Otherwise each process shuffles its own samples.
+
     Args:
         config: the settings.
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
             (B, 3, H, W) float in [0, 1].
-        prompt_function: `() -> (prompt, metadata)`.
+        prompt_function: `() -> (prompt, metadata)`. If it holds state, give it `state_dict()` and
+            `load_state_dict()`; without them a resumed run calls it as often as the old run did.
         sd_pipeline: a plain diffusers pipeline, or a wrapper of `ddpo_lessons.compat`.
-        image_samples_hook: called every epoch as `(batches, samples_seen, tracker)`, where each batch is
-            `[images, prompts, metadata, rewards, info]` and the tracker is None when none was asked for.
+        image_samples_hook: called after every epoch as `(batches, global_step, tracker)`, where each batch
+            is `[images, prompts, metadata, rewards, info]`, `global_step` counts optimizer steps, and the
+            tracker is None when none was asked for.
 
     Raises:
         ValueError: if settings do not fit each other, the pipeline, the run's folder or the checkpoint.
@@ -94,127 +81,74 @@ class DDPOTrainer:
         self,
         config: DDPOConfig,
         reward_function: RewardFunction,
-        prompt_function: Callable[[], tuple[Any, ...]],
+        prompt_function: PromptFunction,
         sd_pipeline: Any,
-        image_samples_hook: Callable[[list[list[Any]], int, Any], None] | None = None,
+        image_samples_hook: ImageSamplesHook | None = None,
     ) -> None:
         """Check everything, build the policy and, when asked, resume."""
-        _check_callable("reward_function", reward_function)
-        _check_callable("prompt_function", prompt_function)
+        check_functions(reward_function, prompt_function)
+        config.check()
         self.config = config
         self.reward_function = reward_function
         self.prompt_function = prompt_function
         self.image_samples_hook = image_samples_hook
-        self.pipeline = _check_pipeline(getattr(sd_pipeline, "sd_pipeline", sd_pipeline))
-        use_lora = getattr(sd_pipeline, "use_lora", config.train_use_lora)
+        self.sd_pipeline = sd_pipeline
+        self.pipeline = check_pipeline(getattr(sd_pipeline, "sd_pipeline", sd_pipeline))
+        self.use_lora = getattr(sd_pipeline, "use_lora", config.train_use_lora)
         self.num_train_timesteps = self._count_train_timesteps()
-        self.accelerator = Accelerator(
-            mixed_precision=config.mixed_precision,
-            log_with=config.log_with,
-            project_config=ProjectConfiguration(
-                **{"project_dir": str(config.run_dir), **config.project_kwargs}
-            ),
-            **config.accelerator_kwargs,
-        )
+        self.accelerator = _make_accelerator(config)
         self.plan = config.epoch_plan(self.num_train_timesteps, self.accelerator.num_processes)
         if self.plan.total_samples % config.sample_group_size:
             raise ValueError(
                 f"sample_group_size={config.sample_group_size} does not divide the "
                 f"{self.plan.total_samples} samples of an epoch"
             )
-        resume = claim(config) if self.accelerator.is_main_process else None
-        resume = self._broadcast(resume)
-        torch.backends.cuda.matmul.allow_tf32 = config.allow_tf32
-        set_seed(config.seed)
+        self._resumed_from = claim(config)
+        self._fingerprints = checkpoint.fingerprints(self.pipeline)
+        saved = self._read_checkpoint()
         self.encode_prompts = PromptEncoder(self.pipeline)
-        self._prepare_policy(use_lora)
+        self._prepare()
         self.tracker = self._make_stat_tracker()
         self.epochs_done = 0
         self.global_step = 0
-        if resume is not None:
-            self._load(Path(resume))
-        self._start_log()
+        self.log: RunLog | None = None  # of the main process, once training starts
+        self._log_is_open = False
+        if saved is not None:
+            self._restore(*saved)
 
     # ------------------------------------------------------------------------------------ preparation
-    def _broadcast(self, value: Any) -> Any:
-        if self.accelerator.num_processes == 1:
-            return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box)
-        return box[0]
-
     def _schedule(self) -> torch.Tensor:
-        """Return the timesteps that a rollout takes."""
+        """Set the scheduler and return the timesteps that a rollout takes."""
         return make_schedule(self.pipeline.scheduler, self.config.sample_num_steps)
 
     def _count_train_timesteps(self) -> int:
         """Return how many timesteps of each sample are trained on."""
-        stochastic = int(
-            (step_std(self.pipeline.scheduler, self._schedule(), self.config.sample_eta) > 0).sum()
+        scheduler, timesteps = self.pipeline.scheduler, self._schedule()  # (T,)
+        blank = torch.zeros(len(timesteps), 1)
+        # A step of nothing raises now what sampling would raise after the first forward pass.
+        dry_run = ddim_step_with_logprob(
+            scheduler, blank, timesteps, blank, self.config.sample_eta, generator=torch.Generator()
         )
+        stochastic = int((dry_run.std > 0).sum())
         count = int(stochastic * self.config.train_timestep_fraction + 1e-6)
         if count == 0:
             raise ValueError(
-                f"train_timestep_fraction={self.config.train_timestep_fraction} of {stochastic} steps leaves "
-                "none to train on: raise it, or take more steps"
+                f"train_timestep_fraction={self.config.train_timestep_fraction} of {stochastic} steps with "
+                "noise leaves none to train on: raise it, or take more steps"
             )
         return count
 
-    def _prepare_policy(self, use_lora: bool) -> None:
-        """Freeze what is not trained, set precisions, add the adapter, and hand the rest to accelerate."""
-        pipeline, config, device = self.pipeline, self.config, self.accelerator.device
-        precision = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-        dtype = precision[config.mixed_precision]
-        pipeline.vae.requires_grad_(False).to(device, dtype).eval()
-        pipeline.text_encoder.requires_grad_(False).to(device, dtype).eval()
-        unet = pipeline.unet
-        adapted = bool(getattr(unet, "peft_config", None))
-        self.base_fingerprint = checkpoint.fingerprint(unet)
-        unet.requires_grad_(not (use_lora or adapted))
-        unet.to(device, dtype if use_lora or adapted else torch.float32)
-        if adapted:  # the user's own adapter is the policy
-            for name, parameter in unet.named_parameters():
-                parameter.requires_grad_("lora_" in name)
-        elif use_lora:
-            unet.add_adapter(
-                LoraConfig(
-                    r=config.train_lora_rank,
-                    lora_alpha=config.train_lora_alpha,
-                    init_lora_weights="gaussian",
-                    target_modules=list(config.train_lora_target_modules),
-                )
-            )
-        self.uses_lora = use_lora or adapted
-        cast_training_params(unet, dtype=torch.float32)
-        if config.train_gradient_checkpointing:
-            unet.enable_gradient_checkpointing()
-        # Always eval mode: dropout would make the policy that trains differ from the one that sampled.
-        unet.eval()
-        trainable = {n: p for n, p in unet.named_parameters() if p.requires_grad}
+    def _prepare(self) -> None:
+        """Build policy and optimizer and hand them to accelerate."""
+        torch.backends.cuda.matmul.allow_tf32 = self.config.allow_tf32
+        set_seed(self.config.seed)
+        trainable = prepare_policy(self.pipeline, self.config, self.use_lora, self.accelerator.device)
         self.trainable_names, self.trainable = list(trainable), list(trainable.values())
-        optimizer = self._make_optimizer()
+        optimizer = make_optimizer(self.config, self.trainable)
         # In one process this is pipeline.unet itself; in several it synchronises gradients.
         self.unet: nn.Module
-        self.unet, self.optimizer = self.accelerator.prepare(unet, optimizer)
+        self.unet, self.optimizer = self.accelerator.prepare(self.pipeline.unet, optimizer)
         self.unet.eval()
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        config = self.config
-        kind: Any = torch.optim.AdamW
-        if config.train_use_8bit_adam:
-            try:
-                kind = importlib.import_module("bitsandbytes").optim.AdamW8bit
-            except ImportError as error:
-                raise ImportError(
-                    "train_use_8bit_adam needs bitsandbytes: pip install bitsandbytes"
-                ) from error
-        return kind(
-            self.trainable,
-            lr=config.train_learning_rate,
-            betas=(config.train_adam_beta1, config.train_adam_beta2),
-            weight_decay=config.train_adam_weight_decay,
-            eps=config.train_adam_epsilon,
-        )
 
     def _make_stat_tracker(self) -> PerPromptStatTracker | None:
         config = self.config
@@ -224,47 +158,25 @@ class DDPOTrainer:
             config.per_prompt_stat_tracking_buffer_size, config.per_prompt_stat_tracking_min_count
         )
 
-    def _start_log(self) -> None:
-        self.log = (
-            RunLog(self.config, self.epochs_done) if self.accelerator.is_main_process else None
-        )
-        if self.config.log_with:
-            flat = {
-                k: v if isinstance(v, (int, float, str)) else str(v)
-                for k, v in self.config.to_dict().items()
-            }
-            self.accelerator.init_trackers(
-                self.config.tracker_project_name,
-                config=flat,
-                init_kwargs=self.config.tracker_kwargs,
-            )
-
     # --------------------------------------------------------------------------------------- training
     def train(self) -> None:
         """Run the epochs that are left; Ctrl-C finishes the epoch and saves, a second one stops at once."""
         config = self.config
-        self._fast_forward_prompts()
-        bar = tqdm(
-            range(self.epochs_done, config.num_epochs),
-            desc="epochs",
-            initial=self.epochs_done,
-            total=config.num_epochs,
-            disable=not self.accelerator.is_local_main_process,
-        )
-        with _InterruptAfterEpoch() as interrupt:
-            for epoch in bar:
-                metrics = self.step(epoch)
+        message = "Ctrl-C: finishing this epoch, then saving; press again to stop at once"
+        with (
+            DeferredInterrupt(message) as interrupt,
+            self._bar("epochs", config.num_epochs, initial=self.epochs_done) as bar,
+        ):
+            while self.epochs_done < config.num_epochs:
+                metrics = self.step(self.epochs_done)
                 bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
+                bar.update()
+                last = self.epochs_done == config.num_epochs
                 stop = self._any_process(interrupt.requested)
-                if (
-                    self.epochs_done % config.save_freq == 0
-                    or self.epochs_done == config.num_epochs
-                    or stop
-                ):
+                if self.epochs_done % config.save_freq == 0 or last or stop:
                     self.save()
                 if stop:
                     break
-        self.accelerator.end_training()
 
     def _any_process(self, flag: bool) -> bool:
         flags = torch.tensor([float(flag)], device=self.accelerator.device)
@@ -274,26 +186,12 @@ class DDPOTrainer:
         """Do one epoch: sample, score, train; return its metrics."""
         started = time.perf_counter()
         contexts = self.draw_contexts(epoch)
-        indices = self._own_indices()
-        batches, trajectory = [], []
-        reward_seconds = 0.0
-        bar = tqdm(
-            indices,
-            desc="sampling",
-            leave=False,
-            disable=not self.accelerator.is_local_main_process,
-        )
-        for rows in bar:
-            images, piece = self._rollout(epoch, rows, [contexts[row] for row in rows])
-            before = time.perf_counter()
-            batches.append(self._score(images, [contexts[row] for row in rows]))
-            reward_seconds += time.perf_counter() - before
-            trajectory.append(piece)
-        rewards = self._gather_rewards(indices, torch.cat([batch[3] for batch in batches]))
-        advantages = self._advantages(rewards, [context.key for context in contexts])
+        self._open_log()
+        batches, trajectory, reward_seconds = self._sample(epoch, contexts)
+        rewards = self._gather_rewards(torch.cat([batch[3] for batch in batches]))  # (N,)
+        advantages = self._advantages(rewards, [context.key for context in contexts])  # (N,)
         sampled = time.perf_counter()
-        own = torch.tensor([row for rows in indices for row in rows])
-        self._train_on(epoch, Trajectory.cat(trajectory), advantages[own])
+        self._train_on(epoch, trajectory, advantages[self._own_rows().flatten()])
         self.epochs_done = epoch + 1
         metrics = {
             "epoch": self.epochs_done,
@@ -308,6 +206,10 @@ class DDPOTrainer:
         self._report(epoch, metrics, batches)
         return metrics
 
+    def _bar(self, name: str, total: int, **settings: Any) -> tqdm:
+        is_shown = self.accelerator.is_local_main_process
+        return tqdm(total=total, desc=name, disable=not is_shown, **settings)
+
     def draw_contexts(self, epoch: int) -> list[Context]:
         """Ask the prompt function for the contexts of an epoch, the same ones in every process.
 
@@ -316,44 +218,44 @@ class DDPOTrainer:
         """
         set_seed(sample_seed(self.config.seed, epoch) % 2**32)
         size = self.config.sample_group_size
-        drawn = [
-            self._make_context(self.prompt_function())
-            for _ in range(self.plan.total_samples // size)
-        ]
+        count = self.plan.total_samples // size
+        drawn = [self._make_context(self.prompt_function()) for _ in range(count)]
         return [context for context in drawn for _ in range(size)]
 
     def _make_context(self, drawn: Any) -> Context:
-        if not isinstance(drawn, tuple) or len(drawn) != 2 or not isinstance(drawn[0], str):
-            raise TypeError(f"prompt_function must return (prompt, metadata), not {drawn!r:.200}")
-        return Context(drawn[0], drawn[1])
+        return text_context(drawn)
 
-    def _fast_forward_prompts(self) -> None:
-        """Bring a prompt function that holds its own state to where the resumed run left it."""
-        if not hasattr(self.prompt_function, "load_state_dict"):
-            for epoch in range(self.epochs_done):
-                self.draw_contexts(epoch)
+    def _own_rows(self) -> torch.Tensor:
+        """Return the numbers, in the whole epoch, of this process's samples: (batches, B)."""
+        processes, process = self.accelerator.num_processes, self.accelerator.process_index
+        rows = torch.arange(self.plan.total_samples)
+        return rows.view(-1, processes, self.config.sample_batch_size)[:, process]
 
-    def _own_indices(self) -> list[list[int]]:
-        """Return the numbers, in the whole epoch, of the samples in each of this process's batches."""
-        size, processes = self.config.sample_batch_size, self.accelerator.num_processes
-        firsts = range(
-            self.accelerator.process_index * size, self.plan.total_samples, size * processes
-        )
-        return [list(range(first, first + size)) for first in firsts]
+    def _sample(self, epoch: int, contexts: Sequence[Context]) -> tuple[list[list[Any]], Trajectory, float]:
+        """Sample and score this process's share: its batches, their trajectory, seconds of scoring."""
+        batches, pieces, seconds = [], [], 0.0
+        own_rows = self._own_rows().tolist()
+        with self._bar("sampling", len(own_rows), leave=False) as bar:
+            for rows in own_rows:
+                own_contexts = [contexts[row] for row in rows]
+                images, piece = self._rollout(epoch, rows, own_contexts)
+                before = time.perf_counter()
+                batches.append(score(self.reward_function, images, own_contexts))
+                seconds += time.perf_counter() - before
+                pieces.append(piece)
+                bar.update()
+        return batches, Trajectory.cat(pieces), seconds
 
     def _generators(self, epoch: int, rows: Sequence[int], purpose: int) -> list[torch.Generator]:
         """Give every sample its own generator, so that batch size and processes change nothing."""
         seeds = [sample_seed(self.config.seed, epoch, purpose, row) for row in rows]
         return [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def _initial_noise(
-        self, epoch: int, rows: Sequence[int], shape: tuple[int, ...]
-    ) -> torch.Tensor:
+    def _initial_noise(self, epoch: int, rows: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
         """Draw x_T or the forward noise (B, C, h, w); samples of a group share it."""
         groups = [row // self.config.sample_group_size for row in rows]
-        noise = [
-            torch.randn(shape, generator=g) for g in self._generators(epoch, groups, purpose=0)
-        ]
+        generators = self._generators(epoch, groups, purpose=0)
+        noise = [torch.randn(shape, generator=generator) for generator in generators]
         return torch.stack(noise).to(self.accelerator.device)
 
     def _rollout(
@@ -381,37 +283,13 @@ class DDPOTrainer:
             "encoder": self.encode_prompts,
         }
 
-    # ---------------------------------------------------------------------------- rewards, advantages
-    def _score(self, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
-        """Call the reward function: [images, prompts, metadata, rewards (B,) float32, info]."""
-        prompts = tuple(context.prompt for context in contexts)
-        metadata = tuple(context.metadata for context in contexts)
-        returned = self.reward_function(images, prompts, metadata)
-        rewards, info = returned if isinstance(returned, tuple) else (returned, {})
-        # float32: integer rewards would truncate the advantages to 0
-        rewards = torch.as_tensor(rewards, dtype=torch.float32).detach().cpu()
-        if rewards.shape != (len(images),):
-            raise ValueError(
-                f"reward_function returned shape {tuple(rewards.shape)} for {len(images)} images: "
-                f"return one reward per image, ({len(images)},)"
-            )
-        for row in torch.nonzero(~rewards.isfinite()).flatten().tolist():
-            raise ValueError(
-                f"reward_function returned {rewards[row].item()} for sample {row} of the batch, prompt "
-                f"{prompts[row]!r}: return finite numbers"
-            )
-        return [images, prompts, metadata, rewards, info]
-
-    def _gather_rewards(self, indices: list[list[int]], own: torch.Tensor) -> torch.Tensor:
+    # ------------------------------------------------------------------------------------- advantages
+    def _gather_rewards(self, own: torch.Tensor) -> torch.Tensor:
         """Return the rewards of the whole epoch (N,) in the order of its samples, on every process."""
-        numbers = torch.tensor([row for rows in indices for row in rows])
-        pair = torch.stack([numbers.float(), own]).T.to(
-            self.accelerator.device
-        )  # (N / processes, 2)
-        gathered = self.accelerator.gather(pair).cpu()  # (N, 2)
-        rewards = torch.empty(self.plan.total_samples)
-        rewards[gathered[:, 0].long()] = gathered[:, 1]
-        return rewards
+        size = self.config.sample_batch_size
+        gathered = self.accelerator.gather(own.to(self.accelerator.device)).cpu()  # process by process
+        by_process = gathered.view(self.accelerator.num_processes, -1, size)
+        return by_process.transpose(0, 1).flatten()
 
     def _advantages(self, rewards: torch.Tensor, keys: list[Any]) -> torch.Tensor:
         """Turn the epoch's rewards (N,) into advantages (N,) with the baseline that the config names."""
@@ -424,72 +302,59 @@ class DDPOTrainer:
     # ---------------------------------------------------------------------------------- policy update
     def _train_on(self, epoch: int, trajectory: Trajectory, advantages: torch.Tensor) -> None:
         """Take the optimizer steps of one epoch over shuffled (sample, timestep) pairs."""
+        first_step = self.global_step
+        self._schedule()  # a reward or hook may have used the pipeline with another one
+        with self._bar("training", self.plan.optimizer_steps, leave=False) as bar:
+            for inner_epoch in range(self.config.train_num_inner_epochs):
+                for pairs in self._pairs_of_steps(epoch, inner_epoch, trajectory.timesteps.shape):
+                    record = self._optimizer_step(trajectory, advantages, **pairs)
+                    if self.global_step == first_step:  # no update yet: the policies must agree
+                        record["first_replay_max_ratio_error"] = record["max_ratio_error"]
+                    self.global_step += 1
+                    position = {"epoch": epoch + 1, "inner_epoch": inner_epoch + 1}
+                    self._record("step", {**position, "step": self.global_step, **record})
+                    bar.update()
+
+    def _pairs_of_steps(
+        self, epoch: int, inner_epoch: int, shape: tuple[int, ...]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Return the shuffled (sample, timestep) pairs of each optimizer step: "rows" and "columns" (N,)."""
         config = self.config
-        num_samples, num_steps = trajectory.timesteps.shape
-        order = {
-            "sample": torch.arange(num_samples)[:, None].expand(-1, num_steps),  # (B, T)
-            "step": torch.arange(num_steps).expand(num_samples, -1),  # (B, T)
-        }
+        seed = sample_seed(config.seed, epoch, 2, inner_epoch, self.accelerator.process_index)
+        generator = torch.Generator().manual_seed(seed)
+        rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")  # (B, T) each
+        shuffled = shuffle_samples({"rows": rows, "columns": columns}, generator)
+        shuffled = shuffle_time(shuffled, ["columns"], generator)
+        kept = {name: numbers[:, : self.num_train_timesteps] for name, numbers in shuffled.items()}
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
-        bar = tqdm(
-            total=self.plan.optimizer_steps,
-            desc="training",
-            leave=False,
-            disable=not self.accelerator.is_local_main_process,
-        )
-        for inner_epoch in range(config.train_num_inner_epochs):
-            seed = sample_seed(config.seed, epoch, 2, inner_epoch, self.accelerator.process_index)
-            generator = torch.Generator().manual_seed(seed)
-            shuffled = shuffle_time(shuffle_samples(order, generator), ["step"], generator)
-            kept = {key: rows[:, : self.num_train_timesteps] for key, rows in shuffled.items()}
-            for number, pairs in enumerate(minibatches(kept, samples_per_step)):
-                sample, step = pairs["sample"].flatten(), pairs["step"].flatten()  # (N,)
-                record = self._optimizer_step(trajectory, advantages, sample, step)
-                if inner_epoch == number == 0:  # no update yet: the policies must agree
-                    record["first_replay_max_ratio_error"] = record["max_ratio_error"]
-                self.global_step += 1
-                position = {
-                    "epoch": epoch + 1,
-                    "inner_epoch": inner_epoch + 1,
-                    "step": self.global_step,
-                }
-                self._log("step", {**position, **record})
-                bar.update()
-        bar.close()
+        return [
+            {name: numbers.flatten() for name, numbers in step.items()}
+            for step in minibatches(kept, samples_per_step)
+        ]
 
     def _optimizer_step(
         self,
         trajectory: Trajectory,
         advantages: torch.Tensor,
-        sample: torch.Tensor,
-        step: torch.Tensor,
+        rows: torch.Tensor,
+        columns: torch.Tensor,
     ) -> dict[str, float]:
         """Accumulate the gradient over groups of pairs, weighed by their share, and step once."""
         size = self.config.train_forward_size or max(
             self.config.train_batch_size, PAIRS_NUMEL // trajectory.latents[0, 0].numel()
         )
-        groups = list(zip(sample.split(size), step.split(size), strict=True))
+        groups = list(zip(rows.split(size), columns.split(size), strict=True))
         shares, stats = [], []
-        for number, (rows, columns) in enumerate(groups):
-            last = number == len(groups) - 1
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.unet):
-                loss, group_stats = self._loss(trajectory, advantages, rows, columns)
-                share = len(rows) / len(sample)
+        for number, group in enumerate(groups, start=1):
+            is_last = number == len(groups)
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.unet):
+                loss, group_stats = self._loss(trajectory, advantages, *group)
+                share = len(group[0]) / len(rows)
                 self.accelerator.backward(loss * share)
             ratio_error = (group_stats.ratio - 1).abs().max()
             shares.append(share)
-            stats.append(
-                [
-                    loss.detach(),
-                    group_stats.approx_kl,
-                    group_stats.kl_k3,
-                    group_stats.clip_fraction,
-                    ratio_error,
-                ]
-            )
-        grad_norm = self.accelerator.clip_grad_norm_(
-            self.trainable, self.config.train_max_grad_norm
-        )
+            stats.append([loss.detach(), *group_stats[1:], ratio_error])
+        grad_norm = self.accelerator.clip_grad_norm_(self.trainable, self.config.train_max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return self._summarise(stats, shares, grad_norm)
@@ -553,29 +418,44 @@ class DDPOTrainer:
         }
 
     # ----------------------------------------------------------------------------------- what is kept
-    def _log(self, kind: str, values: dict[str, float]) -> None:
+    def _open_log(self) -> None:
+        """Open metrics.jsonl and the trackers, and drop what an older run left; only once."""
+        if self._log_is_open:
+            return
+        self._log_is_open = True
+        self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
+        if self.accelerator.is_main_process:
+            self.log = RunLog(self.config, self._resumed_from, self.epochs_done)
+        if self.config.log_with:
+            fields = self.config.to_dict().items()
+            self.accelerator.init_trackers(
+                self.config.tracker_project_name,
+                config={k: v if isinstance(v, (int, float, str)) else str(v) for k, v in fields},
+                init_kwargs=self.config.tracker_kwargs,
+            )
+
+    def _record(self, kind: str, values: dict[str, float]) -> None:
         if self.log is not None:
             self.log.record(kind, values)
         if self.config.log_with:
-            self.accelerator.log(
-                {f"{kind}/{k}": v for k, v in values.items()}, step=self.global_step
-            )
+            named = {f"{kind}/{name}": value for name, value in values.items()}
+            self.accelerator.log(named, step=self.global_step)
 
     def _report(self, epoch: int, metrics: dict[str, float], batches: list[list[Any]]) -> None:
-        self._log("epoch", metrics)
+        self._record("epoch", metrics)
         frequency = self.config.image_grid_freq
         if self.log is not None and frequency and epoch % frequency == 0:
             self.log.images(self.epochs_done, torch.cat([batch[0] for batch in batches]))
         if self.image_samples_hook is not None and self.accelerator.is_main_process:
             tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None
-            self.image_samples_hook(batches, int(metrics["samples_seen"]), tracker)
+            self.image_samples_hook(batches, self.global_step, tracker)
 
     def save(self) -> Path:
         """Write a checkpoint; every process must call it. Return its folder."""
         self.accelerator.wait_for_everyone()
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
         if self.accelerator.is_main_process:
-            tensors = {
+            tensors: dict[str, dict[str, torch.Tensor]] = {
                 "policy": dict(zip(self.trainable_names, self.trainable, strict=True)),
                 "optimizer": checkpoint.optimizer_tensors(self.optimizer, self.trainable_names),
             }
@@ -590,65 +470,67 @@ class DDPOTrainer:
         return {
             "epochs_done": self.epochs_done,
             "global_step": self.global_step,
-            "num_processes": self.accelerator.num_processes,
             "config": self.config.to_dict(),
-            "model": self.base_fingerprint,
-            "trainer": type(self).__name__,
+            "identity": self._identity(),
             "stat_tracker": None if self.tracker is None else self.tracker.state_dict(),
             "prompt_function": None if prompts is None else prompts(),
             "grad_scaler": None if scaler is None else scaler.state_dict(),
         }
 
-    def _load(self, folder: Path) -> None:
-        """Continue from a checkpoint after checking that it is whole and of this model and config."""
-        tensors, state = checkpoint.read(folder)
-        self._check_state(folder, state)
-        policy = tensors["policy"]
-        if set(policy) != set(self.trainable_names):
+    def _identity(self) -> dict[str, Any]:
+        """Return what decides the weights, and so must be the same when a run is continued."""
+        return {
+            "trainer": type(self).__name__,
+            "num_processes": self.accelerator.num_processes,
+            **self.config.decisive_fields(),
+            "train_use_lora": self.use_lora,
+            **self._fingerprints,
+        }
+
+    def _read_checkpoint(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Read the checkpoint that is resumed, if any; refuse one that is damaged or of another run."""
+        if self._resumed_from is None:
+            return None
+        tensors, state = checkpoint.read(self._resumed_from)
+        checkpoint.check_identity(self._resumed_from, state["identity"], self._identity())
+        return tensors, state
+
+    def _restore(self, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        if set(tensors["policy"]) != set(self.trainable_names):
             raise ValueError(
-                f"checkpoint {folder} trains other weights than this trainer: use the same adapter"
+                f"checkpoint {self._resumed_from} trains other weights than this trainer: give the pipeline "
+                "the adapter that it had"
             )
         with torch.no_grad():
             for name, parameter in zip(self.trainable_names, self.trainable, strict=True):
-                parameter.copy_(policy[name])
-        checkpoint.load_optimizer_tensors(
-            self.optimizer, self.trainable_names, tensors["optimizer"]
-        )
+                parameter.copy_(tensors["policy"][name])
+        checkpoint.load_optimizer_tensors(self.optimizer, self.trainable_names, tensors["optimizer"])
         if self.tracker is not None:
             self.tracker.load_state_dict(state["stat_tracker"])
-        if (
-            hasattr(self.prompt_function, "load_state_dict")
-            and state["prompt_function"] is not None
-        ):
-            self.prompt_function.load_state_dict(state["prompt_function"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["grad_scaler"])
         self.epochs_done, self.global_step = state["epochs_done"], state["global_step"]
+        self._forward_prompts(state["prompt_function"])
 
-    def _check_state(self, folder: Path, state: dict[str, Any]) -> None:
-        if state["model"] != self.base_fingerprint:
-            raise ValueError(
-                f"checkpoint {folder} belongs to another model: load the pipeline it was made with"
-            )
-        if state["trainer"] != type(self).__name__:
-            raise ValueError(
-                f"checkpoint {folder} was written by {state['trainer']}, not {type(self).__name__}"
-            )
-        mine, theirs = self.config.to_dict(), state["config"]
-        changed = sorted(k for k in mine.keys() - FREE_FIELDS if mine[k] != theirs.get(k))
-        if changed:
-            detail = ", ".join(f"{k}={theirs.get(k)!r} (now {mine[k]!r})" for k in changed)
-            raise ValueError(f"checkpoint {folder} was made with another config: set {detail} back")
+    def _forward_prompts(self, state: Any) -> None:
+        """Bring the prompt function to where the resumed run left it."""
+        load = getattr(self.prompt_function, "load_state_dict", None)
+        if load is not None and state is not None:
+            load(state)
+            return
+        for epoch in range(self.epochs_done):
+            self.draw_contexts(epoch)
 
     @classmethod
     def from_checkpoint(
         cls,
         folder: str | Path,
         reward_function: RewardFunction,
-        prompt_function: Callable[[], tuple[Any, ...]],
+        prompt_function: PromptFunction,
         sd_pipeline: Any,
         **arguments: Any,
-    ) -> DDPOTrainer:
+    ) -> Self:
         """Make a trainer that continues a checkpoint with the config that it was written with.
 
         Args:
@@ -678,17 +560,8 @@ class DDPOTrainer:
         Args:
             folder: where to write to.
         """
-        if not self.accelerator.is_main_process:
-            return
-        if not self.uses_lora:
-            self.pipeline.save_pretrained(folder)
-            return
-        unet = self.pipeline.unet
-        StableDiffusionPipeline.save_lora_weights(
-            folder,
-            unet_lora_layers=convert_state_dict_to_diffusers(get_peft_model_state_dict(unet)),
-            **_collate_lora_metadata({"unet": unet}),
-        )
+        if self.accelerator.is_main_process:
+            save_policy(self.pipeline, folder)
 
 
 class ImageDDPOTrainer(DDPOTrainer):
@@ -704,7 +577,8 @@ class ImageDDPOTrainer(DDPOTrainer):
         sd_pipeline: as in `DDPOTrainer`.
         image_samples_hook: as in `DDPOTrainer`.
         noise_strength: share of the schedule that is run, in (0, 1].
-        debug_hook: called after every epoch with this trainer, for validation images and the like.
+        debug_hook: called before every epoch as `(sd_pipeline, noise_strength, global_step)`, for validation
+            images and the like.
 
     Raises:
         ValueError: as in `DDPOTrainer`, or if noise_strength leaves no step.
@@ -714,11 +588,11 @@ class ImageDDPOTrainer(DDPOTrainer):
         self,
         config: DDPOConfig,
         reward_function: RewardFunction,
-        prompt_function: Callable[[], tuple[Any, ...]],
+        prompt_function: PromptFunction,
         sd_pipeline: Any,
-        image_samples_hook: Callable[[list[list[Any]], int, Any], None] | None = None,
+        image_samples_hook: ImageSamplesHook | None = None,
         noise_strength: float = 0.2,
-        debug_hook: Callable[[ImageDDPOTrainer], None] | None = None,
+        debug_hook: DebugHook | None = None,
     ) -> None:
         """Check everything, build the policy and, when asked, resume."""
         self.noise_strength = noise_strength
@@ -726,40 +600,32 @@ class ImageDDPOTrainer(DDPOTrainer):
         super().__init__(config, reward_function, prompt_function, sd_pipeline, image_samples_hook)
 
     def _schedule(self) -> torch.Tensor:
-        return make_schedule(
-            self.pipeline.scheduler, self.config.sample_num_steps, self.noise_strength
-        )
+        steps = self.config.sample_num_steps
+        return make_schedule(self.pipeline.scheduler, steps, self.noise_strength)
+
+    def step(self, epoch: int) -> dict[str, float]:
+        """Call `debug_hook`, then do one epoch."""
+        if self.debug_hook is not None and self.accelerator.is_main_process:
+            self.debug_hook(self.sd_pipeline, self.noise_strength, self.global_step)
+        return super().step(epoch)
 
     def _make_context(self, drawn: Any) -> Context:
-        if not isinstance(drawn, tuple) or len(drawn) != 3 or not isinstance(drawn[0], str):
-            raise TypeError(
-                f"prompt_function must return (prompt, image, metadata), not {drawn!r:.200}"
-            )
-        prompt, image, metadata = drawn
-        image = to_tensor(image)
-        check_images(image[None], self.pipeline.vae)
-        return Context(prompt, metadata, image)
+        return image_context(drawn, self.pipeline.vae)
 
     def draw_contexts(self, epoch: int) -> list[Context]:
         """Ask for the contexts of an epoch and refuse images of different sizes."""
         contexts = super().draw_contexts(epoch)
         sizes = {tuple(c.image.shape) for c in contexts if c.image is not None}
         if len(sizes) > 1:
-            raise ValueError(
-                f"images of one epoch have the sizes {sorted(sizes)}: resize them to one"
-            )
+            raise ValueError(f"images of one epoch have the sizes {sorted(sizes)}: resize them to one")
         return contexts
 
     def _rollout(
         self, epoch: int, rows: Sequence[int], contexts: Sequence[Context]
     ) -> tuple[torch.Tensor, Trajectory]:
         images = torch.stack([context.image for context in contexts if context.image is not None])
-        factor = 2 ** (len(self.pipeline.vae.config.block_out_channels) - 1)
-        shape = (
-            self.pipeline.unet.config.in_channels,
-            images.shape[2] // factor,
-            images.shape[3] // factor,
-        )
+        sides = [side // vae_factor(self.pipeline.vae) for side in images.shape[2:]]
+        shape = (self.pipeline.unet.config.in_channels, *sides)
         with self.accelerator.autocast():
             return img2img_rollout(
                 self.pipeline,
@@ -770,70 +636,23 @@ class ImageDDPOTrainer(DDPOTrainer):
                 **self._sampling_settings(epoch, rows),
             )
 
-    def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "noise_strength": self.noise_strength}
-
-    def _check_state(self, folder: Path, state: dict[str, Any]) -> None:
-        super()._check_state(folder, state)
-        if state["noise_strength"] != self.noise_strength:
-            raise ValueError(
-                f"checkpoint {folder} was made with noise_strength={state['noise_strength']}: set it"
-            )
-
-    def step(self, epoch: int) -> dict[str, float]:
-        """Do one epoch, then call `debug_hook`."""
-        metrics = super().step(epoch)
-        if self.debug_hook is not None and self.accelerator.is_main_process:
-            self.debug_hook(self)
-        return metrics
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "noise_strength": self.noise_strength}
 
 
-# -------------------------------------------------------------------------------------------- helpers
-def _check_callable(name: str, function: Any) -> None:
-    if not callable(function):
-        raise TypeError(f"{name} must be callable, not {type(function).__name__}")
-
-
-def _check_pipeline(pipeline: Any) -> Any:
-    """Return the pipeline with a DDIMScheduler; refuse what is no Stable-Diffusion-shaped pipeline."""
-    for part in ("unet", "vae", "text_encoder", "tokenizer", "scheduler"):
-        if not hasattr(pipeline, part):
-            raise TypeError(
-                f"sd_pipeline has no {part}: pass a diffusers pipeline such as "
-                "StableDiffusionPipeline.from_pretrained(...)"
-            )
-    if not isinstance(pipeline.scheduler, DDIMScheduler):
-        pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
-    return pipeline
-
-
-def to_tensor(image: Any) -> torch.Tensor:
-    """Turn a PIL image or a float array into a tensor (3, H, W) float32 in [0, 1]."""
-    if hasattr(image, "convert"):
-        import numpy as np
-
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
-    return torch.as_tensor(image)
-
-
-class _InterruptAfterEpoch:
-    """Turns the first Ctrl-C into a request that the epoch's end honours; the second raises as usual."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: Any = None
-
-    def _handle(self, signum: int, frame: Any) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        tqdm.write("Ctrl-C: finishing this epoch, then saving; press again to stop at once")
-
-    def __enter__(self) -> _InterruptAfterEpoch:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+def _make_accelerator(config: DDPOConfig) -> Accelerator:
+    project = {"project_dir": str(config.run_dir), **config.project_kwargs}
+    accelerator = Accelerator(
+        mixed_precision=config.mixed_precision,
+        log_with=config.log_with,
+        project_config=ProjectConfiguration(**project),
+        **config.accelerator_kwargs,
+    )
+    # The trainer weighs groups itself, also where an environment variable asks accelerate to.
+    accelerator.gradient_accumulation_steps = 1
+    if config.log_with and not accelerator.log_with:  # accelerate leaves out what is not installed
+        raise ImportError(
+            f"log_with={config.log_with!r} needs a package that is not installed: "
+            f"pip install {config.log_with}"
+        )
+    return accelerator

@@ -1,0 +1,155 @@
+"""Lesson 06: which weights are the policy, in which precision, and how they leave for plain diffusers."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler, StableDiffusionPipeline
+from diffusers.training_utils import cast_training_params
+from diffusers.utils import convert_state_dict_to_diffusers
+from peft import LoraConfig, get_peft_model_state_dict
+from torch import nn
+
+from ddpo_lessons.config import DDPOConfig
+
+_PRECISION = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_pipeline(pipeline: Any) -> Any:
+    """Return the pipeline with a DDIMScheduler; refuse what is not shaped like Stable Diffusion.
+
+    Raises:
+        TypeError: if a part is missing, or the UNet takes more than latents and one prompt.
+    """
+    for part in ("unet", "vae", "text_encoder", "tokenizer", "scheduler"):
+        if getattr(pipeline, part, None) is None:
+            raise TypeError(
+                f"sd_pipeline has no {part}: pass a diffusers pipeline such as "
+                "StableDiffusionPipeline.from_pretrained(...)"
+            )
+    if hasattr(pipeline, "text_encoder_2"):
+        raise TypeError("sd_pipeline has two text encoders: Stable Diffusion 1 and 2 have one")
+    if pipeline.unet.config.in_channels != pipeline.vae.config.latent_channels:
+        raise TypeError(
+            f"the UNet takes {pipeline.unet.config.in_channels} channels, the latents have "
+            f"{pipeline.vae.config.latent_channels}: inpainting models cannot be trained"
+        )
+    if not isinstance(pipeline.scheduler, DDIMScheduler):
+        pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    return pipeline
+
+
+def prepare_policy(
+    pipeline: Any, config: DDPOConfig, use_lora: bool, device: torch.device
+) -> dict[str, nn.Parameter]:
+    """Freeze what is not trained, set precisions and add the adapter.
+
+    Trained weights are float32; frozen ones have the precision that `mixed_precision` names. An adapter
+    that the UNet already carries is the policy. Everything is in eval mode, always: dropout would make
+    the policy that trains differ from the one that sampled.
+
+    Args:
+        pipeline: a pipeline that passed `check_pipeline`; it is changed.
+        config: the settings.
+        use_lora: train an adapter instead of the whole UNet.
+        device: where to train.
+
+    Returns:
+        The trainable parameters by name.
+
+    Raises:
+        ValueError: if an adapter is there that the config does not describe.
+    """
+    unet, dtype = pipeline.unet, _PRECISION[config.mixed_precision]
+    adapter = _active_adapter(unet, config)
+    unet.requires_grad_(not (use_lora or adapter))
+    _move(unet, device, dtype if use_lora or adapter else torch.float32)
+    for frozen in (pipeline.vae, pipeline.text_encoder):
+        _move(frozen.requires_grad_(False).eval(), device, dtype)
+    if adapter:
+        for name, parameter in unet.named_parameters():
+            parameter.requires_grad_("lora_" in name and f".{adapter}." in name)
+    elif use_lora:
+        unet.add_adapter(
+            LoraConfig(
+                r=config.train_lora_rank,
+                lora_alpha=config.train_lora_alpha,
+                init_lora_weights="gaussian",
+                target_modules=list(config.train_lora_target_modules),
+            )
+        )
+    cast_training_params(unet, dtype=torch.float32)
+    if config.train_gradient_checkpointing:
+        unet.enable_gradient_checkpointing()
+    unet.eval()
+    return {name: p for name, p in unet.named_parameters() if p.requires_grad}
+
+
+def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
+    """Return the name of the adapter that the UNet already carries, if it is the one to train."""
+    if not getattr(unet, "peft_config", None):
+        return None
+    names = unet.active_adapters()
+    if len(names) != 1:
+        raise ValueError(f"the UNet has the active adapters {names}: activate the one to train")
+    found = unet.peft_config[names[0]]
+    for name, value in (("rank", found.r), ("alpha", found.lora_alpha)):
+        if value != getattr(config, f"train_lora_{name}"):
+            raise ValueError(
+                f"the UNet already has an adapter of {name} {value}, but train_lora_{name}="
+                f"{getattr(config, f'train_lora_{name}')}: load a fresh pipeline, or set {value}"
+            )
+    return names[0]
+
+
+def _move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    module.to(device)
+    # nn.Module's own method: that of diffusers warns at every cast of modules to keep, also of none.
+    nn.Module.to(module, dtype=dtype)
+
+
+def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Make the AdamW that the config describes.
+
+    Raises:
+        ImportError: if its 8-bit variant is asked for and bitsandbytes is missing.
+    """
+    kind: Any = torch.optim.AdamW
+    if config.train_use_8bit_adam:
+        try:
+            kind = importlib.import_module("bitsandbytes").optim.AdamW8bit
+        except ImportError as error:
+            raise ImportError("train_use_8bit_adam needs bitsandbytes: pip install bitsandbytes") from error
+    return kind(
+        parameters,
+        lr=config.train_learning_rate,
+        betas=(config.train_adam_beta1, config.train_adam_beta2),
+        weight_decay=config.train_adam_weight_decay,
+        eps=config.train_adam_epsilon,
+    )
+
+
+def save_policy(pipeline: Any, folder: str | Path) -> None:
+    """Write the trained weights for plain diffusers.
+
+    LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained UNet is written with its
+    whole pipeline, for `StableDiffusionPipeline.from_pretrained(folder)`.
+
+    Args:
+        pipeline: the trained pipeline.
+        folder: where to write to.
+    """
+    unet = pipeline.unet
+    if not getattr(unet, "peft_config", None):
+        pipeline.save_pretrained(folder)
+        return
+    (name,) = unet.active_adapters()
+    weights = get_peft_model_state_dict(unet, adapter_name=name)
+    StableDiffusionPipeline.save_lora_weights(
+        folder,
+        unet_lora_layers=convert_state_dict_to_diffusers(weights),
+        unet_lora_adapter_metadata=unet.peft_config[name].to_dict(),
+    )

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from diffusers import StableDiffusionImg2ImgPipeline
+from helpers import counted_passes, make_pipeline
+
+from ddpo_lessons.ddim import ddim_step_with_logprob
+from ddpo_lessons.rollout import (
+    PromptEncoder,
+    Trajectory,
+    check_images,
+    decode,
+    encode,
+    img2img_rollout,
+    make_schedule,
+    predict,
+    sample_seed,
+    text2img_rollout,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def generators(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def random_images(count: int) -> torch.Tensor:
+    return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+
+
+# ------------------------------------------------------------------------------------ what is sampled
+@pytest.mark.parametrize("prediction_type", ["v_prediction", "epsilon", "sample"])
+@pytest.mark.parametrize("set_alpha_to_one", [False, True])
+def test_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha_to_one):
+    pipeline = make_pipeline(prediction_type=prediction_type, set_alpha_to_one=set_alpha_to_one)
+    prompts, noise = ["a red three", ""], torch.randn(2, 4, 8, 8, generator=generators(5)[0])
+    theirs = pipeline(
+        prompts, num_inference_steps=4, guidance_scale=3.0, eta=1.0, generator=generators(1, 2),
+        latents=noise, output_type="pt",
+    ).images  # fmt: skip
+    ours, _ = text2img_rollout(
+        pipeline, prompts, num_inference_steps=4, guidance_scale=3.0, generator=generators(1, 2),
+        initial_noise=noise,
+    )  # fmt: skip
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("spacing", ["trailing", "leading"])
+def test_img2img_draws_the_images_of_plain_diffusers(spacing):
+    pipeline = make_pipeline(timestep_spacing=spacing)
+    prompts, images = ["a red three", "a blue four"], random_images(2)
+    theirs = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
+    theirs.set_progress_bar_config(disable=True)
+    expected = theirs(
+        prompts, image=encode(pipeline.vae, images), strength=0.6, num_inference_steps=5,
+        guidance_scale=3.0, eta=1.0, generator=generators(1, 2), output_type="pt",
+    ).images  # fmt: skip
+    ours, trajectory = img2img_rollout(
+        pipeline, prompts, images, 0.6, num_inference_steps=5, guidance_scale=3.0,
+        generator=generators(1, 2),
+    )  # fmt: skip
+    assert trajectory.num_steps == 3
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
+    pipeline = make_pipeline()
+    images, trajectory = text2img_rollout(
+        pipeline, ["a red three", "a two"], num_inference_steps=3, guidance_scale=2.0,
+        generator=generators(1, 2),
+    )  # fmt: skip
+    assert trajectory.latents.shape == (2, 4, 4, 8, 8)
+    assert trajectory.timesteps.tolist() == [[999, 666, 332]] * 2
+    assert trajectory.log_probs.shape == (2, 3)
+    assert trajectory.prompts == ("a red three", "a two")
+    torch.testing.assert_close(decode(pipeline.vae, trajectory.latents[:, -1]), images)
+    for k, t in enumerate(trajectory.timesteps[0].tolist()):
+        before, after = trajectory.latents[:, k], trajectory.latents[:, k + 1]
+        steps = torch.full((2,), t)
+        embeds = (trajectory.prompt_embeds, trajectory.negative_prompt_embeds)
+        with torch.no_grad():
+            output = predict(pipeline.unet, before, steps, *embeds, 2.0)
+        step = ddim_step_with_logprob(pipeline.scheduler, output, t, before, generator=generators(9, 9))
+        z = (after - step.mean) / step.std.view(2, 1, 1, 1)
+        by_hand = -0.5 * (z**2).mean((1, 2, 3)) - step.std.log() - 0.5 * math.log(2 * math.pi)
+        torch.testing.assert_close(trajectory.log_probs[:, k], by_hand, atol=1e-4, rtol=0)
+        assert 0.5 < z.std() < 1.5  # the recorded action really is a draw of that Gaussian
+
+
+def test_sum_of_log_probs_is_the_mean_times_the_dimensions():
+    settings = {"num_inference_steps": 2, "guidance_scale": 1.0}
+    pipeline = make_pipeline()
+    found = [
+        text2img_rollout(pipeline, [""], reduction=r, generator=generators(1), **settings)[1].log_probs
+        for r in ("mean", "sum")
+    ]
+    torch.testing.assert_close(found[0] * 4 * 8 * 8, found[1], rtol=1e-5, atol=0)
+
+
+def test_a_sample_does_not_depend_on_its_batch():
+    pipeline = make_pipeline()
+    prompts, images = ["a red three", "", "a two"], random_images(3)
+    settings = {"num_inference_steps": 4, "guidance_scale": 3.0}
+    together = img2img_rollout(pipeline, prompts, images, 0.8, generator=generators(1, 2, 3), **settings)
+    for i, prompt in enumerate(prompts):
+        alone = img2img_rollout(
+            pipeline, [prompt], images[i : i + 1], 0.8, generator=generators(i + 1), **settings
+        )
+        torch.testing.assert_close(alone[0][0], together[0][i], atol=1e-4, rtol=0)
+        torch.testing.assert_close(alone[1].log_probs[0], together[1].log_probs[i], atol=1e-4, rtol=0)
+
+
+def test_row_17_latents_and_log_probs_are_float32_whatever_the_unet_computes_in():
+    pipeline = make_pipeline()
+    for module in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
+        torch.nn.Module.to(module, dtype=torch.bfloat16)
+    images, trajectory = img2img_rollout(
+        pipeline, ["a two"], random_images(1), 0.7, num_inference_steps=3, generator=generators(1)
+    )
+    assert images.dtype == trajectory.latents.dtype == trajectory.log_probs.dtype == torch.float32
+    rounded = trajectory.latents.to(torch.bfloat16).float()
+    assert (trajectory.latents != rounded).float().mean() > 0.9  # not bfloat16 in float32's clothes
+
+
+# -------------------------------------------------------------------------------------- forward passes
+@pytest.mark.parametrize(
+    ("guidance", "prompts", "negative", "batches"),
+    [
+        (5.0, ["a two", ""], "", [4] * 3),
+        (5.0, ["", ""], "", [2] * 3),
+        (5.0, ["a two", "a two"], "a two", [2] * 3),
+        (1.0, ["a two", ""], "", [2] * 3),
+        (0.0, ["a two", ""], "", [2] * 3),
+    ],
+)
+def test_row_06_and_20_one_pass_where_one_is_enough(guidance, prompts, negative, batches):
+    pipeline = make_pipeline()
+    with counted_passes(pipeline.unet) as sizes:
+        text2img_rollout(
+            pipeline, prompts, num_inference_steps=3, guidance_scale=guidance,
+            negative_prompt=negative, generator=generators(1, 2),
+        )  # fmt: skip
+    assert sizes == batches
+
+
+def test_guidance_moves_the_prediction_away_from_the_negative_prompt():
+    pipeline = make_pipeline()
+    encoder = PromptEncoder(pipeline)
+    latents, t = torch.randn(1, 4, 8, 8, generator=generators(1)[0]), torch.tensor([500])
+    positive, negative = encoder(["a red three"]), encoder(["a blue four"])
+    with torch.no_grad():
+        towards = predict(pipeline.unet, latents, t, positive, None, 1.0)
+        away = predict(pipeline.unet, latents, t, negative, None, 1.0)
+        guided = predict(pipeline.unet, latents, t, positive, negative, 7.5)
+    assert (towards - away).abs().max() > 1e-3
+    torch.testing.assert_close(guided, away + 7.5 * (towards - away), atol=1e-4, rtol=0)
+
+
+def test_joining_guided_and_unguided_batches_keeps_what_each_predicts():
+    pipeline = make_pipeline()
+    settings = {"num_inference_steps": 2, "guidance_scale": 5.0}
+    pieces = [
+        text2img_rollout(pipeline, [prompt], generator=generators(1), **settings)[1]
+        for prompt in ("", "a two")
+    ]
+    assert pieces[0].negative_prompt_embeds is None
+    joined = Trajectory.cat(pieces)
+    assert joined.negative_prompt_embeds is not None
+    with torch.no_grad():
+        alone = predict(
+            pipeline.unet, joined.latents[:1, 0], joined.timesteps[:1, 0], pieces[0].prompt_embeds,
+            None, 5.0,
+        )  # fmt: skip
+        both = predict(
+            pipeline.unet, joined.latents[:, 0], joined.timesteps[:, 0], joined.prompt_embeds,
+            joined.negative_prompt_embeds, 5.0,
+        )  # fmt: skip
+    torch.testing.assert_close(both[:1], alone, atol=1e-5, rtol=0)
+    assert joined.prompts == ("", "a two")
+
+
+# -------------------------------------------------------------------------------------------- schedule
+@pytest.mark.parametrize(
+    ("num_steps", "strength", "expected"), [(10, 0.8, 8), (50, 0.58, 29), (50, 0.2, 10), (7, 1.0, 7)]
+)
+def test_row_12_noise_strength_decides_the_steps(num_steps, strength, expected):
+    scheduler = make_pipeline().scheduler
+    steps = make_schedule(scheduler, num_steps, strength)
+    assert len(steps) == expected
+    assert torch.equal(steps, scheduler.timesteps[-expected:])
+    assert scheduler.num_inference_steps == num_steps
+
+
+@pytest.mark.parametrize("num_steps", [50, 61, 103, 998])
+def test_a_schedule_has_the_steps_it_was_asked_for_and_none_below_zero(num_steps):
+    steps = make_schedule(make_pipeline().scheduler, num_steps)
+    assert len(steps) == num_steps
+    assert steps.min() >= 0
+    assert (steps.diff() < 0).all()
+
+
+def test_img2img_runs_and_records_the_steps_of_the_schedule():
+    pipeline = make_pipeline()
+    with counted_passes(pipeline.unet) as sizes:
+        _, trajectory = img2img_rollout(
+            pipeline, [""], random_images(1), 0.8, num_inference_steps=10, generator=generators(1)
+        )
+    assert len(sizes) == trajectory.num_steps == 8
+    assert trajectory.latents.shape[1] == 9
+
+
+def test_img2img_starts_from_the_image_noised_to_the_first_timestep():
+    pipeline, images = make_pipeline(), random_images(2)
+    noise = torch.randn(2, 4, 8, 8, generator=generators(1)[0])
+    _, trajectory = img2img_rollout(
+        pipeline, ["", ""], images, 0.5, num_inference_steps=4, initial_noise=noise
+    )
+    alpha_bar = pipeline.scheduler.alphas_cumprod[int(trajectory.timesteps[0, 0])]
+    expected = alpha_bar.sqrt() * encode(pipeline.vae, images) + (1 - alpha_bar).sqrt() * noise
+    torch.testing.assert_close(trajectory.latents[:, 0], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("strength", [0.0, -0.1, 1.01, float("nan")])
+def test_noise_strength_outside_its_range_is_refused(strength):
+    with pytest.raises(ValueError, match=r"noise_strength=.* must lie in \(0, 1\]"):
+        make_schedule(make_pipeline().scheduler, 10, strength)
+
+
+def test_noise_strength_that_runs_no_step_names_the_least_that_does():
+    with pytest.raises(ValueError, match=r"runs no step: use a noise_strength of at least 0\.1"):
+        make_schedule(make_pipeline().scheduler, 10, 0.09)
+
+
+def test_row_10_a_deterministic_last_step_is_run_but_not_recorded():
+    pipeline = make_pipeline(set_alpha_to_one=True)
+    for rollout in (
+        lambda: text2img_rollout(pipeline, [""], num_inference_steps=3, generator=generators(1)),
+        lambda: img2img_rollout(
+            pipeline, [""], random_images(1), 1.0, num_inference_steps=3, generator=generators(1)
+        ),
+    ):
+        with counted_passes(pipeline.unet) as sizes:
+            images, trajectory = rollout()
+        assert len(sizes) == 3
+        assert trajectory.num_steps == 2
+        assert trajectory.timesteps.tolist() == [[999, 666]]
+        assert trajectory.log_probs.isfinite().all()
+        undone = decode(pipeline.vae, trajectory.latents[:, -1])
+        assert (images - undone).abs().max() > 1e-3  # the image is that of the last step
+
+
+# ------------------------------------------------------------------------------------ text and images
+def test_each_text_is_encoded_once():
+    pipeline = make_pipeline()
+    encoder = PromptEncoder(pipeline)
+    sizes: list[int] = []
+    pipeline.text_encoder.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    first = encoder(["a two", "", "a two"])
+    again = encoder(["", "a one"])
+    assert sizes == [2, 1]
+    assert torch.equal(first[0], first[2])
+    assert torch.equal(first[1], again[0])
+
+
+def test_embeddings_are_those_of_plain_diffusers():
+    pipeline = make_pipeline()
+    theirs, _ = pipeline.encode_prompt(["a two", ""], "cpu", 1, do_classifier_free_guidance=False)
+    torch.testing.assert_close(PromptEncoder(pipeline)(["a two", ""]), theirs, atol=1e-6, rtol=0)
+
+
+def test_a_prompt_that_is_too_long_is_named_once_with_what_is_cut():
+    encoder = PromptEncoder(make_pipeline())
+    prompt = "a red three " * 7 + "on a blue background"  # 25 tokens and two at the ends
+    with pytest.warns(UserWarning, match=r"too long: 'a blue background' is cut.*24 tokens") as found:
+        encoder([prompt, "a two"])
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder([prompt])
+        encoder(["a red three " * 7])
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, "torch.uint8: divide uint8 by 255"),
+        ([[0.0]], TypeError, "not list"),
+        (torch.zeros(3, 32, 32), ValueError, r"shape \(B, 3, H, W\)"),
+        (torch.zeros(1, 1, 32, 32), ValueError, "convert to RGB"),
+        (torch.full((1, 3, 32, 32), -1.0), ValueError, "from -1 to -1: rescale"),
+        (torch.full((1, 3, 32, 32), 255.0), ValueError, "from 255 to 255: rescale"),
+        (torch.full((1, 3, 32, 32), torch.nan), ValueError, r"must lie in \[0, 1\]"),
+        (torch.zeros(1, 3, 30, 32), ValueError, r"\(30, 32\) pixels: resize to multiples of 4"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_before_any_pass(images, error, message):
+    pipeline = make_pipeline()
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(error, match=message):
+        img2img_rollout(pipeline, ["a two"], images, 0.5, num_inference_steps=4)
+    assert sizes == []
+
+
+def test_images_of_any_size_that_the_vae_divides_are_taken():
+    images, trajectory = img2img_rollout(
+        make_pipeline(), ["a two"], torch.rand(1, 3, 24, 40), 0.5, num_inference_steps=2
+    )
+    assert images.shape == (1, 3, 24, 40)
+    assert trajectory.latents.shape == (1, 2, 4, 6, 10)
+
+
+def test_numbers_of_prompts_and_images_must_agree():
+    with pytest.raises(ValueError, match="2 prompts for 1 images"):
+        img2img_rollout(make_pipeline(), ["", ""], random_images(1), 0.5, num_inference_steps=2)
+
+
+def test_the_range_of_images_leaves_room_for_rounding():
+    check_images(torch.full((1, 3, 32, 32), 1.0005), make_pipeline().vae)
+
+
+def test_seeds_of_samples_do_not_collide():
+    seeds = {sample_seed(s, e, p, r) for s in range(4) for e in range(8) for p in range(3) for r in range(16)}
+    assert len(seeds) == 4 * 8 * 3 * 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert sample_seed(1, 23) != sample_seed(12, 3)
