@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import os
 import random
 import shlex
 import sys
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 2 after an error, which is printed in one line.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    # At import, transformers warns of image processors without torchvision, which nothing here uses.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         arguments = _make_parser(argv).parse_args(argv)
         return COMMANDS[arguments.command].run(arguments)
@@ -341,9 +344,9 @@ def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --images: keep sizes that the model can take, instead of making all the model's own",
     )
     parser.add_argument(
-        "--steps", type=_at_least_one, metavar="N", help="of the whole schedule (the run's, else 50)"
+        "--steps", type=_at_least_one, metavar="N", help="of the whole schedule (the run's, or 50)"
     )
-    parser.add_argument("--guidance-scale", type=float, metavar="X", help="(the run's, else 5)")
+    parser.add_argument("--guidance-scale", type=float, metavar="X", help="(the run's, or 5)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides the noise (%(default)s)")
     parser.add_argument(
         "--batch-size", type=_at_least_one, default=4, metavar="N", help="changes no image (%(default)s)"
@@ -383,13 +386,14 @@ def _check_sample_arguments(arguments: argparse.Namespace) -> None:
 
 
 def _run_settings(result: Path) -> DDPOConfig:
-    """Return the config of the run that a result lies in, or the defaults."""
+    """Return the config of the run whose folder holds `result`, or the defaults."""
     from ddpo_lessons.config import DDPOConfig
+    from ddpo_lessons.runlog import METRICS
 
-    file = result.parent / "config.json"
-    if not file.is_file():
+    run_dir = result.parent
+    if not (result.is_dir() and (run_dir / METRICS).is_file()):
         return DDPOConfig()
-    return DDPOConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    return DDPOConfig.from_dict(json.loads((run_dir / "config.json").read_text(encoding="utf-8")))
 
 
 def _load_lora(pipeline: StableDiffusionPipeline, folder: Path) -> None:

@@ -165,12 +165,23 @@ def test_resume_from_latest(here: Path, model: str) -> None:
 
 # ----------------------------------------------------------------------------------- flags, presets
 def test_flags_override_the_preset(here: Path, model: str) -> None:
-    run("train", "--preset", "digit_world", *TINY, "--model", model, "--output-dir", "run")
+    run(
+        "train",
+        "--preset",
+        "digit_world",
+        *TINY,
+        "--sample-group-size",
+        "2",
+        "--model",
+        model,
+        "--output-dir",
+        "run",
+    )
     written, preset = config_of(here / "run"), PRESETS["digit_world"].config
     assert written["train_lora_rank"] == preset["train_lora_rank"] != DDPOConfig().train_lora_rank
     assert written["train_clip_range"] == preset["train_clip_range"]
     assert (written["train_learning_rate"], written["sample_num_steps"]) == (1e-3, 3)
-    assert (preset["train_learning_rate"], preset["sample_num_steps"]) == (2e-3, 20)
+    assert (preset["train_learning_rate"], preset["sample_num_steps"]) == (2e-3, 10)
 
 
 def test_a_preset_is_chosen_for_tiny_sd_only() -> None:
@@ -314,6 +325,15 @@ def test_sample_takes_the_settings_of_the_run(
     (call,) = calls
     assert (call["num_inference_steps"], call["guidance_scale"]) == (steps, guidance)
     assert (call["eta"], call["negative_prompt"]) == (0.9, "a foggy three")
+
+
+def test_a_stray_config_is_not_that_of_a_run(here: Path) -> None:
+    Path("config.json").write_text('{"sample_num_steps": 3}')
+    Path("model").mkdir()
+    assert cli._run_settings(Path("tiny-sd")) == cli._run_settings(Path("model")) == DDPOConfig()
+    Path("metrics.jsonl").touch()
+    assert cli._run_settings(Path("model")) == DDPOConfig(sample_num_steps=3)
+    assert cli._run_settings(Path("tiny-sd")) == DDPOConfig()
 
 
 def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:

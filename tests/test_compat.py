@@ -172,10 +172,15 @@ trainer.train()
 """
 
 
+def make_base() -> StableDiffusionPipeline:
+    """Make a pipeline whose last step has noise, as that of Stable Diffusion."""
+    return make_pipeline(set_alpha_to_one=False)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    make_pipeline().save_pretrained(folder)
+    make_base().save_pretrained(folder)
     return folder
 
 
@@ -183,6 +188,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def policy_prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompts that img2img rollouts of the trainer are given."""
+    prompts: list[str] = []
+    rollout = trainer.img2img_rollout
+
+    def listen(pipeline: Any, texts: list[str], *arguments: Any, **settings: Any) -> Any:
+        prompts.extend(texts)
+        return rollout(pipeline, texts, *arguments, **settings)
+
+    monkeypatch.setattr(trainer, "img2img_rollout", listen)
+    return prompts
 
 
 def run_script(text: str, **names: Any) -> dict[str, Any]:
@@ -241,15 +260,7 @@ def test_a_script_for_trl_runs(here: Path, model: Path, monkeypatch: pytest.Monk
     )
 
 
-def test_a_script_for_imageddpo_runs(here: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = []
-    rollout = trainer.img2img_rollout
-
-    def listen(pipeline: Any, texts: list[str], *arguments: Any, **settings: Any) -> Any:
-        prompts.extend(texts)
-        return rollout(pipeline, texts, *arguments, **settings)
-
-    monkeypatch.setattr(trainer, "img2img_rollout", listen)
+def test_a_script_for_imageddpo_runs(here: Path, model: Path, policy_prompts: list[str]) -> None:
     script = run_script(IMAGEDDPO_SCRIPT, MODEL=str(model))
     # one optimizer step an epoch; the hook comes before
     assert [(strength, step) for strength, step, _ in script["validated"]] == [(0.4, 0), (0.4, 1)]
@@ -257,7 +268,7 @@ def test_a_script_for_imageddpo_runs(here: Path, model: Path, monkeypatch: pytes
     # 10 steps at strength 0.4 are 4, and all of them are trained on, though the fraction is 0.4 too
     assert script["trainer"].num_train_timesteps == 4
     # without guidance the policy sees no prompt; the prompts still tell the images apart
-    assert prompts == [""] * 8
+    assert policy_prompts == [""] * 8
     kept = script["trainer"].tracker.state_dict()["rewards"]
     assert {key for key, _ in kept} == {f"id:{n}" for n in range(4)}
     steps = read_metrics(here / "ddpo_logs" / "now", "step")
@@ -268,20 +279,12 @@ def test_a_script_for_imageddpo_runs(here: Path, model: Path, monkeypatch: pytes
 
 
 def test_under_guidance_the_policy_sees_the_prompt(
-    here: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, model: Path, policy_prompts: list[str]
 ) -> None:
     script = IMAGEDDPO_SCRIPT.replace("sample_guidance_scale=0.0", "sample_guidance_scale=2.0")
     script = script.replace("num_epochs=2", "num_epochs=1")
-    prompts = []
-    rollout = trainer.img2img_rollout
-
-    def listen(pipeline: Any, texts: list[str], *arguments: Any, **settings: Any) -> Any:
-        prompts.extend(texts)
-        return rollout(pipeline, texts, *arguments, **settings)
-
-    monkeypatch.setattr(trainer, "img2img_rollout", listen)
     run_script(script, MODEL=str(model))
-    assert prompts == ["id:0", "id:1", "id:2", "id:3"]
+    assert policy_prompts == ["id:0", "id:1", "id:2", "id:3"]
 
 
 def test_a_fraction_that_leaves_no_step_is_refused(tmp_path: Path, model: Path) -> None:
@@ -307,7 +310,7 @@ def test_the_wrapper_shows_the_parts_of_its_pipeline(model: Path) -> None:
 def test_the_wrapper_samples_as_the_pipeline_that_it_was_made_of(model: Path) -> None:
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(str(model))
     wrapper.set_progress_bar_config(disable=True)
-    assert np.array_equal(picture(wrapper), picture(make_pipeline()))
+    assert np.array_equal(picture(wrapper), picture(make_base()))
 
 
 @pytest.mark.parametrize("use_lora", [True, False])
@@ -480,4 +483,4 @@ def test_tiny_sd_is_a_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None
     index = json.loads((model / "model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusionPipeline"
     loaded = compat.load_pipeline("tiny-sd")
-    assert torch.equal(loaded.unet.conv_in.weight, make_pipeline().unet.conv_in.weight)
+    assert torch.equal(loaded.unet.conv_in.weight, make_base().unet.conv_in.weight)
