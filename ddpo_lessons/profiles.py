@@ -57,7 +57,5 @@ def pick_profile() -> str:
     if wanted not in PROFILES:
         raise ValueError(f"{PROFILE_VARIABLE}={wanted!r} is no profile: use cpu, gpu or hub")
     if wanted != "cpu" and not cuda:
-        raise RuntimeError(
-            f"{PROFILE_VARIABLE}={wanted} needs a CUDA device, and torch sees none: use cpu"
-        )
+        raise RuntimeError(f"{PROFILE_VARIABLE}={wanted} needs a CUDA device, and torch sees none: use cpu")
     return wanted

@@ -71,9 +71,7 @@ def pretend_installed(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str])
 
 
 # ---- profiles
-@pytest.mark.parametrize(
-    ("cuda", "online", "expected"), [(0, 1, "cpu"), (1, 0, "gpu"), (1, 1, "hub")]
-)
+@pytest.mark.parametrize(("cuda", "online", "expected"), [(0, 1, "cpu"), (1, 0, "gpu"), (1, 1, "hub")])
 def test_profile_follows_the_machine(
     monkeypatch: pytest.MonkeyPatch, cuda: int, online: int, expected: str
 ) -> None:
@@ -83,9 +81,7 @@ def test_profile_follows_the_machine(
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "gpu", "hub"])
-def test_profile_override_wins_and_asks_nobody(
-    monkeypatch: pytest.MonkeyPatch, wanted: str
-) -> None:
+def test_profile_override_wins_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     pretend_cuda(monkeypatch)
     monkeypatch.setattr(profiles, "hub_reachable", lambda: pytest.fail("asked the hub"))
     monkeypatch.setenv("DDPO_LESSONS_PROFILE", wanted)
@@ -107,9 +103,7 @@ def test_hub_that_answers_and_hub_with_an_error(hub: Callable[[int], None]) -> N
     assert not profiles.hub_reachable()
 
 
-def test_hub_offline_switch_asks_nobody(
-    hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_offline_switch_asks_nobody(hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert not profiles.hub_reachable()
 
@@ -122,9 +116,7 @@ def test_hub_that_accepts_and_never_answers(
         assert not profiles.hub_reachable(timeout=0.1)
 
 
-def test_hub_address_that_is_none(
-    hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_address_that_is_none(hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     assert not profiles.hub_reachable()
 
@@ -177,9 +169,7 @@ def test_memory_and_disk_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check.ok for check in [*doctor.check_memory(), *doctor.check_disk()]] == [False, False]
 
 
-def test_checkpoint_present_truncated_and_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_checkpoint_present_truncated_and_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "CHECKPOINT", tmp_path)
     [check] = doctor.check_checkpoint()
     assert not check.ok

@@ -23,9 +23,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     foreign = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "DDPO_LESSONS_PROFILE")
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     environment["HF_HUB_OFFLINE"] = "1"
-    result = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    result = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
@@ -76,9 +74,7 @@ def test_wheel_holds_types_and_a_checkpoint_of_at_most_12_mb(wheel: Path) -> Non
 
 
 def test_wheel_is_what_the_empty_environment_imports(programs: Path, tmp_path: Path) -> None:
-    where = run(
-        programs / "python", "-c", "import ddpo_lessons; print(ddpo_lessons.__file__)", cwd=tmp_path
-    )
+    where = run(programs / "python", "-c", "import ddpo_lessons; print(ddpo_lessons.__file__)", cwd=tmp_path)
     assert programs.parent in Path(where.strip()).parents
     installed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=tmp_path)
     assert not {"pytest", "jupyterlab", "trl"} & {line.split("==")[0] for line in installed.split()}
