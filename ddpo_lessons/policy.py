@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 from diffusers.training_utils import cast_training_params
-from diffusers.utils import convert_state_dict_to_diffusers
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
@@ -147,9 +146,11 @@ def save_policy(pipeline: Any, folder: str | Path) -> None:
         pipeline.save_pretrained(folder)
         return
     (name,) = unet.active_adapters()
+    # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both
+    # loads without its attention layers.
     weights = get_peft_model_state_dict(unet, adapter_name=name)
     StableDiffusionPipeline.save_lora_weights(
         folder,
-        unet_lora_layers=convert_state_dict_to_diffusers(weights),
+        unet_lora_layers=weights,
         unet_lora_adapter_metadata=unet.peft_config[name].to_dict(),
     )

@@ -42,5 +42,7 @@ def test_commands_run(tmp_path, monkeypatch):
 
 def test_make_targets_exist():
     makefile = (Path(__file__).parent.parent / "Makefile").read_text()
-    for target in re.findall(r"make (\w+)", README):
+    targets = re.findall(r"(?:^|`)make (\w+)", README, flags=re.MULTILINE)
+    assert {"demo", "test", "lab"} <= set(targets)
+    for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target

@@ -652,9 +652,13 @@ def sample_plainly(pipeline: Any) -> torch.Tensor:
     ).images
 
 
-def test_lora_weights_load_in_plain_diffusers(tmp_path):
+@pytest.mark.parametrize(
+    "targets", [("to_k", "to_q", "to_v", "to_out.0"), ("conv1",), ("to_v", "conv1", "conv_out", "ff.net.2")]
+)
+def test_lora_weights_load_in_plain_diffusers(tmp_path, targets):
     """With alpha other than rank, which loaders that know only the weights get wrong."""
-    config = make_config(tmp_path / "run", train_lora_rank=2, train_lora_alpha=8)
+    settings = {"train_lora_rank": 2, "train_lora_alpha": 8, "train_lora_target_modules": targets}
+    config = make_config(tmp_path / "run", **settings)
     trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
     stir_adapter(trainer.unet)
     trainer.train()
@@ -665,6 +669,8 @@ def test_lora_weights_load_in_plain_diffusers(tmp_path):
     trained = sample_plainly(trainer.pipeline)
     torch.testing.assert_close(sample_plainly(plain), trained, atol=1e-5, rtol=0)
     assert (trained - untrained).abs().max() > 1e-3
+    loaded = [name for name, _ in plain.unet.named_parameters() if "lora_" in name]
+    assert len(loaded) == len(trainer.trainable)
 
 
 def test_full_fine_tuning_saves_a_pipeline(tmp_path):

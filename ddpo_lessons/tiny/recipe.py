@@ -125,6 +125,7 @@ def make_scheduler() -> DDIMScheduler:
         beta_schedule="squaredcos_cap_v2",
         prediction_type="v_prediction",
         timestep_spacing="trailing",
+        steps_offset=1,  # trailing steps ignore it, and StableDiffusionPipeline insists on it
         clip_sample=False,
         set_alpha_to_one=True,
     )
