@@ -59,9 +59,7 @@ def normalize_groups(rewards: Rewards, group_size: int, eps: float = 1e-8) -> to
     """
     values, device = _as_float64(rewards)
     if group_size < 2 or len(values) % group_size:
-        raise ValueError(
-            f"group_size={group_size} must be 2 or more and divide the {len(values)} rewards"
-        )
+        raise ValueError(f"group_size={group_size} must be 2 or more and divide the {len(values)} rewards")
     groups = values.view(-1, group_size)  # (N / G, G)
     # As in _standardise: equal rewards give exact zeros.
     groups = groups - groups[:, :1]
@@ -166,9 +164,7 @@ class PerPromptStatTracker:
                     f"the saved statistics have {name}={state[name]}, this tracker has "
                     f"{name}={getattr(self, name)}; resume with the saved value"
                 )
-        self._rewards = {
-            _decode(key): deque(kept, maxlen=self.buffer_size) for key, kept in state["rewards"]
-        }
+        self._rewards = {_decode(key): deque(kept, maxlen=self.buffer_size) for key, kept in state["rewards"]}
 
 
 @torch.no_grad()
@@ -288,9 +284,7 @@ def _valid_steps(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tenso
     if mask is None:
         return torch.ones_like(values, dtype=torch.bool)
     if mask.shape != values.shape:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, the values have {tuple(values.shape)}"
-        )
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, the values have {tuple(values.shape)}")
     return mask.bool()
 
 

@@ -142,9 +142,7 @@ def shuffle_time(samples: Samples, keys: Iterable[str], generator: torch.Generat
     permutations = [torch.randperm(time, generator=generator) for _ in range(batch)]
     orders = torch.stack(permutations)  # (B, T)
     rows = torch.arange(batch)[:, None]  # (B, 1)
-    shuffled = {
-        key: samples[key][rows.to(d), orders.to(d)] for key in keys if (d := samples[key].device)
-    }
+    shuffled = {key: samples[key][rows.to(d), orders.to(d)] for key in keys if (d := samples[key].device)}
     return samples | shuffled
 
 
@@ -182,6 +180,5 @@ def _check_divides(name: str, value: int, total: int, things: str) -> None:
         distance = min(abs(n - value) for n in divisors)
         nearest = " or ".join(str(n) for n in divisors if abs(n - value) == distance)
         raise ValueError(
-            f"{name}={value} does not divide the {total} {things}; "
-            f"the nearest that does is {nearest}"
+            f"{name}={value} does not divide the {total} {things}; the nearest that does is {nearest}"
         )

@@ -24,9 +24,7 @@ class DDIMStep(NamedTuple):
     std: torch.Tensor  # (B,) float32, 0 where the step is deterministic
 
 
-def step_std(
-    scheduler: DDIMScheduler, timesteps: int | torch.Tensor, eta: float = 1.0
-) -> torch.Tensor:
+def step_std(scheduler: DDIMScheduler, timesteps: int | torch.Tensor, eta: float = 1.0) -> torch.Tensor:
     r"""Standard deviation of the noise that a DDIM step adds, for any number of timesteps.
 
     Formula (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its alpha::
@@ -161,9 +159,7 @@ def ddim_step_with_logprob(
     return DDIMStep(prev_sample, log_prob, mean, std.flatten())
 
 
-def _alpha_bars(
-    scheduler: DDIMScheduler, timesteps: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return alpha_bar at each timestep and at the one that follows it in sampling, on the CPU.
 
     A step needs a handful of scalars per sample. Looking them up on the CPU leaves the scheduler
@@ -176,9 +172,7 @@ def _alpha_bars(
     num_train_timesteps = scheduler.config.num_train_timesteps
     timesteps = timesteps.cpu().long()
     if ((timesteps < 0) | (timesteps >= num_train_timesteps)).any():
-        raise ValueError(
-            f"timesteps must be in 0..{num_train_timesteps - 1}, got {timesteps.tolist()}"
-        )
+        raise ValueError(f"timesteps must be in 0..{num_train_timesteps - 1}, got {timesteps.tolist()}")
     table = scheduler.alphas_cumprod.cpu()
     prev_timesteps = timesteps - num_train_timesteps // scheduler.num_inference_steps
     # The clamp only keeps the look-up legal: below 0 it is the final alpha_bar that counts.
@@ -188,15 +182,11 @@ def _alpha_bars(
         scheduler.final_alpha_cumprod.cpu(),
     )
     alpha_bar = table[timesteps]
-    _refuse_where(
-        alpha_bar == 1, timesteps, "the betas start at 0, which leaves no noise to remove"
-    )
+    _refuse_where(alpha_bar == 1, timesteps, "the betas start at 0, which leaves no noise to remove")
     return alpha_bar, alpha_bar_prev
 
 
-def _noise_variance(
-    alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float
-) -> torch.Tensor:
+def _noise_variance(alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float) -> torch.Tensor:
     """Square of formula (16) of DDIM; exactly 0 where the step is deterministic."""
     return eta**2 * (1 - alpha_bar_prev) / (1 - alpha_bar) * (1 - alpha_bar / alpha_bar_prev)
 
@@ -268,9 +258,7 @@ def _check_eta(eta: float) -> None:
         raise ValueError(f"eta={eta} must be a finite number, 0 or more; 1 is as noisy as DDPM")
 
 
-def _check_shapes(
-    model_output: torch.Tensor, sample: torch.Tensor, prev_sample: torch.Tensor | None
-) -> None:
+def _check_shapes(model_output: torch.Tensor, sample: torch.Tensor, prev_sample: torch.Tensor | None) -> None:
     for name, tensor in (("model_output", model_output), ("prev_sample", prev_sample)):
         if tensor is not None and tensor.shape != sample.shape:
             raise ValueError(

@@ -42,9 +42,7 @@ class PromptSampler:
 
     def __call__(self) -> Prompt:
         """Return the next `(prompt, metadata)`."""
-        generator = random.Random(
-            f"{self.seed}-{self.drawn}"
-        )  # a string is hashed alike on every machine
+        generator = random.Random(f"{self.seed}-{self.drawn}")  # a string is hashed alike on every machine
         self.drawn += 1
         return self._draw(generator)
 
@@ -155,9 +153,7 @@ def from_file(path: str | Path, seed: int) -> PromptSampler:
         ValueError: if there is no such file or no prompt in it.
     """
     if not Path(path).is_file():
-        raise ValueError(
-            f"path={str(path)!r} is not a file: give a text file with one prompt a line"
-        )
+        raise ValueError(f"path={str(path)!r} is not a file: give a text file with one prompt a line")
     lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
     prompts = [line for line in lines if line]
     if not prompts:
@@ -187,7 +183,5 @@ def get_prompts(name: str, seed: int) -> PromptSampler:
         ValueError: if the name does not exist; the message lists those that do.
     """
     if name not in PROMPTS:
-        raise ValueError(
-            f"prompts={name!r} does not exist: use one of {', '.join(sorted(PROMPTS))}"
-        )
+        raise ValueError(f"prompts={name!r} does not exist: use one of {', '.join(sorted(PROMPTS))}")
     return PROMPTS[name](seed)

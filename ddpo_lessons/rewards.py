@@ -327,11 +327,7 @@ def prompt_alignment(
         ink, background = measure_colours(images)  # (B, 3) each
         ink_distance = _colour_distance(ink, [part.ink for part in said])
         background_distance = _colour_distance(background, [part.background for part in said])
-        score = (
-            digit_weight * log_p
-            - ink_weight * ink_distance
-            - background_weight * background_distance
-        )
+        score = digit_weight * log_p - ink_weight * ink_distance - background_weight * background_distance
         return score, {
             "digit_log_prob": log_p,
             "ink_distance": ink_distance,
@@ -437,9 +433,7 @@ class _Clip(nn.Module):
         tokens = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt"
         ).to(self.normalize.mean.device)
-        return F.normalize(
-            self.model.text_projection(self.model.text_model(**tokens).pooler_output), dim=1
-        )
+        return F.normalize(self.model.text_projection(self.model.text_model(**tokens).pooler_output), dim=1)
 
 
 @functools.cache
@@ -581,9 +575,7 @@ def _load_aesthetic_head(path: Path) -> nn.Module:
     return head.eval().requires_grad_(False)
 
 
-def aesthetic_score(
-    model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD
-) -> RewardFunction:
+def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD) -> RewardFunction:
     """LAION's aesthetic score, about 1 to 10: a small network on CLIP ViT-L/14's unit embedding.
 
     Source: Schuhmann 2022, "improved-aesthetic-predictor" (sac+logos+ava1-l14-linearMSE), used in
@@ -633,9 +625,7 @@ class _Features(nn.Module):
         return [F.normalize(layer, dim=1) for layer in outputs.hidden_states]  # (B, C, H', W')
 
 
-def distance_penalty(
-    model: str | Path = PERCEPTUAL_MODEL, reference: str = "target"
-) -> RewardFunction:
+def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "target") -> RewardFunction:
     """Minus a perceptual distance, LPIPS-style, to the image `metadata[reference]` (3, H, W).
 
     With f_l the features of stage l, scaled to unit length over the channels at each position,
@@ -670,9 +660,7 @@ def distance_penalty(
 
 
 # ------------------------------------------------------------------------------------ combinations
-def _component(
-    result: Rewards, name: str, like: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, Any]]:
+def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     rewards, info = result if isinstance(result, tuple) else (result, {})
     rewards = torch.as_tensor(rewards, dtype=torch.float32, device=like.device)
     if rewards.shape != like.shape[:1]:

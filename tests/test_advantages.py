@@ -100,9 +100,7 @@ def test_tracker_by_hand() -> None:
     # sqrt(((-3)² + (-2)² + (-1)² + 6²) / 4) = sqrt(12.5).
     first = tracker.update(["a", "b", "a", "a"], [1.0, 10.0, 2.0, 3.0])
     std_a, std_all = math.sqrt(2 / 3), math.sqrt(12.5)
-    assert first.tolist() == pytest.approx(
-        [-1 / std_a, 6 / std_all, 0, 1 / std_a], rel=1e-5, abs=1e-6
-    )
+    assert first.tolist() == pytest.approx([-1 / std_a, 6 / std_all, 0, 1 / std_a], rel=1e-5, abs=1e-6)
     # "a" keeps its newest 4 rewards, 2, 3, 4, 7: mean 4, std sqrt((4 + 1 + 0 + 9) / 4) = sqrt(3.5).
     second = tracker.update(["a", "a"], [4.0, 7.0])
     assert second.tolist() == pytest.approx([0, 3 / math.sqrt(3.5)], rel=1e-5, abs=1e-6)
@@ -209,9 +207,7 @@ def test_gae_of_the_seed_notebook() -> None:
 def test_gae_by_hand() -> None:
     # Backwards with gamma = lam = 1/2: delta = 3 - 4, 2 + 2 - 2 = 2, 1 + 1 - 1 = 1
     # A = -1, 2 - 1/4, 1 + 7/16
-    advantages, returns = gae(
-        torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0, 4.0]), gamma=0.5, lam=0.5
-    )
+    advantages, returns = gae(torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0, 4.0]), gamma=0.5, lam=0.5)
     assert advantages.tolist() == [1.4375, 1.75, -1.0]
     assert returns.tolist() == [2.4375, 3.75, 3.0]
 
@@ -222,15 +218,12 @@ unit = st.floats(0, 1)
 
 @given(steps, unit)
 @settings(max_examples=60, deadline=None)
-def test_lambda_one_is_monte_carlo_and_zero_is_td(
-    chain: list[tuple[float, float]], gamma: float
-) -> None:
+def test_lambda_one_is_monte_carlo_and_zero_is_td(chain: list[tuple[float, float]], gamma: float) -> None:
     rewards, values = torch.tensor(chain, dtype=torch.float64).T
     horizon = len(chain)
     discounts = [gamma**k for k in range(horizon)]
     monte_carlo = [
-        sum(d * r for d, r in zip(discounts, rewards[t:].tolist(), strict=False))
-        for t in range(horizon)
+        sum(d * r for d, r in zip(discounts, rewards[t:].tolist(), strict=False)) for t in range(horizon)
     ]
     _, returns = gae(rewards, values, gamma, lam=1.0)
     assert returns.tolist() == pytest.approx(monte_carlo, abs=1e-9)

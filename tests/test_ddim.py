@@ -57,9 +57,7 @@ def test_agrees_with_diffusers(
         for timestep in scheduler.timesteps:
             model_output, sample = random_step(seed=int(timestep))
             expected = scheduler.step(model_output, timestep, sample, eta, generator=seeded())
-            step = ddim_step_with_logprob(
-                scheduler, model_output, timestep, sample, eta, generator=seeded()
-            )
+            step = ddim_step_with_logprob(scheduler, model_output, timestep, sample, eta, generator=seeded())
             torch.testing.assert_close(step.prev_sample, expected.prev_sample, rtol=1e-5, atol=2e-5)
             assert step.log_prob.isfinite().all()
 
@@ -71,9 +69,7 @@ def test_agrees_with_diffusers_from_pure_noise() -> None:
     assert scheduler.alphas_cumprod[scheduler.timesteps[0]] == 0
     model_output, sample = random_step()
     for timestep in scheduler.timesteps:
-        step = ddim_step_with_logprob(
-            scheduler, model_output, timestep, sample, 0.5, generator=seeded()
-        )
+        step = ddim_step_with_logprob(scheduler, model_output, timestep, sample, 0.5, generator=seeded())
         expected = scheduler.step(model_output, timestep, sample, 0.5, generator=seeded())
         torch.testing.assert_close(step.prev_sample, expected.prev_sample, rtol=1e-5, atol=1e-5)
         full_noise = ddim_step_with_logprob(scheduler, model_output, timestep, sample, eta=1.0)
@@ -110,9 +106,7 @@ def test_last_step_is_not_clamped_to_timestep_zero() -> None:
 
 def two_level_scheduler(**config: Any) -> DDIMScheduler:
     """ᾱ = 0.8 at t = 0 and 0.4 at t = 1; with two steps each leads to the other."""
-    return make_scheduler(
-        2, num_train_timesteps=2, trained_betas=[0.2, 0.5], set_alpha_to_one=True, **config
-    )
+    return make_scheduler(2, num_train_timesteps=2, trained_betas=[0.2, 0.5], set_alpha_to_one=True, **config)
 
 
 def test_step_by_hand() -> None:
@@ -126,9 +120,7 @@ def test_step_by_hand() -> None:
     assert step.std.tolist() == pytest.approx([math.sqrt(1 / 6)])
     assert step.mean[0].tolist() == pytest.approx([mean, mean])
     assert step.log_prob.tolist() == pytest.approx([sum(densities) / 2])
-    total = ddim_step_with_logprob(
-        two_level_scheduler(), noise, 1, sample, 1.0, outcome, reduction="sum"
-    )
+    total = ddim_step_with_logprob(two_level_scheduler(), noise, 1, sample, 1.0, outcome, reduction="sum")
     assert total.log_prob.tolist() == pytest.approx([sum(densities)])
 
 
@@ -163,9 +155,7 @@ def test_replay_of_a_fresh_step_has_ratio_one() -> None:
     model_output, sample = random_step()
     timesteps = torch.tensor([900, 500, 100])
     fresh = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, generator=seeded())
-    replay = ddim_step_with_logprob(
-        scheduler, model_output, timesteps, sample, prev_sample=fresh.prev_sample
-    )
+    replay = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, prev_sample=fresh.prev_sample)
     assert torch.equal((replay.log_prob - fresh.log_prob).exp(), torch.ones(3))
 
 
@@ -193,9 +183,7 @@ def test_other_precisions_are_computed_in_float32(dtype: torch.dtype) -> None:
     scheduler = make_scheduler()
     model_output, sample = (tensor.to(dtype) for tensor in random_step())
     step = ddim_step_with_logprob(scheduler, model_output, 100, sample, generator=seeded())
-    exact = ddim_step_with_logprob(
-        scheduler, model_output.float(), 100, sample.float(), generator=seeded()
-    )
+    exact = ddim_step_with_logprob(scheduler, model_output.float(), 100, sample.float(), generator=seeded())
     assert all(tensor.dtype == torch.float32 for tensor in step)
     assert all(torch.equal(a, b) for a, b in zip(step, exact, strict=True))
 
@@ -246,9 +234,7 @@ def test_deterministic_step_cannot_be_replayed() -> None:
         ({"set_alpha_to_one": False, "steps_offset": 1}, False),  # Stable Diffusion's own
     ],
 )
-def test_step_std_finds_the_deterministic_step(
-    config: dict[str, Any], last_is_deterministic: bool
-) -> None:
+def test_step_std_finds_the_deterministic_step(config: dict[str, Any], last_is_deterministic: bool) -> None:
     scheduler = make_scheduler(**config)
     stds = step_std(scheduler, scheduler.timesteps, eta=0.5)
     assert stds.dtype == torch.float32

@@ -68,9 +68,7 @@ def test_kl_k3_estimates_kl_of_old_from_new() -> None:
     shift = 0.5
     actions = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
     old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(shift, 1.0)
-    _, stats = clipped_surrogate(
-        new.log_prob(actions), old.log_prob(actions), torch.ones_like(actions), 0.2
-    )
+    _, stats = clipped_surrogate(new.log_prob(actions), old.log_prob(actions), torch.ones_like(actions), 0.2)
     assert stats.kl_k3.item() == pytest.approx(shift**2 / 2, rel=0.02)
 
 
@@ -102,9 +100,7 @@ def test_gradient_by_hand(ratio: float, advantage: float, expected: float) -> No
 
 
 @given(
-    pairs=st.lists(
-        st.tuples(st.floats(-1, 1), st.floats(-1, 1), st.floats(-8, 8)), min_size=2, max_size=20
-    ),
+    pairs=st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1), st.floats(-8, 8)), min_size=2, max_size=20),
     cut=st.integers(1, 19),
     clip_range=st.floats(1e-4, 0.5),
 )

@@ -93,9 +93,7 @@ def test_activities_combine_every_animal_with_three_activities() -> None:
 
 def test_from_file_reads_one_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
-    path.write_bytes(
-        "\ufeffa café at night\r\n\r\n  a red door  \r\n".encode()
-    )  # as Windows' editors save
+    path.write_bytes("\ufeffa café at night\r\n\r\n  a red door  \r\n".encode())  # as Windows' editors save
     sampler = prompts.from_file(path, seed=0)
     assert {sampler()[0] for _ in range(50)} == {"a café at night", "a red door"}
 

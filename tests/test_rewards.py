@@ -257,9 +257,7 @@ def test_prompt_alignment_adds_up_what_the_prompt_says() -> None:
     result = rewards.prompt_alignment(ReadsThree(), 2.0, 3.0, 5.0)(images, prompts, [{}] * 4)
     assert isinstance(result, tuple)
     score, info = result
-    red, green, blue, white = (
-        np.array(COLOURS[name]) for name in ("red", "green", "blue", "white")
-    )
+    red, green, blue, white = (np.array(COLOURS[name]) for name in ("red", "green", "blue", "white"))
     ink = np.array([0, np.linalg.norm(red - green), 0, 0])
     background = np.array([0, 0, np.linalg.norm(blue - white), 0])
     log_p = np.log([0.55, 0.05, 1, 0.55])
@@ -483,9 +481,7 @@ def test_distance_penalty_against_numpy(resnet_folder: Path) -> None:
             assert min(f_norm.min(), g_norm.min()) > 1e-6
             cosine = (f[i] * g[i]).sum(axis=0) / (f_norm * g_norm)
             expected[i] += (2 - 2 * cosine).mean() / 3  # |u - v|^2 of two unit vectors
-    metadata = [
-        {"target": target, "image": image} for target, image in zip(targets, images, strict=True)
-    ]
+    metadata = [{"target": target, "image": image} for target, image in zip(targets, images, strict=True)]
     result = values(rewards.distance_penalty(resnet_folder)(images, PROMPTS, metadata))
     np.testing.assert_allclose(result, -expected, rtol=1e-4)
     assert expected.min() > 0.01
@@ -493,9 +489,7 @@ def test_distance_penalty_against_numpy(resnet_folder: Path) -> None:
     assert torch.equal(values(to_input(images, PROMPTS, metadata)), torch.zeros(2))
 
 
-def test_distance_penalty_refuses_a_network_without_maps(
-    resnet_folder: Path, tmp_path: Path
-) -> None:
+def test_distance_penalty_refuses_a_network_without_maps(resnet_folder: Path, tmp_path: Path) -> None:
     config = ViTConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         image_size=64,
@@ -506,9 +500,7 @@ def test_distance_penalty_refuses_a_network_without_maps(
         rewards.distance_penalty(tmp_path / "vit")
 
 
-def test_a_model_that_cannot_be_had_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name in ("clip_score", "clip_margin", "clip_change", "aesthetic_score", "distance_penalty"):

@@ -52,7 +52,8 @@ def test_damage_keeps_the_range_and_grows_with_severity(damage: str):
     errors = []
     for severity in (1, 3, 5):
         pictures = world.draw_pictures(32, "train", 7, damage, severity)
-        assert 0 <= pictures.images.min() and pictures.images.max() <= 1
+        assert pictures.images.min() >= 0
+        assert pictures.images.max() <= 1
         errors.append((pictures.images - pictures.clean).square().mean().item())
     assert errors[0] > 1e-4
     assert damage == "camouflaged" or errors == sorted(errors)
