@@ -1,6 +1,6 @@
 """What each choice of the demo is worth: `python -m benchmarks.demo_ablations`.
 
-Every variant changes one thing of the demo's settings and runs for 15 epochs from the same seed. The judge
+Every variant changes one thing of the demo's settings and runs for 10 epochs from the same seed. The judge
 reads 200 test pictures now and then; the points go to benchmarks/demo_ablations.csv.
 """
 
@@ -24,8 +24,8 @@ from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
 RESULT = Path(__file__).parent / "demo_ablations.csv"
-EPOCHS = 15
-JUDGED_EPOCHS = (1, 5, 10, 15)
+EPOCHS = 10
+JUDGED_EPOCHS = (1, 5, 10)
 ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
 # The settings that a variant changes; "last_step" and "reward" are not the trainer's.
 VARIANTS: dict[str, dict[str, Any]] = {
