@@ -10,7 +10,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin, get_type_hints
 
 from ddpo_lessons.batching import EpochPlan
 
@@ -55,7 +55,7 @@ class DDPOConfig:
     """A picture of the first images every so many epochs; 0 for none. New: pictures need no tracker."""
     mixed_precision: str = "no"
     """"no", "bf16" or "fp16": precision of the networks. Latents and log-probs are float32 whatever it is.
-    TRL's default is fp16, which no CPU runs."""
+    TRL's default is fp16, which asks for a GPU."""
     allow_tf32: bool = True
     """Allow TF32 matrix products on NVIDIA GPUs."""
     resume_from: str = ""
@@ -124,7 +124,8 @@ class DDPOConfig:
     """Share of each sample's timesteps, drawn at random, that is trained on."""
     train_forward_size: int = 0
     """(sample, timestep) pairs of one forward pass; 0 picks: `train_batch_size`, and more where latents are
-    small. New: a knob of speed and memory that changes no result."""
+    small. New: a knob of speed and memory that changes no result in float32. In bf16 and fp16 networks round
+    differently in batches of different sizes: that of `sample_batch_size` replays exactly."""
 
     # --- advantages
     per_prompt_stat_tracking: bool = False
@@ -216,19 +217,20 @@ _RESERVED = ("mixed_precision", "log_with", "project_config", "gradient_accumula
 
 
 def _check_types(config: DDPOConfig) -> None:
-    for spec in dataclasses.fields(config):
-        value, kind = getattr(config, spec.name), str(spec.type)
+    # Not the fields' own `type`: HfArgumentParser, which TRL's scripts use, changes it in place.
+    for name, kind in get_type_hints(type(config)).items():
+        value = getattr(config, name)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if kind == "int" and not (is_number and isinstance(value, int)):
-            raise ValueError(f"{spec.name}={value!r} must be a whole number")
-        if kind == "float" and not (is_number and abs(value) < float("inf")):
-            raise ValueError(f"{spec.name}={value!r} must be a finite number")
-        if kind == "bool" and not isinstance(value, bool):
-            raise ValueError(f"{spec.name}={value!r} must be True or False")
-        if kind == "str" and not isinstance(value, (str, Path)):
-            raise ValueError(f"{spec.name}={value!r} must be text")
-        if kind.startswith("dict") and not isinstance(value, dict):
-            raise ValueError(f"{spec.name}={value!r} must be a dict")
+        if kind is int and not (is_number and isinstance(value, int)):
+            raise ValueError(f"{name}={value!r} must be a whole number")
+        if kind is float and not (is_number and abs(value) < float("inf")):
+            raise ValueError(f"{name}={value!r} must be a finite number")
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be True or False")
+        if kind is str and not isinstance(value, (str, Path)):
+            raise ValueError(f"{name}={value!r} must be text")
+        if get_origin(kind) is dict and not isinstance(value, dict):
+            raise ValueError(f"{name}={value!r} must be a dict")
     modules = config.train_lora_target_modules
     if isinstance(modules, str) or not modules or not all(isinstance(m, str) for m in modules):
         raise ValueError(f"train_lora_target_modules={modules!r} must be a tuple of names")
