@@ -172,11 +172,12 @@ def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
     from ddpo_lessons.prompts import PROMPTS
     from ddpo_lessons.rewards import REWARDS
 
+    parser.epilog = "On several devices: accelerate launch -m ddpo_lessons.cli train ..."
     parser.add_argument("--model", help="folder or name on the hub (tiny-sd, which is in the package)")
     parser.add_argument(
         "--preset",
         choices=PRESETS,
-        help="named settings, which every other flag overrides; digit_world for tiny-sd",
+        help="named settings, which every other flag overrides (digit_world for tiny-sd)",
     )
     parser.add_argument("--reward", metavar="NAME", help=", ".join(REWARDS))
     parser.add_argument("--prompts", metavar="NAME", help=f"{', '.join(PROMPTS)}; or a file, a prompt a line")
