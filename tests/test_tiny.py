@@ -9,7 +9,7 @@ from diffusers import StableDiffusionPipeline
 from benchmarks.readme_tables import filled
 from ddpo_lessons import tiny
 from ddpo_lessons.tiny import recipe, world
-from ddpo_lessons.tiny.classifier import accuracy, targets
+from ddpo_lessons.tiny.classifier import LEGIBILITY, accuracy, targets
 
 
 def test_checkpoint_is_at_most_12_megabytes_and_holds_no_pickle():
@@ -64,7 +64,7 @@ def test_reward_model_is_surer_the_less_damage_there_is():
 
 def test_targets_spread_the_rest_evenly():
     pictures = world.draw_pictures(3, "train", 0, "foggy", 2)
-    wanted = targets(pictures)
+    wanted = targets(pictures, LEGIBILITY)
     assert torch.allclose(wanted.sum(1), torch.ones(3))
     assert wanted[0, pictures.digits[0]].item() == pytest.approx(0.66)
     assert wanted[0].sort().values[0].item() == pytest.approx(0.34 / 9)

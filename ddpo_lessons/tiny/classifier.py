@@ -55,25 +55,31 @@ class Judge(nn.Module):
         return self.head(self.features(images - 0.5).flatten(1))
 
 
-# What the classifiers are asked to believe of the true digit at severities 0 (clean) to 5.
-CONFIDENCE = torch.tensor([0.96, 0.80, 0.66, 0.52, 0.38, 0.24])
+# What a classifier is asked to believe of the true digit at severities 0 (clean) to 5.
+LEGIBILITY = torch.tensor([0.96, 0.80, 0.66, 0.52, 0.38, 0.24])
+CLEAN_ONLY = torch.tensor([0.955])
 
 
-def targets(pictures: world.Pictures) -> torch.Tensor:
+def targets(pictures: world.Pictures, belief: torch.Tensor) -> torch.Tensor:
     """Return the class probabilities (N, 10) that a classifier is asked for."""
-    confidence = CONFIDENCE[pictures.severities]  # (N,)
+    confidence = belief[pictures.severities]  # (N,)
     others = ((1 - confidence) / 9)[:, None].expand(-1, 10)
     return others.scatter(1, pictures.digits[:, None], confidence[:, None])
 
 
 def train_classifier(
-    model: nn.Module, draw: Callable[[int], world.Pictures], steps: int, seed: int
+    model: nn.Module,
+    draw: Callable[[int], world.Pictures],
+    belief: torch.Tensor,
+    steps: int,
+    seed: int,
 ) -> nn.Module:
     """Train a classifier on freshly drawn pictures with AdamW and a one-cycle learning rate.
 
     Args:
         model: maps images to logits.
         draw: maps a step number to a batch of pictures.
+        belief: the probability asked for of the true digit, by severity.
         steps: number of optimizer steps.
         seed: seeds dropout.
 
@@ -86,7 +92,7 @@ def train_classifier(
     model.train()
     for step in range(steps):
         pictures = draw(step)
-        loss = F.cross_entropy(model(pictures.images), targets(pictures))
+        loss = F.cross_entropy(model(pictures.images), targets(pictures, belief))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -24,7 +24,14 @@ from tqdm.auto import tqdm
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from ddpo_lessons.tiny import world
-from ddpo_lessons.tiny.classifier import Judge, RewardModel, accuracy, train_classifier
+from ddpo_lessons.tiny.classifier import (
+    CLEAN_ONLY,
+    LEGIBILITY,
+    Judge,
+    RewardModel,
+    accuracy,
+    train_classifier,
+)
 
 LENGTH = 24  # tokens of a prompt
 WIDTH = 64  # of a token's embedding
@@ -349,6 +356,7 @@ def train_classifiers(scale: float) -> tuple[Judge, RewardModel]:
     train_classifier(
         judge,
         lambda step: world.draw_pictures(BATCH, "judge", 10_000_000 + step),
+        CLEAN_ONLY,
         max(2, int(JUDGE_STEPS * scale)),
         seed=1,
     )
@@ -358,6 +366,7 @@ def train_classifiers(scale: float) -> tuple[Judge, RewardModel]:
     train_classifier(
         reward_model,
         lambda step: draw_mixture(BATCH, "reward", 20_000_000 + step, everything),
+        LEGIBILITY,
         max(2, int(REWARD_MODEL_STEPS * scale)),
         seed=2,
     )
