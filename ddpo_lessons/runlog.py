@@ -34,7 +34,7 @@ def claim(config: DDPOConfig) -> Path | None:
             )
         return checkpoints[-1]
     source = Path(config.resume_from) if config.resume_from else None
-    holds_run = (run_dir / METRICS).exists() or checkpoints
+    holds_run = checkpoints or read_metrics(run_dir)
     if holds_run and not config.overwrite and not _is_inside(source, run_dir):
         raise ValueError(
             f"{run_dir} already holds a run: set resume_from='latest' to continue it, overwrite=True to "

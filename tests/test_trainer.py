@@ -164,12 +164,12 @@ def test_casting_prints_no_warning_about_nothing(tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------- 3. grouping
-def reference_gradient(trainer: DDPOTrainer, seen: Recorder, step: int) -> torch.Tensor:
+def reference_gradient(trainer: DDPOTrainer, weights: torch.Tensor, seen: Recorder) -> torch.Tensor:
     """Gradient of DDPO's loss, one timestep of one sample after another, in float64 and plain torch."""
     config, scheduler, trajectory = trainer.config, trainer.pipeline.scheduler, seen.trajectory
     unet = copy.deepcopy(trainer.pipeline.unet).double()
     trained = [p for p in unet.parameters() if p.requires_grad]
-    torch.nn.utils.vector_to_parameters(seen.weights[step].double(), trained)
+    torch.nn.utils.vector_to_parameters(weights.double(), trained)
     alphas, stride = scheduler.alphas_cumprod.double(), 1000 // config.sample_num_steps
     latents, embeds = trajectory.latents.double(), trajectory.prompt_embeds.double()
     blanks = None if config.sample_guidance_scale <= 1 else trajectory.negative_prompt_embeds.double()
@@ -194,7 +194,7 @@ def reference_gradient(trainer: DDPOTrainer, seen: Recorder, step: int) -> torch
             advantage = seen.advantages[i]
             losses.append(torch.maximum(-advantage * ratio, -advantage * clipped))
     gradients = torch.autograd.grad(torch.stack(losses).mean(), trained)
-    return torch.cat([gradient.flatten() for gradient in gradients])
+    return torch.cat([gradient.flatten() for gradient in gradients]).float()
 
 
 def difference(gradient: torch.Tensor, reference: torch.Tensor) -> float:
@@ -203,26 +203,31 @@ def difference(gradient: torch.Tensor, reference: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(("use_lora", "guidance", "learning_rate"), [(True, 3.0, 1e-3), (False, 1.0, 2e-5)])
 def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guidance, learning_rate):
-    """Before any update and after one, where part of the ratios is clipped; and against the reference."""
+    """Before any update and after one, where part of the ratios is clipped, against the reference.
+
+    The last step is left out here: its small noise would multiply float32's rounding.
+    """
     runs = []
     for forward_size in (1, 3, 64):
         config = make_config(
             tmp_path / str(forward_size), train_forward_size=forward_size, train_use_lora=use_lora,
             sample_guidance_scale=guidance, train_num_inner_epochs=2, train_max_grad_norm=1e9,
-            train_clip_range=1e-3, train_learning_rate=learning_rate, **FOUR_SAMPLES,
+            train_clip_range=1e-3, train_learning_rate=learning_rate, sample_num_steps=4, **FOUR_SAMPLES,
         )  # fmt: skip
-        trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+        trainer = DDPOTrainer(config, brightness, red_three, make_pipeline(set_alpha_to_one=True))
         stir_adapter(trainer.unet)
         runs.append(Recorder(trainer))
         trainer.step(0)
     first, second = read_metrics(tmp_path / "64", "step")
     assert first["clip_fraction"] == 0
     assert 0 < second["clip_fraction"] < 1
-    for step in (0, 1):
-        reference = reference_gradient(trainer, runs[-1], step).float()
-        assert difference(runs[-1].gradients[step], reference) < 3e-4
-        for other in runs[:-1]:
-            assert difference(other.gradients[step], runs[-1].gradients[step]) < 3e-5
+    reference = reference_gradient(trainer, runs[-1].weights[0], runs[-1])
+    for seen in runs:
+        assert difference(seen.gradients[0], runs[-1].gradients[0]) < 2e-5
+        assert difference(seen.gradients[0], reference) < 3e-4
+        # Adam takes the first step with other roundings, so each run has weights of its own for the second.
+        reference_after = reference_gradient(trainer, seen.weights[1], seen)
+        assert difference(seen.gradients[1], reference_after) < 3e-4
 
 
 def run_weights(folder: Path, pipeline: Any = None, **changes: Any) -> torch.Tensor:

@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDPMScheduler
+from helpers import (
+    brightness,
+    counted_passes,
+    make_config,
+    make_pipeline,
+    noisy_image,
+    red_three,
+)
+from PIL import Image
+
+from ddpo_lessons import checkpoint
+from ddpo_lessons.runlog import METRICS, RunLog, read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(folder: Path, reward: Any = brightness, prompts: Any = red_three, **changes: Any) -> DDPOTrainer:
+    trainer = DDPOTrainer(make_config(folder, **changes), reward, prompts, make_pipeline())
+    trainer.train()
+    return trainer
+
+
+def returning(*values: Any) -> Callable[[], Any]:
+    """Make a prompt function that returns one value after the other, the last for ever."""
+    left = list(values)
+    return lambda: left.pop(0) if len(left) > 1 else left[0]
+
+
+class Unsavable:
+    """A prompt function whose state no JSON holds."""
+
+    def __call__(self) -> tuple[str, dict[str, Any]]:
+        return red_three()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": torch.zeros(3)}
+
+
+# ------------------------------------------------------------------- bad input, before any forward pass
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"train_batch_size": 3}, ValueError, "train_batch_size=3 does not divide the 2 samples"),
+        ({"train_gradient_accumulation_steps": 2}, ValueError, "accumulation_steps=2 does not divide"),
+        ({"sample_group_size": 3}, ValueError, "sample_group_size=3 does not divide the 2 samples"),
+        ({"sample_eta": 0.0}, ValueError, "sample_eta=0"),
+        ({"sample_eta": 1.5}, ValueError, "eta=1.5 adds more noise .* lower eta"),
+        ({"train_timestep_fraction": 0.1}, ValueError, "fraction=0.1 of 3 steps .* take more steps"),
+        ({"train_lora_target_modules": ("to_x",)}, ValueError, "to_x"),
+    ],
+)
+def test_settings_that_cannot_work(tmp_path, changes, error, message):
+    pipeline = make_pipeline()
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(error, match=message):
+        DDPOTrainer(make_config(tmp_path, **changes), brightness, red_three, pipeline).train()
+    assert sizes == []
+
+
+def test_settings_are_checked_again_when_they_were_changed_after_their_making(tmp_path):
+    config = make_config(tmp_path)
+    config.sample_eta = 0.0
+    with pytest.raises(ValueError, match=r"sample_eta=0"):
+        DDPOTrainer(config, brightness, red_three, make_pipeline())
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.5, -1.0, 0.3])
+def test_noise_strength_that_cannot_work(tmp_path, strength):
+    pipeline = make_pipeline()
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(ValueError, match="noise_strength"):
+        ImageDDPOTrainer(make_config(tmp_path), brightness, noisy_image, pipeline, noise_strength=strength)
+    assert sizes == []
+
+
+def test_a_schedule_without_noise_cannot_be_trained(tmp_path):
+    config = make_config(tmp_path, sample_num_steps=1)
+    with pytest.raises(ValueError, match="of 0 steps with noise leaves none to train on"):
+        DDPOTrainer(config, brightness, red_three, make_pipeline(set_alpha_to_one=True))
+
+
+@pytest.mark.parametrize(
+    "returned", ["a two", ("a two",), (2, {}), ["a two", {}], None, ("a two", torch.zeros(1), {})]
+)
+def test_prompt_functions_that_return_something_else(tmp_path, returned):
+    pipeline = make_pipeline()
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(TypeError, match=r"\(prompt, metadata\)"):
+        DDPOTrainer(make_config(tmp_path), brightness, lambda: returned, pipeline).train()
+    assert sizes == []
+
+
+IMAGE = torch.full((3, 32, 32), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        ([None], TypeError, "not NoneType"),
+        ([[[0.5]]], TypeError, "not list"),
+        ([(IMAGE * 255).to(torch.uint8)], TypeError, "uint8"),
+        ([IMAGE * 255], ValueError, r"lie in \[0, 1\]"),
+        ([IMAGE * 2 - 1.5], ValueError, r"lie in \[0, 1\]"),
+        ([IMAGE / 0 - IMAGE / 0], ValueError, r"lie in \[0, 1\]"),
+        ([IMAGE[:1]], ValueError, "convert to RGB"),
+        ([IMAGE[:, :, :30]], ValueError, "multiples of 4"),
+        ([IMAGE, IMAGE[:, :28]], ValueError, r"sizes \[\(3, 28, 32\), \(3, 32, 32\)\]: resize"),
+    ],
+)
+def test_images_that_cannot_be_used(tmp_path, images, error, message):
+    pipeline = make_pipeline()
+    prompts = returning(*[("", image, {}) for image in images])
+    trainer = ImageDDPOTrainer(make_config(tmp_path), brightness, prompts, pipeline, noise_strength=0.7)
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(error, match=message):
+        trainer.train()
+    assert sizes == []
+
+
+def test_an_image_prompt_function_must_return_an_image(tmp_path):
+    trainer = ImageDDPOTrainer(
+        make_config(tmp_path), brightness, red_three, make_pipeline(), noise_strength=0.7
+    )
+    with pytest.raises(TypeError, match=r"\(prompt, image, metadata\)"):
+        trainer.train()
+
+
+def test_pil_images_and_arrays_are_taken(tmp_path):
+    given = Image.new("L", (32, 32), 51), IMAGE.numpy()
+    seen = []
+    trainer = ImageDDPOTrainer(
+        make_config(tmp_path), brightness, returning(*[("", image, {}) for image in given]),
+        make_pipeline(), noise_strength=0.7,
+    )  # fmt: skip
+    seen = [context.image for context in trainer.draw_contexts(0)]
+    assert torch.allclose(seen[0], torch.full((3, 32, 32), 0.2))
+    assert torch.equal(seen[1], IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("reward", "prompts", "message"),
+    [
+        (None, red_three, "reward_function must be callable, not NoneType"),
+        (brightness, "a red three", "prompt_function must be callable, not str"),
+        (brightness, Unsavable(), "what JSON holds"),
+    ],
+)
+def test_functions_that_cannot_be_used(tmp_path, reward, prompts, message):
+    with pytest.raises(TypeError, match=message):
+        DDPOTrainer(make_config(tmp_path), reward, prompts, make_pipeline())
+
+
+def test_pipelines_that_cannot_be_trained(tmp_path):
+    config = make_config(tmp_path)
+    with pytest.raises(TypeError, match="no unet: pass a diffusers pipeline"):
+        DDPOTrainer(config, brightness, red_three, make_pipeline().vae)
+    with_two = make_pipeline()
+    with_two.text_encoder_2 = with_two.text_encoder
+    with pytest.raises(TypeError, match="two text encoders"):
+        DDPOTrainer(config, brightness, red_three, with_two)
+    inpainting = make_pipeline()
+    inpainting.unet.register_to_config(in_channels=9)
+    with pytest.raises(TypeError, match="9 channels, the latents have 4"):
+        DDPOTrainer(config, brightness, red_three, inpainting)
+
+
+def test_another_scheduler_becomes_ddim(tmp_path):
+    pipeline = make_pipeline()
+    pipeline.scheduler = DDPMScheduler.from_config(pipeline.scheduler.config)
+    DDPOTrainer(make_config(tmp_path), brightness, red_three, pipeline).train()
+    assert type(pipeline.scheduler).__name__ == "DDIMScheduler"
+    assert pipeline.scheduler.config.prediction_type == "v_prediction"
+
+
+# ------------------------------------------------------------------------------------------- bad rewards
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (torch.ones(2, 1), ValueError, r"shape \(2, 1\) for 2 images: .*\(2,\)"),
+        (torch.ones(3), ValueError, r"shape \(3,\) for 2 images"),
+        (torch.tensor(1.0), ValueError, r"shape \(\) for 2 images"),
+        ([0.0, float("nan")], ValueError, "nan for sample 1 of the batch, prompt 'a red three'"),
+        ([float("-inf"), 0.0], ValueError, "-inf for sample 0 of the batch, prompt 'a red three'"),
+        (None, TypeError, "must return numbers, not None"),
+        (["good", "bad"], TypeError, "must return numbers, not"),
+    ],
+)
+def test_rewards_that_cannot_be_used_train_nothing(tmp_path, returned, error, message):
+    trainer = DDPOTrainer(make_config(tmp_path), lambda i, p, m: returned, red_three, make_pipeline())
+    before = [parameter.clone() for parameter in trainer.trainable]
+    with pytest.raises(error, match=message):
+        trainer.train()
+    assert all(map(torch.equal, before, trainer.trainable))
+    run(tmp_path)  # a run that did nothing does not block its folder
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda r: (torch.tensor(r), {"extra": 1})])
+def test_rewards_come_in_many_shapes(tmp_path, kind):
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
+        rewards = kind([1.0, 3.0])
+        return (rewards, {}) if kind is tuple else rewards  # a bare tuple means (rewards, info)
+
+    run(tmp_path, reward)
+    assert read_metrics(tmp_path, "epoch")[0]["reward_mean"] == 2.0
+
+
+# ---------------------------------------------------------------------------------- the folder of a run
+def test_a_folder_that_holds_a_run_is_refused_unless_told_otherwise(tmp_path):
+    run(tmp_path, image_grid_freq=1, num_epochs=2)
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"already holds a run: set resume_from='latest'.*overwrite"):
+        run(tmp_path)
+    bad = make_config(tmp_path, overwrite=True)
+    with pytest.raises(TypeError):
+        DDPOTrainer(bad, brightness, lambda: None, make_pipeline()).train()
+    assert len(checkpoint.list_checkpoints(tmp_path)) == 2  # still there: nothing was trained instead
+    run(tmp_path, overwrite=True, seed=1)
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-000001"]
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1]
+    assert not list((tmp_path / "images").iterdir())
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 1
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "lora").is_dir()
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no checkpoint: leave resume_from empty"):
+        run(tmp_path, resume_from="latest")
+    with pytest.raises(ValueError, match="not a complete checkpoint"):
+        run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"))
+
+
+def test_resuming_into_the_folder_of_another_run_is_refused(tmp_path):
+    run(tmp_path / "a")
+    run(tmp_path / "b")
+    source = str(tmp_path / "a" / "checkpoint-000001")
+    with pytest.raises(ValueError, match="already holds a run"):
+        run(tmp_path / "b", resume_from=source, num_epochs=2)
+    run(tmp_path / "c", resume_from=source, num_epochs=2)
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "c")] == ["checkpoint-000002"]
+
+
+def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(tmp_path):
+    run(tmp_path, num_epochs=4, image_grid_freq=1)
+    settings = {"num_epochs": 2, "image_grid_freq": 1, "num_checkpoint_limit": 2}
+    run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"), **settings)
+    assert [checkpoint.epochs_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [1, 2]
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
+    assert len(list((tmp_path / "images").iterdir())) == 2
+
+
+def test_records_that_a_kill_cut_off_are_left_out_and_done_again(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(whole, num_epochs=3)
+    run(cut, num_epochs=2)
+    text = (cut / METRICS).read_text()
+    (cut / METRICS).write_text(text + '{"kind": "step", "epoch": 3, "loss": 0.')
+    assert len(read_metrics(cut)) == 4
+    run(cut, num_epochs=3, resume_from="latest")
+    found = [read_metrics(folder, "step") for folder in (whole, cut)]
+    assert found[0] == found[1]
+    assert (cut / METRICS).read_text().startswith(text)
+    assert read_metrics(tmp_path / "nowhere") == []
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path):
+    log = RunLog(make_config(tmp_path), None, 0)
+    log.record("step", {"epoch": 1, "loss": float("nan"), "grad_norm": float("inf")})
+    assert read_metrics(tmp_path) == [{"kind": "step", "epoch": 1, "loss": None, "grad_norm": None}]
+
+
+# ------------------------------------------------------------------------- checkpoints of something else
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seed": 1}, "seed: 0 there, 1 here"),
+        ({"train_learning_rate": 0.5}, "train_learning_rate: 0.001 there, 0.5 here"),
+        ({"train_lora_rank": 8}, "train_lora_rank: 4 there, 8 here"),
+        ({"train_use_lora": False}, "train_use_lora: True there, False here"),
+        ({"sample_batch_size": 4, "train_batch_size": 4}, "sample_batch_size: 2 there, 4 here"),
+    ],
+)
+def test_a_checkpoint_of_another_config_is_refused_by_field(tmp_path, changes, field):
+    run(tmp_path)
+    pipeline = make_pipeline()
+    config = make_config(tmp_path, resume_from="latest", num_epochs=2, **changes)
+    with pytest.raises(ValueError, match=field):
+        DDPOTrainer(config, brightness, red_three, pipeline)
+    assert not hasattr(pipeline.unet, "peft_config")  # refused before anything was changed
+
+
+def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused(tmp_path):
+    run(tmp_path)
+    config = make_config(tmp_path, resume_from="latest", num_epochs=2)
+    with pytest.raises(ValueError, match=r"another run.*unet weights"):
+        DDPOTrainer(config, brightness, red_three, make_pipeline(seed=1))
+    with pytest.raises(ValueError, match="scheduler"):
+        DDPOTrainer(config, brightness, red_three, make_pipeline(prediction_type="epsilon"))
+    with pytest.raises(ValueError, match="trainer: 'DDPOTrainer' there, 'ImageDDPOTrainer' here"):
+        ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.7)
+
+    class AsTwo(DDPOTrainer):
+        def _identity(self) -> dict[str, Any]:
+            return {**super()._identity(), "trainer": "DDPOTrainer", "num_processes": 2}
+
+    with pytest.raises(ValueError, match="num_processes: 1 there, 2 here"):
+        AsTwo(config, brightness, red_three, make_pipeline())
+
+
+def test_a_checkpoint_of_another_noise_strength_is_refused(tmp_path):
+    def trainer(strength: float, resume_from: str = "") -> ImageDDPOTrainer:
+        config = make_config(tmp_path, resume_from=resume_from)
+        return ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=strength)
+
+    trainer(0.7).train()
+    with pytest.raises(ValueError, match=r"noise_strength: 0\.7 there, 1\.0 here"):
+        trainer(1.0, "latest")
+
+
+def test_a_damaged_checkpoint_is_refused_and_an_earlier_one_is_not(tmp_path):
+    run(tmp_path, num_epochs=2)
+    path = tmp_path / "checkpoint-000002" / "policy.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"policy\.safetensors is truncated or changed"):
+        run(tmp_path, resume_from="latest", num_epochs=3)
+    run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"), num_epochs=2)
+
+
+# ------------------------------------------------------------------------------------------------- Ctrl-C
+def test_ctrl_c_finishes_the_epoch_saves_and_stops(tmp_path):
+    def interrupted(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        if trainer.epochs_done == 1:
+            signal.raise_signal(signal.SIGINT)
+        return brightness(images, prompts, metadata)
+
+    handler = signal.getsignal(signal.SIGINT)
+    config = make_config(tmp_path / "a", num_epochs=5, save_freq=10)
+    trainer = DDPOTrainer(config, interrupted, red_three, make_pipeline())
+    trainer.train()
+    assert signal.getsignal(signal.SIGINT) is handler
+    names = [path.name for path in checkpoint.list_checkpoints(tmp_path / "a")]
+    assert names == ["checkpoint-000002"]
+    resumed = run(tmp_path / "a", num_epochs=3, resume_from="latest")
+    assert torch.equal(resumed.trainable[0], run(tmp_path / "b", num_epochs=3).trainable[0])
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    def impatient(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("not reached")
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, impatient)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_training_runs_in_another_thread_which_gets_no_signals(tmp_path):
+    thread = threading.Thread(target=run, args=(tmp_path,))
+    thread.start()
+    thread.join()
+    assert checkpoint.list_checkpoints(tmp_path)
+
+
+# --------------------------------------------------------------------------------- runs in other processes
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Any]:
+    """Processes that start quickly: copies of one that has imported everything, where the system can."""
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        if method == "forkserver":
+            context.set_forkserver_preload(["helpers", "ddpo_lessons.trainer"])
+        yield context
+
+
+KILLED_RUN = {"num_epochs": 5, "num_checkpoint_limit": 2, "train_batch_size": 1}
+
+
+def die_at(event: str, occurrence: int) -> None:
+    """Kill this process, as kill -9 does, when it is about to do something for that many a time."""
+    left = occurrence
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **settings: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **settings)
+
+        return wrapped
+
+    owner: Any = torch.nn.Conv2d if event == "forward" else os
+    setattr(owner, event, counting(getattr(owner, event)))
+
+
+def train_until_killed(folder: Path, event: str, occurrence: int) -> None:
+    torch.set_num_threads(1)
+    resume = "latest" if checkpoint.list_checkpoints(folder) else ""
+    config = make_config(folder, resume_from=resume, overwrite=True, **KILLED_RUN)
+    trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+    if event:
+        die_at(event, occurrence)
+    trainer.train()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no kill -9")
+def test_kills_during_computing_and_saving_leave_the_run_that_was_never_killed(tmp_path, processes):
+    """A save takes four fsyncs, one mkdir, one rename and, beyond the limit, a deletion."""
+    generator = random.Random(0)
+    kills = [
+        ("forward", generator.randint(1, 300)),
+        ("fsync", generator.randint(1, 8)),
+        ("rename", generator.randint(1, 3)),
+        ("unlink", generator.randint(1, 4)),
+        ("fsync", generator.randint(1, 4)),
+        ("", 0),
+    ]
+    exits = []
+    for event, occurrence in kills:
+        process = processes.Process(target=train_until_killed, args=(tmp_path / "a", event, occurrence))
+        process.start()
+        process.join()
+        exits.append(process.exitcode)
+    assert exits == [-signal.SIGKILL] * 5 + [0]
+    run(tmp_path / "b", **KILLED_RUN)
+    found = [checkpoint.read(tmp_path / name / "checkpoint-000005")[0] for name in "ab"]
+    for stem, tensors in found[0].items():
+        assert all(torch.equal(tensors[name], found[1][stem][name]) for name in tensors)
+    steps = [read_metrics(tmp_path / name, "step") for name in "ab"]
+    assert steps[0] == steps[1]
+    assert not list((tmp_path / "a").glob(".*"))
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} never came"
+        time.sleep(0.01)
+
+
+def train_until_told(folder: Path) -> None:
+    """Say when the second epoch is being scored, and wait for what happens then."""
+    torch.set_num_threads(1)
+
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        if trainer.epochs_done == 1:
+            (folder / "scoring").touch()
+            wait_for(folder / "signalled")
+        return brightness(images, prompts, metadata)
+
+    config = make_config(folder, num_epochs=50, save_freq=100)
+    trainer = DDPOTrainer(config, reward, red_three, make_pipeline())
+    trainer.train()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill sends no SIGINT there")
+def test_ctrl_c_in_another_process_ends_it_with_a_usable_checkpoint(tmp_path, processes):
+    process = processes.Process(target=train_until_told, args=(tmp_path,))
+    process.start()
+    wait_for(tmp_path / "scoring")
+    os.kill(process.pid, signal.SIGINT)
+    (tmp_path / "signalled").touch()
+    process.join()
+    assert process.exitcode == 0
+    (found,) = checkpoint.list_checkpoints(tmp_path)
+    assert checkpoint.read(found)[1]["epochs_done"] == 2

@@ -1,0 +1,141 @@
+"""Two processes of `accelerate launch`, on the CPU with gloo, against one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_image
+from safetensors.torch import load_file, save_file
+
+from ddpo_lessons import checkpoint
+from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+
+TRACKING = {
+    "per_prompt_stat_tracking": True,
+    "per_prompt_stat_tracking_buffer_size": 4,
+    "per_prompt_stat_tracking_min_count": 2,
+}
+# Settings of each of two processes, which sample two of the epoch's four images.
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "full": {"train_use_lora": False},
+    "grouped": {
+        "train_batch_size": 1, "train_gradient_accumulation_steps": 2, "train_forward_size": 1,
+        "train_num_inner_epochs": 2, **TRACKING,
+    },
+    "image": {"sample_group_size": 2},
+}  # fmt: skip
+
+
+# Adam would turn the rounding of a gradient of nearly nothing into a step of full size.
+COMMON = {"num_epochs": 2, "train_adam_epsilon": 1e-2}
+
+
+def train(folder: Path, name: str, **changes: Any) -> DDPOTrainer:
+    config = make_config(folder / name, **{**COMMON, **SCENARIOS[name], **changes})
+    if name == "image":
+        trainer: DDPOTrainer = ImageDDPOTrainer(
+            config, brightness, noisy_image, make_pipeline(), noise_strength=0.7
+        )
+    else:
+        trainer = DDPOTrainer(config, brightness, each_prompt(), make_pipeline())
+    trainer.train()
+    return trainer
+
+
+def in_each_process(folder: Path) -> None:
+    """What `accelerate launch` runs twice."""
+    torch.set_num_threads(1)
+    for name in SCENARIOS:
+        trainer = train(folder, name)
+        rank = trainer.accelerator.process_index
+        assert trainer.accelerator.num_processes == 2
+        weights = dict(zip(trainer.trainable_names, trainer.trainable, strict=True))
+        save_file(weights, folder / f"{name}-{rank}.safetensors")
+    try:
+        train(folder, "lora")
+    except ValueError as error:
+        (folder / f"refused-{rank}.json").write_text(json.dumps(str(error)))
+    resumed = train(folder, "lora", num_epochs=3, resume_from="latest")
+    resumed.save()  # once more, after training: nothing hangs
+    resumed.save_pretrained(folder / "lora-weights")
+    straight = train(folder / "straight", "lora", num_epochs=3)
+    for mine, theirs in zip(resumed.trainable, straight.trainable, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    here = Path(__file__)
+    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    # accelerate starts several processes for GPUs only, but lets them compute on the CPU.
+    settings = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    finished = subprocess.run(
+        [
+            sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+            "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+            "--main_process_port", str(port), str(here), str(folder),
+        ],
+        env={**os.environ, **settings}, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", list(SCENARIOS))
+def test_row_01_and_invariant_3_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_thread):
+    ranks = [load_file(launched / f"{name}-{rank}.safetensors") for rank in (0, 1)]
+    changes: dict[str, Any] = {"sample_num_batches_per_epoch": 2}  # the same batches, one after the other
+    if name == "grouped":
+        changes["train_gradient_accumulation_steps"] = 4
+    else:
+        changes["train_batch_size"] = 4
+    alone = train(tmp_path, name, **changes)
+    for key, parameter in zip(alone.trainable_names, alone.trainable, strict=True):
+        assert torch.equal(ranks[0][key], ranks[1][key])
+        torch.testing.assert_close(ranks[0][key], parameter.detach(), atol=1e-6, rtol=0)
+
+    def records(kind: str) -> zip[tuple[dict[str, Any], dict[str, Any]]]:
+        """Pair the records of two epochs; "lora" was then resumed for a third."""
+        found = [read_metrics(folder / name, kind) for folder in (launched, tmp_path)]
+        return zip(*([r for r in run if r["epoch"] <= 2] for run in found), strict=True)
+
+    for two, one in records("epoch"):
+        assert two["samples_seen"] == one["samples_seen"]
+        assert two["reward_mean"] == pytest.approx(one["reward_mean"], abs=1e-6)
+        assert two["advantage_mean"] == pytest.approx(one["advantage_mean"], abs=1e-3)
+    for two, one in records("step"):
+        assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+
+
+def test_row_02_saving_from_every_process_returns(launched):
+    found = [path.name for path in checkpoint.list_checkpoints(launched / "lora")]
+    assert found == ["checkpoint-000001", "checkpoint-000002", "checkpoint-000003"]
+    assert (launched / "lora-weights" / "pytorch_lora_weights.safetensors").is_file()
+
+
+def test_every_process_refuses_a_folder_that_holds_a_run(launched):
+    for rank in (0, 1):
+        assert "already holds a run" in json.loads((launched / f"refused-{rank}.json").read_text())
+
+
+if __name__ == "__main__":
+    in_each_process(Path(sys.argv[1]))
