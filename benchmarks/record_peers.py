@@ -2,8 +2,8 @@
 
     python -m benchmarks.record_peers --python PEERS_PYTHON --output tests/golden
 
-writes ``peers.json`` there in about three minutes. PEERS_PYTHON is the interpreter of an
-environment that holds the peers (README.md beside this file says how to make one).
+writes ``peers.json`` there, in about three minutes on an idle machine. PEERS_PYTHON is the
+interpreter of an environment that holds the peers (README.md beside this file says how to make one).
 """
 
 from __future__ import annotations
