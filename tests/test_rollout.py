@@ -36,7 +36,7 @@ def random_images(count: int) -> torch.Tensor:
 # ------------------------------------------------------------------------------------ what is sampled
 @pytest.mark.parametrize("prediction_type", ["v_prediction", "epsilon", "sample"])
 @pytest.mark.parametrize("set_alpha_to_one", [False, True])
-def test_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha_to_one):
+def test_row_09_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha_to_one):
     pipeline = make_pipeline(prediction_type=prediction_type, set_alpha_to_one=set_alpha_to_one)
     prompts, noise = ["a red three", ""], torch.randn(2, 4, 8, 8, generator=generators(5)[0])
     theirs = pipeline(

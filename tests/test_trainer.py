@@ -112,6 +112,19 @@ def test_invariant_1_holds_under_autocast(tmp_path, guidance, use_lora, prompts,
     assert error < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({"sample_eta": 0.5}, 1),
+        ({"negative_prompts": "a blue four"}, 1),
+        ({"log_prob_reduction": "sum"}, 4 * 8 * 8),
+    ],
+)
+def test_invariant_1_holds_for_every_setting_of_sampling(tmp_path, changes, scale):
+    error = replay_error(tmp_path, ["a red three", "", "a two", "a red three"], **changes)
+    assert error < FLOAT32_TOLERANCE * 2 * scale
+
+
 def test_the_first_replay_tells_when_policies_differ(tmp_path):
     """The number that the tests above want to be small is large when it should be."""
 
@@ -208,7 +221,7 @@ def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guid
     The last step is left out here: its small noise would multiply float32's rounding.
     """
     runs = []
-    for forward_size in (1, 3, 64):
+    for forward_size in (1, 5, 64):  # of 12 pairs: the last group of five is smaller
         config = make_config(
             tmp_path / str(forward_size), train_forward_size=forward_size, train_use_lora=use_lora,
             sample_guidance_scale=guidance, train_num_inner_epochs=2, train_max_grad_norm=1e9,
@@ -266,6 +279,15 @@ def test_samples_do_not_depend_on_the_size_of_sampling_batches(tmp_path):
     torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
     rewards = [read_metrics(tmp_path / name, "epoch")[0]["reward_mean"] for name in "ab"]
     assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+
+
+def test_the_negative_prompt_is_the_one_that_was_set(tmp_path):
+    config = make_config(tmp_path, negative_prompts="a blue four")
+    trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+    seen = Recorder(trainer)
+    trainer.step(0)
+    expected = trainer.encode_prompts(["a blue four"] * 2)
+    assert torch.equal(seen.trajectory.negative_prompt_embeds, expected)
 
 
 def test_a_run_is_decided_by_its_seed(tmp_path):
@@ -456,6 +478,15 @@ def test_advantages_raise_the_probability_of_what_was_rewarded(tmp_path):
     losses = [record["loss"] for record in read_metrics(tmp_path, "step")]
     assert losses == sorted(losses, reverse=True)  # -E[A r] falls as r rises where A > 0
     assert losses[-1] < losses[0]
+
+
+def test_advantages_are_cut_to_their_limit(tmp_path):
+    norms = []
+    for limit in (5.0, 0.5):
+        config = make_config(tmp_path / str(limit), train_adv_clip_max=limit)
+        DDPOTrainer(config, lambda i, p, m: [1.0, 0.0], red_three, make_pipeline()).step(0)  # 1 and -1
+        norms.append(read_metrics(tmp_path / str(limit), "step")[0]["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0] / 2, rel=1e-4)
 
 
 def test_group_rollouts_share_context_and_noise_and_are_normalised_among_themselves(tmp_path):
