@@ -26,7 +26,10 @@ from ddpo_lessons.trainer import ImageDDPOTrainer
 RESULT = Path(__file__).parent / "demo_ablations.csv"
 EPOCHS = 10
 JUDGED_EPOCHS = (1, 5, 10)
-ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
+EVERYWHERE = (
+    *("to_k", "to_q", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"),
+    *("conv1", "conv2", "conv_in", "conv_out"),
+)
 # The settings that a variant changes; "last_step" and "reward" are not the trainer's.
 VARIANTS: dict[str, dict[str, Any]] = {
     "the demo": {},
@@ -37,11 +40,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "train_clip_range": 1e-4,
         "train_lora_rank": 4,
         "train_lora_alpha": 4,
-        "train_lora_target_modules": ATTENTION,
-        "train_adam_beta2": 0.999,
     },
-    "attention only": {"train_lora_target_modules": ATTENTION},
-    "beta2 0.999": {"train_adam_beta2": 0.999},
+    "LoRA everywhere": {"train_lora_target_modules": EVERYWHERE},
     "full fine-tuning": {"train_use_lora": False, "train_learning_rate": 2e-4},
     "reward: closeness": {"reward": "closeness"},
 }
