@@ -32,7 +32,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "train_batch_size": 1, "train_gradient_accumulation_steps": 2, "train_forward_size": 1,
         "train_num_inner_epochs": 2, **TRACKING,
     },
-    "image": {"sample_group_size": 2},
+    "image": {"sample_group_size": 2, "sample_batch_size": 1, "sample_num_batches_per_epoch": 2},
 }  # fmt: skip
 
 
@@ -102,7 +102,9 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_row_01_and_invariant_3_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_thread):
     ranks = [load_file(launched / f"{name}-{rank}.safetensors") for rank in (0, 1)]
-    changes: dict[str, Any] = {"sample_num_batches_per_epoch": 2}  # the same batches, one after the other
+    changes: dict[str, Any] = {
+        "sample_num_batches_per_epoch": 4 // SCENARIOS[name].get("sample_batch_size", 2)
+    }
     if name == "grouped":
         changes["train_gradient_accumulation_steps"] = 4
     else:
