@@ -18,6 +18,7 @@ from diffusers import DDPMScheduler
 from helpers import (
     brightness,
     counted_passes,
+    each_prompt,
     make_config,
     make_pipeline,
     noisy_image,
@@ -193,14 +194,14 @@ def test_another_scheduler_becomes_ddim(tmp_path):
         (torch.ones(2, 1), ValueError, r"shape \(2, 1\) for 2 images: .*\(2,\)"),
         (torch.ones(3), ValueError, r"shape \(3,\) for 2 images"),
         (torch.tensor(1.0), ValueError, r"shape \(\) for 2 images"),
-        ([0.0, float("nan")], ValueError, "nan for sample 1 of the batch, prompt 'a red three'"),
+        ([0.0, float("nan")], ValueError, "nan for sample 1 of the batch, prompt '': return finite"),
         ([float("-inf"), 0.0], ValueError, "-inf for sample 0 of the batch, prompt 'a red three'"),
         (None, TypeError, "must return numbers, not None"),
         (["good", "bad"], TypeError, "must return numbers, not"),
     ],
 )
 def test_rewards_that_cannot_be_used_train_nothing(tmp_path, returned, error, message):
-    trainer = DDPOTrainer(make_config(tmp_path), lambda i, p, m: returned, red_three, make_pipeline())
+    trainer = DDPOTrainer(make_config(tmp_path), lambda i, p, m: returned, each_prompt(), make_pipeline())
     before = [parameter.clone() for parameter in trainer.trainable]
     with pytest.raises(error, match=message):
         trainer.train()
@@ -252,7 +253,10 @@ def test_resuming_into_the_folder_of_another_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="already holds a run"):
         run(tmp_path / "b", resume_from=source, num_epochs=2)
     run(tmp_path / "c", resume_from=source, num_epochs=2)
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "c")] == ["checkpoint-000002"]
+    run(tmp_path / "b", resume_from=source, num_epochs=2, overwrite=True)
+    for folder in (tmp_path / "b", tmp_path / "c"):
+        assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["checkpoint-000002"]
+        assert [record["epoch"] for record in read_metrics(folder, "epoch")] == [2]
 
 
 def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(tmp_path):

@@ -115,7 +115,7 @@ def test_invariant_1_holds_under_autocast(tmp_path, guidance, use_lora, prompts,
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [
-        ({"sample_eta": 0.5}, 1),
+        ({"sample_eta": 0.5}, 4),
         ({"negative_prompts": "a blue four"}, 1),
         ({"log_prob_reduction": "sum"}, 4 * 8 * 8),
     ],
@@ -737,6 +737,8 @@ def test_only_the_policy_is_trained(tmp_path, use_lora):
         assert all("lora_" in name for name in changed)
         attentions = [m for m in pipeline.unet.modules() if type(m).__name__ == "Attention"]
         assert len(trainer.trainable) == 2 * 4 * len(attentions)  # A and B of four layers of each
+        start = [t for n, t in before.items() if "lora_A" in n]
+        assert all(t.std() == pytest.approx(1 / 4, rel=0.3) for t in start)  # gaussian: 1 / rank
     else:
         assert all(name.startswith("unet.") for name in changed)
         assert len(trainer.trainable) == len(list(pipeline.unet.parameters()))
