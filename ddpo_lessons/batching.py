@@ -85,6 +85,11 @@ class EpochPlan:
         return self.num_inner_epochs * steps
 
     @property
+    def samples_per_optimizer_step(self) -> int:
+        """Trajectories whose gradients one optimizer step averages, over all processes."""
+        return self.train_batch_size * self.gradient_accumulation_steps * self.num_processes
+
+    @property
     def forward_passes_per_sample(self) -> int:
         """How often an epoch trains on one sample: once per timestep and inner epoch."""
         return self.num_timesteps * self.num_inner_epochs

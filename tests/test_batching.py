@@ -35,6 +35,7 @@ def test_plan_of_the_seed_notebook() -> None:
     seed = plan()
     assert seed.total_samples == 8
     assert seed.minibatches_per_inner_epoch == 4
+    assert seed.samples_per_optimizer_step == 4
     assert seed.optimizer_steps == 2
     assert seed.forward_passes_per_sample == 3
     assert seed.total_forward_passes == 24
@@ -53,6 +54,7 @@ def test_processes_multiply_samples_and_not_steps() -> None:
     parallel = plan(num_processes=3)
     assert parallel.total_samples == 24
     assert parallel.minibatches_per_inner_epoch == 4
+    assert parallel.samples_per_optimizer_step == 12
     assert parallel.optimizer_steps == 2
     assert parallel.total_forward_passes == 72
 
@@ -75,6 +77,7 @@ def test_plan_agrees_with_counting(numbers: tuple[int, ...]) -> None:
             counted_steps += (i + 1) % accumulation == 0
     planned = EpochPlan(*numbers)
     assert planned.optimizer_steps == counted_steps
+    assert planned.samples_per_optimizer_step * counted_steps == planned.total_samples * inner_epochs
     assert planned.total_forward_passes == counted_passes
     assert planned.total_samples * planned.forward_passes_per_sample == counted_passes
 
