@@ -2,7 +2,7 @@
 
 A denoising step with noise is a Gaussian policy: the state is ``(x_t, t, prompt)``, the action is
 ``x_prev``, and its density has a closed form because mean and standard deviation are known. This is
-what turns sampling into a Markov decision process (Black et al. 2023, arXiv 2305.13301, section 4).
+what turns sampling into a Markov decision process (Black et al. 2023, arXiv 2305.13301, section 4.3).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def step_std(scheduler: DDIMScheduler, timesteps: int | torch.Tensor, eta: float
     _check_eta(eta)
     timesteps = torch.as_tensor(timesteps)
     alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
-    return _noise_variance(alpha_bar, alpha_bar_prev, eta).sqrt().to(timesteps.device)
+    return noise_variance(alpha_bar, alpha_bar_prev, eta).sqrt().to(timesteps.device)
 
 
 def ddim_step_with_logprob(
@@ -67,7 +67,7 @@ def ddim_step_with_logprob(
     r"""Take one DDIM step, or replay one, with the Gaussian log-probability of its outcome.
 
     Formulas (12) and (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its
-    alpha, and the policy of DDPO (Black et al. 2023, arXiv 2305.13301, section 4)::
+    alpha, and the policy of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.3)::
 
         mean     = sqrt(alpha_bar_prev) x0 + sqrt(1 - alpha_bar_prev - std^2) noise
         x_prev   ~ N(mean, std^2 I)
@@ -126,7 +126,7 @@ def ddim_step_with_logprob(
             "pure noise (rescale_betas_zero_snr) says nothing about x0 if the model predicts the "
             "noise; use a model with prediction_type 'v_prediction' or 'sample'",
         )
-    variance = _noise_variance(alpha_bar, alpha_bar_prev, eta)
+    variance = noise_variance(alpha_bar, alpha_bar_prev, eta)
     direction_variance = 1 - alpha_bar_prev - variance
     # Rounding may leave a zero a little negative (-6e-8); what is clearly below comes from eta > 1.
     _refuse_where(
@@ -147,7 +147,7 @@ def ddim_step_with_logprob(
     numbers = torch.stack([alpha_bar, weight_x0, weight_noise, variance.sqrt()])  # (4, B)
     numbers = numbers.to(sample.device).view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
     alpha_bar, weight_x0, weight_noise, std = numbers
-    x0, noise = _predict_x0_and_noise(scheduler, model_output.float(), sample.float(), alpha_bar)
+    x0, noise = predict_x0_and_noise(scheduler, model_output.float(), sample.float(), alpha_bar)
     mean = weight_x0 * x0 + weight_noise * noise  # (B, ...)
 
     # Stage 3: draw or replay the outcome, and score it.
@@ -155,7 +155,7 @@ def ddim_step_with_logprob(
         drawn = randn_tensor(mean.shape, generator, device=mean.device, dtype=torch.float32)
         prev_sample = mean + std * drawn
     prev_sample = prev_sample.detach().float()
-    log_prob = _gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
+    log_prob = gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
     return DDIMStep(prev_sample, log_prob, mean, std.flatten())
 
 
@@ -186,18 +186,40 @@ def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torc
     return alpha_bar, alpha_bar_prev
 
 
-def _noise_variance(alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float) -> torch.Tensor:
-    """Square of formula (16) of DDIM; exactly 0 where the step is deterministic."""
+def noise_variance(alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float) -> torch.Tensor:
+    """Variance of the noise that a step adds: the square of formula (16) of DDIM.
+
+    Args:
+        alpha_bar: at the step's timestep, any shape.
+        alpha_bar_prev: at the timestep that the step leads to, same shape.
+        eta: noise scale.
+
+    Returns:
+        Same shape; exactly 0 where the step is deterministic.
+    """
     return eta**2 * (1 - alpha_bar_prev) / (1 - alpha_bar) * (1 - alpha_bar / alpha_bar_prev)
 
 
-def _predict_x0_and_noise(
+def predict_x0_and_noise(
     scheduler: DDIMScheduler,
     model_output: torch.Tensor,
     sample: torch.Tensor,
     alpha_bar: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn the model's output into (x0, noise), using x_t = sqrt(ab) x0 + sqrt(1 - ab) noise."""
+    """Turn the model's output into (x0, noise), using x_t = sqrt(ab) x0 + sqrt(1 - ab) noise.
+
+    Args:
+        scheduler: says what the model predicts, and how far x0 may reach.
+        model_output: (B, ...).
+        sample: x_t, (B, ...).
+        alpha_bar: ab, one per sample, (B, 1, ...).
+
+    Returns:
+        x0 and noise, (B, ...) each.
+
+    Raises:
+        ValueError: the scheduler's prediction type is unknown.
+    """
     signal, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()  # (B, 1, ...)
     match scheduler.config.prediction_type:
         case "epsilon":
@@ -220,10 +242,20 @@ def _predict_x0_and_noise(
     return x0, noise
 
 
-def _gaussian_log_prob(
+def gaussian_log_prob(
     value: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, reduction: str
 ) -> torch.Tensor:
-    """Log-density of N(mean, std^2 I) per sample, (B,); 0 without gradient where std is 0."""
+    """Log-density of N(mean, std^2 I) at a value, per sample.
+
+    Args:
+        value: (B, ...).
+        mean: (B, ...).
+        std: (B,).
+        reduction: "mean" or "sum" over all but the batch dimension.
+
+    Returns:
+        Log-densities (B,) in nats; 0 without gradient where std is 0.
+    """
     noisy = std > 0
     # Replace std before dividing: a NaN in the branch not taken would still poison the gradient.
     safe_std = torch.where(noisy, std, 1.0)

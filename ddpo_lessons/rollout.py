@@ -1,6 +1,6 @@
 """Lessons 06 and 07: sampling a trajectory, from noise or from an image, with its log-probabilities.
 
-A rollout plays the denoising MDP of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.2): the state is
+A rollout plays the denoising MDP of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.3): the state is
 (prompt, t, x_t), the action is x_{t-1}, and the policy is the Gaussian of one stochastic DDIM step. What the
 policy predicts comes from one function, `predict`, which training calls again to replay the trajectory.
 """
