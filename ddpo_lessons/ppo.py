@@ -69,15 +69,38 @@ def clipped_surrogate(
             )
 
     log_ratio = log_prob.float() - old_log_prob.detach().float()  # (N,)
-    ratio = log_ratio.exp()  # (N,)
     advantages = advantages.detach().float().clamp(-adv_clip_max, adv_clip_max)  # (N,)
-    clipped_ratio = ratio.clamp(1 - clip_range, 1 + clip_range)  # (N,)
-    # The larger loss is the pessimistic one: clipping may take a gain away, never hide a harm.
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped_ratio).mean()
-    return loss, _stats(log_ratio.detach(), clip_range)
+    loss = clipped_loss(log_ratio.exp(), advantages, clip_range).mean()
+    return loss, ratio_stats(log_ratio.detach(), clip_range)
 
 
-def _stats(log_ratio: torch.Tensor, clip_range: float) -> PPOStats:
+def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
+    """PPO's clipped loss of each pair, before the mean: ``max(-A r, -A clip(r, 1 - c, 1 + c))``.
+
+    Args:
+        ratio: pi_new / pi_old of the recorded actions, any shape.
+        advantages: same shape.
+        clip_range: how far the ratio may move from 1 before the gradient stops.
+
+    Returns:
+        The losses, same shape. The larger one is the pessimistic one: clipping may take a gain
+        away, never hide a harm.
+    """
+    clipped_ratio = ratio.clamp(1 - clip_range, 1 + clip_range)
+    return torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
+
+
+def ratio_stats(log_ratio: torch.Tensor, clip_range: float) -> PPOStats:
+    """How far the ratios have moved; see `PPOStats`.
+
+    Args:
+        log_ratio: log pi_new - log pi_old of actions that the old policy took, (N,), detached.
+        clip_range: beyond which a ratio counts as clipped.
+
+    Returns:
+        The statistics. The clip fraction counts every ratio outside the range, also where the
+        pessimistic loss keeps its gradient.
+    """
     ratio = log_ratio.exp()
     return PPOStats(
         ratio=ratio,

@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
+from diffusers.utils import logging as diffusers_logging
 from torch import nn
-from tqdm.auto import tqdm
 
 from ddpo_lessons import checkpoint
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
@@ -206,9 +206,10 @@ class DDPOTrainer:
         self._report(epoch, metrics, batches)
         return metrics
 
-    def _bar(self, name: str, total: int, **settings: Any) -> tqdm:
+    def _bar(self, name: str, total: int, **settings: Any) -> Any:
+        """Make a progress bar, unless `diffusers.utils.logging.disable_progress_bar()` was called."""
         is_shown = self.accelerator.is_local_main_process
-        return tqdm(total=total, desc=name, disable=not is_shown, **settings)
+        return diffusers_logging.tqdm(total=total, desc=name, disable=not is_shown, **settings)
 
     def draw_contexts(self, epoch: int) -> list[Context]:
         """Ask the prompt function for the contexts of an epoch, the same ones in every process.

@@ -12,6 +12,7 @@ import torch
 from accelerate import tracking
 from accelerate.state import AcceleratorState
 from diffusers import StableDiffusionPipeline
+from diffusers.utils import logging as diffusers_logging
 from helpers import (
     PROMPTS,
     brightness,
@@ -612,6 +613,15 @@ def test_records_say_what_happened(tmp_path):
     assert {"loss", "approx_kl", "kl_k3", "clip_fraction", "grad_norm", "lr"} <= set(steps[0])
     assert [(r["epoch"], r["samples_seen"]) for r in epochs] == [(1, 2), (2, 4)]
     assert all(r[f"seconds_{part}"] >= 0 for r in epochs for part in ("sampling", "reward", "training"))
+
+
+def test_progress_bars_obey_the_switch_of_diffusers(tmp_path, capsys):
+    diffusers_logging.disable_progress_bar()
+    try:
+        DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
+    finally:
+        diffusers_logging.enable_progress_bar()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_gradient_is_cut_to_its_limit(tmp_path):
