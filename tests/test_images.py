@@ -1,0 +1,61 @@
+"""Diagrams: each has its script, each script draws what is committed, and the colours can be read."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+IMAGES = Path(__file__).parents[1] / "images"
+SCRIPTS = sorted(IMAGES.glob("draw_*.py"))
+
+
+@pytest.fixture(scope="module", params=SCRIPTS, ids=lambda script: script.stem)
+def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder to which one script has drawn."""
+    folder = tmp_path_factory.mktemp(request.param.stem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(request.param), "--output", str(folder)])
+        patch.syspath_prepend(str(IMAGES))
+        runpy.run_path(str(request.param), run_name="__main__")
+    return folder
+
+
+def test_script_draws_what_is_committed(drawn: Path) -> None:
+    assert list(drawn.iterdir())
+    for path in drawn.iterdir():
+        committed = (IMAGES / path.name).read_text(encoding="utf-8")
+        if f"Matplotlib v{mpl.__version__}," in committed and sys.platform == "linux":
+            assert path.read_text(encoding="utf-8") == committed, f"run the script of {path.name} again"
+
+
+def test_every_diagram_has_its_script() -> None:
+    scripts = "".join(script.read_text(encoding="utf-8") for script in SCRIPTS)
+    assert [p.name for p in IMAGES.glob("*.svg") if f'"{p.stem}"' not in scripts] == []
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of WCAG 2.2, section 1.4.3."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_stands_out_from_the_card_and_white_from_every_box() -> None:
+    style = runpy.run_path(str(IMAGES / "style.py"))
+    pairs = [(style["INK"], style["CARD"]), (style["MUTED"], style["CARD"])]
+    for dark, light in pairs + [(colour, "#ffffff") for colour in style["PALETTE"]]:
+        ratio = (luminance(light) + 0.05) / (luminance(dark) + 0.05)
+        assert ratio >= 4.5, (dark, light, ratio)  # what WCAG asks of text
+
+
+def test_diagrams_bring_their_own_light_background() -> None:
+    card = runpy.run_path(str(IMAGES / "style.py"))["CARD"]
+    for path in IMAGES.glob("*.svg"):
+        first = re.search(r'<g id="patch_1">.*?</g>', path.read_text(encoding="utf-8"), re.DOTALL)
+        assert first, path.name
+        assert f"fill: {card}" in first[0], path.name
