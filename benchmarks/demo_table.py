@@ -31,6 +31,11 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def machine() -> str:
+    """Return what a measured number needs beside it: cores, processor, torch."""
+    return f"{os.cpu_count()} cores, {processor()}, torch {torch.__version__}"
+
+
 def run_demo(seed: int, folder: Path) -> dict[str, float]:
     """Run `ddpo-lessons demo` as a command and return its results with the seconds it took."""
     started = time.perf_counter()
@@ -52,8 +57,7 @@ def main() -> None:
         rows = [run_demo(*job) for job in zip(arguments.seeds, folders, strict=True)]
         for name in ("before-after.png", "curves.png"):  # the README shows those of the first seed
             shutil.copy(folders[0] / name, RESULT.parent.parent / "images" / f"demo-{name}")
-    machine = f"{os.cpu_count()} cores, {processor()}, torch {torch.__version__}"
-    RESULT.write_text(json.dumps({"machine": machine, "runs": rows}, indent=1) + "\n")
+    RESULT.write_text(json.dumps({"machine": machine(), "runs": rows}, indent=1) + "\n")
     print(f"wrote {RESULT}; now run: python -m benchmarks.readme_tables")
 
 

@@ -11,6 +11,29 @@ from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
 ROOT = Path(__file__).parent.parent
+# What each lesson teaches, the modules that it builds, and its figure in images/.
+LESSONS = {
+    "01_batching": (
+        "the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes",
+        ("batching",),
+        "01-travel",
+    ),
+    "02_time_shuffling": (
+        "shuffling every sample's timesteps on their own, what must move with them, pairs for speed",
+        ("batching",),
+        "02-clocks",
+    ),
+    "03_ddim_log_probs": (
+        "a denoising step is an action: its log-probability, replaying it, and where it has none",
+        ("ddim",),
+        "03-mdp",
+    ),
+    "04_ppo_clipping": (
+        "from REINFORCE to the clipped surrogate; advantages and their traps; a first live run",
+        ("ppo", "advantages"),
+        "04-surrogate",
+    ),
+}
 COLUMNS = {"damaged": "damaged", "before": "before RL", "after": "after RL", "clean": "clean"}
 
 
@@ -30,9 +53,27 @@ def demo_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\nMeasured on: {result['machine']}."
 
 
+def lesson_table(times: dict[str, Any]) -> str:
+    """Return the table of lessons, with the time that each took."""
+    lines = ["| lesson | what you learn | time | figure |", "| --- | --- | ---: | --- |"]
+    for name, (teaches, modules, figure) in LESSONS.items():
+        title = name.replace("_", " ")
+        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules)
+        picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
+        cells = [
+            f"[{title}](notebooks/{name}.ipynb)<br>{links}",
+            teaches,
+            f"{times['seconds'][name]:.0f} s",
+            picture,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\nTimes: in a fresh kernel on {times['machine']}."
+
+
 def filled(text: str) -> str:
     """Return the README's text with every table between its marks made anew."""
     tables = {
+        "lessons": lesson_table(json.loads((ROOT / "benchmarks" / "lesson_times.json").read_text())),
         "demo": demo_table(json.loads((ROOT / "benchmarks" / "demo.json").read_text())),
         "tiny-sd": markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
     }

@@ -19,7 +19,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 CARD = "#fbfbf7"  # behind everything
 INK = "#22262e"  # lines and text
 MUTED = "#5c6370"  # what explains
-PALETTE = ("#3568b0", "#c2571a", "#2e7d4f", "#8a3f96", "#a8841c", "#b03050")  # dark enough for white text
+PALETTE = ("#3568b0", "#c04f12", "#2e7d4f", "#8a3f96", "#86660f", "#b03050")  # dark enough for white text
 
 mpl.rcParams.update({"svg.hashsalt": "ddpo-lessons", "svg.fonttype": "path", "font.family": "DejaVu Sans"})
 

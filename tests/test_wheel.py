@@ -93,3 +93,25 @@ def test_demo_runs_from_an_empty_folder(programs: Path, tmp_path: Path) -> None:
     run(programs / "ddpo-lessons", "demo", *flags, cwd=tmp_path)
     assert (output / "metrics.jsonl").stat().st_size > 0
     assert list((output / "lora").glob("*.safetensors"))
+
+
+def test_notebooks_run_from_an_empty_folder(wheel: Path, programs: Path, tmp_path: Path) -> None:
+    """The last test of this file: it adds Jupyter to the environment."""
+    python, pins = programs / "python", ROOT / "constraints.txt"
+    run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, f"{wheel}[notebooks]", cwd=tmp_path)
+    lessons = tmp_path / "lessons"
+    shutil.copytree(ROOT / "notebooks", lessons, ignore=shutil.ignore_patterns(".*"))
+    notebooks = sorted(lessons.glob("*.ipynb"))
+    assert notebooks
+    run(
+        python,
+        "-m",
+        "jupyter",
+        "nbconvert",
+        "--to",
+        "notebook",
+        "--execute",
+        "--inplace",
+        *notebooks,
+        cwd=lessons,
+    )
