@@ -1,0 +1,142 @@
+"""Diagrams of lesson 04: four rollouts from reward to gradient, and the stages of one epoch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
+
+BLUE, ORANGE, GREEN, PURPLE, _, _ = PALETTE
+CLIP_RANGE = 0.2
+REWARDS, RATIOS = (17.0, 11.0, 9.0, 3.0), (1.5, 0.5, 1.1, 0.5)
+VERDICTS = (
+    "good, already 50% likelier:\nenough",
+    "good, but it became rarer:\nraise it",
+    "bad, and 10% likelier:\npush it down",
+    "bad, already half as likely:\nenough",
+)
+
+
+def _signed(value: float, digits: int = 2) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def rollouts() -> Figure:
+    """Draw the table that section 2 to 4 fill in, computed from rewards and ratios."""
+    figure, axes = diagram(10, 4.15)
+    mean = sum(REWARDS) / len(REWARDS)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in REWARDS) / len(REWARDS))
+    columns = {
+        "reward R": (0.95, 0.85),
+        "advantage A": (1.95, 0.95),
+        "ratio r": (3.05, 0.8),
+        "−A r": (4.0, 0.85),
+        "−A clip(r)": (4.9, 0.85),
+        "loss": (5.9, 0.85),
+        "gradient": (6.9, 0.85),
+    }
+    label(
+        axes,
+        0.2,
+        3.85,
+        "Four rollouts on their way from reward to gradient",
+        size=12.5,
+        weight="bold",
+        align="left",
+    )
+    for name, (x, width) in columns.items():
+        label(axes, x + width / 2, 3.4, name, size=10.5, weight="bold")
+    label(axes, 4.87, 3.13, "the larger of the two is the loss", ink=MUTED, size=9)
+    label(axes, 7.95, 3.4, "what it says", size=10.5, weight="bold", align="left")
+    for row, (reward, ratio, verdict) in enumerate(zip(REWARDS, RATIOS, VERDICTS, strict=True)):
+        y = 2.4 - 0.62 * row
+        advantage = (reward - mean) / std
+        plain = -advantage * ratio
+        clipped = -advantage * min(max(ratio, 1 - CLIP_RANGE), 1 + CLIP_RANGE)
+        loss = max(plain, clipped)
+        is_dead = clipped > plain
+        gradient = 0.0 if is_dead else plain
+        color = GREEN if advantage > 0 else ORANGE
+        label(axes, 0.5, y + 0.25, f"rollout {row + 1}", size=10)
+        cells = {
+            "reward R": (f"{reward:.0f}", "none", INK),
+            "advantage A": (_signed(advantage, 1), color, "white"),
+            "ratio r": (f"{ratio:.1f}", BLUE, "white"),
+            "−A r": (_signed(plain), "none" if is_dead else "#dfe8f5", INK),
+            "−A clip(r)": (_signed(clipped), "#dfe8f5" if is_dead else "none", INK),
+            "loss": (_signed(loss), PURPLE, "white"),
+            "gradient": (
+                _signed(gradient) if gradient else "0",
+                "none" if is_dead else PURPLE,
+                INK if is_dead else "white",
+            ),
+        }
+        for name, (text, fill, ink) in cells.items():
+            x, width = columns[name]
+            box(axes, x, y, width, 0.5, text, color=fill, ink=ink, size=10.5)
+        label(axes, 7.95, y + 0.25, verdict, ink=MUTED, size=9.5, align="left")
+    label(
+        axes, 0.2, 0.2,
+        "clip range 0.2; the gradient is that of a rollout's loss with respect to its log-probability",
+        ink=MUTED, size=9, align="left",
+    )  # fmt: skip
+    return figure
+
+
+def stages() -> Figure:
+    """Draw one epoch of DDPO as the seven stages that the loop of section 10 marks."""
+    figure, axes = diagram(10, 4.1)
+    label(
+        axes,
+        0.2,
+        3.8,
+        "One epoch: the stages in the loop of this lesson",
+        size=12.5,
+        weight="bold",
+        align="left",
+    )
+    width, height = 2.05, 0.95
+    tops = [(0.2, 2.3), (2.65, 2.3), (5.1, 2.3), (7.55, 2.3)]
+    names = [
+        ("1  sample", "images, actions and\ntheir log-probs, kept", BLUE),
+        ("2  score", "one reward\nper image", GREEN),
+        ("3  advantages", "rewards in standard\ndeviations", GREEN),
+        ("4  shuffle", "(sample, timestep)\npairs, minibatches", BLUE),
+    ]
+    for (x, y), (name, text, color) in zip(tops, names, strict=True):
+        _stage(axes, (x, y, width, height), name, text, color)
+    for (x, y), (x_next, _) in itertools.pairwise(tops):
+        arrow(axes, (x + width, y + height / 2), (x_next, y + height / 2))
+    bottoms = [(7.55, 0.5), (5.1, 0.5), (2.65, 0.5)]
+    names = [
+        ("5  replay", "log-probs of the same\nactions, with gradient", PURPLE),
+        ("6  clipped loss", "ratio to the kept\nlog-probs, clipped", PURPLE),
+        ("7  step", "gradient, its norm\ncut, optimizer", PURPLE),
+    ]
+    for (x, y), (name, text, color) in zip(bottoms, names, strict=True):
+        _stage(axes, (x, y, width, height), name, text, color)
+    arrow(axes, (8.575, 2.3), (8.575, 1.45))
+    arrow(axes, (7.55, 0.975), (7.15, 0.975))
+    arrow(axes, (5.1, 0.975), (4.7, 0.975))
+    # Back to the next minibatch, and to the next epoch.
+    arrow(axes, (4.0, 1.45), (8.2, 1.45), bend=-0.13, ink=MUTED)
+    label(
+        axes, 5.7, 1.92, "every minibatch of the epoch; the ratio is 1 in the first only", ink=MUTED, size=9
+    )
+    arrow(axes, (2.65, 0.975), (1.225, 2.3), bend=-0.35, ink=MUTED)
+    label(axes, 1.0, 1.1, "next epoch:\na new policy\nsamples", ink=MUTED, size=9)
+    return figure
+
+
+def _stage(axes: Axes, place: tuple[float, float, float, float], name: str, text: str, color: str) -> None:
+    x, y, width, height = place
+    box(axes, x, y, width, height, color=color)
+    label(axes, x + width / 2, y + height - 0.22, name, ink="white", size=10.5, weight="bold")
+    label(axes, x + width / 2, y + 0.33, text, ink="white", size=9.2)
+
+
+if __name__ == "__main__":
+    main({"04-rollouts": rollouts, "04-stages": stages})
