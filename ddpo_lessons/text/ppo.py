@@ -1,0 +1,294 @@
+"""Lesson 05: the parts of PPO for text, from logits to the loss.
+
+A token is an action. The logits at position t belong to the token at t + 1, so everything per action lives on
+the L - 1 *places* between tokens: place t is where the policy had read tokens 0..t and chose token t + 1. A mask
+(B, L - 1) says at which places it really chose; queries and padding are no choices. Advantages, whitening and the
+clipped loss of a pair come from the lessons before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from ddpo_lessons.ppo import clipped_loss
+
+KLKind = Literal["kl", "abs", "mse", "full"]
+KL_KINDS: tuple[KLKind, ...] = ("kl", "abs", "mse", "full")
+
+
+# ------------------------------------------------------------------------------------- masks, log-probs
+def positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Number the tokens of each row from 0, wherever its padding is; padding gets 0.
+
+    Args:
+        attention_mask: (B, L), 1 on tokens, 0 on padding.
+
+    Returns:
+        Position ids (B, L).
+    """
+    return (attention_mask.cumsum(1) - 1).clamp(min=0)
+
+
+def action_mask(attention_mask: torch.Tensor, query_lengths: torch.Tensor) -> torch.Tensor:
+    """Mark the places at which the policy chose a token.
+
+    The n-th token of a row is an action if n is above the row's query length; its place is one to the left.
+    Padding may be left, right or both.
+
+    Args:
+        attention_mask: (B, L), 1 on tokens, 0 on padding.
+        query_lengths: tokens that were given to the policy, (B,), each 1 or more.
+
+    Returns:
+        (B, L - 1) bool.
+
+    Raises:
+        ValueError: a query is empty: its first action would have no place.
+    """
+    if (query_lengths < 1).any():
+        raise ValueError("every query needs at least one token: the first action has to be chosen somewhere")
+    number = attention_mask.cumsum(1)  # (B, L) the first token of a row is number 1
+    is_action = attention_mask.bool() & (number > query_lengths[:, None])  # (B, L)
+    return is_action[:, 1:]
+
+
+def token_log_probs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    """Log-probability of each token but the first, given the tokens before it.
+
+    ``log_probs[b, t] = log softmax(logits[b, t])[input_ids[b, t + 1]]``
+
+    Args:
+        logits: (B, L, V).
+        input_ids: (B, L).
+
+    Returns:
+        (B, L - 1) float32, nats; not masked.
+    """
+    log_probs = logits[:, :-1].float().log_softmax(dim=-1)  # (B, L - 1, V)
+    return log_probs.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy of the distribution that logits (..., V) stand for: (...), nats, float32."""
+    log_probs = logits.float().log_softmax(dim=-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean over the entries where the mask is true; what stands elsewhere, even NaN, does not matter.
+
+    Raises:
+        ValueError: the mask is false everywhere.
+    """
+    if not mask.any():
+        raise ValueError("the mask is false everywhere, and the mean of nothing is undefined")
+    return values[mask.bool()].mean()
+
+
+# ------------------------------------------------------------------------------------------- rewards
+def kl_penalty(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: KLKind = "kl") -> torch.Tensor:
+    """How far the policy is from the reference at each place.
+
+    With d = log_prob - ref_log_prob of the token that was sampled::
+
+        kl    d                    unbiased; may be negative; its sum is the whole sequence's log ratio
+        abs   |d|
+        mse   d^2 / 2              never negative, biased
+        full  sum_v p(v) (log p(v) - log p_ref(v))   exact, over the vocabulary
+
+    The first three need the sampled token only, (B, T); `full` needs log-probs of the vocabulary, (B, T, V).
+    Sources: TRL 0.11's ``_kl_penalty``; Schulman 2020, "Approximating KL divergence" (k1 is kl, k2 is mse).
+
+    Args:
+        log_probs: of the policy, nats.
+        ref_log_probs: of the reference, same shape.
+        kind: one of `KL_KINDS`.
+
+    Returns:
+        (B, T), nats.
+
+    Raises:
+        ValueError: the kind is unknown or shapes differ.
+    """
+    if log_probs.shape != ref_log_probs.shape:
+        raise ValueError(f"log_probs {tuple(log_probs.shape)} and ref_log_probs {tuple(ref_log_probs.shape)} differ")
+    difference = log_probs - ref_log_probs
+    if kind == "kl":
+        return difference
+    if kind == "abs":
+        return difference.abs()
+    if kind == "mse":
+        return 0.5 * difference.square()
+    if kind == "full":
+        return (log_probs.exp() * difference).sum(-1)
+    raise ValueError(f"kind={kind!r} is unknown: use one of {KL_KINDS}")
+
+
+def shape_rewards(
+    scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float = 0.1
+) -> torch.Tensor:
+    """Give every action its reward: ``-kl_coef * kl``, and the score on the last one.
+
+    Source: Ziegler et al. 2019, arXiv 1909.08593, formula 2, spread over tokens as in TRL.
+
+    Args:
+        scores: what the reward model says of each text, (B,).
+        kl: from `kl_penalty`, (B, T), nats.
+        mask: true at the places of actions, (B, T).
+        kl_coef: price of a nat, in units of the score.
+
+    Returns:
+        Rewards (B, T), 0 where masked, without gradient.
+
+    Raises:
+        ValueError: a row has no action, so that its score would have no place.
+    """
+    mask = mask.bool()
+    if not mask.any(dim=1).all():
+        rows = (~mask.any(dim=1)).nonzero().flatten().tolist()
+        raise ValueError(f"rows {rows} have no action: a text needs at least one sampled token")
+    rewards = (-kl_coef * kl.detach()).masked_fill(~mask, 0)
+    number = torch.arange(mask.shape[1], device=mask.device)  # (T,)
+    last = torch.where(mask, number, -1).argmax(dim=1)  # (B,) the place of the last action
+    rewards[torch.arange(len(rewards)), last] += scores.to(rewards)
+    return rewards
+
+
+# --------------------------------------------------------------------------------------------- losses
+def clipped_value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float
+) -> torch.Tensor:
+    """Squared error of each value, pessimistic about moving far from the old one.
+
+    ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``
+
+    Source: TRL's ``vf_loss``. The value is pulled towards the return until it has moved by c; a move away
+    from the return is always punished.
+
+    Args:
+        values: of the model in training, any shape.
+        old_values: when the text was sampled, same shape.
+        returns: the targets, same shape.
+        clip_range: c, in units of the return.
+
+    Returns:
+        Losses, same shape.
+    """
+    clipped = values.clamp(old_values - clip_range, old_values + clip_range)
+    return 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a text's actions are trained on; all (B, T), fixed while the inner epochs run."""
+
+    log_probs: torch.Tensor  # when sampled
+    values: torch.Tensor  # when sampled
+    advantages: torch.Tensor  # whitened
+    returns: torch.Tensor
+    mask: torch.Tensor  # bool
+
+    def __getitem__(self, rows: torch.Tensor) -> Targets:
+        """Return the targets of some rows."""
+        return Targets(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+def text_ppo_loss(
+    logits: torch.Tensor,
+    log_probs: torch.Tensor,
+    values: torch.Tensor,
+    targets: Targets,
+    clip_range: float = 0.2,
+    value_clip_range: float = 0.2,
+    value_coef: float = 0.1,
+    entropy_coef: float = 0.0,
+    ratio_threshold: float = 10.0,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Policy loss + value_coef * value loss - entropy_coef * entropy, as means over the actions.
+
+    Sources: PPO (Schulman et al. 2017, arXiv 1707.06347, formulas 7 and 9); value clipping and the ratio
+    threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped: its loss is 0 with
+    zero gradient, because such a ratio says that the update before went too far for these texts to be a guide.
+
+    Args:
+        logits: of the model in training at the places, (B, T, V).
+        log_probs: of the recorded tokens under it, (B, T), nats.
+        values: of the model in training, (B, T).
+        targets: what was recorded.
+        clip_range: of the ratio.
+        value_clip_range: of the values, in units of the return.
+        value_coef: weight of the value loss.
+        entropy_coef: weight of the entropy bonus; TRL has none.
+        ratio_threshold: mean ratio above which the minibatch is skipped.
+
+    Returns:
+        The loss, a scalar, and the statistics, see `loss_stats`.
+    """
+    mask = targets.mask.bool()
+    log_ratio = (log_probs - targets.log_probs).masked_fill(~mask, 0)  # (B, T)
+    ratio = log_ratio.exp()
+    policy_loss = masked_mean(clipped_loss(ratio, targets.advantages, clip_range), mask)
+    value_loss = masked_mean(clipped_value_loss(values, targets.values, targets.returns, value_clip_range), mask)
+    entropy = masked_mean(entropy_from_logits(logits), mask)
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    skipped = not masked_mean(ratio, mask).item() <= ratio_threshold  # NaN is skipped too
+    if skipped:
+        loss = torch.where(torch.isfinite(loss), loss, 0) * 0
+    stats = loss_stats(log_ratio.detach(), values.detach(), targets, clip_range, value_clip_range)
+    stats |= {"loss/policy": policy_loss.item(), "loss/value": value_loss.item(), "loss/total": loss.item()}
+    return loss, stats | {"policy/entropy": entropy.item(), "policy/skipped": float(skipped)}
+
+
+def loss_stats(
+    log_ratio: torch.Tensor,
+    values: torch.Tensor,
+    targets: Targets,
+    clip_range: float,
+    value_clip_range: float,
+) -> dict[str, float]:
+    """Numbers to watch, all means over the actions of a minibatch.
+
+    `policy/approx_kl` (d^2 / 2) and `policy/kl` (-d) estimate KL(old || new) from d = log ratio;
+    `policy/clip_fraction` and `value/clip_fraction` count the actions where clipping decides the loss;
+    `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant.
+
+    Args:
+        log_ratio: log pi_new - log pi_old, (B, T), 0 where masked.
+        values: of the model in training, (B, T).
+        targets: what was recorded.
+        clip_range: of the ratio.
+        value_clip_range: of the values.
+
+    Returns:
+        Statistics by name.
+    """
+    mask = targets.mask.bool()
+    ratio, advantages, returns = log_ratio.exp(), targets.advantages, targets.returns
+    policy_clipped = clipped_loss(ratio, advantages, clip_range) > -advantages * ratio
+    value_clipped = clipped_value_loss(values, targets.values, returns, value_clip_range) > (
+        0.5 * (values - returns).square()
+    )
+    error = (returns - values)[mask]
+    spread = returns[mask].var(correction=0).item()
+    return {
+        "policy/ratio": masked_mean(ratio, mask).item(),
+        "policy/approx_kl": masked_mean(0.5 * log_ratio.square(), mask).item(),
+        "policy/kl": masked_mean(-log_ratio, mask).item(),
+        "policy/clip_fraction": masked_mean(policy_clipped.float(), mask).item(),
+        "value/clip_fraction": masked_mean(value_clipped.float(), mask).item(),
+        "value/mean": masked_mean(values, mask).item(),
+        "value/error": error.square().mean().item(),
+        "value/explained": 1 - error.var(correction=0).item() / spread if spread > 0 else math.nan,
+        "returns/mean": masked_mean(returns, mask).item(),
+        "returns/std": math.sqrt(spread),
+    }
+
+
+def full_log_probs(logits: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the whole vocabulary at each place, (B, L, V) to (B, L - 1, V), for `full`."""
+    return F.log_softmax(logits[:, :-1].float(), dim=-1)
