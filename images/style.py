@@ -51,7 +51,7 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, text: str =
         width: of the box.
         height: of the box.
         text: may have several lines.
-        **style: `color` (of the box, default none), `edge`, `ink` (of the text), `size` (of the text), `weight`.
+        **style: `color` (of the box, default none), `edge`; `ink`, `size` and `weight` of the text.
     """
     color, edge = style.get("color", "none"), style.get("edge", INK)
     pad = 0.04
