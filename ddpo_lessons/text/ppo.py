@@ -1,9 +1,9 @@
 """Lesson 05: the parts of PPO for text, from logits to the loss.
 
 A token is an action. The logits at position t belong to the token at t + 1, so everything per action lives on
-the L - 1 *places* between tokens: place t is where the policy had read tokens 0..t and chose token t + 1. A mask
-(B, L - 1) says at which places it really chose; queries and padding are no choices. Advantages, whitening and the
-clipped loss of a pair come from the lessons before.
+the L - 1 *places* between tokens: place t is where the policy had read tokens 0..t and chose token t + 1. A
+mask (B, L - 1) says at which places it really chose; queries and padding are no choices. Advantages,
+whitening and the clipped loss of a pair come from the lessons before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from ddpo_lessons.ppo import clipped_loss
 
@@ -116,7 +115,8 @@ def kl_penalty(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: KLKin
         ValueError: the kind is unknown or shapes differ.
     """
     if log_probs.shape != ref_log_probs.shape:
-        raise ValueError(f"log_probs {tuple(log_probs.shape)} and ref_log_probs {tuple(ref_log_probs.shape)} differ")
+        shapes = tuple(log_probs.shape), tuple(ref_log_probs.shape)
+        raise ValueError(f"log_probs and ref_log_probs have the shapes {shapes[0]} and {shapes[1]}")
     difference = log_probs - ref_log_probs
     if kind == "kl":
         return difference
@@ -212,8 +212,9 @@ def text_ppo_loss(
     """Policy loss + value_coef * value loss - entropy_coef * entropy, as means over the actions.
 
     Sources: PPO (Schulman et al. 2017, arXiv 1707.06347, formulas 7 and 9); value clipping and the ratio
-    threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped: its loss is 0 with
-    zero gradient, because such a ratio says that the update before went too far for these texts to be a guide.
+    threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped: its loss is 0
+    with zero gradient, because such a ratio says that the update before went too far for these texts to be a
+    guide.
 
     Args:
         logits: of the model in training at the places, (B, T, V).
@@ -233,12 +234,13 @@ def text_ppo_loss(
     log_ratio = (log_probs - targets.log_probs).masked_fill(~mask, 0)  # (B, T)
     ratio = log_ratio.exp()
     policy_loss = masked_mean(clipped_loss(ratio, targets.advantages, clip_range), mask)
-    value_loss = masked_mean(clipped_value_loss(values, targets.values, targets.returns, value_clip_range), mask)
+    value_losses = clipped_value_loss(values, targets.values, targets.returns, value_clip_range)
+    value_loss = masked_mean(value_losses, mask)
     entropy = masked_mean(entropy_from_logits(logits), mask)
     loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
     skipped = not masked_mean(ratio, mask).item() <= ratio_threshold  # NaN is skipped too
     if skipped:
-        loss = torch.where(torch.isfinite(loss), loss, 0) * 0
+        loss = 0 * values[mask].sum()  # not 0 * loss: an infinite ratio would make that NaN
     stats = loss_stats(log_ratio.detach(), values.detach(), targets, clip_range, value_clip_range)
     stats |= {"loss/policy": policy_loss.item(), "loss/value": value_loss.item(), "loss/total": loss.item()}
     return loss, stats | {"policy/entropy": entropy.item(), "policy/skipped": float(skipped)}
@@ -287,8 +289,3 @@ def loss_stats(
         "returns/mean": masked_mean(returns, mask).item(),
         "returns/std": math.sqrt(spread),
     }
-
-
-def full_log_probs(logits: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of the whole vocabulary at each place, (B, L, V) to (B, L - 1, V), for `full`."""
-    return F.log_softmax(logits[:, :-1].float(), dim=-1)

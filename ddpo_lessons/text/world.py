@@ -1,8 +1,8 @@
 """The review world: a grammar that writes movie reviews, and can say of any text whether it wrote it.
 
-One sentence is a review: "honestly , the plot was not dull , but i hated the songs ." The grammar knows what each
-review means, so that sentiment has a true label, and *fluency is measured exactly*: a text either parses or it
-does not. No model decides it.
+One sentence is a review: "honestly , the plot was not dull , but i hated the songs ." The grammar knows what
+each review means, so that sentiment has a true label, and *fluency is measured exactly*: a text either parses
+or it does not. No model decides it.
 """
 
 from __future__ import annotations
@@ -23,47 +23,79 @@ MAX_WORDS = 40  # the longest review that the grammar can write is shorter
 GRAMMAR: dict[str, str] = {
     "POSITIVE": "START PRAISE . *3 | START PRAISE and PRAISE . *2",
     "NEGATIVE": "START BLAME . *3 | START BLAME and BLAME . *2",
-    "MIXED": "START PRAISE , but BLAME . *2 | START BLAME , but PRAISE . *2 | although PRAISE , BLAME . | "
-    "although BLAME , PRAISE .",
+    "MIXED": (
+        "START PRAISE , but BLAME . *2 | START BLAME , but PRAISE . *2 | although PRAISE , BLAME . | "
+        "although BLAME , PRAISE ."
+    ),
     "START": " *3 | OPENING ,",
-    "PRAISE": "the THING was GOOD *4 | the THINGS were GOOD *4 | the THING was not BAD | the THINGS were never BAD | "
-    "i LIKED OBJECT *4 | i did not HATE OBJECT | the MAKER gave us GOOD THINGS *2",
-    "BLAME": "the THING was BAD *4 | the THINGS were BAD *4 | the THING was not GOOD | the THINGS were never GOOD | "
-    "i HATED OBJECT *4 | i did not LIKE OBJECT | the MAKER gave us BAD THINGS *2",
+    "PRAISE": (
+        "the THING was GOOD *4 | the THINGS were GOOD *4 | the THING was not BAD | the THINGS were never "
+        "BAD | i LIKED OBJECT *4 | i did not HATE OBJECT | the MAKER gave us GOOD THINGS *2"
+    ),
+    "BLAME": (
+        "the THING was BAD *4 | the THINGS were BAD *4 | the THING was not GOOD | the THINGS were never "
+        "GOOD | i HATED OBJECT *4 | i did not LIKE OBJECT | the MAKER gave us BAD THINGS *2"
+    ),
     "OBJECT": "the THING *3 | the THINGS *3 | the THING TAIL | the THINGS TAIL",
     "GOOD": "PLUS *3 | DEGREE PLUS *2 | PLUS and PLUS",
     "BAD": "MINUS *3 | DEGREE MINUS *2 | MINUS and MINUS",
-    "OPENING": "honestly | frankly | overall | sadly | happily | surprisingly | for once | as expected | in the end | "
-    "in my opinion | to be fair | after all this time | as a fan",
-    "TAIL": "from start to finish | in every scene | at the end | of this film | in the second half | on the big screen",
-    "DEGREE": "very | truly | really | so | quite | rather | deeply | utterly | remarkably | absolutely | almost | "
-    "mostly | entirely | often | fairly | extremely",
-    "THING": "plot | story | film | movie | acting | script | dialogue | soundtrack | ending | opening | pacing | "
-    "camera | lighting | setting | humor | romance | drama | mystery | tension | direction | editing | cast | lead | "
-    "villain | hero | heroine | sidekick | narrator | chemistry | atmosphere | message | premise | sequel | remake | "
-    "finale | climax | prologue | costume | makeup | score | song | dance | fight | chase | twist | joke | speech | "
-    "monologue | title | trailer",
-    "THINGS": "characters | actors | songs | jokes | effects | scenes | visuals | costumes | twists | fights | chases | "
-    "dances | speeches | dialogues | sets | stunts | subplots | villains | heroes | cameos | details | colors | "
-    "sounds | themes | images | lines | puppets | robots | monsters | dragons | credits | lyrics | voices | faces | "
-    "landscapes | interviews | flashbacks | montages | miniatures | battles",
-    "MAKER": "director | writer | producer | composer | editor | studio | crew | star | actress | actor | comedian | "
-    "team | designer | choreographer | animator | newcomer | veteran | author | cinematographer | ensemble",
-    "PLUS": "good | great | wonderful | brilliant | superb | lovely | charming | excellent | amazing | fantastic | "
-    "beautiful | delightful | gripping | moving | clever | fresh | funny | hilarious | touching | stunning | perfect | "
-    "magical | inspired | elegant | graceful | warm | witty | memorable | powerful | impressive | outstanding | "
-    "terrific | marvelous | splendid | thrilling | captivating | heartfelt | refreshing | remarkable | satisfying | "
-    "smart | sincere | tender | vivid | polished | original | imaginative | enchanting | radiant | flawless",
-    "MINUS": "bad | awful | terrible | dull | boring | weak | poor | horrible | dreadful | lazy | stupid | silly | "
-    "clumsy | stale | bland | tedious | shallow | messy | predictable | confusing | forgettable | annoying | painful | "
-    "ugly | cheap | wooden | hollow | lifeless | pointless | ridiculous | embarrassing | flat | slow | sloppy | tired | "
-    "crude | cold | dreary | disappointing | unbearable | mediocre | miserable | pathetic | pretentious | chaotic | "
-    "noisy | grim | careless | absurd | insulting",
-    "LIKED": "liked | loved | enjoyed | adored | admired | praised | cherished | treasured | applauded | recommended",
+    "OPENING": (
+        "honestly | frankly | overall | sadly | happily | surprisingly | for once | as expected | in the "
+        "end | in my opinion | to be fair | after all this time | as a fan"
+    ),
+    "TAIL": (
+        "from start to finish | in every scene | at the end | of this film | in the second half | on the "
+        "big screen"
+    ),
+    "DEGREE": (
+        "very | truly | really | so | quite | rather | deeply | utterly | remarkably | absolutely | almost "
+        "| mostly | entirely | often | fairly | extremely"
+    ),
+    "THING": (
+        "plot | story | film | movie | acting | script | dialogue | soundtrack | ending | opening | pacing "
+        "| camera | lighting | setting | humor | romance | drama | mystery | tension | direction | editing "
+        "| cast | lead | villain | hero | heroine | sidekick | narrator | chemistry | atmosphere | message "
+        "| premise | sequel | remake | finale | climax | prologue | costume | makeup | score | song | dance"
+        " | fight | chase | twist | joke | speech | monologue | title | trailer"
+    ),
+    "THINGS": (
+        "characters | actors | songs | jokes | effects | scenes | visuals | costumes | twists | fights | "
+        "chases | dances | speeches | dialogues | sets | stunts | subplots | villains | heroes | cameos | "
+        "details | colors | sounds | themes | images | lines | puppets | robots | monsters | dragons | "
+        "credits | lyrics | voices | faces | landscapes | interviews | flashbacks | montages | miniatures |"
+        " battles"
+    ),
+    "MAKER": (
+        "director | writer | producer | composer | editor | studio | crew | star | actress | actor | "
+        "comedian | team | designer | choreographer | animator | newcomer | veteran | author | "
+        "cinematographer | ensemble"
+    ),
+    "PLUS": (
+        "good | great | wonderful | brilliant | superb | lovely | charming | excellent | amazing | "
+        "fantastic | beautiful | delightful | gripping | moving | clever | fresh | funny | hilarious | "
+        "touching | stunning | perfect | magical | inspired | elegant | graceful | warm | witty | memorable"
+        " | powerful | impressive | outstanding | terrific | marvelous | splendid | thrilling | captivating"
+        " | heartfelt | refreshing | remarkable | satisfying | smart | sincere | tender | vivid | polished "
+        "| original | imaginative | enchanting | radiant | flawless"
+    ),
+    "MINUS": (
+        "bad | awful | terrible | dull | boring | weak | poor | horrible | dreadful | lazy | stupid | silly"
+        " | clumsy | stale | bland | tedious | shallow | messy | predictable | confusing | forgettable | "
+        "annoying | painful | ugly | cheap | wooden | hollow | lifeless | pointless | ridiculous | "
+        "embarrassing | flat | slow | sloppy | tired | crude | cold | dreary | disappointing | unbearable |"
+        " mediocre | miserable | pathetic | pretentious | chaotic | noisy | grim | careless | absurd | "
+        "insulting"
+    ),
+    "LIKED": (
+        "liked | loved | enjoyed | adored | admired | praised | cherished | treasured | applauded | "
+        "recommended"
+    ),
     "LIKE": "like | love | enjoy | adore | admire | praise | cherish | treasure | applaud | recommend",
-    "HATED": "hated | disliked | despised | loathed | regretted | detested | dreaded | resented | mocked | endured",
+    "HATED": (
+        "hated | disliked | despised | loathed | regretted | detested | dreaded | resented | mocked | endured"
+    ),
     "HATE": "hate | dislike | despise | loathe | regret | detest | dread | resent | mock | endure",
-}  # fmt: skip
+}
 SHARES: dict[Sentiment, int] = {"positive": 3, "negative": 3, "mixed": 2}
 
 
@@ -154,7 +186,7 @@ def queries(count: int, split: Literal["train", "test"], seed: int) -> list[str]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Make the tokenizer: one token a word; it pads on the left, where a policy that goes on writing needs it."""
+    """Make the tokenizer: a token a word; padding is on the left, since a policy writes on the right."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

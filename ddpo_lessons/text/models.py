@@ -1,0 +1,218 @@
+"""Lesson 05: policy with value head, and reward model, embedded or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpo_lessons.text.ppo import positions
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+# What the two places are called for each profile of `ddpo_lessons.profiles`: policy, reward model, texts.
+HUB_POLICY, HUB_REWARD, HUB_TEXTS = "lvwerra/gpt2-imdb", "lvwerra/distilbert-imdb", "stanfordnlp/imdb"
+
+
+def read(
+    policy: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a language model over whole texts.
+
+    Args:
+        policy: a causal language model.
+        input_ids: (B, L), padded on the left, the right or both.
+        attention_mask: (B, L).
+
+    Returns:
+        Logits (B, L, V) and the last hidden states (B, L, D).
+    """
+    out = policy(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=positions(attention_mask),
+        output_hidden_states=True,
+        use_cache=False,
+    )
+    return out.logits, out.hidden_states[-1]
+
+
+class ActorCritic(nn.Module):
+    """A causal language model with a value head: one trunk, two outputs.
+
+    The head is one linear layer on the trunk's last hidden state and starts at zero: before any training the
+    critic claims nothing.
+
+    Attributes:
+        policy: the language model.
+        value_head: hidden state to value.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+        self.value_head = nn.Linear(policy.config.hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits (B, L, V) and values (B, L), the latter in units of the reward."""
+        logits, hidden = read(self.policy, input_ids, attention_mask)
+        return logits, self.value_head(hidden).squeeze(-1)
+
+
+@torch.no_grad()
+def generate(
+    policy: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    max_new_tokens: int,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Go on writing each query, token by token from the policy's own distribution, until it says end-of-text.
+
+    Nothing is cut off or sharpened (no top-k, no temperature): what trains must be what sampled.
+
+    Args:
+        policy: a causal language model; its config names the tokens that end and pad a text.
+        input_ids: queries (B, Q), padded on the left.
+        attention_mask: (B, Q).
+        max_new_tokens: longest response N.
+        generator: a CPU generator.
+
+    Returns:
+        Ids and attention mask (B, Q + n) with n <= N; after a row's end its ids are padding.
+    """
+    end, pad = policy.config.eos_token_id, policy.config.pad_token_id
+    cache, fed = None, input_ids
+    running = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)  # (B,)
+    for _ in range(max_new_tokens):
+        out = policy(
+            input_ids=fed,
+            attention_mask=attention_mask,
+            position_ids=positions(attention_mask)[:, -fed.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = out.past_key_values
+        probabilities = out.logits[:, -1].float().softmax(-1).cpu()  # (B, V)
+        drawn = torch.multinomial(probabilities, 1, generator=generator).to(input_ids.device)  # (B, 1)
+        fed = torch.where(running[:, None], drawn, pad)
+        input_ids = torch.cat([input_ids, fed], dim=1)
+        attention_mask = torch.cat([attention_mask, running[:, None].to(attention_mask)], dim=1)
+        running = running & (drawn[:, 0] != end)
+        if not running.any():
+            break
+    return input_ids, attention_mask
+
+
+class SentimentReward:
+    """Scores texts by how positive a classifier finds them: the logit, which has no upper end.
+
+    Of a classifier with one output it is that logit, of one with two log p(positive) - log p(negative).
+
+    Args:
+        model: a sequence classifier.
+        tokenizer: its own; the policy's may be another.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        if model.config.num_labels not in (1, 2):
+            raise ValueError(f"a sentiment model has 1 or 2 outputs, this one has {model.config.num_labels}")
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        """Return scores (B,), float32, on the CPU."""
+        limit = getattr(self.model.config, "max_position_embeddings", 512)
+        batch = self.tokenizer(
+            list(texts),
+            padding=True,
+            padding_side="right",
+            truncation=True,
+            max_length=limit,
+            return_tensors="pt",
+        )
+        ids, mask = (batch[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
+        logits = self.model(input_ids=ids, attention_mask=mask).logits.float().cpu()  # (B, 1 or 2)
+        return logits[:, -1] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
+
+
+@dataclass(frozen=True)
+class TextModels:
+    """Policy, reward model and the tokenizer that the policy reads with."""
+
+    policy: Any
+    reward: SentimentReward
+    tokenizer: Any
+
+
+def load_text_models(
+    profile: str = "cpu",
+    policy: str | Path | None = None,
+    reward: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> TextModels:
+    """Load policy and reward model: the shipped ones, or for the profile `hub` gpt2-imdb and distilbert-imdb.
+
+    Args:
+        profile: "cpu" and "gpu" load the shipped checkpoint, "hub" the hub's models.
+        policy: another name on the hub, or a folder.
+        reward: likewise, a sequence classifier with one or two outputs.
+        device: where to; by default the CPU for the shipped models, which are too small for anything else,
+        and
+            the GPU for those of the hub.
+
+    Returns:
+        The models, float32, in eval mode: dropout would make the policy that trains differ from the one that
+        samples.
+
+    Raises:
+        OSError: a model is neither in a folder nor reachable.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
+
+    is_hub = profile == "hub"
+    if not is_hub:  # bars are for downloads
+        logging.disable_progress_bar()
+    policy = policy or (HUB_POLICY if is_hub else CHECKPOINT / "policy")
+    reward = reward or (HUB_REWARD if is_hub else CHECKPOINT / "reward")
+    device = device or ("cuda" if is_hub and torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:  # GPT-2 has none
+        tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).to(device).eval()
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.eos_token_id = tokenizer.eos_token_id
+    classifier = AutoModelForSequenceClassification.from_pretrained(reward, dtype=torch.float32).to(device)
+    return TextModels(model, SentimentReward(classifier, AutoTokenizer.from_pretrained(reward)), tokenizer)
+
+
+def read_queries(
+    tokenizer: Any, dataset: str | Path = HUB_TEXTS, split: str = "train", count: int = 1000
+) -> list[str]:
+    """Return the first 2 to 8 tokens of real reviews, for a policy to finish.
+
+    Args:
+        tokenizer: decides what a token is.
+        dataset: a name on the hub or a folder that `datasets` can read; its column "text" is used.
+        split: of the dataset.
+        count: how many; reviews are taken at even distances, since IMDb's are sorted by sentiment.
+
+    Returns:
+        Queries.
+    """
+    from datasets import load_dataset
+
+    texts = load_dataset(str(dataset), split=split)["text"]
+    rows = torch.linspace(0, len(texts) - 1, min(count, len(texts))).long().tolist()
+    tokens = [tokenizer(texts[row]).input_ids[: 2 + number % 7] for number, row in enumerate(rows)]
+    return [tokenizer.decode(ids) for ids in tokens if len(ids) >= 2]

@@ -1,0 +1,153 @@
+"""Make the shipped text checkpoint: `python -m ddpo_lessons.text.recipe`; a minute or two on two cores.
+
+The policy is a small GPT-2 that learned to write the grammar's reviews, the reward model a smaller one that
+learned their sentiment from labelled reviews. Both are stored in float16. `evaluation.json` says how good
+they are on texts that neither has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tqdm.auto import tqdm
+
+from ddpo_lessons.text import world
+from ddpo_lessons.text.models import CHECKPOINT, TextModels, load_text_models
+from ddpo_lessons.text.trainer import answer, measure
+
+POLICY_STEPS, REWARD_STEPS, BATCH = 1500, 600, 64
+MAX_NEW_TOKENS = 24
+TARGETS: dict[world.Sentiment, float] = {"positive": 1.0, "mixed": 0.5, "negative": 0.0}
+
+
+def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
+    """Describe a GPT-2 of a width and depth for the review world."""
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=width,
+        n_layer=layers,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **more,
+    )
+
+
+def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:
+    """Train a small GPT-2 on reviews, next word by next word."""
+    from transformers import GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(make_config(tokenizer, width=96, layers=3)).train()
+    optimizer, schedule = _optimizer(model, 3e-3, steps)
+    for step in (bar := tqdm(range(steps), desc="policy", mininterval=2)):
+        pairs = world.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
+        texts = [f"{text} {world.EOS}" for text, _ in pairs]
+        batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
+        logits = model(**batch).logits[:, :-1]  # (B, L - 1, V)
+        mask = batch.attention_mask[:, 1:].bool()
+        loss = F.cross_entropy(logits[mask], batch.input_ids[:, 1:][mask])
+        _take_step(model, optimizer, schedule, loss)
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    return model.eval()
+
+
+def train_reward_model(tokenizer: Any, steps: int, seed: int) -> Any:
+    """Train a smaller GPT-2 to tell positive reviews from negative ones; mixed ones count half.
+
+    Half of the texts end with the end-of-text token and half do not, so that the score depends on neither.
+    """
+    from transformers import GPT2ForSequenceClassification
+
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    model = GPT2ForSequenceClassification(make_config(tokenizer, width=64, layers=2, num_labels=1)).train()
+    optimizer, schedule = _optimizer(model, 2e-3, steps)
+    for step in (bar := tqdm(range(steps), desc="reward model", mininterval=2)):
+        pairs = world.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
+        texts = [f"{text} {world.EOS}" if rng.random() < 0.5 else text for text, _ in pairs]
+        batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
+        target = torch.tensor([TARGETS[sentiment] for _, sentiment in pairs])
+        loss = F.binary_cross_entropy_with_logits(model(**batch).logits[:, 0], target)
+        _take_step(model, optimizer, schedule, loss)
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+    return model.eval()
+
+
+def _optimizer(model: Any, rate: float, steps: int) -> tuple[torch.optim.Optimizer, Any]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+
+
+def _take_step(model: Any, optimizer: torch.optim.Optimizer, schedule: Any, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+
+
+def evaluate(models: TextModels, count: int) -> dict[str, float]:
+    """Measure both models on test texts.
+
+    Args:
+        models: as loaded from the checkpoint.
+        count: texts of each measurement.
+
+    Returns:
+        The reward model's accuracy on positive and negative reviews, on those of them that negate, and its
+        mean score of each sentiment; what the policy's answers to test queries are like.
+    """
+    pairs = world.reviews(count, "test", seed=10)
+    scores = models.reward([text for text, _ in pairs])
+    truth = [sentiment for _, sentiment in pairs]
+    right = (scores > 0) == torch.tensor([kind == "positive" for kind in truth])
+    clear = torch.tensor([kind != "mixed" for kind in truth])
+    negates = torch.tensor([bool({"not", "never"} & set(text.split())) for text, _ in pairs])
+    table = {
+        "reward model: accuracy": right[clear].float().mean().item(),
+        "reward model: accuracy where negated": right[clear & negates].float().mean().item(),
+    }
+    for kind in world.SHARES:
+        rows = torch.tensor([sentiment == kind for sentiment in truth])
+        table[f"reward model: mean score, {kind}"] = scores[rows].mean().item()
+    texts = answer(models.policy, models.tokenizer, world.queries(count, "test", 11), MAX_NEW_TOKENS, seed=12)
+    return table | {f"policy: {name}": value for name, value in measure(texts, models.reward(texts)).items()}
+
+
+def main() -> None:
+    """Train, save and evaluate."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=CHECKPOINT)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the training steps")
+    arguments = parser.parse_args()
+    tokenizer = world.make_tokenizer()
+    models = {
+        "policy": train_policy(tokenizer, max(2, int(POLICY_STEPS * arguments.scale)), seed=0),
+        "reward": train_reward_model(tokenizer, max(2, int(REWARD_STEPS * arguments.scale)), seed=1),
+    }
+    for name, model in models.items():
+        model.half().save_pretrained(arguments.output / name)
+        tokenizer.save_pretrained(arguments.output / name)
+    folders = {name: arguments.output / name for name in models}
+    table = evaluate(load_text_models(**folders), count=1000)
+    table = {name: round(value, 4) for name, value in table.items()}
+    (arguments.output / "evaluation.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Text PPO: values worked out by hand, and properties that hold for any numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpo_lessons.advantages import gae, masked_whiten
+from ddpo_lessons.text.ppo import (
+    KL_KINDS,
+    Targets,
+    action_mask,
+    clipped_value_loss,
+    entropy_from_logits,
+    kl_penalty,
+    masked_mean,
+    positions,
+    shape_rewards,
+    text_ppo_loss,
+    token_log_probs,
+)
+
+NUMBERS = st.floats(-5, 5, allow_nan=False, width=32)
+
+
+def close(actual: torch.Tensor, expected: Any, **tolerances: float) -> None:
+    expected = torch.as_tensor(expected, dtype=actual.dtype)
+    torch.testing.assert_close(actual, expected, **({"rtol": 1e-5, "atol": 1e-5} | tolerances))
+
+
+# ---------------------------------------------------------------------------------- masks and log-probs
+def test_positions_by_hand() -> None:
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 1, 0]])
+    assert positions(mask).tolist() == [[0, 0, 0, 1], [0, 1, 1, 1], [0, 0, 1, 1]]
+
+
+def test_action_mask_by_hand() -> None:
+    # a query of 2 and a response of 2 tokens: padded left, right, both ways, and not at all
+    attention = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
+    mask = action_mask(attention, torch.tensor([2, 2, 2, 4]))
+    assert mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+
+
+def test_an_empty_query_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        action_mask(torch.ones(1, 3), torch.tensor([0]))
+
+
+def test_token_log_probs_by_hand() -> None:
+    # logits log(1, 2, 1) at place 0 and log(1, 1, 2) at place 1; tokens 0, 1, 2: 2/4 and 2/4
+    logits = torch.tensor([[[1.0, 2, 1], [1, 1, 2], [9, 9, 9]]]).log()
+    close(token_log_probs(logits, torch.tensor([[0, 1, 2]])), [[math.log(0.5), math.log(0.5)]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probs_are_float32_and_never_positive(dtype: torch.dtype) -> None:
+    logits = 5 * torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0))
+    log_probs = token_log_probs(logits.to(dtype), torch.zeros(2, 4, dtype=torch.long))
+    assert log_probs.dtype == torch.float32
+    assert log_probs.shape == (2, 3)
+    assert log_probs.max() <= 0
+
+
+def test_entropy_by_hand() -> None:
+    close(entropy_from_logits(torch.tensor([[0.0, 0, 0, 0], [100, 0, 0, 0]])), [math.log(4), 0])
+
+
+def test_masked_mean_ignores_what_is_masked() -> None:
+    values, mask = torch.tensor([1.0, math.nan, 3.0, math.inf]), torch.tensor([1, 0, 1, 0])
+    assert masked_mean(values, mask) == 2
+    with pytest.raises(ValueError, match="everywhere"):
+        masked_mean(values, torch.zeros(4))
+
+
+# ---------------------------------------------------------------------------------------- KL and rewards
+def test_kl_penalty_by_hand() -> None:
+    log_probs, reference = torch.tensor([[-1.0, -3.0]]), torch.tensor([[-2.0, -2.5]])
+    assert kl_penalty(log_probs, reference, "kl").tolist() == [[1.0, -0.5]]
+    assert kl_penalty(log_probs, reference, "abs").tolist() == [[1.0, 0.5]]
+    assert kl_penalty(log_probs, reference, "mse").tolist() == [[0.5, 0.125]]
+
+
+def test_full_kl_by_hand() -> None:
+    # p = (1/2, 1/2), q = (1/4, 3/4): (log 2 + log(2/3)) / 2 = log(4/3) / 2
+    p, q = torch.tensor([[[0.5, 0.5]]]).log(), torch.tensor([[[0.25, 0.75]]]).log()
+    close(kl_penalty(p, q, "full"), [[0.5 * math.log(4 / 3)]])
+
+
+def test_full_kl_is_the_mean_of_the_sampled_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.randn(2, 1, 1, 5, generator=generator).log_softmax(-1)
+    drawn = torch.multinomial(p[0, 0].exp(), 200_000, replacement=True, generator=generator)
+    sampled = kl_penalty(p[0, 0][drawn], q[0, 0][drawn], "kl")
+    close(sampled.mean(), kl_penalty(p, q, "full")[0, 0], atol=0.01)
+
+
+def test_wrong_kl_arguments() -> None:
+    with pytest.raises(ValueError, match="'k9' is unknown"):
+        kl_penalty(torch.zeros(1, 1), torch.zeros(1, 1), "k9")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"\(1, 2\) and \(1, 1\)"):
+        kl_penalty(torch.zeros(1, 2), torch.zeros(1, 1))
+
+
+def test_shape_rewards_by_hand() -> None:
+    kl = torch.tensor([[9.0, 1.0, 2.0, 9.0], [1.0, -1.0, 3.0, 4.0]])
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 1]])
+    rewards = shape_rewards(torch.tensor([10.0, 20.0]), kl, mask, kl_coef=0.5)
+    # the score comes on the last action, wherever padding puts it
+    assert rewards.tolist() == [[0, -0.5, 9.0, 0], [0, 0, 0, 18.0]]
+    assert kl[0, 1] == 1  # the given tensor stays as it is
+
+
+def test_a_text_without_an_action_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rows \[1\]"):
+        shape_rewards(torch.zeros(2), torch.zeros(2, 2), torch.tensor([[0, 1], [0, 0]]))
+
+
+# ------------------------------------------------------------------------------------------------ losses
+def test_clipped_value_loss_by_hand() -> None:
+    # return 1, old value 0, range 0.2: moving on to 0.5 counts as 0.2, moving away counts in full
+    loss = clipped_value_loss(torch.tensor([0.5, -0.5, 0.1]), torch.zeros(3), torch.ones(3), clip_range=0.2)
+    close(loss, [0.5 * 0.8**2, 0.5 * 1.5**2, 0.5 * 0.9**2])
+
+
+def by_hand(**changes: Any) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return the loss of two actions and one masked place: ratios 1.5 and 0.5, advantages 1 and -1."""
+    targets = Targets(
+        log_probs=torch.tensor([[-1.0, -1.0, -1.0]]),
+        values=torch.tensor([[0.0, 0.0, math.nan]]),
+        advantages=torch.tensor([[1.0, -1.0, 7.0]]),
+        returns=torch.tensor([[1.0, 1.0, math.nan]]),
+        mask=torch.tensor([[True, True, False]]),
+    )
+    log_probs = torch.tensor([[-1 + math.log(1.5), -1 + math.log(0.5), 900.0]], requires_grad=True)
+    values = torch.tensor([[0.5, -0.5, math.nan]], requires_grad=True)
+    return text_ppo_loss(torch.zeros(1, 3, 4), log_probs, values, targets, **changes)
+
+
+def test_text_ppo_loss_by_hand() -> None:
+    loss, stats = by_hand(value_coef=0.1, entropy_coef=0.5)
+    # policy: max(-1.5, -1.2) = -1.2 and max(0.5, 0.8) = 0.8; value: 0.32 and 1.125; entropy: log 4
+    assert stats["loss/policy"] == pytest.approx(-0.2)
+    assert stats["loss/value"] == pytest.approx((0.32 + 1.125) / 2)
+    assert stats["policy/entropy"] == pytest.approx(math.log(4))
+    assert loss.item() == pytest.approx(-0.2 + 0.07225 - 0.5 * math.log(4))
+    assert stats["policy/ratio"] == pytest.approx(1)
+    assert stats["policy/clip_fraction"] == 1
+    assert stats["value/clip_fraction"] == 0.5
+    assert stats["policy/kl"] == pytest.approx(-math.log(0.75) / 2)
+    assert stats["policy/approx_kl"] == pytest.approx((math.log(1.5) ** 2 + math.log(0.5) ** 2) / 4)
+    assert stats["policy/skipped"] == 0
+
+
+def test_the_ratio_threshold_skips_with_exactly_zero_gradient() -> None:
+    loss, stats = by_hand(ratio_threshold=0.9)
+    assert stats["policy/skipped"] == 1
+    assert loss.item() == 0
+    loss.backward()
+
+
+@pytest.mark.parametrize("odd", [1000.0, math.nan])
+def test_an_infinite_or_undefined_ratio_skips_without_nan_gradient(odd: float) -> None:
+    zeros = torch.zeros(1, 2)
+    targets = Targets(zeros, zeros, zeros, zeros, torch.ones(1, 2, dtype=torch.bool))
+    log_probs = torch.tensor([[odd, 0.0]], requires_grad=True)
+    values = torch.ones(1, 2, requires_grad=True)
+    loss, stats = text_ppo_loss(torch.zeros(1, 2, 3), log_probs, values, targets)
+    loss.backward()
+    assert stats["policy/skipped"] == 1
+    assert values.grad is not None
+    assert values.grad.tolist() == [[0, 0]]
+
+
+# -------------------------------------------------------------------------------------------- properties
+@st.composite
+def episodes(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    length = draw(st.integers(1, 8))
+    numbers = st.lists(NUMBERS, min_size=length, max_size=length)
+    return torch.tensor(draw(numbers)), torch.tensor(draw(numbers))
+
+
+@settings(deadline=None, max_examples=60)
+@given(episodes(), st.floats(0, 1, width=32))
+def test_gae_with_lambda_1_is_the_return_minus_the_value(episode: Any, gamma: float) -> None:
+    rewards, values = episode
+    advantages, _ = gae(rewards, values, gamma=gamma, lam=1.0)
+    monte_carlo = [
+        sum(gamma**later * reward for later, reward in enumerate(rewards[t:].tolist()))
+        for t in range(len(rewards))
+    ]
+    close(advantages, torch.tensor(monte_carlo) - values, atol=1e-3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(episodes(), st.floats(0, 1, width=32))
+def test_gae_with_lambda_0_is_the_td_error(episode: Any, gamma: float) -> None:
+    rewards, values = episode
+    following = torch.cat([values[1:], torch.zeros(1)])
+    advantages, _ = gae(rewards, values, gamma=gamma, lam=0.0)
+    close(advantages, rewards + gamma * following - values, atol=1e-3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(episodes(), st.integers(0, 4), st.integers(0, 4), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_padding_changes_no_advantage(episode: Any, left: int, right: int, lam: float) -> None:
+    rewards, values = episode
+    places = slice(left, left + len(rewards))
+
+    def pad(row: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.full((left,), math.nan), row, torch.full((right,), math.inf)])
+
+    mask = pad(torch.ones_like(rewards)) == 1
+    plain, padded = gae(rewards, values, lam=lam), gae(pad(rewards), pad(values), lam=lam, mask=mask)
+    for short, long in zip(plain, padded, strict=True):
+        close(long[places], short)
+        assert long[~mask].abs().sum() == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(-1000, 1000), min_size=3, max_size=20, unique=True),
+    st.integers(-1000, 1000),
+    st.floats(0.5, 100),
+)
+def test_whitening_is_shift_and_scale_free(numbers: list[int], shift: int, scale: float) -> None:
+    values = torch.tensor(numbers, dtype=torch.float64)
+    close(masked_whiten(scale * values + shift), masked_whiten(values), atol=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
+def test_padding_changes_no_loss(left: int, right: int, query: int, response: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    length = query + response
+
+    def loss(before: int, after: int, row: list[torch.Tensor], attention: torch.Tensor) -> torch.Tensor:
+        padded = [torch.nn.functional.pad(tensor, (before, after), value=3.0) for tensor in row]
+        mask = action_mask(torch.nn.functional.pad(attention, (before, after)), torch.tensor([query]))
+        new, old, values, old_values, advantages, returns = (tensor[:, 1:] for tensor in padded)
+        targets = Targets(old, old_values, advantages, returns, mask)
+        return text_ppo_loss(torch.zeros(*mask.shape, 5), new, values, targets)[0]
+
+    row = list(0.3 * torch.randn(6, 1, length, generator=generator))
+    attention = torch.ones(1, length, dtype=torch.long)
+    close(loss(left, right, row, attention), loss(0, 0, row, attention))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(KL_KINDS[1:]), st.integers(0, 1000))
+def test_abs_mse_and_full_are_never_negative_and_zero_for_equal_policies(kind: Any, seed: int) -> None:
+    p, q = torch.randn(2, 1, 3, 6, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+    assert kl_penalty(p, q, kind).min() >= -1e-6
+    assert kl_penalty(p, p, kind).abs().max() == 0

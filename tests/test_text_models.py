@@ -1,0 +1,306 @@
+"""The review world, its models and the trainer, on random models that train in a moment."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+from ddpo_lessons.text import models, recipe, world
+from ddpo_lessons.text.models import (
+    ActorCritic,
+    SentimentReward,
+    generate,
+    load_text_models,
+    read,
+    read_queries,
+)
+from ddpo_lessons.text.ppo import action_mask, token_log_probs
+from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer, measure
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOKENIZER = world.make_tokenizer()
+EVALUATION = models.CHECKPOINT / "evaluation.json"
+
+
+def make_policy(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(recipe.make_config(TOKENIZER, width=16, layers=2)).eval()
+
+
+def positive_words(texts: Any) -> torch.Tensor:
+    """Reward the share of words of praise."""
+    plus = {word for (word,), _ in world.alternatives("PLUS")}
+    return torch.tensor([sum(word in plus for word in text.split()) / len(text.split()) for text in texts])
+
+
+def make_trainer(queries: Any = ("the plot", "i loved the"), **changes: Any) -> TextPPOTrainer:
+    settings = {"batch_size": 4, "minibatch_size": 2, "inner_epochs": 2, "max_new_tokens": 5, **changes}
+    return TextPPOTrainer(TextPPOConfig(**settings), make_policy(), TOKENIZER, positive_words, queries)
+
+
+# ------------------------------------------------------------------------------------------------ grammar
+def test_what_the_grammar_writes_parses_as_what_was_meant() -> None:
+    for text, sentiment in world.reviews(300, "train", seed=0):
+        assert world.parse(text) == sentiment, text
+        assert len(text.split()) <= world.MAX_WORDS
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("the plot was great .", "positive"),
+        ("the plot was not great .", "negative"),
+        ("the songs were never dull .", "positive"),
+        ("honestly , i did not like the cast .", "negative"),
+        ("the plot was great , but i hated the songs .", "mixed"),
+        ("although i hated the songs , the plot was great .", "mixed"),
+        ("the plot was great and i loved the songs .", "positive"),
+        ("the plot was great and i hated the songs .", None),  # "and" joins what agrees
+        ("the plot was great , but i loved the songs .", None),
+        ("the plot were great .", None),
+        ("the plot was great", None),
+        ("the plot was great great great .", None),
+        ("wonderful wonderful wonderful", None),
+        ("the plot was zany .", None),
+        ("", None),
+        ("very " * 50, None),
+    ],
+)
+def test_parse_by_hand(text: str, meaning: str | None) -> None:
+    assert world.parse(text) == meaning
+
+
+def test_one_wrong_word_is_seen() -> None:
+    rng, words = random.Random(0), world.vocabulary()
+    texts = [text.split() for text, _ in world.reviews(200, "train", seed=1)]
+    shuffled = [" ".join(rng.sample(text, len(text))) for text in texts]
+    assert sum(world.parse(text) is not None for text in shuffled) < 0.05 * len(texts)
+    assert len(words) > 300
+
+
+def test_train_and_test_reviews_never_meet() -> None:
+    train = {text for text, _ in world.reviews(2000, "train", seed=0)}
+    test = {text for text, _ in world.reviews(500, "test", seed=0)}
+    assert not train & test
+    assert world.reviews(5, "test", seed=3) == world.reviews(5, "test", seed=3)
+
+
+def test_tokenizer_gives_a_token_a_word_and_pads_left() -> None:
+    batch = TOKENIZER(["the plot", "i loved the songs ."], padding=True, return_tensors="pt")
+    assert batch.attention_mask.tolist() == [[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
+    assert TOKENIZER.batch_decode(batch.input_ids, skip_special_tokens=True) == [
+        "the plot",
+        "i loved the songs .",
+    ]
+    assert TOKENIZER.unk_token_id not in TOKENIZER(" ".join(world.vocabulary())).input_ids
+
+
+# ------------------------------------------------------------------------------------------------- models
+def test_padding_changes_no_log_prob_and_no_value() -> None:
+    model = ActorCritic(make_policy())
+    torch.nn.init.normal_(model.value_head.weight)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    plain = model(ids, torch.ones_like(ids))
+    for before, after in ((3, 0), (0, 2), (1, 4)):
+        padded = torch.nn.functional.pad(ids, (before, after), value=TOKENIZER.pad_token_id)
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (before, after))
+        for short, long in zip(plain, model(padded, mask), strict=True):
+            torch.testing.assert_close(long[:, before : before + 5], short, rtol=1e-4, atol=1e-5)
+
+
+def test_the_value_head_claims_nothing_at_the_start() -> None:
+    _, values = ActorCritic(make_policy())(torch.ones(2, 4, dtype=torch.long), torch.ones(2, 4))
+    assert values.tolist() == [[0] * 4] * 2
+
+
+def test_generate_pads_after_the_end_and_repeats_with_the_seed() -> None:
+    policy = make_policy()
+    policy.lm_head.weight.data[TOKENIZER.eos_token_id] += 0.5  # ends more often
+    batch = TOKENIZER(["the plot was", "i loved"] * 20, padding=True, return_tensors="pt")
+    drawn = [
+        generate(policy, batch.input_ids, batch.attention_mask, 12, torch.Generator().manual_seed(0))
+        for _ in range(2)
+    ]
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    ids, mask = drawn[0]
+    for row, attended in zip(ids[:, 3:].tolist(), mask[:, 3:].tolist(), strict=True):
+        end = row.index(TOKENIZER.eos_token_id) if TOKENIZER.eos_token_id in row else len(row)
+        assert all(token == TOKENIZER.pad_token_id for token in row[end + 1 :])
+        assert attended == [int(place <= end) for place in range(len(row))]
+
+
+def test_generate_draws_from_the_distribution_that_training_sees() -> None:
+    """Cache and padding change nothing: frequencies are those of the full forward pass."""
+    policy = make_policy()
+    policy.lm_head.weight.data.mul_(8)  # far from uniform
+    batch = TOKENIZER(["the plot was", "i"], padding=True, return_tensors="pt")
+    ids, mask = batch.input_ids.repeat(3000, 1), batch.attention_mask.repeat(3000, 1)
+    drawn, _ = generate(policy, ids, mask, 1, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, _ = read(policy, batch.input_ids, batch.attention_mask)
+    for row in range(2):
+        counts = torch.bincount(drawn[row::2, -1], minlength=len(TOKENIZER)) / 3000
+        torch.testing.assert_close(counts, logits[row, -1].softmax(-1), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_sentiment_is_one_logit_or_the_difference_of_two(labels: int) -> None:
+    torch.manual_seed(0)
+    config = recipe.make_config(TOKENIZER, width=16, layers=1, num_labels=labels)
+    reward = SentimentReward(GPT2ForSequenceClassification(config), TOKENIZER)
+    scores = reward(["the plot was dull .", "i loved the songs"])
+    alone = torch.cat([reward(["the plot was dull ."]), reward(["i loved the songs"])])
+    torch.testing.assert_close(scores, alone)  # padding changes nothing
+    assert scores.shape == (2,)
+
+
+def test_three_labels_are_no_sentiment() -> None:
+    config = recipe.make_config(TOKENIZER, width=16, layers=1, num_labels=3)
+    with pytest.raises(ValueError, match="this one has 3"):
+        SentimentReward(GPT2ForSequenceClassification(config), TOKENIZER)
+
+
+def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) -> None:
+    """As gpt2-imdb (no padding token) and distilbert-imdb (two outputs, a tokenizer of its own) are built."""
+    make_policy().save_pretrained(tmp_path / "policy")
+    plain = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer, eos_token=world.EOS)
+    plain.save_pretrained(tmp_path / "policy")
+    config = DistilBertConfig(vocab_size=len(TOKENIZER), dim=16, n_layers=1, n_heads=2, hidden_dim=32)
+    DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "reward")
+    own = world.make_tokenizer()
+    own.model_input_names = ["input_ids", "attention_mask"]
+    own.save_pretrained(tmp_path / "reward")
+    loaded = load_text_models("hub", tmp_path / "policy", tmp_path / "reward", device="cpu")
+    assert loaded.tokenizer.pad_token == world.EOS
+    assert loaded.tokenizer.padding_side == "left"
+    assert loaded.reward(["the plot was dull .", "great"]).shape == (2,)
+    config = TextPPOConfig(batch_size=2, minibatch_size=2, inner_epochs=1, max_new_tokens=4)
+    trainer = TextPPOTrainer(config, loaded.policy, loaded.tokenizer, loaded.reward, ["the plot was"])
+    assert trainer.step()["policy/ratio"] == pytest.approx(1, abs=0.1)
+
+
+def test_queries_come_from_a_folder_of_reviews(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    rows = [{"text": text, "label": 0} for text, _ in world.reviews(50, "train", seed=0)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    queries = read_queries(TOKENIZER, tmp_path, count=14)
+    assert len(queries) == 14
+    assert {len(query.split()) for query in queries} <= set(range(2, 9))
+    assert all(any(row["text"].startswith(query) for row in rows) for query in queries)
+
+
+# ------------------------------------------------------------------------------------------------ trainer
+def test_first_ratio_is_one_whatever_the_padding() -> None:
+    trainer = make_trainer(["the plot", "i", "honestly , the songs were"], batch_size=6, minibatch_size=3)
+    rollout = trainer.rollout(["the plot", "i", "honestly , the songs were"])
+    assert len({tuple(row) for row in rollout.attention_mask.tolist()}) > 1
+    stats = trainer.train_minibatch(rollout, torch.tensor([2, 0]))  # another batch than when sampled
+    assert stats["policy/ratio"] == pytest.approx(1, abs=1e-5)
+    assert stats["policy/approx_kl"] < 1e-9
+
+
+def test_rollout_records_what_the_loop_would() -> None:
+    trainer = make_trainer(kl_coef=0.5)
+    rollout = trainer.rollout(["the plot", "i loved the"])
+    for row in range(2):
+        ids = rollout.input_ids[row][rollout.attention_mask[row].bool()]
+        query = (2, 3)[row]
+        with torch.no_grad():
+            log_probs = trainer.model.policy(ids[None]).logits[0].log_softmax(-1)
+        expected = [log_probs[t - 1, ids[t]].item() for t in range(query, len(ids))]
+        places = rollout.targets.mask[row]
+        assert rollout.targets.log_probs[row][places].tolist() == pytest.approx(expected, abs=1e-4)
+    assert rollout.kl.abs().max() < 1e-6  # policy and reference are still the same
+    torch.testing.assert_close(rollout.rewards.sum(1), rollout.scores)
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "full"])
+def test_a_step_trains_policy_and_value_head_and_leaves_the_reference(kind: Any) -> None:
+    trainer = make_trainer(kl_kind=kind)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    reference = [p.clone() for p in trainer.reference.parameters()]
+    metrics = trainer.step()
+    assert all(
+        not torch.equal(p, before[name]) for name, p in trainer.model.named_parameters() if "wte" in name
+    )
+    assert not torch.equal(trainer.model.value_head.weight, before["value_head.weight"])
+    assert all(torch.equal(p, q) for p, q in zip(trainer.reference.parameters(), reference, strict=True))
+    assert metrics["kl"] == pytest.approx(0, abs=1e-5)
+    assert trainer.step()["iteration"] == 2
+
+
+def test_a_skipped_minibatch_moves_no_weight() -> None:
+    trainer = make_trainer(ratio_threshold=0.5)
+    before = [p.clone() for p in trainer.model.parameters()]
+    assert trainer.step()["policy/skipped"] == 1
+    assert all(torch.equal(p, q) for p, q in zip(trainer.model.parameters(), before, strict=True))
+
+
+def test_runs_repeat_with_the_seed_and_learn() -> None:
+    settings = {"batch_size": 16, "minibatch_size": 8, "learning_rate": 1e-2, "kl_coef": 0.0}
+    trainers = [make_trainer(**settings) for _ in range(2)]
+    for trainer in trainers:
+        for _ in range(12):
+            trainer.step()
+    scores = [[record["score"] for record in trainer.history] for trainer in trainers]
+    assert scores[0] == scores[1]
+    assert sum(scores[0][-3:]) > sum(scores[0][:3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"minibatch_size": 3}, "minibatch_size=3"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"kl_kind": "k"}, "'k'"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TextPPOConfig(**{"batch_size": 4, "minibatch_size": 2, **changes})
+
+
+def test_measure_by_hand() -> None:
+    texts = ["the plot was great .", "the plot was dull .", "great great great", "the plot was great ."]
+    measured = measure(texts, torch.tensor([1.0, -1, 3, 1]))
+    assert measured == {"score": 1.0, "parses": 0.75, "positive": 0.5, "distinct": 0.75}
+
+
+# ------------------------------------------------------------------------------------------ the checkpoint
+def test_the_shipped_checkpoint_is_small_and_what_it_says() -> None:
+    files = [path for path in models.CHECKPOINT.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 4_000_000
+    assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")]
+    said = json.loads(EVALUATION.read_text(encoding="utf-8"))
+    measured = recipe.evaluate(load_text_models(), count=150)
+    assert measured["reward model: accuracy"] == pytest.approx(said["reward model: accuracy"], abs=0.05)
+    assert measured["policy: parses"] == pytest.approx(said["policy: parses"], abs=0.1)
+    assert said["reward model: accuracy where negated"] > 0.9
+
+
+def test_the_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["recipe", "--output", str(tmp_path), "--scale", "0.001"])
+    recipe.main()
+    assert set(json.loads((tmp_path / "evaluation.json").read_text())) == set(
+        json.loads(EVALUATION.read_text())
+    )
+
+
+def test_action_mask_of_a_rollout_counts_the_responses() -> None:
+    rollout = make_trainer().rollout(["the plot", "i loved the"])
+    mask = action_mask(rollout.attention_mask, torch.tensor([2, 3]))
+    assert torch.equal(mask, rollout.targets.mask)
+    log_probs = token_log_probs(torch.zeros(*rollout.input_ids.shape, 4), torch.zeros_like(rollout.input_ids))
+    assert log_probs.shape == mask.shape
