@@ -120,6 +120,9 @@ class DDPOConfig:
     """Advantages are clipped to this magnitude."""
     train_clip_range: float = 1e-4
     """PPO's clip range of the ratio."""
+    train_kl_coefficient: float = 0.0
+    """Weight of the KL from the policy to what it was before training. New: holds back reward hacking, at the
+    price of one more forward pass (DPOK, arXiv 2305.16381)."""
     train_timestep_fraction: float = 1.0
     """Share of each sample's timesteps, drawn at random, that is trained on."""
     train_forward_size: int = 0
@@ -206,6 +209,7 @@ _POSITIVE = (
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "seed", "image_grid_freq", "sample_guidance_scale", "train_adam_weight_decay", "train_forward_size",
+    "train_kl_coefficient",
 )  # fmt: skip
 _CHOICES = {
     "mixed_precision": ("no", "bf16", "fp16"),

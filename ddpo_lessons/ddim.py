@@ -159,6 +159,32 @@ def ddim_step_with_logprob(
     return DDIMStep(prev_sample, log_prob, mean, std.flatten())
 
 
+def gaussian_kl(
+    step: DDIMStep, reference: DDIMStep, reduction: Literal["mean", "sum"] = "mean"
+) -> torch.Tensor:
+    r"""KL divergence from one policy's step to another's, exactly, for steps of the same state.
+
+    Both are Gaussians with the same standard deviation, which the schedule fixes, so only means count::
+
+        KL(step || reference) = (mean - mean_reference)^2 / (2 std^2)
+
+    Source: DPOK (Fan et al. 2023, arXiv 2305.16381, section 4.2).
+
+    Args:
+        step: of the policy in training, with gradient.
+        reference: of the other policy, from the same latents and timesteps.
+        reduction: mean or sum (nats) over all but the batch dimension, as in `ddim_step_with_logprob`.
+
+    Returns:
+        (B,), 0 where the step is deterministic.
+    """
+    noisy = step.std > 0
+    safe_std = torch.where(noisy, step.std, 1.0)  # (B,)
+    squared = (step.mean - reference.mean).square().flatten(1)  # (B, D)
+    distance = squared.mean(1) if reduction == "mean" else squared.sum(1)
+    return torch.where(noisy, distance / (2 * safe_std.square()), 0.0)
+
+
 def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return alpha_bar at each timestep and at the one that follows it in sampling, on the CPU.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +88,31 @@ def prepare_policy(
         unet.enable_gradient_checkpointing()
     unet.eval()
     return {name: p for name, p in unet.named_parameters() if p.requires_grad}
+
+
+class Reference:
+    """The policy as it was before training, which a KL penalty holds on to.
+
+    A fresh LoRA adapter starts as no change, so the reference is the UNet without it and costs no memory.
+    Otherwise it is a frozen copy.
+    """
+
+    def __init__(self, unet: Any, fresh_adapter: bool) -> None:
+        """Copy the UNet, unless switching its adapter off is enough."""
+        self._unet = unet
+        self._copy = None if fresh_adapter else copy.deepcopy(unet).requires_grad_(False)
+
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[Any]:
+        """Give the reference UNet for the time of a `with` block."""
+        if self._copy is not None:
+            yield self._copy
+            return
+        self._unet.disable_adapters()
+        try:
+            yield self._unet
+        finally:
+            self._unet.enable_adapters()
 
 
 def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:

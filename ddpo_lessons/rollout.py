@@ -36,6 +36,8 @@ class Trajectory:
         negative_prompt_embeds: (B, L, D) of the empty or negative prompt, or None when one pass is enough.
         prompts: the B prompts.
         guidance_scale: the guidance that was part of the policy.
+        final_latents: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what a deterministic
+            last step, which is no action, made of it.
     """
 
     latents: torch.Tensor
@@ -45,6 +47,7 @@ class Trajectory:
     negative_prompt_embeds: torch.Tensor | None
     prompts: tuple[str, ...]
     guidance_scale: float
+    final_latents: torch.Tensor
 
     @property
     def num_steps(self) -> int:
@@ -71,6 +74,7 @@ class Trajectory:
             negative_prompt_embeds=torch.cat(negative) if guided else None,
             prompts=sum((t.prompts for t in trajectories), ()),
             guidance_scale=first.guidance_scale,
+            final_latents=torch.cat([t.final_latents for t in trajectories]),
         )
 
 
@@ -237,6 +241,7 @@ def _denoise(
         negative_prompt_embeds=conditioning[1],
         prompts=tuple(prompts),
         guidance_scale=guidance_scale,
+        final_latents=latents,
     )
     return decode(pipeline.vae, latents), trajectory
 

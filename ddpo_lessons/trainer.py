@@ -32,9 +32,9 @@ from ddpo_lessons.contexts import (
     score,
     text_context,
 )
-from ddpo_lessons.ddim import ddim_step_with_logprob
+from ddpo_lessons.ddim import DDIMStep, ddim_step_with_logprob, gaussian_kl
 from ddpo_lessons.interrupt import DeferredInterrupt
-from ddpo_lessons.policy import check_pipeline, make_optimizer, prepare_policy, save_policy
+from ddpo_lessons.policy import Reference, check_pipeline, make_optimizer, prepare_policy, save_policy
 from ddpo_lessons.ppo import clipped_surrogate
 from ddpo_lessons.rollout import (
     PromptEncoder,
@@ -142,8 +142,11 @@ class DDPOTrainer:
         """Build policy and optimizer and hand them to accelerate."""
         torch.backends.cuda.matmul.allow_tf32 = self.config.allow_tf32
         set_seed(self.config.seed)
+        had_adapter = bool(getattr(self.pipeline.unet, "peft_config", None))
         trainable = prepare_policy(self.pipeline, self.config, self.use_lora, self.accelerator.device)
         self.trainable_names, self.trainable = list(trainable), list(trainable.values())
+        if self.config.train_kl_coefficient > 0:
+            self._reference = Reference(self.pipeline.unet, fresh_adapter=self.use_lora and not had_adapter)
         optimizer = make_optimizer(self.config, self.trainable)
         # In one process this is pipeline.unet itself; in several it synchronises gradients.
         self.unet: nn.Module
@@ -309,7 +312,8 @@ class DDPOTrainer:
             for inner_epoch in range(self.config.train_num_inner_epochs):
                 for pairs in self._pairs_of_steps(epoch, inner_epoch, trajectory.timesteps.shape):
                     record = self._optimizer_step(trajectory, advantages, **pairs)
-                    if self.global_step == first_step:  # no update yet: the policies must agree
+                    if self.global_step == first_step and "max_ratio_error" in record:
+                        # No update yet: the policies must agree.
                         record["first_replay_max_ratio_error"] = record["max_ratio_error"]
                     self.global_step += 1
                     position = {"epoch": epoch + 1, "inner_epoch": inner_epoch + 1}
@@ -352,9 +356,8 @@ class DDPOTrainer:
                 loss, group_stats = self._loss(trajectory, advantages, *group)
                 share = len(group[0]) / len(rows)
                 self.accelerator.backward(loss * share)
-            ratio_error = (group_stats.ratio - 1).abs().max()
             shares.append(share)
-            stats.append([loss.detach(), *group_stats[1:], ratio_error])
+            stats.append({"loss": loss.detach(), **group_stats})
         grad_norm = self.accelerator.clip_grad_norm_(self.trainable, self.config.train_max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -366,22 +369,45 @@ class DDPOTrainer:
         advantages: torch.Tensor,
         rows: torch.Tensor,
         columns: torch.Tensor,
-    ) -> tuple[torch.Tensor, Any]:
-        """Replay the recorded actions of some pairs and return the clipped surrogate over them."""
-        device = self.accelerator.device
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Replay the recorded actions of some pairs; return the loss over them, and statistics.
+
+        A statistic is a mean over the pairs, or, if its name begins with "max", a maximum.
+        """
+        replay = self._replay(self.unet, trajectory, rows, columns)
+        loss, stats = clipped_surrogate(
+            replay.log_prob,
+            trajectory.log_probs[rows, columns],
+            advantages[rows].to(self.accelerator.device),
+            self.config.train_clip_range,
+            self.config.train_adv_clip_max,
+        )
+        means = {name: getattr(stats, name) for name in ("approx_kl", "kl_k3", "clip_fraction")}
+        if self.config.train_kl_coefficient > 0:
+            with torch.no_grad(), self._reference.weights() as unet:
+                reference = self._replay(unet, trajectory, rows, columns)
+            kl = gaussian_kl(replay, reference, self.config.log_prob_reduction).mean()
+            loss = loss + self.config.train_kl_coefficient * kl
+            means["kl_reference"] = kl.detach()
+        return loss, {**means, "max_ratio_error": (stats.ratio - 1).abs().max()}
+
+    def _replay(
+        self, unet: nn.Module, trajectory: Trajectory, rows: torch.Tensor, columns: torch.Tensor
+    ) -> DDIMStep:
+        """Score the recorded actions of some pairs (N,) under a policy."""
         negative = trajectory.negative_prompt_embeds
         latents = trajectory.latents[rows, columns]  # (N, C, h, w)
         timesteps = trajectory.timesteps[rows, columns]  # (N,)
         with self.accelerator.autocast():
             output = predict(
-                self.unet,
+                unet,
                 latents,
                 timesteps,
                 trajectory.prompt_embeds[rows],
                 None if negative is None else negative[rows],
                 trajectory.guidance_scale,
             )
-        replay = ddim_step_with_logprob(
+        return ddim_step_with_logprob(
             self.pipeline.scheduler,
             output,
             timesteps,
@@ -390,30 +416,20 @@ class DDPOTrainer:
             prev_sample=trajectory.latents[rows, columns + 1],
             reduction=self.config.log_prob_reduction,
         )
-        return clipped_surrogate(
-            replay.log_prob,
-            trajectory.log_probs[rows, columns],
-            advantages[rows].to(device),
-            self.config.train_clip_range,
-            self.config.train_adv_clip_max,
-        )
 
     def _summarise(
-        self, stats: list[list[torch.Tensor]], shares: list[float], grad_norm: torch.Tensor
+        self, stats: list[dict[str, torch.Tensor]], shares: list[float], grad_norm: torch.Tensor
     ) -> dict[str, float]:
         """Join the statistics of groups and processes into the record of one optimizer step."""
-        table = torch.stack([torch.stack(row) for row in stats]).float()  # (groups, 5)
+        names = list(stats[0])
+        table = torch.stack([torch.stack([row[name] for name in names]) for row in stats]).float()  # (G, S)
         weights = torch.tensor(shares, device=table.device)[:, None]
-        means = (table[:, :4] * weights).sum(0)  # (4,)
-        row = torch.cat([means, table[:, 4:].amax(0)])[None]  # (1, 5)
-        gathered = self.accelerator.gather(row)  # (processes, 5)
-        loss, approx_kl, kl_k3, clip_fraction = gathered[:, :4].mean(0).tolist()
+        is_max = torch.tensor([name.startswith("max") for name in names], device=table.device)
+        joined = torch.where(is_max, table.amax(0), (table * weights).sum(0))  # (S,)
+        gathered = self.accelerator.gather(joined[None])  # (processes, S)
+        values = torch.where(is_max, gathered.amax(0), gathered.mean(0)).tolist()
         return {
-            "loss": loss,
-            "approx_kl": approx_kl,
-            "kl_k3": kl_k3,
-            "clip_fraction": clip_fraction,
-            "max_ratio_error": gathered[:, 4].max().item(),
+            **dict(zip(names, values, strict=True)),
             "grad_norm": float(grad_norm),
             "lr": self.optimizer.param_groups[0]["lr"],
         }

@@ -1,0 +1,130 @@
+"""Reward-weighted regression: weights by hand, and a loss that an independent calculation gives too."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers import brightness, make_config, make_pipeline, red_three
+
+from ddpo_lessons.rollout import Trajectory, text2img_rollout
+from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons.rwr import RWRTrainer, rwr_weights, sparse_rwr_weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_soft_weights_by_hand():
+    """The rewards 0 and 1 have a standard deviation of 1/2; at temperature 2 the logits are 0 and 1."""
+    expected = torch.tensor([2 / (1 + math.e), 2 * math.e / (1 + math.e)])
+    torch.testing.assert_close(rwr_weights(torch.tensor([0, 1]), temperature=2.0), expected)
+
+
+def test_soft_weights_do_not_depend_on_the_scale_of_rewards_and_are_one_where_all_are_equal():
+    rewards = torch.tensor([1.0, 2.0, 4.0])
+    torch.testing.assert_close(rwr_weights(rewards, 0.5), rwr_weights(100 * rewards - 7, 0.5))
+    assert rwr_weights(torch.full((3,), 5.0), 0.2).tolist() == [1, 1, 1]
+
+
+def test_sparse_weights_by_hand():
+    rewards = torch.tensor([3.0, 9.0, 1.0, 7.0, 5.0])
+    assert sparse_rwr_weights(rewards, 0.4).tolist() == [0, 2.5, 0, 2.5, 0]
+    assert sparse_rwr_weights(rewards, 0.01).tolist() == [0, 5, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.0), ("top_share", 0.0), ("top_share", 1.5)])
+def test_wrong_settings_are_refused_before_anything_is_loaded(tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        RWRTrainer(make_config(tmp_path), brightness, red_three, None, **{name: value})
+
+
+def test_the_last_latents_are_what_the_vae_decoded():
+    pipeline = make_pipeline(set_alpha_to_one=True)
+    generator = torch.Generator().manual_seed(0)
+    images, trajectory = text2img_rollout(
+        pipeline, ["a two"] * 2, num_inference_steps=4, guidance_scale=1.0, generator=generator
+    )
+    latents = trajectory.final_latents / pipeline.vae.config.scaling_factor
+    with torch.no_grad():
+        again = (pipeline.vae.decode(latents).sample / 2 + 0.5).clamp(0, 1)
+    torch.testing.assert_close(again, images)
+    # The last step is deterministic: no action, yet it changes the latents.
+    assert not torch.equal(trajectory.final_latents, trajectory.latents[:, -1])
+
+
+def first_step(folder, **changes) -> tuple[dict[str, float], torch.Tensor]:
+    """One epoch of sparse RWR in one optimizer step: its record and the weights after it."""
+    settings = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4, **changes}
+    trainer = RWRTrainer(
+        make_config(folder, **settings), brightness, red_three, make_pipeline(), top_share=0.25
+    )
+    trainer.step(0)
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.trainable])
+    return read_metrics(folder, "step")[0], weights
+
+
+def test_grouping_changes_nothing(tmp_path):
+    """Timesteps and noise belong to the pair, not to the forward pass."""
+    one, weights_one = first_step(tmp_path / "one", train_forward_size=12)
+    many, weights_many = first_step(tmp_path / "many", train_forward_size=1)
+    assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    torch.testing.assert_close(weights_many, weights_one, rtol=0, atol=1e-5)
+
+
+def test_record_names_the_denoising_error_and_no_ratio(tmp_path):
+    record, _ = first_step(tmp_path)
+    assert record["denoising_error"] > 0
+    assert not {"max_ratio_error", "first_replay_max_ratio_error", "clip_fraction"} & set(record)
+
+
+@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction", "sample"])
+def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
+    """The network is replaced by one that predicts zeros, so the error is the target's mean square."""
+    pipeline = make_pipeline(prediction_type=prediction_type)
+    config = make_config(tmp_path, sample_num_batches_per_epoch=2, train_batch_size=4)
+    trainer = RWRTrainer(config, brightness, red_three, pipeline)
+    trajectory = Trajectory(
+        latents=torch.zeros(2, 2, 4, 8, 8),
+        timesteps=torch.zeros(2, 1, dtype=torch.long),
+        log_probs=torch.zeros(2, 1),
+        prompt_embeds=torch.zeros(2, 1, 1),
+        negative_prompt_embeds=None,
+        prompts=("", ""),
+        guidance_scale=1.0,
+        final_latents=torch.full((2, 4, 8, 8), 3.0),
+    )
+    rows, columns = torch.tensor([0, 1]), torch.tensor([0, 0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddpo_lessons.rwr.predict", lambda unet, latents, *_, **__: torch.zeros_like(latents))
+        loss, _ = trainer._loss(trajectory, torch.tensor([0.0, 2.0]), rows, columns)
+    timesteps, noise = trainer._denoising_examples(trajectory.final_latents, rows, columns)
+    alpha_bar = pipeline.scheduler.alphas_cumprod[timesteps[1]]
+    target = {
+        "epsilon": noise[1],
+        "v_prediction": alpha_bar.sqrt() * noise[1] - (1 - alpha_bar).sqrt() * 3,
+        "sample": torch.full((4, 8, 8), 3.0),
+    }[prediction_type]
+    assert loss.item() == pytest.approx(target.square().mean().item(), rel=1e-5)  # (0 + 2 e) / 2
+
+
+def test_a_run_resumes_to_the_same_weights(tmp_path):
+    changes = {"num_epochs": 2, "save_freq": 1}
+
+    def train(folder, **more):
+        config = make_config(folder, **{**changes, **more})
+        trainer = RWRTrainer(config, brightness, red_three, make_pipeline(), temperature=0.5)
+        trainer.train()
+        return torch.cat([parameter.detach().flatten() for parameter in trainer.trainable])
+
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "parts", num_epochs=1)
+    assert torch.equal(train(tmp_path / "parts", resume_from="latest"), whole)
+
+
+def test_another_temperature_is_another_run(tmp_path):
+    config = make_config(tmp_path)
+    RWRTrainer(config, brightness, red_three, make_pipeline(), temperature=0.5).train()
+    resumed = make_config(tmp_path, resume_from="latest")
+    with pytest.raises(ValueError, match="temperature"):
+        RWRTrainer(resumed, brightness, red_three, make_pipeline(), temperature=0.4)
