@@ -23,6 +23,7 @@ _HOMES = {
     "DDPOConfig": "config",
     "DDPOTrainer": "trainer",
     "ImageDDPOTrainer": "trainer",
+    "RWRTrainer": "rwr",
     "get_reward": "rewards",
     "get_prompts": "prompts",
     "load_tiny_sd": "tiny",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ddpo_lessons.rollout import Trajectory as Trajectory
     from ddpo_lessons.rollout import img2img_rollout as img2img_rollout
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
+    from ddpo_lessons.rwr import RWRTrainer as RWRTrainer
     from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
