@@ -161,25 +161,39 @@ def definitions(tree: ast.Module) -> list[ast.FunctionDef | ast.ClassDef]:
     return [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
-def shipped() -> dict[str, set[str]]:
-    """Every top-level definition of the package, by name."""
+def imported_modules(tree: ast.Module) -> set[Path]:
+    """Files of the package that a piece of code imports from."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddpo_lessons"):
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.startswith("ddpo_lessons")}
+    stems = [ROOT / name.replace(".", "/") for name in names]
+    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
+    return {file for file in files if file.exists()}
+
+
+def shipped(files: set[Path]) -> dict[str, set[str]]:
+    """Every top-level definition of some modules, by name."""
     found: dict[str, set[str]] = {}
-    for module in (ROOT / "ddpo_lessons").rglob("*.py"):
-        for node in definitions(ast.parse(module.read_text(encoding="utf-8"))):
+    for file in files:
+        for node in definitions(ast.parse(file.read_text(encoding="utf-8"))):
             found.setdefault(node.name, set()).add(bare(node))
     return found
 
 
-def defined(path: Path) -> list[tuple[str, str]]:
+def syntax_tree(path: Path) -> ast.Module:
     transform = TransformerManager().transform_cell
-    trees = [ast.parse(transform(cell.source)) for cell in code_cells(path)]
-    return [(node.name, bare(node)) for tree in trees for node in definitions(tree)]
+    return ast.parse("\n".join(transform(cell.source) for cell in code_cells(path)))
 
 
 @every_notebook
 def test_what_a_notebook_defines_is_what_the_package_ships(path):
-    package = shipped()
-    shared = [(name, text) for name, text in defined(path) if name in package]
+    """Of every module that a notebook imports from; drafts that differ have names of their own."""
+    tree = syntax_tree(path)
+    package = shipped(imported_modules(tree))
+    shared = [(node.name, bare(node)) for node in definitions(tree) if node.name in package]
     assert shared, "a lesson shows at least one function as the package ships it"
     for name, text in shared:
         assert text in package[name], f"{name} differs from the package:\n{text}"
