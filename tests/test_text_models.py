@@ -67,8 +67,8 @@ def test_what_the_grammar_writes_parses_as_what_was_meant() -> None:
         ("the plot was great , but i hated the songs .", "mixed"),
         ("although i hated the songs , the plot was great .", "mixed"),
         ("the plot was great and i loved the songs .", "positive"),
-        ("the plot was great and i hated the songs .", None),  # "and" joins what agrees
-        ("the plot was great , but i loved the songs .", None),
+        ("the plot was great and i hated the songs .", "mixed"),
+        ("the plot was great and fresh .", None),  # one adjective a clause
         ("the plot were great .", None),
         ("the plot was great", None),
         ("the plot was great great great .", None),
@@ -121,7 +121,7 @@ def test_padding_changes_no_log_prob_and_no_value() -> None:
 
 
 def test_the_value_head_claims_nothing_at_the_start() -> None:
-    _, values = ActorCritic(make_policy())(torch.ones(2, 4, dtype=torch.long), torch.ones(2, 4))
+    _, values = ActorCritic(make_policy())(*torch.ones(2, 2, 4, dtype=torch.long))
     assert values.tolist() == [[0] * 4] * 2
 
 
@@ -177,6 +177,13 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
     make_policy().save_pretrained(tmp_path / "policy")
     plain = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer, eos_token=world.EOS)
     plain.save_pretrained(tmp_path / "policy")
+    settings = json.loads((tmp_path / "policy/tokenizer_config.json").read_text())
+    settings.pop("pad_token", None)
+    (tmp_path / "policy/tokenizer_config.json").write_text(json.dumps(settings))
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((tmp_path / "policy" / name).read_text())
+        settings.pop("pad_token_id", None)
+        (tmp_path / "policy" / name).write_text(json.dumps(settings))
     config = DistilBertConfig(vocab_size=len(TOKENIZER), dim=16, n_layers=1, n_heads=2, hidden_dim=32)
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "reward")
     own = world.make_tokenizer()

@@ -1,4 +1,4 @@
-"""Make the shipped text checkpoint: `python -m ddpo_lessons.text.recipe`; a minute or two on two cores.
+"""Make the shipped text checkpoint: `python -m ddpo_lessons.text.recipe`; two minutes on two idle cores.
 
 The policy is a small GPT-2 that learned to write the grammar's reviews, the reward model a smaller one that
 learned their sentiment from labelled reviews. Both are stored in float16. `evaluation.json` says how good

@@ -21,11 +21,17 @@ MAX_WORDS = 40  # the longest review that the grammar can write is shorter
 
 # A symbol in capitals has the alternatives listed here; anything else is a word. `*3` weighs an alternative.
 GRAMMAR: dict[str, str] = {
-    "POSITIVE": "START PRAISE . *3 | START PRAISE and PRAISE . *2",
-    "NEGATIVE": "START BLAME . *3 | START BLAME and BLAME . *2",
+    "POSITIVE": (
+        "START PRAISE . *9 | START PRAISE and PRAISE . *6 | START PRAISE , but PRAISE . | "
+        "although PRAISE , PRAISE ."
+    ),
+    "NEGATIVE": (
+        "START BLAME . *9 | START BLAME and BLAME . *6 | START BLAME , but BLAME . | "
+        "although BLAME , BLAME ."
+    ),
     "MIXED": (
-        "START PRAISE , but BLAME . *2 | START BLAME , but PRAISE . *2 | although PRAISE , BLAME . | "
-        "although BLAME , PRAISE ."
+        "START PRAISE , but BLAME . *4 | START BLAME , but PRAISE . *4 | START PRAISE and BLAME . | "
+        "START BLAME and PRAISE . | although PRAISE , BLAME . *2 | although BLAME , PRAISE . *2"
     ),
     "START": " *3 | OPENING ,",
     "PRAISE": (
@@ -37,8 +43,8 @@ GRAMMAR: dict[str, str] = {
         "GOOD | i HATED OBJECT *4 | i did not LIKE OBJECT | the MAKER gave us BAD THINGS *2"
     ),
     "OBJECT": "the THING *3 | the THINGS *3 | the THING TAIL | the THINGS TAIL",
-    "GOOD": "PLUS *3 | DEGREE PLUS *2 | PLUS and PLUS",
-    "BAD": "MINUS *3 | DEGREE MINUS *2 | MINUS and MINUS",
+    "GOOD": "PLUS *3 | DEGREE PLUS *2",
+    "BAD": "MINUS *3 | DEGREE MINUS *2",
     "OPENING": (
         "honestly | frankly | overall | sadly | happily | surprisingly | for once | as expected | in the "
         "end | in my opinion | to be fair | after all this time | as a fan"
