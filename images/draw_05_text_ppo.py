@@ -1,0 +1,98 @@
+"""Draw the diagrams of lesson 05: the loop of the four models, and two decision processes side by side."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from style import CARD, MUTED, PALETTE, arrow, box, diagram, label, main
+
+BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
+
+
+def loop() -> Figure:
+    """Draw one iteration: what each of the four models receives and gives."""
+    figure, axes = diagram(9.6, 5.0)
+    label(axes, 0.3, 4.72, "One iteration of text PPO", weight="bold", size=12, align="left")
+    box(axes, 0.3, 3.35, 1.75, 0.8, "query\n“the plot”", edge=MUTED)
+    box(axes, 2.75, 3.35, 1.75, 0.8, "policy\n(trained)", color=BLUE, weight="bold")
+    box(axes, 5.2, 3.35, 4.1, 0.8, "query + response\n“the plot was not dull . <eos>”", edge=MUTED)
+    arrow(axes, (2.05, 3.75), (2.75, 3.75))
+    arrow(axes, (4.5, 3.75), (5.2, 3.75))
+    label(axes, 4.85, 3.98, "sample", size=9, ink=MUTED)
+
+    columns = (
+        (0.3, "policy\nas it sampled", BLUE, "log-probs"),
+        (2.65, "reference\n(frozen copy)", PURPLE, "its log-probs"),
+        (5.0, "reward model\n(frozen)", ORANGE, "one score a text"),
+        (7.35, "value head\n(trained)", GREEN, "values"),
+    )
+    for x, name, color, gives in columns:
+        box(axes, x, 2.15, 1.95, 0.72, name, color=color, size=9.5)
+        arrow(axes, (x + 0.975, 2.15), (x + 0.975, 1.78))
+        label(axes, x + 0.975, 1.64, gives, size=9.5)
+        arrow(axes, (x + 0.975, 1.5), (x + 0.975, 1.24))
+        arrow(axes, (7.25, 3.35), (x + 0.975, 2.87), ink=MUTED, width=0.9)
+    rewards = "a reward for every token: − kl_coef · KL,\nand the score on the last one"
+    box(axes, 0.3, 0.55, 6.65, 0.69, rewards, edge=MUTED, size=9.5)
+    box(axes, 7.35, 0.55, 1.95, 0.69, "GAE, then the\nclipped losses", edge=MUTED, size=9.5)
+    arrow(axes, (6.95, 0.9), (7.35, 0.9))
+    label(
+        axes,
+        4.8,
+        0.25,
+        "the gradient goes to policy and value head; then the next queries",
+        size=9.5,
+        ink=MUTED,
+    )
+    return figure
+
+
+def two_mdps() -> Figure:
+    """Draw text and denoising as the same thing: states, actions, and a reward at the end."""
+    figure, axes = diagram(9.6, 4.9)
+    rows = (
+        (
+            2.62,
+            BLUE,
+            "Text: a token is an action",
+            ("the plot", "the plot was", "… was fun .", "… fun . <eos>"),
+            ("“was”", "… “.”", "“<eos>”"),
+            "categorical over the vocabulary, the policy ends the episode, a KL price on every token",
+        ),
+        (
+            0.25,
+            ORANGE,
+            "DDPO: a denoising step is an action",
+            ("x₈\n(noise)", "x₇", "x₁", "x₀\n(image)"),
+            ("x₇", "… x₁", "x₀"),
+            "Gaussian around a predicted mean, the schedule ends the episode, no price but the clip range",
+        ),
+    )
+    for y, color, title, states, actions, note in rows:
+        label(axes, 0.3, y + 1.95, title, weight="bold", size=12, align="left", ink=color)
+        for index, state in enumerate(states):
+            x = 0.3 + 2.05 * index
+            box(
+                axes,
+                x,
+                y + 0.7,
+                1.35,
+                0.75,
+                state,
+                color=color if index in (0, 3) else CARD,
+                edge=color,
+                size=9,
+            )
+            if index < 3:
+                arrow(axes, (x + 1.35, y + 1.07), (x + 2.05, y + 1.07))
+                label(axes, x + 1.7, y + 1.62, "action", size=9, ink=MUTED)
+                label(axes, x + 1.7, y + 1.3, actions[index], size=9)
+        arrow(axes, (7.8, y + 1.07), (8.25, y + 1.07))
+        label(axes, 8.85, y + 1.2, "reward", size=10, weight="bold")
+        label(axes, 8.85, y + 0.92, "at the end", size=9, ink=MUTED)
+        label(axes, 0.3, y + 0.35, note, size=9.5, ink=MUTED, align="left")
+    axes.plot([0.3, 9.3], [2.55, 2.55], color=MUTED, linewidth=0.6)
+    return figure
+
+
+if __name__ == "__main__":
+    main({"05-loop": loop, "05-two-mdps": two_mdps})
