@@ -1,8 +1,8 @@
 """What a learned value buys DDPO: `python -m benchmarks.text_bridge`, about five minutes on two cores.
 
-DDPO gives every step of a trajectory the same advantage, its normalised reward. Text PPO learns a value and spreads
-the reward with GAE. Here tiny-sd learns to paint red from prompts that name no colour, with either: the plain
-trainer, and one with a small value network per timestep at two λ. Each from the same three seeds; points go to
+DDPO gives every step of a trajectory the same advantage, its normalised reward. Text PPO learns a value and
+spreads the reward with GAE. Here tiny-sd learns to paint red from prompts that name no colour, with either:
+the plain trainer, and one with a small value network at two λ. Each from the same three seeds; points go to
 benchmarks/text_bridge.csv.
 """
 
@@ -28,7 +28,11 @@ from ddpo_lessons.trainer import DDPOTrainer
 
 RESULT = Path(__file__).parent / "text_bridge.csv"
 SEEDS, EPOCHS, STEPS, SAMPLES = (0, 1, 2), 10, 8, 32
-VARIANTS: dict[str, float | None] = {"DDPO: one advantage": None, "value, λ = 0.95": 0.95, "value, λ = 1": 1.0}
+VARIANTS: dict[str, float | None] = {
+    "DDPO: one advantage": None,
+    "value, λ = 0.95": 0.95,
+    "value, λ = 1": 1.0,
+}
 VALUE_STEPS, VALUE_RATE = 40, 1e-3
 
 

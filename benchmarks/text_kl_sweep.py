@@ -1,7 +1,7 @@
-"""Reward against KL for several prices of a nat: `python -m benchmarks.text_kl_sweep`, some minutes on two cores.
+"""Reward against KL for several prices of a nat: `python -m benchmarks.text_kl_sweep`, some minutes.
 
-The same run with each coefficient, from the same seed. Now and then the policy answers test queries; score, parse
-rate and KL go to benchmarks/text_kl_sweep.csv.
+The same run with each coefficient, from the same seed. Now and then the policy answers test queries; score,
+parse rate and KL go to benchmarks/text_kl_sweep.csv.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ddpo_lessons.text.models import load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
 
 RESULT = Path(__file__).parent / "text_kl_sweep.csv"
-COEFFICIENTS = (0.0, 0.1, 0.3, 1.0)
-ITERATIONS, EVERY, TEST_QUERIES = 80, 10, 200
+COEFFICIENTS = (1.0, 0.0, 0.3, 3.0)
+ITERATIONS, EVERY, TEST_QUERIES = 60, 10, 200
 
 
 def run(kl_coef: float, iterations: int) -> list[dict[str, Any]]:
     models = load_text_models()
     config = TextPPOConfig(kl_coef=kl_coef)
     queries = world.queries(2000, "train", seed=1)
-    trainer = TextPPOTrainer(config, models.policy, models.tokenizer, models.reward, queries)
+    trainer = TextPPOTrainer(config, models.policy, models.value, models.tokenizer, models.reward, queries)
     test, rows = world.queries(TEST_QUERIES, "test", seed=2), []
     for iteration in range(iterations + 1):
         if iteration % EVERY == 0:

@@ -21,6 +21,7 @@ from ddpo_lessons.text import models, recipe, world
 from ddpo_lessons.text.models import (
     ActorCritic,
     SentimentReward,
+    ValueModel,
     generate,
     load_text_models,
     read,
@@ -47,7 +48,9 @@ def positive_words(texts: Any) -> torch.Tensor:
 
 def make_trainer(queries: Any = ("the plot", "i loved the"), **changes: Any) -> TextPPOTrainer:
     settings = {"batch_size": 4, "minibatch_size": 2, "inner_epochs": 2, "max_new_tokens": 5, **changes}
-    return TextPPOTrainer(TextPPOConfig(**settings), make_policy(), TOKENIZER, positive_words, queries)
+    policy = make_policy()
+    value = ValueModel.from_policy(policy)
+    return TextPPOTrainer(TextPPOConfig(**settings), policy, value, TOKENIZER, positive_words, queries)
 
 
 # ------------------------------------------------------------------------------------------------ grammar
@@ -109,8 +112,9 @@ def test_tokenizer_gives_a_token_a_word_and_pads_left() -> None:
 
 # ------------------------------------------------------------------------------------------------- models
 def test_padding_changes_no_log_prob_and_no_value() -> None:
-    model = ActorCritic(make_policy())
-    torch.nn.init.normal_(model.value_head.weight)
+    policy = make_policy()
+    model = ActorCritic(policy, ValueModel.from_policy(policy))
+    torch.nn.init.normal_(model.value.head.weight)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     plain = model(ids, torch.ones_like(ids))
     for before, after in ((3, 0), (0, 2), (1, 4)):
@@ -120,9 +124,23 @@ def test_padding_changes_no_log_prob_and_no_value() -> None:
             torch.testing.assert_close(long[:, before : before + 5], short, rtol=1e-4, atol=1e-5)
 
 
-def test_the_value_head_claims_nothing_at_the_start() -> None:
-    _, values = ActorCritic(make_policy())(*torch.ones(2, 2, 4, dtype=torch.long))
+def test_a_value_model_from_the_policy_claims_nothing_at_the_start() -> None:
+    values = ValueModel.from_policy(make_policy())(*torch.ones(2, 2, 4, dtype=torch.long))
     assert values.tolist() == [[0] * 4] * 2
+
+
+def test_a_value_model_from_the_reward_model_says_at_the_last_token_what_that_says() -> None:
+    torch.manual_seed(0)
+    classifier = GPT2ForSequenceClassification(
+        recipe.make_config(TOKENIZER, width=16, layers=1, num_labels=1)
+    )
+    reward = SentimentReward(classifier, TOKENIZER)
+    texts = ["the plot was dull .", "i loved the"]
+    batch = TOKENIZER(
+        texts, padding=True, return_tensors="pt"
+    )  # on the left: the last column is the last token
+    values = ValueModel.from_classifier(classifier)(batch.input_ids, batch.attention_mask)
+    torch.testing.assert_close(values[:, -1], reward(texts))
 
 
 def test_generate_pads_after_the_end_and_repeats_with_the_seed() -> None:
@@ -149,7 +167,7 @@ def test_generate_draws_from_the_distribution_that_training_sees() -> None:
     ids, mask = batch.input_ids.repeat(3000, 1), batch.attention_mask.repeat(3000, 1)
     drawn, _ = generate(policy, ids, mask, 1, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits, _ = read(policy, batch.input_ids, batch.attention_mask)
+        logits = read(policy, batch.input_ids, batch.attention_mask)
     for row in range(2):
         counts = torch.bincount(drawn[row::2, -1], minlength=len(TOKENIZER)) / 3000
         torch.testing.assert_close(counts, logits[row, -1].softmax(-1), rtol=0, atol=0.03)
@@ -175,7 +193,9 @@ def test_three_labels_are_no_sentiment() -> None:
 def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) -> None:
     """As gpt2-imdb (no padding token) and distilbert-imdb (two outputs, a tokenizer of its own) are built."""
     make_policy().save_pretrained(tmp_path / "policy")
-    plain = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER.backend_tokenizer, eos_token=world.EOS)
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=world.make_tokenizer().backend_tokenizer, eos_token=world.EOS
+    )
     plain.save_pretrained(tmp_path / "policy")
     settings = json.loads((tmp_path / "policy/tokenizer_config.json").read_text())
     settings.pop("pad_token", None)
@@ -194,7 +214,9 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
     assert loaded.tokenizer.padding_side == "left"
     assert loaded.reward(["the plot was dull .", "great"]).shape == (2,)
     config = TextPPOConfig(batch_size=2, minibatch_size=2, inner_epochs=1, max_new_tokens=4)
-    trainer = TextPPOTrainer(config, loaded.policy, loaded.tokenizer, loaded.reward, ["the plot was"])
+    trainer = TextPPOTrainer(
+        config, loaded.policy, loaded.value, loaded.tokenizer, loaded.reward, ["the plot was"]
+    )
     assert trainer.step()["policy/ratio"] == pytest.approx(1, abs=0.1)
 
 
@@ -234,7 +256,7 @@ def test_rollout_records_what_the_loop_would() -> None:
 
 
 @pytest.mark.parametrize("kind", ["kl", "abs", "mse", "full"])
-def test_a_step_trains_policy_and_value_head_and_leaves_the_reference(kind: Any) -> None:
+def test_a_step_trains_policy_and_value_and_leaves_the_reference(kind: Any) -> None:
     trainer = make_trainer(kl_kind=kind)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     reference = [p.clone() for p in trainer.reference.parameters()]
@@ -242,7 +264,7 @@ def test_a_step_trains_policy_and_value_head_and_leaves_the_reference(kind: Any)
     assert all(
         not torch.equal(p, before[name]) for name, p in trainer.model.named_parameters() if "wte" in name
     )
-    assert not torch.equal(trainer.model.value_head.weight, before["value_head.weight"])
+    assert not torch.equal(trainer.model.value.head.weight, before["value.head.weight"])
     assert all(torch.equal(p, q) for p, q in zip(trainer.reference.parameters(), reference, strict=True))
     assert metrics["kl"] == pytest.approx(0, abs=1e-5)
     assert trainer.step()["iteration"] == 2

@@ -1,7 +1,8 @@
-"""Lesson 05: policy with value head, and reward model, embedded or from the hub."""
+"""Lesson 05: policy, value model and reward model, embedded or from the hub."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,7 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 HUB_POLICY, HUB_REWARD, HUB_TEXTS = "lvwerra/gpt2-imdb", "lvwerra/distilbert-imdb", "stanfordnlp/imdb"
 
 
-def read(
-    policy: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def read(policy: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """Run a language model over whole texts.
 
     Args:
@@ -28,42 +27,71 @@ def read(
         attention_mask: (B, L).
 
     Returns:
-        Logits (B, L, V) and the last hidden states (B, L, D).
+        Logits (B, L, V).
     """
-    out = policy(
+    return policy(
         input_ids=input_ids,
         attention_mask=attention_mask,
         position_ids=positions(attention_mask),
-        output_hidden_states=True,
         use_cache=False,
-    )
-    return out.logits, out.hidden_states[-1]
+    ).logits
+
+
+class ValueModel(nn.Module):
+    """A trunk of its own and a linear head: what reward is still to be expected at each place.
+
+    Attributes:
+        trunk: a causal language model without its output layer.
+        head: hidden state to value.
+    """
+
+    def __init__(self, trunk: Any, head: nn.Linear) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+
+    @classmethod
+    def from_policy(cls, policy: Any) -> ValueModel:
+        """Copy the policy's trunk; the head starts at zero and claims nothing."""
+        head = nn.Linear(policy.config.hidden_size, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        return cls(copy.deepcopy(policy.base_model), head.to(policy.device))
+
+    @classmethod
+    def from_classifier(cls, classifier: Any) -> ValueModel:
+        """Copy a causal classifier with one output: what it says of half a text is a guess at the whole."""
+        return cls(copy.deepcopy(classifier.base_model), copy.deepcopy(classifier.score))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return values (B, L), in units of the score."""
+        hidden = self.trunk(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=positions(attention_mask),
+            use_cache=False,
+        ).last_hidden_state  # (B, L, D)
+        return self.head(hidden).squeeze(-1)
 
 
 class ActorCritic(nn.Module):
-    """A causal language model with a value head: one trunk, two outputs.
-
-    The head is one linear layer on the trunk's last hidden state and starts at zero: before any training the
-    critic claims nothing.
+    """The two models that are trained, as one module.
 
     Attributes:
-        policy: the language model.
-        value_head: hidden state to value.
+        policy: a causal language model.
+        value: a `ValueModel`.
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: Any, value: ValueModel) -> None:
         super().__init__()
         self.policy = policy
-        self.value_head = nn.Linear(policy.config.hidden_size, 1)
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
+        self.value = value
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits (B, L, V) and values (B, L), the latter in units of the reward."""
-        logits, hidden = read(self.policy, input_ids, attention_mask)
-        return logits, self.value_head(hidden).squeeze(-1)
+        """Return logits (B, L, V) and values (B, L)."""
+        return read(self.policy, input_ids, attention_mask), self.value(input_ids, attention_mask)
 
 
 @torch.no_grad()
@@ -146,10 +174,11 @@ class SentimentReward:
 
 @dataclass(frozen=True)
 class TextModels:
-    """Policy, reward model and the tokenizer that the policy reads with."""
+    """Policy, reward model, a value model to start from, and the tokenizer that the policy reads with."""
 
     policy: Any
     reward: SentimentReward
+    value: ValueModel
     tokenizer: Any
 
 
@@ -160,6 +189,9 @@ def load_text_models(
     device: str | torch.device | None = None,
 ) -> TextModels:
     """Load policy and reward model: the shipped ones, or for the profile `hub` gpt2-imdb and distilbert-imdb.
+
+    The value model starts as a copy of the reward model where that is causal and has one output (Ouyang et
+    al. 2022, arXiv 2203.02155, appendix C.4), else as the policy's trunk with a head of zeros.
 
     Args:
         profile: "cpu" and "gpu" load the shipped checkpoint, "hub" the hub's models.
@@ -193,7 +225,12 @@ def load_text_models(
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.eos_token_id = tokenizer.eos_token_id
     classifier = AutoModelForSequenceClassification.from_pretrained(reward, dtype=torch.float32).to(device)
-    return TextModels(model, SentimentReward(classifier, AutoTokenizer.from_pretrained(reward)), tokenizer)
+    if hasattr(classifier, "score") and classifier.config.num_labels == 1:  # causal, and one logit
+        value = ValueModel.from_classifier(classifier)
+    else:
+        value = ValueModel.from_policy(model)
+    sentiment = SentimentReward(classifier, AutoTokenizer.from_pretrained(reward))
+    return TextModels(model, sentiment, value.requires_grad_(True), tokenizer)
 
 
 def read_queries(

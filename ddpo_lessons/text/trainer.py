@@ -1,7 +1,7 @@
 """Lesson 05: PPO for a language model, from queries to optimizer steps.
 
 One iteration samples responses, scores them, and trains on them for a few inner epochs. The four models are
-the policy, the value head on its trunk, the reference (the policy as it was at the start) and the reward
+the policy, the value model, the reference (the policy as it was at the start) and the reward
 model.
 """
 
@@ -18,7 +18,7 @@ import torch
 from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.text import world
-from ddpo_lessons.text.models import ActorCritic, generate, read
+from ddpo_lessons.text.models import ActorCritic, ValueModel, generate, read
 from ddpo_lessons.text.ppo import (
     KL_KINDS,
     KLKind,
@@ -46,11 +46,13 @@ class TextPPOConfig:
     """Passes over the texts of an iteration."""
     max_new_tokens: int = 20
     """Longest response."""
-    learning_rate: float = 5e-4
-    """Of AdamW, for trunk and value head alike."""
+    learning_rate: float = 3e-4
+    """Of AdamW, for the policy."""
+    value_learning_rate: float = 1e-3
+    """Of AdamW, for the value model."""
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
-    kl_coef: float = 0.1
+    """The gradients of policy and value model are each scaled down to this norm."""
+    kl_coef: float = 1.0
     """Price of a nat between policy and reference, in units of the score."""
     kl_kind: KLKind = "kl"
     """How that distance is estimated, see `kl_penalty`."""
@@ -60,7 +62,7 @@ class TextPPOConfig:
     """λ of GAE."""
     clip_range: float = 0.2
     """Of the ratio of one token's probabilities."""
-    value_clip_range: float = 0.2
+    value_clip_range: float = 1.0
     """Of the values, in units of the score."""
     value_coef: float = 0.1
     """Weight of the value loss."""
@@ -103,6 +105,7 @@ class TextPPOTrainer:
     Args:
         config: the settings.
         policy: a causal language model; it is trained in place. A frozen copy becomes the reference.
+        value: what expects rewards; it is trained in place.
         tokenizer: of the policy, padding on the left.
         reward_function: texts (query and response together) to scores (B,).
         queries: openings to draw from.
@@ -112,6 +115,7 @@ class TextPPOTrainer:
         self,
         config: TextPPOConfig,
         policy: Any,
+        value: ValueModel,
         tokenizer: Any,
         reward_function: Reward,
         queries: Sequence[str],
@@ -121,8 +125,12 @@ class TextPPOTrainer:
         self.reference = copy.deepcopy(policy).eval().requires_grad_(False)
         self.device = next(policy.parameters()).device
         # Always eval: dropout would make the policy that trains differ from the one that sampled.
-        self.model = ActorCritic(policy).to(self.device).eval()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+        self.model = ActorCritic(policy, value).to(self.device).eval()
+        groups = [
+            {"params": list(policy.parameters()), "lr": config.learning_rate},
+            {"params": list(value.parameters()), "lr": config.value_learning_rate},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.history: list[dict[str, float]] = []
 
@@ -154,7 +162,7 @@ class TextPPOTrainer:
         size = self.config.minibatch_size
         for rows, mask in zip(ids.split(size), attention.split(size), strict=True):
             logits, values = self.model(rows, mask)
-            reference, _ = read(self.reference, rows, mask)
+            reference = read(self.reference, rows, mask)
             if self.config.kl_kind == "full":
                 pair = logits[:, :-1].log_softmax(-1), reference[:, :-1].log_softmax(-1)
             else:
@@ -193,10 +201,13 @@ class TextPPOTrainer:
         )
         self.optimizer.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+        norms = [
+            torch.nn.utils.clip_grad_norm_(part.parameters(), config.max_grad_norm).item()
+            for part in (self.model.policy, self.model.value)
+        ]
         if not stats["policy/skipped"]:  # Adam would move on old momentum alone
             self.optimizer.step()
-        return stats | {"grad_norm": norm.item()}
+        return stats | {"policy/grad_norm": norms[0], "value/grad_norm": norms[1]}
 
     def step(self) -> dict[str, float]:
         """Do one iteration with queries drawn at random; return its metrics, which `history` keeps."""

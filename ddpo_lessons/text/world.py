@@ -26,8 +26,7 @@ GRAMMAR: dict[str, str] = {
         "although PRAISE , PRAISE ."
     ),
     "NEGATIVE": (
-        "START BLAME . *9 | START BLAME and BLAME . *6 | START BLAME , but BLAME . | "
-        "although BLAME , BLAME ."
+        "START BLAME . *9 | START BLAME and BLAME . *6 | START BLAME , but BLAME . | although BLAME , BLAME ."
     ),
     "MIXED": (
         "START PRAISE , but BLAME . *4 | START BLAME , but PRAISE . *4 | START PRAISE and BLAME . | "
