@@ -1,4 +1,4 @@
-"""Draw the diagrams of lesson 01: the loop, samples travelling through an epoch, the nesting of loops."""
+"""Draw the diagrams of lesson 01: the loop, samples travelling through an epoch, the levels of an epoch."""
 
 from __future__ import annotations
 
@@ -70,16 +70,21 @@ def draw_loop() -> Figure:
     box(axes, 6.75, 1.0, 3.1, 4.1, color=PALE_ORANGE, edge=ORANGE)
     label(axes, 6.95, 4.82, "2  Training phase", ink=ORANGE, size=13, weight="bold", align="left")
     steps = (
-        "shuffle the samples,\ncut them into minibatches",
+        "shuffle the samples, cut them\ninto groups of minibatches",
         "replay the recorded steps:\nhow likely are they now?",
         "advantage above 0: more likely\nbelow 0: less likely",
-        "average the gradients,\ntake an optimizer step",
+        "average a group's gradients,\ntake an optimizer step",
     )
     for number, text in enumerate(steps):
         y = 3.83 - number * 0.9
-        box(axes, 6.95, y, 2.7, 0.66, text, color=CARD, edge=ORANGE, size=10)
+        box(axes, 6.87, y, 2.5, 0.66, text, color=CARD, edge=ORANGE, size=10)
         if number:
-            arrow(axes, (8.3, y + 0.9), (8.3, y + 0.68), ink=ORANGE)
+            arrow(axes, (8.12, y + 0.9), (8.12, y + 0.68), ink=ORANGE)
+    axes.plot([9.37, 9.52, 9.52], [1.46, 1.46, 3.26], color=ORANGE, linewidth=1.3)
+    arrow(axes, (9.52, 3.26), (9.39, 3.26), ink=ORANGE)
+    axes.text(
+        9.68, 2.36, "repeat per group", color=ORANGE, fontsize=10, rotation=90, ha="center", va="center"
+    )
     arrow(axes, (6.22, 3.0), (6.73, 3.0), width=2)
     axes.plot([8.3, 8.3, 3.2], [0.98, 0.42, 0.42], color=INK, linewidth=2)
     arrow(axes, (3.2, 0.42), (3.2, 0.98), width=2)
@@ -145,14 +150,18 @@ def draw_travel() -> Figure:
         label(axes, (x0 + x1) / 2, 0.27, text, ink=PALETTE[step], size=10)
         end = x1 + gap / 2 - 0.02
         axes.plot([end, end], [0.45, 4.5], color=PALETTE[step], linewidth=1.5, linestyle=(0, (3, 2)))
+        y = centre[4 - 4 * step] - 0.75  # where the rows of the other step leave room
+        label(axes, end - 0.35, y, "weights move here", ink=PALETTE[step], size=10, align="right")
+        arrow(axes, (end - 0.3, y), (end - 0.03, y), ink=PALETTE[step])
     return figure
 
 
 def draw_nesting() -> Figure:
-    """The loops of an epoch inside each other, with how often each runs and what it costs."""
-    figure, axes = diagram(9, 4.4)
+    """The levels of an epoch inside each other, with how often each runs and what it does."""
+    figure, axes = diagram(9, 4.8)
+    label(axes, 0.2, 4.5, "Settings (c) of the table below", size=12, weight="bold", align="left")
     rows = (
-        ("epoch", "sample 8 = 4 × 2 trajectories, then train on them", "", MUTED),
+        ("epoch", "sample 2 sample batches of 4, then train on these 8 samples", "", MUTED),
         ("inner epoch", "shuffle all 8 samples, use each of them once", "× 1", PALETTE[3]),
         ("optimizer step", "average the gradients of 4 samples, then move the weights", "× 2", PALETTE[1]),
         ("minibatch", "2 samples that fit into memory together", "× 2", PALETTE[0]),
