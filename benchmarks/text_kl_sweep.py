@@ -17,7 +17,7 @@ from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
 
 RESULT = Path(__file__).parent / "text_kl_sweep.csv"
 COEFFICIENTS = (1.0, 0.0, 0.3, 3.0)
-ITERATIONS, EVERY, TEST_QUERIES = 60, 10, 200
+ITERATIONS, EVERY, TEST_QUERIES = 40, 10, 200
 
 
 def run(kl_coef: float, iterations: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from ddpo_lessons.text.models import load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer, answer, measure
 
 RESULT = Path(__file__).parent / "text_trl.csv"
-ITERATIONS, EVERY, TEST_QUERIES = 60, 10, 200
+ITERATIONS, EVERY, TEST_QUERIES = 40, 10, 200
 CONFIG = TextPPOConfig(kl_coef=1.0)
 
 
