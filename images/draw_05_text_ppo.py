@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from style import CARD, MUTED, PALETTE, arrow, box, diagram, label, main
 
@@ -23,7 +27,7 @@ def loop() -> Figure:
         (0.3, "policy\nas it sampled", BLUE, "log-probs"),
         (2.65, "reference\n(frozen copy)", PURPLE, "its log-probs"),
         (5.0, "reward model\n(frozen)", ORANGE, "one score a text"),
-        (7.35, "value head\n(trained)", GREEN, "values"),
+        (7.35, "value model\n(trained)", GREEN, "values"),
     )
     for x, name, color, gives in columns:
         box(axes, x, 2.15, 1.95, 0.72, name, color=color, size=9.5)
@@ -39,7 +43,7 @@ def loop() -> Figure:
         axes,
         4.8,
         0.25,
-        "the gradient goes to policy and value head; then the next queries",
+        "the gradient goes to policy and value model; then the next queries",
         size=9.5,
         ink=MUTED,
     )
@@ -94,5 +98,83 @@ def two_mdps() -> Figure:
     return figure
 
 
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Read the points of an experiment."""
+    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def panels(count: int, height: float = 3.2) -> tuple[Figure, list[Axes]]:
+    """Make a card with empty plots side by side."""
+    figure = Figure(figsize=(9.6, height), facecolor=CARD, layout="constrained")
+    axes = list(figure.subplots(1, count))
+    for plot in axes:
+        plot.set_facecolor(CARD)
+        plot.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def kl_sweep() -> Figure:
+    """Plot score and parse rate of every coefficient against its KL, and what was really wanted."""
+    figure, (left, middle, right) = panels(3)
+    rows = read_rows("text_kl_sweep")
+    coefficients = sorted({row["kl_coef"] for row in rows}, key=float)
+    for color, coefficient in zip(PALETTE, coefficients, strict=False):
+        mine = [row for row in rows if row["kl_coef"] == coefficient]
+        column = {name: [float(row[name]) for row in mine] for name in mine[0]}
+        style = {"color": color, "marker": "o", "markersize": 4, "label": f"β = {float(coefficient):g}"}
+        left.plot(column["kl"], column["score"], **style)
+        middle.plot(column["kl"], [100 * share for share in column["parses"]], **style)
+        right.plot(column["iteration"], [100 * share for share in column["positive"]], **style)
+    left.set(title="score of the reward model", xlabel="KL per text (nats)")
+    middle.set(title="texts that parse (%)", xlabel="KL per text (nats)", ylim=(0, 103))
+    right.set(title="really positive reviews (%)", xlabel="iteration", ylim=(0, 103))
+    left.legend(fontsize=9)
+    return figure
+
+
+def trl() -> Figure:
+    """Plot TRL's run beside ours."""
+    figure, (left, right) = panels(2)
+    rows = read_rows("text_trl")
+    for color, name in zip(PALETTE, ("ours", "TRL 1.12"), strict=False):
+        mine = [row for row in rows if row["trainer"] == name]
+        seconds = 1000 * float(mine[-1]["seconds"]) / float(mine[-1]["samples"])
+        samples = [int(row["samples"]) for row in mine]
+        style = {"color": color, "marker": "o", "markersize": 4}
+        text = f"{name}: {seconds:.0f} CPU ms a sample"
+        left.plot(samples, [float(row["score"]) for row in mine], label=text, **style)
+        right.plot(samples, [100 * float(row["parses"]) for row in mine], **style)
+    left.set(title="held-out score", xlabel="samples")
+    right.set(title="texts that parse (%)", xlabel="samples", ylim=(0, 103))
+    left.legend(fontsize=9)
+    return figure
+
+
+def bridge() -> Figure:
+    """Plot DDPO with and without a value network: mean and range of the seeds, and what the value knew."""
+    figure, (left, right) = panels(2)
+    rows = read_rows("text_bridge")
+    for color, variant in zip(PALETTE, dict.fromkeys(row["variant"] for row in rows), strict=False):
+        mine = [row for row in rows if row["variant"] == variant]
+        epochs = sorted({int(row["epoch"]) for row in mine})
+        points = {e: [float(row["reward"]) for row in mine if int(row["epoch"]) == e] for e in epochs}
+        left.plot(epochs, [sum(p) / len(p) for p in points.values()], color=color, label=variant)
+        low, high = ([bound(p) for p in points.values()] for bound in (min, max))
+        left.fill_between(epochs, low, high, color=color, alpha=0.12, linewidth=0)
+        for name, dashes in (("first", ":"), ("last", "-")):
+            known = [[float(r[name]) for r in mine if int(r["epoch"]) == e and r[name]] for e in epochs]
+            if known[0] and variant.endswith("0.95"):
+                means = [sum(k) / len(k) for k in known]
+                right.plot(epochs, means, dashes, color=color, label=f"at the {name} step")
+    left.set(title="redness of the images (mean and range of three seeds)", xlabel="epoch")
+    right.set(title="share of the reward's variance that the value knows", xlabel="epoch", ylim=(-1.2, 1))
+    left.legend(fontsize=9)
+    right.legend(fontsize=9)
+    return figure
+
+
 if __name__ == "__main__":
-    main({"05-loop": loop, "05-two-mdps": two_mdps})
+    experiments = {"05-kl-sweep": kl_sweep, "05-trl": trl, "05-bridge": bridge}
+    main({"05-loop": loop, "05-two-mdps": two_mdps, **experiments})
