@@ -191,7 +191,7 @@ def load_text_models(
     """Load policy and reward model: the shipped ones, or for the profile `hub` gpt2-imdb and distilbert-imdb.
 
     The value model starts as a copy of the reward model where that is causal and has one output (Ouyang et
-    al. 2022, arXiv 2203.02155, appendix C.4), else as the policy's trunk with a head of zeros.
+    al. 2022, arXiv 2203.02155, section 3.5), else as the policy's trunk with a head of zeros.
 
     Args:
         profile: "cpu" and "gpu" load the shipped checkpoint, "hub" the hub's models.
