@@ -31,7 +31,12 @@ LESSONS = {
     "04_ppo_clipping": (
         "from REINFORCE to the clipped surrogate; advantages and their traps; a first live run",
         ("ppo", "advantages"),
-        "04-surrogate",
+        "04-rollouts",
+    ),
+    "05_text_ppo_with_gae": (
+        "RLHF's PPO for text from its parts, GAE, reward hacking, TRL's PPO; tokens beside denoising steps",
+        ("text/ppo", "text/trainer"),
+        "05-two-mdps",
     ),
 }
 COLUMNS = {"damaged": "damaged", "before": "before RL", "after": "after RL", "clean": "clean"}
