@@ -42,7 +42,7 @@ COLUMNS = (
     "reward_std", "judge", "kl_reference", "clip_fraction", "seconds", "test_reward", "test_judge",
     "left_out_reward", "left_out_judge", "distance",
 )  # fmt: skip
-EPOCHS = 10
+EPOCHS = 8
 SEEDS = (0, 1, 2)
 TUNING_SEED = 100
 TEST_IMAGES = 32

@@ -72,6 +72,17 @@ def algorithms() -> Figure:
     return figure
 
 
+def is_complete() -> bool:
+    """Return whether every method has three seeds on both rewards."""
+    if not RESULTS.exists():
+        return False
+    with open(RESULTS, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["experiment"] == "methods"]
+    return len({(row["variant"], row["reward"], row["seed"]) for row in rows}) >= 3 * len(METHODS) * len(
+        TITLES
+    )
+
+
 def _draw_reward(axes: Axes, reward: str, rows: list[dict[str, str]]) -> None:
     for name, color in METHODS.items():
         points: dict[int, list[float]] = defaultdict(list)
@@ -93,6 +104,6 @@ def _draw_reward(axes: Axes, reward: str, rows: list[dict[str, str]]) -> None:
 
 if __name__ == "__main__":
     drawings = {"06-loop": loop}
-    if RESULTS.exists():  # what `python -m benchmarks.algorithms` writes
+    if is_complete():  # what `python -m benchmarks.algorithms` writes, run by run
         drawings["06-algorithms"] = algorithms
     main(drawings)
