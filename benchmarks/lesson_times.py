@@ -6,6 +6,7 @@ a quiet machine.
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 import time
@@ -30,8 +31,13 @@ def seconds_of(path: Path) -> float:
 
 
 def main() -> None:
-    """Time the notebooks one after the other."""
-    seconds = {path.stem: round(seconds_of(path), 1) for path in NOTEBOOKS}
+    """Time the notebooks one after the other; those that are not asked for keep their time."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [path.stem for path in NOTEBOOKS]
+    parser.add_argument("names", nargs="*", choices=[*names, []], default=[], help="all, unless named")
+    wanted = parser.parse_args().names or names
+    seconds = json.loads(RESULT.read_text())["seconds"] if RESULT.exists() else {}
+    seconds |= {path.stem: round(seconds_of(path), 1) for path in NOTEBOOKS if path.stem in wanted}
     RESULT.write_text(json.dumps({"machine": machine(), "seconds": seconds}, indent=1) + "\n")
     print(f"wrote {RESULT.name}: {seconds}; now run: python -m benchmarks.readme_tables")
 

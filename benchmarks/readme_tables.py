@@ -38,6 +38,11 @@ LESSONS = {
         ("text/ppo", "text/trainer"),
         "05-two-mdps",
     ),
+    "06_text_to_image_ddpo": (
+        "the whole loop, DDPO beside RWR, reward hacking and the KL that holds it back, a table of symptoms",
+        ("rollout", "trainer", "rwr"),
+        "06-loop",
+    ),
 }
 COLUMNS = {"damaged": "damaged", "before": "before RL", "after": "after RL", "clean": "clean"}
 
