@@ -8,9 +8,7 @@ row per epoch to benchmarks/algorithms.csv, run by run; what the file already ho
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.runs import run_all
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.contexts import PromptFunction
 from ddpo_lessons.prompts import PromptSampler, digit_world_prompts
@@ -268,33 +267,6 @@ def further_runs() -> list[Run]:
     return runs
 
 
-def done(path: Path) -> set[tuple[str, ...]]:
-    """Return the keys of the runs that a CSV holds."""
-    if not path.exists():
-        return set()
-    with open(path, newline="") as file:
-        return {tuple(row[name] for name in COLUMNS[:5]) for row in csv.DictReader(file)}
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def run_all(runs: list[Run], path: Path, processes: int) -> None:
-    """Run what the CSV does not hold yet, and append each run's rows when it ends."""
-    held = done(path)
-    todo = [run for run in runs if run.key not in held]
-    with open(path, "a", newline="") as file, multiprocessing.get_context("spawn").Pool(processes) as pool:
-        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-        if not file.tell():
-            writer.writeheader()
-        for rows in pool.imap_unordered(train, todo):
-            writer.writerows({name: _short(value) for name, value in row.items()} for row in rows)
-            file.flush()
-            last = rows[-1]
-            print(*(last[name] for name in COLUMNS[:5]), f"{last['reward_mean']:.4g}", flush=True)
-
-
 def main() -> None:
     """Run the experiments that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -303,10 +275,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.tune:
-        run_all(tuning_runs(), TUNING, arguments.processes)
+        run_all(train, tuning_runs(), COLUMNS, TUNING, arguments.processes)
         return
     runs = [r for r in comparison_runs() + further_runs() if r.experiment in arguments.experiments]
-    run_all(runs, RESULT, arguments.processes)
+    run_all(train, runs, COLUMNS, RESULT, arguments.processes)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import argparse
 import csv
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,10 @@ from tqdm.auto import tqdm
 
 from ddpo_lessons import demo
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.prompts import damaged_handwriting
 from ddpo_lessons.rewards import decorruption, digit_legibility
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
+from ddpo_lessons.tiny.classifier import accuracy
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
 RESULT = Path(__file__).parent / "demo_ablations.csv"
@@ -47,19 +48,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def with_target(
-    prompt_function: Callable[[], tuple[str, Any, dict[str, Any]]],
-) -> Callable[[], tuple[str, Any, dict[str, Any]]]:
-    """Add the clean original to the metadata, which only the closeness reward looks at."""
-
-    def draw() -> tuple[str, Any, dict[str, Any]]:
-        prompt, image, metadata = prompt_function()
-        clean = world.draw_pictures(1, "train", metadata["id"], demo.DAMAGE, demo.SEVERITY).clean[0]
-        return prompt, image, {**metadata, "target": clean}
-
-    return draw
-
-
 def run_variant(name: str, epochs: int, images: int, folder: str) -> list[dict[str, Any]]:
     """Train one variant and return a row for every time that the judge read."""
     changes = dict(VARIANTS[name])
@@ -72,7 +60,7 @@ def run_variant(name: str, epochs: int, images: int, folder: str) -> list[dict[s
     trainer = ImageDDPOTrainer(
         DDPOConfig(**settings, output_dir=folder, overwrite=True),
         rewards[reward](),
-        with_target(demo.damaged_handwriting(0)),
+        damaged_handwriting(0, [demo.DAMAGE], [demo.SEVERITY]),
         pipeline,
         noise_strength=demo.NOISE_STRENGTH,
     )
@@ -87,7 +75,7 @@ def run_variant(name: str, epochs: int, images: int, folder: str) -> list[dict[s
                     "epoch": epoch + 1,
                     "samples_seen": metrics["samples_seen"],
                     "reward_mean": round(metrics["reward_mean"], 4),
-                    "judge": round(demo.read_correctly(judge, restored, test.digits), 4),
+                    "judge": round(accuracy(judge, restored, test.digits), 4),
                     "seconds": round(time.perf_counter() - started, 1),
                 }
             )

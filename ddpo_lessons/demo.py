@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,12 @@ from torch import nn
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.plotting import image_grid, plot_run, save_figure
+from ddpo_lessons.prompts import damaged_handwriting
 from ddpo_lessons.rewards import digit_legibility
 from ddpo_lessons.rollout import img2img_rollout, sample_seed
 from ddpo_lessons.runlog import read_metrics
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
+from ddpo_lessons.tiny.classifier import accuracy
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
 DAMAGE = "foggy"
@@ -53,56 +54,42 @@ JUDGED_DURING_TRAINING = 100  # pictures, every so many epochs:
 JUDGE_EVERY = 5
 
 
-def damaged_handwriting(
-    seed: int, damage: str = DAMAGE, severity: int = SEVERITY
-) -> Callable[[], tuple[str, torch.Tensor, dict[str, Any]]]:
-    """Make a prompt function that draws damaged pictures of the training handwriting.
+def restore(
+    pipeline: Any,
+    images: torch.Tensor,
+    noise_strength: float = NOISE_STRENGTH,
+    num_steps: int = NUM_STEPS,
+    prompt: str = PROMPT,
+    seed: int = 0,
+) -> torch.Tensor:
+    """Send images through the policy, picture n with noise of its own from (seed, n).
 
     Args:
-        seed: decides the pictures; they differ from call to call.
-        damage: a name of `world.DAMAGES` or "camouflaged".
-        severity: 1 to 5.
+        pipeline: its UNet is the policy.
+        images: (N, 3, H, W) in [0, 1].
+        noise_strength: as in `img2img_rollout`.
+        num_steps: steps of the whole schedule.
+        prompt: of all of them.
+        seed: the same one means the same noise.
 
     Returns:
-        A function that returns the prompt, an image (3, 32, 32) and metadata with the true digit.
+        Images (N, 3, H, W) in [0, 1].
     """
-
-    def draw() -> tuple[str, torch.Tensor, dict[str, Any]]:
-        # Python's generator is seeded by the trainer from (seed, epoch).
-        picture_seed = sample_seed(seed, random.getrandbits(62))
-        picture = world.draw_pictures(1, "train", picture_seed, damage, severity)
-        metadata = {"digit": picture.digits.item(), "id": picture_seed}
-        return PROMPT, picture.images[0], metadata
-
-    return draw
-
-
-def restore(
-    pipeline: Any, images: torch.Tensor, noise_strength: float = NOISE_STRENGTH, seed: int = 0
-) -> torch.Tensor:
-    """Send images (N, 3, 32, 32) through the policy; the same seed means the same noise."""
     out = []
     for first in range(0, len(images), 100):
         batch = images[first : first + 100]
         numbers = range(first, first + len(batch))
-        generators = [torch.Generator().manual_seed(sample_seed(seed, n)) for n in numbers]
         restored, _ = img2img_rollout(
             pipeline,
-            [PROMPT] * len(batch),
+            [prompt] * len(batch),
             batch,
             noise_strength,
-            num_inference_steps=NUM_STEPS,
+            num_inference_steps=num_steps,
             guidance_scale=1.0,
-            generator=generators,
+            generator=[torch.Generator().manual_seed(sample_seed(seed, n)) for n in numbers],
         )
         out.append(restored)
     return torch.cat(out)
-
-
-@torch.no_grad()
-def read_correctly(judge: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
-    """Return the fraction of images whose digit the judge reads correctly."""
-    return (judge(images).argmax(dim=1) == digits).float().mean().item()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
             overwrite=True,
         ),
         digit_legibility(load_reward_model()),
-        damaged_handwriting(arguments.seed),
+        damaged_handwriting(arguments.seed, [DAMAGE], [SEVERITY]),
         pipeline,
         _judge_now_and_then(judge, pipeline, test, before, curve, arguments.epochs),
         noise_strength=NOISE_STRENGTH,
@@ -151,14 +138,14 @@ def run(arguments: argparse.Namespace) -> int:
     trainer.train()
     after = restore(pipeline, test.images)
     trainer.save_pretrained(folder / "lora")
-    accuracy = {
-        "clean": read_correctly(judge, test.clean, test.digits),
-        "damaged": read_correctly(judge, test.images, test.digits),
-        "before": read_correctly(judge, before, test.digits),
-        "after": read_correctly(judge, after, test.digits),
+    shares = {
+        "clean": accuracy(judge, test.clean, test.digits),
+        "damaged": accuracy(judge, test.images, test.digits),
+        "before": accuracy(judge, before, test.digits),
+        "after": accuracy(judge, after, test.digits),
     }
-    _write_results(folder, accuracy, curve, (test.images, before, after, test.clean))
-    _print_results(folder, accuracy, time.perf_counter() - started)
+    _write_results(folder, shares, curve, (test.images, before, after, test.clean))
+    _print_results(folder, shares, time.perf_counter() - started)
     return 0
 
 
@@ -172,7 +159,7 @@ def _judge_now_and_then(
 ) -> Callable[[list[list[Any]], int, Any], None]:
     """Make a hook that appends the judge's accuracy on some test pictures to `curve`."""
     digits = test.digits[:JUDGED_DURING_TRAINING]
-    first = read_correctly(judge, before[: len(digits)], digits)
+    first = accuracy(judge, before[: len(digits)], digits)
     curve.append({"epoch": 0, "samples_seen": 0, "accuracy": first})
     epochs = itertools.count(1)
 
@@ -180,28 +167,28 @@ def _judge_now_and_then(
         epoch = next(epochs)
         if epoch % JUDGE_EVERY and epoch != num_epochs:
             return
-        accuracy = read_correctly(judge, restore(pipeline, test.images[: len(digits)]), digits)
+        share = accuracy(judge, restore(pipeline, test.images[: len(digits)]), digits)
         samples_seen = epoch * sum(len(images) for images, *_ in batches)
-        curve.append({"epoch": epoch, "samples_seen": samples_seen, "accuracy": accuracy})
+        curve.append({"epoch": epoch, "samples_seen": samples_seen, "accuracy": share})
 
     return hook
 
 
 def _write_results(
     folder: Path,
-    accuracy: dict[str, float],
+    shares: dict[str, float],
     curve: list[dict[str, float]],
     pictures: tuple[torch.Tensor, ...],
 ) -> None:
     """Write results.json, judge.jsonl, before-after.png and curves.png."""
-    (folder / "results.json").write_text(json.dumps(accuracy, indent=1) + "\n")
+    (folder / "results.json").write_text(json.dumps(shares, indent=1) + "\n")
     (folder / "judge.jsonl").write_text("".join(json.dumps(point) + "\n" for point in curve))
     rows = torch.cat([row[:12] for row in pictures])
     image_grid(rows, columns=min(12, len(pictures[0])), scale=3).save(folder / "before-after.png")
     save_figure(plot_run(read_metrics(folder, "epoch"), curve), folder / "curves.png")
 
 
-def _print_results(folder: Path, accuracy: dict[str, float], seconds: float) -> None:
+def _print_results(folder: Path, shares: dict[str, float], seconds: float) -> None:
     """Print the verdict and where things are."""
     print("\nThe judge, which training never saw, reads correctly")
     names = {
@@ -211,8 +198,8 @@ def _print_results(folder: Path, accuracy: dict[str, float], seconds: float) -> 
         "clean": "the clean originals",
     }
     for key, name in names.items():
-        print(f"  {100 * accuracy[key]:5.1f}%  of {name}")
-    gain = 100 * (accuracy["after"] - accuracy["before"])
+        print(f"  {100 * shares[key]:5.1f}%  of {name}")
+    gain = 100 * (shares["after"] - shares["before"])
     print(f"RL changed it by {gain:+.1f} points in {seconds / 60:.1f} minutes altogether.\n")
     for name, what in (
         ("before-after.png", "rows: damaged, before RL, after RL, clean original"),

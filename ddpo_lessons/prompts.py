@@ -1,14 +1,15 @@
-"""Prompt functions: where the contexts of text-to-image training come from.
+"""Prompt functions: where the contexts of training come from.
 
-A prompt function takes nothing and returns `(prompt, metadata)`, TRL's contract. Here each one is a
-`PromptSampler`, whose whole state is a seed and a count, so that a resumed run draws what the
-uninterrupted run would have drawn.
+A prompt function takes nothing and returns `(prompt, metadata)`, or `(prompt, image, metadata)` for
+img2img. Here each one is a `PromptSampler`, whose whole state is a seed and a count, so that a resumed
+run draws what the uninterrupted run would have drawn.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,47 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
         background = generator.choice([name for name in world.COLOURS if name != ink])
         metadata = {"digit": digit, "ink": ink, "background": background}
         return world.make_prompt(digit, ink, background, damage), metadata
+
+    return PromptSampler(draw, seed)
+
+
+def damaged_handwriting(
+    seed: int,
+    damages: Sequence[str] = ("foggy",),
+    severities: Sequence[int] = (3,),
+    pool: int | None = None,
+) -> PromptSampler:
+    """Damaged pictures of the training handwriting, with an empty prompt, for img2img.
+
+    Metadata: `digit` (int), `id` (int, names the picture), `image` (the damaged picture) and `target`
+    (the clean one), both (3, 32, 32).
+
+    Args:
+        seed: decides the sequence, and the pictures.
+        damages: names of `world.DAMAGES`, or "camouflaged"; each picture has one of them.
+        severities: numbers of 1 to 5, likewise.
+        pool: draw from so many different pictures; None draws a new one every time.
+
+    Returns:
+        The prompt function, which returns `(prompt, image, metadata)`.
+
+    Raises:
+        ValueError: if a damage or a severity does not exist, or pool is below 1.
+    """
+    from ddpo_lessons.tiny import world
+
+    if not damages or not severities or (pool is not None and pool < 1):
+        raise ValueError(f"damages={damages}, severities={severities}, pool={pool}: each needs at least one")
+    for damage, severity in itertools.product(damages, severities):
+        world.draw_pictures(1, "train", 0, damage, severity)  # raises now what a later draw would raise
+
+    def draw(generator: random.Random) -> Any:
+        number = generator.randrange(pool or 2**62)
+        chooser = random.Random(f"{seed}-{number}")  # the picture is decided by its number alone
+        damage, severity = chooser.choice(damages), chooser.choice(severities)
+        picture = world.draw_pictures(1, "train", chooser.getrandbits(62), damage, severity)
+        image, digit = picture.images[0], picture.digits.item()
+        return "", image, {"digit": digit, "id": number, "image": image, "target": picture.clean[0]}
 
     return PromptSampler(draw, seed)
 

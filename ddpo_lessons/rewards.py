@@ -172,8 +172,12 @@ def colourfulness() -> RewardFunction:
     return reward
 
 
-def decorruption() -> RewardFunction:
-    """Minus the mean squared error to `metadata["target"]`, the clean original (3, H, W).
+def decorruption(reference: str = "target") -> RewardFunction:
+    """Minus the mean squared error to the image `metadata[reference]` (3, H, W).
+
+    Args:
+        reference: key of the metadata: "target" pulls towards the clean original, "image" keeps
+            the result close to the input.
 
     Returns:
         The reward function; its values lie in [-1, 0].
@@ -181,7 +185,7 @@ def decorruption() -> RewardFunction:
 
     @_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        return -(images - _images(metadata, "target", images)).square().mean(dim=(1, 2, 3))
+        return -(images - _images(metadata, reference, images)).square().mean(dim=(1, 2, 3))
 
     return reward
 

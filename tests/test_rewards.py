@@ -156,6 +156,9 @@ def test_decorruption_is_minus_the_mean_squared_error() -> None:
     metadata = [{"target": torch.full((3, 2, 2), 0.2)}, {"target": torch.zeros(3, 2, 2)}]
     result = values(rewards.decorruption()(images, PROMPTS, metadata))
     np.testing.assert_allclose(result, [-0.09, -1 / 12], rtol=1e-5)
+    before = [{"image": torch.full((3, 2, 2), 0.5)}] * 2
+    result = values(rewards.decorruption("image")(images, PROMPTS, before))
+    np.testing.assert_allclose(result, [0, -0.25], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
