@@ -154,7 +154,8 @@ class Examiner:
         drawn = [pictures for *_, pictures in test_pictures(run, TEST_IMAGES)]
         self.images = torch.cat([p.images for p in drawn])
         self.digits = torch.cat([p.digits for p in drawn])
-        contexts = [prompts_of(run)() for _ in range(TEST_IMAGES // 2)]
+        draw = prompts_of(run)
+        contexts = [draw() for _ in range(TEST_IMAGES // 2)]
         self.train_images = torch.stack([image for _, image, _ in contexts])
         self.train_digits = torch.tensor([metadata["digit"] for *_, metadata in contexts])
         self.run, self.pipeline, self.judge = run, pipeline, load_judge()
@@ -231,6 +232,21 @@ def by_damage(run: Run, pipeline: Any) -> Iterator[dict[str, Any]]:
 
 # ----------------------------------------------------------------------------------------- what is run
 FOUR = ("noisy", "blurry", "foggy", "blocky")
+POOL = 32
+BY_CONTEXT = {
+    "sample_group_size": 1,
+    "per_prompt_stat_tracking": True,
+    "per_prompt_stat_tracking_buffer_size": 16,
+    "per_prompt_stat_tracking_min_count": 4,
+}
+GLASSES: dict[str, Any] = {
+    "damages": ("camouflaged",),
+    "reward": "logit change",
+    "epochs": 30,
+    "noise_strength": 5 / 12,
+    "pool": POOL,
+    "config": {"sample_group_size": 1},
+}
 EXPERIMENTS: dict[str, list[Run]] = {
     "tasks": [
         Run("tasks", "fog", 0, ("foggy",), epochs=30),
@@ -239,6 +255,29 @@ EXPERIMENTS: dict[str, list[Run]] = {
         Run("tasks", "fading", 0, ("faded",), epochs=30),
         Run("tasks", "blur", 0, ("blurry",), (5,), epochs=30),
         Run("tasks", "four corruptions", 0, FOUR, (1, 2, 3, 4, 5), epochs=30),
+    ],
+    "rewards": [
+        *(Run("rewards", reward, 0, reward=reward) for reward in REWARDS if reward != "gain"),
+        Run("rewards", "legibility, no groups", 0, config={"sample_group_size": 1}),
+        # Within a group the gain has the advantages of legibility, to the bit; without groups it has not.
+        Run("rewards", "gain, no groups", 0, reward="gain", config={"sample_group_size": 1}),
+    ],
+    "baselines": [
+        Run("baselines", "groups from one noise", 0, pool=POOL),
+        Run("baselines", "per image, by id", 0, pool=POOL, config=BY_CONTEXT),
+        Run("baselines", "per image, id in the prompt", 0, pool=POOL, id_in_prompt=True, config=BY_CONTEXT),
+        Run("baselines", "global", 0, pool=POOL, config={"sample_group_size": 1}),
+    ],
+    "strength": [
+        Run("strength", f"{steps} of {NUM_STEPS}", 0, noise_strength=steps / NUM_STEPS)
+        for steps in (2, 3, 4, 6, 8)
+    ],
+    # What gaussian-glasses did, and then one remedy at a time; all of them together are "camouflage" above.
+    "glasses": [
+        Run("glasses", "as gaussian-glasses", 0, **GLASSES),
+        Run("glasses", "less noise", 0, **{**GLASSES, "noise_strength": 0.25}),
+        Run("glasses", "new pictures", 0, **{**GLASSES, "pool": None}),
+        Run("glasses", "groups from one noise", 0, **{**GLASSES, "config": {}}),
     ],
 }
 
