@@ -12,7 +12,6 @@ import inspect
 import itertools
 import json
 import os
-import random
 import shlex
 import sys
 import textwrap
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
     from ddpo_lessons.config import DDPOConfig
     from ddpo_lessons.presets import Preset
-    from ddpo_lessons.prompts import PromptSampler
-    from ddpo_lessons.trainer import DDPOTrainer
+    from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
 
@@ -118,6 +116,13 @@ def _comma_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _severities(text: str) -> tuple[int, ...]:
+    parts = _comma_list(text)
+    if not parts or not set(parts) <= set("12345"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1,3,5 of numbers from 1 to 5")
+    return tuple(map(int, parts))
+
+
 def _at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
@@ -168,9 +173,10 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 # --------------------------------------------------------------------------------------------- train
 def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    from ddpo_lessons.presets import PRESETS
+    from ddpo_lessons.presets import GPU_MEMORY, PRESETS
     from ddpo_lessons.prompts import PROMPTS
     from ddpo_lessons.rewards import REWARDS
+    from ddpo_lessons.tiny.world import DAMAGES
 
     parser.epilog = "On several devices: accelerate launch -m ddpo_lessons.cli train ..."
     parser.add_argument("--model", help="folder or name on the hub (tiny-sd, which is in the package)")
@@ -182,19 +188,39 @@ def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reward", metavar="NAME", help=", ".join(REWARDS))
     parser.add_argument("--prompts", metavar="NAME", help=f"{', '.join(PROMPTS)}; or a file, a prompt a line")
     parser.add_argument("--prompt", metavar="TEXT", help="one prompt for everything")
-    parser.add_argument("--images", metavar="FOLDER", type=Path, help="img2img on the image files in it")
+    parser.add_argument(
+        "--images",
+        metavar="FOLDER",
+        type=Path,
+        help="img2img on the image files in it, or in its subfolders, whose names are the labels",
+    )
     parser.add_argument(
         "--noise-strength",
         type=float,
         metavar="X",
-        help=f"with --images: share of the schedule that is run ({NOISE_STRENGTH})",
+        help=f"with --images: share of the schedule that is run (the preset's, or {NOISE_STRENGTH})",
+    )
+    parser.add_argument(
+        "--damage",
+        type=_comma_list,
+        metavar="A,B,...",
+        help=f"with --images: damage to clean images, one for each: {', '.join(DAMAGES)} (the preset's)",
+    )
+    parser.add_argument(
+        "--severity", type=_severities, metavar="N,N,...", help="of the damage, 1 to 5 (1,2,3,4,5)"
+    )
+    parser.add_argument(
+        "--gpu-memory",
+        type=int,
+        choices=GPU_MEMORY,
+        help="GB of each GPU: cuts batches to what fits; samples per epoch and optimizer step stay the same",
     )
     add_config_flags(parser)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    _check_train_arguments(arguments)
     preset = _choose_preset(arguments)
+    _check_train_arguments(arguments, preset)
     trainer = _make_trainer(arguments, preset)
     trainer.train()
     folder = trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline")
@@ -202,13 +228,6 @@ def _train(arguments: argparse.Namespace) -> int:
     if trainer.accelerator.is_main_process:
         _print_places(trainer, arguments.model or preset.model, folder)
     return 0
-
-
-def _check_train_arguments(arguments: argparse.Namespace) -> None:
-    if arguments.images is None and arguments.noise_strength is not None:
-        raise ValueError("--noise-strength says how far an image is noised: give --images too")
-    if arguments.prompts is not None and (arguments.images, arguments.prompt) != (None, None):
-        raise ValueError("--prompts does not go with --prompt or --images: leave it out")
 
 
 def _choose_preset(arguments: argparse.Namespace) -> Preset:
@@ -219,34 +238,73 @@ def _choose_preset(arguments: argparse.Namespace) -> Preset:
     return PRESETS[arguments.preset or "digit_world"]
 
 
+def _check_train_arguments(arguments: argparse.Namespace, preset: Preset) -> None:
+    from ddpo_lessons.tiny.world import DAMAGES
+
+    if arguments.images is None:
+        for flag in ("noise_strength", "damage", "severity"):
+            if getattr(arguments, flag) is not None:
+                raise ValueError(f"--{flag.replace('_', '-')} is about images: give --images too")
+        if preset.noise_strength is not None:
+            raise ValueError(f"--preset {arguments.preset} trains on images: give --images FOLDER")
+    if arguments.prompts is not None and (arguments.images, arguments.prompt) != (None, None):
+        raise ValueError("--prompts does not go with --prompt or --images: leave it out")
+    if arguments.damage is not None and (not arguments.damage or not set(arguments.damage) <= set(DAMAGES)):
+        raise ValueError(f"--damage {','.join(arguments.damage)}: use one or more of {','.join(DAMAGES)}")
+    if arguments.severity is not None and not (arguments.damage or preset.damages):
+        raise ValueError("--severity says how strong damage is: give --damage too")
+
+
 def _make_trainer(arguments: argparse.Namespace, preset: Preset) -> DDPOTrainer:
     """Check everything that is cheap to check, then load models."""
     from ddpo_lessons.compat import load_pipeline
     from ddpo_lessons.rewards import get_reward
-    from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+    from ddpo_lessons.trainer import DDPOTrainer
 
     config = _make_config(arguments, preset)
-    if not (arguments.reward or preset.reward):
+    reward, model = arguments.reward or preset.reward, arguments.model or preset.model
+    if not reward:
         raise ValueError("a model without a preset needs a reward: give --reward")
-    model = arguments.model or preset.model
-    if arguments.images is None:
-        prompts = _choose_prompts(arguments, preset, config.seed)
-        reward = get_reward(arguments.reward or preset.reward)
-        return DDPOTrainer(config, reward, prompts, load_pipeline(model))
-    files = _image_files(arguments.images)
-    reward = get_reward(arguments.reward or preset.reward)
-    pipeline = load_pipeline(model)
-    sampler = _image_prompts(files, arguments.prompt or "", _image_size(pipeline), config.seed)
-    strength = NOISE_STRENGTH if arguments.noise_strength is None else arguments.noise_strength
-    return ImageDDPOTrainer(config, reward, sampler, pipeline, noise_strength=strength)
+    if arguments.images is not None:
+        return _make_image_trainer(arguments, preset, config, reward, model)
+    prompts = _choose_prompts(arguments, preset, config.seed)
+    return DDPOTrainer(config, get_reward(reward), prompts, load_pipeline(model))
+
+
+def _make_image_trainer(
+    arguments: argparse.Namespace, preset: Preset, config: DDPOConfig, reward: str, model: str
+) -> ImageDDPOTrainer:
+    from ddpo_lessons.compat import load_pipeline
+    from ddpo_lessons.folders import check_needs, find_images, image_prompts, make_reward
+    from ddpo_lessons.trainer import ImageDDPOTrainer
+
+    images, damages = find_images(arguments.images), arguments.damage or preset.damages
+    check_needs(reward, images, damages)
+    reward_function, pipeline = make_reward(reward, images), load_pipeline(model)
+    sampler = image_prompts(
+        images,
+        arguments.prompt or "",
+        _image_size(pipeline),
+        config.seed,
+        damages,
+        arguments.severity or (1, 2, 3, 4, 5),
+    )
+    given = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
+    strength = next(value for value in given if value is not None)
+    return ImageDDPOTrainer(config, reward_function, sampler, pipeline, noise_strength=strength)
 
 
 def _make_config(arguments: argparse.Namespace, preset: Preset) -> DDPOConfig:
     from ddpo_lessons.config import DDPOConfig
+    from ddpo_lessons.presets import fit_to_memory
 
     fields = {field.name for field in dataclasses.fields(DDPOConfig)}
     given = {name: value for name, value in vars(arguments).items() if name in fields}
-    return DDPOConfig(**{**preset.config, **given})
+    asked = {**preset.config, **given}
+    if arguments.gpu_memory is None:
+        return DDPOConfig(**asked)
+    checkpointing = {name: value for name, value in given.items() if name == "train_gradient_checkpointing"}
+    return DDPOConfig(**{**fit_to_memory(asked, arguments.gpu_memory), **checkpointing})
 
 
 def _choose_prompts(
@@ -276,54 +334,11 @@ def _print_places(trainer: DDPOTrainer, model: str, folder: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------- images
-def _image_files(folder: Path) -> list[Path]:
-    """Return the image files in a folder; each is opened, so that a broken one is found at once."""
-    from PIL import Image
-
-    if not folder.is_dir():
-        raise ValueError(f"--images {folder} is not a folder")
-    kinds = Image.registered_extensions()  # which also names kinds that can only be written
-    files = sorted(path for path in folder.iterdir() if kinds.get(path.suffix.lower()) in Image.OPEN)
-    if not files:
-        raise ValueError(f"--images {folder} holds no image file")
-    for file in files:
-        Image.open(file).close()
-    return files
-
-
 def _image_size(pipeline: StableDiffusionPipeline) -> int:
     """Return the side of the square images, in pixels, that a pipeline makes."""
     from ddpo_lessons.rollout import vae_factor
 
     return pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
-
-
-def _open_image(file: Path) -> Image.Image:
-    from PIL import Image, ImageOps
-
-    with Image.open(file) as image:
-        return ImageOps.exif_transpose(image).convert("RGB")
-
-
-def _fit(image: Image.Image, size: int) -> torch.Tensor:
-    """Resize an image so that its middle fills a square: (3, size, size) in [0, 1]."""
-    from PIL import ImageOps
-
-    from ddpo_lessons.contexts import to_tensor
-
-    return to_tensor(ImageOps.fit(image, (size, size)))
-
-
-def _image_prompts(files: list[Path], prompt: str, size: int, seed: int) -> PromptSampler:
-    """Make a prompt function that draws image files; metadata: `id`, the file's name, and `image`."""
-    from ddpo_lessons.prompts import PromptSampler
-
-    def draw(generator: random.Random) -> Any:
-        file = generator.choice(files)
-        image = _fit(_open_image(file), size)
-        return prompt, image, {"id": file.name, "image": image}
-
-    return PromptSampler(draw, seed)
 
 
 # -------------------------------------------------------------------------------------------- sample
@@ -359,10 +374,11 @@ def _sample(arguments: argparse.Namespace) -> int:
     from accelerate import PartialState
 
     from ddpo_lessons.compat import load_pipeline
+    from ddpo_lessons.folders import open_image
 
     _check_sample_arguments(arguments)
     settings = _run_settings(arguments.lora or Path(arguments.model))
-    inputs = [_open_image(file) for file in arguments.images or []]
+    inputs = [open_image(file) for file in arguments.images or []]
     pipeline = load_pipeline(arguments.model)
     if arguments.lora is not None:
         _load_lora(pipeline, arguments.lora)
@@ -414,8 +430,9 @@ def _load_lora(pipeline: StableDiffusionPipeline, folder: Path) -> None:
 
 def _choose_inputs(inputs: list[Image.Image], size: int, keep_size: bool) -> list[torch.Tensor]:
     from ddpo_lessons.contexts import to_tensor
+    from ddpo_lessons.folders import fit
 
-    return [to_tensor(image) if keep_size else _fit(image, size) for image in inputs]
+    return [to_tensor(image) if keep_size else fit(image, size) for image in inputs]
 
 
 def _draw(

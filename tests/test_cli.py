@@ -20,7 +20,7 @@ from helpers import make_pipeline
 from PIL import Image
 
 import ddpo_lessons
-from ddpo_lessons import cli, demo, doctor, prompts, rewards, rollout
+from ddpo_lessons import cli, demo, doctor, folders, rewards, rollout
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.presets import PRESETS
@@ -57,6 +57,16 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.new("L", (20, 20), 200).save(folder / "b.jpg")
     Image.new("RGBA", (64, 32), "blue").save(folder / "c.webp")
     (folder / "notes.txt").write_text("not an image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two classes, which are digits as well."""
+    folder = tmp_path_factory.mktemp("zoo")
+    for label, colour in (("two", "red"), ("three", "blue")):
+        (folder / label).mkdir()
+        Image.new("RGB", (32, 32), colour).save(folder / label / "a.png")
     return folder
 
 
@@ -115,10 +125,47 @@ def test_train_on_images(here: Path, model: str, photos: Path, capsys: pytest.Ca
     assert (here / "samples" / "sample-000.png").is_file()
 
 
+def test_damage_is_repaired_towards_the_clean_image(here: Path, model: str, photos: Path) -> None:
+    damage = ("--damage", "noisy,foggy", "--severity", "2,4", "--noise-strength", "0.7")
+    flags = (*TINY, "--reward", "decorruption", "--output-dir", "run")
+    run("train", *flags, "--model", model, "--images", photos, *damage)
+    (epoch,) = read_metrics("run", "epoch")
+    assert -1 <= epoch["reward_mean"] < 0  # minus a squared error
+
+
+@pytest.mark.parametrize(
+    ("flags", "strength"),
+    [
+        (("--preset", "camouflage"), 0.4),
+        (("--preset", "corruption"), 0.2),
+        (("--preset", "camouflage", "--noise-strength", "0.3"), 0.3),
+        ((), cli.NOISE_STRENGTH),
+    ],
+)
+def test_noise_strength_is_the_flags_the_presets_or_the_default(
+    here: Path, model: str, zoo: Path, flags: tuple[str, ...], strength: float
+) -> None:
+    small = ("--mixed-precision", "no", "--sample-num-steps", "5", "--train-gradient-accumulation-steps", "1")
+    words = ["train", *TINY, *small, *flags, "--model", model, "--images", str(zoo)]
+    arguments = cli._make_parser(words).parse_args(words)
+    trainer = cli._make_trainer(arguments, cli._choose_preset(arguments))
+    assert getattr(trainer, "noise_strength", None) == strength
+    damaged = trainer.draw_contexts(0)[0].metadata
+    assert ("target" in damaged) == ("corruption" in flags)
+
+
+def test_gpu_memory_cuts_what_the_other_flags_ask_for() -> None:
+    config = parse(*shlex.split("--gpu-memory 24 --sample-batch-size 32 --sample-num-batches-per-epoch 2"))
+    assert (config.sample_batch_size, config.sample_num_batches_per_epoch) == (8, 8)
+    assert not config.train_gradient_checkpointing
+    assert not parse("--gpu-memory", "10", "--no-train-gradient-checkpointing").train_gradient_checkpointing
+    assert parse("--gpu-memory", "10").train_gradient_checkpointing
+
+
 def test_images_become_squares_of_the_model(photos: Path) -> None:
-    files = cli._image_files(photos)
-    assert [file.name for file in files] == ["a.png", "b.jpg", "c.webp"]
-    sampler = cli._image_prompts(files, "a fox", 32, seed=0)
+    images = folders.find_images(photos)
+    assert [file.name for file in images.files] == ["a.png", "b.jpg", "c.webp"]
+    sampler = folders.image_prompts(images, "a fox", 32, seed=0)
     drawn = [sampler() for _ in range(20)]
     assert {prompt for prompt, *_ in drawn} == {"a fox"}
     assert {metadata["id"] for *_, metadata in drawn} == {"a.png", "b.jpg", "c.webp"}
@@ -134,7 +181,7 @@ def test_the_middle_of_an_image_is_kept() -> None:
     striped = Image.new("RGB", (60, 20), "white")  # 20 black, 20 white, 20 black
     striped.paste("black", (0, 0, 20, 20))
     striped.paste("black", (40, 0, 60, 20))
-    assert cli._fit(striped, 20).min() == 1
+    assert folders.fit(striped, 20).min() == 1
 
 
 def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
@@ -142,7 +189,7 @@ def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
     exif = image.getexif()
     exif[0x0112] = 6  # the camera was held on its side
     image.save(tmp_path / "photo.jpg", exif=exif)
-    assert cli._open_image(tmp_path / "photo.jpg").size == (4, 8)
+    assert folders.open_image(tmp_path / "photo.jpg").size == (4, 8)
 
 
 @pytest.mark.parametrize("flags", [("--prompts", "mine.txt"), ("--prompt", "a green five")])
@@ -199,27 +246,30 @@ def test_a_preset_is_chosen_for_tiny_sd_only() -> None:
     assert chosen("--model", "somebody/model").config == {}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_name_what_exists(name: str) -> None:
-    preset = PRESETS[name]
-    assert preset.reward in rewards.REWARDS
-    assert preset.prompts in prompts.PROMPTS
-    DDPOConfig(**preset.config)
+def test_img2img_presets_train_on_class_folders(
+    here: Path, model: str, zoo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The camouflage preset's own reward, asked for the folder's classes."""
+    seen: list[Any] = []
 
+    def clip_change(classes: tuple[str, ...]) -> Any:
+        def reward(images: torch.Tensor, texts: Any, metadata: Any) -> torch.Tensor:
+            seen.extend((classes, entry["label"]) for entry in metadata)
+            return images.mean(dim=(1, 2, 3))
 
-@pytest.mark.parametrize(
-    ("name", "processes", "samples", "steps"),
-    [
-        ("compressibility", 8, 256, 4),
-        ("incompressibility", 8, 256, 4),
-        ("aesthetic", 8, 256, 2),
-        ("alignment", 6, 288, 2),
-    ],
-)
-def test_presets_of_the_paper_make_its_epochs(name: str, processes: int, samples: int, steps: int) -> None:
-    # samples and optimizer steps an epoch as ddpo-pytorch's config/dgx.py works them out in comments
-    plan = DDPOConfig(**PRESETS[name].config).epoch_plan(50, processes)
-    assert (plan.total_samples, plan.optimizer_steps) == (samples, steps)
+        return reward
+
+    monkeypatch.setitem(rewards.REWARDS, "clip_change", clip_change)
+    sizes = ("--sample-num-batches-per-epoch", "1", "--train-gradient-accumulation-steps", "1")
+    flags = ("--model", model, "--images", zoo, "--num-epochs", "1", "--mixed-precision", "no")
+    run("train", "--preset", "camouflage", *flags, *sizes, "--gpu-memory", "10", "--output-dir", "run")
+    assert {classes for classes, _ in seen} == {("three", "two")}
+    assert {label for _, label in seen} <= {"three", "two"}
+    written = config_of(here / "run")
+    assert written["sample_guidance_scale"] == 0
+    # 4 x 1 samples were asked for; a card of 10 GB takes 2 at a time
+    assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (2, 2)
+    assert written["train_gradient_checkpointing"]
 
 
 def test_help_explains_every_field(
@@ -383,6 +433,17 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--model", "MODEL", "--reward", "colourfulness"], "--prompts"),
         (["train", "--noise-strength", "0.5"], "--images"),
         (["train", "--prompt", "x", "--prompts", "animals"], "--prompts"),
+        (["train", "--damage", "foggy"], "--images"),
+        (["train", "--severity", "1"], "--images"),
+        (["train", "--images", "PHOTOS", "--severity", "1"], "--damage"),
+        (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy,blurry"),
+        (["train", "--images", "PHOTOS", "--damage", ","], "noisy,blurry"),
+        (["train", "--images", "PHOTOS", "--damage", "foggy", "--severity", "0,1"], "1 to 5"),
+        (["train", "--gpu-memory", "16"], "--gpu-memory"),
+        (["train", "--preset", "camouflage"], "--images FOLDER"),
+        (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
+        (["train", *TINY, "--images", "PHOTOS", "--reward", "decorruption"], "--damage"),
+        (["train", "--images", "ZOO", "--preset", "corruption", "--reward", "nope"], "clip_change"),
         (["train", "--images", "no-such-folder"], "no-such-folder"),
         (["train", "--images", "MODEL"], "holds no image"),
         (["train", "--images", "BROKEN"], "broken.png"),
@@ -410,13 +471,14 @@ def test_bad_input_is_one_line_and_exit_status_2(
     here: Path,
     model: str,
     photos: Path,
+    zoo: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (here / "broken").mkdir()
     (here / "broken" / "broken.png").write_bytes(b"\x89PNG, or not")
-    places = {"MODEL": model, "PHOTOS": str(photos), "BROKEN": str(here / "broken")}
+    places = {"MODEL": model, "PHOTOS": str(photos), "ZOO": str(zoo), "BROKEN": str(here / "broken")}
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
     before = set(here.iterdir())

@@ -1,0 +1,198 @@
+"""Folders of images: labels, what rewards need, damage and its metadata."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from ddpo_lessons import folders, rewards
+from ddpo_lessons.tiny import world
+
+
+def write(path: Path, colour: str = "red", size: int = 32) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (size, size), colour).save(path)
+    return path
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    for place, colour in (("dog/a.png", "red"), ("cat/a.png", "lime"), ("cat/b.png", "blue")):
+        write(tmp_path / place, colour)
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    write(tmp_path / ".cache" / "a.png")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+# ----------------------------------------------------------------------------------- what is in there
+def test_subfolders_are_labels(zoo: Path) -> None:
+    images = folders.find_images(zoo)
+    assert [file.relative_to(zoo).as_posix() for file in images.files] == [
+        "cat/a.png",
+        "cat/b.png",
+        "dog/a.png",
+    ]
+    assert images.labels == ("cat", "cat", "dog")
+    assert images.classes == ("cat", "dog")
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    write(tmp_path / "b.png")
+    images = folders.find_images(tmp_path)
+    assert images.labels is None
+    assert images.classes == ()
+
+
+def test_a_folder_that_is_both_is_refused(zoo: Path) -> None:
+    write(zoo / "stray.png")
+    with pytest.raises(ValueError, match="beside subfolders"):
+        folders.find_images(zoo)
+
+
+def test_broken_files_in_subfolders_are_found(zoo: Path) -> None:
+    (zoo / "dog" / "broken.png").write_bytes(b"\x89PNG, or not")
+    with pytest.raises(OSError, match=r"broken\.png"):
+        folders.find_images(zoo)
+
+
+def test_every_image_is_drawn_with_its_label(zoo: Path) -> None:
+    sampler = folders.image_prompts(folders.find_images(zoo), "an animal", 16, seed=3)
+    drawn = [sampler() for _ in range(40)]
+    colours = {"cat/a.png": (0, 1, 0), "cat/b.png": (0, 0, 1), "dog/a.png": (1, 0, 0)}
+    assert {metadata["id"] for *_, metadata in drawn} == set(colours)
+    for prompt, image, metadata in drawn:
+        assert prompt == "an animal"
+        assert image.shape == (3, 16, 16)
+        assert image is metadata["image"]
+        assert metadata["label"] == metadata["id"].partition("/")[0]
+        assert tuple(image[:, 0, 0].tolist()) == colours[metadata["id"]]
+        assert set(metadata) == {"id", "image", "label"}
+
+
+def test_folders_named_after_digits_give_the_digit(tmp_path: Path) -> None:
+    for name in ("three", "seven"):
+        write(tmp_path / name / "a.png")
+    sampler = folders.image_prompts(folders.find_images(tmp_path), "", 32, seed=0)
+    drawn = [sampler()[2] for _ in range(10)]
+    assert {(metadata["label"], metadata["digit"]) for metadata in drawn} == {("three", 3), ("seven", 7)}
+
+
+# -------------------------------------------------------------------------------------------- rewards
+def flat(folder: Path) -> folders.ImageFolder:
+    return folders.ImageFolder(folder, (folder / "a.png",), None)
+
+
+def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
+    return folders.ImageFolder(folder, tuple(folder / name / "a.png" for name in names), names)
+
+
+@pytest.mark.parametrize(
+    ("reward", "classes", "damages", "match"),
+    [
+        ("clip_change", (), (), "has no class subfolders"),
+        ("clip_margin", ("cat",), (), "one subfolder, cat: add another"),
+        ("legibility_gain", (), (), "has no class subfolders"),
+        ("digit_legibility", ("three", "cat"), (), "subfolder cat: name them zero, one"),
+        ("decorruption", ("cat", "dog"), (), "give --damage"),
+        ("clip_change", ("cat", "dog"), (), None),
+        ("digit_margin", ("three",), (), None),
+        ("decorruption", (), ("foggy",), None),
+        ("colourfulness", (), (), None),
+    ],
+)
+def test_rewards_find_what_they_need_or_are_refused(
+    tmp_path: Path, reward: str, classes: tuple[str, ...], damages: tuple[str, ...], match: str | None
+) -> None:
+    images = in_classes(tmp_path, *classes) if classes else flat(tmp_path)
+    if match is None:
+        folders.check_needs(reward, images, damages)
+        return
+    with pytest.raises(ValueError, match=match):
+        folders.check_needs(reward, images, damages)
+
+
+def test_needs_name_rewards_that_exist_and_name_them_all() -> None:
+    """Called without metadata, a reward says which key it misses; text and CLIP need no more."""
+    assert set(folders.NEEDS) <= set(rewards.REWARDS)
+    images = torch.full((1, 3, 32, 32), 0.5)
+    for name, make in rewards.REWARDS.items():
+        if name.startswith(("clip", "aesthetic", "distance")):  # models from the hub
+            continue
+        missing = ""
+        try:
+            make()(images, ["a red three"], [{}])
+        except ValueError as error:
+            missing = str(error).partition("has no '")[2].partition("'")[0]
+        assert missing == folders.NEEDS.get(name, ""), name
+
+
+def test_rewards_that_compare_classes_get_those_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setitem(rewards.REWARDS, "clip_change", lambda **given: calls.append(given))
+    folders.make_reward("clip_change", in_classes(tmp_path, "cat", "dog", "cat"))
+    assert calls == [{"classes": ("cat", "dog")}]
+    bright = torch.full((1, 3, 8, 8), 0.5)
+    assert folders.make_reward("colourfulness", flat(tmp_path))(bright, [""], [{}]).item() == 0
+
+
+# --------------------------------------------------------------------------------------------- damage
+def test_damage_keeps_the_clean_image_as_the_target(zoo: Path) -> None:
+    images = folders.find_images(zoo)
+    sampler = folders.image_prompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
+    drawn = [sampler()[1:] for _ in range(40)]
+    seen = {(metadata["damage"], metadata["severity"]) for _, metadata in drawn}
+    assert seen == {(name, severity) for name in ("noisy", "foggy") for severity in (2, 4)}
+    for image, metadata in drawn:
+        assert image is metadata["image"]
+        assert metadata["target"].std(dim=(1, 2)).max() == 0  # one colour, as it was written
+        assert not torch.equal(image, metadata["target"])
+    again = folders.image_prompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
+    assert all(torch.equal(again()[1], image) for image, _ in drawn)
+
+
+@pytest.mark.parametrize("name", world.DAMAGES)
+@pytest.mark.parametrize("size", [32, 512])
+def test_damage_works_at_every_size(name: str, size: int) -> None:
+    image = torch.linspace(0, 1, size).expand(3, size, size) * 0.6 + 0.2
+    damaged = folders.damage(image, name, 3, torch.Generator().manual_seed(0))
+    assert damaged.shape == image.shape
+    assert 0 <= damaged.min() <= damaged.max() <= 1
+    if name != "blurry":  # a straight ramp stays one
+        assert (damaged - image).abs().mean() > 0.005
+
+
+def test_blur_grows_with_large_images() -> None:
+    """A step between two halves becomes the Gaussian's integral; its standard deviation is what is asked."""
+    for size, sigma in ((32, 2.0), (224, 2.0), (512, 2.0 * 512 / 224)):
+        image = torch.zeros(3, size, size)
+        image[:, :, size // 2 :] = 1
+        edge = folders.damage(image, "blurry", 3, torch.Generator())[0, size // 2]  # (W,)
+        # one sigma right of the step, which lies half a pixel left of the first bright one
+        offset = round(sigma)
+        expected = 0.5 * (1 + math.erf((offset + 0.5) / sigma / math.sqrt(2)))
+        assert edge[size // 2 + offset].item() == pytest.approx(expected, abs=0.01), size
+
+
+def test_blur_at_scale_one_is_the_kernel_of_seventeen_by_seventeen() -> None:
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    taps = torch.exp(-(torch.arange(-8, 9) ** 2) / (2 * 2.6**2))
+    kernel = (taps[:, None] * taps[None, :] / taps.sum() ** 2).expand(3, 1, 17, 17)
+    padded = torch.nn.functional.pad(images, (8, 8, 8, 8), mode="reflect")
+    expected = torch.nn.functional.conv2d(padded, kernel, groups=3)
+    torch.testing.assert_close(world.blur(images, 4, torch.Generator()), expected)
+
+
+def test_unknown_damage_and_severity_are_named() -> None:
+    image = torch.zeros(3, 32, 32)
+    with pytest.raises(ValueError, match="damage='wet'"):
+        folders.damage(image, "wet", 1, torch.Generator())
+    with pytest.raises(ValueError, match="severity=6"):
+        folders.damage(image, "foggy", 6, torch.Generator())

@@ -1,0 +1,113 @@
+"""Presets: what they name exists, what a card takes keeps the samples, and the sizes fit by the budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddpo_lessons import budget, prompts, rewards
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.presets import GPU_MEMORY, PRESETS, fit_to_memory
+from ddpo_lessons.rollout import make_schedule
+from ddpo_lessons.tiny import world
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_name_what_exists(name: str) -> None:
+    preset = PRESETS[name]
+    assert preset.reward in rewards.REWARDS
+    assert set(preset.damages) <= set(world.DAMAGES)
+    if preset.noise_strength is None:
+        assert preset.prompts in prompts.PROMPTS
+        assert not preset.damages
+    else:
+        assert preset.prompts == ""
+    DDPOConfig(**preset.config)
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "samples", "steps"),
+    [
+        ("compressibility", 8, 256, 4),
+        ("incompressibility", 8, 256, 4),
+        ("aesthetic", 8, 256, 2),
+        ("alignment", 6, 288, 2),
+        ("camouflage", 1, 256, 1),
+        ("corruption", 1, 256, 1),
+    ],
+)
+def test_presets_make_the_epochs_of_the_peers(name: str, processes: int, samples: int, steps: int) -> None:
+    # ddpo-pytorch's config/dgx.py works them out in comments; gaussian-glasses: 256 a gradient update
+    plan = DDPOConfig(**PRESETS[name].config).epoch_plan(50, processes)
+    assert (plan.total_samples, plan.optimizer_steps) == (samples, steps)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("camouflage", 20), ("corruption", 10)])
+def test_img2img_presets_take_one_pass_over_part_of_the_schedule(name: str, steps: int) -> None:
+    from diffusers import DDIMScheduler
+
+    preset = PRESETS[name]
+    config = DDPOConfig(**preset.config)
+    assert config.sample_guidance_scale <= 1
+    timesteps = make_schedule(DDIMScheduler(), config.sample_num_steps, preset.noise_strength or 0)
+    assert len(timesteps) == steps
+
+
+@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_card_changes_no_count_of_samples(name: str, gigabytes: int) -> None:
+    fields = PRESETS[name].config
+    whole, cut = DDPOConfig(**fields), DDPOConfig(**fit_to_memory(fields, gigabytes))
+    before, after = (config.epoch_plan(10) for config in (whole, cut))
+    assert after.total_samples == before.total_samples
+    assert after.samples_per_optimizer_step == before.samples_per_optimizer_step
+    assert after.optimizer_steps == before.optimizer_steps
+    assert cut.sample_batch_size <= GPU_MEMORY[gigabytes]["sample_batch_size"]
+    assert cut.train_batch_size <= GPU_MEMORY[gigabytes]["train_batch_size"]
+    changed = {key for key, value in vars(whole).items() if getattr(cut, key) != value}
+    assert changed <= {
+        "sample_batch_size",
+        "sample_num_batches_per_epoch",
+        "train_batch_size",
+        "train_gradient_accumulation_steps",
+        "train_gradient_checkpointing",
+    }
+
+
+@pytest.mark.parametrize(
+    ("samples", "step", "expected"),
+    [((8, 4), (4, 2), (8, 4, 4, 2)), ((9, 1), (3, 3), (3, 3, 3, 3)), ((7, 1), (7, 1), (7, 1, 1, 7))],
+)
+def test_largest_batches_that_divide(
+    samples: tuple[int, int], step: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    names = (
+        "sample_batch_size",
+        "sample_num_batches_per_epoch",
+        "train_batch_size",
+        "train_gradient_accumulation_steps",
+    )
+    fitted = fit_to_memory(dict(zip(names, samples + step, strict=True)), 24)  # at most 8 and 4
+    assert tuple(fitted[name] for name in names) == expected
+
+
+def test_a_card_that_is_not_in_the_table_is_named() -> None:
+    with pytest.raises(ValueError, match="gpu_memory=16"):
+        fit_to_memory({}, 16)
+
+
+@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
+def test_the_heaviest_preset_fits_every_card_on_paper(gigabytes: int) -> None:
+    """All 256 samples of the aesthetic experiment on one GPU, with CLIP ViT-L/14 in float32 beside it."""
+    fields: dict[str, Any] = {
+        **PRESETS["aesthetic"].config,
+        "sample_num_batches_per_epoch": 32,
+        "train_gradient_accumulation_steps": 32,
+    }
+    config = DDPOConfig(**fit_to_memory(fields, gigabytes))
+    assert config.epoch_plan(50).total_samples == 256
+    clip = 427_616_513 * 4
+    found = budget.estimate(budget.sd15(), config, 50, from_images=False, reward_bytes=clip)
+    assert found.peak + 1e9 < 0.85 * gigabytes * 1e9
+    assert found.peak > 0.5 * gigabytes * 1e9  # and uses it
