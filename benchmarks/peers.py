@@ -1,0 +1,168 @@
+"""Side by side with the peers: `python -m benchmarks.peers`.
+
+Makes the peers' environment unless `--python` names one, then lets peer, package and the bare UNet take
+turns, an epoch each, in processes that live through all rounds. Writes benchmarks/peers.json: for every
+case and batch size the seconds of each phase (median, smallest, largest), and how far the gradients of the
+first optimizer step are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from diffusers import DDIMScheduler
+from tqdm.auto import tqdm
+
+from benchmarks.record_peers import _versions as versions
+from benchmarks.speed_cases import CASES, SIZES, Case
+from ddpo_lessons.tiny import load_tiny_sd
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "peers.json"
+PEERS = (
+    "trl==0.21.0",
+    "imageddpo==0.1.2",
+    "transformers<5",
+    "diffusers==0.39.0",
+    "peft",
+    "accelerate",
+    "wandb",
+)
+TORCH = "torch==2.13.0"
+PHASES = ("sampling", "reward", "training", "whole")
+
+
+def make_environment(folder: Path) -> str:
+    """Install the peers into an environment of their own; return its interpreter."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        # uv's resolver: that of an old pip looks for versions for ten minutes
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "uv", TORCH], check=True)
+        install = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+        subprocess.run([*install, *PEERS, TORCH], check=True)
+    return str(python)
+
+
+class Worker:
+    """A process that does an epoch when told to."""
+
+    def __init__(self, command: list[str]) -> None:
+        """Start it and wait until it is ready."""
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        if self._read() != "ready":
+            raise RuntimeError(f"{' '.join(command)} did not start: run it in a terminal to see why")
+
+    def _read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Send a line, return the answer."""
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+        return json.loads(self._read())
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[Worker]:
+    """Start a worker, and end it with the block."""
+    worker = Worker(command)
+    try:
+        yield worker
+    finally:
+        worker.process.kill()
+        worker.process.wait()
+
+
+def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Let all take turns for some rounds, after an epoch to warm up."""
+    arguments = [case.name, size, str(folder)]
+    with ExitStack() as stack:
+        peer = stack.enter_context(started([python, "-m", "benchmarks.speed_peer", *arguments]))
+        ours = stack.enter_context(started([sys.executable, "-m", "benchmarks.speed_ours", *arguments]))
+        recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
+        first = peer.ask(f"gradient {recording}")
+        answer: dict[str, Any] = {"case": case.name, "size": size, "peer": case.peer}
+        turns = {"ours": (ours, "epoch"), "floor": (ours, "floor")}
+        if "error" in first:
+            answer["error"] = first["error"]
+        else:
+            answer |= ours.ask(f"gradient {recording}")
+            turns = {"peer": (peer, "epoch"), **turns}
+        times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
+        for _ in range(rounds + 1):  # the first is to warm up
+            for name, (worker, line) in turns.items():
+                times[name].append(worker.ask(line))
+    return answer | {name: summary(epochs[1:]) for name, epochs in times.items()}
+
+
+def summary(epochs: list[dict[str, float]]) -> dict[str, Any]:
+    """Median, smallest and largest seconds of every phase."""
+    columns = {phase: [epoch[phase] for epoch in epochs] for phase in PHASES}
+    return {
+        phase: [round(number, 4) for number in (statistics.median(column), min(column), max(column))]
+        for phase, column in columns.items()
+    }
+
+
+def tiny_folder(folder: Path) -> Path:
+    """Write tiny-sd as the peers need it: a last step with noise, and the tokenizer's older files."""
+    pipeline = load_tiny_sd()
+    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, set_alpha_to_one=False)
+    pipeline.save_pretrained(folder)
+    model = json.loads((folder / "tokenizer" / "tokenizer.json").read_text("utf-8"))["model"]
+    (folder / "tokenizer" / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(" ".join(pair) + "\n" for pair in model["merges"])
+    (folder / "tokenizer" / "merges.txt").write_text("#version: 0.2\n" + merges)
+    return folder
+
+
+def main() -> None:
+    """Compare every case at every size, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", help="interpreter that can import the peers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    python = arguments.python or make_environment(ROOT / "build" / "peers")
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = tiny_folder(Path(scratch, "tiny-sd"))
+        for name in tqdm(arguments.cases, desc="cases"):
+            for size in arguments.sizes:
+                rows.append(compare(CASES[name], size, python, folder, arguments.rounds))
+                tqdm.write(json.dumps(rows[-1]))
+    result = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "rounds": arguments.rounds,
+        "peers": versions(python),
+        "rows": rows,
+    }
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

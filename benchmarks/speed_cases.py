@@ -1,0 +1,100 @@
+"""What the speed comparison runs, in the peers' environment and in ours alike; imports neither.
+
+Batch sizes are those of TRL 0.21's documented example (examples/scripts/ddpo.py: 6 samples at a time, 3 a
+minibatch), with fewer steps; `large` is what a user sets who has the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PROMPT = "a red three on a blue background"
+SIZES: dict[str, dict[str, int]] = {
+    "documented": {"sample_batch_size": 6, "sample_num_batches_per_epoch": 4, "train_batch_size": 3},
+    "large": {"sample_batch_size": 16, "sample_num_batches_per_epoch": 2, "train_batch_size": 16},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of training; `noise_strength` of None means text-to-image."""
+
+    name: str
+    guidance_scale: float
+    prompt: str = PROMPT
+    noise_strength: float | None = None
+    num_steps: int = 10
+
+    @property
+    def peer(self) -> str:
+        """The peer that it is compared with."""
+        return "TRL" if self.noise_strength is None else "imageddpo"
+
+    @property
+    def actions(self) -> int:
+        """Denoising steps that are sampled and trained, per sample."""
+        return round(self.num_steps * (self.noise_strength or 1))
+
+    @property
+    def evaluations(self) -> int:
+        """UNet evaluations that a prediction needs: two with guidance, unless both prompts agree."""
+        return 2 if self.guidance_scale > 1 and self.prompt else 1
+
+    def settings(self, size: str) -> dict[str, Any]:
+        """Fields that TRL's DDPOConfig and ours share."""
+        return {
+            **SIZES[size],
+            "num_epochs": 1000,
+            "save_freq": 1000,
+            "sample_num_steps": self.num_steps,
+            "sample_guidance_scale": self.guidance_scale,
+            "train_gradient_accumulation_steps": 1,
+            "train_learning_rate": 3e-4,
+            "mixed_precision": "no",
+            "seed": 0,
+        }
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("text-to-image, guidance 5", 5.0),
+        Case("text-to-image, no guidance", 1.0),
+        Case("img2img, guidance 5", 5.0, noise_strength=0.5),
+        Case("img2img, guidance 5, empty prompt", 5.0, prompt="", noise_strength=0.5),
+        Case("img2img, no guidance", 1.0, prompt="", noise_strength=0.5),
+    )
+}
+
+
+def redness(images: torch.Tensor) -> torch.Tensor:
+    """A reward that costs nothing: the mean of the red channel, (B,)."""
+    return images[:, 0].float().mean(dim=(1, 2))
+
+
+def picture() -> torch.Tensor:
+    """A picture that follows from nothing: (3, 32, 32) in [0, 1]."""
+    ramp = torch.linspace(0, 1, 32)
+    return torch.stack([ramp.expand(32, 32), ramp[:, None].expand(32, 32), torch.full((32, 32), 0.5)])
+
+
+def serve(epoch: Callable[[str], dict[str, Any]]) -> None:
+    """Do an epoch for every line of the standard input and answer with a line of JSON.
+
+    Args:
+        epoch: called with the line; what it returns, or the error that it raises, is the answer.
+    """
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries that print must not disturb
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            answer = epoch(line.strip())
+        except Exception as error:  # the comparison reports how a peer fails
+            answer = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]:.120}"}
+        print(json.dumps(answer), file=answers, flush=True)

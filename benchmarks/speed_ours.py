@@ -1,0 +1,158 @@
+"""This package's trainer, or the bare UNet, an epoch at a time; started by `benchmarks.peers`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers import StableDiffusionPipeline
+from diffusers.utils import logging
+from safetensors.torch import load_file
+
+from benchmarks.speed_cases import CASES, SIZES, Case, picture, redness, serve
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+
+GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one forward pass, for the floor to choose from
+
+
+def make_trainer(case: Case, size: str, folder: str, output_dir: str) -> DDPOTrainer:
+    """Build our trainer with the settings of the case and defaults for everything else."""
+    logging.disable_progress_bar()
+    config = DDPOConfig(**case.settings(size), output_dir=output_dir, image_grid_freq=0)
+    pipeline = StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
+
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        return redness(images)
+
+    if case.noise_strength is None:
+        return DDPOTrainer(config, reward, lambda: (case.prompt, {}), pipeline)
+    return ImageDDPOTrainer(
+        config,
+        reward,
+        lambda: (case.prompt, picture(), {}),
+        pipeline,
+        noise_strength=case.noise_strength,
+    )
+
+
+# ------------------------------------------------------------------------------------ equal gradients
+def trajectory_of(tensors: dict[str, torch.Tensor], case: Case) -> Trajectory:
+    """Turn a peer's minibatch, whose timesteps it has shuffled, back into a trajectory."""
+    sample = {k.removeprefix("sample."): v for k, v in tensors.items() if k.startswith("sample.")}
+    order = sample["timesteps"].argsort(dim=1, descending=True)  # (B, T)
+    rows = torch.arange(len(order))[:, None]
+    states, outcomes = (sample[name][rows, order] for name in ("latents", "next_latents"))  # (B, T, C, h, w)
+    latents = torch.cat([states, outcomes[:, -1:]], dim=1)  # (B, T+1, C, h, w)
+    return Trajectory(
+        latents=latents,
+        timesteps=sample["timesteps"][rows, order],
+        log_probs=sample["log_probs"][rows, order],
+        prompt_embeds=sample["prompt_embeds"],
+        negative_prompt_embeds=sample["negative_prompt_embeds"] if case.evaluations == 2 else None,
+        prompts=(case.prompt,) * len(order),
+        guidance_scale=case.guidance_scale,
+        final_latents=latents[:, -1],
+    )
+
+
+def compare_gradient(trainer: DDPOTrainer, case: Case, path: str) -> dict[str, float]:
+    """Take the peer's first optimizer step with our loss; return how far the gradients are apart.
+
+    Returns:
+        "gradient_difference": |ours - theirs| / |theirs| over all trained weights.
+    """
+    tensors = load_file(path)
+    with torch.no_grad():
+        for name, parameter in zip(trainer.trainable_names, trainer.trainable, strict=True):
+            parameter.copy_(tensors[f"weight.{name}"])
+    trajectory = trajectory_of(tensors, case)
+    trainer._schedule()
+    rows, columns = torch.meshgrid(*map(torch.arange, trajectory.timesteps.shape), indexing="ij")  # (B, T)
+    loss, _ = trainer._loss(
+        trajectory, tensors["sample.advantages"].float(), rows.flatten(), columns.flatten()
+    )
+    ours = torch.autograd.grad(loss, trainer.trainable)
+    theirs = [tensors[f"grad.{name}"] for name in trainer.trainable_names]
+    apart = torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)]).norm()
+    return {"gradient_difference": (apart / torch.stack([b.norm() for b in theirs]).norm()).item()}
+
+
+# ---------------------------------------------------------------------------------------------- floor
+class Floor:
+    """An epoch's UNet evaluations and nothing else, at the group size that is fastest here."""
+
+    def __init__(self, trainer: DDPOTrainer, case: Case, size: str) -> None:
+        """Find the best group sizes."""
+        self.unet, self.trainable = trainer.unet, trainer.trainable
+        shape = SIZES[size]
+        samples = shape["sample_batch_size"] * shape["sample_num_batches_per_epoch"]
+        self.evaluations = samples * case.actions * case.evaluations
+        self.embeds = trainer.encode_prompts([case.prompt])  # (1, L, D)
+        self.forward_size = min(GROUP_SIZES, key=lambda n: self._rate(self._forward, n))
+        self.backward_size = min(GROUP_SIZES, key=lambda n: self._rate(self._backward, n))
+
+    def _rate(self, run: Callable[[int], None], count: int) -> float:
+        """Return the best of five times per evaluation, in seconds."""
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            run(count)
+            times.append(time.perf_counter() - started)
+        return min(times) / count
+
+    def _predict(self, count: int) -> torch.Tensor:
+        latents, timesteps = torch.zeros(count, 4, 8, 8), torch.full((count,), 500)
+        return self.unet(latents, timesteps, encoder_hidden_states=self.embeds.expand(count, -1, -1)).sample
+
+    @torch.no_grad()
+    def _forward(self, count: int) -> None:
+        self._predict(count)
+
+    def _backward(self, count: int) -> None:
+        torch.autograd.grad(self._predict(count).square().mean(), self.trainable)
+
+    def epoch(self) -> dict[str, float]:
+        """Do the evaluations of sampling and of training; return seconds of each."""
+        seconds = []
+        for run, size in ((self._forward, self.forward_size), (self._backward, self.backward_size)):
+            started = time.perf_counter()
+            for first in range(0, self.evaluations, size):
+                run(min(size, self.evaluations - first))
+            seconds.append(time.perf_counter() - started)
+        sampling, training = seconds
+        return {"sampling": sampling, "reward": 0.0, "training": training, "whole": sampling + training}
+
+
+def main() -> None:
+    """Serve epochs of the case, size and folder that the command line names."""
+    case, size, folder = CASES[sys.argv[1]], sys.argv[2], sys.argv[3]
+    with tempfile.TemporaryDirectory() as output_dir:
+        trainer = make_trainer(case, size, folder, output_dir)
+        floor: Floor | None = None
+        epochs = 0
+
+        def epoch(line: str) -> dict[str, Any]:
+            nonlocal epochs, floor
+            if line.startswith("gradient "):
+                return compare_gradient(trainer, case, line.removeprefix("gradient "))
+            if line == "floor":
+                floor = floor or Floor(trainer, case, size)
+                return floor.epoch()
+            started = time.perf_counter()
+            metrics = trainer.step(epochs)
+            whole = time.perf_counter() - started
+            epochs += 1
+            phases = {name: metrics[f"seconds_{name}"] for name in ("sampling", "reward", "training")}
+            return {**phases, "whole": whole}
+
+        serve(epoch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""One peer's trainer, an epoch at a time; runs in the peers' environment, started by `benchmarks.peers`."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.speed_cases import CASES, Case, picture, redness, serve
+
+
+def make_trainer(case: Case, size: str, folder: str) -> Any:
+    """Build the peer's trainer with LoRA, as its documentation does."""
+    from trl import DDPOConfig, DDPOTrainer
+
+    config = DDPOConfig(
+        **case.settings(size),
+        train_timestep_fraction=case.actions / case.num_steps,  # imageddpo trains as many as this says
+        project_kwargs={"project_dir": folder, "automatic_checkpoint_naming": True},
+    )
+    if case.peer == "TRL":
+        from trl import DefaultDDPOStableDiffusionPipeline as Pipeline
+
+        base, image, extra = DDPOTrainer, (), {}
+    else:
+        from imageddpo import I2IDDPOStableDiffusionPipeline as Pipeline
+        from imageddpo import ImageDDPOTrainer
+
+        base, image, extra = ImageDDPOTrainer, (picture(),), {"noise_strength": case.noise_strength}
+    return base(
+        config,
+        lambda images, prompts, metadata: (redness(images), {}),
+        lambda: (case.prompt, *image, {}),
+        Pipeline(folder, use_lora=True),
+        **extra,
+    )
+
+
+class Timer:
+    """Adds up the seconds that a method of an object takes."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        """Put itself before the method."""
+        self.seconds, self._method = 0.0, getattr(owner, name)
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method."""
+        started = time.perf_counter()
+        try:
+            return self._method(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def take(self) -> float:
+        """Return the sum and begin anew."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+def trainable(trainer: Any) -> dict[str, torch.Tensor]:
+    """The adapter's weights by name."""
+    return {name: p for name, p in trainer.sd_pipeline.unet.named_parameters() if p.requires_grad}
+
+
+def record_gradient(trainer: Any, path: str) -> None:
+    """Write the first optimizer step of the next epoch: weights, minibatch, gradient before clipping."""
+    train, clip = trainer._train_batched_samples, trainer.accelerator.clip_grad_norm_
+    tensors: dict[str, torch.Tensor] = {}
+
+    def watch_minibatch(inner_epoch: int, epoch: int, global_step: int, batches: list[Any]) -> int:
+        tensors.update({f"sample.{k}": v.detach().clone() for k, v in batches[0].items()})
+        tensors.update({f"weight.{k}": v.detach().clone() for k, v in trainable(trainer).items()})
+        return train(inner_epoch, epoch, global_step, batches)
+
+    def watch_gradient(*args: Any) -> Any:
+        if not any(name.startswith("grad.") for name in tensors):
+            grads = {f"grad.{k}": v.grad.detach().clone() for k, v in trainable(trainer).items()}
+            tensors.update(grads)
+            save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        return clip(*args)
+
+    trainer._train_batched_samples, trainer.accelerator.clip_grad_norm_ = watch_minibatch, watch_gradient
+
+
+def main() -> None:
+    """Serve epochs of the case, size and folder that the command line names."""
+    case, size, folder = CASES[sys.argv[1]], sys.argv[2], sys.argv[3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(case, size, folder)
+    trainer.sd_pipeline.set_progress_bar_config(disable=True)
+    sampling, reward = Timer(trainer, "_generate_samples"), Timer(trainer, "compute_rewards")
+    epochs = 0
+
+    def epoch(line: str) -> dict[str, Any]:
+        nonlocal epochs
+        if line.startswith("gradient "):
+            record_gradient(trainer, str(Path(line.removeprefix("gradient "))))
+        started = time.perf_counter()
+        trainer.step(epochs, epochs)
+        epochs += 1
+        whole = time.perf_counter() - started
+        phases = {"sampling": sampling.take(), "reward": reward.take()}
+        return {**phases, "training": whole - sum(phases.values()), "whole": whole}
+
+    serve(epoch)
+
+
+if __name__ == "__main__":
+    main()
