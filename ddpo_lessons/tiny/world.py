@@ -166,12 +166,10 @@ def noise(images: torch.Tensor, severity: int, generator: torch.Generator) -> to
 
 def blur(images: torch.Tensor, severity: int, generator: torch.Generator, scale: float = 1.0) -> torch.Tensor:
     """Blur with a Gaussian of 1.0 to 3.4 pixels, times `scale`: images of many pixels need a wider one."""
-    sigma = scale * _amount(severity, (1.0, 1.5, 2.0, 2.6, 3.4))
-    radius = round(8 * scale)
+    sigma, radius = scale * _amount(severity, (1.0, 1.5, 2.0, 2.6, 3.4)), round(8 * scale)
     taps = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
-    row = (taps / taps.sum()).expand(3, 1, 1, -1)  # first along rows, then along columns
-    padded = F.pad(images, (radius,) * 4, mode="reflect")
-    return F.conv2d(F.conv2d(padded, row, groups=3), row.transpose(2, 3), groups=3).clamp(0, 1)
+    kernel = (taps[:, None] * taps[None, :] / taps.sum() ** 2).expand(3, 1, -1, -1)
+    return F.conv2d(F.pad(images, (radius,) * 4, mode="reflect"), kernel, groups=3)
 
 
 def fog(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
