@@ -256,6 +256,24 @@ def test_step_std_keeps_the_shape_and_agrees_with_the_step() -> None:
     assert step_std(scheduler, 500).shape == ()
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_table_stays_where_it_is(device: str) -> None:
+    """Timesteps may be on any device; the numbers follow them, and the scheduler is left alone."""
+    scheduler = make_scheduler()
+    table, values = scheduler.alphas_cumprod, scheduler.alphas_cumprod.clone()
+    model_output, sample = (tensor.to(device) for tensor in random_step())
+    timesteps = torch.tensor([900, 500, 100], device=device)
+    step = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, generator=seeded())
+    assert {tensor.device.type for tensor in (*step, step_std(scheduler, timesteps))} == {device}
+    torch.testing.assert_close(step.std.cpu(), step_std(scheduler, timesteps.cpu()))
+    assert scheduler.alphas_cumprod is table
+    assert table.device.type == "cpu"
+    assert torch.equal(table, values)
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
