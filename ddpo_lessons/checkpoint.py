@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,27 @@ def name_of(epochs_done: int) -> str:
     return f"checkpoint-{epochs_done:06d}"
 
 
+# What `write` moves aside until its successor is in place; a kill in between leaves it under this name.
+_REPLACED = re.compile(r"\.(checkpoint-[0-9]+)\.old")
+
+
 def epochs_of(folder: Path) -> int:
     """Return the number in a checkpoint's name."""
-    return int(folder.name.removeprefix("checkpoint-"))
+    return int(folder.name.removesuffix(".old").rpartition("-")[2])
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found = [path for path in run_dir.glob("checkpoint-*") if (path / MANIFEST).is_file()]
-    numbered = [path for path in found if path.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(numbered, key=epochs_of)
+    found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]+", path.name)]
+    found += [path for path in run_dir.glob(".*.old") if _place_of_replaced(path) is not None]
+    return sorted([path for path in found if (path / MANIFEST).is_file()], key=epochs_of)
+
+
+def _place_of_replaced(folder: Path) -> Path | None:
+    """Return where a checkpoint belongs that a kill left moved aside, unless its successor is there."""
+    match = _REPLACED.fullmatch(folder.name)
+    place = folder.with_name(match[1]) if match else None
+    return None if place is None or place.exists() else place
 
 
 def write(
@@ -53,6 +65,10 @@ def write(
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        OSError: if the disk is full or the folder cannot be written; what was written of the checkpoint is
+            deleted, and those before it are untouched.
     """
     files = {f"{stem}.safetensors": save(_plain(group)) for stem, group in tensors.items()}
     files["state.json"] = json.dumps(state).encode()
@@ -60,34 +76,46 @@ def write(
     files[MANIFEST] = json.dumps({"sha256": sums}, indent=1).encode()
     target = run_dir / name_of(epochs_done)
     aside = run_dir / f".{target.name}.new"
-    remove_leftovers(run_dir)
-    aside.mkdir(parents=True)
+    try:
+        remove_leftovers(run_dir)
+        _write_files(aside, files)
+        if target.exists():
+            target.rename(target.with_name(f".{target.name}.old"))
+        aside.rename(target)
+        remove_leftovers(run_dir)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)  # on a full disk its space is needed
+        raise OSError(
+            error.errno,
+            f"cannot write {target.name} ({error.strerror}): make room in {run_dir}, or make it writable, "
+            "then continue with resume_from='latest'",
+        ) from error
+    return target
+
+
+def _write_files(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True)
     for name, data in files.items():
-        with open(aside / name, "wb") as file:
+        with open(folder / name, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    if target.exists():
-        target.rename(_hidden(target))
-    aside.rename(target)
-    remove_leftovers(run_dir)
-    return target
 
 
 def remove(folder: Path) -> None:
     """Delete a checkpoint; what a kill leaves of it is no checkpoint any more."""
-    shutil.rmtree(folder.rename(_hidden(folder)))
+    shutil.rmtree(folder.rename(folder.with_name(f".{name_of(epochs_of(folder))}.gone")))
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Delete what kills during `write` and `remove` have left."""
-    for suffix in ("new", "old"):
+    """Delete what kills during `write` and `remove` have left; put back what has no successor yet."""
+    for path in run_dir.glob(".checkpoint-*.old"):
+        place = _place_of_replaced(path)
+        if place is not None:
+            path.rename(place)
+    for suffix in ("new", "old", "gone"):
         for path in run_dir.glob(f".checkpoint-*.{suffix}"):
             shutil.rmtree(path)
-
-
-def _hidden(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from ddpo_lessons import checkpoint
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.plotting import image_grid
 
 METRICS = "metrics.jsonl"
+NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+
+
+@contextlib.contextmanager
+def hold(run_dir: Path) -> Iterator[None]:
+    """Keep every other process and trainer from training in a folder; the end of the process frees it too.
+
+    Raises:
+        RuntimeError: if another one trains there.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run_dir / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RuntimeError(
+            f"another trainer is at work in {run_dir}: wait for its end, or choose another output_dir"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def claim(config: DDPOConfig) -> Path | None:
@@ -34,8 +61,9 @@ def claim(config: DDPOConfig) -> Path | None:
             )
         return checkpoints[-1]
     source = Path(config.resume_from) if config.resume_from else None
-    holds_run = checkpoints or read_metrics(run_dir)
-    if holds_run and not config.overwrite and not _is_inside(source, run_dir):
+    if config.overwrite or _is_inside(source, run_dir):
+        return source
+    if checkpoints or read_metrics(run_dir):
         raise ValueError(
             f"{run_dir} already holds a run: set resume_from='latest' to continue it, overwrite=True to "
             "replace it, or choose another output_dir"
@@ -50,52 +78,121 @@ def _is_inside(source: Path | None, run_dir: Path) -> bool:
 class RunLog:
     """Writes the records of one run."""
 
-    def __init__(self, config: DDPOConfig, source: Path | None, epochs_done: int) -> None:
+    def __init__(
+        self, config: DDPOConfig, source: Path | None, epochs_done: int, mark: Mapping[str, Any] = NO_RECORDS
+    ) -> None:
         """Write config.json; drop what older runs left here and the epochs that will be done again.
 
         Args:
             config: the settings.
             source: the checkpoint that is continued, if any.
             epochs_done: its number, or 0.
+            mark: what `mark` returned when that checkpoint was written.
+
+        Raises:
+            ValueError: if the records that are continued are not those that the checkpoint knows.
+            RuntimeError: if another trainer has used the folder since `claim` looked at it.
         """
         self.run_dir = config.run_dir
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        if claim(config) != source:
+            raise RuntimeError(
+                f"another trainer has used {self.run_dir} since this one was made: make a new trainer with "
+                "resume_from='latest'"
+            )
         if not _is_inside(source, self.run_dir):
-            epochs_done = 0
+            epochs_done, mark = 0, NO_RECORDS
+        kept = self._records_until(mark)
         self._drop_after(epochs_done)
-        _write(self.run_dir / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
+        _write(self.run_dir / METRICS, kept)
+        _write(self.run_dir / "config.json", (json.dumps(config.to_dict(), indent=1) + "\n").encode())
+        self._bytes, self._sum = len(kept), hashlib.sha256(kept)
+
+    def _records_until(self, mark: Mapping[str, Any]) -> bytes:
+        """Return the records that a checkpoint knows; none if the file was taken away."""
+        path = self.run_dir / METRICS
+        kept = path.read_bytes()[: mark["bytes"]] if path.exists() else b""
+        if path.exists() and hashlib.sha256(kept).hexdigest() != mark["sha256"]:
+            raise ValueError(
+                f"{path} is damaged: its first {mark['bytes']} bytes are not those that were written; "
+                "restore the file, or move it away to continue without the older records"
+            )
+        return kept
 
     def _drop_after(self, epochs_done: int) -> None:
-        """Remove what a run wrote after that epoch, and nothing else."""
+        """Remove the checkpoints and images that a run wrote after that epoch, and nothing else."""
         checkpoint.remove_leftovers(self.run_dir)
         for path in checkpoint.list_checkpoints(self.run_dir):
             if checkpoint.epochs_of(path) > epochs_done:
                 checkpoint.remove(path)
         for path in self.run_dir.glob("images/epoch-*.png"):
             number = path.stem.removeprefix("epoch-")
-            if number.isdigit() and int(number) > epochs_done:
+            if number.isdecimal() and int(number) > epochs_done:
                 path.unlink()
-        kept = [r for r in read_metrics(self.run_dir) if r["epoch"] <= epochs_done]
-        _write(self.run_dir / METRICS, "".join(json.dumps(record) + "\n" for record in kept))
 
     def record(self, kind: str, values: Mapping[str, float]) -> None:
-        """Append one record: {"kind": ..., **values}; numbers that are not finite become null."""
+        """Append one record: {"kind": ..., **values}; numbers that are not finite become null.
+
+        Raises:
+            OSError: if the disk is full or the file cannot be written; the records before it stay whole.
+            RuntimeError: if another trainer has written to the file.
+        """
         clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        with open(self.run_dir / METRICS, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **clean}) + "\n")
+        line = (json.dumps({"kind": kind, **clean}) + "\n").encode()
+        path = self.run_dir / METRICS
+        with _writing(path), open(path, "ab", buffering=0) as file:
+            self._check_size(file.tell())
+            try:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(self._bytes)
+                raise
+        self._bytes += len(line)
+        self._sum.update(line)
+
+    def mark(self) -> dict[str, Any]:
+        """Flush the records to disk; return their size and hash, by which a checkpoint knows them."""
+        path = self.run_dir / METRICS
+        with _writing(path), open(path, "ab") as file:
+            self._check_size(file.tell())
+            os.fsync(file.fileno())
+        return {"bytes": self._bytes, "sha256": self._sum.hexdigest()}
+
+    def _check_size(self, size: int) -> None:
+        if size != self._bytes:
+            raise RuntimeError(
+                f"{self.run_dir / METRICS} holds {size} bytes, and this trainer wrote {self._bytes}: another "
+                "trainer uses the folder; stop one of them and continue with resume_from='latest'"
+            )
 
     def images(self, epoch: int, images: torch.Tensor) -> None:
         """Save a grid of up to 32 images (N, 3, H, W) as images/epoch-NNNNNN.png."""
-        folder = self.run_dir / "images"
-        folder.mkdir(exist_ok=True)
-        image_grid(images[:32], columns=8).save(folder / f"epoch-{epoch:06d}.png")
+        path = self.run_dir / "images" / f"epoch-{epoch:06d}.png"
+        with _writing(path):
+            path.parent.mkdir(exist_ok=True)
+            image_grid(images[:32], columns=8).save(path)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that a kill leaves the old one or the new one."""
     aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    with _writing(path):
+        aside.write_bytes(data)
+        aside.replace(path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Let an error of the disk name the file and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot write {path} ({error.strerror}): make room, or make the folder writable, then continue "
+            "with resume_from='latest'",
+        ) from error
 
 
 def read_metrics(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -107,14 +204,25 @@ def read_metrics(run_dir: str | Path, kind: str | None = None) -> list[dict[str,
 
     Returns:
         The records, oldest first.
+
+    Raises:
+        ValueError: if a line is damaged, naming it.
     """
     path = Path(run_dir, METRICS)
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    *lines, rest = path.read_bytes().split(b"\n")  # a record ends with a line break
+    records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+    with contextlib.suppress(ValueError):
+        records += [_parse(rest, path, len(lines) + 1)]
     return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode())
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            return record
+    except ValueError:
+        pass
+    raise ValueError(f"{path}, line {number} is damaged: restore the file, or delete the line")

@@ -46,7 +46,7 @@ from ddpo_lessons.rollout import (
     text2img_rollout,
     vae_factor,
 )
-from ddpo_lessons.runlog import RunLog, claim
+from ddpo_lessons.runlog import NO_RECORDS, RunLog, claim, hold
 
 PAIRS_NUMEL = 64 * 256  # latent elements of a forward pass that train_forward_size=0 aims for
 
@@ -113,6 +113,7 @@ class DDPOTrainer:
         self.global_step = 0
         self.log: RunLog | None = None  # of the main process, once training starts
         self._log_is_open = False
+        self._metrics_mark: dict[str, Any] = NO_RECORDS  # what the resumed checkpoint knows of metrics.jsonl
         if saved is not None:
             self._restore(*saved)
 
@@ -163,10 +164,15 @@ class DDPOTrainer:
 
     # --------------------------------------------------------------------------------------- training
     def train(self) -> None:
-        """Run the epochs that are left; Ctrl-C finishes the epoch and saves, a second one stops at once."""
+        """Run the epochs that are left; Ctrl-C finishes the epoch and saves, a second one stops at once.
+
+        Raises:
+            RuntimeError: if another trainer trains in the run's folder.
+        """
         config = self.config
         message = "Ctrl-C: finishing this epoch, then saving; press again to stop at once"
         with (
+            hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
             DeferredInterrupt(message) as interrupt,
             self._bar("epochs", config.num_epochs, initial=self.epochs_done) as bar,
         ):
@@ -442,7 +448,7 @@ class DDPOTrainer:
         self._log_is_open = True
         self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
         if self.accelerator.is_main_process:
-            self.log = RunLog(self.config, self._resumed_from, self.epochs_done)
+            self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self._metrics_mark)
         if self.config.log_with:
             fields = self.config.to_dict().items()
             self.accelerator.init_trackers(
@@ -492,6 +498,7 @@ class DDPOTrainer:
             "stat_tracker": None if self.tracker is None else self.tracker.state_dict(),
             "prompt_function": None if prompts is None else prompts(),
             "grad_scaler": None if scaler is None else scaler.state_dict(),
+            "metrics": self._metrics_mark if self.log is None else self.log.mark(),
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -528,6 +535,7 @@ class DDPOTrainer:
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["grad_scaler"])
         self.epochs_done, self.global_step = state["epochs_done"], state["global_step"]
+        self._metrics_mark = state["metrics"]
         self._forward_prompts(state["prompt_function"])
 
     def _forward_prompts(self, state: Any) -> None:

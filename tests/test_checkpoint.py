@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -122,10 +123,64 @@ def test_a_kill_at_any_file_operation_leaves_a_usable_checkpoint(
     assert not list(tmp_path.glob(".checkpoint*"))
 
 
+@pytest.mark.parametrize("operation", range(3))
+def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_the_old_one_or_the_new_one(
+    tmp_path, monkeypatch, operation
+):
+    """Replacing takes two renames; between them there is no folder of the checkpoint's name."""
+    write(tmp_path)
+    left = operation
+
+    def rename(path, target):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KilledError
+        return os.replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        try:
+            checkpoint.write(tmp_path, 2, TENSORS, {**STATE, "note": "new"})
+            notes = {"new"}
+        except KilledError:
+            notes = {STATE["note"]}
+    assert (operation == 2) == (notes == {"new"})
+    (found,) = checkpoint.list_checkpoints(tmp_path)
+    assert checkpoint.epochs_of(found) == 2
+    assert checkpoint.read(found)[1]["note"] in notes
+    checkpoint.remove_leftovers(tmp_path)  # the next run does so before it trains
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000002"]
+    assert checkpoint.read(tmp_path / "checkpoint-000002")[1]["note"] in notes
+
+
+@pytest.mark.parametrize("file_number", range(4))
+def test_a_full_disk_costs_no_space_and_no_older_checkpoint(tmp_path, monkeypatch, file_number):
+    write(tmp_path, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    left = file_number
+
+    def fsync(descriptor):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(
+            OSError, match=r"cannot write checkpoint-000002 \(No space left .*make room"
+        ) as caught:
+            write(tmp_path, 2)
+    assert caught.value.errno == errno.ENOSPC
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_oldest_checkpoints_are_deleted_by_number(tmp_path):
     for number in (999_999, 1_000_000, 8, 10):
         write(tmp_path, number)
     shutil.copytree(tmp_path / "checkpoint-000008", tmp_path / "checkpoint-old")
+    shutil.copytree(tmp_path / "checkpoint-000008", tmp_path / "checkpoint-\N{SUPERSCRIPT TWO}")
     (tmp_path / "checkpoint-000011").mkdir()  # no manifest: not complete
     checkpoint.prune(tmp_path, 2)
     kept = checkpoint.list_checkpoints(tmp_path)

@@ -583,7 +583,7 @@ def test_row_15_the_defaults_need_no_tracker(tmp_path, monkeypatch):
     trainer.save_pretrained("out")
     run = Path("logs/ddpo")
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoint-000001", "checkpoint-000002", "config.json", "images", "metrics.jsonl",
+        ".lock", "checkpoint-000001", "checkpoint-000002", "config.json", "images", "metrics.jsonl",
     ]  # fmt: skip
     assert sorted(p.name for p in (run / "images").iterdir()) == ["epoch-000001.png", "epoch-000002.png"]
     assert [(len(batches), step, tracker) for batches, step, tracker in calls] == [(2, 1, None), (2, 2, None)]

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import brightness, make_config, make_pipeline, red_three
+
+from ddpo_lessons import checkpoint
+from ddpo_lessons.runlog import METRICS, RunLog, hold, read_metrics
+from ddpo_lessons.trainer import DDPOTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make_trainer(folder: Path, reward: Any = brightness, **changes: Any) -> DDPOTrainer:
+    return DDPOTrainer(make_config(folder, **changes), reward, red_three, make_pipeline())
+
+
+def run(folder: Path, **changes: Any) -> DDPOTrainer:
+    trainer = make_trainer(folder, **changes)
+    trainer.train()
+    return trainer
+
+
+# --------------------------------------------------------------------------------------- damaged records
+RECORDS = b'{"kind": "step", "epoch": 1}\n{"kind": "epoch", "epoch": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (RECORDS.replace(b'p",', b'p"'), 1),
+        (RECORDS.replace(b"\n{", b"\x0b{"), 1),
+        (RECORDS.replace(b'epoch"', b'ep\xffch"', 1), 1),
+        (RECORDS.replace(b'"kind": "e', b'"kine": "e'), 2),
+        (RECORDS + b"[1]\n", 3),
+        (RECORDS + b'{"kind": "step"\n' + RECORDS, 3),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, data, line):
+    (tmp_path / METRICS).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line {line} is damaged: restore"):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 10, 29])
+def test_a_last_line_that_a_kill_cut_off_is_left_out(tmp_path, cut):
+    (tmp_path / METRICS).write_bytes(RECORDS[:-cut])
+    kinds = ["step", "epoch"] if cut == 1 else ["step"]  # without its line break a record is still whole
+    assert [record["kind"] for record in read_metrics(tmp_path)] == kinds
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_records_that_a_checkpoint_does_not_know_are_not_continued(tmp_path, damage):
+    run(tmp_path, num_epochs=2)
+    path = tmp_path / METRICS
+    if damage == "flip":  # "epoch": 1 becomes "epoch": 0, which JSON cannot notice
+        flip(path, path.read_bytes().index(b'"epoch": 1') + len(b'"epoch": '))
+    else:
+        path.write_bytes(path.read_bytes()[: -1 if damage == "cut" else 0])
+    before = path.read_bytes()
+    pipeline = make_pipeline()
+    config = make_config(tmp_path, num_epochs=3, resume_from="latest")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged: its first .* move it away"):
+        DDPOTrainer(config, brightness, red_three, pipeline).train()
+    assert path.read_bytes() == before
+    assert len(checkpoint.list_checkpoints(tmp_path)) == 2
+    path.unlink()  # the remedy
+    run(tmp_path, num_epochs=3, resume_from="latest")
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [3]
+    run(tmp_path, num_epochs=4, resume_from="latest")
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [3, 4]
+
+
+def test_a_damaged_file_does_not_stop_a_run_that_replaces_it(tmp_path):
+    run(tmp_path)
+    flip(tmp_path / METRICS, 0)
+    with pytest.raises(ValueError, match="already holds a run"):
+        make_trainer(tmp_path)
+    run(tmp_path, overwrite=True)
+    assert len(read_metrics(tmp_path)) == 2
+
+
+def test_a_checkpoint_knows_the_records_by_size_and_hash(tmp_path):
+    run(tmp_path)
+    data = (tmp_path / METRICS).read_bytes()
+    state = checkpoint.read(tmp_path / "checkpoint-000001")[1]
+    assert state["metrics"] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+# --------------------------------------------------------------------------------------------- full disk
+class FullDisk:
+    """Stands for an open file on a disk with room for so many more bytes."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def __enter__(self) -> FullDisk:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes) -> int:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data[: self.room])
+
+
+@pytest.mark.parametrize("room", [0, 1, 20])
+def test_a_record_that_does_not_fit_leaves_those_before_it_whole(tmp_path, monkeypatch, room):
+    log = RunLog(make_config(tmp_path), None, 0)
+    log.record("step", {"epoch": 1})
+
+    def full(*arguments: Any, **settings: Any) -> FullDisk:
+        file = open(*arguments, **settings)  # noqa: SIM115 - FullDisk closes it
+        return FullDisk(file, room)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ddpo_lessons.runlog.open", full, raising=False)
+        with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl \(No space left.*make room"):
+            log.record("step", {"epoch": 2})
+    assert (tmp_path / METRICS).read_bytes() == b'{"kind": "step", "epoch": 1}\n'
+    log.record("step", {"epoch": 2})
+    assert [record["epoch"] for record in read_metrics(tmp_path)] == [1, 2]
+
+
+# -------------------------------------------------------------------------------------- a second trainer
+def test_a_second_trainer_in_the_folder_is_refused_while_the_first_trains(tmp_path):
+    messages = []
+
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        with pytest.raises(RuntimeError) as caught:
+            make_trainer(tmp_path, overwrite=True).train()
+        messages.append(str(caught.value))
+        return brightness(images, prompts, metadata)
+
+    trainer = make_trainer(tmp_path, reward)
+    trainer.train()
+    assert messages == [
+        f"another trainer is at work in {tmp_path}: wait for its end, or choose another output_dir"
+    ]
+    other = run(tmp_path / "other")
+    assert torch.equal(trainer.trainable[0], other.trainable[0])
+
+
+def test_a_process_that_was_killed_frees_its_folder(tmp_path):
+    program = (
+        "import os, signal, sys; from pathlib import Path; from ddpo_lessons.runlog import hold\n"
+        "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RuntimeError, match="another trainer is at work"), hold(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+    with hold(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("resume", ["", "latest"])
+def test_a_trainer_does_not_drop_what_another_did_since_it_was_made(tmp_path, resume):
+    if resume:
+        run(tmp_path)
+    late = make_trainer(tmp_path, resume_from=resume, num_epochs=3)
+    run(tmp_path, resume_from=resume, num_epochs=2)
+    with pytest.raises((RuntimeError, ValueError), match=r"resume_from='latest'"):
+        late.train()
+    assert [checkpoint.epochs_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [1, 2]
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
+
+
+def test_a_trainer_stops_when_another_has_gone_on_with_its_run(tmp_path):
+    first = run(tmp_path)
+    run(tmp_path, resume_from="latest", num_epochs=2)
+    with pytest.raises(RuntimeError, match="another trainer uses the folder"):
+        first.save()
+    first.config.num_epochs = 2
+    with pytest.raises(RuntimeError, match="another trainer uses the folder"):
+        first.train()
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="the system has no such permissions")
+def test_a_folder_that_cannot_be_written_is_refused_before_any_forward_pass(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(0o500)
+    if os.access(folder, os.W_OK):
+        pytest.skip("this user may write everywhere")
+    with pytest.raises(OSError, match="run"):
+        make_trainer(folder).train()
+
+
+def test_metrics_hold_what_every_reader_of_json_takes(tmp_path):
+    run(tmp_path)
+    for line in (tmp_path / METRICS).read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
