@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -43,6 +44,23 @@ LESSONS = {
         ("rollout", "trainer", "rwr"),
         "06-loop",
     ),
+    "07_img2img_ddpo": (
+        "the picture as first state: damage undone, camouflage revealed; when a rising reward means nothing",
+        ("rollout", "prompts", "rewards"),
+        "07-tasks",
+    ),
+    "08_full_gpu_run": (
+        "Stable Diffusion's size: memory and time on paper, one command, several GPUs, kill and resume",
+        ("budget", "presets", "folders"),
+        "08-memory",
+    ),
+}
+TASKS = {  # of benchmarks/img2img.csv, with how the README calls them
+    "fog": "fog",
+    "darkness": "darkness",
+    "fading": "faded ink",
+    "camouflage": "camouflage",
+    "blur": "blur, severity 5",
 }
 COLUMNS = {"damaged": "damaged", "before": "before RL", "after": "after RL", "clean": "clean"}
 
@@ -80,9 +98,29 @@ def lesson_table(times: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
+def task_table(rows: list[dict[str, str]]) -> str:
+    """Return the table of img2img tasks: mean of the seeds, and the lowest and highest after RL."""
+    lines = [
+        "| task | untouched | before RL | after RL | seeds, lowest to highest |",
+        "| --- |" + " ---: |" * 4,
+    ]
+    for name, title in TASKS.items():
+        own = [row for row in rows if row["variant"] == name and row["damage"]]
+        after = [100 * float(row["judge"]) for row in own]
+        untouched, before = (100 * float(own[0][key]) for key in ("judge_damaged", "judge_before"))
+        cells = [f"{value:.1f}%" for value in (untouched, before, sum(after) / len(after))]
+        lines.append(
+            f"| {title} | {' | '.join(cells)} | {min(after):.1f} to {max(after):.1f}% ({len(after)}) |"
+        )
+    return "\n".join(lines)
+
+
 def filled(text: str) -> str:
     """Return the README's text with every table between its marks made anew."""
+    with open(ROOT / "benchmarks" / "img2img.csv", newline="") as file:
+        tasks = [row for row in csv.DictReader(file) if row["experiment"] == "tasks"]
     tables = {
+        "tasks": task_table(tasks),
         "lessons": lesson_table(json.loads((ROOT / "benchmarks" / "lesson_times.json").read_text())),
         "demo": demo_table(json.loads((ROOT / "benchmarks" / "demo.json").read_text())),
         "tiny-sd": markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
