@@ -1,4 +1,4 @@
-"""Diagrams of lesson 06: the whole loop in seven stages, and four methods at equal queries."""
+"""Diagrams of lesson 06: the loop in seven stages, four methods at equal queries, three further questions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "algorithms.csv"
 METHODS = {"RWR": BROWN, "sparse RWR": ORANGE, "DDPO-SF": PURPLE, "DDPO-IS": BLUE}
+KL = ("0", "0.1", "1", "10")
+STATISTICS = {"global": ORANGE, "per prompt": BLUE}
 TITLES = {"compressibility": "compressibility (minus kB)", "alignment": "alignment, prompts ask for fog"}
 
 
@@ -62,48 +65,97 @@ def loop() -> Figure:
 
 def algorithms() -> Figure:
     """Draw the reward over the queries: mean of the seeds, band from the lowest to the highest seed."""
-    with open(RESULTS, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["experiment"] == "methods"]
+    rows = rows_of("methods")
     figure = Figure(figsize=(9, 3.6), facecolor=CARD, layout="constrained")
     for axes, reward in zip(figure.subplots(1, 2), TITLES, strict=True):
-        _draw_reward(axes, reward, rows)
+        _bands(axes, [row for row in rows if row["reward"] == reward], METHODS)
+        axes.set_title(TITLES[reward], fontsize=10.5, color=INK)
+        if reward == "compressibility":
+            axes.legend(fontsize=9, frameon=False)
     seeds = len({row["seed"] for row in rows})
     figure.suptitle(f"Equal queries, {seeds} seeds: mean, and lowest to highest seed", fontsize=11, color=INK)
     return figure
 
 
-def is_complete() -> bool:
-    """Return whether every method has three seeds on both rewards."""
-    if not RESULTS.exists():
-        return False
+def further() -> Figure:
+    """Draw the sweep of the KL's price, the two kinds of statistics, and guidance in training and test."""
+    figure = Figure(figsize=(10.5, 3.8), facecolor=CARD, layout="constrained")
+    grid = figure.add_gridspec(3, 3, width_ratios=(1, 1.25, 1))
+    _kl_sweep([figure.add_subplot(grid[number, 0]) for number in range(3)])
+    axes = figure.add_subplot(grid[:, 1])
+    _bands(axes, rows_of("statistics"), STATISTICS)
+    axes.set_title("B  colourfulness, half of the prompts grey, 3 seeds", fontsize=10, color=INK)
+    axes.set_ylabel("reward", fontsize=9.5, color=INK)
+    axes.legend(fontsize=9, frameon=False)
+    _guidance(figure.add_subplot(grid[:, 2]))
+    return figure
+
+
+def rows_of(experiment: str) -> list[dict[str, str]]:
+    """Return the rows of one experiment that `python -m benchmarks.algorithms` has measured."""
     with open(RESULTS, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["experiment"] == "methods"]
-    return len({(row["variant"], row["reward"], row["seed"]) for row in rows}) >= 3 * len(METHODS) * len(
-        TITLES
-    )
+        return [row for row in csv.DictReader(file) if row["experiment"] == experiment]
 
 
-def _draw_reward(axes: Axes, reward: str, rows: list[dict[str, str]]) -> None:
-    for name, color in METHODS.items():
+def _bands(axes: Axes, rows: list[dict[str, str]], colors: dict[str, str]) -> None:
+    """Draw each variant's reward over the queries."""
+    for name, color in colors.items():
         points: dict[int, list[float]] = defaultdict(list)
         for row in rows:
-            if row["variant"] == name and row["reward"] == reward:
+            if row["variant"] == name:
                 points[int(row["queries"])].append(float(row["reward_mean"]))
         queries = sorted(points)
         mean = [sum(points[q]) / len(points[q]) for q in queries]
-        axes.plot(queries, mean, color=color, label=name, linewidth=1.8)
+        style = "--" if name == "sparse RWR" else "-"  # it lies on RWR's line
+        axes.plot(queries, mean, style, color=color, label=name, linewidth=1.8)
         low, high = ([pick(points[q]) for q in queries] for pick in (min, max))
         axes.fill_between(queries, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.set_title(TITLES[reward], fontsize=10.5, color=INK)
     axes.set_xlabel("queries", fontsize=9.5, color=INK)
+    _plain(axes)
+
+
+def _plain(axes: Axes) -> None:
     axes.set_facecolor(CARD)
     axes.tick_params(labelsize=9, colors=INK)
-    if reward == "compressibility":
-        axes.legend(fontsize=9, frameon=False)
+
+
+def _kl_sweep(three: list[Axes]) -> None:
+    """Draw reward, judge and distance of the test pictures over the coefficient."""
+    ends = {row["variant"]: row for row in rows_of("kl") if row["test_reward"]}
+    whats = (
+        ("test_reward", "reward", BLUE),
+        ("test_judge", "judge", GREEN),
+        ("distance", "distance", ORANGE),
+    )
+    for axes, (column, name, color) in zip(three, whats, strict=True):
+        axes.plot(KL, [float(ends[variant][column]) for variant in KL], "o-", color=color, markersize=4)
+        axes.set_ylabel(name, fontsize=9.5, color=INK)
+        axes.margins(y=0.25)
+        _plain(axes)
+        axes.tick_params(labelbottom=axes is three[-1])
+    three[0].set_title("A  compressibility, 1 seed", fontsize=10, color=INK)
+    three[-1].set_xlabel("KL coefficient β", fontsize=9.5, color=INK)
+
+
+def _guidance(axes: Axes) -> None:
+    """Write reward and judge of every pair of scales into a square each."""
+    ends = {row["variant"]: row for row in rows_of("guidance") if row["test_reward"]}
+    scales = ("1", "3")
+    for y, trained in enumerate(scales):
+        for x, tested in enumerate(scales):
+            name = f"trained at {trained}" + ("" if trained == tested else f", tested at {tested}")
+            reward, judge = (float(ends[name][column]) for column in ("test_reward", "test_judge"))
+            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=BLUE, alpha=0.15 + 0.4 * judge, edgecolor=CARD))
+            text = f"reward {reward:.2f}\njudge {judge:.0%}".replace("-", "−")
+            label(axes, x + 0.5, y + 0.5, text, size=9.5)
+    axes.set(xlim=(0, 2), ylim=(2, 0), aspect="equal")
+    axes.set_xticks([0.5, 1.5], scales)
+    axes.set_yticks([0.5, 1.5], scales)
+    axes.set_xlabel("tested at guidance", fontsize=9.5, color=INK)
+    axes.set_ylabel("trained at guidance", fontsize=9.5, color=INK)
+    axes.set_title("C  alignment, fog asked for, 1 seed", fontsize=10, color=INK)
+    _plain(axes)
 
 
 if __name__ == "__main__":
-    drawings = {"06-loop": loop}
-    if is_complete():  # what `python -m benchmarks.algorithms` writes, run by run
-        drawings["06-algorithms"] = algorithms
-    main(drawings)
+    main({"06-loop": loop, "06-algorithms": algorithms, "06-further": further})
