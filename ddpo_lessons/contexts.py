@@ -54,7 +54,33 @@ def text_context(drawn: Any) -> Context:
     """Make a context of what a text-to-image prompt function returned; refuse anything else."""
     if not isinstance(drawn, tuple) or len(drawn) != 2 or not isinstance(drawn[0], str):
         raise TypeError(f"prompt_function must return (prompt, metadata), not {drawn!r:.200}")
-    return Context(drawn[0], drawn[1])
+    return Context(_check_prompt(drawn[0]), drawn[1])
+
+
+def _check_prompt(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # such as half an emoji, which no tokenizer takes
+        raise ValueError(
+            f"prompt_function returned {prompt!r:.200}, which is no valid text: {error}"
+        ) from error
+    return prompt
+
+
+def check_key(key: Any) -> None:
+    """Refuse a key of per-prompt statistics that a checkpoint could not bring back.
+
+    Raises:
+        TypeError: if it is not made of str, int, float, bool, None and tuples of these, or is NaN.
+    """
+    parts = key if isinstance(key, tuple) else ()
+    for part in parts:
+        check_key(part)
+    if not isinstance(key, (str, int, float, tuple, type(None))) or key != key:
+        raise TypeError(
+            f"metadata['id'] holds {key!r:.200}: per-prompt statistics need an id of str, int, float, bool, "
+            "None or tuples of them"
+        )
 
 
 def image_context(drawn: Any, vae: Any) -> Context:
@@ -64,7 +90,7 @@ def image_context(drawn: Any, vae: Any) -> Context:
     prompt, image, metadata = drawn
     image = to_tensor(image)
     check_images(image[None], vae)
-    return Context(prompt, metadata, image)
+    return Context(_check_prompt(prompt), metadata, image)
 
 
 def to_tensor(image: Any) -> torch.Tensor:
@@ -72,12 +98,17 @@ def to_tensor(image: Any) -> torch.Tensor:
     if hasattr(image, "convert"):
         pixels = np.array(image.convert("RGB"))  # (H, W, 3)
         return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
-    if not isinstance(image, (torch.Tensor, np.ndarray)):
+    is_array = isinstance(image, np.ndarray) and image.dtype.name in ("float16", "float32", "float64")
+    if not is_array and not isinstance(image, torch.Tensor):
+        kind = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise TypeError(
-            "an image must be a PIL image, or a float tensor or array (3, H, W) in [0, 1], not "
-            f"{type(image).__name__}"
+            f"an image must be a PIL image, or a float tensor or array (3, H, W) in [0, 1], not {kind}"
         )
-    return torch.as_tensor(image)
+    if 0 in image.shape:
+        raise ValueError(f"an image of shape {tuple(image.shape)} has no pixels: return (3, H, W)")
+    if is_array:  # torch takes neither negative strides nor another machine's byte order
+        image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("="))
+    return torch.as_tensor(image).detach()
 
 
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:

@@ -28,6 +28,7 @@ from ddpo_lessons.contexts import (
     PromptFunction,
     RewardFunction,
     check_functions,
+    check_key,
     image_context,
     score,
     text_context,
@@ -142,7 +143,7 @@ class DDPOTrainer:
     def _prepare(self) -> None:
         """Build policy and optimizer and hand them to accelerate."""
         torch.backends.cuda.matmul.allow_tf32 = self.config.allow_tf32
-        set_seed(self.config.seed)
+        set_seed(self.config.seed % 2**32)  # numpy takes no larger one
         had_adapter = bool(getattr(self.pipeline.unet, "peft_config", None))
         trainable = prepare_policy(self.pipeline, self.config, self.use_lora, self.accelerator.device)
         self.trainable_names, self.trainable = list(trainable), list(trainable.values())
@@ -230,6 +231,9 @@ class DDPOTrainer:
         size = self.config.sample_group_size
         count = self.plan.total_samples // size
         drawn = [self._make_context(self.prompt_function()) for _ in range(count)]
+        if self.tracker is not None:
+            for context in drawn:
+                check_key(context.key)
         return [context for context in drawn for _ in range(size)]
 
     def _make_context(self, drawn: Any) -> Context:
@@ -620,6 +624,8 @@ class ImageDDPOTrainer(DDPOTrainer):
         debug_hook: DebugHook | None = None,
     ) -> None:
         """Check everything, build the policy and, when asked, resume."""
+        if not isinstance(noise_strength, (int, float)):
+            raise TypeError(f"noise_strength={noise_strength!r} must be a number in (0, 1]")
         self.noise_strength = noise_strength
         self.debug_hook = debug_hook
         super().__init__(config, reward_function, prompt_function, sd_pipeline, image_samples_hook)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import brightness, counted_passes, make_config, make_pipeline
+from PIL import Image
+
+from ddpo_lessons.contexts import check_key, text_context, to_tensor
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("change", [lambda a: a[:, ::-1].copy()[:, ::-1], lambda a: a.astype(">f4")])
+def test_arrays_that_torch_refuses_are_taken_with_their_values(change):
+    pixels = np.arange(12, dtype=np.float32).reshape(3, 2, 2) / 12
+    assert torch.equal(to_tensor(change(pixels)), torch.arange(12.0).view(3, 2, 2) / 12)
+
+
+def test_an_image_brings_no_gradient_along():
+    assert not to_tensor(torch.rand(3, 2, 2, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        (torch.zeros(3, 0, 4), ValueError, r"shape \(3, 0, 4\) has no pixels"),
+        (np.zeros((3, 2, 2), dtype=object), TypeError, "not an array of object"),
+        (np.zeros((3, 2, 2), dtype=np.complex64), TypeError, "not an array of complex64"),
+        (np.zeros((3, 2, 2), dtype=np.uint8), TypeError, "not an array of uint8"),
+        ([[0.5]], TypeError, "not list"),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_named(image, error, message):
+    with pytest.raises(error, match=message):
+        to_tensor(image)
+
+
+def test_a_pil_image_becomes_floats_from_0_to_1():
+    assert torch.equal(
+        to_tensor(Image.new("RGB", (1, 1), (255, 0, 51))).flatten(), torch.tensor([1.0, 0, 0.2])
+    )
+
+
+def test_half_an_emoji_is_no_prompt():
+    with pytest.raises(ValueError, match=r"prompt_function returned '\\ud83d', which is no valid text"):
+        text_context(("\ud83d", {}))
+
+
+@pytest.mark.parametrize("key", ["a", 1, 0.5, True, None, ("a", (1, None))])
+def test_keys_that_a_checkpoint_brings_back(key):
+    check_key(key)
+
+
+@pytest.mark.parametrize("key", [[1], {}, b"a", float("nan"), 1j, ("a", [1]), frozenset(), np.float32(1)])
+def test_keys_that_a_checkpoint_cannot_bring_back_are_refused_before_any_forward_pass(tmp_path, key):
+    pipeline = make_pipeline()
+    config = make_config(tmp_path, per_prompt_stat_tracking=True)
+    trainer = DDPOTrainer(config, brightness, lambda: ("a", {"id": key}), pipeline)
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(TypeError, match=r"metadata\['id'\] holds"):
+        trainer.train()
+    assert sizes == []
+
+
+@pytest.mark.parametrize("strength", [None, "0.5", torch.tensor([0.5, 0.7])])
+def test_a_noise_strength_that_is_no_number(tmp_path, strength: Any):
+    with pytest.raises(TypeError, match=r"noise_strength=.* must be a number"):
+        ImageDDPOTrainer(
+            make_config(tmp_path), brightness, lambda: None, make_pipeline(), noise_strength=strength
+        )
+
+
+def test_a_seed_of_more_than_32_bits_is_taken(tmp_path):
+    DDPOTrainer(make_config(tmp_path, seed=2**32), brightness, lambda: ("a", {}), make_pipeline()).train()
