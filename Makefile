@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # compiled the first time, unless this variable forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test lab notebooks lint clean
+.PHONY: help demo test torture lab notebooks lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -33,6 +33,9 @@ demo: .venv/core.stamp ## train on damaged handwriting until a judge reads it be
 
 test: lint ## lint, types, unit tests and every notebook
 	$(BIN)/python -m pytest tests $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS)) $(ARGS)
+
+torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in benchmarks/torture.json
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.torture $(ARGS)
 
 lint: .venv/all.stamp ## ruff (lint and format) and mypy
 	$(BIN)/ruff check

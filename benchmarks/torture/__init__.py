@@ -1,0 +1,1 @@
+"""Experiments that try to break a training run, and count what happens: `make torture`."""

@@ -1,0 +1,155 @@
+"""Checkpoints and metrics with bytes flipped, cut off or exchanged."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.torture.harness import Counts, each_case, expect, is_clear
+from benchmarks.torture.model import make_trainer, result_of
+from ddpo_lessons import checkpoint
+from ddpo_lessons.runlog import METRICS, read_metrics
+
+EPOCHS = 3
+executed: list[str] = []  # what Python itself reports of unpickling and of programs that were started
+
+
+def _audit(event: str, arguments: Any) -> None:
+    if event in ("pickle.find_class", "os.system", "subprocess.Popen", "os.posix_spawn", "os.exec"):
+        executed.append(event)
+
+
+class _Payload:
+    """Runs a program when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os
+
+        return os.system, ("true",)
+
+
+def _flip(data: bytearray, generator: random.Random) -> bytes:
+    for _ in range(generator.choice([1, 1, 1, 2, 8])):
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    return bytes(data)
+
+
+def _overwrite(data: bytearray, generator: random.Random) -> bytes:
+    start = generator.randrange(len(data))
+    length = min(generator.choice([1, 16, 512]), len(data) - start)
+    data[start : start + length] = generator.choice([bytes(length), generator.randbytes(length)])
+    return bytes(data)
+
+
+DAMAGES: dict[str, Callable[[bytearray, random.Random], bytes | None]] = {
+    "bits flipped": _flip,
+    "cut off": lambda data, generator: bytes(data[: generator.randrange(len(data))]),
+    "a block overwritten": _overwrite,
+    "bytes left out": lambda data, generator: bytes(
+        data[: (at := generator.randrange(len(data)))] + data[at + 1 :]
+    ),
+    "bytes added": lambda data, generator: bytes(data) + generator.randbytes(generator.choice([1, 100])),
+    "a pickle": lambda data, generator: pickle.dumps(_Payload()),
+    "removed": lambda data, generator: None,
+}
+
+
+def _spoil(path: Path, generator: random.Random) -> bool:
+    """Damage a file; tell whether it changed."""
+    before = path.read_bytes()
+    after = DAMAGES[generator.choice(list(DAMAGES))](bytearray(before), generator)
+    if after is None:
+        path.unlink()
+    else:
+        path.write_bytes(after)
+    return after != before
+
+
+def _continue(place: Path, source: str) -> None:
+    make_trainer(place, num_epochs=EPOCHS + 1, resume_from=source, overwrite=False).train()
+
+
+def _check_no_code_ran() -> None:
+    expect(not executed, f"code ran: {executed}")
+
+
+def damage(seed: int, cases: range, folder: Path) -> Counts:
+    """Damage the newest checkpoint or the metrics of a run, and continue it with resume_from='latest'."""
+    make_trainer(folder / "run", num_epochs=EPOCHS, num_checkpoint_limit=3).train()
+    shutil.copytree(folder / "run", folder / "whole")
+    _continue(folder / "whole", "latest")
+    whole = result_of(folder / "whole")
+    sys.addaudithook(_audit)
+
+    def case(generator: random.Random, place: Path) -> str:
+        shutil.copytree(folder / "run", place, dirs_exist_ok=True)
+        newest = place / checkpoint.name_of(EPOCHS)
+        path = generator.choice([*sorted(newest.iterdir()), place / METRICS, place / METRICS])
+        changed = _spoil(path, generator)
+        executed.clear()
+        what = "metrics" if path.name == METRICS else "checkpoint"
+        try:
+            _continue(place, "latest")
+        except ValueError as error:
+            _check_no_code_ran()
+            clear = is_clear(error, ValueError) and path.parent.name in str(error) and "damaged" in str(error)
+            expect(clear and changed, f"unclear: {error}")
+            if generator.random() < 0.2:
+                _follow_advice(place, what, whole)
+                return f"{what}: clear error; its advice followed: equal"
+            return f"{what}: clear error"
+        _check_no_code_ran()
+        return f"{what}: " + _how_it_went_on(place, path, whole)
+
+    return each_case("damage", case, seed, cases, folder)
+
+
+def _follow_advice(place: Path, what: str, whole: dict[str, Any]) -> None:
+    """Resume from the checkpoint before, or move the metrics away; the weights must be those of the run."""
+    if what == "metrics":
+        (place / METRICS).unlink()
+        _continue(place, "latest")
+        expect(result_of(place)["tensors"] == whole["tensors"], "the continued run differs")
+    else:
+        _continue(place, str(place / checkpoint.name_of(EPOCHS - 1)))
+        expect(result_of(place) == whole, "the continued run differs")
+
+
+def _how_it_went_on(place: Path, path: Path, whole: dict[str, Any]) -> str:
+    result = result_of(place)
+    expect(result["tensors"] == whole["tensors"], "a wrong resume: other weights")
+    expect(result["counters"] == whole["counters"], "a wrong resume: other counters")
+    if path.name == METRICS:
+        steps = result["steps"]
+        if steps == whole["steps"]:
+            return "what was changed is no record of the checkpoint: continued, equal"
+        expect(steps == whole["steps"][-len(steps) :], "records changed unnoticed")
+        return "removed: continued without the older records, weights equal"
+    if path.name == checkpoint.MANIFEST and not (place / "removed").exists():
+        return "fell back to the one before, or nothing of meaning was changed: continued, equal"
+    raise AssertionError(f"damage of {path.name} went unnoticed")
+
+
+def metrics(seed: int, cases: range, folder: Path) -> Counts:
+    """Damage metrics.jsonl and read it."""
+    make_trainer(folder / "run", num_epochs=EPOCHS).train()
+    whole = read_metrics(folder / "run")
+
+    def case(generator: random.Random, place: Path) -> str:
+        shutil.copy(folder / "run" / METRICS, place)
+        _spoil(place / METRICS, generator)
+        try:
+            found = read_metrics(place)
+        except ValueError as error:
+            expect(is_clear(error, ValueError) and "line" in str(error), f"unclear: {error}")
+            return "clear error"
+        if found == whole[: len(found)]:
+            return "all records, or those before a cut"
+        return "a number or name changed: read as it stands (resuming checks a hash)"
+
+    return each_case("metrics", case, seed, cases, folder)
