@@ -168,10 +168,11 @@ def corruptions() -> Figure:
             for row in rows:
                 if row["damage"] == damage:
                     points[int(row["severity"])].append(float(row[column]))
-            means = [_mean(points[severity]) for severity in sorted(points)]
-            axes.plot(
-                sorted(points), means, marker="o", markersize=4, color=color, linestyle=line, label=name
-            )
+            steps = sorted(points)
+            means = [_mean(points[severity]) for severity in steps]
+            axes.plot(steps, means, marker="o", markersize=4, color=color, linestyle=line, label=name)
+            low, high = ([pick(points[severity]) for severity in steps] for pick in (min, max))
+            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
         _dress(axes, damage, "severity")
         axes.set(ylim=(0, 1.02), xticks=range(1, 6))
         if damage == damages[0]:
@@ -255,7 +256,9 @@ def strength() -> Figure:
 
 def glasses() -> Figure:
     """Draw gaussian-glasses' settings, one change at a time, and all changes together."""
-    rows, mended = read_rows("glasses"), read_rows("tasks")
+    rows = read_rows("glasses")
+    seeds = {row["seed"] for row in rows}
+    mended = [row for row in read_rows("tasks") if row["seed"] in seeds]
     figure = Figure(figsize=(9, 3.6), facecolor=CARD, layout="constrained")
     panels = {
         "reward_mean": "reward: change of the logit",
