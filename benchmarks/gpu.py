@@ -251,13 +251,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", choices=("sd15", "tiny"), default="sd15")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--gpu-memory", type=int, nargs="+", choices=GPU_MEMORY, default=list(GPU_MEMORY))
-    parser.add_argument("--samples", type=int, default=32, help="of an epoch, a multiple of 4 (32)")
+    parser.add_argument("--samples", type=int, help="of an epoch, a multiple of 4 (32; tiny: 8)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="all of it again with a compiled UNet")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="CSV; the header becomes a JSON beside it")
     words = sys.argv[1:] if words is None else list(words)
     arguments = parser.parse_args(words)
+    arguments.samples = arguments.samples or (8 if arguments.size == "tiny" else 32)
     if arguments.samples < 4 or arguments.samples % 4:
         parser.error(f"--samples {arguments.samples}: use a multiple of 4")
     if arguments.size == "sd15" and not torch.cuda.is_available():

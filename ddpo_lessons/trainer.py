@@ -65,7 +65,8 @@ class DDPOTrainer:
     Args:
         config: the settings.
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
-            (B, 3, H, W) float in [0, 1].
+            (B, 3, H, W) float in [0, 1]. What it raises ends the run, as do rewards that are not finite, and
+            nothing is trained on that epoch; `reward_service.time_limit` ends one that hangs.
         prompt_function: `() -> (prompt, metadata)`. If it holds state, give it `state_dict()` and
             `load_state_dict()`; without them a resumed run calls it as often as the old run did.
         sd_pipeline: a plain diffusers pipeline, or a wrapper of `ddpo_lessons.compat`.

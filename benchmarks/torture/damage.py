@@ -93,6 +93,7 @@ def damage(seed: int, cases: range, folder: Path) -> Counts:
         changed = _spoil(path, generator)
         executed.clear()
         what = "metrics" if path.name == METRICS else "checkpoint"
+        falls_back = newest not in checkpoint.list_checkpoints(place)
         try:
             _continue(place, "latest")
         except ValueError as error:
@@ -104,7 +105,16 @@ def damage(seed: int, cases: range, folder: Path) -> Counts:
                 return f"{what}: clear error; its advice followed: equal"
             return f"{what}: clear error"
         _check_no_code_ran()
-        return f"{what}: " + _how_it_went_on(place, path, whole)
+        result = result_of(place)
+        expect(result["tensors"] == whole["tensors"], "a wrong resume: other weights")
+        expect(result["counters"] == whole["counters"], "a wrong resume: other counters")
+        if what == "metrics":
+            return f"metrics: {_what_is_left(result['steps'], whole['steps'])}"
+        expect(result == whole, "records differ")
+        if falls_back:
+            return "checkpoint: fell back to the one before, equal"
+        expect(path.name == checkpoint.MANIFEST or not changed, f"damage of {path.name} went unnoticed")
+        return "checkpoint: nothing but white space or the like was changed, equal"
 
     return each_case("damage", case, seed, cases, folder)
 
@@ -120,19 +130,11 @@ def _follow_advice(place: Path, what: str, whole: dict[str, Any]) -> None:
         expect(result_of(place) == whole, "the continued run differs")
 
 
-def _how_it_went_on(place: Path, path: Path, whole: dict[str, Any]) -> str:
-    result = result_of(place)
-    expect(result["tensors"] == whole["tensors"], "a wrong resume: other weights")
-    expect(result["counters"] == whole["counters"], "a wrong resume: other counters")
-    if path.name == METRICS:
-        steps = result["steps"]
-        if steps == whole["steps"]:
-            return "what was changed is no record of the checkpoint: continued, equal"
-        expect(steps == whole["steps"][-len(steps) :], "records changed unnoticed")
-        return "removed: continued without the older records, weights equal"
-    if path.name == checkpoint.MANIFEST and not (place / "removed").exists():
-        return "fell back to the one before, or nothing of meaning was changed: continued, equal"
-    raise AssertionError(f"damage of {path.name} went unnoticed")
+def _what_is_left(steps: list[Any], all_steps: list[Any]) -> str:
+    if steps == all_steps:
+        return "nothing that the checkpoint knows was changed, equal"
+    expect(steps == all_steps[-len(steps) :], "records changed unnoticed")
+    return "file removed: continued without the older records, weights equal"
 
 
 def metrics(seed: int, cases: range, folder: Path) -> Counts:

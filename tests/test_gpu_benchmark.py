@@ -1,0 +1,99 @@
+"""The script that fills lesson 08's table, on the CPU: every row of it, and what is committed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers.utils import logging
+
+from benchmarks import budget_table, gpu
+from ddpo_lessons import budget
+from ddpo_lessons.presets import GPU_MEMORY
+from ddpo_lessons.tiny import load_tiny_sd
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def progress_bars() -> Iterator[None]:
+    """The script switches them off for its process, which here is that of all tests."""
+    yield
+    logging.enable_progress_bar()
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
+    output = tmp_path / "table.csv"
+    words = "--size tiny --batches 2 --gpu-memory 10 --samples 4 --repeats 1 --seed 3 --output"
+    gpu.main([*words.split(), str(output)])
+    rows = read(output)
+    works = [(row["work"], row["batch"], row["checkpointing"]) for row in rows]
+    assert works == [
+        ("sampling pass", "2", ""),
+        ("training pass", "2", "False"),
+        ("training pass", "2", "True"),
+        ("epoch: sampling", "2", "True"),
+        ("epoch: reward", "", "True"),
+        ("epoch: training", "2", "True"),
+    ]
+    for row in rows:
+        assert row["result"] == "ok"
+        assert float(row["seconds"]) > 0
+        assert float(row["paper_gb"]) > 0
+        assert row["peak_gb"] == ""  # the CPU keeps no count
+    step = budget.sampling_cost(budget.like(load_tiny_sd()).unet, 2, tokens=16)
+    assert float(rows[0]["tflop"]) == pytest.approx(step.flops / 1e12, abs=1e-5)
+    header = json.loads(output.with_suffix(".json").read_text())
+    assert header["command"].startswith("python -m benchmarks.gpu --size tiny --batches 2")
+    assert (header["seed"], header["torch"]) == (3, torch.__version__)
+
+
+def test_a_card_that_is_too_small_is_a_row() -> None:
+    def work() -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    row = gpu.attempt({"work": "training pass", "batch": 16, "paper_gb": 20.0}, work)
+    assert row["result"] == "out of memory"
+    assert (row["batch"], row["paper_gb"], row["seconds"]) == (16, 20.0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--samples", "6"], "multiple of 4"), ([], "--size tiny"), (["--gpu-memory", "16"], "invalid choice")],
+)
+def test_bad_input_is_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main(words)
+    assert message in capsys.readouterr().err
+
+
+def test_the_committed_table_is_complete() -> None:
+    rows = read(gpu.HERE / "gpu_cpu.csv")
+    assert set(rows[0]) == set(gpu.COLUMNS)
+    passes = [(int(row["batch"]), row["checkpointing"]) for row in rows if row["work"] == "training pass"]
+    assert passes == [(batch, flag) for batch in (1, 2, 4, 8, 16) for flag in ("False", "True")]
+    assert {int(row["gpu_memory"]) for row in rows if row["gpu_memory"]} == set(GPU_MEMORY)
+    assert json.loads((gpu.HERE / "gpu_cpu.json").read_text())["command"].endswith("--size tiny")
+
+
+def test_the_committed_budget_is_that_of_the_package() -> None:
+    """Of one card; to a hundredth, for other releases of the libraries may keep other tensors."""
+    committed = {int(row["gpu_memory"]): row for row in read(budget_table.RESULT)}
+    assert set(committed) == set(GPU_MEMORY)
+    for name, value in budget_table.row(24).items():
+        assert committed[24][name] == str(value) or float(committed[24][name]) == pytest.approx(
+            value, rel=0.01
+        )
