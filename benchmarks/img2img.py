@@ -259,7 +259,7 @@ EXPERIMENTS: dict[str, list[Run]] = {
     "rewards": [
         *(Run("rewards", reward, 0, reward=reward) for reward in REWARDS if reward != "gain"),
         Run("rewards", "legibility, no groups", 0, config={"sample_group_size": 1}),
-        # Within a group the gain has the advantages of legibility, to the bit; without groups it has not.
+        # Within a group the gain has the advantages of legibility, to rounding; without groups it has not.
         Run("rewards", "gain, no groups", 0, reward="gain", config={"sample_group_size": 1}),
     ],
     "baselines": [
