@@ -95,7 +95,7 @@ class DDPOConfig:
     train_lora_target_modules: tuple[str, ...] = ("to_k", "to_q", "to_v", "to_out.0")
     """Layers that get an adapter. New: the peers fix these."""
     train_gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time. New: 512 px on 10 GB need it."""
+    """Recompute activations in the backward pass: less memory, more time. New: for 512 px on 10 GB."""
     train_use_8bit_adam: bool = False
     """AdamW of bitsandbytes."""
     train_learning_rate: float = 3e-4
