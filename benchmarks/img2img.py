@@ -22,7 +22,7 @@ from diffusers.utils import logging
 from benchmarks.runs import run_all
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.contexts import PromptFunction
-from ddpo_lessons.demo import restore
+from ddpo_lessons.demo import EVERYWHERE, restore
 from ddpo_lessons.prompts import damaged_handwriting
 from ddpo_lessons.rewards import (
     RewardFunction,
@@ -45,11 +45,6 @@ SEEDS = (0, 1, 2)
 TEST_IMAGES, TABLE_IMAGES = 200, 500
 JUDGE_EVERY = 5
 NUM_STEPS = 12
-# Attention as the peers have it, and feed-forward layers and convolutions too.
-EVERYWHERE = (
-    *("to_k", "to_q", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"),
-    *("conv1", "conv2", "conv_in", "conv_out"),
-)
 SETTINGS: dict[str, Any] = {
     "sample_num_steps": NUM_STEPS,
     "sample_guidance_scale": 1.0,
