@@ -103,7 +103,7 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
         ours = stack.enter_context(started([sys.executable, "-m", "benchmarks.speed_ours", *arguments]))
         recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
         first = peer.ask(f"gradient {recording}")
-        answer: dict[str, Any] = {"case": case.name, "size": size, "peer": case.peer}
+        answer: dict[str, Any] = {"case": case.name, "size": size, "against": case.peer}
         turns = {"ours": (ours, "epoch"), "floor": (ours, "floor")}
         if "error" in first:
             answer["error"] = first["error"]
