@@ -140,7 +140,7 @@ class DDPOConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if not isinstance(self.train_lora_target_modules, str):  # a name is no tuple of letters
+        if isinstance(self.train_lora_target_modules, list):  # as JSON and argument parsers give it
             self.train_lora_target_modules = tuple(self.train_lora_target_modules)
         self.check()
 
@@ -236,7 +236,8 @@ def _check_types(config: DDPOConfig) -> None:
         if get_origin(kind) is dict and not isinstance(value, dict):
             raise ValueError(f"{name}={value!r} must be a dict")
     modules = config.train_lora_target_modules
-    if isinstance(modules, str) or not modules or not all(isinstance(m, str) for m in modules):
+    is_sequence = isinstance(modules, (tuple, list)) and bool(modules)
+    if not is_sequence or not all(isinstance(name, str) for name in modules):
         raise ValueError(f"train_lora_target_modules={modules!r} must be a tuple of names")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,13 @@ def prepare_policy(
         The trainable parameters by name.
 
     Raises:
-        ValueError: if an adapter is there that the config does not describe.
+        ValueError: if an adapter is there that the config does not describe, or the UNet has no layers
+            for a new one.
     """
     unet, dtype = pipeline.unet, _PRECISION[config.mixed_precision]
     adapter = _active_adapter(unet, config)
+    if use_lora and not adapter:
+        _check_targets(unet, config.train_lora_target_modules)
     unet.requires_grad_(not (use_lora or adapter))
     _move(unet, device, dtype if use_lora or adapter else torch.float32)
     for frozen in (pipeline.vae, pipeline.text_encoder):
@@ -130,6 +133,23 @@ def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
                 f"{getattr(config, f'train_lora_{name}')}: load a fresh pipeline, or set {value}"
             )
     return names[0]
+
+
+def _check_targets(unet: nn.Module, targets: Sequence[str]) -> None:
+    """Refuse a name that peft would pass over if it finds another, and layers that it cannot adapt."""
+    for target in targets:
+        found = [m for path, m in unet.named_modules() if f".{path}".endswith(f".{target}")]
+        if not found:
+            raise ValueError(
+                f"train_lora_target_modules: the UNet has no layer {target!r}; take it out, or give the name "
+                "that ends a path of unet.named_modules(), such as 'to_q'"
+            )
+        wrong = [type(m).__name__ for m in found if not isinstance(m, (nn.Linear, nn.Conv2d))]
+        if wrong:
+            raise ValueError(
+                f"train_lora_target_modules: {target!r} is a {wrong[0]}, which takes no adapter; name linear "
+                "layers or convolutions, such as 'to_q', 'to_out.0' or 'conv1'"
+            )
 
 
 def _move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

@@ -65,7 +65,10 @@ class Unsavable:
         ({"sample_eta": 0.0}, ValueError, "sample_eta=0"),
         ({"sample_eta": 1.5}, ValueError, "eta=1.5 adds more noise .* lower eta"),
         ({"train_timestep_fraction": 0.1}, ValueError, "fraction=0.1 of 3 steps .* take more steps"),
-        ({"train_lora_target_modules": ("to_x",)}, ValueError, "to_x"),
+        ({"train_lora_target_modules": ("to_x",)}, ValueError, "target_modules: .* no layer 'to_x'"),
+        ({"train_lora_target_modules": ("to_q", "o_k")}, ValueError, "target_modules: .* no layer 'o_k'"),
+        ({"train_lora_target_modules": ("to_q", "norm1")}, ValueError, "'norm1' is a .*Norm, .* no adapter"),
+        ({"train_lora_target_modules": ("to_out",)}, ValueError, r"'to_out' is a ModuleList, .*'to_out\.0'"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path, changes, error, message):
