@@ -3,7 +3,8 @@
 Makes the peers' environment unless `--python` names one, then lets peer, package and the bare UNet take
 turns, an epoch each, in processes that live through all rounds. Writes benchmarks/peers.json: for every
 case and batch size the seconds of each phase (median, smallest, largest), and how far the gradients of the
-first optimizer step are apart.
+first optimizer step are apart. Where the peer fails, its error; where more than half of its ratios leave the
+clip range before any update, its policy is not the one that sampled, and gradients are not compared.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from diffusers import DDIMScheduler
+from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
+from benchmarks.demo_table import machine
 from benchmarks.record_peers import _versions as versions
 from benchmarks.speed_cases import CASES, SIZES, Case
 from ddpo_lessons.tiny import load_tiny_sd
@@ -38,8 +42,10 @@ PEERS = (
     "peft",
     "accelerate",
     "wandb",
+    "scikit-learn",  # the handwriting that benchmarks.time_to_result trains on
 )
 TORCH = "torch==2.13.0"
+WRONG_POLICY = 0.5  # of the first ratios outside the clip range; where both policies agree, none is
 PHASES = ("sampling", "reward", "training", "whole")
 
 
@@ -95,6 +101,13 @@ def started(command: list[str]) -> Iterator[Worker]:
         worker.process.wait()
 
 
+def unfailing(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of a worker that has to do what it was told."""
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer
+
+
 def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Let all take turns for some rounds, after an epoch to warm up."""
     arguments = [case.name, size, str(folder)]
@@ -108,12 +121,15 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
         if "error" in first:
             answer["error"] = first["error"]
         else:
-            answer |= ours.ask(f"gradient {recording}")
+            answer["first_clip_fraction"] = first["first_clip_fraction"]
+            wrong = first["first_clip_fraction"] > WRONG_POLICY
+            compared = {} if wrong else unfailing(ours.ask(f"gradient {recording}"))
+            answer["gradient_difference"] = compared.get("gradient_difference")
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
         for _ in range(rounds + 1):  # the first is to warm up
             for name, (worker, line) in turns.items():
-                times[name].append(worker.ask(line))
+                times[name].append(unfailing(worker.ask(line)))
     return answer | {name: summary(epochs[1:]) for name, epochs in times.items()}
 
 
@@ -127,7 +143,7 @@ def summary(epochs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def tiny_folder(folder: Path) -> Path:
-    """Write tiny-sd as the peers need it: a last step with noise, and the tokenizer's older files."""
+    """Write tiny-sd as the peers need it: a last step with noise, and what transformers 4 can read."""
     pipeline = load_tiny_sd()
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, set_alpha_to_one=False)
     pipeline.save_pretrained(folder)
@@ -135,6 +151,10 @@ def tiny_folder(folder: Path) -> Path:
     (folder / "tokenizer" / "vocab.json").write_text(json.dumps(model["vocab"]))
     merges = "".join(" ".join(pair) + "\n" for pair in model["merges"])
     (folder / "tokenizer" / "merges.txt").write_text("#version: 0.2\n" + merges)
+    # Without the older names it warns, and encodes prompts with random weights.
+    encoder = folder / "text_encoder" / "model.safetensors"
+    weights = {f"text_model.{name}": weight for name, weight in load_file(encoder).items()}
+    save_file(weights, encoder, metadata={"format": "pt"})
     return folder
 
 
@@ -156,12 +176,15 @@ def main() -> None:
                 rows.append(compare(CASES[name], size, python, folder, arguments.rounds))
                 tqdm.write(json.dumps(rows[-1]))
     result = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
         "rounds": arguments.rounds,
         "peers": versions(python),
+        "ours": {name: metadata.version(name) for name in ("torch", "diffusers", "peft")},
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"wrote {arguments.output}; now run: benchmarks.readme_tables, images/draw_peers.py")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ CASES = {
         Case("text-to-image, no guidance", 1.0),
         Case("img2img, guidance 5", 5.0, noise_strength=0.5),
         Case("img2img, guidance 5, empty prompt", 5.0, prompt="", noise_strength=0.5),
-        Case("img2img, no guidance", 1.0, prompt="", noise_strength=0.5),
+        Case("img2img, no guidance", 1.0, noise_strength=0.5),
     )
 }
 

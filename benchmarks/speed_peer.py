@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,9 +68,14 @@ def trainable(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: p for name, p in trainer.sd_pipeline.unet.named_parameters() if p.requires_grad}
 
 
-def record_gradient(trainer: Any, path: str) -> None:
-    """Write the first optimizer step of the next epoch: weights, minibatch, gradient before clipping."""
-    train, clip = trainer._train_batched_samples, trainer.accelerator.clip_grad_norm_
+def record_gradient(trainer: Any, path: str) -> list[float]:
+    """Write the first optimizer step of the next epoch: weights, minibatch, gradient before clipping.
+
+    Returns:
+        A list that the step will fill: the share of ratios outside the clip range in each of its losses.
+    """
+    accelerator, clip_fractions = trainer.accelerator, []
+    train, loss, clip = trainer._train_batched_samples, trainer.calculate_loss, accelerator.clip_grad_norm_
     tensors: dict[str, torch.Tensor] = {}
 
     def watch_minibatch(inner_epoch: int, epoch: int, global_step: int, batches: list[Any]) -> int:
@@ -78,14 +83,22 @@ def record_gradient(trainer: Any, path: str) -> None:
         tensors.update({f"weight.{k}": v.detach().clone() for k, v in trainable(trainer).items()})
         return train(inner_epoch, epoch, global_step, batches)
 
+    def watch_loss(*args: Any) -> Any:
+        result = loss(*args)
+        clip_fractions.append(result[2].item())
+        return result
+
     def watch_gradient(*args: Any) -> Any:
-        if not any(name.startswith("grad.") for name in tensors):
-            grads = {f"grad.{k}": v.grad.detach().clone() for k, v in trainable(trainer).items()}
-            tensors.update(grads)
-            save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        tensors.update({f"grad.{k}": v.grad.detach().clone() for k, v in trainable(trainer).items()})
+        save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        # From here on nothing is watched, for the epochs that are timed.
+        trainer._train_batched_samples, trainer.calculate_loss = train, loss
+        accelerator.clip_grad_norm_ = clip
         return clip(*args)
 
-    trainer._train_batched_samples, trainer.accelerator.clip_grad_norm_ = watch_minibatch, watch_gradient
+    trainer._train_batched_samples, trainer.calculate_loss = watch_minibatch, watch_loss
+    accelerator.clip_grad_norm_ = watch_gradient
+    return clip_fractions
 
 
 def main() -> None:
@@ -100,14 +113,15 @@ def main() -> None:
 
     def epoch(line: str) -> dict[str, Any]:
         nonlocal epochs
-        if line.startswith("gradient "):
-            record_gradient(trainer, str(Path(line.removeprefix("gradient "))))
+        path = line.removeprefix("gradient ")
+        clip_fractions = record_gradient(trainer, path) if path != line else []
         started = time.perf_counter()
         trainer.step(epochs, epochs)
         epochs += 1
         whole = time.perf_counter() - started
         phases = {"sampling": sampling.take(), "reward": reward.take()}
-        return {**phases, "training": whole - sum(phases.values()), "whole": whole}
+        answer = {**phases, "training": whole - sum(phases.values()), "whole": whole}
+        return answer | ({"first_clip_fraction": statistics.mean(clip_fractions)} if clip_fractions else {})
 
     serve(epoch)
 
