@@ -1,10 +1,12 @@
-"""Write the measured tables into README.md from the committed JSON: `python -m benchmarks.readme_tables`."""
+"""Write the measured tables into the READMEs from committed results: `python -m benchmarks.readme_tables`."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,23 +117,106 @@ def task_table(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def filled(text: str) -> str:
-    """Return the README's text with every table between its marks made anew."""
-    with open(ROOT / "benchmarks" / "img2img.csv", newline="") as file:
-        tasks = [row for row in csv.DictReader(file) if row["experiment"] == "tasks"]
-    tables = {
-        "tasks": task_table(tasks),
-        "lessons": lesson_table(json.loads((ROOT / "benchmarks" / "lesson_times.json").read_text())),
-        "demo": demo_table(json.loads((ROOT / "benchmarks" / "demo.json").read_text())),
-        "tiny-sd": markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
+def torture_table(result: dict[str, Any]) -> str:
+    """Return the table of fault experiments: what was done, how often, what came of it; and the totals."""
+    lines = ["| experiment | cases | outcomes | seconds |", "| --- | ---: | --- | ---: |"]
+    reports = result["experiments"].values()
+    for name, report in result["experiments"].items():
+        outcomes = "<br>".join(f"{count:,} {outcome}" for outcome, count in report["outcomes"].items())
+        what = f"`{name}`: {report['what']}"
+        lines.append(f"| {what} | {report['cases']:,} | {outcomes} | {report['seconds']:,.0f} |")
+    cases, minutes = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
+    return "\n".join(lines) + (
+        f"\n\n{cases:,} cases in {minutes / 60:.0f} minutes, {result['failures']} failures. "
+        f"Measured on: {result['machine']}."
+    )
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    """Say how far the gradients are apart, or why they cannot be compared."""
+    if "error" in row:
+        return textwrap.shorten(row["error"].replace("|", "/"), 72, placeholder=" …")
+    if row["gradient_difference"] is None:
+        return f"wrong policy: clip fraction {row['first_clip_fraction']:.2f} before any update"
+    return f"gradients {row['gradient_difference']:.0e} apart"
+
+
+def peers_table(result: dict[str, Any]) -> str:
+    """Return the comparison with the peers: a row per case and size, the medians of whole epochs."""
+    lines = [
+        "| case | batches | peer | peer, s | ours, s | floor, s | peer / ours | ours / floor | outcome |",
+        "| --- | --- | --- |" + " ---: |" * 5 + " --- |",
+    ]
+    for row in result["rows"]:
+        seconds = {name: row[name]["whole"][0] for name in ("peer", "ours", "floor") if name in row}
+        runs = "peer" in seconds
+        cells = [row["case"], row["size"], row["against"]]
+        cells += [f"{seconds['peer']:.2f}" if runs else "fails"]
+        cells += [f"{seconds[name]:.2f}" for name in ("ours", "floor")]
+        cells += [f"{seconds['peer'] / seconds['ours']:.2f}" if runs else "–"]
+        cells += [f"{seconds['ours'] / seconds['floor']:.2f}", _outcome(row)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _measured_on(result)])
+
+
+def peers_phase_table(result: dict[str, Any]) -> str:
+    """Return the seconds of every phase: the median, and in brackets the smallest and the largest."""
+    phases = ("sampling", "reward", "training", "whole")
+    lines = [
+        "| case | batches | who | " + " | ".join(phases) + " |",
+        "| --- | --- | --- |" + " ---: |" * len(phases),
+    ]
+    for row in result["rows"]:
+        for name, who in {"peer": row["against"], "ours": "ours", "floor": "floor"}.items():
+            if name in row:
+                spread = [row[name][phase] for phase in phases]
+                cells = [f"{middle:.2f} ({low:.2f}–{high:.2f})" for middle, low, high in spread]
+                lines.append("| " + " | ".join([row["case"], row["size"], who, *cells]) + " |")
+    return "\n".join([*lines, "", _measured_on(result)])
+
+
+def _measured_on(result: dict[str, Any]) -> str:
+    versions = {
+        side: ", ".join(f"{name} {version}" for name, version in result[side].items())
+        for side in ("peers", "ours")
     }
-    for name, table in tables.items():
-        pattern = rf"<!-- {name} -->.*?<!-- /{name} -->"
-        block = f"<!-- {name} -->\n{table}\n<!-- /{name} -->"
-        text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
+    return (
+        f"Seconds per epoch, {result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}. "
+        f"Peers: {versions['peers']}. Ours: {versions['ours']}."
+    )
+
+
+def read(name: str) -> Any:
+    """Return a committed result of benchmarks/."""
+    return json.loads((ROOT / "benchmarks" / name).read_text())
+
+
+def img2img_tasks() -> list[dict[str, str]]:
+    with open(ROOT / "benchmarks" / "img2img.csv", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["experiment"] == "tasks"]
+
+
+TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
+    "tasks": lambda: task_table(img2img_tasks()),
+    "lessons": lambda: lesson_table(read("lesson_times.json")),
+    "demo": lambda: demo_table(read("demo.json")),
+    "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
+    "torture": lambda: torture_table(read("torture.json")),
+    "peers": lambda: peers_table(read("peers.json")),
+    "peers-phases": lambda: peers_phase_table(read("peers.json")),
+}
+
+
+def filled(text: str) -> str:
+    """Return the text with every table between its marks made anew."""
+    for name, table in TABLES.items():
+        if f"<!-- {name} -->" in text:
+            block = f"<!-- {name} -->\n{table()}\n<!-- /{name} -->"
+            pattern = rf"<!-- {name} -->.*?<!-- /{name} -->"
+            text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
     return text
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(filled(path.read_text()))
+    for path in (ROOT / "README.md", ROOT / "benchmarks" / "README.md"):
+        path.write_text(filled(path.read_text()))
