@@ -26,7 +26,6 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.policy import prepare_policy
 from ddpo_lessons.rollout import vae_factor
-from ddpo_lessons.trainer import PAIRS_NUMEL
 
 AUTOCAST = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # bitsandbytes keeps the moments of smaller tensors in 32 bits (its `min_8bit_size`).
@@ -492,20 +491,20 @@ def _epoch_costs(
     tokens: int,
 ) -> tuple[Cost, Cost]:
     """Return FLOPs of an epoch and peaks, of sampling and of training."""
-    autocast, batch, passes = AUTOCAST[config.mixed_precision], config.sample_batch_size, _passes(config)
-    batches = config.sample_num_batches_per_epoch
+    autocast, passes = AUTOCAST[config.mixed_precision], _passes(config)
+    samples = config.sample_batch_size * config.sample_num_batches_per_epoch
+    batch, size = config.forward_sizes(latent)
     step = sampling_cost(networks.unet, batch * passes, tokens, autocast)
     coded = [decoding_cost(networks.vae, batch, side, autocast)]
     if from_images:
         coded.append(encoding_cost(networks.vae, batch, side, autocast))
     sampling = Cost(
-        batches * (num_timesteps * step.flops + sum(cost.flops for cost in coded)),
+        (num_timesteps * step.flops + sum(cost.flops for cost in coded)) * samples // batch,
         max(step.peak, *(cost.peak for cost in coded)),
     )
-    size = config.train_forward_size or max(config.train_batch_size, PAIRS_NUMEL // latent)
     forward = training_cost(networks.unet, size * passes, tokens, autocast)
     trained_steps = int(num_timesteps * config.train_timestep_fraction + 1e-6)
-    pairs = batch * batches * trained_steps * config.train_num_inner_epochs
+    pairs = samples * trained_steps * config.train_num_inner_epochs
     flops = forward.flops * pairs // size
     if config.train_kl_coefficient > 0:  # the reference takes a forward pass as well
         flops += step.flops * pairs // batch

@@ -14,6 +14,8 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from ddpo_lessons.batching import EpochPlan
 
+FORWARD_NUMEL = 64 * 256  # elements of latents that a forward pass is filled up to, where its size is 0
+
 
 @dataclass
 class DDPOConfig:
@@ -70,12 +72,15 @@ class DDPOConfig:
     sample_guidance_scale: float = 5.0
     """Classifier-free guidance; at 1 and below a step takes one forward pass."""
     sample_batch_size: int = 1
-    """Samples that are denoised together."""
+    """Samples that are scored together."""
     sample_num_batches_per_epoch: int = 2
     """Sampling batches per epoch."""
     sample_group_size: int = 1
     """Rollouts of each context from one initial noise. New: within such a group only the actions explain the
     rewards, so advantages are normalised in it (as GRPO does). Must divide the samples of an epoch."""
+    sample_forward_size: int = 0
+    """Samples that are denoised together, in whole batches; 0 picks: one batch, and more where latents are
+    small. New, see `train_forward_size`."""
     negative_prompts: str = ""
     """What guidance leads away from."""
 
@@ -128,7 +133,7 @@ class DDPOConfig:
     train_forward_size: int = 0
     """(sample, timestep) pairs of one forward pass; 0 picks: `train_batch_size`, and more where latents are
     small. New: a knob of speed and memory that changes no result in float32. In bf16 and fp16 networks round
-    differently in batches of different sizes: that of `sample_batch_size` replays exactly."""
+    differently in batches of different sizes: the `sample_forward_size` that sampled replays exactly."""
 
     # --- advantages
     per_prompt_stat_tracking: bool = False
@@ -172,6 +177,20 @@ class DDPOConfig:
             num_processes=num_processes,
         )
 
+    def forward_sizes(self, latents_numel: int) -> tuple[int, int]:
+        """Return how many samples are denoised, and how many pairs trained on, in one forward pass.
+
+        Args:
+            latents_numel: C h w, elements of one sample's latents.
+
+        Returns:
+            Samples, a multiple of `sample_batch_size`, and (sample, timestep) pairs.
+        """
+        fitting = FORWARD_NUMEL // latents_numel
+        batches = max(1, (self.sample_forward_size or fitting) // self.sample_batch_size)
+        pairs = self.train_forward_size or max(self.train_batch_size, fitting)
+        return min(batches, self.sample_num_batches_per_epoch) * self.sample_batch_size, pairs
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as they go into config.json; objects in a `*_kwargs` become their names."""
         fields = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
@@ -194,8 +213,8 @@ class DDPOConfig:
 _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
-    "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "train_forward_size",
-    "train_gradient_checkpointing",
+    "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
+    "train_forward_size", "train_gradient_checkpointing",
 }  # fmt: skip
 _AT_LEAST_ONE = (
     "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",
@@ -208,8 +227,8 @@ _POSITIVE = (
     "train_clip_range",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
-    "seed", "image_grid_freq", "sample_guidance_scale", "train_adam_weight_decay", "train_forward_size",
-    "train_kl_coefficient",
+    "seed", "image_grid_freq", "sample_guidance_scale", "train_adam_weight_decay", "sample_forward_size",
+    "train_forward_size", "train_kl_coefficient",
 )  # fmt: skip
 _CHOICES = {
     "mixed_precision": ("no", "bf16", "fp16"),

@@ -8,6 +8,7 @@ be done again, resumed or spread over processes and comes out the same.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,7 +50,9 @@ from ddpo_lessons.rollout import (
 )
 from ddpo_lessons.runlog import NO_RECORDS, RunLog, claim, hold
 
-PAIRS_NUMEL = 64 * 256  # latent elements of a forward pass that train_forward_size=0 aims for
+# A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise.
+# With noise of 2e-4 ratios came out 1e-4 off on tiny-sd's shape, which is the peers' whole clip range.
+MIN_STD = 2e-4
 
 # Called as (batches, global_step, tracker) and (sd_pipeline, noise_strength, global_step), as by the peers.
 ImageSamplesHook = Callable[[list[list[Any]], int, Any], None]
@@ -132,7 +135,13 @@ class DDPOTrainer:
         dry_run = ddim_step_with_logprob(
             scheduler, blank, timesteps, blank, self.config.sample_eta, generator=torch.Generator()
         )
-        stochastic = int((dry_run.std > 0).sum())
+        noisy = dry_run.std[dry_run.std > 0]
+        if (noisy < MIN_STD).any():
+            raise ValueError(
+                f"sample_eta={self.config.sample_eta} leaves steps with noise of {noisy.min():.1e}, too "
+                f"little for float32 to replay them (at least {MIN_STD:.0e}): raise it"
+            )
+        stochastic = len(noisy)
         count = int(stochastic * self.config.train_timestep_fraction + 1e-6)
         if count == 0:
             raise ValueError(
@@ -249,17 +258,25 @@ class DDPOTrainer:
     def _sample(self, epoch: int, contexts: Sequence[Context]) -> tuple[list[list[Any]], Trajectory, float]:
         """Sample and score this process's share: its batches, their trajectory, seconds of scoring."""
         batches, pieces, seconds = [], [], 0.0
-        own_rows = self._own_rows().tolist()
+        own_rows = self._own_rows()  # (batches, B)
+        samples, _ = self.config.forward_sizes(math.prod(self._latents_shape(contexts)))
         with self._bar("sampling", len(own_rows), leave=False) as bar:
-            for rows in own_rows:
-                own_contexts = [contexts[row] for row in rows]
-                images, piece = self._rollout(epoch, rows, own_contexts)
+            for group in own_rows.split(samples // own_rows.shape[1]):  # (G, B)
+                rows = group.flatten().tolist()
+                images, piece = self._rollout(epoch, rows, [contexts[row] for row in rows])
                 before = time.perf_counter()
-                batches.append(score(self.reward_function, images, own_contexts))
+                for batch, own_images in zip(group.tolist(), images.split(group.shape[1]), strict=True):
+                    own_contexts = [contexts[row] for row in batch]
+                    batches.append(score(self.reward_function, own_images, own_contexts))
                 seconds += time.perf_counter() - before
                 pieces.append(piece)
-                bar.update()
+                bar.update(len(group))
         return batches, Trajectory.cat(pieces), seconds
+
+    def _latents_shape(self, contexts: Sequence[Context]) -> tuple[int, ...]:
+        """Return the shape (C, h, w) of a sample's latents."""
+        unet = self.pipeline.unet.config
+        return (unet.in_channels, unet.sample_size, unet.sample_size)
 
     def _generators(self, epoch: int, rows: Sequence[int], purpose: int) -> list[torch.Generator]:
         """Give every sample its own generator, so that batch size and processes change nothing."""
@@ -277,13 +294,11 @@ class DDPOTrainer:
         self, epoch: int, rows: Sequence[int], contexts: Sequence[Context]
     ) -> tuple[torch.Tensor, Trajectory]:
         """Sample one batch: images (B, 3, H, W) and its trajectory."""
-        unet = self.pipeline.unet.config
-        shape = (unet.in_channels, unet.sample_size, unet.sample_size)
         with self.accelerator.autocast():
             return text2img_rollout(
                 self.pipeline,
                 [context.prompt for context in contexts],
-                initial_noise=self._initial_noise(epoch, rows, shape),
+                initial_noise=self._initial_noise(epoch, rows, self._latents_shape(contexts)),
                 **self._sampling_settings(epoch, rows),
             )
 
@@ -356,9 +371,7 @@ class DDPOTrainer:
         columns: torch.Tensor,
     ) -> dict[str, float]:
         """Accumulate the gradient over groups of pairs, weighed by their share, and step once."""
-        size = self.config.train_forward_size or max(
-            self.config.train_batch_size, PAIRS_NUMEL // trajectory.latents[0, 0].numel()
-        )
+        _, size = self.config.forward_sizes(trajectory.latents[0, 0].numel())
         groups = list(zip(rows.split(size), columns.split(size), strict=True))
         shares, stats = [], []
         for number, group in enumerate(groups, start=1):
@@ -652,19 +665,22 @@ class ImageDDPOTrainer(DDPOTrainer):
             raise ValueError(f"images of one epoch have the sizes {sorted(sizes)}: resize them to one")
         return contexts
 
+    def _latents_shape(self, contexts: Sequence[Context]) -> tuple[int, ...]:
+        images = (context.image for context in contexts if context.image is not None)
+        sides = [side // vae_factor(self.pipeline.vae) for side in next(images).shape[1:]]
+        return (self.pipeline.unet.config.in_channels, *sides)
+
     def _rollout(
         self, epoch: int, rows: Sequence[int], contexts: Sequence[Context]
     ) -> tuple[torch.Tensor, Trajectory]:
         images = torch.stack([context.image for context in contexts if context.image is not None])
-        sides = [side // vae_factor(self.pipeline.vae) for side in images.shape[2:]]
-        shape = (self.pipeline.unet.config.in_channels, *sides)
         with self.accelerator.autocast():
             return img2img_rollout(
                 self.pipeline,
                 [context.prompt for context in contexts],
                 images,
                 self.noise_strength,
-                initial_noise=self._initial_noise(epoch, rows, shape),
+                initial_noise=self._initial_noise(epoch, rows, self._latents_shape(contexts)),
                 **self._sampling_settings(epoch, rows),
             )
 

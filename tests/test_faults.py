@@ -63,6 +63,7 @@ class Unsavable:
         ({"train_gradient_accumulation_steps": 2}, ValueError, "accumulation_steps=2 does not divide"),
         ({"sample_group_size": 3}, ValueError, "sample_group_size=3 does not divide the 2 samples"),
         ({"sample_eta": 0.0}, ValueError, "sample_eta=0"),
+        ({"sample_eta": 0.02}, ValueError, "sample_eta=0.02 leaves steps with noise of 1.3e-04.* raise it"),
         ({"sample_eta": 1.5}, ValueError, "eta=1.5 adds more noise .* lower eta"),
         ({"train_timestep_fraction": 0.1}, ValueError, "fraction=0.1 of 3 steps .* take more steps"),
         ({"train_lora_target_modules": ("to_x",)}, ValueError, "target_modules: .* no layer 'to_x'"),

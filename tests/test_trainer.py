@@ -67,7 +67,7 @@ class Recorder:
 # a replay in the size of sampling is exact; in other sizes about one sample in 150 came out differently, with
 # a ratio of up to 1.05 where the last step's noise is small.
 FLOAT32_TOLERANCE = 5e-6
-EXACT_IN_BF16 = {"mixed_precision": "bf16", "train_forward_size": 2}
+EXACT_IN_BF16 = {"mixed_precision": "bf16", "sample_forward_size": 2, "train_forward_size": 2}
 
 
 def replay_error(
@@ -242,6 +242,29 @@ def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guid
         # Adam takes the first step with other roundings, so each run has weights of its own for the second.
         reference_after = reference_gradient(trainer, seen.weights[1], seen)
         assert difference(seen.gradients[1], reference_after) < 3e-4
+
+
+def test_invariant_3_grouping_samples_changes_no_image(tmp_path):
+    """Six samples, scored two by two: denoised two by two, four and two, or all at once."""
+    images: dict[int, torch.Tensor] = {}
+    passes: dict[int, list[int]] = {}
+    for size in (2, 5, 0):
+        scored: list[torch.Tensor] = []
+
+        def reward(batch: torch.Tensor, *arguments: Any, scored: Any = scored) -> torch.Tensor:
+            scored.append(batch)
+            return brightness(batch, *arguments)
+
+        folder, samples = tmp_path / str(size), {"sample_num_batches_per_epoch": 3, "train_batch_size": 6}
+        config = make_config(folder, sample_forward_size=size, sample_guidance_scale=1.0, **samples)
+        trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline())
+        with counted_passes(trainer.unet) as passes[size]:
+            trainer._sample(0, trainer.draw_contexts(0))
+        assert [len(batch) for batch in scored] == [2, 2, 2]
+        images[size] = torch.cat(scored)
+    assert passes == {2: [2] * 9, 5: [4] * 3 + [2] * 3, 0: [6] * 3}
+    for size in (5, 0):
+        torch.testing.assert_close(images[size], images[2], rtol=0, atol=1e-5)
 
 
 def run_weights(folder: Path, pipeline: Any = None, **changes: Any) -> torch.Tensor:
