@@ -1,0 +1,95 @@
+"""imageddpo on the demo's task, an epoch at a time; started by `benchmarks.time_to_result`.
+
+Runs in the peers' environment: of this package it takes the task, none of the training. LoRA is the peer's,
+of rank 4 in the attention layers, which no setting changes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.speed_cases import serve
+from benchmarks.speed_peer import trainable
+from ddpo_lessons.demo import DAMAGE, NOISE_STRENGTH, NUM_STEPS, SETTINGS, SEVERITY
+from ddpo_lessons.prompts import damaged_handwriting
+from ddpo_lessons.rewards import digit_legibility
+
+DOCUMENTED, TUNED = "imageddpo, its documentation", "imageddpo, the demo's settings"
+# The task, and what imageddpo needs to run at all.
+NEEDED: dict[str, Any] = {
+    "sample_num_steps": NUM_STEPS,
+    # At its default of 1 the trainer asks for steps that img2img has not taken: IndexError.
+    "train_timestep_fraction": NOISE_STRENGTH,
+    "mixed_precision": "no",  # the default, fp16, asks for a GPU
+    # Saving, by default after every epoch, fails with the default project_kwargs; here nobody saves.
+    "save_freq": 10**9,
+}
+SHARED = (
+    *("sample_guidance_scale", "sample_batch_size", "sample_num_batches_per_epoch"),
+    *("train_batch_size", "train_learning_rate", "train_clip_range"),
+)
+# Beside NEEDED. And the pipeline's folder has set_alpha_to_one=False: a step without noise trains it on NaN.
+VARIANTS: dict[str, dict[str, Any]] = {
+    DOCUMENTED: {  # imageddpo's README, and for the rest TRL's defaults
+        "sample_guidance_scale": 7.5,
+        "sample_eta": 1.0,
+        "train_batch_size": 4,
+        "sample_batch_size": 4,  # the default, 1, is refused: it must be at least train_batch_size
+        # The README's train_use_8bit_adam needs bitsandbytes, which imageddpo does not install.
+    },
+    TUNED: {
+        **{name: SETTINGS[name] for name in SHARED},
+        # Without guidance the two halves of what it trains on are the same; one will do, as it does for us.
+        "train_cfg": False,
+    },
+}
+
+
+def make_trainer(variant: str, seed: int, folder: str) -> Any:
+    """Build imageddpo's trainer on the pipeline in a folder."""
+    from imageddpo import I2IDDPOStableDiffusionPipeline, ImageDDPOTrainer
+    from trl import DDPOConfig
+
+    legibility = digit_legibility()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ImageDDPOTrainer(
+            DDPOConfig(**NEEDED, **VARIANTS[variant], seed=seed),
+            lambda images, prompts, metadata: (legibility(images, prompts, metadata), {}),
+            damaged_handwriting(seed, [DAMAGE], [SEVERITY]),
+            I2IDDPOStableDiffusionPipeline(folder, use_lora=True),
+            noise_strength=NOISE_STRENGTH,
+        )
+
+
+def main() -> None:
+    """Serve epochs of the variant, seed and folder that the command line names."""
+    torch.set_num_threads(1)
+    trainer = make_trainer(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    trainer.sd_pipeline.set_progress_bar_config(disable=True)
+    config, epochs = trainer.config, 0
+
+    def epoch(path: str) -> dict[str, float]:
+        """Do an epoch, and then write the adapter to the path."""
+        nonlocal epochs
+        started = time.perf_counter()
+        trainer.step(epochs, epochs)
+        seconds = time.perf_counter() - started
+        epochs += 1
+        save_file({name: p.detach().contiguous() for name, p in trainable(trainer).items()}, path)
+        return {
+            "seconds": seconds,
+            "samples": config.sample_batch_size * config.sample_num_batches_per_epoch,
+        }
+
+    serve(epoch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Seconds of training until the judge reads 15 points more: `python -m benchmarks.time_to_result`.
+
+The demo's task, trained by this package with the demo's settings and by imageddpo with two sets of settings
+(benchmarks/result_peer.py). The judge reads 200 test pictures before training and after every 128 samples, an
+epoch of the demo; its time does not count. A run ends at +15 points or at the limit. Its rows then go into
+benchmarks/time_to_result.csv, and what the file already holds is not run again; time_to_result.json tells the
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.utils import logging
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+from benchmarks.demo_table import machine
+from benchmarks.peers import ROOT, make_environment, started, tiny_folder, unfailing, versions
+from benchmarks.result_peer import DOCUMENTED, TUNED
+from benchmarks.runs import run_all
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.demo import DAMAGE, NOISE_STRENGTH, SETTINGS, SEVERITY, restore
+from ddpo_lessons.prompts import damaged_handwriting
+from ddpo_lessons.rewards import digit_legibility
+from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
+from ddpo_lessons.tiny.classifier import accuracy
+from ddpo_lessons.trainer import ImageDDPOTrainer
+
+RESULT = ROOT / "benchmarks" / "time_to_result.csv"
+COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "judge")
+OURS = "ddpo-lessons, the demo"
+GAIN = 0.15
+TEST_IMAGES = 200
+JUDGE_EVERY = SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"]  # samples
+Epoch = Callable[[], dict[str, float]]  # trains an epoch; returns its seconds and its samples
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, with what it needs to know of this machine."""
+
+    variant: str
+    seed: int
+    limit: float  # seconds of training
+    python: str
+    folder: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What names the run in the CSV."""
+        return (self.variant, str(self.seed))
+
+
+@contextmanager
+def our_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
+    """Train the pipeline with the demo's settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = ImageDDPOTrainer(
+            DDPOConfig(**SETTINGS, seed=run.seed, output_dir=folder),
+            digit_legibility(),
+            damaged_handwriting(run.seed, [DAMAGE], [SEVERITY]),
+            pipeline,
+            noise_strength=NOISE_STRENGTH,
+        )
+        numbers = itertools.count()
+
+        def epoch() -> dict[str, float]:
+            started_at = time.perf_counter()
+            trainer.step(next(numbers))
+            return {"seconds": time.perf_counter() - started_at, "samples": trainer.plan.total_samples}
+
+        yield epoch
+
+
+@contextmanager
+def peer_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
+    """Let imageddpo train in a process of its own, and load its adapter into the pipeline."""
+    attention = ["to_k", "to_q", "to_v", "to_out.0"]
+    pipeline.unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=attention))
+    command = [run.python, "-m", "benchmarks.result_peer", run.variant, str(run.seed), run.folder]
+    with tempfile.TemporaryDirectory() as folder, started(command) as peer:
+        path = f"{folder}/lora.safetensors"
+
+        def epoch() -> dict[str, float]:
+            answer = unfailing(peer.ask(path))
+            load_adapter(pipeline.unet, load_file(path))
+            return answer
+
+        yield epoch
+
+
+def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
+    """Copy an adapter's weights into one of the same shape; refuse any other."""
+    own = {name: p for name, p in unet.named_parameters() if "lora_" in name}
+    if own.keys() != weights.keys():
+        raise RuntimeError(f"the peer trains other weights than expected: {own.keys() ^ weights.keys()}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+
+def train(run: Run) -> list[dict[str, Any]]:
+    """Train until the judge's gain or the limit, and return a row for every reading."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    pipeline, judge = load_tiny_sd(), load_judge()
+    test = world.draw_pictures(TEST_IMAGES, "test", 0, DAMAGE, SEVERITY)
+    epochs = our_epochs if run.variant == OURS else peer_epochs
+    row = {"variant": run.variant, "seed": run.seed, "epoch": 0, "seconds": 0.0, "samples": 0}
+    rows: list[dict[str, Any]] = []
+
+    def read() -> None:
+        rows.append({**row, "judge": accuracy(judge, restore(pipeline, test.images), test.digits)})
+
+    read()
+    with epochs(run, pipeline) as epoch:
+        while first_reached(rows) is None and row["seconds"] < run.limit:
+            done = epoch()
+            row = {**row, "epoch": row["epoch"] + 1, **{k: row[k] + done[k] for k in ("seconds", "samples")}}
+            if row["samples"] - rows[-1]["samples"] >= JUDGE_EVERY or row["seconds"] >= run.limit:
+                read()
+    return rows
+
+
+def first_reached(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first of a run's rows in which the judge reads 15 points more than in row 0, if one does."""
+    before = float(rows[0]["judge"])
+    reached = (row for row in rows if float(row["judge"]) >= before + GAIN - 1e-6)  # it counts in 0.005
+    return next(reached, None)
+
+
+def main() -> None:
+    """Run all variants of a seed before the next seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", help="interpreter that can import the peers")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--limit", type=float, default=900, help="seconds of training (default %(default)s)")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    python = arguments.python or make_environment(ROOT / "build" / "peers")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = str(tiny_folder(Path(scratch, "tiny-sd")))
+        runs = [
+            Run(variant, seed, arguments.limit, python, folder)
+            for seed in arguments.seeds
+            for variant in (OURS, TUNED, DOCUMENTED)
+        ]
+        run_all(train, runs, COLUMNS, arguments.output, arguments.processes)
+    about = {"machine": machine(), "limit": arguments.limit, "gain": GAIN, "peers": versions(python)}
+    arguments.output.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
