@@ -1,0 +1,93 @@
+"""Seconds per epoch of the peers, this package and the bare UNet, from `python -m benchmarks.peers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from style import CARD, INK, MUTED, PALETTE, label, main
+
+BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
+RESULT = Path(__file__).parents[1] / "benchmarks" / "peers.json"
+PHASES = {"sampling": BLUE, "reward": PURPLE, "training": ORANGE}
+RUNS = ("peer", "ours", "floor")
+HEIGHT = 0.24  # of a bar, where a case is 1 high
+
+
+def draw_bar(axes: Axes, y: float, seconds: dict[str, list[float]]) -> None:
+    """Draw the phases' medians one after the other, and the spread of the whole as a whisker."""
+    at = 0.0
+    for phase, color in PHASES.items():
+        axes.barh(y, seconds[phase][0], left=at, height=HEIGHT, color=color)
+        at += seconds[phase][0]
+    middle, low, high = seconds["whole"]
+    axes.errorbar(middle, y, xerr=[[middle - low], [high - middle]], color=INK, capsize=2.5, linewidth=1.2)
+
+
+def remark(row: dict[str, Any], run: str) -> str:
+    """Return what stands behind a bar: its seconds, and what is wrong with the peer."""
+    text = f"{row[run]['whole'][0]:.1f} s"
+    if run == "floor":
+        return text
+    if run == "ours":
+        return f"{text}, {row['ours']['whole'][0] / row['floor']['whole'][0]:.2f} × floor"
+    text += f", {row['peer']['whole'][0] / row['ours']['whole'][0]:.1f} × ours"
+    return text if row["gradient_difference"] is not None else f"{text}, wrong policy"
+
+
+def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
+    """Draw the three bars of a case, each with its name and a remark."""
+    names = {"peer": row["against"], "ours": "ours", "floor": "floor"}
+    for number, run in enumerate(RUNS):
+        y = place - 0.29 * (1 - number)
+        axes.text(-0.01, y, names[run], transform=axes.get_yaxis_transform(), ha="right", va="center",
+                  fontsize=9, color=MUTED)  # fmt: skip
+        if run in row:
+            draw_bar(axes, y, row[run])
+            text = f"  {remark(row, run)}"
+            ink = RED if "wrong" in text else INK
+            label(axes, row[run]["whole"][2], y, text, ink=ink, size=9, align="left")
+        else:
+            label(axes, 0, y, f"  fails: {row['error'].partition(':')[0]}", ink=RED, size=9, align="left")
+
+
+def peers() -> Figure:
+    """Draw a panel for every choice of batch sizes, and in it three bars for every case."""
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    sizes = list(dict.fromkeys(row["size"] for row in result["rows"]))
+    cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
+    figure = Figure(figsize=(9.4, 1 + 0.78 * len(result["rows"])), facecolor=CARD, layout="constrained")
+    panels = figure.subplots(len(sizes), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, size in zip(panels, sizes, strict=True):
+        rows = [row for row in result["rows"] if row["size"] == size]
+        for row in rows:
+            draw_case(axes, cases.index(row["case"]), row)
+        axes.set_title(f"batches: {size}", fontsize=10.5, color=INK)
+        axes.set_facecolor(CARD)
+        axes.set_yticks(range(len(cases)), [case.replace(", ", "\n") for case in cases], fontsize=9.5)
+        axes.tick_params(axis="y", length=0, pad=68, colors=INK)
+        axes.tick_params(axis="x", labelsize=9, colors=INK)
+        axes.set_ylim(len(cases) - 0.5, -0.5)
+        longest = max(row[run]["whole"][2] for row in result["rows"] for run in RUNS if run in row)
+        axes.set_xlim(0, 1.45 * longest)  # the rest is for remarks
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[-1].set_xlabel(
+        "seconds per epoch: median, and the smallest and largest of the rounds", fontsize=9.5
+    )
+    figure.legend(
+        handles=[Patch(color=color, label=phase) for phase, color in PHASES.items()],
+        fontsize=9.5,
+        frameon=False,
+        ncols=3,
+        loc="outside lower center",
+    )
+    figure.suptitle("The same epochs side by side", fontsize=12, color=INK)
+    return figure
+
+
+if __name__ == "__main__":
+    main({"peers": peers})
