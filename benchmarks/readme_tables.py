@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
+import statistics
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
@@ -186,14 +189,51 @@ def _measured_on(result: dict[str, Any]) -> str:
     )
 
 
+def result_table(rows: list[dict[str, str]], about: dict[str, Any]) -> str:
+    """Return the table of seconds until the judge reads 15 points more, per variant."""
+    columns = "seconds, median | seconds, each seed | samples, median | samples a second | best reading"
+    lines = [f"| trainer, settings | {columns} |", "| --- |" + " ---: |" * 5]
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        own = [row for row in rows if row["variant"] == variant]
+        runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
+        cells = [_median(runs, "seconds", f"not within {about['limit']:.0f}")]
+        cells += [", ".join(f"{_reached(run, 'seconds'):.0f}".replace("inf", "–") for run in runs)]
+        cells += [_median(runs, "samples", "–")]
+        samples, seconds = (sum(float(run[-1][key]) for run in runs) for key in ("samples", "seconds"))
+        cells += [f"{samples / seconds:.1f}", f"{100 * max(float(row['judge']) for row in own):.1f}%"]
+        lines.append("| " + " | ".join([variant, *cells]) + " |")
+    peers = ", ".join(f"{name} {version}" for name, version in about["peers"].items())
+    return "\n".join(lines) + (
+        f"\n\nBefore RL the judge reads {100 * float(rows[0]['judge']):.1f}%. "
+        f"Measured on: {about['machine']}, one thread a run. Peers: {peers}."
+    )
+
+
+def _reached(run: list[dict[str, str]], column: str) -> float:
+    """Return a column of the first reading of 15 points more; infinity if there is none."""
+    row = first_reached(run)
+    return float(row[column]) if row else math.inf
+
+
+def _median(runs: list[list[dict[str, str]]], column: str, never: str) -> str:
+    """Return the median of the runs, of which those that never get there are the last."""
+    median = statistics.median(_reached(run, column) for run in runs)
+    return f"{median:,.0f}" if median < math.inf else never
+
+
 def read(name: str) -> Any:
     """Return a committed result of benchmarks/."""
     return json.loads((ROOT / "benchmarks" / name).read_text())
 
 
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a committed CSV of benchmarks/."""
+    with open(ROOT / "benchmarks" / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def img2img_tasks() -> list[dict[str, str]]:
-    with open(ROOT / "benchmarks" / "img2img.csv", newline="") as file:
-        return [row for row in csv.DictReader(file) if row["experiment"] == "tasks"]
+    return [row for row in read_rows("img2img.csv") if row["experiment"] == "tasks"]
 
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
@@ -204,6 +244,7 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "torture": lambda: torture_table(read("torture.json")),
     "peers": lambda: peers_table(read("peers.json")),
     "peers-phases": lambda: peers_phase_table(read("peers.json")),
+    "time-to-result": lambda: result_table(read_rows("time_to_result.csv"), read("time_to_result.json")),
 }
 
 
