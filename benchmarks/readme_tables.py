@@ -122,17 +122,15 @@ def task_table(rows: list[dict[str, str]]) -> str:
 
 def torture_table(result: dict[str, Any]) -> str:
     """Return the table of fault experiments: what was done, how often, what came of it; and the totals."""
-    lines = ["| experiment | cases | outcomes | seconds |", "| --- | ---: | --- | ---: |"]
-    reports = result["experiments"].values()
+    lines = ["| experiment | cases | what came of them | seconds |", "| --- | ---: | --- | ---: |"]
     for name, report in result["experiments"].items():
-        outcomes = "<br>".join(f"{count:,} {outcome}" for outcome, count in report["outcomes"].items())
-        what = f"`{name}`: {report['what']}"
-        lines.append(f"| {what} | {report['cases']:,} | {outcomes} | {report['seconds']:,.0f} |")
-    cases, minutes = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
-    return "\n".join(lines) + (
-        f"\n\n{cases:,} cases in {minutes / 60:.0f} minutes, {result['failures']} failures. "
-        f"Measured on: {result['machine']}."
-    )
+        outcomes = "<br>".join(f"{count:,} × {outcome}" for outcome, count in report["outcomes"].items())
+        cells = [f"`{name}`: {report['what']}", f"{report['cases']:,}", outcomes, f"{report['seconds']:,.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    reports = result["experiments"].values()
+    cases, seconds = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
+    totals = f"{cases:,} cases in {seconds / 60:.0f} minutes, {result['failures']} failures"
+    return "\n".join(lines) + f"\n\n{totals}. Measured on: {result['machine']}."
 
 
 def _outcome(row: dict[str, Any]) -> str:

@@ -167,15 +167,20 @@ class DDPOConfig:
 
     def epoch_plan(self, num_timesteps: int, num_processes: int = 1) -> EpochPlan:
         """Return the arithmetic of an epoch with that many trained timesteps."""
-        return EpochPlan(
-            sample_batch_size=self.sample_batch_size,
-            num_batches_per_epoch=self.sample_num_batches_per_epoch,
-            train_batch_size=self.train_batch_size,
-            gradient_accumulation_steps=self.train_gradient_accumulation_steps,
-            num_inner_epochs=self.train_num_inner_epochs,
-            num_timesteps=num_timesteps,
-            num_processes=num_processes,
-        )
+        try:
+            return EpochPlan(
+                sample_batch_size=self.sample_batch_size,
+                num_batches_per_epoch=self.sample_num_batches_per_epoch,
+                train_batch_size=self.train_batch_size,
+                gradient_accumulation_steps=self.train_gradient_accumulation_steps,
+                num_inner_epochs=self.train_num_inner_epochs,
+                num_timesteps=num_timesteps,
+                num_processes=num_processes,
+            )
+        except ValueError as error:  # names the plan's fields, two of which have a longer name here
+            message = str(error).replace("gradient_accumulation_steps", "train_gradient_accumulation_steps")
+            message = message.replace("num_batches_per_epoch", "sample_num_batches_per_epoch")
+            raise ValueError(message) from None
 
     def forward_sizes(self, latents_numel: int) -> tuple[int, int]:
         """Return how many samples are denoised, and how many pairs trained on, in one forward pass.

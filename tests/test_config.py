@@ -93,10 +93,15 @@ def test_a_wrong_value_is_refused_by_name(field, value, remedy):
 
 
 def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do():
-    with pytest.raises(ValueError, match=r"train_batch_size=3 does not divide the 8 .*is 2 or 4"):
+    with pytest.raises(ValueError, match=r"^train_batch_size=3 does not divide the 8 .*is 2 or 4"):
         DDPOConfig(sample_batch_size=4, train_batch_size=3)
-    with pytest.raises(ValueError, match=r"gradient_accumulation_steps=3 does not divide the 4 .*2 or 4"):
+    with pytest.raises(ValueError, match=r"^train_gradient_accumulation_steps=3 does not .* 2 or 4"):
         DDPOConfig(sample_batch_size=4, train_batch_size=2, train_gradient_accumulation_steps=3)
+
+
+def test_an_error_of_the_epochs_arithmetic_has_the_names_of_the_config():
+    with pytest.raises(ValueError, match=r"\(sample_batch_size \* sample_num_batches_per_epoch\)"):
+        DDPOConfig(train_batch_size=3)
 
 
 def test_two_baselines_are_refused():

@@ -67,7 +67,7 @@ CONFIGS: dict[str, st.SearchStrategy[Any]] = {
     "train_lora_rank": _mostly(st.integers(1, 16)),
     "train_lora_alpha": _mostly(st.integers(1, 16)),
     "train_lora_target_modules": _mostly(
-        st.lists(st.sampled_from(["to_k", "to_q", "conv1", "proj_in", "no_layer"]), max_size=2)
+        st.lists(st.sampled_from(["to_k", "to_q", "conv1", "proj_in", "norm1", "no_layer"]), max_size=2)
     ),
     "train_gradient_checkpointing": _mostly(st.booleans()),
     "train_learning_rate": _floats(0, 0.1),

@@ -254,7 +254,7 @@ def _killed_service(generator: random.Random, place: Path, whole: dict[str, Any]
 
 
 def http_service(seed: int, cases: range, folder: Path) -> Counts:
-    """Train on a service on loopback that fails in every way that we could think of."""
+    """Train on a reward service that hangs, breaks off, answers nonsense or is killed; then continue."""
     _train(folder / "whole", bright_pixels)
     whole = result_of(folder / "whole")
 
