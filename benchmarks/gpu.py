@@ -3,6 +3,9 @@
 `python -m benchmarks.gpu` needs a CUDA device and writes gpu.csv and gpu.json. Weights are random, for they
 change neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, also
 without a GPU; peaks of memory stay empty there, for the CPU's allocator keeps no such count.
+
+Single passes of the UNet come first; then whole epochs, of lesson 08's preset on every card and of the cases
+of `benchmarks.peers` at every batch size, each beside its floor: the passes that it needs and nothing else.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import argparse
 import csv
 import json
 import platform
+import shlex
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +33,19 @@ from accelerate.state import AcceleratorState
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 from transformers import CLIPTokenizer
 
+from benchmarks.speed_cases import CASES, Case
 from ddpo_lessons import budget
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.policy import prepare_policy
 from ddpo_lessons.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.rollout import predict, vae_factor
 from ddpo_lessons.tiny import CHECKPOINT, load_tiny_sd
-from ddpo_lessons.trainer import ImageDDPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 HERE = Path(__file__).parent
 COLUMNS = (
-    "work", "gpu_memory", "batch", "checkpointing", "compiled", "samples", "result", "seconds", "tflop",
-    "peak_gb", "paper_gb",
+    "work", "case", "gpu_memory", "batch", "checkpointing", "compiled", "samples", "result", "seconds",
+    "floor", "tflop", "peak_gb", "paper_gb",
 )  # fmt: skip
 # scheduler/scheduler_config.json of the published model
 SD15_SCHEDULE: dict[str, Any] = {
@@ -69,14 +75,31 @@ def make_pipeline(size: str) -> StableDiffusionPipeline:
     )
 
 
-def make_config(folder: str, samples: int, precision: str, **changes: Any) -> DDPOConfig:
-    """Settings of the camouflage preset with fewer samples in an epoch, one optimizer step of all."""
-    sizes = {
+def preset_config(folder: str, samples: int, precision: str, gigabytes: int) -> DDPOConfig:
+    """Settings of the camouflage preset on a card: fewer samples, one optimizer step of all."""
+    changes = {
         "sample_num_batches_per_epoch": samples // 4,
         "train_gradient_accumulation_steps": samples // 4,
+        "mixed_precision": precision,
+        "image_grid_freq": 0,
     }
-    preset = {**PRESETS["camouflage"].config, **sizes, "mixed_precision": precision, "image_grid_freq": 0}
-    return DDPOConfig(**{**preset, **changes}, output_dir=folder, overwrite=True)
+    fields = fit_to_memory({**PRESETS["camouflage"].config, **changes}, gigabytes)
+    return DDPOConfig(**fields, output_dir=folder, overwrite=True)
+
+
+def case_config(
+    folder: str, samples: int, precision: str, case: Case, batch: int, checkpointing: bool
+) -> DDPOConfig:
+    """Settings of a case, with as many whole batches in an epoch as there are samples for."""
+    changes = {
+        "sample_batch_size": batch,
+        "sample_num_batches_per_epoch": max(1, samples // batch),
+        "train_batch_size": batch,
+        "train_gradient_checkpointing": checkpointing,
+        "mixed_precision": precision,
+        "image_grid_freq": 0,
+    }
+    return DDPOConfig(**{**case.settings("documented"), **changes}, output_dir=folder, overwrite=True)
 
 
 def peak_gb() -> float | str:
@@ -109,8 +132,11 @@ def attempt(row: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str
         measured = {"result": "ok", **work(), "peak_gb": peak_gb()}
     except torch.cuda.OutOfMemoryError:
         measured = {"result": "out of memory"}
-    found = {**dict.fromkeys(COLUMNS, ""), **row, **measured}
-    return {key: round(value, 5) if isinstance(value, float) else value for key, value in found.items()}
+    return rounded({**dict.fromkeys(COLUMNS, ""), **row, **measured})
+
+
+def rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
 
 
 # -------------------------------------------------------------------------------------- single passes
@@ -164,48 +190,91 @@ def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tenso
     return images.mean(dim=(1, 2, 3))
 
 
-def epochs(
-    pipeline: StableDiffusionPipeline, precision: str, gigabytes: int, samples: int, compiled: bool
-) -> Iterator[dict[str, Any]]:
-    """Measure the second of two epochs of `ImageDDPOTrainer`, by phase."""
-    side = pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
+def make_trainer(pipeline: StableDiffusionPipeline, config: DDPOConfig, case: Case) -> DDPOTrainer:
+    """Make the trainer of a case; each picture of img2img is another one."""
     AcceleratorState._reset_state(reset_partial_state=True)  # accelerate keeps one precision per process
-    with tempfile.TemporaryDirectory() as folder:
-        config = make_config(folder, samples, precision)
-        cut = fit_to_memory({k: v for k, v in vars(config).items() if k != "output_dir"}, gigabytes)
-        config = replace(config, **{name: cut[name] for name in cut if hasattr(config, name)})
-        trainer = ImageDDPOTrainer(
-            config, brightness, lambda: ("", torch.rand(3, side, side), {}), pipeline, noise_strength=0.4
-        )
-        paper = budget.estimate(budget.like(pipeline), config, trainer.num_train_timesteps, from_images=True)
-        metrics: dict[str, float] = {}
+    if case.noise_strength is None:
+        return DDPOTrainer(config, brightness, lambda: (case.prompt, {}), pipeline)
+    side = pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
 
-        def work() -> dict[str, Any]:
-            for epoch in range(2):
-                metrics.update(trainer.step(epoch))
-            return {}
+    def prompt_function() -> Any:
+        return case.prompt, torch.rand(3, side, side), {}
 
-        row = {
-            "gpu_memory": gigabytes,
-            "samples": samples,
-            "compiled": compiled,
-            "checkpointing": config.train_gradient_checkpointing,
-            "paper_gb": paper.peak / 1e9,
-        }
-        whole = attempt(row, work)
+    return ImageDDPOTrainer(config, brightness, prompt_function, pipeline, noise_strength=case.noise_strength)
+
+
+def floors(trainer: DDPOTrainer, case: Case, single: Sequence[dict[str, Any]]) -> dict[str, float | str]:
+    """Seconds of an epoch's UNet evaluations and nothing else, by phase; empty where none was measured.
+
+    Args:
+        trainer: whose epoch it is.
+        case: what it trains.
+        single: the rows of single passes, of which the fastest counts, an evaluation, that is not larger
+            than the trainer's own passes: memory is what the batch size was chosen for.
+    """
+    unet, config = trainer.pipeline.unet.config, trainer.config
+    samples, pairs = config.forward_sizes(unet.in_channels * unet.sample_size**2)
+    phases = {
+        "sampling": ("", case.actions, samples),
+        "training": (config.train_gradient_checkpointing, trainer.num_train_timesteps, pairs),
+    }
+    found: dict[str, float | str] = {"reward": ""}
+    for phase, (checkpointing, steps, size) in phases.items():
+        evaluations = trainer.plan.total_samples * steps * case.evaluations
+        rates = [
+            row["seconds"] / row["batch"]
+            for row in single
+            if (row["work"], row["checkpointing"], row["result"]) == (f"{phase} pass", checkpointing, "ok")
+            and row["batch"] <= size * case.evaluations
+        ]
+        found[phase] = evaluations * min(rates) if rates else ""
+    return found
+
+
+def epochs(
+    pipeline: StableDiffusionPipeline,
+    config: DDPOConfig,
+    case: Case,
+    single: Sequence[dict[str, Any]],
+    row: dict[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """Complete a row with the second of two epochs, once for every phase and once for the whole."""
+    trainer = make_trainer(pipeline, config, case)
+    # An empty prompt needs one pass, whatever the guidance.
+    counted = replace(config, sample_guidance_scale=case.guidance_scale if case.evaluations == 2 else 1.0)
+    from_images = case.noise_strength is not None
+    paper = budget.estimate(budget.like(pipeline), counted, trainer.num_train_timesteps, from_images)
+    metrics: dict[str, float] = {}
+
+    def work() -> dict[str, Any]:
+        for epoch in range(2):
+            metrics.update(trainer.step(epoch))
+        return {}
+
+    row |= {
+        "case": case.name,
+        "samples": trainer.plan.total_samples,
+        "checkpointing": config.train_gradient_checkpointing,
+        "paper_gb": paper.peak / 1e9,
+    }
+    whole = attempt(row, work)
+    floor = floors(trainer, case, single)
     flops = {"sampling": paper.flops_sampling / 1e12, "reward": "", "training": paper.flops_training / 1e12}
     batches = {"sampling": config.sample_batch_size, "reward": "", "training": config.train_batch_size}
+    phases = []
     for phase, tflop in flops.items():
-        seconds = round(metrics[f"seconds_{phase}"], 5) if metrics else ""
-        tflop = round(tflop, 5) if tflop else ""
-        yield {
-            **whole,
-            "work": f"epoch: {phase}",
-            "seconds": seconds,
-            "tflop": tflop,
-            "batch": batches[phase],
-        }
+        seconds = metrics[f"seconds_{phase}"] if whole["result"] == "ok" else ""
+        found = {"seconds": seconds, "floor": floor[phase], "tflop": tflop}
+        phases.append({**whole, "work": f"epoch: {phase}", "batch": batches[phase], **found})
+    total = {key: added(phase[key] for phase in phases) for key in ("seconds", "floor", "tflop")}
+    phases.append({**whole, "work": "epoch: whole", "batch": config.sample_batch_size, **total})
+    yield from map(rounded, phases)
     pipeline.unet.disable_gradient_checkpointing()
+
+
+def added(values: Iterable[Any]) -> float | str:
+    """Add up what was measured."""
+    return sum(value for value in values if value != "") or ""
 
 
 # ----------------------------------------------------------------------------------------------- report
@@ -220,7 +289,7 @@ def machine() -> str:
 def header(arguments: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """What has to be known to run it again."""
     return {
-        "command": " ".join(["python -m benchmarks.gpu", *words]),
+        "command": shlex.join(["python", "-m", "benchmarks.gpu", *words]),
         "seed": arguments.seed,
         "machine": machine(),
         "precision": "no" if arguments.size == "tiny" else "bf16",
@@ -238,11 +307,37 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     prepare_policy(pipeline, DDPOConfig(mixed_precision=precision), True, device)
     for compiled in (False, True) if arguments.compile else (False,):
         if compiled:
+            # A graph for every shape and mode; past the limit the UNet would run uncompiled, in silence.
+            torch._dynamo.config.recompile_limit = 64
             pipeline.unet.compile()  # in place: names of weights, adapter and trainer stay as they are
+        single = []
         for batch in arguments.batches:
-            yield from passes(pipeline, precision, batch, arguments.repeats, compiled)
+            for row in passes(pipeline, precision, batch, arguments.repeats, compiled):
+                single.append(row)
+                yield row
+        yield from all_epochs(pipeline, precision, arguments, single, compiled)
+
+
+def all_epochs(
+    pipeline: StableDiffusionPipeline,
+    precision: str,
+    arguments: argparse.Namespace,
+    single: Sequence[dict[str, Any]],
+    compiled: bool,
+) -> Iterator[dict[str, Any]]:
+    """Measure epochs of the preset on every card, and of every case at every batch size."""
+    preset = PRESETS["camouflage"]
+    guidance, steps = (preset.config[f"sample_{name}"] for name in ("guidance_scale", "num_steps"))
+    camouflage = Case("camouflage", guidance, preset.prompts, preset.noise_strength, steps)
+    with tempfile.TemporaryDirectory() as folder:
         for gigabytes in arguments.gpu_memory:
-            yield from epochs(pipeline, precision, gigabytes, arguments.samples, compiled)
+            config = preset_config(folder, arguments.samples, precision, gigabytes)
+            row = {"gpu_memory": gigabytes, "compiled": compiled}
+            yield from epochs(pipeline, config, camouflage, single, row)
+        for case, batch in product((CASES[name] for name in arguments.cases), arguments.batches):
+            for checkpointing in (False, True) if batch == 1 else (False,):  # 1 with it is the least memory
+                config = case_config(folder, arguments.samples, precision, case, batch, checkpointing)
+                yield from epochs(pipeline, config, case, single, {"compiled": compiled})
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -251,6 +346,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", choices=("sd15", "tiny"), default="sd15")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--gpu-memory", type=int, nargs="+", choices=GPU_MEMORY, default=list(GPU_MEMORY))
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--samples", type=int, help="of an epoch, a multiple of 4 (32; tiny: 8)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="all of it again with a compiled UNet")

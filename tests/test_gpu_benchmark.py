@@ -35,7 +35,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def test_every_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
     output = tmp_path / "table.csv"
     words = "--size tiny --batches 2 --gpu-memory 10 --samples 4 --repeats 1 --seed 3 --output"
-    gpu.main([*words.split(), str(output)])
+    gpu.main([*words.split(), str(output), "--cases", "img2img, guidance 5"])
     rows = read(output)
     works = [(row["work"], row["batch"], row["checkpointing"]) for row in rows]
     assert works == [
@@ -45,12 +45,27 @@ def test_every_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
         ("epoch: sampling", "2", "True"),
         ("epoch: reward", "", "True"),
         ("epoch: training", "2", "True"),
+        ("epoch: whole", "2", "True"),
+        ("epoch: sampling", "2", "False"),
+        ("epoch: reward", "", "False"),
+        ("epoch: training", "2", "False"),
+        ("epoch: whole", "2", "False"),
     ]
     for row in rows:
         assert row["result"] == "ok"
         assert float(row["seconds"]) > 0
         assert float(row["paper_gb"]) > 0
         assert row["peak_gb"] == ""  # the CPU keeps no count
+    assert [row["case"] for row in rows[3:]] == ["camouflage"] * 4 + ["img2img, guidance 5"] * 4
+    for sampling, reward, training, whole in (rows[3:7], rows[7:]):
+        parts = sum(float(part["seconds"]) for part in (sampling, reward, training))
+        assert float(whole["seconds"]) == pytest.approx(parts, abs=1e-4)
+        assert float(whole["floor"]) == pytest.approx(
+            float(sampling["floor"]) + float(training["floor"]), abs=1e-4
+        )
+    # 4 samples, 20 steps of 50 and one pass each; 5 steps of 10 and two passes each; the pass is one of 2.
+    assert float(rows[3]["floor"]) == pytest.approx(80 / 2 * float(rows[0]["seconds"]), abs=1e-3)
+    assert float(rows[7]["floor"]) == pytest.approx(40 / 2 * float(rows[0]["seconds"]), abs=1e-3)
     step = budget.sampling_cost(budget.like(load_tiny_sd()).unet, 2, tokens=16)
     assert float(rows[0]["tflop"]) == pytest.approx(step.flops / 1e12, abs=1e-5)
     header = json.loads(output.with_suffix(".json").read_text())
