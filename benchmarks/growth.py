@@ -69,7 +69,7 @@ SERIES = {
         "every sample takes the same UNet evaluations",
     ),
     "steps": Series(
-        tuple(Point(steps=n) for n in (4, 8, 16, 32)),
+        tuple(Point(steps=n) for n in (4, 9, 19, 39)),
         1.0,
         "one evaluation to sample and one to train for each step; decoding comes once",
     ),
@@ -91,7 +91,7 @@ def make_config(point: Point, folder: str) -> DDPOConfig:
     return DDPOConfig(
         output_dir=folder,
         image_grid_freq=0,
-        sample_num_steps=point.steps + 1,  # tiny-sd's last step adds no noise and is no action
+        sample_num_steps=point.steps + 1,  # tiny-sd's last step then adds no noise and is no action
         sample_guidance_scale=1.0,
         sample_batch_size=BATCH // point.processes,
         sample_num_batches_per_epoch=point.samples // BATCH,

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import growth
-from ddpo_lessons.rollout import text2img_rollout
+from ddpo_lessons.ddim import step_std
+from ddpo_lessons.rollout import make_schedule, text2img_rollout
+from ddpo_lessons.tiny import load_tiny_sd
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,11 +48,14 @@ def test_bytes_on_paper_are_those_of_a_trajectory(tmp_path: Path) -> None:
 
 
 def test_every_series_varies_one_number_and_keeps_the_optimizer_step() -> None:
+    scheduler = load_tiny_sd().scheduler
     for name, series in growth.SERIES.items():
         values = [point.value(name) for point in series.points]
         assert values == sorted(set(values))
         for point in series.points:
             config = growth.make_config(point, "unused")
+            timesteps = make_schedule(scheduler, config.sample_num_steps)
+            assert (step_std(scheduler, timesteps, eta=1.0) > 0).sum() == point.steps
             plan = config.epoch_plan(point.steps, point.processes)
             assert plan.total_samples == point.samples
             assert plan.optimizer_steps == point.samples // 16
