@@ -270,6 +270,8 @@ def _check_values(config: DDPOConfig) -> None:
     for name in _AT_LEAST_ONE:
         if values[name] < 1:
             raise ValueError(f"{name}={values[name]} must be at least 1")
+        if values[name] >= 2**31:  # no machine ends such a run, and torch's errors name no field
+            raise ValueError(f"{name}={values[name]} must be less than 2**31: take a smaller number")
     for name in _AT_LEAST_ZERO:
         if values[name] < 0:
             raise ValueError(f"{name}={values[name]} must not be negative")

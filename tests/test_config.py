@@ -61,6 +61,8 @@ def test_row_19_a_buffer_that_never_fills_is_refused():
         ("sample_batch_size", True, "whole number"),
         ("train_batch_size", -1, "at least 1"),
         ("train_lora_rank", 0, "at least 1"),
+        ("train_lora_rank", 2**70, r"less than 2\*\*31"),
+        ("num_epochs", 2**31, r"less than 2\*\*31"),
         ("train_forward_size", -1, "not be negative"),
         ("sample_guidance_scale", -0.5, "not be negative"),
         ("seed", -1, "not be negative"),
