@@ -210,7 +210,8 @@ def floors(trainer: DDPOTrainer, case: Case, single: Sequence[dict[str, Any]]) -
         trainer: whose epoch it is.
         case: what it trains.
         single: the rows of single passes, of which the fastest counts, an evaluation, that is not larger
-            than the trainer's own passes: memory is what the batch size was chosen for.
+            than the trainer's own passes: memory is what the batch size was chosen for. Where its own are
+            larger than all that were measured, as with tiny-sd, this is no lower bound: add to `--batches`.
     """
     unet, config = trainer.pipeline.unet.config, trainer.config
     samples, pairs = config.forward_sizes(unet.in_channels * unet.sample_size**2)
