@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.lora import use_summed_weights
 
 _PRECISION = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -78,14 +80,15 @@ def prepare_policy(
         for name, parameter in unet.named_parameters():
             parameter.requires_grad_("lora_" in name and f".{adapter}." in name)
     elif use_lora:
-        unet.add_adapter(
-            LoraConfig(
-                r=config.train_lora_rank,
-                lora_alpha=config.train_lora_alpha,
-                init_lora_weights="gaussian",
-                target_modules=list(config.train_lora_target_modules),
-            )
+        lora = LoraConfig(
+            r=config.train_lora_rank,
+            lora_alpha=config.train_lora_alpha,
+            init_lora_weights="gaussian",
+            target_modules=list(config.train_lora_target_modules),
         )
+        if device.type == "cpu" and dtype == torch.float32:
+            use_summed_weights(lora)
+        unet.add_adapter(lora)
     cast_training_params(unet, dtype=torch.float32)
     if config.train_gradient_checkpointing:
         unet.enable_gradient_checkpointing()
@@ -164,7 +167,7 @@ def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.
     Raises:
         ImportError: if its 8-bit variant is asked for and bitsandbytes is missing.
     """
-    kind: Any = torch.optim.AdamW
+    kind: Any = partial(torch.optim.AdamW, fused=True)  # all weights in one pass: adapters are many and small
     if config.train_use_8bit_adam:
         try:
             kind = importlib.import_module("bitsandbytes").optim.AdamW8bit
