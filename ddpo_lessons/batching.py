@@ -7,6 +7,7 @@ the denoising step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
@@ -181,7 +182,8 @@ def _num_samples(samples: Samples) -> int:
 
 def _check_divides(name: str, value: int, total: int, things: str) -> None:
     if value < 1 or total % value:
-        divisors = [n for n in range(1, total + 1) if total % n == 0]
+        small = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
+        divisors = sorted({*small, *(total // n for n in small)})
         distance = min(abs(n - value) for n in divisors)
         nearest = " or ".join(str(n) for n in divisors if abs(n - value) == distance)
         raise ValueError(

@@ -175,7 +175,8 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
         Timesteps (T,), decreasing.
 
     Raises:
-        ValueError: if noise_strength is outside (0, 1] or leaves no step.
+        ValueError: if noise_strength is outside (0, 1] or leaves no step, or there are more steps than
+            timesteps.
     """
     if not 0 < noise_strength <= 1:
         raise ValueError(f"noise_strength={noise_strength} must lie in (0, 1]")
@@ -185,6 +186,11 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
         raise ValueError(
             f"noise_strength={noise_strength} with {num_steps} steps runs no step: "
             f"use a noise_strength of at least {1 / num_steps:.3g}, or more steps"
+        )
+    if num_steps > scheduler.config.num_train_timesteps:
+        raise ValueError(
+            f"{num_steps} steps (sample_num_steps) of a schedule of {scheduler.config.num_train_timesteps} "
+            "timesteps: take fewer"
         )
     scheduler.set_timesteps(num_steps)  # on the CPU: a step looks its numbers up there
     # Trailing spacing may round to one timestep too many at the end (-1): count from the start.

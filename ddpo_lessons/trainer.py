@@ -132,9 +132,12 @@ class DDPOTrainer:
         scheduler, timesteps = self.pipeline.scheduler, self._schedule()  # (T,)
         blank = torch.zeros(len(timesteps), 1)
         # A step of nothing raises now what sampling would raise after the first forward pass.
-        dry_run = ddim_step_with_logprob(
-            scheduler, blank, timesteps, blank, self.config.sample_eta, generator=torch.Generator()
-        )
+        try:
+            dry_run = ddim_step_with_logprob(
+                scheduler, blank, timesteps, blank, self.config.sample_eta, generator=torch.Generator()
+            )
+        except ValueError as error:
+            raise ValueError(f"sample_eta={self.config.sample_eta} and the scheduler: {error}") from error
         noisy = dry_run.std[dry_run.std > 0]
         if (noisy < MIN_STD).any():
             raise ValueError(
