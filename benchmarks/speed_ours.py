@@ -21,10 +21,10 @@ from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one forward pass, for the floor to choose from
 
 
-def make_trainer(case: Case, size: str, folder: str, output_dir: str) -> DDPOTrainer:
-    """Build our trainer with the settings of the case and defaults for everything else."""
+def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> DDPOTrainer:
+    """Build our trainer with the settings of the case, some others, and defaults for everything else."""
     logging.disable_progress_bar()
-    config = DDPOConfig(**case.settings(size), output_dir=output_dir, image_grid_freq=0)
+    config = DDPOConfig(**{**case.settings(size), **settings}, output_dir=output_dir, image_grid_freq=0)
     pipeline = StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
 
     def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
