@@ -264,7 +264,7 @@ class DDPOTrainer:
         own_rows = self._own_rows()  # (batches, B)
         samples, _ = self.config.forward_sizes(math.prod(self._latents_shape(contexts)))
         with self._bar("sampling", len(own_rows), leave=False) as bar:
-            for group in own_rows.split(samples // own_rows.shape[1]):  # (G, B)
+            for group in own_rows.chunk(math.ceil(own_rows.numel() / samples)):  # (G, B)
                 rows = group.flatten().tolist()
                 images, piece = self._rollout(epoch, rows, [contexts[row] for row in rows])
                 before = time.perf_counter()
@@ -375,7 +375,8 @@ class DDPOTrainer:
     ) -> dict[str, float]:
         """Accumulate the gradient over groups of pairs, weighed by their share, and step once."""
         _, size = self.config.forward_sizes(trajectory.latents[0, 0].numel())
-        groups = list(zip(rows.split(size), columns.split(size), strict=True))
+        count = math.ceil(len(rows) / size)  # groups of about one size: a small last one would waste time
+        groups = list(zip(rows.chunk(count), columns.chunk(count), strict=True))
         shares, stats = [], []
         for number, group in enumerate(groups, start=1):
             is_last = number == len(groups)

@@ -222,7 +222,7 @@ def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guid
     The last step is left out here: its small noise would multiply float32's rounding.
     """
     runs = []
-    for forward_size in (1, 5, 64):  # of 12 pairs: the last group of five is smaller
+    for forward_size in (1, 5, 64):  # of 12 pairs: groups of 1, of 4, and all of them
         config = make_config(
             tmp_path / str(forward_size), train_forward_size=forward_size, train_use_lora=use_lora,
             sample_guidance_scale=guidance, train_num_inner_epochs=2, train_max_grad_norm=1e9,
@@ -245,7 +245,7 @@ def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guid
 
 
 def test_invariant_3_grouping_samples_changes_no_image(tmp_path):
-    """Six samples, scored two by two: denoised two by two, four and two, or all at once."""
+    """Six samples, scored two by two: denoised two by two, in fours at most, or all at once."""
     images: dict[int, torch.Tensor] = {}
     passes: dict[int, list[int]] = {}
     for size in (2, 5, 0):
