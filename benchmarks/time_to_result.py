@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", help="interpreter that can import the peers")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--limit", type=float, default=900, help="seconds of training (default %(default)s)")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of training (default %(default)s)")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Lesson 08: LoRA layers that change the weight before the product instead of the output after it.
+"""Beside lesson 06: LoRA layers that change the weight before the product instead of the output after it.
 
 A LoRA layer computes W x + s B (A x) (Hu et al. 2021, arXiv 2106.09685, section 4.1), peft's with five
 operations on activations. (W + s B A) x is the same function with the same gradients, with one operation on

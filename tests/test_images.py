@@ -21,10 +21,7 @@ def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(request.param), "--output", str(folder)])
         patch.syspath_prepend(str(IMAGES))
-        try:
-            runpy.run_path(str(request.param), run_name="__main__")
-        except FileNotFoundError as error:
-            pytest.skip(f"not measured: {error.filename}")
+        runpy.run_path(str(request.param), run_name="__main__")
     return folder
 
 

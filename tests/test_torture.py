@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.readme_tables import torture_table
+from benchmarks.readme_tables import torture_table, torture_totals
 from benchmarks.torture.damage import DAMAGES, _audit, executed
 from benchmarks.torture.harness import each_case, expect, is_clear
 from ddpo_lessons.config import DDPOConfig
@@ -69,10 +69,9 @@ def test_the_table_counts_cases_and_outcomes():
         "kills": report("Kill a run.", {"continued, equal": 40, "begun again, equal": 10}, 90.4),
         "damage": report("Damage a file.", {"clear error": 1200}, 209.6),
     }
-    table = torture_table({"machine": "2 cores", "seed": 0, "failures": 0, "experiments": experiments})
-    assert table.splitlines()[2:] == [
+    result = {"machine": "2 cores", "seed": 0, "failures": 0, "experiments": experiments}
+    assert torture_table(result).splitlines()[2:] == [
         "| `kills`: Kill a run. | 50 | 40 × continued, equal<br>10 × begun again, equal | 90 |",
         "| `damage`: Damage a file. | 1,200 | 1,200 × clear error | 210 |",
-        "",
-        "1,250 cases in 5 minutes, 0 failures. Measured on: 2 cores.",
     ]
+    assert torture_totals(result) == "1,250 cases in 5 minutes, 0 failures. Measured on: 2 cores."
