@@ -50,8 +50,8 @@ from ddpo_lessons.rollout import (
 )
 from ddpo_lessons.runlog import NO_RECORDS, RunLog, claim, hold
 
-# A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise.
-# With noise of 2e-4 ratios came out 1e-4 off on tiny-sd's shape, which is the peers' whole clip range.
+# A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
+# with less noise than this, rounding alone can take a ratio out of the peers' clip range of 1e-4.
 MIN_STD = 2e-4
 
 # Called as (batches, global_step, tracker) and (sd_pipeline, noise_strength, global_step), as by the peers.
