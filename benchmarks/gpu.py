@@ -35,6 +35,7 @@ from transformers import CLIPTokenizer
 
 from benchmarks.speed_cases import CASES, Case
 from ddpo_lessons import budget
+from ddpo_lessons.compiled import WrongGradientsError
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.policy import prepare_policy
 from ddpo_lessons.presets import GPU_MEMORY, PRESETS, fit_to_memory
@@ -126,12 +127,14 @@ def seconds_of(run: Callable[[], Any], repeats: int) -> float:
 
 
 def attempt(row: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Complete a row with what `work` measures; a card that is too small is a result, too."""
+    """Complete a row with what `work` measures; too small a card and wrong gradients are results, too."""
     reset_peak()
     try:
         measured = {"result": "ok", **work(), "peak_gb": peak_gb()}
     except torch.cuda.OutOfMemoryError:
         measured = {"result": "out of memory"}
+    except WrongGradientsError:
+        measured = {"result": "compiled gradients are wrong"}
     return rounded({**dict.fromkeys(COLUMNS, ""), **row, **measured})
 
 
@@ -240,7 +243,7 @@ def epochs(
     row: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Complete a row with the second of two epochs, once for every phase and once for the whole."""
-    trainer = make_trainer(pipeline, config, case)
+    trainer = make_trainer(pipeline, replace(config, torch_compile=row["compiled"]), case)
     # An empty prompt needs one pass, whatever the guidance.
     counted = replace(config, sample_guidance_scale=case.guidance_scale if case.evaluations == 2 else 1.0)
     from_images = case.noise_strength is not None
@@ -310,7 +313,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if compiled:
             # A graph for every shape and mode; past the limit the UNet would run uncompiled, in silence.
             torch._dynamo.config.recompile_limit = 64
-            pipeline.unet.compile()  # in place: names of weights, adapter and trainer stay as they are
+            pipeline.unet.compile(dynamic=False)  # as the trainer does
         single = []
         for batch in arguments.batches:
             for row in passes(pipeline, precision, batch, arguments.repeats, compiled):

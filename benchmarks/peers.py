@@ -1,10 +1,11 @@
 """Side by side with the peers: `python -m benchmarks.peers`.
 
-Makes the peers' environment unless `--python` names one, then lets peer, package and the bare UNet take
-turns, an epoch each, in processes that live through all rounds. Writes benchmarks/peers.json: for every
-case and batch size the seconds of each phase (median, smallest, largest), and how far the gradients of the
-first optimizer step are apart. Where the peer fails, its error; where more than half of its ratios leave the
-clip range before any update, its policy is not the one that sampled, and gradients are not compared.
+Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
+UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes
+benchmarks/peers.json: for every case and batch size the seconds of each phase (median, smallest, largest),
+those of the first compiled epoch, and how far the gradients of the first optimizer step are apart. Where the
+peer fails, its error; where more than half of its ratios leave the clip range before any update, its policy
+is not the one that sampled, and gradients are not compared.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ class Worker:
 
     def __init__(self, command: list[str]) -> None:
         """Start it and wait until it is ready."""
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+        environment = os.environ | {
+            "HF_HUB_OFFLINE": "1",
+            "WANDB_MODE": "disabled",
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # compiling takes what it takes the first time
+        }
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -109,28 +114,42 @@ def unfailing(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """Let all take turns for some rounds, after an epoch to warm up."""
+    """Let all take turns for some rounds, after an epoch to warm up; then compare gradients."""
     arguments = [case.name, size, str(folder)]
+    command = [sys.executable, "-m", "benchmarks.speed_ours", *arguments]
     with ExitStack() as stack:
         peer = stack.enter_context(started([python, "-m", "benchmarks.speed_peer", *arguments]))
-        ours = stack.enter_context(started([sys.executable, "-m", "benchmarks.speed_ours", *arguments]))
+        ours = stack.enter_context(started(command))
+        compiled = stack.enter_context(started([*command, "compiled"]))
         recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
         first = peer.ask(f"gradient {recording}")
-        answer: dict[str, Any] = {"case": case.name, "size": size, "against": case.peer}
-        turns = {"ours": (ours, "epoch"), "floor": (ours, "floor")}
-        if "error" in first:
-            answer["error"] = first["error"]
-        else:
-            answer["first_clip_fraction"] = first["first_clip_fraction"]
-            wrong = first["first_clip_fraction"] > WRONG_POLICY
-            compared = {} if wrong else unfailing(ours.ask(f"gradient {recording}"))
-            answer["gradient_difference"] = compared.get("gradient_difference")
+        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch"), "floor": (ours, "floor")}
+        if "error" not in first:
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
         for _ in range(rounds + 1):  # the first is to warm up
             for name, (worker, line) in turns.items():
                 times[name].append(unfailing(worker.ask(line)))
-    return answer | {name: summary(epochs[1:]) for name, epochs in times.items()}
+        found = outcome(first, {"ours": ours, "compiled": compiled}, recording)
+    return {
+        "case": case.name,
+        "size": size,
+        "against": case.peer,
+        **found,
+        "first_compiled_epoch": round(times["compiled"][0]["whole"], 1),
+        **{name: summary(epochs[1:]) for name, epochs in times.items()},
+    }
+
+
+def outcome(first: dict[str, Any], workers: dict[str, Worker], recording: str) -> dict[str, Any]:
+    """Return how the peer's first step fails, or how far other gradients of it are apart."""
+    if "error" in first:
+        return {"error": first["error"]}
+    found = {"first_clip_fraction": first["first_clip_fraction"], "gradient_difference": None}
+    if first["first_clip_fraction"] <= WRONG_POLICY:
+        answers = {name: unfailing(worker.ask(f"gradient {recording}")) for name, worker in workers.items()}
+        found["gradient_difference"] = {name: a["gradient_difference"] for name, a in answers.items()}
+    return found
 
 
 def summary(epochs: list[dict[str, float]]) -> dict[str, Any]:

@@ -138,28 +138,33 @@ def torture_totals(result: dict[str, Any]) -> str:
     return f"{totals}. Measured on: {result['machine']}."
 
 
+OWN = ("ours", "compiled", "floor")  # of benchmarks.peers, beside the peer
+
+
 def _outcome(row: dict[str, Any]) -> str:
-    """Say how far the gradients are apart, or why they cannot be compared."""
+    """Say how far the peer's gradients and ours, and our compiled ones, are apart, or why they cannot be."""
     if "error" in row:
         return textwrap.shorten(row["error"].replace("|", "/"), 72, placeholder=" …")
     if row["gradient_difference"] is None:
         return f"wrong policy: clip fraction {row['first_clip_fraction']:.2f} before any update"
-    return f"gradients {row['gradient_difference']:.0e} apart"
+    apart = " and ".join(f"{value:.0e}" for value in row["gradient_difference"].values())
+    return f"gradients {apart} apart"
 
 
 def peers_table(result: dict[str, Any]) -> str:
     """Return the comparison with the peers: a row per case and size, the medians of whole epochs."""
     lines = [
-        "| case | batches | peer | peer, s | ours, s | floor, s | peer / ours | ours / floor | outcome |",
-        "| --- | --- | --- |" + " ---: |" * 5 + " --- |",
+        "| case | batches | peer | peer, s | ours, s | compiled, s | floor, s | peer / ours "
+        "| peer / compiled | ours / floor | outcome |",
+        "| --- | --- | --- |" + " ---: |" * 7 + " --- |",
     ]
     for row in result["rows"]:
-        seconds = {name: row[name]["whole"][0] for name in ("peer", "ours", "floor") if name in row}
+        seconds = {name: row[name]["whole"][0] for name in ("peer", *OWN) if name in row}
         runs = "peer" in seconds
         cells = [row["case"], row["size"], row["against"]]
         cells += [f"{seconds['peer']:.2f}" if runs else "fails"]
-        cells += [f"{seconds[name]:.2f}" for name in ("ours", "floor")]
-        cells += [f"{seconds['peer'] / seconds['ours']:.2f}" if runs else "–"]
+        cells += [f"{seconds[name]:.2f}" for name in OWN]
+        cells += [f"{seconds['peer'] / seconds[name]:.2f}" if runs else "–" for name in ("ours", "compiled")]
         cells += [f"{seconds['ours'] / seconds['floor']:.2f}", _outcome(row)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", _measured_on(result)])
@@ -173,7 +178,7 @@ def peers_phase_table(result: dict[str, Any]) -> str:
         "| --- | --- | --- |" + " ---: |" * len(phases),
     ]
     for row in result["rows"]:
-        for name, who in {"peer": row["against"], "ours": "ours", "floor": "floor"}.items():
+        for name, who in {"peer": row["against"], **{name: name for name in OWN}}.items():
             if name in row:
                 spread = [row[name][phase] for phase in phases]
                 cells = [f"{middle:.2f} ({low:.2f}–{high:.2f})" for middle, low, high in spread]

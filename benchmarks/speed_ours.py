@@ -130,10 +130,10 @@ class Floor:
 
 
 def main() -> None:
-    """Serve epochs of the case, size and folder that the command line names."""
-    case, size, folder = CASES[sys.argv[1]], sys.argv[2], sys.argv[3]
+    """Serve epochs of the case, size and folder that the command line names, compiled if it says so."""
+    case, size, folder, compiled = CASES[sys.argv[1]], sys.argv[2], sys.argv[3], sys.argv[4:] == ["compiled"]
     with tempfile.TemporaryDirectory() as output_dir:
-        trainer = make_trainer(case, size, folder, output_dir)
+        trainer = make_trainer(case, size, folder, output_dir, torch_compile=compiled)
         floor: Floor | None = None
         epochs = 0
 

@@ -60,6 +60,9 @@ class DDPOConfig:
     TRL's default is fp16, which asks for a GPU."""
     allow_tf32: bool = True
     """Allow TF32 matrix products on NVIDIA GPUs."""
+    torch_compile: bool = False
+    """Compile the UNet (on the CPU with a C++ compiler): the first epoch takes minutes more, all later ones
+    less. New: if compiled gradients are not those of the UNet, as happens, the run ends before a step."""
     resume_from: str = ""
     """"latest", or the path of a checkpoint folder; what the run did after it is dropped once training goes
     on."""
@@ -219,7 +222,7 @@ _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
     "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
-    "train_forward_size", "train_gradient_checkpointing",
+    "torch_compile", "train_forward_size", "train_gradient_checkpointing",
 }  # fmt: skip
 _AT_LEAST_ONE = (
     "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",

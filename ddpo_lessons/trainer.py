@@ -23,6 +23,7 @@ from torch import nn
 from ddpo_lessons import checkpoint
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
 from ddpo_lessons.batching import minibatches, shuffle_samples, shuffle_time
+from ddpo_lessons.compiled import check_gradients
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.contexts import (
     Context,
@@ -162,6 +163,9 @@ class DDPOTrainer:
         self.trainable_names, self.trainable = list(trainable), list(trainable.values())
         if self.config.train_kl_coefficient > 0:
             self._reference = Reference(self.pipeline.unet, fresh_adapter=self.use_lora and not had_adapter)
+        if self.config.torch_compile:
+            self.pipeline.unet.compile(dynamic=False)  # a graph for every shape, so all are compared
+        self._compared: set[tuple[int, ...]] = set()  # shapes whose compiled gradients are right
         optimizer = make_optimizer(self.config, self.trainable)
         # In one process this is pipeline.unet itself; in several it synchronises gradients.
         self.unet: nn.Module
@@ -379,6 +383,8 @@ class DDPOTrainer:
         groups = list(zip(rows.chunk(count), columns.chunk(count), strict=True))
         shares, stats = [], []
         for number, group in enumerate(groups, start=1):
+            if self.config.torch_compile:
+                self._check_compiled(trajectory, *group)
             is_last = number == len(groups)
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.unet):
                 loss, group_stats = self._loss(trajectory, advantages, *group)
@@ -390,6 +396,27 @@ class DDPOTrainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return self._summarise(stats, shares, grad_norm)
+
+    def _check_compiled(self, trajectory: Trajectory, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Compare the compiled UNet's gradients with its own, once for every shape that it is given.
+
+        They are those of the log-probs: PPO's are zero where a ratio is clipped.
+        """
+        is_guided = trajectory.negative_prompt_embeds is not None  # then it is given each pair twice
+        shape = (len(rows), is_guided, *trajectory.latents.shape[2:])
+        if shape in self._compared:
+            return
+
+        def gradients() -> tuple[torch.Tensor, ...]:
+            replay = self._replay(self.unet, trajectory, rows, columns)
+            return torch.autograd.grad(replay.log_prob.sum(), self.trainable)
+
+        with self.accelerator.no_sync(self.unet):
+            compiled = gradients()
+            with torch.compiler.set_stance("force_eager"):
+                own = gradients()
+        check_gradients(self.trainable_names, compiled, own)
+        self._compared.add(shape)
 
     def _loss(
         self,

@@ -14,8 +14,8 @@ from style import CARD, INK, MUTED, PALETTE, label, main
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 RESULT = Path(__file__).parents[1] / "benchmarks" / "peers.json"
 PHASES = {"sampling": BLUE, "reward": PURPLE, "training": ORANGE}
-RUNS = ("peer", "ours", "floor")
-HEIGHT = 0.24  # of a bar, where a case is 1 high
+RUNS = ("peer", "ours", "compiled", "floor")
+HEIGHT = 0.19  # of a bar, where a case is 1 high
 
 
 def draw_bar(axes: Axes, y: float, seconds: dict[str, list[float]]) -> None:
@@ -33,19 +33,19 @@ def remark(row: dict[str, Any], run: str) -> str:
     text = f"{row[run]['whole'][0]:.1f} s"
     if run == "floor":
         return text
-    if run == "ours":
-        return f"{text}, {row['ours']['whole'][0] / row['floor']['whole'][0]:.2f} × floor"
+    if run in ("ours", "compiled"):
+        return f"{text}, {row[run]['whole'][0] / row['floor']['whole'][0]:.2f} × floor"
     text += f", {row['peer']['whole'][0] / row['ours']['whole'][0]:.1f} × ours"
     return text if row["gradient_difference"] is not None else f"{text}, wrong policy"
 
 
 def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
-    """Draw the three bars of a case, each with its name and a remark."""
-    names = {"peer": row["against"], "ours": "ours", "floor": "floor"}
+    """Draw the bars of a case, each with its name and a remark."""
+    names = {"peer": row["against"]}
     for number, run in enumerate(RUNS):
-        y = place - 0.29 * (1 - number)
-        axes.text(-0.01, y, names[run], transform=axes.get_yaxis_transform(), ha="right", va="center",
-                  fontsize=9, color=MUTED)  # fmt: skip
+        y = place + 0.225 * (number - 1.5)
+        axes.text(-0.01, y, names.get(run, run), transform=axes.get_yaxis_transform(), ha="right",
+                  va="center", fontsize=9, color=MUTED)  # fmt: skip
         if run in row:
             draw_bar(axes, y, row[run])
             text = f"  {remark(row, run)}"
@@ -56,11 +56,11 @@ def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
 
 
 def peers() -> Figure:
-    """Draw a panel for every choice of batch sizes, and in it three bars for every case."""
+    """Draw a panel for every choice of batch sizes, and in it four bars for every case."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     sizes = list(dict.fromkeys(row["size"] for row in result["rows"]))
     cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
-    figure = Figure(figsize=(9.4, 1 + 0.78 * len(result["rows"])), facecolor=CARD, layout="constrained")
+    figure = Figure(figsize=(9.4, 1 + 0.95 * len(result["rows"])), facecolor=CARD, layout="constrained")
     panels = figure.subplots(len(sizes), 1, sharex=True, squeeze=False)[:, 0]
     for axes, size in zip(panels, sizes, strict=True):
         rows = [row for row in result["rows"] if row["size"] == size]

@@ -14,6 +14,7 @@ from diffusers.utils import logging
 
 from benchmarks import budget_table, gpu
 from ddpo_lessons import budget
+from ddpo_lessons.compiled import WrongGradientsError
 from ddpo_lessons.presets import GPU_MEMORY
 from ddpo_lessons.tiny import load_tiny_sd
 
@@ -73,12 +74,19 @@ def test_every_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
     assert (header["seed"], header["torch"]) == (3, torch.__version__)
 
 
-def test_a_card_that_is_too_small_is_a_row() -> None:
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "out of memory"),
+        (WrongGradientsError("75% off"), "compiled gradients are wrong"),
+    ],
+)
+def test_too_small_a_card_and_wrong_gradients_are_rows(error: Exception, result: str) -> None:
     def work() -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     row = gpu.attempt({"work": "training pass", "batch": 16, "paper_gb": 20.0}, work)
-    assert row["result"] == "out of memory"
+    assert row["result"] == result
     assert (row["batch"], row["paper_gb"], row["seconds"]) == (16, 20.0, "")
 
 

@@ -30,17 +30,25 @@ def _train(folder: Path, **changes: Any) -> None:
     trainer.train()
 
 
+def _start(folder: Path) -> int:
+    """Start or continue the run; return its process when it trains."""
+    (folder / "started").unlink(missing_ok=True)
+    process = fork(lambda: _train(folder))
+    wait_for(folder / "started")
+    return process
+
+
 def _whole_run(folder: Path) -> tuple[dict[str, Any], float]:
-    """Return the result of a run that is not killed, and how long it took."""
+    """Return the result of a run that is not killed, and how long it trained."""
     folder.mkdir()
-    before = time.monotonic()
-    expect(wait(fork(lambda: _train(folder))) == 0, "the run that is not killed failed")
+    process, before = _start(folder), time.monotonic()
+    expect(wait(process) == 0, "the run that is not killed failed")
     return result_of(folder), time.monotonic() - before
 
 
 def _kill_once(generator: random.Random, folder: Path, seconds: float) -> bool:
-    """Start or continue the run and kill it; tell whether it was still alive."""
-    process = fork(lambda: _train(folder))
+    """Start or continue the run and kill it while it trains; tell whether it was still alive."""
+    process = _start(folder)
     time.sleep(generator.random() * seconds)
     os.kill(process, signal.SIGKILL)  # until it is waited for, its number is not given away
     return wait(process) == -signal.SIGKILL
@@ -172,6 +180,7 @@ def pairs(seed: int, cases: range, folder: Path) -> Counts:
         counts.failures.append(f"--only pairs: two processes and one are {distance:.1e} apart")
     counts.outcomes["two processes equal to one (1e-6)"] += distance <= 1e-6
     counts.notes = {
+        "cases": len(cases) + 1,  # the last outcome is one, too
         "two_against_one_max_difference": distance,
         "longest_wait_for_the_other_s": round(max(waits, default=0.0), 2),
         "wait_limit_s": PEER_SECONDS,

@@ -1,0 +1,48 @@
+"""Beside lesson 08: is a compiled UNet still the same function?
+
+torch.compile makes kernels of its own, and those of the backward pass can be wrong where the forward pass is
+right (benchmarks/NOTES.md has a case). Ratios are then 1 as they should be, no metric of PPO shows anything,
+and whole blocks learn nothing. So gradients are compared before they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+# Relative to a weight's gradient. Wrong ones were 0.8 to 1 apart; bfloat16's rounding needs room, too, for
+# guidance takes the difference of two outputs that are nearly equal.
+MAX_APART = 0.5
+SMALL = 0.01  # of the largest gradient: what is smaller may be mostly rounding
+
+
+class WrongGradientsError(RuntimeError):
+    """Compiled code has other gradients than the same code uncompiled."""
+
+
+def check_gradients(
+    names: Sequence[str], compiled: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
+) -> None:
+    """Refuse gradients of compiled code that are not those of the same code uncompiled.
+
+    Each weight's difference is |compiled - own| / max(|own|, 0.01 largest |own|).
+
+    Args:
+        names: of the trained weights, for the error.
+        compiled: their gradients as compiled code gives them.
+        own: their gradients as they should be.
+
+    Raises:
+        WrongGradientsError: if one differs by more than half, or is not finite.
+    """
+    norms = torch.stack([gradient.norm() for gradient in own])  # (weights,)
+    apart = torch.stack([(a - b).norm() for a, b in zip(compiled, own, strict=True)])  # (weights,)
+    relative = apart / norms.clamp(min=SMALL * norms.max())
+    wrong = [name for name, value in zip(names, relative.tolist(), strict=True) if not value <= MAX_APART]
+    if wrong:
+        raise WrongGradientsError(
+            f"torch_compile=True: torch {torch.__version__} compiles this UNet to wrong gradients, "
+            f"{relative.max():.0%} off, in {len(wrong)} of {len(names)} weights, such as {wrong[0]}; no step "
+            "was taken with them. Set torch_compile=False, or try another version of torch"
+        )
