@@ -40,11 +40,11 @@ def result() -> dict[str, Any]:
 def test_peers_are_compared_by_whole_epochs(result: dict[str, Any]) -> None:
     lines = peers_table(result).splitlines()
     assert [line.removeprefix("| ") for line in lines[2:5]] == [
-        "guided | documented | TRL | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 "
+        "guided | documented | TRL | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 | 0.78 "
         "| gradients 5e-06 and 6e-06 apart |",
-        "unguided | documented | TRL | fails | 4.00 | 2.50 | 3.20 | – | – | 1.25 "
+        "unguided | documented | TRL | fails | 4.00 | 2.50 | 3.20 | – | – | 1.25 | 0.78 "
         "| RuntimeError: a / b and so on and so on and so on and so on and so on … |",
-        "img2img | documented | imageddpo | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 "
+        "img2img | documented | imageddpo | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 | 0.78 "
         "| wrong policy: clip fraction 0.97 before any update |",
     ]
     assert all(line.count("|") == lines[0].count("|") for line in lines[1:5])
