@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-# Relative to a weight's gradient. A lost one is 1 apart; bfloat16's rounding needs room, for guidance takes the
-# difference of two outputs that are nearly equal.
+# Relative to a weight's gradient. A lost one is 1 apart; bfloat16's rounding needs room, for guidance takes
+# the difference of two outputs that are nearly equal.
 MAX_APART = 0.5
 SMALL = 0.01  # of the largest gradient: what is smaller may be mostly rounding
 
