@@ -5,7 +5,7 @@ UNet and bare UNet take turns, an epoch each, in processes that live through all
 benchmarks/peers.json: for every case and batch size the seconds of each phase (median, smallest, largest),
 those of the first compiled epoch, and how far the gradients of the first optimizer step are apart. Where the
 peer fails, its error; where more than half of its ratios leave the clip range before any update, its policy
-is not the one that sampled, and gradients are not compared.
+is not the one that sampled, and gradients are not compared; where they are compared and differ, it ends.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ PEERS = (
 )
 TORCH = "torch==2.13.0"
 WRONG_POLICY = 0.5  # of the first ratios outside the clip range; where both policies agree, none is
+EQUAL = 1e-3  # how far gradients of the same step may be apart, relative to their norm
 PHASES = ("sampling", "reward", "training", "whole")
 
 
@@ -142,13 +143,19 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
 
 
 def outcome(first: dict[str, Any], workers: dict[str, Worker], recording: str) -> dict[str, Any]:
-    """Return how the peer's first step fails, or how far other gradients of it are apart."""
+    """Return how the peer's first step fails, or how far other gradients of it are apart.
+
+    Raises:
+        RuntimeError: if they are so far apart that times of different mathematics would be compared.
+    """
     if "error" in first:
         return {"error": first["error"]}
     found = {"first_clip_fraction": first["first_clip_fraction"], "gradient_difference": None}
     if first["first_clip_fraction"] <= WRONG_POLICY:
         answers = {name: unfailing(worker.ask(f"gradient {recording}")) for name, worker in workers.items()}
         found["gradient_difference"] = {name: a["gradient_difference"] for name, a in answers.items()}
+        if not all(value <= EQUAL for value in found["gradient_difference"].values()):
+            raise RuntimeError(f"these gradients are not the peer's: {found['gradient_difference']}")
     return found
 
 
