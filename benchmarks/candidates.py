@@ -29,7 +29,7 @@ from ddpo_lessons.trainer import DDPOTrainer
 
 RESULT = Path(__file__).with_suffix(".json")
 CASE_NAMES = ("text-to-image, guidance 5", "img2img, guidance 5, empty prompt")
-SIZE = "documented"
+SIZE = "TRL"
 OPERATORS = 8  # listed
 WARM_UP = 1  # epochs: torch.compile compiles in the first
 

@@ -100,7 +100,7 @@ def case_config(
         "mixed_precision": precision,
         "image_grid_freq": 0,
     }
-    return DDPOConfig(**{**case.settings("documented"), **changes}, output_dir=folder, overwrite=True)
+    return DDPOConfig(**{**case.settings("large"), **changes}, output_dir=folder, overwrite=True)
 
 
 def peak_gb() -> float | str:

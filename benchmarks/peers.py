@@ -198,7 +198,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = tiny_folder(Path(scratch, "tiny-sd"))
         for name in tqdm(arguments.cases, desc="cases"):
-            for size in arguments.sizes:
+            for size in (size for size in CASES[name].sizes if size in arguments.sizes):
                 rows.append(compare(CASES[name], size, python, folder, arguments.rounds))
                 tqdm.write(json.dumps(rows[-1]))
     result = {

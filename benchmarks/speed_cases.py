@@ -1,7 +1,9 @@
 """What the speed comparison runs, in the peers' environment and in ours alike; imports neither.
 
-Batch sizes are those of TRL 0.21's documented example (examples/scripts/ddpo.py: 6 samples at a time, 3 a
-minibatch), with fewer steps; `large` is what a user sets who has the memory.
+The peers run as they are documented, but with fewer steps. TRL 0.21's example (examples/scripts/ddpo.py)
+takes 6 samples at a time and 3 a minibatch. imageddpo's README names minibatches of 4 and, as a complete
+example, gaussian-glasses, whose rl/rl_trainer.py takes 4 at a time and sums the gradients of all 256 of an
+epoch into one optimizer step; here an epoch has 32. `large` is what a user sets who has the memory.
 """
 
 from __future__ import annotations
@@ -16,8 +18,24 @@ import torch
 
 PROMPT = "a red three on a blue background"
 SIZES: dict[str, dict[str, int]] = {
-    "documented": {"sample_batch_size": 6, "sample_num_batches_per_epoch": 4, "train_batch_size": 3},
-    "large": {"sample_batch_size": 16, "sample_num_batches_per_epoch": 2, "train_batch_size": 16},
+    "TRL": {
+        "sample_batch_size": 6,
+        "sample_num_batches_per_epoch": 4,
+        "train_batch_size": 3,
+        "train_gradient_accumulation_steps": 1,
+    },
+    "gaussian-glasses": {
+        "sample_batch_size": 4,
+        "sample_num_batches_per_epoch": 8,
+        "train_batch_size": 4,
+        "train_gradient_accumulation_steps": 8,
+    },
+    "large": {
+        "sample_batch_size": 16,
+        "sample_num_batches_per_epoch": 2,
+        "train_batch_size": 16,
+        "train_gradient_accumulation_steps": 1,
+    },
 }
 
 
@@ -37,6 +55,11 @@ class Case:
         return "TRL" if self.noise_strength is None else "imageddpo"
 
     @property
+    def sizes(self) -> tuple[str, ...]:
+        """The batch sizes that it runs with: those that its peer documents come first."""
+        return ("TRL", "large") if self.peer == "TRL" else ("gaussian-glasses", "TRL", "large")
+
+    @property
     def actions(self) -> int:
         """Denoising steps that are sampled and trained, per sample."""
         return round(self.num_steps * (self.noise_strength or 1))
@@ -54,7 +77,6 @@ class Case:
             "save_freq": 1000,
             "sample_num_steps": self.num_steps,
             "sample_guidance_scale": self.guidance_scale,
-            "train_gradient_accumulation_steps": 1,
             "train_learning_rate": 3e-4,
             "mixed_precision": "no",
             "seed": 0,

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from diffusers import StableDiffusionPipeline
@@ -43,7 +44,7 @@ def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings
 
 # ------------------------------------------------------------------------------------ equal gradients
 def trajectory_of(tensors: dict[str, torch.Tensor], case: Case) -> Trajectory:
-    """Turn a peer's minibatch, whose timesteps it has shuffled, back into a trajectory."""
+    """Turn a peer's samples, whose timesteps it has shuffled, back into a trajectory."""
     sample = {k.removeprefix("sample."): v for k, v in tensors.items() if k.startswith("sample.")}
     order = sample["timesteps"].argsort(dim=1, descending=True)  # (B, T)
     rows = torch.arange(len(order))[:, None]
@@ -61,8 +62,25 @@ def trajectory_of(tensors: dict[str, torch.Tensor], case: Case) -> Trajectory:
     )
 
 
+def step_gradient(
+    trainer: DDPOTrainer, trajectory: Trajectory, advantages: torch.Tensor
+) -> list[torch.Tensor]:
+    """Take an optimizer step on all actions; return its gradient before clipping, weight by weight."""
+    gradient: list[torch.Tensor] = []
+    clip = trainer.accelerator.clip_grad_norm_
+
+    def watch(*args: Any) -> Any:
+        gradient.extend(parameter.grad.clone() for parameter in trainer.trainable)
+        return clip(*args)
+
+    rows, columns = torch.meshgrid(*map(torch.arange, trajectory.timesteps.shape), indexing="ij")  # (B, T)
+    with mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch):
+        trainer._optimizer_step(trajectory, advantages, rows.flatten(), columns.flatten())
+    return gradient
+
+
 def compare_gradient(trainer: DDPOTrainer, case: Case, path: str) -> dict[str, float]:
-    """Take the peer's first optimizer step with our loss; return how far the gradients are apart.
+    """Take the peer's first optimizer step with our trainer; return how far the gradients are apart.
 
     Returns:
         "gradient_difference": |ours - theirs| / |theirs| over all trained weights.
@@ -71,13 +89,8 @@ def compare_gradient(trainer: DDPOTrainer, case: Case, path: str) -> dict[str, f
     with torch.no_grad():
         for name, parameter in zip(trainer.trainable_names, trainer.trainable, strict=True):
             parameter.copy_(tensors[f"weight.{name}"])
-    trajectory = trajectory_of(tensors, case)
     trainer._schedule()
-    rows, columns = torch.meshgrid(*map(torch.arange, trajectory.timesteps.shape), indexing="ij")  # (B, T)
-    loss, _ = trainer._loss(
-        trajectory, tensors["sample.advantages"].float(), rows.flatten(), columns.flatten()
-    )
-    ours = torch.autograd.grad(loss, trainer.trainable)
+    ours = step_gradient(trainer, trajectory_of(tensors, case), tensors["sample.advantages"].float())
     theirs = [tensors[f"grad.{name}"] for name in trainer.trainable_names]
     apart = torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)]).norm()
     return {"gradient_difference": (apart / torch.stack([b.norm() for b in theirs]).norm()).item()}

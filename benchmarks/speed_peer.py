@@ -69,7 +69,7 @@ def trainable(trainer: Any) -> dict[str, torch.Tensor]:
 
 
 def record_gradient(trainer: Any, path: str) -> list[float]:
-    """Write the first optimizer step of the next epoch: weights, minibatch, gradient before clipping.
+    """Write the first optimizer step of the next epoch: weights, samples, gradient before clipping.
 
     Returns:
         A list that the step will fill: the share of ratios outside the clip range in each of its losses.
@@ -79,7 +79,8 @@ def record_gradient(trainer: Any, path: str) -> list[float]:
     tensors: dict[str, torch.Tensor] = {}
 
     def watch_minibatch(inner_epoch: int, epoch: int, global_step: int, batches: list[Any]) -> int:
-        tensors.update({f"sample.{k}": v.detach().clone() for k, v in batches[0].items()})
+        step = batches[: trainer.config.train_gradient_accumulation_steps]
+        tensors.update({f"sample.{k}": torch.cat([batch[k] for batch in step]).detach() for k in step[0]})
         tensors.update({f"weight.{k}": v.detach().clone() for k, v in trainable(trainer).items()})
         return train(inner_epoch, epoch, global_step, batches)
 

@@ -18,7 +18,7 @@ def phases(sampling: float, training: float) -> dict[str, list[float]]:
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    ours = {"size": "documented", "ours": phases(1.0, 3.0), "floor": phases(1.0, 2.2)}
+    ours = {"size": "TRL", "ours": phases(1.0, 3.0), "floor": phases(1.0, 2.2)}
     ours |= {"compiled": phases(1.0, 1.5)}
     peer = {"peer": phases(2.0, 8.0)}
     right = {"first_clip_fraction": 0.0, "gradient_difference": {"ours": 5.2e-6, "compiled": 6e-6}}
@@ -40,11 +40,11 @@ def result() -> dict[str, Any]:
 def test_peers_are_compared_by_whole_epochs(result: dict[str, Any]) -> None:
     lines = peers_table(result).splitlines()
     assert [line.removeprefix("| ") for line in lines[2:5]] == [
-        "guided | documented | TRL | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 | 0.78 "
+        "guided | TRL | TRL | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 | 0.78 "
         "| gradients 5e-06 and 6e-06 apart |",
-        "unguided | documented | TRL | fails | 4.00 | 2.50 | 3.20 | – | – | 1.25 | 0.78 "
+        "unguided | TRL | TRL | fails | 4.00 | 2.50 | 3.20 | – | – | 1.25 | 0.78 "
         "| RuntimeError: a / b and so on and so on and so on and so on and so on … |",
-        "img2img | documented | imageddpo | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 | 0.78 "
+        "img2img | TRL | imageddpo | 10.00 | 4.00 | 2.50 | 3.20 | 2.50 | 4.00 | 1.25 | 0.78 "
         "| wrong policy: clip fraction 0.97 before any update |",
     ]
     assert all(line.count("|") == lines[0].count("|") for line in lines[1:5])
@@ -60,7 +60,7 @@ def test_phases_show_median_and_spread(result: dict[str, Any]) -> None:
     who = [line.split(" | ")[2] for line in lines[2:-2]]
     assert who == ["TRL", *own, *own, "imageddpo", *own]
     assert lines[2] == (
-        "| guided | documented | TRL | 2.00 (1.80–2.40) | 0.00 (0.00–0.00) | 8.00 (7.20–9.60) "
+        "| guided | TRL | TRL | 2.00 (1.80–2.40) | 0.00 (0.00–0.00) | 8.00 (7.20–9.60) "
         "| 10.00 (9.00–12.00) |"
     )
 
