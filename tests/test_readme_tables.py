@@ -60,8 +60,7 @@ def test_phases_show_median_and_spread(result: dict[str, Any]) -> None:
     who = [line.split(" | ")[2] for line in lines[2:-2]]
     assert who == ["TRL", *own, *own, "imageddpo", *own]
     assert lines[2] == (
-        "| guided | TRL | TRL | 2.00 (1.80–2.40) | 0.00 (0.00–0.00) | 8.00 (7.20–9.60) "
-        "| 10.00 (9.00–12.00) |"
+        "| guided | TRL | TRL | 2.00 (1.80–2.40) | 0.00 (0.00–0.00) | 8.00 (7.20–9.60) | 10.00 (9.00–12.00) |"
     )
 
 
