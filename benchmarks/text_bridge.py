@@ -1,4 +1,4 @@
-"""What a learned value buys DDPO: `python -m benchmarks.text_bridge`, about five minutes on two cores.
+"""What a learned value buys DDPO: `python -m benchmarks.text_bridge`.
 
 DDPO gives every step of a trajectory the same advantage, its normalised reward. Text PPO learns a value and
 spreads the reward with GAE. Here tiny-sd learns to paint red from prompts that name no colour, with either:
