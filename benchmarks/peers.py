@@ -3,9 +3,10 @@
 Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
 UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes
 benchmarks/peers.json: for every case and batch size the seconds of each phase (median, smallest, largest),
-those of the first compiled epoch, and how far the gradients of the first optimizer step are apart. Where the
-peer fails, its error; where more than half of its ratios leave the clip range before any update, its policy
-is not the one that sampled, and gradients are not compared; where they are compared and differ, it ends.
+those of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one
+after the timed epochs, for then both matrices of LoRA have gradients. Where the peer fails, its error; where
+more than half of its ratios leave the clip range before any update of an epoch, its policy is not the one that
+sampled, and gradients are not compared; where they are compared and differ, it ends.
 """
 
 from __future__ import annotations
@@ -123,15 +124,19 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
         ours = stack.enter_context(started(command))
         compiled = stack.enter_context(started([*command, "compiled"]))
         recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
-        first = peer.ask(f"gradient {recording}")
+        step = peer.ask(f"gradient {recording}")
+        if case.peer_error not in step.get("error", case.peer_error):
+            raise RuntimeError(f"{case.peer} failed, and not as it is known to: {step['error']}")
         turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch"), "floor": (ours, "floor")}
-        if "error" not in first:
+        if "error" not in step:
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
         for _ in range(rounds + 1):  # the first is to warm up
             for name, (worker, line) in turns.items():
                 times[name].append(unfailing(worker.ask(line)))
-        found = outcome(first, {"ours": ours, "compiled": compiled}, recording)
+        if "error" not in step:
+            step = unfailing(peer.ask(f"gradient {recording}"))
+        found = outcome(step, {"ours": ours, "compiled": compiled}, recording)
     return {
         "case": case.name,
         "size": size,
@@ -142,16 +147,16 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
     }
 
 
-def outcome(first: dict[str, Any], workers: dict[str, Worker], recording: str) -> dict[str, Any]:
-    """Return how the peer's first step fails, or how far other gradients of it are apart.
+def outcome(step: dict[str, Any], workers: dict[str, Worker], recording: str) -> dict[str, Any]:
+    """Return how the peer's step fails, or how far other gradients of it are apart.
 
     Raises:
         RuntimeError: if they are so far apart that times of different mathematics would be compared.
     """
-    if "error" in first:
-        return {"error": first["error"]}
-    found = {"first_clip_fraction": first["first_clip_fraction"], "gradient_difference": None}
-    if first["first_clip_fraction"] <= WRONG_POLICY:
+    if "error" in step:
+        return {"error": step["error"]}
+    found = {"first_clip_fraction": step["first_clip_fraction"], "gradient_difference": None}
+    if step["first_clip_fraction"] <= WRONG_POLICY:
         answers = {name: unfailing(worker.ask(f"gradient {recording}")) for name, worker in workers.items()}
         found["gradient_difference"] = {name: a["gradient_difference"] for name, a in answers.items()}
         if not all(value <= EQUAL for value in found["gradient_difference"].values()):

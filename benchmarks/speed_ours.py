@@ -80,12 +80,14 @@ def step_gradient(
 
 
 def compare_gradient(trainer: DDPOTrainer, case: Case, path: str) -> dict[str, float]:
-    """Take the peer's first optimizer step with our trainer; return how far the gradients are apart.
+    """Take the peer's recorded optimizer step with our trainer; return how far the gradients are apart.
 
     Returns:
         "gradient_difference": |ours - theirs| / |theirs| over all trained weights.
     """
     tensors = load_file(path)
+    embeds = trainer.encode_prompts([case.prompt]).expand_as(tensors["sample.prompt_embeds"])
+    torch.testing.assert_close(tensors["sample.prompt_embeds"], embeds, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
         for name, parameter in zip(trainer.trainable_names, trainer.trainable, strict=True):
             parameter.copy_(tensors[f"weight.{name}"])

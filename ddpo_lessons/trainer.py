@@ -398,12 +398,13 @@ class DDPOTrainer:
         return self._summarise(stats, shares, grad_norm)
 
     def _check_compiled(self, trajectory: Trajectory, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Compare the compiled UNet's gradients with its own, once for every shape that it is given.
+        """Compare the compiled UNet's gradients with its own, for every shape at its first and a later step.
 
-        They are those of the log-probs: PPO's are zero where a ratio is clipped.
+        They are those of the log-probs: PPO's are zero where a ratio is clipped. A later step, since LoRA's A
+        has no gradient in the first one, where B is zero.
         """
         is_guided = trajectory.negative_prompt_embeds is not None  # then it is given each pair twice
-        shape = (len(rows), is_guided, *trajectory.latents.shape[2:])
+        shape = (self.global_step > 0, len(rows), is_guided, *trajectory.latents.shape[2:])
         if shape in self._compared:
             return
 
