@@ -5,8 +5,8 @@ UNet and bare UNet take turns, an epoch each, in processes that live through all
 benchmarks/peers.json: for every case and batch size the seconds of each phase (median, smallest, largest),
 those of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one
 after the timed epochs, for then both matrices of LoRA have gradients. Where the peer fails, its error; where
-more than half of its ratios leave the clip range before any update of an epoch, its policy is not the one that
-sampled, and gradients are not compared; where they are compared and differ, it ends.
+more than half of its ratios leave the clip range before any update, its policy is not the one that sampled,
+and gradients are not compared; where they are compared and differ, it ends.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ class Case:
 
     name: str
     guidance_scale: float
-    sizes: tuple[str, ...] = ()  # of SIZES; what the peer documents comes first
     prompt: str = PROMPT
     noise_strength: float | None = None
     num_steps: int = 10
+    sizes: tuple[str, ...] = ()  # of SIZES; what the peer documents comes first
     peer_error: str = ""  # how the peer is known to fail
 
     @property
