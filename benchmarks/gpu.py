@@ -1,8 +1,9 @@
 """Fill lesson 08's table: time and memory of Stable Diffusion 1.5's shape on this machine, beside the budget.
 
 `python -m benchmarks.gpu` needs a CUDA device and writes gpu.csv and gpu.json. Weights are random, for they
-change neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, also
-without a GPU; peaks of memory stay empty there, for the CPU's allocator keeps no such count.
+change neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, in float32
+unless `--precision` says otherwise, also without a GPU; peaks of memory stay empty there, for the CPU's
+allocator keeps no such count.
 
 Single passes of the UNet come first; then whole epochs, of lesson 08's preset on every card and of the cases
 of `benchmarks.peers` at every batch size, each beside its floor: the passes that it needs and nothing else.
@@ -127,7 +128,7 @@ def seconds_of(run: Callable[[], Any], repeats: int) -> float:
 
 
 def attempt(row: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Complete a row with what `work` measures; too small a card and wrong gradients are results, too."""
+    """Complete a row with what `work` measures; too small a card and other failures are results, too."""
     reset_peak()
     try:
         measured = {"result": "ok", **work(), "peak_gb": peak_gb()}
@@ -135,6 +136,8 @@ def attempt(row: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str
         measured = {"result": "out of memory"}
     except WrongGradientsError:
         measured = {"result": "compiled gradients are wrong"}
+    except RuntimeError as error:  # of a kernel or a compiler: the rows after it can still be measured
+        measured = {"result": f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.100}"}
     return rounded({**dict.fromkeys(COLUMNS, ""), **row, **measured})
 
 
@@ -251,8 +254,9 @@ def epochs(
     metrics: dict[str, float] = {}
 
     def work() -> dict[str, Any]:
-        for epoch in range(2):
-            metrics.update(trainer.step(epoch))
+        trainer.step(0)  # compiles, and compares gradients with the UNet's own, which takes memory of its own
+        reset_peak()
+        metrics.update(trainer.step(1))
         return {}
 
     row |= {
@@ -296,7 +300,7 @@ def header(arguments: argparse.Namespace, words: Sequence[str]) -> dict[str, Any
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *words]),
         "seed": arguments.seed,
         "machine": machine(),
-        "precision": "no" if arguments.size == "tiny" else "bf16",
+        "precision": arguments.precision,
         "python": platform.python_version(),
         **{library.__name__: library.__version__ for library in (torch, diffusers, peft, accelerate)},
     }
@@ -305,8 +309,7 @@ def header(arguments: argparse.Namespace, words: Sequence[str]) -> dict[str, Any
 def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure everything that was asked for."""
     torch.manual_seed(arguments.seed)
-    pipeline = make_pipeline(arguments.size)
-    precision = "no" if arguments.size == "tiny" else "bf16"
+    pipeline, precision = make_pipeline(arguments.size), arguments.precision
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     prepare_policy(pipeline, DDPOConfig(mixed_precision=precision), True, device)
     for compiled in (False, True) if arguments.compile else (False,):
@@ -348,6 +351,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure, print each row when it is there, and write table and header."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=("sd15", "tiny"), default="sd15")
+    parser.add_argument("--precision", choices=tuple(budget.AUTOCAST), help="bf16; tiny: no")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--gpu-memory", type=int, nargs="+", choices=GPU_MEMORY, default=list(GPU_MEMORY))
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
@@ -359,12 +363,14 @@ def main(words: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else list(words)
     arguments = parser.parse_args(words)
     arguments.samples = arguments.samples or (8 if arguments.size == "tiny" else 32)
+    arguments.precision = arguments.precision or ("no" if arguments.size == "tiny" else "bf16")
     if arguments.samples < 4 or arguments.samples % 4:
         parser.error(f"--samples {arguments.samples}: use a multiple of 4")
     if arguments.size == "sd15" and not torch.cuda.is_available():
         parser.error("there is no CUDA device: --size tiny runs the same on tiny-sd")
     output = arguments.output or HERE / ("gpu_cpu.csv" if arguments.size == "tiny" else "gpu.csv")
     diffusers.utils.logging.disable_progress_bar()
+    output.with_suffix(".json").write_text(json.dumps(header(arguments, words), indent=1) + "\n")
     rows = []
     for row in measure(arguments):
         rows.append(row)
@@ -373,7 +379,6 @@ def main(words: Sequence[str] | None = None) -> None:
             writer = csv.DictWriter(file, fieldnames=COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    output.with_suffix(".json").write_text(json.dumps(header(arguments, words), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -215,6 +215,9 @@ def main() -> None:
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    from benchmarks.readme_tables import peers_phase_table  # which needs what is defined here
+
+    print(peers_phase_table(result))
     print(f"wrote {arguments.output}; now run: benchmarks.readme_tables, images/draw_peers.py")
 
 

@@ -171,8 +171,11 @@ def peers_table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", _measured_on(result)])
 
 
+RATIOS = (("peer", "ours"), ("peer", "compiled"), ("ours", "floor"), ("compiled", "floor"))
+
+
 def peers_phase_table(result: dict[str, Any]) -> str:
-    """Return the seconds of every phase: the median, and in brackets the smallest and the largest."""
+    """Return seconds of every phase (the median; in brackets the smallest and largest), and their ratios."""
     phases = ("sampling", "reward", "training", "whole")
     lines = [
         "| case | batches | who | " + " | ".join(phases) + " |",
@@ -184,7 +187,14 @@ def peers_phase_table(result: dict[str, Any]) -> str:
                 spread = [row[name][phase] for phase in phases]
                 cells = [f"{middle:.2f} ({low:.2f}–{high:.2f})" for middle, low, high in spread]
                 lines.append("| " + " | ".join([row["case"], row["size"], who, *cells]) + " |")
+        for one, other in (pair for pair in RATIOS if pair[0] in row):
+            cells = [_ratio(row[one][phase][0], row[other][phase][0]) for phase in phases]
+            lines.append("| " + " | ".join([row["case"], row["size"], f"{one} / {other}", *cells]) + " |")
     return "\n".join([*lines, "", _measured_on(result)])
+
+
+def _ratio(one: float, other: float) -> str:
+    return f"{one / other:.2f}" if min(one, other) > 0.001 else "–"  # no reward model is asked here
 
 
 def _measured_on(result: dict[str, Any]) -> str:

@@ -3,8 +3,8 @@
 The demo's task, trained by this package with the demo's settings and by imageddpo with two sets of settings
 (benchmarks/result_peer.py). The judge reads 200 test pictures before training and after every 128 samples, an
 epoch of the demo; its time does not count. A run ends at +15 points or at the limit. Its rows then go into
-benchmarks/time_to_result.csv, and what the file already holds is not run again; time_to_result.json tells the
-machine.
+benchmarks/time_to_result.csv, which begins anew (with `--resume` it goes on, and what it holds is not run
+again); time_to_result.json tells the machine.
 """
 
 from __future__ import annotations
@@ -148,8 +148,16 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300, help="seconds of training (default %(default)s)")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--resume", action="store_true", help="keep the runs that the output holds")
     arguments = parser.parse_args()
     python = arguments.python or make_environment(ROOT / "build" / "peers")
+    about = {"machine": machine(), "limit": arguments.limit, "gain": GAIN, "peers": versions(python)}
+    header = arguments.output.with_suffix(".json")
+    if not arguments.resume:
+        arguments.output.unlink(missing_ok=True)
+    elif header.exists() and json.loads(header.read_text()) != about:
+        parser.error(f"{header} tells of another machine, limit or peers: begin anew, without --resume")
+    header.write_text(json.dumps(about, indent=1) + "\n")
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(tiny_folder(Path(scratch, "tiny-sd")))
         runs = [
@@ -158,8 +166,6 @@ def main() -> None:
             for variant in (OURS, TUNED, DOCUMENTED)
         ]
         run_all(train, runs, COLUMNS, arguments.output, arguments.processes)
-    about = {"machine": machine(), "limit": arguments.limit, "gain": GAIN, "peers": versions(python)}
-    arguments.output.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -194,11 +194,16 @@ def fingerprints(pipeline: Any) -> dict[str, str]:
 _PARTS = ("unet", "vae", "text_encoder")
 
 
-def _hash(module: nn.Module) -> str:
-    """Hash names, shapes and some values, rounded to bfloat16, which any loading precision keeps."""
+def adapter_fingerprint(unet: nn.Module) -> str:
+    """Return a hash of the UNet's adapter, or "none"."""
+    return _hash(unet, adapter=True) if any("lora_" in name for name in unet.state_dict()) else "none"
+
+
+def _hash(module: nn.Module, adapter: bool = False) -> str:
+    """Hash names, shapes and some values, rounded to bfloat16: loading in float32 or bfloat16 is the same."""
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(module.state_dict().items()):
-        if "lora_" not in name:
+        if ("lora_" in name) == adapter:
             digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode())
             digest.update(tensor.flatten()[:8].bfloat16().float().cpu().numpy().tobytes())
     return digest.hexdigest()

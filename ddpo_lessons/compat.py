@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline
+from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
 from ddpo_lessons import config, trainer
 from ddpo_lessons.contexts import Context
-from ddpo_lessons.ddim import step_std
-from ddpo_lessons.policy import save_policy
+from ddpo_lessons.policy import ddim_scheduler, save_policy
 from ddpo_lessons.rollout import PromptEncoder, Trajectory, decode, make_schedule, predict
 from ddpo_lessons.tiny import CHECKPOINT
 
@@ -67,7 +66,7 @@ def load_pipeline(model: str | Path, revision: str = "main") -> StableDiffusionP
             "a network `hf download MODEL --local-dir FOLDER` makes one; or set HF_HOME to a cache that "
             "already holds the model"
         ) from error
-    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
     return pipeline
 
 
@@ -292,9 +291,9 @@ class ImageDDPOTrainer(DDPOTrainer, trainer.ImageDDPOTrainer):
     """
 
     def _count_train_timesteps(self) -> int:
-        stds = step_std(self.pipeline.scheduler, self._schedule(), self.config.sample_eta)  # (T,)
+        stochastic = self._count_stochastic()
         share = self.config.sample_num_steps * self.config.train_timestep_fraction
-        count = min(int(share + 1e-6), int((stds > 0).sum()))
+        count = min(int(share + 1e-6), stochastic)
         return count or super()._count_train_timesteps()  # which says what is wrong
 
     def _rollout(

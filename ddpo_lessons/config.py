@@ -26,7 +26,7 @@ class DDPOConfig:
 
     # --- the run
     exp_name: str = "ddpo"
-    """Name of the experiment, for trackers."""
+    """Name of the experiment, and of the run's folder unless `run_name` or `output_dir` is set."""
     run_name: str = ""
     """Name of this run; its folder is `logdir/run_name` (or `logdir/exp_name`) unless `output_dir` is set."""
     seed: int = 0
@@ -38,7 +38,8 @@ class DDPOConfig:
     accelerator_kwargs: dict[str, Any] = field(default_factory=dict)
     """Passed to `Accelerator`."""
     project_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Passed to accelerate's `ProjectConfiguration`; a `project_dir` in it is the run's folder."""
+    """Passed to accelerate's `ProjectConfiguration`; a `project_dir` in it is the run's folder, unless
+    `output_dir` is set."""
     tracker_project_name: str = "ddpo_lessons"
     """Project under which trackers file the run."""
     logdir: str = "logs"
@@ -217,7 +218,7 @@ class DDPOConfig:
         return cls(**values)
 
 
-# What may differ between a run and its continuation without changing a weight.
+# What may differ between a run and its continuation without changing a weight by more than rounding.
 _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
@@ -244,7 +245,10 @@ _CHOICES = {
     "log_prob_reduction": ("mean", "sum"),
 }
 # What the trainer decides itself.
-_RESERVED = ("mixed_precision", "log_with", "project_config", "gradient_accumulation_steps")
+_RESERVED = (
+    "mixed_precision", "log_with", "project_config", "gradient_accumulation_steps", "dynamo_backend",
+    "dynamo_plugin",
+)  # fmt: skip
 
 
 def _check_types(config: DDPOConfig) -> None:
@@ -314,4 +318,8 @@ def _check_combinations(config: DDPOConfig) -> None:
         raise ValueError(
             f"per_prompt_stat_tracking_buffer_size={tracker[0]} is below per_prompt_stat_tracking_min_count="
             f"{tracker[1]}, so no prompt would ever reach its own statistics: raise the buffer size"
+        )
+    if config.per_prompt_stat_tracking and tracker[0] == 1:
+        raise ValueError(
+            "per_prompt_stat_tracking_buffer_size=1 remembers one reward, which has no spread: use 2 or more"
         )

@@ -44,10 +44,17 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
     if hasattr(prompt_function, "state_dict"):
+        remedy = (
+            "prompt_function.state_dict() must return what JSON holds and gives back: dicts with text as "
+            "keys, lists, text, numbers"
+        )
+        state = prompt_function.state_dict()
         try:
-            json.dumps(prompt_function.state_dict())
+            given_back = json.loads(json.dumps(state))
         except TypeError as error:
-            raise TypeError("prompt_function.state_dict() must return what JSON holds") from error
+            raise TypeError(remedy) from error
+        if given_back != state:  # tuples become lists, and numbers as keys text
+            raise TypeError(remedy)
 
 
 def text_context(drawn: Any) -> Context:
@@ -111,6 +118,12 @@ def to_tensor(image: Any) -> torch.Tensor:
     return torch.as_tensor(image).detach()
 
 
+def split_info(returned: Any) -> tuple[Any, Any]:
+    """Return (rewards, info) of what a reward function returned; a tuple of numbers is rewards alone."""
+    is_pair = isinstance(returned, tuple) and len(returned) == 2 and np.ndim(returned[0]) > 0
+    return returned if is_pair else (returned, {})
+
+
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
     """Call the reward function on a batch and check what it returns.
 
@@ -129,7 +142,7 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)
     returned = reward_function(images, prompts, metadata)
-    rewards, info = returned if isinstance(returned, tuple) else (returned, {})
+    rewards, info = split_info(returned)
     try:  # float32: integer rewards would truncate the advantages to 0
         rewards = torch.as_tensor(rewards, dtype=torch.float32).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

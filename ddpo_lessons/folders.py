@@ -54,7 +54,7 @@ class ImageFolder:
 
 
 def find_images(folder: Path) -> ImageFolder:
-    """Find image files in a folder, or in its subfolders; each is opened, so that a broken one is found.
+    """Find image files in a folder, or in its subfolders; each is opened, so that what is no image is found.
 
     Args:
         folder: holds image files, or subfolders named after classes that hold them.
@@ -87,9 +87,12 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Open an image file upright and in RGB."""
-    with Image.open(file) as image:
-        return ImageOps.exif_transpose(image).convert("RGB")
+    """Open an image file upright and in RGB; one that is cut off is an OSError that names it."""
+    try:
+        with Image.open(file) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except OSError as error:
+        raise OSError(f"{file} is damaged ({error}): replace it, or take it out") from error
 
 
 def fit(image: Image.Image, size: int) -> torch.Tensor:

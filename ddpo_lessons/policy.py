@@ -42,8 +42,16 @@ def check_pipeline(pipeline: Any) -> Any:
             f"{pipeline.vae.config.latent_channels}: inpainting models cannot be trained"
         )
     if not isinstance(pipeline.scheduler, DDIMScheduler):
-        pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+        pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
     return pipeline
+
+
+def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
+    """Make the DDIM scheduler with the noise schedule of another one.
+
+    It clips predictions only where the other one says so: DDIM's default, [-1, 1], is that of pixels.
+    """
+    return DDIMScheduler.from_config({"clip_sample": False, **scheduler.config})
 
 
 def prepare_policy(
@@ -70,10 +78,17 @@ def prepare_policy(
     """
     unet, dtype = pipeline.unet, _PRECISION[config.mixed_precision]
     adapter = _active_adapter(unet, config)
-    if use_lora and not adapter:
+    if adapter and not use_lora:
+        raise ValueError(
+            f"the UNet has the adapter {adapter!r}, but train_use_lora=False trains the UNet itself: set "
+            "train_use_lora=True, or fuse or unload the adapter"
+        )
+    if adapter:
+        _check_adapted(unet, adapter, config.train_lora_target_modules)
+    elif use_lora:
         _check_targets(unet, config.train_lora_target_modules)
-    unet.requires_grad_(not (use_lora or adapter))
-    _move(unet, device, dtype if use_lora or adapter else torch.float32)
+    unet.requires_grad_(not use_lora)
+    _move(unet, device, dtype if use_lora else torch.float32)
     for frozen in (pipeline.vae, pipeline.text_encoder):
         _move(frozen.requires_grad_(False).eval(), device, dtype)
     if adapter:
@@ -138,6 +153,18 @@ def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
     return names[0]
 
 
+def _check_adapted(unet: nn.Module, adapter: str, targets: Sequence[str]) -> None:
+    """Refuse an adapter of other layers than the config names."""
+    adapted = {path for path, module in unet.named_modules() if adapter in getattr(module, "lora_A", ())}
+    paths = [path for path, _ in unet.named_modules()]
+    named = {path for path in paths if any(f".{path}".endswith(f".{target}") for target in targets)}
+    if adapted != named:
+        raise ValueError(
+            f"train_lora_target_modules and the UNet's adapter differ in {min(adapted ^ named)!r}: name the "
+            "adapter's layers, or load a fresh pipeline"
+        )
+
+
 def _check_targets(unet: nn.Module, targets: Sequence[str]) -> None:
     """Refuse a name that peft would pass over if it finds another, and layers that it cannot adapt."""
     for target in targets:
@@ -156,9 +183,11 @@ def _check_targets(unet: nn.Module, targets: Sequence[str]) -> None:
 
 
 def _move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Move to the device, and to the precision all but an adapter, which stays what it is."""
     module.to(device)
-    # nn.Module's own method: that of diffusers warns at every cast of modules to keep, also of none.
-    nn.Module.to(module, dtype=dtype)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_floating_point() and "lora_" not in name:
+            tensor.data = tensor.data.to(dtype)
 
 
 def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

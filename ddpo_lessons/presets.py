@@ -20,7 +20,7 @@ class Preset:
     Attributes:
         model: "tiny-sd", or a name on the hub.
         reward: a name of `rewards.REWARDS`.
-        prompts: a name of `prompts.PROMPTS`; for img2img the one prompt of all images.
+        prompts: a name of `prompts.PROMPTS`; empty for img2img.
         config: fields of `DDPOConfig`.
         noise_strength: of img2img, on a folder of images; None for text-to-image.
         damages: of img2img, names of `world.DAMAGES` that are done to clean images.

@@ -29,11 +29,12 @@ class PromptSampler:
     """Draw prompts at random; the same seed gives the same sequence.
 
     Draw number n has a generator of its own, seeded by `(seed, n)`. The state is therefore two
-    integers, and samplers of different seeds, such as those of several processes, are independent.
+    integers, and samplers of different seeds are independent.
 
     Args:
         draw: turns a random generator into `(prompt, metadata)`.
-        seed: decides the sequence; a trainer gives every process another one.
+        seed: decides the sequence; the same one in every process, for each draws the whole epoch's prompts
+            and takes its own.
     """
 
     def __init__(self, draw: Callable[[random.Random], Prompt], seed: int) -> None:

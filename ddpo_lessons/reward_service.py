@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from ddpo_lessons.contexts import RewardFunction
+from ddpo_lessons.contexts import RewardFunction, split_info
 
 MAX_REQUEST_BYTES = 2**30
 T = TypeVar("T")
@@ -49,11 +49,13 @@ def within(seconds: float, message: str, compute: Callable[[], T]) -> T:
         TimeoutError: if it takes longer.
     """
     outcome: list[tuple[T | None, BaseException | None]] = []
-    keeps_gradients = torch.is_grad_enabled()  # a thread starts with its own setting
+    # a thread starts with its own settings
+    keeps_gradients = torch.is_grad_enabled()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else -1  # -1: none
 
     def work() -> None:
         try:
-            with torch.set_grad_enabled(keeps_gradients):
+            with torch.set_grad_enabled(keeps_gradients), torch.cuda.device(device):
                 outcome.append((compute(), None))
         except BaseException as error:  # handed to the caller below
             outcome.append((None, error))
@@ -342,7 +344,7 @@ def _score(
     reward_function: RewardFunction, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]
 ) -> dict[str, Any]:
     returned = reward_function(images, tuple(prompts), tuple(metadata))
-    rewards, info = returned if isinstance(returned, tuple) else (returned, {})
+    rewards, info = split_info(returned)
     rewards = torch.as_tensor(rewards, dtype=torch.float32).detach().cpu().tolist()
     named = {str(key): value.tolist() if hasattr(value, "tolist") else value for key, value in info.items()}
     return {"rewards": rewards, "info": {k: v for k, v in named.items() if _is_json(v)}}

@@ -213,9 +213,18 @@ def read_metrics(run_dir: str | Path, kind: str | None = None) -> list[dict[str,
         return []
     *lines, rest = path.read_bytes().split(b"\n")  # a record ends with a line break
     records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
-    with contextlib.suppress(ValueError):
+    try:
         records += [_parse(rest, path, len(lines) + 1)]
+    except ValueError:
+        if not _is_cut_off(rest):
+            raise
     return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def _is_cut_off(line: bytes) -> bool:
+    """Tell whether a line may be the beginning of a record."""
+    begin = b'{"kind": '
+    return begin.startswith(line[: len(begin)]) and line.isascii() and line.decode().isprintable()
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class RWRTrainer(DDPOTrainer):
 
     Every (sample, timestep) pair of DDPO becomes one denoising example here, at a random timestep of the
     whole schedule, so that both methods train on equally many. Guidance samples, as in DDPO, and is not
-    trained, as in ordinary fine-tuning. Clip range and advantages are not used.
+    trained, as in ordinary fine-tuning. Clip range and advantages are not used; samples of a group share
+    their start, as in DDPO.
 
     Args:
         config: the settings.
@@ -81,7 +82,8 @@ class RWRTrainer(DDPOTrainer):
         top_share: of `sparse_rwr_weights`, or None for RWR's soft weights.
 
     Raises:
-        ValueError: as in `DDPOTrainer`, or if temperature or top_share does not fit.
+        ValueError: as in `DDPOTrainer`, if temperature or top_share does not fit, or if the config asks for a
+            KL penalty or per-prompt statistics, which are DDPO's.
     """
 
     def __init__(
@@ -97,6 +99,9 @@ class RWRTrainer(DDPOTrainer):
         """Check the weights' settings, then everything else."""
         self.temperature, self.top_share = temperature, top_share
         self._weights(torch.zeros(1))  # refuses wrong settings before anything is loaded
+        for name in ("train_kl_coefficient", "per_prompt_stat_tracking"):
+            if getattr(config, name):
+                raise ValueError(f"RWRTrainer does not use {name}={getattr(config, name)}: leave it out")
         super().__init__(config, reward_function, prompt_function, sd_pipeline, image_samples_hook)
 
     def _weights(self, rewards: torch.Tensor) -> torch.Tensor:
@@ -113,8 +118,9 @@ class RWRTrainer(DDPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
         steps = self.pipeline.scheduler.config.num_train_timesteps
-        place = (self.config.seed, 3, self.global_step, self.accelerator.process_index)
-        seeds = [sample_seed(*place, *pair) for pair in zip(rows.tolist(), columns.tolist(), strict=True)]
+        samples = self._own_rows().flatten()[rows]  # by number in the epoch: processes change nothing
+        place = (self.config.seed, 3, self.global_step, 0)
+        seeds = [sample_seed(*place, *pair) for pair in zip(samples.tolist(), columns.tolist(), strict=True)]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         timesteps = torch.cat([torch.randint(0, steps, (1,), generator=g) for g in generators])
         noise = torch.stack([torch.randn(clean.shape[1:], generator=g) for g in generators])
@@ -137,6 +143,9 @@ class RWRTrainer(DDPOTrainer):
         error = (output - self._target(clean, noise, timesteps)).square().flatten(1).mean(1)  # (N,)
         weights = advantages[rows].to(error.device)  # (N,)
         return (weights * error).mean(), {"denoising_error": error.detach().mean()}
+
+    def _probe(self, trajectory: Trajectory, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return self._loss(trajectory, torch.ones(len(trajectory.latents)), rows, columns)[0]
 
     def _target(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """Return what the network is trained to predict."""

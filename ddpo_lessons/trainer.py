@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -63,8 +64,9 @@ DebugHook = Callable[[Any, float, int], None]
 class DDPOTrainer:
     """Denoising diffusion policy optimisation of a Stable-Diffusion-shaped pipeline.
 
-    Several processes give the weights of one with the same samples in each optimizer step; that is so where
-    a step takes all samples of the epoch. Otherwise each process shuffles its own samples.
+    Several processes give the weights of one with the same samples and timesteps in each optimizer step; that
+    is so where a step takes all of the epoch (and `train_timestep_fraction` is 1). Otherwise each process
+    shuffles its own samples.
 
     Args:
         config: the settings.
@@ -107,10 +109,18 @@ class DDPOTrainer:
         if self.plan.total_samples % config.sample_group_size:
             raise ValueError(
                 f"sample_group_size={config.sample_group_size} does not divide the "
-                f"{self.plan.total_samples} samples of an epoch"
+                f"{self.plan.total_samples} samples of an epoch: change it, sample_batch_size or "
+                "sample_num_batches_per_epoch"
+            )
+        if self.plan.total_samples == 1 and not config.per_prompt_stat_tracking:
+            raise ValueError(
+                "an epoch of one sample teaches nothing, for its reward is its own mean: raise "
+                "sample_batch_size or sample_num_batches_per_epoch"
             )
         self._resumed_from = claim(config)
         self._fingerprints = checkpoint.fingerprints(self.pipeline)
+        if config.train_kl_coefficient > 0:  # the penalty holds on to the adapter that was there at the start
+            self._fingerprints["adapter at the start"] = checkpoint.adapter_fingerprint(self.pipeline.unet)
         saved = self._read_checkpoint()
         self.encode_prompts = PromptEncoder(self.pipeline)
         self._prepare()
@@ -128,8 +138,8 @@ class DDPOTrainer:
         """Set the scheduler and return the timesteps that a rollout takes."""
         return make_schedule(self.pipeline.scheduler, self.config.sample_num_steps)
 
-    def _count_train_timesteps(self) -> int:
-        """Return how many timesteps of each sample are trained on."""
+    def _count_stochastic(self) -> int:
+        """Return how many steps of a rollout have noise; refuse settings with which a step would fail."""
         scheduler, timesteps = self.pipeline.scheduler, self._schedule()  # (T,)
         blank = torch.zeros(len(timesteps), 1)
         # A step of nothing raises now what sampling would raise after the first forward pass.
@@ -145,7 +155,11 @@ class DDPOTrainer:
                 f"sample_eta={self.config.sample_eta} leaves steps with noise of {noisy.min():.1e}, too "
                 f"little for float32 to replay them (at least {MIN_STD:.0e}): raise it"
             )
-        stochastic = len(noisy)
+        return len(noisy)
+
+    def _count_train_timesteps(self) -> int:
+        """Return how many timesteps of each sample are trained on."""
+        stochastic = self._count_stochastic()
         count = int(stochastic * self.config.train_timestep_fraction + 1e-6)
         if count == 0:
             raise ValueError(
@@ -165,6 +179,8 @@ class DDPOTrainer:
             self._reference = Reference(self.pipeline.unet, fresh_adapter=self.use_lora and not had_adapter)
         if self.config.torch_compile:
             self.pipeline.unet.compile(dynamic=False)  # a graph for every shape, so all are compared
+        else:
+            self.pipeline.unet._compiled_call_impl = None  # of an earlier trainer: nn.Module has no other way
         self._compared: set[tuple[int, ...]] = set()  # shapes whose compiled gradients are right
         optimizer = make_optimizer(self.config, self.trainable)
         # In one process this is pipeline.unet itself; in several it synchronises gradients.
@@ -213,6 +229,7 @@ class DDPOTrainer:
         """Do one epoch: sample, score, train; return its metrics."""
         started = time.perf_counter()
         contexts = self.draw_contexts(epoch)
+        self._check_same(contexts)
         self._open_log()
         batches, trajectory, reward_seconds = self._sample(epoch, contexts)
         rewards = self._gather_rewards(torch.cat([batch[3] for batch in batches]))  # (N,)
@@ -256,6 +273,20 @@ class DDPOTrainer:
     def _make_context(self, drawn: Any) -> Context:
         return text_context(drawn)
 
+    def _check_same(self, contexts: Sequence[Context]) -> None:
+        """Refuse a prompt function that gives each process something else: rewards would be mixed up."""
+        if self.accelerator.num_processes == 1:
+            return
+        images = [None if c.image is None else c.image.flatten()[:: c.image[0].numel()] for c in contexts]
+        marks = [None if image is None else image.tolist() for image in images]  # a pixel of each channel
+        own = zlib.crc32(repr(([context.prompt for context in contexts], marks)).encode())
+        all_of_them = self.accelerator.gather(torch.tensor([own], device=self.accelerator.device))
+        if (all_of_them != own).any():
+            raise RuntimeError(
+                "prompt_function gives each process something else: seed it alike in all of them, for each "
+                "draws the whole epoch and takes its own samples"
+            )
+
     def _own_rows(self) -> torch.Tensor:
         """Return the numbers, in the whole epoch, of this process's samples: (batches, B)."""
         processes, process = self.accelerator.num_processes, self.accelerator.process_index
@@ -271,6 +302,8 @@ class DDPOTrainer:
             for group in own_rows.chunk(math.ceil(own_rows.numel() / samples)):  # (G, B)
                 rows = group.flatten().tolist()
                 images, piece = self._rollout(epoch, rows, [contexts[row] for row in rows])
+                if images.is_cuda:
+                    torch.cuda.synchronize(images.device)  # decoding is sampling, not reward
                 before = time.perf_counter()
                 for batch, own_images in zip(group.tolist(), images.split(group.shape[1]), strict=True):
                     own_contexts = [contexts[row] for row in batch]
@@ -393,6 +426,12 @@ class DDPOTrainer:
             shares.append(share)
             stats.append({"loss": loss.detach(), **group_stats})
         grad_norm = self.accelerator.clip_grad_norm_(self.trainable, self.config.train_max_grad_norm)
+        if self.accelerator.scaler is None and not math.isfinite(grad_norm):  # fp16's scaler skips such steps
+            raise RuntimeError(
+                f"the gradient of optimizer step {self.global_step + 1} is not finite, so the step was not "
+                "taken: the policy may have moved so far that ratios overflow. Lower train_learning_rate="
+                f"{self.config.train_learning_rate}, and resume from a checkpoint"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         return self._summarise(stats, shares, grad_norm)
@@ -400,8 +439,7 @@ class DDPOTrainer:
     def _check_compiled(self, trajectory: Trajectory, rows: torch.Tensor, columns: torch.Tensor) -> None:
         """Compare the compiled UNet's gradients with its own, for every shape at its first and a later step.
 
-        They are those of the log-probs: PPO's are zero where a ratio is clipped. A later step, since LoRA's A
-        has no gradient in the first one, where B is zero.
+        A later step, since LoRA's A has no gradient in the first one, where B is zero.
         """
         is_guided = trajectory.negative_prompt_embeds is not None  # then it is given each pair twice
         shape = (self.global_step > 0, len(rows), is_guided, *trajectory.latents.shape[2:])
@@ -409,8 +447,7 @@ class DDPOTrainer:
             return
 
         def gradients() -> tuple[torch.Tensor, ...]:
-            replay = self._replay(self.unet, trajectory, rows, columns)
-            return torch.autograd.grad(replay.log_prob.sum(), self.trainable)
+            return torch.autograd.grad(self._probe(trajectory, rows, columns), self.trainable)
 
         with self.accelerator.no_sync(self.unet):
             compiled = gradients()
@@ -418,6 +455,10 @@ class DDPOTrainer:
                 own = gradients()
         check_gradients(self.trainable_names, compiled, own)
         self._compared.add(shape)
+
+    def _probe(self, trajectory: Trajectory, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Return what gradients are compared of: log-probs, for PPO's are zero where a ratio is clipped."""
+        return self._replay(self.unet, trajectory, rows, columns).log_prob.sum()
 
     def _loss(
         self,
@@ -525,6 +566,7 @@ class DDPOTrainer:
 
     def save(self) -> Path:
         """Write a checkpoint; every process must call it. Return its folder."""
+        self._open_log()  # also where nothing was trained yet
         self.accelerator.wait_for_everyone()
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
         if self.accelerator.is_main_process:
@@ -604,6 +646,7 @@ class DDPOTrainer:
         reward_function: RewardFunction,
         prompt_function: PromptFunction,
         sd_pipeline: Any,
+        changes: dict[str, Any] | None = None,
         **arguments: Any,
     ) -> Self:
         """Make a trainer that continues a checkpoint with the config that it was written with.
@@ -613,6 +656,8 @@ class DDPOTrainer:
             reward_function: as in the constructor.
             prompt_function: as in the constructor.
             sd_pipeline: the pipeline that the run started from.
+            changes: fields of the config that do not decide the weights, such as `num_epochs`; and objects in
+                `accelerator_kwargs` and the like, which the checkpoint holds as text only.
             **arguments: further arguments of the constructor.
 
         Returns:
@@ -622,7 +667,7 @@ class DDPOTrainer:
             ValueError: if the checkpoint is damaged or belongs to another model.
         """
         _, state = checkpoint.read(Path(folder))
-        config = DDPOConfig.from_dict(state["config"])
+        config = DDPOConfig.from_dict({**state["config"], **(changes or {})})
         config.resume_from, config.output_dir = str(folder), str(Path(folder).parent)
         return cls(config, reward_function, prompt_function, sd_pipeline, **arguments)
 
@@ -726,6 +771,7 @@ def _make_accelerator(config: DDPOConfig) -> Accelerator:
         mixed_precision=config.mixed_precision,
         log_with=config.log_with,
         project_config=ProjectConfiguration(**project),
+        dynamo_backend="no",  # what accelerate would compile is not compared with anything: see torch_compile
         **config.accelerator_kwargs,
     )
     # The trainer weighs groups itself, also where an environment variable asks accelerate to.

@@ -484,3 +484,11 @@ def test_tiny_sd_is_a_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert index["_class_name"] == "StableDiffusionPipeline"
     loaded = compat.load_pipeline("tiny-sd")
     assert torch.equal(loaded.unet.conv_in.weight, make_base().unet.conv_in.weight)
+
+
+def test_a_step_with_too_little_noise_is_refused_here_too(tmp_path: Path) -> None:
+    config = compat.DDPOConfig(
+        output_dir=str(tmp_path), sample_eta=1e-3, sample_batch_size=2, train_batch_size=2, sample_num_steps=4
+    )
+    with pytest.raises(ValueError, match=r"sample_eta=0\.001 leaves steps with noise"):
+        compat.ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.5)

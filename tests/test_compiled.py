@@ -98,3 +98,10 @@ def test_gradients_are_compared_by_weight() -> None:
 
 def test_a_run_may_be_continued_compiled(tmp_path: Path) -> None:
     assert "torch_compile" not in make_config(tmp_path).decisive_fields()
+
+
+def test_a_unet_that_an_earlier_trainer_compiled_is_not_used(tmp_path: Path) -> None:
+    pipeline = make_pipeline()
+    pipeline.unet.compile(backend="eager")
+    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, pipeline)
+    assert trainer.pipeline.unet._compiled_call_impl is None

@@ -148,3 +148,12 @@ def test_only_fields_that_change_no_weight_may_change_in_a_continuation():
     decisive = DDPOConfig().decisive_fields()
     assert {"seed", "train_learning_rate", "sample_num_steps", "mixed_precision"} <= set(decisive)
     assert not {"num_epochs", "output_dir", "resume_from", "train_forward_size"} & set(decisive)
+
+
+def test_statistics_of_one_reward_are_refused():
+    with pytest.raises(ValueError, match=r"buffer_size=1 remembers one reward.*use 2 or more"):
+        DDPOConfig(
+            per_prompt_stat_tracking=True,
+            per_prompt_stat_tracking_buffer_size=1,
+            per_prompt_stat_tracking_min_count=1,
+        )

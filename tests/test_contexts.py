@@ -8,7 +8,7 @@ import torch
 from helpers import brightness, counted_passes, make_config, make_pipeline
 from PIL import Image
 
-from ddpo_lessons.contexts import check_key, text_context, to_tensor
+from ddpo_lessons.contexts import check_functions, check_key, score, text_context, to_tensor
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,3 +75,31 @@ def test_a_noise_strength_that_is_no_number(tmp_path, strength: Any):
 
 def test_a_seed_of_more_than_32_bits_is_taken(tmp_path):
     DDPOTrainer(make_config(tmp_path, seed=2**32), brightness, lambda: ("a", {}), make_pipeline()).train()
+
+
+class Prompts:
+    """A prompt function with some state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __call__(self) -> tuple[str, dict[str, Any]]:
+        return "", {}
+
+    def state_dict(self) -> Any:
+        return self.state
+
+
+@pytest.mark.parametrize("state", [{"rng": (1, 2)}, {0: "a"}, {"rng": object()}])
+def test_a_state_that_a_checkpoint_could_not_give_back_is_refused(state):
+    check_functions(brightness, Prompts({"seed": 1, "drawn": [2, None]}))
+    with pytest.raises(TypeError, match="must return what JSON holds and gives back"):
+        check_functions(brightness, Prompts(state))
+
+
+@pytest.mark.parametrize(
+    "returned", [(0.25, 0.75), [0.25, 0.75], ([0.25, 0.75], {"a": 1}), (torch.tensor([0.25, 0.75]), {})]
+)
+def test_rewards_come_with_info_or_without(returned):
+    contexts = [text_context(("", {}))] * 2
+    assert score(lambda *_: returned, torch.zeros(2, 3, 4, 4), contexts)[3].tolist() == [0.25, 0.75]

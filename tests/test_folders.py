@@ -196,3 +196,11 @@ def test_unknown_damage_and_severity_are_named() -> None:
         folders.damage(image, "wet", 1, torch.Generator())
     with pytest.raises(ValueError, match="severity=6"):
         folders.damage(image, "foggy", 6, torch.Generator())
+
+
+def test_an_image_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "cut.jpg"
+    Image.new("RGB", (64, 64), "red").save(file)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(OSError, match=r"cut\.jpg is damaged .*replace it, or take it out"):
+        folders.open_image(file)

@@ -13,6 +13,7 @@ import torch
 from diffusers.utils import logging
 
 from benchmarks import budget_table, gpu
+from benchmarks.speed_cases import CASES
 from ddpo_lessons import budget
 from ddpo_lessons.compiled import WrongGradientsError
 from ddpo_lessons.presets import GPU_MEMORY
@@ -79,9 +80,10 @@ def test_every_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
     [
         (torch.cuda.OutOfMemoryError("CUDA out of memory"), "out of memory"),
         (WrongGradientsError("75% off"), "compiled gradients are wrong"),
+        (RuntimeError("no kernel\nfor this"), "RuntimeError: no kernel"),
     ],
 )
-def test_too_small_a_card_and_wrong_gradients_are_rows(error: Exception, result: str) -> None:
+def test_failures_are_rows(error: Exception, result: str) -> None:
     def work() -> Any:
         raise error
 
@@ -109,6 +111,9 @@ def test_the_committed_table_is_complete() -> None:
     passes = [(int(row["batch"]), row["checkpointing"]) for row in rows if row["work"] == "training pass"]
     assert passes == [(batch, flag) for batch in (1, 2, 4, 8, 16) for flag in ("False", "True")]
     assert {int(row["gpu_memory"]) for row in rows if row["gpu_memory"]} == set(GPU_MEMORY)
+    whole = [row for row in rows if row["work"] == "epoch: whole"]
+    assert {row["case"] for row in whole} == {"camouflage", *CASES}
+    assert all(row["floor"] and row["result"] == "ok" for row in whole)
     assert json.loads((gpu.HERE / "gpu_cpu.json").read_text())["command"].endswith("--size tiny")
 
 

@@ -58,7 +58,9 @@ def test_phases_show_median_and_spread(result: dict[str, Any]) -> None:
     lines = peers_phase_table(result).splitlines()
     own = ["ours", "compiled", "floor"]
     who = [line.split(" | ")[2] for line in lines[2:-2]]
-    assert who == ["TRL", *own, *own, "imageddpo", *own]
+    ratios = ["peer / ours", "peer / compiled", "ours / floor", "compiled / floor"]
+    assert who == ["TRL", *own, *ratios, *own, *ratios[2:], "imageddpo", *own, *ratios]
+    assert lines[6] == "| guided | TRL | peer / ours | 2.00 | – | 2.67 | 2.50 |"
     assert lines[2] == (
         "| guided | TRL | TRL | 2.00 (1.80–2.40) | 0.00 (0.00–0.00) | 8.00 (7.20–9.60) | 10.00 (9.00–12.00) |"
     )

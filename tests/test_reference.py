@@ -101,3 +101,12 @@ def test_adapters_are_on_again_after_an_error():
     with pytest.raises(RuntimeError), Reference(pipeline.unet, fresh_adapter=True).weights():
         raise RuntimeError("the network failed")
     torch.testing.assert_close(outputs(pipeline.unet), before)
+
+
+def test_a_resumed_run_needs_the_reference_that_it_had(tmp_path):
+    """The same pipeline again carries the trained adapter, which would become the reference."""
+    trainer, _ = run(tmp_path, True, 1e-3)
+    config = make_config(tmp_path, **{**vars(trainer.config), "resume_from": "latest"})
+    with pytest.raises(ValueError, match="adapter at the start: 'none' there"):
+        DDPOTrainer(config, brightness, red_three, trainer.pipeline)
+    DDPOTrainer(config, brightness, red_three, make_pipeline())

@@ -43,6 +43,8 @@ RECORDS = b'{"kind": "step", "epoch": 1}\n{"kind": "epoch", "epoch": 1}\n'
         (RECORDS.replace(b'"kind": "e', b'"kine": "e'), 2),
         (RECORDS + b"[1]\n", 3),
         (RECORDS + b'{"kind": "step"\n' + RECORDS, 3),
+        (b"\x80\x04.", 1),  # what follows the last line break, and is not the beginning of a record
+        (RECORDS[:-4] + bytes(4), 2),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, data, line):

@@ -128,3 +128,20 @@ def test_another_temperature_is_another_run(tmp_path):
     resumed = make_config(tmp_path, resume_from="latest")
     with pytest.raises(ValueError, match="temperature"):
         RWRTrainer(resumed, brightness, red_three, make_pipeline(), temperature=0.4)
+
+
+@pytest.mark.parametrize("changes", [{"train_kl_coefficient": 0.1}, {"per_prompt_stat_tracking": True}])
+def test_settings_that_rwr_does_not_use_are_refused(tmp_path, changes):
+    with pytest.raises(ValueError, match=f"RWRTrainer does not use {next(iter(changes))}"):
+        RWRTrainer(make_config(tmp_path, **changes), brightness, red_three, None)
+
+
+def test_a_sample_has_its_noise_in_whatever_process_it_is(tmp_path):
+    trainer = RWRTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    clean, columns = torch.zeros(2, 4, 8, 8), torch.tensor([0, 1])
+    trainer._own_rows = lambda: torch.arange(6).view(3, 2)
+    timesteps, noise = trainer._denoising_examples(clean, torch.tensor([4, 5]), columns)
+    trainer._own_rows = lambda: torch.tensor([[4, 5]])  # those of the second of two processes
+    again = trainer._denoising_examples(clean, torch.tensor([0, 1]), columns)
+    assert torch.equal(again[0], timesteps)
+    assert torch.equal(again[1], noise)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import tracking
 from accelerate.state import AcceleratorState
-from diffusers import StableDiffusionPipeline
+from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionPipeline
 from diffusers.utils import logging as diffusers_logging
 from helpers import (
     PROMPTS,
@@ -800,3 +800,112 @@ def test_eight_bit_adam_is_that_of_bitsandbytes_or_an_error(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ImportError, match="pip install bitsandbytes"):
         DDPOTrainer(config, brightness, red_three, make_pipeline())
+
+
+def test_a_loaded_adapter_stays_float32(tmp_path):
+    pipeline = make_pipeline()
+    DDPOTrainer(make_config(tmp_path / "first"), brightness, red_three, pipeline)
+    stir_adapter(pipeline.unet)
+    before = {name: p.detach().clone() for name, p in pipeline.unet.named_parameters() if "lora_" in name}
+    assert any(not torch.equal(p, p.bfloat16().float()) for p in before.values())
+    AcceleratorState._reset_state(reset_partial_state=True)
+    trainer = DDPOTrainer(
+        make_config(tmp_path / "second", mixed_precision="bf16"), brightness, red_three, pipeline
+    )
+    assert {p.dtype for p in trainer.pipeline.vae.parameters()} == {torch.bfloat16}
+    for name, parameter in zip(trainer.trainable_names, trainer.trainable, strict=True):
+        assert torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_use_lora": False}, "train_use_lora=False trains the UNet itself"),
+        ({"train_lora_target_modules": ("to_q",)}, r"differ in .*to_k"),
+        ({"train_lora_target_modules": ("to_q", "to_k", "to_v", "to_out.0", "conv1")}, r"differ in .*conv1"),
+    ],
+)
+def test_a_loaded_adapter_must_be_the_one_of_the_config(tmp_path, changes, message):
+    pipeline = make_pipeline()
+    DDPOTrainer(make_config(tmp_path / "first"), brightness, red_three, pipeline)
+    with pytest.raises(ValueError, match=message):
+        DDPOTrainer(make_config(tmp_path / "second", **changes), brightness, red_three, pipeline)
+
+
+def test_a_gradient_that_is_not_finite_takes_no_step(tmp_path):
+    trainer = DDPOTrainer(make_config(tmp_path, num_epochs=2), brightness, red_three, make_pipeline())
+    trainer.step(0)
+    before, loss = weights(trainer), trainer._loss
+
+    def overflow(*arguments: Any) -> Any:
+        value, stats = loss(*arguments)
+        return value * math.inf, stats
+
+    trainer._loss = overflow
+    with pytest.raises(RuntimeError, match=r"step 2 is not finite.*Lower train_learning_rate=0\.001"):
+        trainer.step(1)
+    assert torch.equal(weights(trainer), before)
+
+
+def test_a_run_may_be_saved_before_it_begins(tmp_path):
+    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    trainer.save()
+    trainer.train()
+    names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
+    assert names == ["checkpoint-000000", "checkpoint-000001"]
+
+
+def test_from_checkpoint_takes_changes_that_decide_no_weight(tmp_path):
+    DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
+    arguments = (tmp_path / "checkpoint-000001", brightness, red_three, make_pipeline())
+    trainer = DDPOTrainer.from_checkpoint(*arguments, changes={"num_epochs": 2})
+    trainer.train()
+    assert trainer.epochs_done == 2
+    with pytest.raises(ValueError, match=r"train_learning_rate: 0.001 there, 0.5 here"):
+        DDPOTrainer.from_checkpoint(*arguments, changes={"train_learning_rate": 0.5})
+
+
+def test_an_epoch_of_one_sample_is_refused(tmp_path):
+    config = make_config(tmp_path, sample_batch_size=1, train_batch_size=1)
+    with pytest.raises(ValueError, match=r"one sample teaches nothing.*raise sample_batch_size"):
+        DDPOTrainer(config, brightness, red_three, make_pipeline())
+
+
+def test_accelerate_compiles_nothing_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    assert trainer.unet is trainer.pipeline.unet
+    assert trainer.accelerator.state.dynamo_plugin.backend == "NO"
+
+
+class OtherProcess:
+    """Stands for accelerate where a second process has drawn something of its own."""
+
+    num_processes, device = 2, torch.device("cpu")
+
+    def __init__(self, difference: int) -> None:
+        self.difference = difference
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        return torch.cat([own, own + self.difference])
+
+
+def test_processes_that_draw_different_contexts_are_stopped(tmp_path):
+    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    contexts = trainer.draw_contexts(0)
+    trainer.accelerator = OtherProcess(0)
+    trainer._check_same(contexts)
+    trainer.accelerator = OtherProcess(1)
+    with pytest.raises(RuntimeError, match="each process something else: seed it alike"):
+        trainer._check_same(contexts)
+
+
+@pytest.mark.parametrize("kind", [EulerDiscreteScheduler, DDIMScheduler])
+def test_latents_are_clipped_only_where_the_scheduler_says_so(tmp_path, kind):
+    pipeline = make_pipeline()
+    settings = {"beta_schedule": "scaled_linear", "prediction_type": "v_prediction"}
+    settings |= {"clip_sample": True} if kind is DDIMScheduler else {}
+    pipeline.scheduler = kind(**settings)
+    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, pipeline)
+    assert trainer.pipeline.scheduler.config.clip_sample == (kind is DDIMScheduler)
+    assert trainer.pipeline.scheduler.config.beta_schedule == "scaled_linear"

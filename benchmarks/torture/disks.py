@@ -153,6 +153,9 @@ def clock(seed: int, cases: range, folder: Path) -> Counts:
 
 
 # ----------------------------------------------------------------------------------------- second trainer
+REFUSALS = ("another trainer", "already holds a run", "no checkpoint")
+
+
 def second_trainer(seed: int, cases: range, folder: Path) -> Counts:
     """Start a second trainer on the folder of one that runs, at a random moment of its run."""
     before = time.monotonic()
@@ -164,20 +167,23 @@ def second_trainer(seed: int, cases: range, folder: Path) -> Counts:
         time.sleep(generator.random() * seconds)
         changes: dict[str, Any] = generator.choice([{"resume_from": "latest"}, {"overwrite": True}, {}])
         config = DDPOConfig(**settings(place, num_epochs=EPOCHS, image_grid_freq=2, **changes))
-        refused = False
+        refusal = ""
         try:
             DDPOTrainer(config, brightness, any_prompt, make_pipeline()).train()
         except (RuntimeError, ValueError) as error:
-            refused = is_clear(error, RuntimeError, ValueError)
-            expect(refused, f"unclear: {error}")
+            expect(is_clear(error, RuntimeError, ValueError), f"unclear: {error}")
+            refusal = next((why for why in REFUSALS if why in str(error)), "")
+            expect(bool(refusal), f"refused for another reason: {error}")
         status = wait(first)
         if status:  # the second was faster to take the folder
             message = (place / "error").read_text()
             expect("another trainer" in message or "already holds a run" in message, f"unclear: {message}")
-            expect(not refused, "the two refused each other")
+            expect(not refusal, "the two refused each other")
         expect(result_of(place) == whole, "the run differs")
         if status:
             return "the first was refused, the second's run equal"
-        return "the second was refused, the first's run equal" if refused else "one after the other: equal"
+        if refusal:
+            return f"the second was refused (“{refusal}”), the first's run equal"
+        return "one after the other: equal"
 
     return each_case("second_trainer", case, seed, cases, folder)
