@@ -15,6 +15,7 @@ BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 RESULT = Path(__file__).parents[1] / "benchmarks" / "peers.json"
 PHASES = {"sampling": BLUE, "reward": PURPLE, "training": ORANGE}
 RUNS = ("peer", "ours", "compiled", "floor")
+SIZES = {"TRL": "TRL's example", "gaussian-glasses": "gaussian-glasses", "large": "large"}
 HEIGHT = 0.19  # of a bar, where a case is 1 high
 
 
@@ -58,20 +59,19 @@ def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
 def peers() -> Figure:
     """Draw a panel for every choice of batch sizes, and in it four bars for every case."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
-    sizes = list(dict.fromkeys(row["size"] for row in result["rows"]))
-    cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
-    figure = Figure(figsize=(9.4, 1 + 0.95 * len(result["rows"])), facecolor=CARD, layout="constrained")
-    panels = figure.subplots(len(sizes), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, size in zip(panels, sizes, strict=True):
-        rows = [row for row in result["rows"] if row["size"] == size]
-        for row in rows:
-            draw_case(axes, cases.index(row["case"]), row)
-        axes.set_title(f"batches: {size}", fontsize=10.5, color=INK)
+    panel_rows = [[row for row in result["rows"] if row["size"] == size] for size in SIZES]
+    heights = [len(rows) for rows in panel_rows]
+    figure = Figure(figsize=(9.4, 1.5 + 0.95 * sum(heights)), facecolor=CARD, layout="constrained")
+    panels = figure.subplots(len(SIZES), 1, sharex=True, height_ratios=heights)
+    for axes, title, rows in zip(panels, SIZES.values(), panel_rows, strict=True):
+        for place, row in enumerate(rows):
+            draw_case(axes, place, row)
+        axes.set_title(f"batches: {title}", fontsize=10.5, color=INK)
         axes.set_facecolor(CARD)
-        axes.set_yticks(range(len(cases)), [case.replace(", ", "\n") for case in cases], fontsize=9.5)
+        axes.set_yticks(range(len(rows)), [row["case"].replace(", ", "\n") for row in rows], fontsize=9.5)
         axes.tick_params(axis="y", length=0, pad=68, colors=INK)
         axes.tick_params(axis="x", labelsize=9, colors=INK)
-        axes.set_ylim(len(cases) - 0.5, -0.5)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         longest = max(row[run]["whole"][2] for row in result["rows"] for run in RUNS if run in row)
         axes.set_xlim(0, 1.45 * longest)  # the rest is for remarks
         axes.spines[["top", "right"]].set_visible(False)
