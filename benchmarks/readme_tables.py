@@ -215,7 +215,8 @@ def result_table(rows: list[dict[str, str]], about: dict[str, Any]) -> str:
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
-        cells = [_median(runs, "seconds", f"not within {about['limit']:.0f}")]
+        in_vain = [float(run[-1]["seconds"]) for run in runs if first_reached(run) is None]
+        cells = [_median(runs, "seconds", f"not within {min(in_vain, default=0):,.0f}")]
         cells += [", ".join(f"{_reached(run, 'seconds'):.0f}".replace("inf", "–") for run in runs)]
         cells += [_median(runs, "samples", "–")]
         samples, seconds = (sum(float(run[-1][key]) for run in runs) for key in ("samples", "seconds"))

@@ -20,7 +20,6 @@ from ddpo_lessons.demo import DAMAGE, NOISE_STRENGTH, NUM_STEPS, SETTINGS, SEVER
 from ddpo_lessons.prompts import damaged_handwriting
 from ddpo_lessons.rewards import digit_legibility
 
-DOCUMENTED, TUNED = "imageddpo, its documentation", "imageddpo, the demo's settings"
 # The task, and what imageddpo needs to run at all.
 NEEDED: dict[str, Any] = {
     "sample_num_steps": NUM_STEPS,
@@ -36,14 +35,22 @@ SHARED = (
 )
 # Beside NEEDED. And the pipeline's folder has set_alpha_to_one=False: a step without noise trains it on NaN.
 VARIANTS: dict[str, dict[str, Any]] = {
-    DOCUMENTED: {  # imageddpo's README, and for the rest TRL's defaults
+    "imageddpo, its documentation": {  # imageddpo's README, and for the rest TRL's defaults
         "sample_guidance_scale": 7.5,
         "sample_eta": 1.0,
         "train_batch_size": 4,
         "sample_batch_size": 4,  # the default, 1, is refused: it must be at least train_batch_size
         # The README's train_use_8bit_adam needs bitsandbytes, which imageddpo does not install.
     },
-    TUNED: {
+    "imageddpo, gaussian-glasses": {  # rl/rl_trainer.py of the project that the README names as an example
+        "sample_guidance_scale": 0.0,  # of the project's page; the code leaves TRL's 5
+        "sample_batch_size": 4,
+        "sample_num_batches_per_epoch": 64,
+        "train_batch_size": 4,
+        "train_gradient_accumulation_steps": 64,
+        "train_learning_rate": 1e-4,
+    },
+    "imageddpo, the demo's settings": {
         **{name: SETTINGS[name] for name in SHARED},
         # Without guidance the two halves of what it trains on are the same; one will do, as it does for us.
         "train_cfg": False,

@@ -25,7 +25,7 @@ def read_runs() -> dict[tuple[str, str], Rows]:
 def time_to_result() -> Figure:
     """Draw a line for every seed, and where the judge started and has to get."""
     runs, about = read_runs(), json.loads(RESULTS.with_suffix(".json").read_text(encoding="utf-8"))
-    figure = Figure(figsize=(9, 3.6), facecolor=CARD, layout="constrained")
+    figure = Figure(figsize=(9, 4), facecolor=CARD, layout="constrained")
     axes = figure.subplots()
     colors = dict(zip(dict.fromkeys(variant for variant, _ in runs), PALETTE, strict=False))
     named = set()
@@ -42,13 +42,13 @@ def time_to_result() -> Figure:
         place = axes.get_yaxis_transform()  # x in widths of the panel
         axes.text(1.01, height, text, transform=place, va="center", fontsize=9, color=MUTED)
     axes.set_xscale("log")
-    axes.set_xticks([3, 10, 30, 100, 300, 900], ["3", "10", "30", "100", "300", "900"])
+    axes.set_xticks([3, 10, 30, 100, 300, 1000], ["3", "10", "30", "100", "300", "1,000"])
     axes.minorticks_off()
     axes.set_xlabel("seconds of training, without the judge's time", fontsize=9, color=INK)
     axes.set_ylabel("share that the judge reads", fontsize=9, color=INK)
     axes.set_facecolor(CARD)
     axes.tick_params(labelsize=8.5, colors=INK)
-    figure.legend(fontsize=8.5, frameon=False, ncols=len(colors), loc="outside lower center")
+    figure.legend(fontsize=8.5, frameon=False, ncols=3, loc="outside lower center")
     seeds = len({seed for _, seed in runs})
     title = f"Fog: the judge over seconds of training; a line ends at +15 points or the limit; seeds: {seeds}"
     axes.set_title(title, fontsize=10.5, color=INK)

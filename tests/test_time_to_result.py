@@ -49,7 +49,7 @@ def test_adapter_of_other_layers_is_refused():
         load_adapter(unet, weights)
 
 
-ABOUT = {"machine": "a machine", "limit": 30, "peers": {"trl": "0.21.0"}}
+ABOUT = {"machine": "a machine", "peers": {"trl": "0.21.0"}}
 
 
 def test_table_has_the_median_seed_and_says_what_never_got_there():
