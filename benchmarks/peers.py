@@ -1,12 +1,13 @@
 """Side by side with the peers: `python -m benchmarks.peers`.
 
 Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
-UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes
-benchmarks/peers.json: for every case and batch size the seconds of each phase (median, smallest, largest),
-those of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one
-after the timed epochs, for then both matrices of LoRA have gradients. Where the peer fails, its error; where
-more than half of its ratios leave the clip range before any update, its policy is not the one that sampled,
-and gradients are not compared; where they are compared and differ, it ends.
+UNet and bare UNet (in passes of any size, and in those that the order of the work allows) take turns, an
+epoch each, in processes that live through all rounds. Writes benchmarks/peers.json: for every case and
+batch size the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how
+far the gradients of an optimizer step are apart: of the first one after the timed epochs, for then both
+matrices of LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave
+the clip range before any update, its policy is not the one that sampled, and gradients are not compared;
+where they are compared and differ, it ends.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
         step = peer.ask(f"gradient {recording}")
         if case.peer_error not in step.get("error", case.peer_error):
             raise RuntimeError(f"{case.peer} failed, and not as it is known to: {step['error']}")
-        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch"), "floor": (ours, "floor")}
+        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch")}
+        turns |= {name: (ours, name) for name in ("floor", "ordered floor")}
         if "error" not in step:
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
@@ -193,7 +195,7 @@ def main() -> None:
     """Compare every case at every size, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", help="interpreter that can import the peers")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--output", type=Path, default=RESULT)

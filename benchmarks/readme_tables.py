@@ -138,7 +138,11 @@ def torture_totals(result: dict[str, Any]) -> str:
     return f"{totals}. Measured on: {result['machine']}."
 
 
-OWN = ("ours", "compiled", "floor")  # of benchmarks.peers, beside the peer
+OWN = ("ours", "compiled", "floor", "ordered floor")  # of benchmarks.peers, beside the peer
+RATIOS = (
+    *(("peer", "ours"), ("peer", "compiled")),
+    *(("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor")),
+)
 
 
 def _outcome(row: dict[str, Any]) -> str:
@@ -154,8 +158,8 @@ def _outcome(row: dict[str, Any]) -> str:
 def peers_table(result: dict[str, Any]) -> str:
     """Return the comparison with the peers: a row per case and size, the medians of whole epochs."""
     lines = [
-        "| case | batches | peer | peer, s | ours, s | compiled, s | floor, s | peer / ours "
-        "| peer / compiled | ours / floor | compiled / floor | outcome |",
+        "| case | batches | peer | peer, s | ours, s | compiled, s | peer / ours "
+        "| peer / compiled | ours / floor | ours / ordered floor | compiled / floor | outcome |",
         "| --- | --- | --- |" + " ---: |" * 8 + " --- |",
     ]
     for row in result["rows"]:
@@ -163,15 +167,12 @@ def peers_table(result: dict[str, Any]) -> str:
         runs = "peer" in seconds
         cells = [row["case"], row["size"], row["against"]]
         cells += [f"{seconds['peer']:.2f}" if runs else "fails"]
-        cells += [f"{seconds[name]:.2f}" for name in OWN]
+        cells += [f"{seconds[name]:.2f}" for name in ("ours", "compiled")]
         cells += [f"{seconds['peer'] / seconds[name]:.2f}" if runs else "–" for name in ("ours", "compiled")]
-        cells += [f"{seconds[name] / seconds['floor']:.2f}" for name in ("ours", "compiled")]
+        cells += [f"{seconds[one] / seconds[other]:.2f}" for one, other in RATIOS[2:]]
         cells += [_outcome(row)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", _measured_on(result)])
-
-
-RATIOS = (("peer", "ours"), ("peer", "compiled"), ("ours", "floor"), ("compiled", "floor"))
 
 
 def peers_phase_table(result: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
-GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one forward pass, for the floor to choose from
+GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one pass, for a floor to choose from
 
 
 def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> DDPOTrainer:
@@ -100,17 +101,33 @@ def compare_gradient(trainer: DDPOTrainer, case: Case, path: str) -> dict[str, f
 
 # ---------------------------------------------------------------------------------------------- floor
 class Floor:
-    """An epoch's UNet evaluations and nothing else, at the group size that is fastest here."""
+    """An epoch's UNet evaluations and nothing else, at the group sizes that are fastest here.
 
-    def __init__(self, trainer: DDPOTrainer, case: Case, size: str) -> None:
+    In order, a forward pass is no larger than a denoising step of all samples, one with its backward pass no
+    larger than an optimizer step: what comes later needs their results. Else any size will do.
+    """
+
+    def __init__(self, trainer: DDPOTrainer, case: Case, size: str, in_order: bool) -> None:
         """Find the best group sizes."""
         self.unet, self.trainable = trainer.unet, trainer.trainable
+        self.embeds = trainer.encode_prompts([case.prompt])  # (1, L, D)
         shape = SIZES[size]
         samples = shape["sample_batch_size"] * shape["sample_num_batches_per_epoch"]
+        samples_of_a_step = shape["train_batch_size"] * shape["train_gradient_accumulation_steps"]
         self.evaluations = samples * case.actions * case.evaluations
-        self.embeds = trainer.encode_prompts([case.prompt])  # (1, L, D)
-        self.forward_size = min(GROUP_SIZES, key=lambda n: self._rate(self._forward, n))
-        self.backward_size = min(GROUP_SIZES, key=lambda n: self._rate(self._backward, n))
+        limits = samples * case.evaluations, samples_of_a_step * case.actions * case.evaluations
+        forward, backward = limits if in_order else (self.evaluations, self.evaluations)
+        self.passes = (
+            (self._forward, self._fastest(self._forward, forward)),
+            (self._backward, self._fastest(self._backward, backward)),
+        )
+
+    def _fastest(self, run: Callable[[int], None], limit: int) -> list[int]:
+        """Return the sizes of an epoch's passes, of which as many as `limit` evaluations can share one."""
+        sizes = {min(size, limit) for size in GROUP_SIZES}
+        fastest = min(sizes, key=lambda size: self._rate(run, size))
+        step = torch.arange(limit).chunk(math.ceil(limit / fastest))
+        return [len(group) for group in step] * (self.evaluations // limit)
 
     def _rate(self, run: Callable[[int], None], count: int) -> float:
         """Return the best of five times per evaluation, in seconds."""
@@ -135,10 +152,10 @@ class Floor:
     def epoch(self) -> dict[str, float]:
         """Do the evaluations of sampling and of training; return seconds of each."""
         seconds = []
-        for run, size in ((self._forward, self.forward_size), (self._backward, self.backward_size)):
+        for run, sizes in self.passes:
             started = time.perf_counter()
-            for first in range(0, self.evaluations, size):
-                run(min(size, self.evaluations - first))
+            for size in sizes:
+                run(size)
             seconds.append(time.perf_counter() - started)
         sampling, training = seconds
         return {"sampling": sampling, "reward": 0.0, "training": training, "whole": sampling + training}
@@ -149,16 +166,17 @@ def main() -> None:
     case, size, folder, compiled = CASES[sys.argv[1]], sys.argv[2], sys.argv[3], sys.argv[4:] == ["compiled"]
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = make_trainer(case, size, folder, output_dir, torch_compile=compiled)
-        floor: Floor | None = None
+        floors: dict[str, Floor] = {}
         epochs = 0
 
         def epoch(line: str) -> dict[str, Any]:
-            nonlocal epochs, floor
+            nonlocal epochs
             if line.startswith("gradient "):
                 return compare_gradient(trainer, case, line.removeprefix("gradient "))
-            if line == "floor":
-                floor = floor or Floor(trainer, case, size)
-                return floor.epoch()
+            if line in ("floor", "ordered floor"):
+                if line not in floors:
+                    floors[line] = Floor(trainer, case, size, in_order=line == "ordered floor")
+                return floors[line].epoch()
             started = time.perf_counter()
             metrics = trainer.step(epochs)
             whole = time.perf_counter() - started

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from benchmarks.peers import Worker, outcome
+from benchmarks.speed_cases import CASES
+from benchmarks.speed_ours import Floor
 
 
 class Answering:
@@ -39,3 +42,21 @@ def test_a_peer_that_fails_or_trains_another_policy_is_not_compared() -> None:
     assert outcome({"error": "sizes differ"}, {}, "") == {"error": "sizes differ"}
     wrong = outcome({"first_clip_fraction": 0.97}, workers(ours=1.0), "")
     assert wrong == {"first_clip_fraction": 0.97, "gradient_difference": None}
+
+
+@pytest.mark.parametrize(
+    ("in_order", "sampling", "training"),
+    [
+        # 24 samples, 10 steps, guidance: 480 evaluations, which fall into even passes of at most 128
+        (False, [120] * 4, [120] * 4),
+        # a denoising step of all samples, ten times; an optimizer step of 3 samples, eight times
+        (True, [48] * 10, [60] * 8),
+    ],
+)
+def test_the_ordered_floor_shares_no_pass_between_steps(
+    monkeypatch: pytest.MonkeyPatch, in_order: bool, sampling: list[int], training: list[int]
+) -> None:
+    monkeypatch.setattr(Floor, "_rate", lambda self, run, count: 1 / count)  # the larger, the faster
+    trainer: Any = SimpleNamespace(unet=None, trainable=None, encode_prompts=lambda prompts: None)
+    floor = Floor(trainer, CASES["text-to-image, guidance 5"], "TRL", in_order)
+    assert [sizes for _, sizes in floor.passes] == [sampling, training]
