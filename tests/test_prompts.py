@@ -154,3 +154,19 @@ def test_damaged_handwriting_of_a_pool_comes_again_and_resumes() -> None:
 def test_damage_that_does_not_exist_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prompts.damaged_handwriting(0, **arguments)
+
+
+def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture() -> None:
+    ask = prompts.edit_requests(4)
+    drawn = [ask() for _ in range(20)]
+    for prompt, image, metadata in drawn:
+        assert world.parse_prompt(prompt).digit is None
+        assert metadata["image"] is image
+        ink, background = (world.nearest_colour(c) for c in world.measure_colours(metadata["target"][None]))
+        wanted = world.Description(None, world.COLOUR_NAMES[ink], world.COLOUR_NAMES[background])
+        assert world.parse_prompt(prompt) == wanted
+    again = prompts.edit_requests(4)
+    again.load_state_dict({"seed": 4, "drawn": 10})
+    assert again()[0] == drawn[10][0]
+    with pytest.raises(ValueError, match="split='valid'"):
+        prompts.edit_requests(0, "valid")

@@ -15,6 +15,17 @@ def test_splits_share_no_handwriting_and_cover_everything():
     assert bitmaps["reward"] | bitmaps["judge"] == bitmaps["train"]
 
 
+def test_validation_is_handwriting_that_the_judge_does_not_know_and_nobody_practises_on():
+    bitmaps = {
+        name: {tuple(b.flatten().tolist()) for b in world.handwriting(name)[0]}
+        for name in ("train", "reward", "validation", "practice")
+    }
+    assert len(world.handwriting("validation")[1]) == 200
+    assert bitmaps["validation"] <= bitmaps["reward"]
+    assert not bitmaps["validation"] & bitmaps["practice"]
+    assert bitmaps["validation"] | bitmaps["practice"] == bitmaps["train"]
+
+
 def test_unknown_split_is_named():
     with pytest.raises(ValueError, match="split='valid'"):
         world.handwriting("valid")
@@ -92,3 +103,33 @@ def test_prompts_are_read_back():
         assert world.parse_prompt(prompt) == description
     assert world.make_prompt(3, "red", "blue", "foggy") == "a foggy red three on a blue background"
     assert world.parse_prompt("something else entirely") == world.Description()
+
+
+def test_repaint_keeps_the_coverage_of_every_pixel():
+    black, white = torch.zeros(1, 3), torch.ones(1, 3)
+    red, green = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
+    image = torch.tensor([0.0, 0.25, 1.0]).expand(1, 3, 1, 3)  # white ink on black, a quarter at the edge
+    repainted = world.repaint(image, (white, black), (red, green))
+    expected = torch.tensor([[0.0, 1.0, 0.0], [0.25, 0.75, 0.0], [1.0, 0.0, 0.0]]).T[None, :, None]
+    assert torch.allclose(repainted, expected)
+
+
+def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriting_in_them():
+    edits = world.draw_edits(200, "test", 3)
+    assert torch.equal(edits.pictures.images, world.draw_pictures(200, "test", 3).images)
+    for old, new, prompt in zip(edits.pictures.descriptions, edits.wanted, edits.prompts, strict=True):
+        assert new.ink not in (old.ink, new.background)
+        assert new.background != old.background
+        assert world.parse_prompt(prompt) == new
+        assert new.digit is None
+    measured = [world.nearest_colour(colour) for colour in world.measure_colours(edits.targets)]
+    names = [
+        (world.COLOUR_NAMES[ink], world.COLOUR_NAMES[ground]) for ink, ground in zip(*measured, strict=True)
+    ]
+    assert names == [(d.ink, d.background) for d in edits.wanted]
+    old, new = (
+        (world.rgb([d.ink for d in said]), world.rgb([d.background for d in said]))
+        for said in (edits.pictures.descriptions, edits.wanted)
+    )
+    back = world.repaint(edits.targets, new, old)
+    assert torch.allclose(back, edits.pictures.images, atol=1e-5)

@@ -12,7 +12,7 @@ import functools
 import io
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ LEFT_OUT = tuple((digit, COLOUR_NAMES[(5 * digit + 2) % 6]) for digit in range(1
 SEEN = tuple((d, c) for d in range(10) for c in COLOUR_NAMES if (d, c) not in LEFT_OUT)
 
 TEST_SIZE = 500
+VALIDATION_SIZE = 200
 SPLIT_SEED = 1797
 
 
@@ -49,7 +50,10 @@ def _all_handwriting() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tens
     order = torch.from_numpy(np.random.RandomState(SPLIT_SEED).permutation(len(data.target)))
     test, train = order[:TEST_SIZE], order[TEST_SIZE:]
     half = len(train) // 2
-    splits = {"test": test, "train": train, "reward": train[:half], "judge": train[half:]}
+    reward, judge = train[:half], train[half:]
+    validation, practice = reward[-VALIDATION_SIZE:], torch.cat([reward[:-VALIDATION_SIZE], judge])
+    splits = {"test": test, "train": train, "reward": reward, "judge": judge}
+    splits |= {"validation": validation, "practice": practice}
     bitmaps = torch.from_numpy(data.images).float() / 16  # (1797, 8, 8) ink coverage in [0, 1]
     return bitmaps, torch.from_numpy(data.target).long(), splits
 
@@ -58,8 +62,9 @@ def handwriting(split: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bitmaps and labels of one split of the handwriting.
 
     Args:
-        split: "train" (1,297), its two halves "reward" and "judge", or "test" (500), which appears in
-            nothing but evaluation.
+        split: "train" (1,297) and its two halves "reward" and "judge", from which those classifiers learned;
+            "validation", 200 of the reward model's half, on which settings are searched, and "practice", the
+            rest of "train"; or "test" (500), which appears in nothing but evaluation.
 
     Returns:
         Bitmaps (N, 8, 8) float32 in [0, 1] and labels (N,) int64.
@@ -149,6 +154,33 @@ def nearest_colour(rgb: torch.Tensor) -> torch.Tensor:
     """Return the index in `COLOURS` of the colour nearest to each RGB row; (B, 3) -> (B,)."""
     palette = torch.tensor(list(COLOURS.values()), dtype=rgb.dtype, device=rgb.device)  # (6, 3)
     return torch.cdist(rgb, palette).argmin(dim=1)
+
+
+def repaint(
+    images: torch.Tensor,
+    old: tuple[torch.Tensor, torch.Tensor],
+    new: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Give pictures of two colours two others, pixel by pixel, and change nothing else.
+
+    A pixel x = a i + (1 - a) g of ink i and background g has the coverage a = (x - g)·(i - g) / |i - g|².
+    It becomes a i' + (1 - a) g'.
+
+    Args:
+        images: (N, 3, H, W) in [0, 1].
+        old: ink and background of the pictures, RGB (N, 3) each; they must differ.
+        new: those that they get.
+
+    Returns:
+        Images (N, 3, H, W) in [0, 1].
+    """
+    (ink, background), (new_ink, new_background) = (
+        [c[:, :, None, None] for c in pair] for pair in (old, new)
+    )
+    axis = ink - background  # (N, 3, 1, 1)
+    coverage = ((images - background) * axis).sum(1, keepdim=True) / axis.square().sum(1, keepdim=True)
+    coverage = coverage.clamp(0, 1)  # (N, 1, H, W)
+    return coverage * new_ink + (1 - coverage) * new_background
 
 
 # --------------------------------------------------------------------------------------------- damage
@@ -346,6 +378,59 @@ def draw_pictures(
     digits = torch.tensor([d.digit for d in descriptions])
     severities = torch.full((count,), 0 if damage is None else severity)
     return Pictures(images, clean, digits, severities, descriptions)
+
+
+def rgb(names: Sequence[str | None]) -> torch.Tensor:
+    """Return the RGB of colours by name, (N, 3)."""
+    return torch.tensor([COLOURS[name or ""] for name in names])
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Pictures, and for each a sentence that asks for other colours: obey it, and keep the digit.
+
+    Attributes:
+        pictures: N clean pictures, what goes in.
+        wanted: what each sentence names: ink and background, neither of them the picture's own, and no digit.
+        targets: (N, 3, 32, 32), the same handwriting in the colours that were asked for.
+    """
+
+    pictures: Pictures
+    wanted: list[Description]
+    targets: torch.Tensor
+
+    @property
+    def prompts(self) -> list[str]:
+        """The sentences, such as "a yellow digit on a white background"."""
+        return [make_prompt(None, d.ink, d.background) for d in self.wanted]
+
+
+def draw_edits(count: int, split: str, seed: int) -> Edits:
+    """Draw pictures of the digit world, each with a sentence that names another ink and another background.
+
+    Args:
+        count: number of pictures N.
+        split: split of the handwriting, see `handwriting`.
+        seed: decides the pictures and the sentences.
+
+    Returns:
+        Pictures, sentences, and what the pictures should become.
+
+    Raises:
+        ValueError: if the split does not exist.
+    """
+    rng = random.Random(f"edits-{seed}")
+    pictures = draw_pictures(count, split, seed)
+    wanted = []
+    for old in pictures.descriptions:
+        ink = rng.choice([name for name in COLOUR_NAMES if name != old.ink])
+        background = rng.choice([name for name in COLOUR_NAMES if name not in (ink, old.background)])
+        wanted.append(Description(None, ink, background))
+    colours = [
+        (rgb([d.ink for d in said]), rgb([d.background for d in said]))
+        for said in (pictures.descriptions, wanted)
+    ]
+    return Edits(pictures, wanted, repaint(pictures.images, *colours))
 
 
 def to_pil(image: torch.Tensor) -> Image.Image:
