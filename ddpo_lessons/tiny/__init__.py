@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from ddpo_lessons.tiny.classifier import Judge, RewardModel
+    from ddpo_lessons.tiny.classifier import Judge, RewardModel, SecondJudge
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
@@ -41,4 +41,15 @@ def load_judge() -> Judge:
 
     model = Judge()
     model.load_state_dict(load_file(CHECKPOINT / "judge.safetensors"))
+    return model.eval().requires_grad_(False)
+
+
+def load_second_judge() -> SecondJudge:
+    """Load the other judge: images (B, 3, 32, 32) in [0, 1] to logits of digit, ink and background."""
+    from safetensors.torch import load_file
+
+    from ddpo_lessons.tiny.classifier import SecondJudge
+
+    model = SecondJudge()
+    model.load_state_dict(load_file(CHECKPOINT / "second_judge.safetensors"))
     return model.eval().requires_grad_(False)

@@ -1,9 +1,12 @@
-"""Two digit classifiers that share nothing: the reward model, and the judge that only measures.
+"""Classifiers that share nothing: the reward model, and two judges that only measure.
 
 They differ in architecture, seed, half of the training handwriting and in what they have seen. The
 judge, like any off-the-shelf classifier, knows clean pictures only. The reward model has seen damaged
 ones too, with targets that say how legible they are: the worse the damage, the less sure it is asked
 to be. So its log-probability of the true digit has a slope wherever a picture can become more legible.
+
+The second judge names digit, ink and background of clean pictures. A reward may measure colours by the rule
+that the verdict uses; what the second judge makes of a picture no training ever asks.
 """
 
 from __future__ import annotations
@@ -55,6 +58,29 @@ class Judge(nn.Module):
         return self.head(self.features(images - 0.5).flatten(1))
 
 
+class SecondJudge(nn.Module):
+    """Patches of 4x4 pixels, mixed in place and depth by turns (ConvMixer, arXiv 2201.09792).
+
+    (B, 3, 32, 32) to logits of the digit (B, 10), the ink (B, 6) and the background (B, 6).
+    """
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__()
+        width = 64
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), nn.GELU(), nn.BatchNorm2d(width)]
+        for _ in range(4):
+            layers += [nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GELU(), nn.BatchNorm2d(width)]
+            layers += [nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width)]
+        self.features = nn.Sequential(*layers)  # (B, 64, 8, 8)
+        self.head = nn.Linear(width, 10 + 2 * len(world.COLOURS))
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return logits of digit, ink and background of images (B, 3, 32, 32) in [0, 1]."""
+        logits = self.head(self.features(images - 0.5).mean(dim=(2, 3)))  # (B, 22)
+        return logits.split([10, len(world.COLOURS), len(world.COLOURS)], dim=1)
+
+
 # What a classifier is asked to believe of the true digit at severities 0 (clean) to 5.
 LEGIBILITY = torch.tensor([0.96, 0.80, 0.66, 0.52, 0.38, 0.24])
 CLEAN_ONLY = torch.tensor([0.955])
@@ -67,10 +93,25 @@ def targets(pictures: world.Pictures, belief: torch.Tensor) -> torch.Tensor:
     return others.scatter(1, pictures.digits[:, None], confidence[:, None])
 
 
+Loss = Callable[[nn.Module, world.Pictures], torch.Tensor]
+
+
+def legibility_loss(belief: torch.Tensor) -> Loss:
+    """Cross-entropy to the probabilities of `targets`."""
+    return lambda model, pictures: F.cross_entropy(model(pictures.images), targets(pictures, belief))
+
+
+def description_loss(model: nn.Module, pictures: world.Pictures) -> torch.Tensor:
+    """The sum of the cross-entropies of digit, ink and background."""
+    labels = (pictures.digits, *world.colour_indices(pictures.descriptions).T)
+    losses = [F.cross_entropy(*pair) for pair in zip(model(pictures.images), labels, strict=True)]
+    return torch.stack(losses).sum()
+
+
 def train_classifier(
     model: nn.Module,
     draw: Callable[[int], world.Pictures],
-    belief: torch.Tensor,
+    loss_of: Loss,
     steps: int,
     seed: int,
 ) -> nn.Module:
@@ -79,7 +120,7 @@ def train_classifier(
     Args:
         model: maps images to logits.
         draw: maps a step number to a batch of pictures.
-        belief: the probability asked for of the true digit, by severity.
+        loss_of: maps the model and a batch to the loss.
         steps: number of optimizer steps.
         seed: seeds dropout.
 
@@ -92,7 +133,7 @@ def train_classifier(
     model.train()
     for step in range(steps):
         pictures = draw(step)
-        loss = F.cross_entropy(model(pictures.images), targets(pictures, belief))
+        loss = loss_of(model, pictures)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -102,6 +143,10 @@ def train_classifier(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
-    """Return the fraction of images (N, 3, 32, 32) whose digit (N,) the model reads correctly."""
-    logits = torch.cat([model(batch) for batch in images.split(256)])
-    return (logits.argmax(dim=1) == digits).float().mean().item()
+    """Return the fraction of images (N, 3, 32, 32) whose digit (N,) the model reads correctly.
+
+    Model, images and digits may be on different devices: pipelines move to the GPU, judges stay behind.
+    """
+    device = next(model.parameters()).device
+    read = torch.cat([model(batch.to(device)).argmax(dim=1).cpu() for batch in images.split(256)])  # (N,)
+    return (read == digits.cpu()).float().mean().item()

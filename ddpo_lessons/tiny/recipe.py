@@ -1,6 +1,6 @@
 """The recipe of tiny-sd: `python -m ddpo_lessons.tiny.recipe` remakes the shipped checkpoint.
 
-Four stages: two classifiers, the autoencoder, then text encoder and UNet together by plain denoising
+Four stages: three classifiers, the autoencoder, then text encoder and UNet together by plain denoising
 (v-prediction, Salimans and Ho 2022, arXiv 2202.00512, section 4; cosine schedule of Nichol and Dhariwal 2021,
 arXiv 2102.09672, section 3.2). At the end it prints the table that the README shows.
 """
@@ -29,7 +29,10 @@ from ddpo_lessons.tiny.classifier import (
     LEGIBILITY,
     Judge,
     RewardModel,
+    SecondJudge,
     accuracy,
+    description_loss,
+    legibility_loss,
     train_classifier,
 )
 
@@ -38,6 +41,7 @@ WIDTH = 64  # of a token's embedding
 BATCH = 64  # of the classifiers
 JUDGE_STEPS = 1500
 REWARD_MODEL_STEPS = 2000
+SECOND_JUDGE_STEPS = 3000
 VAE_STEPS = 4000
 VAE_BATCH = 32
 VAE_BANK = 12_000  # pictures that the autoencoder is trained on
@@ -375,7 +379,7 @@ def train_classifiers(scale: float) -> tuple[Judge, RewardModel]:
     train_classifier(
         judge,
         lambda step: world.draw_pictures(BATCH, "judge", 10_000_000 + step),
-        CLEAN_ONLY,
+        legibility_loss(CLEAN_ONLY),
         max(2, int(JUDGE_STEPS * scale)),
         seed=1,
     )
@@ -385,13 +389,27 @@ def train_classifiers(scale: float) -> tuple[Judge, RewardModel]:
     train_classifier(
         reward_model,
         lambda step: draw_mixture(BATCH, "reward", 20_000_000 + step, everything),
-        LEGIBILITY,
+        legibility_loss(LEGIBILITY),
         max(2, int(REWARD_MODEL_STEPS * scale)),
         seed=2,
     )
     steps.update()
     steps.close()
     return judge, reward_model
+
+
+def train_second_judge(scale: float) -> SecondJudge:
+    """Train the second judge on clean pictures of the judge's half: digit, ink and background."""
+    torch.manual_seed(4)
+    model = SecondJudge()
+    train_classifier(
+        model,
+        lambda step: world.draw_pictures(BATCH, "judge", 30_000_000 + step),
+        description_loss,
+        max(2, int(SECOND_JUDGE_STEPS * scale)),
+        seed=4,
+    )
+    return model
 
 
 def make_pipeline(scale: float, device: torch.device) -> StableDiffusionPipeline:
@@ -421,14 +439,14 @@ def make_pipeline(scale: float, device: torch.device) -> StableDiffusionPipeline
 
 
 def save_checkpoint(
-    pipeline: StableDiffusionPipeline, judge: Judge, reward_model: RewardModel, folder: Path
+    pipeline: StableDiffusionPipeline, classifiers: dict[str, nn.Module], folder: Path
 ) -> None:
     """Write the checkpoint; UNet and autoencoder as float16, which halves the wheel."""
     pipeline.to("cpu")
     pipeline.unet.half()
     pipeline.vae.half()
     pipeline.save_pretrained(folder)
-    for name, model in (("judge", judge), ("reward_model", reward_model)):
+    for name, model in classifiers.items():
         save_file(model.state_dict(), folder / f"{name}.safetensors")
 
 
@@ -452,7 +470,9 @@ def main(argv: list[str] | None = None) -> int:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         judge, reward_model = train_classifiers(arguments.scale)
         pipeline = make_pipeline(arguments.scale, device)
-        save_checkpoint(pipeline, judge, reward_model, arguments.output)
+        classifiers = {"judge": judge, "reward_model": reward_model}
+        classifiers["second_judge"] = train_second_judge(arguments.scale)
+        save_checkpoint(pipeline, classifiers, arguments.output)
         print(f"trained in {(time.perf_counter() - started) / 60:.1f} minutes on {device}")
     pipeline = StableDiffusionPipeline.from_pretrained(arguments.output, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)

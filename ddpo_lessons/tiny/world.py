@@ -380,6 +380,11 @@ def draw_pictures(
     return Pictures(images, clean, digits, severities, descriptions)
 
 
+def colour_indices(descriptions: Sequence[Description]) -> torch.Tensor:
+    """Return the indices in `COLOURS` of ink and background, (N, 2)."""
+    return torch.tensor([[COLOUR_NAMES.index(n or "") for n in (d.ink, d.background)] for d in descriptions])
+
+
 def rgb(names: Sequence[str | None]) -> torch.Tensor:
     """Return the RGB of colours by name, (N, 3)."""
     return torch.tensor([COLOURS[name or ""] for name in names])
