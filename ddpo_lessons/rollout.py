@@ -215,13 +215,17 @@ def _denoise(
     eta: float,
     reduction: Literal["mean", "sum"],
     generator: torch.Generator | list[torch.Generator] | None,
+    group_size: int,
 ) -> tuple[torch.Tensor, Trajectory]:
     """Run the policy from `latents` (B, C, h, w); a last step without variance is run, not recorded."""
     states, log_probs = [latents], []
     stds = step_std(pipeline.scheduler, timesteps, eta)  # (T,)
+    shared = group_size  # the rollouts of a group begin in one state, and part with their first actions
     for timestep, std in zip(timesteps.tolist(), stds.tolist(), strict=True):
-        t = torch.full((len(latents),), timestep)
-        output = predict(pipeline.unet, latents, t, *conditioning, guidance_scale)
+        x, embeds, negative_embeds = (None if a is None else a[::shared] for a in (latents, *conditioning))
+        t = torch.full((len(x),), timestep)
+        output = predict(pipeline.unet, x, t, embeds, negative_embeds, guidance_scale)
+        output, shared = output.repeat_interleave(shared, dim=0), 1  # (B, C, h, w)
         step = ddim_step_with_logprob(
             pipeline.scheduler,
             output,
@@ -305,6 +309,7 @@ def text2img_rollout(
     generator: torch.Generator | list[torch.Generator] | None = None,
     initial_noise: torch.Tensor | None = None,
     encoder: PromptEncoder | None = None,
+    group_size: int = 1,
 ) -> tuple[torch.Tensor, Trajectory]:
     """Sample images from noise and record the trajectory.
 
@@ -320,6 +325,8 @@ def text2img_rollout(
         generator: one, or one per sample; decides noise and actions.
         initial_noise: x_T (B, C, h, w); drawn when not given.
         encoder: a `PromptEncoder` whose cache is to be used.
+        group_size: so many rollouts side by side have one context and one initial noise; what they share is
+            computed once.
 
     Returns:
         Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
@@ -344,6 +351,7 @@ def text2img_rollout(
         eta,
         reduction,
         generator,
+        group_size,
     )
 
 
@@ -361,6 +369,7 @@ def img2img_rollout(
     generator: torch.Generator | list[torch.Generator] | None = None,
     initial_noise: torch.Tensor | None = None,
     encoder: PromptEncoder | None = None,
+    group_size: int = 1,
 ) -> tuple[torch.Tensor, Trajectory]:
     """Encode images, add the noise that `noise_strength` names, and denoise (SDEdit, arXiv 2108.01073).
 
@@ -379,6 +388,8 @@ def img2img_rollout(
         generator: one, or one per sample; decides noise and actions.
         initial_noise: ε (B, C, h, w); drawn when not given.
         encoder: a `PromptEncoder` whose cache is to be used.
+        group_size: so many rollouts side by side have one context and one initial noise; what they share is
+            computed once.
 
     Returns:
         Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
@@ -391,7 +402,7 @@ def img2img_rollout(
     if len(images) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts for {len(images)} images: give one prompt per image")
     timesteps = make_schedule(pipeline.scheduler, num_inference_steps, noise_strength)
-    clean = encode(pipeline.vae, images)  # (B, C, h, w)
+    clean = encode(pipeline.vae, images[::group_size]).repeat_interleave(group_size, dim=0)  # (B, C, h, w)
     if initial_noise is None:
         initial_noise = randn_tensor(clean.shape, generator, clean.device, torch.float32)
     latents = pipeline.scheduler.add_noise(clean, initial_noise, timesteps[:1].to(clean.device))
@@ -406,4 +417,5 @@ def img2img_rollout(
         eta,
         reduction,
         generator,
+        group_size,
     )

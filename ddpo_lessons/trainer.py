@@ -351,7 +351,14 @@ class DDPOTrainer:
             "reduction": self.config.log_prob_reduction,
             "generator": self._generators(epoch, rows, purpose=1),
             "encoder": self.encode_prompts,
+            "group_size": self._shared_starts,
         }
+
+    @property
+    def _shared_starts(self) -> int:
+        """How many rollouts side by side begin in one state: a group, where batches hold whole ones."""
+        size = self.config.sample_group_size
+        return size if self.config.sample_batch_size % size == 0 else 1
 
     # ------------------------------------------------------------------------------------- advantages
     def _gather_rewards(self, own: torch.Tensor) -> torch.Tensor:
@@ -495,15 +502,16 @@ class DDPOTrainer:
         negative = trajectory.negative_prompt_embeds
         latents = trajectory.latents[rows, columns]  # (N, C, h, w)
         timesteps = trajectory.timesteps[rows, columns]  # (N,)
+        distinct, places = self._distinct_states(rows, columns)  # (D,), (N,)
         with self.accelerator.autocast():
             output = predict(
                 unet,
-                latents,
-                timesteps,
-                trajectory.prompt_embeds[rows],
-                None if negative is None else negative[rows],
+                latents[distinct],
+                timesteps[distinct],
+                trajectory.prompt_embeds[rows[distinct]],
+                None if negative is None else negative[rows[distinct]],
                 trajectory.guidance_scale,
-            )
+            )[places]
         return ddim_step_with_logprob(
             self.pipeline.scheduler,
             output,
@@ -513,6 +521,20 @@ class DDPOTrainer:
             prev_sample=trajectory.latents[rows, columns + 1],
             reduction=self.config.log_prob_reduction,
         )
+
+    def _distinct_states(
+        self, rows: torch.Tensor, columns: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find the pairs whose states differ, (D,), and for each pair (N,) which of them has its state.
+
+        The rollouts of a group begin in one state, so one prediction replays all their first actions.
+        """
+        if self._shared_starts == 1:
+            return (every_pair := torch.arange(len(rows))), every_pair
+        owners = torch.where(columns == 0, rows // self._shared_starts * self._shared_starts, rows)
+        states, places = torch.stack([owners, columns]).unique(dim=1, return_inverse=True)  # (2, D), (N,)
+        distinct = torch.zeros(states.shape[1], dtype=torch.long)
+        return distinct.scatter_(0, places, torch.arange(len(rows))), places
 
     def _summarise(
         self, stats: list[dict[str, torch.Tensor]], shares: list[float], grad_norm: torch.Tensor

@@ -9,7 +9,7 @@ from diffusers import StableDiffusionPipeline
 from benchmarks.readme_tables import filled
 from ddpo_lessons import tiny
 from ddpo_lessons.tiny import recipe, world
-from ddpo_lessons.tiny.classifier import LEGIBILITY, accuracy, targets
+from ddpo_lessons.tiny.classifier import LEGIBILITY, accuracy, judge_edits, targets
 
 
 def test_checkpoint_is_at_most_12_megabytes_and_holds_no_pickle():
@@ -94,3 +94,24 @@ def test_recipe_runs_end_to_end_in_small(tmp_path, capsys):
 def test_readme_shows_the_committed_tables():
     readme = (tiny.CHECKPOINT.parents[2] / "README.md").read_text()
     assert filled(readme) == readme
+
+
+def test_judges_of_edits_ask_for_the_digit_and_both_colours():
+    edits = world.draw_edits(100, "test", 5)
+    judges = tiny.load_judge(), tiny.load_second_judge()
+
+    def shares(images: torch.Tensor) -> dict[str, float]:
+        return {
+            name: hits.float().mean().item() for name, hits in judge_edits(images, edits, *judges).items()
+        }
+
+    done = shares(edits.targets)
+    assert done["colours"] == 1
+    assert done["both"] == done["digit"] > 0.97
+    assert done["second_judge"] > 0.95
+    untouched = shares(edits.pictures.images)
+    assert untouched["digit"] > 0.97
+    assert untouched["colours"] == untouched["both"] == untouched["second_judge"] == 0
+    other_digits = shares(edits.targets.roll(1, dims=0))  # somebody else's picture
+    assert other_digits["digit"] < 0.3
+    assert other_digits["both"] < 0.1

@@ -267,6 +267,26 @@ def test_invariant_3_grouping_samples_changes_no_image(tmp_path):
         torch.testing.assert_close(images[size], images[2], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("as_images", [False, True])
+def test_invariant_3_what_a_group_shares_is_predicted_once_and_changes_no_gradient(tmp_path, as_images):
+    """Two groups of two: their first states are two, not four; 12 pairs are in 10 states."""
+    config = make_config(
+        tmp_path, sample_group_size=2, sample_guidance_scale=1.0, sample_num_steps=4,
+        train_max_grad_norm=1e9, **FOUR_SAMPLES,
+    )  # fmt: skip
+    kind, draw = (ImageDDPOTrainer, noisy_image) if as_images else (DDPOTrainer, red_three)
+    extra = {"noise_strength": 1.0} if as_images else {}
+    trainer = kind(config, brightness, draw, make_pipeline(set_alpha_to_one=True), **extra)
+    stir_adapter(trainer.unet)
+    seen = Recorder(trainer)
+    with counted_passes(trainer.unet) as passes:
+        trainer.step(0)
+    assert passes == [2, 4, 4, 4, 10]
+    assert difference(seen.gradients[0], reference_gradient(trainer, seen.weights[0], seen)) < 3e-4
+    (record,) = read_metrics(tmp_path, "step")
+    assert record["first_replay_max_ratio_error"] < FLOAT32_TOLERANCE
+
+
 def run_weights(folder: Path, pipeline: Any = None, **changes: Any) -> torch.Tensor:
     config = make_config(folder, **{**FOUR_SAMPLES, **changes})
     trainer = DDPOTrainer(config, brightness, each_prompt(), pipeline or make_pipeline())

@@ -150,3 +150,32 @@ def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> fl
     device = next(model.parameters()).device
     read = torch.cat([model(batch.to(device)).argmax(dim=1).cpu() for batch in images.split(256)])  # (N,)
     return (read == digits.cpu()).float().mean().item()
+
+
+@torch.no_grad()
+def judge_edits(
+    images: torch.Tensor, edits: world.Edits, judge: Judge, second_judge: SecondJudge
+) -> dict[str, torch.Tensor]:
+    """Say which pictures obey their sentence and kept their digit.
+
+    Args:
+        images: what became of the pictures, (N, 3, 32, 32) in [0, 1], on the judges' device.
+        edits: what went in and what was asked for.
+        judge: reads the digit.
+        second_judge: names digit, ink and background.
+
+    Returns:
+        Truth values (N,): "digit", the judge reads the digit of the input; "colours", measured ink and
+        background are nearest to those named; "both"; "second_judge", it names all three rightly.
+    """
+    digits, wanted = edits.pictures.digits, world.colour_indices(edits.wanted)  # (N,), (N, 2)
+    measured = [world.nearest_colour(colour) for colour in world.measure_colours(images)]
+    named = [logits.argmax(dim=1) for logits in second_judge(images)]
+    verdicts = {
+        "digit": judge(images).argmax(dim=1) == digits,
+        "colours": (torch.stack(measured, dim=1) == wanted).all(dim=1),
+    }
+    verdicts["both"] = verdicts["digit"] & verdicts["colours"]
+    truth = torch.cat([digits[:, None], wanted], dim=1)  # (N, 3)
+    verdicts["second_judge"] = (torch.stack(named, dim=1) == truth).all(dim=1)
+    return verdicts
