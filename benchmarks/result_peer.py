@@ -16,15 +16,15 @@ from safetensors.torch import save_file
 
 from benchmarks.speed_cases import serve
 from benchmarks.speed_peer import trainable
-from ddpo_lessons.demo import DAMAGE, NOISE_STRENGTH, NUM_STEPS, SETTINGS, SEVERITY
-from ddpo_lessons.prompts import damaged_handwriting
-from ddpo_lessons.rewards import digit_legibility
+from ddpo_lessons.demo import POLICY, SETTINGS
+from ddpo_lessons.prompts import edit_requests
+from ddpo_lessons.rewards import recolouring
 
 # The task, and what imageddpo needs to run at all.
 NEEDED: dict[str, Any] = {
-    "sample_num_steps": NUM_STEPS,
+    "sample_num_steps": POLICY.steps,
     # At its default of 1 the trainer asks for steps that img2img has not taken: IndexError.
-    "train_timestep_fraction": NOISE_STRENGTH,
+    "train_timestep_fraction": POLICY.strength,
     "mixed_precision": "no",  # the default, fp16, asks for a GPU
     # Saving, by default after every epoch, fails with the default project_kwargs; here nobody saves.
     "save_freq": 10**9,
@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         # The README's train_use_8bit_adam needs bitsandbytes, which imageddpo does not install.
     },
     "imageddpo, gaussian-glasses": {  # rl/rl_trainer.py of the project that the README names as an example
-        "sample_guidance_scale": 0.0,  # of the project's page; the code leaves TRL's 5
+        # Guidance: TRL's 5, as in its code; the 0 of its page is for empty prompts, and here they matter.
         "sample_batch_size": 4,
         "sample_num_batches_per_epoch": 64,
         "train_batch_size": 4,
@@ -52,8 +52,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "imageddpo, the demo's settings": {
         **{name: SETTINGS[name] for name in SHARED},
-        # Without guidance the two halves of what it trains on are the same; one will do, as it does for us.
-        "train_cfg": False,
     },
 }
 
@@ -63,15 +61,15 @@ def make_trainer(variant: str, seed: int, folder: str) -> Any:
     from imageddpo import I2IDDPOStableDiffusionPipeline, ImageDDPOTrainer
     from trl import DDPOConfig
 
-    legibility = digit_legibility()
+    score = recolouring()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ImageDDPOTrainer(
             DDPOConfig(**NEEDED, **VARIANTS[variant], seed=seed),
-            lambda images, prompts, metadata: (legibility(images, prompts, metadata), {}),
-            damaged_handwriting(seed, [DAMAGE], [SEVERITY]),
+            score,
+            edit_requests(seed),
             I2IDDPOStableDiffusionPipeline(folder, use_lora=True),
-            noise_strength=NOISE_STRENGTH,
+            noise_strength=POLICY.strength,
         )
 
 

@@ -1,8 +1,9 @@
-"""Figures that more than one place draws: image grids, and the curves of a run."""
+"""Figures that more than one place draws: images in grids and strips, a run's curves, img2img's dilemma."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,72 @@ def plot_run(records: Sequence[dict[str, Any]], judge: Sequence[dict[str, float]
     )
     right.set(title="the judge, which training never sees", xlabel="samples", ylabel="right (%)")
     right.set_ylim(0, 100)
+    return figure
+
+
+def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: int) -> Figure:
+    """Show the first pictures of several rows, each row with its name, each column with its prompt.
+
+    Args:
+        rows: images (N, 3, H, W) in [0, 1] by name.
+        prompts: N of them; each stands above its column.
+        count: how many columns.
+
+    Returns:
+        The figure, not yet shown or saved.
+    """
+    from matplotlib.figure import Figure
+
+    count = min(count, len(prompts))
+    figure = Figure(figsize=(1.6 * count + 1.4, 1.6 * len(rows) + 0.5), layout="constrained")
+    grid = figure.subplots(len(rows), count, squeeze=False)
+    for axes, (name, images) in zip(grid, rows.items(), strict=True):
+        for axis, image in zip(axes, images, strict=False):
+            axis.imshow(image.permute(1, 2, 0).cpu(), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+        axes[0].set_ylabel(textwrap.fill(name, 14), rotation=0, ha="right", va="center", fontsize=11)
+    for axis, prompt in zip(grid[0], prompts, strict=False):
+        axis.set_title(textwrap.fill(prompt, 16), fontsize=10)
+    return figure
+
+
+def plot_dilemma(
+    curves: Mapping[str, Sequence[Mapping[str, float]]],
+    paths: Mapping[str, Sequence[Mapping[str, float]]],
+) -> Figure:
+    """Draw digit kept against colours obeyed: what can be had by turning the strength, and where RL goes.
+
+    Args:
+        curves: points of an untrained pipeline by name, each with "digit", "colours" and "strength".
+        paths: points of runs over their epochs by name, each with "digit" and "colours".
+
+    Returns:
+        The figure, not yet shown or saved.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = figure.subplots()
+    for name, points in curves.items():
+        x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
+        (line,) = axes.plot(x, y, "o-", markersize=4, linewidth=1.2, label=name)
+        for point, *place in zip(points, x, y, strict=True):
+            axes.annotate(
+                f"{point['strength']:g}",
+                place,
+                (4, 4),
+                textcoords="offset points",
+                fontsize=8,
+                color=line.get_color(),
+            )
+    for name, points in paths.items():
+        x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
+        (line,) = axes.plot(x, y, ".-", linewidth=2, label=name)
+        axes.plot(x[-1], y[-1], "*", markersize=16, color=line.get_color(), markeredgecolor="black")
+    axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel="colours obeyed (%)", ylabel="digit kept (%)")
+    axes.set_title("small numbers: noise strength; stars: the end of training", fontsize=10)
+    axes.legend(fontsize=9, loc="lower left")
+    axes.grid(alpha=0.25)
     return figure
 
 

@@ -156,6 +156,24 @@ def nearest_colour(rgb: torch.Tensor) -> torch.Tensor:
     return torch.cdist(rgb, palette).argmin(dim=1)
 
 
+def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+    """Say how much ink lies on each pixel of pictures of two colours.
+
+    A pixel x = a i + (1 - a) g of ink i and background g has the coverage a = (x - g)·(i - g) / |i - g|².
+
+    Args:
+        images: (N, 3, H, W) in [0, 1].
+        ink: RGB (N, 3).
+        background: RGB (N, 3).
+
+    Returns:
+        (N, 1, H, W) in [0, 1].
+    """
+    axis, ground = (colour[:, :, None, None] for colour in (ink - background, background))  # (N, 3, 1, 1)
+    along = ((images - ground) * axis).sum(dim=1, keepdim=True)
+    return (along / axis.square().sum(dim=1, keepdim=True).clamp(min=1e-6)).clamp(0, 1)
+
+
 def repaint(
     images: torch.Tensor,
     old: tuple[torch.Tensor, torch.Tensor],
@@ -163,24 +181,17 @@ def repaint(
 ) -> torch.Tensor:
     """Give pictures of two colours two others, pixel by pixel, and change nothing else.
 
-    A pixel x = a i + (1 - a) g of ink i and background g has the coverage a = (x - g)·(i - g) / |i - g|².
-    It becomes a i' + (1 - a) g'.
-
     Args:
         images: (N, 3, H, W) in [0, 1].
-        old: ink and background of the pictures, RGB (N, 3) each; they must differ.
+        old: ink and background of the pictures, RGB (N, 3) each.
         new: those that they get.
 
     Returns:
         Images (N, 3, H, W) in [0, 1].
     """
-    (ink, background), (new_ink, new_background) = (
-        [c[:, :, None, None] for c in pair] for pair in (old, new)
-    )
-    axis = ink - background  # (N, 3, 1, 1)
-    coverage = ((images - background) * axis).sum(1, keepdim=True) / axis.square().sum(1, keepdim=True)
-    coverage = coverage.clamp(0, 1)  # (N, 1, H, W)
-    return coverage * new_ink + (1 - coverage) * new_background
+    ink, background = (colour[:, :, None, None] for colour in new)
+    share = coverage(images, *old)  # (N, 1, H, W)
+    return share * ink + (1 - share) * background
 
 
 # --------------------------------------------------------------------------------------------- damage
