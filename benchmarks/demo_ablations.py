@@ -1,103 +1,118 @@
 """What each choice of the demo is worth: `python -m benchmarks.demo_ablations`.
 
-Every variant changes one thing of the demo's settings and runs for 10 epochs from the same seed. The judge
-reads 200 test pictures now and then; the points go to benchmarks/demo_ablations.csv.
+Every variant changes one thing of the demo's settings and trains on as many samples, 12,800, from the same
+seed. The judges look at 200 validation pictures now and then; rows go to benchmarks/demo_ablations.csv, and
+what it already holds is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from diffusers import DDIMScheduler
-from tqdm.auto import tqdm
+from diffusers.utils import logging
 
-from ddpo_lessons import demo
+from benchmarks.runs import run_all
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.prompts import damaged_handwriting
-from ddpo_lessons.rewards import decorruption, digit_legibility
-from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
-from ddpo_lessons.tiny.classifier import accuracy
+from ddpo_lessons.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.prompts import edit_requests
+from ddpo_lessons.rewards import recolouring
+from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
 RESULT = Path(__file__).parent / "demo_ablations.csv"
-EPOCHS = 10
-JUDGED_EPOCHS = (1, 5, 10)
-# The settings that a variant changes; "last_step", "reward" and "noise_strength" are not the config's.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "the demo": {},
-    "last step trained too": {"last_step": True},
-    "no groups": {"sample_group_size": 1},
-    "peers' constants": {
-        "train_learning_rate": 3e-4,
-        "train_clip_range": 1e-4,
-        "train_lora_rank": 4,
-        "train_lora_alpha": 4,
-        "train_lora_target_modules": ("to_k", "to_q", "to_v", "to_out.0"),
-    },
-    "attention only": {"train_lora_target_modules": ("to_k", "to_q", "to_v", "to_out.0")},
-    "more noise": {"noise_strength": 0.34},
-    "full fine-tuning": {"train_use_lora": False, "train_learning_rate": 2e-4},
-    "reward: closeness": {"reward": "closeness"},
-}
+COLUMNS = ("variant", "seed", "samples", "reward_mean", "digit", "colours", "both", "second_judge", "seconds")
+SAMPLES = 12_800
+READINGS = 5  # of a run, beside the one before it
+PICTURES = 200
 
 
-def run_variant(name: str, epochs: int, images: int, folder: str) -> list[dict[str, Any]]:
-    """Train one variant and return a row for every time that the judge read."""
-    changes = dict(VARIANTS[name])
-    last_step, reward = changes.pop("last_step", False), changes.pop("reward", "legibility")
-    noise_strength = changes.pop("noise_strength", demo.NOISE_STRENGTH)
-    pipeline, judge = load_tiny_sd(), load_judge()
-    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, set_alpha_to_one=not last_step)
-    test = world.draw_pictures(images, "test", 0, demo.DAMAGE, demo.SEVERITY)
-    settings = {**demo.SETTINGS, **changes, "num_epochs": epochs, "save_freq": epochs, "image_grid_freq": 0}
-    rewards = {"legibility": lambda: digit_legibility(load_reward_model()), "closeness": decorruption}
-    trainer = ImageDDPOTrainer(
-        DDPOConfig(**settings, output_dir=folder, overwrite=True),
-        rewards[reward](),
-        damaged_handwriting(0, [demo.DAMAGE], [demo.SEVERITY]),
-        pipeline,
-        noise_strength=noise_strength,
+@dataclass(frozen=True)
+class Variant:
+    """What a run changes of the demo."""
+
+    name: str
+    policy: Img2Img = POLICY
+    config: tuple[tuple[str, Any], ...] = ()  # fields of DDPOConfig
+    reward: tuple[tuple[str, float], ...] = ()  # arguments of `recolouring`
+    last_step: bool = False  # give the last step its noise, and train it
+    seed: int = 0
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What names the run in the CSV."""
+        return (self.name, str(self.seed))
+
+
+ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
+PEERS = (
+    *(("train_learning_rate", 3e-4), ("train_clip_range", 1e-4), ("train_lora_rank", 4)),
+    *(("train_lora_alpha", 4), ("train_lora_target_modules", ATTENTION)),
+)
+VARIANTS = (
+    Variant("the demo"),
+    Variant("without guidance", replace(POLICY, guidance=1.0)),
+    Variant("guidance 4", replace(POLICY, guidance=4.0)),
+    Variant("10 steps instead of 5", replace(POLICY, steps=10)),
+    Variant("less noise: 2 of 8 steps", Img2Img(0.25, POLICY.guidance, 8)),
+    Variant("more noise: 3 of 5 steps", replace(POLICY, strength=0.6)),
+    Variant("reward without shape", reward=(("shape_weight", 0.0),)),
+    Variant("reward with colours counted 3 instead of 10", reward=(("colour_weight", 3.0),)),
+    Variant("no groups", config=(("sample_group_size", 1),)),
+    Variant("attention only", config=(("train_lora_target_modules", ATTENTION),)),
+    Variant("peers' constants", config=PEERS),
+    Variant("last step trained too", last_step=True),
+)
+
+
+def train(variant: Variant) -> list[dict[str, Any]]:
+    """Train a variant; return a row for every reading."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    pipeline, exam = load_tiny_sd(), Exam(world.draw_edits(PICTURES, "validation", 0))
+    pipeline.scheduler = DDIMScheduler.from_config(
+        pipeline.scheduler.config, set_alpha_to_one=not variant.last_step
     )
-    started, rows = time.perf_counter(), []
-    for epoch in range(epochs):
-        metrics = trainer.step(epoch)
-        if epoch + 1 in JUDGED_EPOCHS:
-            restored = demo.restore(pipeline, test.images, noise_strength)
-            rows.append(
-                {
-                    "variant": name,
-                    "epoch": epoch + 1,
-                    "samples_seen": metrics["samples_seen"],
-                    "reward_mean": round(metrics["reward_mean"], 4),
-                    "judge": round(accuracy(judge, restored, test.digits), 4),
-                    "seconds": round(time.perf_counter() - started, 1),
-                }
-            )
-            tqdm.write(str(rows[-1]))
+    settings = {**SETTINGS, **dict(variant.config), "num_epochs": 10**6, "save_freq": 10**6}
+    settings |= {"sample_guidance_scale": variant.policy.guidance, "sample_num_steps": variant.policy.steps}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = ImageDDPOTrainer(
+            DDPOConfig(**settings, seed=variant.seed, output_dir=folder),
+            recolouring(**dict(variant.reward)),
+            edit_requests(variant.seed),
+            pipeline,
+            noise_strength=variant.policy.strength,
+        )
+        epochs, seconds, metrics = SAMPLES // trainer.plan.total_samples, 0.0, {"samples_seen": 0}
+        for epoch in range(epochs + 1):
+            if epoch % (epochs // READINGS) == 0:
+                position = {"samples": metrics["samples_seen"], "seconds": seconds}
+                position |= {"reward_mean": metrics.get("reward_mean", "")}
+                shares = exam.shares(exam.images(pipeline, variant.policy))
+                rows.append({"variant": variant.name, "seed": variant.seed, **position, **shares})
+            if epoch < epochs:
+                started = time.perf_counter()
+                metrics = trainer.step(epoch)
+                seconds += time.perf_counter() - started
     return rows
 
 
 def main() -> None:
-    """Run the variants that were asked for and write their rows."""
+    """Run the variants that were asked for."""
+    names = [variant.name for variant in VARIANTS]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--variants", nargs="+", default=names, choices=names)
+    parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name in arguments.variants:
-        with tempfile.TemporaryDirectory() as folder:
-            rows += run_variant(name, arguments.epochs, arguments.images, folder)
-        with open(arguments.output, "w", newline="") as file:  # after each, so that a stop loses nothing
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    runs = [variant for variant in VARIANTS if variant.name in arguments.variants]
+    run_all(train, runs, COLUMNS, RESULT, arguments.processes)
 
 
 if __name__ == "__main__":

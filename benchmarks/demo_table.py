@@ -1,6 +1,6 @@
 """Run the demo for several seeds: `python -m benchmarks.demo_table`.
 
-Writes benchmarks/demo.json and the pictures of the first seed that the README shows.
+Writes benchmarks/demo.json and the picture of the first seed that the README shows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {processor()}, torch {torch.__version__}"
 
 
-def run_demo(seed: int, folder: Path) -> dict[str, float]:
+def run_demo(seed: int, folder: Path) -> dict[str, Any]:
     """Run `ddpo-lessons demo` as a command and return its results with the seconds it took."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "ddpo_lessons.cli", "demo"]
@@ -55,8 +56,8 @@ def main() -> None:
         base = arguments.keep or Path(scratch)
         folders = [base / f"demo-{seed}" for seed in arguments.seeds]
         rows = [run_demo(*job) for job in zip(arguments.seeds, folders, strict=True)]
-        for name in ("before-after.png", "curves.png"):  # the README shows those of the first seed
-            shutil.copy(folders[0] / name, RESULT.parent.parent / "images" / f"demo-{name}")
+        image = "before-after.png"  # the README shows that of the first seed
+        shutil.copy(folders[0] / image, RESULT.parent.parent / "images" / f"demo-{image}")
     RESULT.write_text(json.dumps({"machine": machine(), "runs": rows}, indent=1) + "\n")
     print(f"wrote {RESULT}; now run: python -m benchmarks.readme_tables")
 

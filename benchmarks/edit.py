@@ -1,14 +1,16 @@
 """What the demo's task is worth without RL: `python -m benchmarks.edit`.
 
-Writes benchmarks/edit_grid.csv, the untrained pipeline over strength, guidance and steps on 200 validation
-pictures, and benchmarks/edit.csv, what else there is to compare with, on the 500 test pictures: nothing done,
-a program that was written for this world, and the policy trained on pairs, for as many samples as RL.
+Writes benchmarks/edit_grid.csv, the untrained pipeline over what a user can turn, on 200 validation pictures;
+images/07-strengths.png; and benchmarks/edit.csv, what else there is to compare with, on the 500 test
+pictures: nothing done, a program that was written for this world, and the policy trained on pairs, for as many
+samples as RL.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import itertools
 import time
 from dataclasses import asdict, dataclass
@@ -21,17 +23,18 @@ from diffusers.utils import logging
 from benchmarks.runs import run_all
 from benchmarks.supervised import train_supervised
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.demo import POLICY, SETTINGS, Exam, Img2Img, untrained
+from ddpo_lessons.plotting import plot_strip, save_figure
 from ddpo_lessons.prompts import edit_requests
-from ddpo_lessons.rollout import make_schedule
 from ddpo_lessons.tiny import load_tiny_sd, world
 
 FOLDER = Path(__file__).parent
 GRID, RESULTS = FOLDER / "edit_grid.csv", FOLDER / "edit.csv"
 SHARES = ("digit", "colours", "both", "second_judge")
-STRENGTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
-GUIDANCES = (1.0, 2.0, 4.0, 7.5)
+STRENGTHS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
+GUIDANCES = (4.0, 7.5, 12.0, 20.0, 30.0)
 STEPS = (5, 10, 20)
+ETAS = (0.0, 1.0)  # diffusers' default, and DDPM's noise
 VALIDATION, TEST = (200, "validation", 0), (500, "test", 0)  # arguments of world.draw_edits
 LEARNING_RATES = (3e-4, 1e-3, 2e-3)  # of supervised training
 SEEDS = (0, 1, 2)
@@ -52,25 +55,46 @@ class Cell:
 def measure(cell: Cell) -> list[dict[str, Any]]:
     """Return the judges' verdict on the untrained pipeline with a setting."""
     torch.set_num_threads(1)
-    exam = Exam(world.draw_edits(*VALIDATION))
-    return [{**asdict(cell.setting), **exam.shares(exam.images(load_tiny_sd(), cell.setting))}]
+    pipeline, exam = loaded()
+    return [{**asdict(cell.setting), **exam.shares(untrained(pipeline, exam.edits, cell.setting))}]
+
+
+@functools.cache
+def loaded() -> tuple[Any, Exam]:
+    """Load the pipeline and the judges once in a process."""
+    logging.disable_progress_bar()
+    return load_tiny_sd(), Exam(world.draw_edits(*VALIDATION))
 
 
 def grid() -> list[Cell]:
-    """Return the settings that differ: strengths that run two steps or more, each number of steps once."""
-    scheduler, cells = load_tiny_sd().scheduler, []
-    for steps, guidance in itertools.product(STEPS, GUIDANCES):
-        lengths = {
-            len(make_schedule(scheduler, steps, s)): s for s in reversed(STRENGTHS) if steps * s > 1.99
-        }
-        cells += [Cell(Img2Img(strength, guidance, steps)) for strength in sorted(lengths.values())]
-    return cells
+    """Return the settings; of strengths that run equally many steps one is enough."""
+    settings = itertools.product(ETAS, STEPS, GUIDANCES, STRENGTHS)
+    whole = [
+        Img2Img(strength, guidance, steps, eta)
+        for eta, steps, guidance, strength in settings
+        if (steps * strength).is_integer()
+    ]
+    return [Cell(setting) for setting in whole]
 
 
 def best_of_grid(rows: list[dict[str, str]]) -> Img2Img:
     """Return the setting with which most pictures are right, the first of equals."""
     row = max(rows, key=lambda row: float(row["both"]))
-    return Img2Img(float(row["strength"]), float(row["guidance"]), int(row["steps"]))
+    return Img2Img(
+        *(float(row[name]) for name in ("strength", "guidance")), int(row["steps"]), float(row["eta"])
+    )
+
+
+def draw_strengths() -> None:
+    """Draw images/07-strengths.png: the first pictures of the validation split at every strength."""
+    edits, pipeline = world.draw_edits(3, "validation", 0), load_tiny_sd()
+    columns = {"goes in": edits.pictures.images}
+    for strength in STRENGTHS:
+        setting = Img2Img(strength, guidance=7.5, steps=10, eta=0.0)  # guidance and η: diffusers' defaults
+        columns[f"strength {strength:g}"] = untrained(pipeline, edits, setting)
+    pictures = torch.stack(list(columns.values()), dim=1)  # (3, columns, 3, 32, 32)
+    rows = dict(zip(edits.prompts, pictures, strict=True))
+    save_figure(plot_strip(rows, list(columns), len(columns)), FOLDER.parent / "images" / "07-strengths.png")
 
 
 # ------------------------------------------------------------------------------ what else can be done
@@ -142,9 +166,14 @@ def main() -> None:
     """Measure what the CSVs do not hold yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
-    processes = parser.parse_args().processes
-    run_all(measure, grid(), ("strength", "guidance", "steps", *SHARES), GRID, processes)
+    parser.add_argument("--grid-only", action="store_true", help="leave out what has to be trained")
+    arguments = parser.parse_args()
+    processes = arguments.processes
+    run_all(measure, grid(), ("strength", "guidance", "steps", "eta", *SHARES), GRID, processes)
     print("best of the grid:", best_of_grid(read(GRID)))
+    draw_strengths()
+    if arguments.grid_only:
+        return
     columns = ("what", "seed", "learning_rate", "validation", *SHARES, "seconds")
     first = [Alternative("untouched"), Alternative("program"), Alternative("supervised")]
     for alternatives in (first, [Alternative("supervised", seed) for seed in SEEDS[1:]]):

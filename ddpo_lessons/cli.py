@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from ddpo_lessons.config import DDPOConfig
+    from ddpo_lessons.folders import ImageFolder
     from ddpo_lessons.presets import Preset
     from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
@@ -192,7 +193,8 @@ def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         metavar="FOLDER",
         type=Path,
-        help="img2img on the image files in it, or in its subfolders, whose names are the labels",
+        help="img2img on the image files in it, or in its subfolders, whose names are the labels; NAME.txt "
+        "beside NAME.png holds the prompt to obey, or several, one a line",
     )
     parser.add_argument(
         "--noise-strength",
@@ -221,12 +223,13 @@ def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     preset = _choose_preset(arguments)
     _check_train_arguments(arguments, preset)
-    trainer = _make_trainer(arguments, preset)
+    images = _find_images(arguments)
+    trainer = _make_trainer(arguments, preset, images)
     trainer.train()
     folder = trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline")
     trainer.save_pretrained(folder)
     if trainer.accelerator.is_main_process:
-        _print_places(trainer, arguments.model or preset.model, folder)
+        _print_places(trainer, arguments.model or preset.model, folder, _sample_prompt(arguments, images))
     return 0
 
 
@@ -255,7 +258,13 @@ def _check_train_arguments(arguments: argparse.Namespace, preset: Preset) -> Non
         raise ValueError("--severity says how strong damage is: give --damage too")
 
 
-def _make_trainer(arguments: argparse.Namespace, preset: Preset) -> DDPOTrainer:
+def _find_images(arguments: argparse.Namespace) -> ImageFolder | None:
+    from ddpo_lessons.folders import find_images
+
+    return None if arguments.images is None else find_images(arguments.images)
+
+
+def _make_trainer(arguments: argparse.Namespace, preset: Preset, images: ImageFolder | None) -> DDPOTrainer:
     """Check everything that is cheap to check, then load models."""
     from ddpo_lessons.compat import load_pipeline
     from ddpo_lessons.rewards import get_reward
@@ -265,21 +274,27 @@ def _make_trainer(arguments: argparse.Namespace, preset: Preset) -> DDPOTrainer:
     reward, model = arguments.reward or preset.reward, arguments.model or preset.model
     if not reward:
         raise ValueError("a model without a preset needs a reward: give --reward")
-    if arguments.images is not None:
-        return _make_image_trainer(arguments, preset, config, reward, model)
+    if images is not None:
+        return _make_image_trainer(arguments, preset, images, config, reward, model)
     prompts = _choose_prompts(arguments, preset, config.seed)
     return DDPOTrainer(config, get_reward(reward), prompts, load_pipeline(model))
 
 
 def _make_image_trainer(
-    arguments: argparse.Namespace, preset: Preset, config: DDPOConfig, reward: str, model: str
+    arguments: argparse.Namespace,
+    preset: Preset,
+    images: ImageFolder,
+    config: DDPOConfig,
+    reward: str,
+    model: str,
 ) -> ImageDDPOTrainer:
     from ddpo_lessons.compat import load_pipeline
-    from ddpo_lessons.folders import check_needs, find_images, image_prompts, make_reward
+    from ddpo_lessons.folders import check_needs, check_prompt, image_prompts, make_reward
     from ddpo_lessons.trainer import ImageDDPOTrainer
 
-    images, damages = find_images(arguments.images), arguments.damage or preset.damages
+    damages = arguments.damage or preset.damages
     check_needs(reward, images, damages)
+    check_prompt(reward, images, arguments.prompt)
     reward_function, pipeline = make_reward(reward, images), load_pipeline(model)
     sampler = image_prompts(
         images,
@@ -320,15 +335,21 @@ def _choose_prompts(
     return from_file(name, seed) if Path(name).is_file() else get_prompts(name, seed)
 
 
-def _print_places(trainer: DDPOTrainer, model: str, folder: Path) -> None:
+def _sample_prompt(arguments: argparse.Namespace, images: ImageFolder | None) -> list[str]:
+    """Return the prompt's flag for `sample`: the one of training, or TEXT where there were several."""
+    if arguments.prompt is not None:
+        return ["--prompt", arguments.prompt]
+    return ["--prompt", "TEXT"] if images is None or images.captions is not None else []
+
+
+def _print_places(trainer: DDPOTrainer, model: str, folder: Path, prompt: list[str]) -> None:
     run_dir = trainer.config.run_dir
     print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from latest")
     command = ["ddpo-lessons", "sample"]
     command += ["--model", str(folder)] if not trainer.use_lora else ["--model", model, "--lora", str(folder)]
+    command += prompt
     strength = getattr(trainer, "noise_strength", None)
-    if strength is None:
-        command += ["--prompt", "TEXT"]
-    else:
+    if strength is not None:
         command += ["--noise-strength", str(strength), "--images", "FILE"]
     print(f"{folder}: what was trained; use it with\n  {shlex.join(command)}")
 

@@ -14,11 +14,12 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import StableDiffusionImg2ImgPipeline
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.plotting import plot_dilemma, plot_strip, save_figure
@@ -32,29 +33,30 @@ from ddpo_lessons.trainer import ImageDDPOTrainer
 
 @dataclass(frozen=True)
 class Img2Img:
-    """What a user of img2img can turn: how much of the schedule is run, how guided, in how many steps."""
+    """What a user of img2img can turn: strength, guidance, steps of the whole schedule, and η of DDIM."""
 
     strength: float
     guidance: float
     steps: int
+    eta: float = 1.0
 
 
-POLICY = Img2Img(0.4, 1.0, 5)  # two steps are run, the first of which is an action
+POLICY = Img2Img(0.4, 2.0, 5)  # two steps are run, the first of which is an action
 # The most pictures done right by the untrained pipeline, of a grid of all three: benchmarks/edit_grid.csv.
-UNTRAINED_BEST = Img2Img(0.6, 4.0, 10)
-STRENGTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the curve that the figure shows
+UNTRAINED_BEST = Img2Img(0.4, 20.0, 10, eta=0.0)
+STRENGTHS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)  # of the curve that the figure shows
 # Attention, which is all that the peers adapt, and feed-forward layers and convolutions too.
 EVERYWHERE = (
     *("to_k", "to_q", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"),
     *("conv1", "conv2", "conv_in", "conv_out"),
 )
 SETTINGS: dict[str, Any] = {
-    "num_epochs": 300,
+    "num_epochs": 200,
     "sample_num_steps": POLICY.steps,
     "sample_guidance_scale": POLICY.guidance,
     "sample_batch_size": 128,
     "sample_num_batches_per_epoch": 2,
-    "sample_group_size": 16,  # rollouts of a picture from one noise: only the actions explain the rewards
+    "sample_group_size": 8,  # rollouts of a picture from one noise: only the actions explain the rewards
     "train_batch_size": 256,  # one optimizer step an epoch
     # The peers' 3e-4 and 1e-4 hardly move a model this small.
     "train_learning_rate": 2e-3,
@@ -73,8 +75,8 @@ SHOWN = 6  # pictures in the strip, the first of the test split
 def restore(
     pipeline: Any,
     images: torch.Tensor,
-    noise_strength: float = POLICY.strength,
-    num_steps: int = POLICY.steps,
+    noise_strength: float,
+    num_steps: int,
     prompt: str | Sequence[str] = "",
     seed: int = 0,
     guidance_scale: float = 1.0,
@@ -109,6 +111,35 @@ def restore(
     return torch.cat(out)
 
 
+def untrained(pipeline: Any, edits: world.Edits, setting: Img2Img) -> torch.Tensor:
+    """Edit pictures as a user of plain diffusers would; picture n has noise of its own, always the same.
+
+    Args:
+        pipeline: gives its parts.
+        edits: pictures and sentences.
+        setting: of img2img.
+
+    Returns:
+        Images (N, 3, 32, 32) in [0, 1], on the CPU.
+    """
+    plain = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
+    plain.set_progress_bar_config(disable=True)
+    out = []
+    for numbers in torch.arange(len(edits.prompts)).split(100):
+        edited = plain(
+            prompt=[edits.prompts[n] for n in numbers],
+            image=edits.pictures.images[numbers],
+            strength=setting.strength,
+            guidance_scale=setting.guidance,
+            num_inference_steps=setting.steps,
+            eta=setting.eta,
+            generator=[torch.Generator().manual_seed(int(n)) for n in numbers],
+            output_type="pt",
+        )
+        out.append(edited.images.float().cpu())
+    return torch.cat(out)
+
+
 class Exam:
     """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
 
@@ -118,7 +149,7 @@ class Exam:
         self.judges = load_judge(), load_second_judge()
 
     def images(self, pipeline: Any, setting: Img2Img) -> torch.Tensor:
-        """Return the edited pictures (N, 3, 32, 32)."""
+        """Return what the policy makes of the pictures, (N, 3, 32, 32)."""
         return restore(
             pipeline,
             self.edits.pictures.images,
@@ -131,7 +162,7 @@ class Exam:
     def shares(self, images: torch.Tensor) -> dict[str, float]:
         """Return the shares of pictures with the digit, the colours and both right, see `judge_edits`."""
         verdicts = judge_edits(images, self.edits, *self.judges)
-        return {name: hits.float().mean().item() for name, hits in verdicts.items()}
+        return {name: hits.double().mean().item() for name, hits in verdicts.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,8 +198,8 @@ def run(arguments: argparse.Namespace) -> int:
         "before": exam.images(pipeline, POLICY),
     }
     curve = [
-        {"strength": turned.strength, **watch.shares(watch.images(pipeline, turned))}
-        for turned in untrained_curve()
+        {"strength": s, **watch.shares(untrained(pipeline, watch.edits, replace(UNTRAINED_BEST, strength=s)))}
+        for s in STRENGTHS
     ]
     config = DDPOConfig(
         **{**SETTINGS, "num_epochs": arguments.epochs},
@@ -195,11 +226,6 @@ def run(arguments: argparse.Namespace) -> int:
     _write_results(folder, results, curve, exam.edits, images)
     _print_results(folder, results)
     return 0
-
-
-def untrained_curve() -> list[Img2Img]:
-    """Return the settings between which a user of the untrained pipeline can choose, by strength."""
-    return [Img2Img(strength, UNTRAINED_BEST.guidance, UNTRAINED_BEST.steps) for strength in STRENGTHS]
 
 
 def _watch_now_and_then(
@@ -238,11 +264,10 @@ def _write_results(
 ) -> None:
     """Write results.json, before-after.png and dilemma.png."""
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    best = results["untrained_best"]
     rows = {
         "goes in": edits.pictures.images,
         f"untrained, strength {POLICY.strength}": images["before"],
-        f"untrained, best: {best['strength']}": images["untrained_best"],
+        "untrained, best setting": images["untrained_best"],
         "after RL": images["after"],
     }
     save_figure(plot_strip(rows, edits.prompts, SHOWN), folder / "before-after.png")
@@ -254,7 +279,7 @@ def _print_results(folder: Path, results: dict[str, Any]) -> None:
     """Print the verdict and where things are."""
     best = results["untrained_best"]
     names = {
-        "untrained_best": f"untrained, best of all settings (strength {best['strength']:g})",
+        "untrained_best": f"untrained, best: strength {best['strength']:g}, guidance {best['guidance']:g}",
         "before": f"untrained, as RL begins (strength {POLICY.strength:g})",
         "after": "after RL",
     }

@@ -1,7 +1,8 @@
-"""Lesson 08: img2img contexts from a folder of images, with class labels and damage.
+"""Lesson 08: img2img contexts from a folder of images, with class labels, captions and damage.
 
 `FOLDER/cat/*.png` gives every image of that subfolder the label "cat". Images that lie in the folder itself
-have no label.
+have no label. `NAME.txt` beside `NAME.png` is the image's caption: the prompt that it is to obey, or several,
+one a line.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ NEEDS = {
     "decorruption": "target",
     "distance_penalty": "target",
 }
+NEED_A_PROMPT = ("clip_score", "prompt_alignment", "edit")  # rewards that score what it says
+MOST_NAMED = 10  # files in a message
 REFERENCE_SIZE = 224  # pixels for which the benchmark of corruptions (arXiv 1903.12261) is made
 
 
@@ -41,11 +44,13 @@ class ImageFolder:
         folder: where they are.
         files: their paths.
         labels: the name of each one's subfolder, or None where they lie in the folder itself.
+        captions: the prompts of each one, at least one, or None where no image has a caption.
     """
 
     folder: Path
     files: tuple[Path, ...]
     labels: tuple[str, ...] | None
+    captions: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -56,14 +61,18 @@ class ImageFolder:
 def find_images(folder: Path) -> ImageFolder:
     """Find image files in a folder, or in its subfolders; each is opened, so that what is no image is found.
 
+    Text files that share no image's name are notes, and are passed over.
+
     Args:
-        folder: holds image files, or subfolders named after classes that hold them.
+        folder: holds image files, or subfolders named after classes that hold them; beside the images their
+            captions, for all of them or for none.
 
     Returns:
         The files, sorted by class and name.
 
     Raises:
-        ValueError: if it is no folder, holds no image, or holds images both in itself and in subfolders.
+        ValueError: if it is no folder, holds no image, holds images both in itself and in subfolders, or has
+            captions for some images only, or one that is empty or not UTF-8.
         OSError: if an image cannot be opened.
     """
     if not folder.is_dir():
@@ -78,12 +87,48 @@ def find_images(folder: Path) -> ImageFolder:
     files = tuple(flat or (file for file, _ in sorted_in))
     for file in files:
         Image.open(file).close()
-    return ImageFolder(folder, files, None if flat else tuple(label for _, label in sorted_in))
+    labels = None if flat else tuple(label for _, label in sorted_in)
+    return ImageFolder(folder, files, labels, _find_captions(folder, files))
 
 
 def _image_files(folder: Path) -> list[Path]:
     kinds = Image.registered_extensions()  # which also names kinds that can only be written
     return sorted(path for path in folder.iterdir() if kinds.get(path.suffix.lower()) in Image.OPEN)
+
+
+def _find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
+    """Read the prompts of every image; None where none has a text file beside it."""
+    places = sorted({file.parent for file in files})
+    beside = [path for place in places for path in sorted(place.iterdir()) if path.suffix.lower() == ".txt"]
+    texts = {path.with_suffix(""): path for path in beside}
+    names = [file.with_suffix("") for file in files]
+    if not texts.keys() & set(names):
+        return None
+    captions = tuple(_read_caption(texts[name]) if name in texts else () for name in names)
+    missing = [file.with_suffix(".txt") for file, lines in zip(files, captions, strict=True) if not lines]
+    if missing:
+        strays = [path for name, path in texts.items() if name not in names]
+        hint = f" (no image has the name of {_name_files(folder, strays)})" if strays else ""
+        raise ValueError(
+            f"--images {folder} has captions, but not for all images: write the prompt into "
+            f"{_name_files(folder, missing)}, or take all captions out{hint}"
+        )
+    return captions
+
+
+def _read_caption(file: Path) -> tuple[str, ...]:
+    """Return the lines of a text file that are not empty."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the caption {file} is not UTF-8 text ({error}): save it as UTF-8") from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def _name_files(folder: Path, files: Sequence[Path]) -> str:
+    names = [file.relative_to(folder).as_posix() for file in files]
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def open_image(file: Path) -> Image.Image:
@@ -132,6 +177,30 @@ def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> Non
                 )
     if need == "target" and not damages:
         raise ValueError(f"--reward {reward} compares with a clean original: give --damage, which keeps it")
+
+
+def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
+    """Refuse two prompts for an image, and none where the reward scores what it says.
+
+    Args:
+        reward: a name of `REWARDS`.
+        images: what is trained on.
+        prompt: of every image; None where it was not asked for.
+
+    Raises:
+        ValueError: naming what is missing or too much, and the remedy.
+    """
+    if prompt is not None and images.captions is not None:
+        file = images.files[0].with_suffix(".txt").relative_to(images.folder).as_posix()
+        raise ValueError(
+            f"--prompt {prompt!r} is one prompt for all images, but --images {images.folder} has one beside "
+            f"each ({file}, ...): drop --prompt, or take the .txt files out"
+        )
+    if reward in NEED_A_PROMPT and not (images.captions or (prompt or "").strip()):
+        raise ValueError(
+            f"--reward {reward} scores what the prompt says, but --images {images.folder} has no captions: "
+            "write the prompt of NAME.png into NAME.txt beside it, or give --prompt for all"
+        )
 
 
 def make_reward(name: str, images: ImageFolder) -> RewardFunction:
@@ -190,13 +259,15 @@ def image_prompts(
 ) -> PromptSampler:
     """Make a prompt function that draws images of a folder.
 
-    Metadata: `id`, the file's place in the folder, and `image`, what is trained on; with class subfolders
-    `label`, and `digit` where the label names one; with damage `target`, the clean image, `damage` and
-    `severity`.
+    An image with several prompts in its caption gets one of them, drawn anew each time.
+
+    Metadata: `id`, the file's place in the folder, with captions followed by the prompt; `image`, what is
+    trained on; with class subfolders `label`, and `digit` where the label names one; with damage `target`,
+    the clean image, `damage` and `severity`.
 
     Args:
         images: what to draw from.
-        prompt: of every image.
+        prompt: of images without captions.
         size: of the square that they are fitted to, in pixels.
         seed: decides the sequence.
         damages: names of `world.DAMAGES`, one of which is drawn for each image; none for clean images.
@@ -211,6 +282,10 @@ def image_prompts(
         file = images.files[number]
         image = fit(open_image(file), size)
         metadata: dict[str, Any] = {"id": file.relative_to(images.folder).as_posix()}
+        wanted = prompt
+        if images.captions is not None:
+            wanted = generator.choice(images.captions[number])
+            metadata["id"] += f": {wanted}"
         if images.labels is not None:
             label = metadata["label"] = images.labels[number]
             if label in world.DIGITS:
@@ -220,6 +295,6 @@ def image_prompts(
             metadata |= {"target": image, "damage": name, "severity": severity}
             noise = torch.Generator().manual_seed(generator.getrandbits(62))
             image = damage(image, name, severity, noise)
-        return prompt, image, {**metadata, "image": image}
+        return wanted, image, {**metadata, "image": image}
 
     return PromptSampler(draw, seed)

@@ -121,10 +121,10 @@ def plot_dilemma(
     for name, points in curves.items():
         x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
         (line,) = axes.plot(x, y, "o-", markersize=4, linewidth=1.2, label=name)
-        for point, *place in zip(points, x, y, strict=True):
+        for point, colours, digit in zip(points, x, y, strict=True):
             axes.annotate(
                 f"{point['strength']:g}",
-                place,
+                (colours, digit),
                 (4, 4),
                 textcoords="offset points",
                 fontsize=8,

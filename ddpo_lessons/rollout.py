@@ -222,9 +222,15 @@ def _denoise(
     stds = step_std(pipeline.scheduler, timesteps, eta)  # (T,)
     shared = group_size  # the rollouts of a group begin in one state, and part with their first actions
     for timestep, std in zip(timesteps.tolist(), stds.tolist(), strict=True):
-        x, embeds, negative_embeds = (None if a is None else a[::shared] for a in (latents, *conditioning))
-        t = torch.full((len(x),), timestep)
-        output = predict(pipeline.unet, x, t, embeds, negative_embeds, guidance_scale)
+        distinct, (embeds, negative_embeds) = latents[::shared], conditioning
+        output = predict(
+            pipeline.unet,
+            distinct,
+            torch.full((len(distinct),), timestep),
+            embeds[::shared],
+            None if negative_embeds is None else negative_embeds[::shared],
+            guidance_scale,
+        )
         output, shared = output.repeat_interleave(shared, dim=0), 1  # (B, C, h, w)
         step = ddim_step_with_logprob(
             pipeline.scheduler,

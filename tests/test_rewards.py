@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import shutil
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import CLIP_MEAN as MEAN
+from helpers import CLIP_SIZE as SIZE
+from helpers import CLIP_STD as STD
+from helpers import write_clip, write_preprocessor, write_resnet
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -20,13 +22,12 @@ from transformers import (
     CLIPConfig,
     CLIPModel,
     CLIPTokenizer,
-    ResNetConfig,
-    ResNetModel,
     ViTConfig,
     ViTModel,
 )
 
 from ddpo_lessons import rewards, tiny
+from ddpo_lessons.tiny import world
 from ddpo_lessons.tiny.world import COLOURS
 
 NO_METADATA: list[dict[str, Any]] = [{}, {}]
@@ -277,20 +278,6 @@ def test_prompt_alignment_refuses_a_prompt_with_nothing_to_align() -> None:
 
 
 # ---------------------------------------------------------------------------- models from the hub
-SIZE = 32
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
-
-
-def write_preprocessor(folder: Path, edge: int) -> None:
-    settings = {
-        "size": {"shortest_edge": edge},
-        "crop_size": {"height": SIZE, "width": SIZE},
-        "image_mean": MEAN,
-        "image_std": STD,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-
-
 def preprocess(images: torch.Tensor, edge: int) -> torch.Tensor:
     """What CLIP's processor does, by PIL: shorter edge to `edge`, centre SIZE x SIZE, normalise."""
     pixels = []
@@ -307,29 +294,7 @@ def preprocess(images: torch.Tensor, edge: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random CLIP as the hub would hold it; its tokenizer knows single letters only."""
-    folder = tmp_path_factory.mktemp("clip")
-    letters = [*string.ascii_lowercase, *(letter + "</w>" for letter in string.ascii_lowercase)]
-    vocab = {token: i for i, token in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}
-    CLIPTokenizer(vocab=vocab, merges=[], model_max_length=24).save_pretrained(folder)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    ids = {"bos_token_id": len(vocab) - 2, "eos_token_id": len(vocab) - 1}
-    config = CLIPConfig(
-        text_config={
-            **shape, **ids, "num_attention_heads": 4, "vocab_size": len(vocab),
-            "max_position_embeddings": 24,
-        },
-        vision_config={**shape, "num_attention_heads": 4, "image_size": SIZE, "patch_size": 8},
-        projection_dim=768,  # of ViT-L/14, which the aesthetic head needs
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = CLIPModel(config)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:  # the small initial weights would embed everything alike
-            parameter.data.mul_(4)
-    model.save_pretrained(folder)
-    write_preprocessor(folder, SIZE)
-    return folder
+    return write_clip(tmp_path_factory.mktemp("clip"))
 
 
 def clip_outputs(folder: Path, images: torch.Tensor, texts: Sequence[str]) -> Any:
@@ -456,12 +421,7 @@ def test_aesthetic_score_needs_768_dimensions(clip_folder: Path, tmp_path: Path)
 
 @pytest.fixture
 def resnet_folder(tmp_path: Path) -> Path:
-    torch.manual_seed(1)
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
-    ResNetModel(config).save_pretrained(tmp_path / "resnet")
-    settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]}
-    (tmp_path / "resnet" / "preprocessor_config.json").write_text(json.dumps(settings))
-    return tmp_path / "resnet"
+    return write_resnet(tmp_path / "resnet")
 
 
 def test_distance_penalty_against_numpy(resnet_folder: Path) -> None:
@@ -506,7 +466,7 @@ def test_distance_penalty_refuses_a_network_without_maps(resnet_folder: Path, tm
 def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for name in ("clip_score", "clip_margin", "clip_change", "aesthetic_score", "distance_penalty"):
+    for name in ("clip_score", "clip_margin", "clip_change", "aesthetic_score", "distance_penalty", "edit"):
         with pytest.raises(RuntimeError) as caught:
             rewards.get_reward(name)
         message = str(caught.value)
@@ -589,6 +549,79 @@ def test_weighted_sum_refuses_bad_weights() -> None:
         rewards.weighted_sum({"a": (math.nan, constant(1.0))})
 
 
+def test_edit_is_clips_cosine_less_the_distance_to_the_input(clip_folder: Path, resnet_folder: Path) -> None:
+    """Weights, signs and the reference are worked out here; each part has a test against its model above."""
+    images, inputs = bytes_images(11, 2, 3, SIZE, SIZE), bytes_images(12, 2, 3, SIZE, SIZE)
+    outputs, scale = clip_outputs(clip_folder, images, PROMPTS)
+    cosines = (outputs.logits_per_image.diag() / scale).numpy()
+    mean, std = (torch.tensor(numbers).reshape(3, 1, 1) for numbers in ([0.4, 0.5, 0.6], [0.2, 0.25, 0.3]))
+    model, distances = AutoModel.from_pretrained(resnet_folder), np.zeros(2)
+    with torch.no_grad():
+        pairs = [model((p - mean) / std, output_hidden_states=True).hidden_states for p in (images, inputs)]
+    for here, there in zip(*pairs, strict=True):
+        cosine = nn.functional.cosine_similarity(here.double(), there.double(), dim=1)  # (2, H, W)
+        distances += (2 - 2 * cosine).mean(dim=(1, 2)).numpy() / len(pairs[0])
+    # a target that is the result itself: what is kept must be the input
+    metadata = [{"image": before, "target": after} for before, after in zip(inputs, images, strict=True)]
+    result = rewards.edit(clip_folder, resnet_folder, 3.0, 0.5)(images, PROMPTS, metadata)
+    assert isinstance(result, tuple)
+    score, info = result
+    np.testing.assert_allclose(info["clip_score"], cosines, atol=1e-5)
+    np.testing.assert_allclose(info["distance_penalty"], -distances, rtol=1e-4)
+    np.testing.assert_allclose(score, 3 * cosines - 0.5 * distances, atol=1e-4)
+    assert distances.min() > 0.01
+    default, _ = rewards.edit(clip_folder, resnet_folder)(images, PROMPTS, metadata)
+    np.testing.assert_allclose(default, 5 * cosines - distances, atol=1e-4)
+
+
+def test_edit_needs_the_input_and_good_weights(clip_folder: Path, resnet_folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"metadata\[0\] has no 'image'"):
+        rewards.edit(clip_folder, resnet_folder)(torch.zeros(2, 3, SIZE, SIZE), PROMPTS, NO_METADATA)
+    for weights in ({"clip_weight": -1.0}, {"distance_weight": math.inf}, {"distance_weight": math.nan}):
+        (name,) = weights
+        with pytest.raises(ValueError, match=f"{name}=.*not negative"):  # before it looks for a model
+            rewards.edit("nowhere", "nowhere", **weights)
+
+
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"reward='jpeg'.*jpeg_compressibility.*prompt_alignment"):
         rewards.get_reward("jpeg")
+
+
+def square(left: int, ink: tuple[float, float, float], ground: tuple[float, float, float]) -> torch.Tensor:
+    """A square of 8x8 pixels on a picture of 32x32."""
+    image = torch.tensor(ground)[:, None, None].repeat(1, 32, 32)
+    image[:, 12:20, left : left + 8] = torch.tensor(ink)[:, None, None]
+    return image
+
+
+def test_recolouring_adds_up_digit_colours_and_shape():
+    white, black, red, blue = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
+    prompts = ["a red digit on a blue background"] * 2
+    metadata = [{"digit": 3, "image": square(12, white, black)}] * 2
+    images = torch.stack([square(12, red, blue), square(14, red, blue)])
+    score, info = rewards.recolouring(ReadsThree(), 2.0, 100.0)(images, prompts, metadata)
+    ink = (0.14**2 + 0.13**2 + 0.15**2) ** 0.5  # from (1, 0, 0) to the world's red
+    ground = (0.13**2 + 0.25**2 + 0.20**2) ** 0.5  # from (0, 0, 1) to its blue
+    moved = 2 * 2 * 8 / 1024  # two columns of ink went, two came
+    assert info["ink_distance"].tolist() == pytest.approx([ink, ink], abs=1e-5)
+    assert info["background_distance"].tolist() == pytest.approx([ground, ground], abs=1e-5)
+    assert info["shape_distance"].tolist() == pytest.approx([0, moved], abs=1e-5)
+    digit = math.log(0.55)
+    assert info["digit_log_prob"].tolist() == pytest.approx([digit, digit])
+    expected = digit - 2 * (ink + ground)
+    assert score.tolist() == pytest.approx([expected, expected - 100 * moved], abs=1e-4)
+
+
+def test_recolouring_prefers_the_right_answer_and_asks_for_both_colours():
+    edits = world.draw_edits(16, "test", 2)
+    pairs = zip(edits.pictures.digits.tolist(), edits.pictures.images, strict=True)
+    metadata = [{"digit": digit, "image": image} for digit, image in pairs]
+    reward = rewards.recolouring()
+    right, _ = reward(edits.targets, edits.prompts, metadata)
+    untouched, _ = reward(edits.pictures.images, edits.prompts, metadata)
+    somebody_elses, _ = reward(edits.targets.roll(1, 0), edits.prompts, metadata)
+    assert (right > untouched + 1).all()
+    assert (right > somebody_elses + 1).all()
+    with pytest.raises(ValueError, match="does not name ink and background"):
+        reward(edits.targets, ["a red digit"] * 16, metadata)
