@@ -43,7 +43,7 @@ class Img2Img:
 
 POLICY = Img2Img(0.4, 2.0, 5)  # two steps are run, the first of which is an action
 # The most pictures done right by the untrained pipeline, of a grid of all three: benchmarks/edit_grid.csv.
-UNTRAINED_BEST = Img2Img(0.4, 20.0, 10, eta=0.0)
+UNTRAINED_BEST = Img2Img(0.4, 30.0, 10)
 STRENGTHS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)  # of the curve that the figure shows
 # Attention, which is all that the peers adapt, and feed-forward layers and convolutions too.
 EVERYWHERE = (
@@ -51,7 +51,7 @@ EVERYWHERE = (
     *("conv1", "conv2", "conv_in", "conv_out"),
 )
 SETTINGS: dict[str, Any] = {
-    "num_epochs": 200,
+    "num_epochs": 150,
     "sample_num_steps": POLICY.steps,
     "sample_guidance_scale": POLICY.guidance,
     "sample_batch_size": 128,
