@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import string
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from transformers import CLIPTokenizer
+from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, ResNetConfig, ResNetModel
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.tiny import recipe
@@ -25,6 +27,8 @@ SCHEDULE: dict[str, Any] = {
     "steps_offset": 1,
 }
 PROMPTS = ("a red three", "", "a blue four on a white background", "a green digit")
+CLIP_SIZE = 32
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @functools.cache
@@ -63,6 +67,52 @@ def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> Stab
     for module in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
         module.eval()
     return pipeline
+
+
+def write_preprocessor(folder: Path, edge: int) -> None:
+    """Write how CLIP wants its images: shorter edge to `edge`, then the middle."""
+    settings = {
+        "size": {"shortest_edge": edge},
+        "crop_size": {"height": CLIP_SIZE, "width": CLIP_SIZE},
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def write_clip(folder: Path) -> Path:
+    """Write a random CLIP as the hub would hold it; its tokenizer knows single letters only."""
+    letters = [*string.ascii_lowercase, *(letter + "</w>" for letter in string.ascii_lowercase)]
+    vocab = {token: i for i, token in enumerate([*letters, "<|startoftext|>", "<|endoftext|>"])}
+    CLIPTokenizer(vocab=vocab, merges=[], model_max_length=24).save_pretrained(folder)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    ids = {"bos_token_id": len(vocab) - 2, "eos_token_id": len(vocab) - 1}
+    config = CLIPConfig(
+        text_config={
+            **shape, **ids, "num_attention_heads": 4, "vocab_size": len(vocab),
+            "max_position_embeddings": 24,
+        },
+        vision_config={**shape, "num_attention_heads": 4, "image_size": CLIP_SIZE, "patch_size": 8},
+        projection_dim=768,  # of ViT-L/14, which the aesthetic head needs
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = CLIPModel(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # the small initial weights would embed everything alike
+            parameter.data.mul_(4)
+    model.save_pretrained(folder)
+    write_preprocessor(folder, CLIP_SIZE)
+    return folder
+
+
+def write_resnet(folder: Path) -> Path:
+    """Write a random convolutional network as the hub would hold it."""
+    torch.manual_seed(1)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetModel(config).save_pretrained(folder)
+    settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 def make_config(folder: Path | str, **changes: Any) -> DDPOConfig:

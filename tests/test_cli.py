@@ -16,11 +16,11 @@ import diffusers
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from helpers import make_pipeline
+from helpers import make_pipeline, write_clip, write_resnet
 from PIL import Image
 
 import ddpo_lessons
-from ddpo_lessons import cli, demo, doctor, folders, rewards, rollout
+from ddpo_lessons import cli, compat, demo, doctor, folders, rewards, rollout
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.presets import PRESETS
@@ -67,6 +67,19 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for label, colour in (("two", "red"), ("three", "blue")):
         (folder / label).mkdir()
         Image.new("RGB", (32, 32), colour).save(folder / label / "a.png")
+    return folder
+
+
+EDITS = {"a": ("a red three",), "b": ("a blue four", "a green digit")}
+
+
+@pytest.fixture(scope="module")
+def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two images with captions, one of which asks for either of two edits."""
+    folder = tmp_path_factory.mktemp("captioned")
+    for name, lines in EDITS.items():
+        Image.new("RGB", (32, 32), "red").save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text("\n".join(lines))
     return folder
 
 
@@ -148,7 +161,7 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(
     small = ("--mixed-precision", "no", "--sample-num-steps", "5", "--train-gradient-accumulation-steps", "1")
     words = ["train", *TINY, *small, *flags, "--model", model, "--images", str(zoo)]
     arguments = cli._make_parser(words).parse_args(words)
-    trainer = cli._make_trainer(arguments, cli._choose_preset(arguments))
+    trainer = cli._make_trainer(arguments, cli._choose_preset(arguments), folders.find_images(zoo))
     assert getattr(trainer, "noise_strength", None) == strength
     damaged = trainer.draw_contexts(0)[0].metadata
     assert ("target" in damaged) == ("corruption" in flags)
@@ -270,6 +283,101 @@ def test_img2img_presets_train_on_class_folders(
     # 4 x 1 samples were asked for; a card of 10 GB takes 2 at a time
     assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (2, 2)
     assert written["train_gradient_checkpointing"]
+
+
+@pytest.mark.parametrize("name", ["MODEL", "tiny-sd"])
+def test_the_edit_preset_obeys_captions(
+    here: Path,
+    model: str,
+    captioned: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All but its sizes: the reward on small random models, captions, guidance, groups, and sampling."""
+    score = rewards.edit(write_clip(here / "clip"), write_resnet(here / "resnet"))
+    seen: list[tuple[str, str]] = []
+
+    def reward(images: torch.Tensor, texts: Any, metadata: Any) -> Any:
+        seen.extend((entry["id"], text) for entry, text in zip(metadata, texts, strict=True))
+        return score(images, texts, metadata)
+
+    monkeypatch.setitem(rewards.REWARDS, "edit", lambda: reward)
+    sizes = ("--sample-num-batches-per-epoch", "8", "--train-gradient-accumulation-steps", "4")
+    short = ("--num-epochs", "1", "--sample-num-steps", "4", "--mixed-precision", "no")
+    weights = name.replace("MODEL", model)
+    flags = ("--images", captioned, "--model", weights, "--gpu-memory", "24", "--output-dir", "run")
+    run("train", "--preset", "edit", *sizes, *short, *flags)
+
+    written = config_of(here / "run")
+    assert (written["sample_guidance_scale"], written["train_cfg"]) == (5, True)
+    assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (8, 4)
+    assert [len(set(seen[first : first + 4])) for first in range(0, 32, 4)] == [
+        1
+    ] * 8  # groups of one request
+    assert {text for _, text in seen} <= {line for lines in EDITS.values() for line in lines}
+    assert all(text in EDITS[place[0]] and place == f"{place[0]}.png: {text}" for place, text in seen)
+    assert len(read_metrics("run", "step")) == 2
+
+    calls: list[tuple[Any, ...]] = []
+    draw = rollout.img2img_rollout
+
+    def listen(pipeline: Any, prompts: Any, images: Any, strength: float, **settings: Any) -> Any:
+        calls.append((prompts, strength, settings["num_inference_steps"], settings["guidance_scale"]))
+        return draw(pipeline, prompts, images, strength, **settings)
+
+    monkeypatch.setattr(rollout, "img2img_rollout", listen)
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    assert line.endswith("--prompt TEXT --noise-strength 0.5 --images FILE")
+    words = {"TEXT": "a red three", "FILE": str(captioned / "a.png")}
+    run(*[words.get(word, word) for word in shlex.split(line)[1:]])
+    assert calls == [(["a red three"], 0.5, 4, 5.0)]  # the policy that was trained
+
+
+def test_sample_gets_the_prompt_of_training(
+    here: Path, model: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("train", *TINY, "--model", model, "--images", photos, "--prompt", "a fox", "--noise-strength", "0.7")
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    assert "--prompt 'a fox' --noise-strength 0.7" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--images", "PHOTOS"], "--images PHOTOS has no captions"),
+        (["--images", "CAPTIONED", "--prompt", "a fox"], "drop --prompt"),
+        (["--images", "HALF"], "write the prompt into b.txt"),
+        (["--images", "CAPTIONED", "--sample-group-size", "0"], "sample_group_size=0"),
+        ([], "--images FOLDER"),
+    ],
+)
+def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
+    words: list[str],
+    message: str,
+    here: Path,
+    photos: Path,
+    captioned: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*arguments: Any) -> Any:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(compat, "load_pipeline", load)
+    monkeypatch.setattr(rewards, "load_from_hub", load)
+    half = here / "half"
+    half.mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (8, 8)).save(half / f"{name}.png")
+    (half / "a.txt").write_text("a red three")
+    for name, place in {"PHOTOS": photos, "CAPTIONED": captioned, "HALF": half}.items():
+        words = [word.replace(name, str(place)) for word in words]
+        message = message.replace(name, str(place))
+    assert cli.main(["train", "--preset", "edit", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
 
 
 def test_help_explains_every_field(

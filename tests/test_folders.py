@@ -83,6 +83,99 @@ def test_folders_named_after_digits_give_the_digit(tmp_path: Path) -> None:
     assert {(metadata["label"], metadata["digit"]) for metadata in drawn} == {("three", 3), ("seven", 7)}
 
 
+# ------------------------------------------------------------------------------------------- captions
+@pytest.fixture
+def captioned(zoo: Path) -> Path:
+    for place, text in (
+        ("dog/a.txt", "a black dog"),
+        ("cat/a.TXT", "\ufeffa white cat\n\n   a striped cat  \n"),
+        ("cat/b.txt", "ein grünes Kätzchen\n"),
+    ):
+        (zoo / place).write_text(text, encoding="utf-8")
+    return zoo
+
+
+def test_captions_lie_beside_their_images_and_notes_are_passed_over(captioned: Path) -> None:
+    images = folders.find_images(captioned)  # cat/notes.txt belongs to no image
+    assert images.captions == (("a white cat", "a striped cat"), ("ein grünes Kätzchen",), ("a black dog",))
+    for place in ("cat/a.TXT", "cat/b.txt", "dog/a.txt"):
+        (captioned / place).unlink()
+    assert folders.find_images(captioned).captions is None
+
+
+def test_the_prompt_that_is_drawn_is_the_caption(captioned: Path) -> None:
+    images = folders.find_images(captioned)
+    sampler, again = (folders.image_prompts(images, "", 16, seed=3) for _ in range(2))
+    drawn = [sampler() for _ in range(60)]
+    assert [prompt for prompt, *_ in drawn] == [again()[0] for _ in drawn]
+    said = {(metadata["id"], prompt) for prompt, _, metadata in drawn}
+    assert said == {
+        ("cat/a.png: a white cat", "a white cat"),  # statistics are kept for each request
+        ("cat/a.png: a striped cat", "a striped cat"),
+        ("cat/b.png: ein grünes Kätzchen", "ein grünes Kätzchen"),
+        ("dog/a.png: a black dog", "a black dog"),
+    }
+
+
+def test_captions_change_no_draw_of_images(captioned: Path) -> None:
+    def draw(images: folders.ImageFolder) -> list[Any]:
+        return [
+            folders.image_prompts(images, "", 16, seed)()[2]["id"].partition(":")[0] for seed in range(20)
+        ]
+
+    with_captions = folders.find_images(captioned)
+    assert draw(with_captions) == draw(folders.ImageFolder(captioned, with_captions.files, None))
+
+
+def test_images_without_a_caption_are_all_named(captioned: Path) -> None:
+    (captioned / "cat" / "b.txt").write_text(" \n\n")
+    (captioned / "dog" / "a.txt").rename(captioned / "dog" / "A dog.txt")
+    with pytest.raises(ValueError, match="not for all images") as caught:
+        folders.find_images(captioned)
+    message = str(caught.value)
+    assert "write the prompt into cat/b.txt, dog/a.txt, or take" in message
+    assert "no image has the name of cat/notes.txt, dog/A dog.txt" in message
+
+
+def test_a_message_names_ten_files_and_counts_the_rest(tmp_path: Path) -> None:
+    for number in range(14):
+        write(tmp_path / f"{number:02}.png")
+    (tmp_path / "00.txt").write_text("a dog")
+    with pytest.raises(ValueError, match=r"01\.txt, 02\.txt.*, 10\.txt and 3 more, or take"):
+        folders.find_images(tmp_path)
+
+
+def test_a_caption_that_is_not_utf_8_is_named(captioned: Path) -> None:
+    (captioned / "dog" / "a.txt").write_text("a black dog", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text .*save it as UTF-8"):
+        folders.find_images(captioned)
+
+
+@pytest.mark.parametrize(
+    ("reward", "with_captions", "prompt", "match"),
+    [
+        ("edit", False, None, "has no captions: write the prompt of NAME.png into NAME.txt"),
+        ("clip_score", False, " ", "has no captions"),
+        ("colourfulness", True, "a dog", r"one beside each \(cat/a.txt, ...\): drop --prompt, or take"),
+        ("edit", True, "", "drop --prompt"),
+        ("edit", True, None, None),
+        ("edit", False, "a dog", None),
+        ("colourfulness", False, None, None),
+        ("colourfulness", False, "", None),
+    ],
+)
+def test_an_image_has_one_prompt_where_the_reward_scores_it(
+    captioned: Path, reward: str, with_captions: bool, prompt: str | None, match: str | None
+) -> None:
+    found = folders.find_images(captioned)
+    images = found if with_captions else folders.ImageFolder(captioned, found.files, found.labels)
+    if match is None:
+        folders.check_prompt(reward, images, prompt)
+        return
+    with pytest.raises(ValueError, match=match):
+        folders.check_prompt(reward, images, prompt)
+
+
 # -------------------------------------------------------------------------------------------- rewards
 def flat(folder: Path) -> folders.ImageFolder:
     return folders.ImageFolder(folder, (folder / "a.png",), None)
@@ -119,10 +212,10 @@ def test_rewards_find_what_they_need_or_are_refused(
 
 def test_needs_name_rewards_that_exist_and_name_them_all() -> None:
     """Called without metadata, a reward says which key it misses; text and CLIP need no more."""
-    assert set(folders.NEEDS) <= set(rewards.REWARDS)
+    assert set(folders.NEEDS) | set(folders.NEED_A_PROMPT) <= set(rewards.REWARDS)
     images = torch.full((1, 3, 32, 32), 0.5)
     for name, make in rewards.REWARDS.items():
-        if name.startswith(("clip", "aesthetic", "distance")):  # models from the hub
+        if name.startswith(("clip", "aesthetic", "distance", "edit")):  # models from the hub
             continue
         missing = ""
         try:

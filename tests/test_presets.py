@@ -35,6 +35,7 @@ def test_presets_name_what_exists(name: str) -> None:
         ("alignment", 6, 288, 2),
         ("camouflage", 1, 256, 1),
         ("corruption", 1, 256, 1),
+        ("edit", 1, 256, 2),  # as the paper's
     ],
 )
 def test_presets_make_the_epochs_of_the_peers(name: str, processes: int, samples: int, steps: int) -> None:
@@ -52,6 +53,19 @@ def test_img2img_presets_take_one_pass_over_part_of_the_schedule(name: str, step
     assert config.sample_guidance_scale <= 1
     timesteps = make_schedule(DDIMScheduler(), config.sample_num_steps, preset.noise_strength or 0)
     assert len(timesteps) == steps
+
+
+def test_the_edit_preset_trains_a_guided_policy_in_groups() -> None:
+    from diffusers import DDIMScheduler
+
+    preset = PRESETS["edit"]
+    config = DDPOConfig(**preset.config)
+    assert config.sample_guidance_scale > 1
+    assert config.train_cfg
+    assert (config.sample_group_size, config.epoch_plan(1).total_samples % config.sample_group_size) == (4, 0)
+    assert config.train_lora_target_modules == DDPOConfig().train_lora_target_modules
+    timesteps = make_schedule(DDIMScheduler(), config.sample_num_steps, preset.noise_strength or 0)
+    assert len(timesteps) == 25
 
 
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)
@@ -95,6 +109,16 @@ def test_largest_batches_that_divide(
 def test_a_card_that_is_not_in_the_table_is_named() -> None:
     with pytest.raises(ValueError, match="gpu_memory=16"):
         fit_to_memory({}, 16)
+
+
+@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
+def test_the_edit_preset_fits_every_card_on_paper(gigabytes: int) -> None:
+    """With guidance, and both models of its reward in float32: CLIP ViT-L/14 and ResNet-18 without head."""
+    config = DDPOConfig(**fit_to_memory(PRESETS["edit"].config, gigabytes))
+    reward = (427_616_513 + 11_176_512) * 4
+    found = budget.estimate(budget.sd15(), config, 25, from_images=True, reward_bytes=reward)
+    assert found.peak + 1e9 < 0.85 * gigabytes * 1e9
+    assert found.peak > 0.5 * gigabytes * 1e9
 
 
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)
