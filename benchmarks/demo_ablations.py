@@ -51,22 +51,15 @@ class Variant:
 
 
 ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
-PEERS = (
-    *(("train_learning_rate", 3e-4), ("train_clip_range", 1e-4), ("train_lora_rank", 4)),
-    *(("train_lora_alpha", 4), ("train_lora_target_modules", ATTENTION)),
-)
 VARIANTS = (
     Variant("the demo"),
     Variant("without guidance", replace(POLICY, guidance=1.0)),
-    Variant("guidance 4", replace(POLICY, guidance=4.0)),
     Variant("10 steps instead of 5", replace(POLICY, steps=10)),
     Variant("less noise: 2 of 8 steps", Img2Img(0.25, POLICY.guidance, 8)),
-    Variant("more noise: 3 of 5 steps", replace(POLICY, strength=0.6)),
     Variant("reward without shape", reward=(("shape_weight", 0.0),)),
     Variant("reward with colours counted 3 instead of 10", reward=(("colour_weight", 3.0),)),
     Variant("no groups", config=(("sample_group_size", 1),)),
     Variant("attention only", config=(("train_lora_target_modules", ATTENTION),)),
-    Variant("peers' constants", config=PEERS),
     Variant("last step trained too", last_step=True),
 )
 

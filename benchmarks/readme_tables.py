@@ -1,4 +1,4 @@
-"""Write the measured tables into the READMEs from committed results: `python -m benchmarks.readme_tables`."""
+"""Write the measured tables into the pages from committed results: `python -m benchmarks.readme_tables`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
 ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/damage.md")
 # What each lesson teaches, the modules that it builds, and its figure in images/.
 LESSONS = {
     "01_batching": (
@@ -60,30 +61,68 @@ LESSONS = {
         "08-memory",
     ),
 }
-TASKS = {  # of benchmarks/img2img.csv, with how the README calls them
+TASKS = {  # of benchmarks/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
     "darkness": "darkness",
     "fading": "faded ink",
     "camouflage": "camouflage",
     "blur": "blur, severity 5",
+    "noise": "noise, severity 5",
+    "four corruptions": "noise, blur, fog, JPEG, severities 1 to 5",
 }
-COLUMNS = {"damaged": "damaged", "before": "before RL", "after": "after RL", "clean": "clean"}
+SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
 
 
 def demo_table(result: dict[str, Any]) -> str:
-    """Return the demo's table: a row per seed, and the mean."""
-    lines = [
-        "| seed | " + " | ".join(COLUMNS.values()) + " | gain, points | minutes |",
-        "| --- |" + " ---: |" * (len(COLUMNS) + 2),
-    ]
+    """Return the demo's table: the untrained pipeline, a row per seed, and the mean."""
     runs = result["runs"]
-    keys = [*COLUMNS, "seconds"]
-    mean = {"seed": "mean", **{key: sum(run[key] for run in runs) / len(runs) for key in keys}}
-    for run in [*runs, mean]:
-        cells = [f"{100 * run[key]:.1f}%" for key in COLUMNS]
-        cells += [f"{100 * (run['after'] - run['before']):+.1f}", f"{run['seconds'] / 60:.1f}"]
-        lines.append(f"| {run['seed']} | " + " | ".join(cells) + " |")
+    lines = ["| | " + " | ".join(SHARES.values()) + " | minutes |", "| --- |" + " ---: |" * (len(SHARES) + 1)]
+    best, before = (runs[0][name] for name in ("untrained_best", "before"))
+    turned = f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
+    rows = [(f"untrained, the best setting: {turned}", best, ""), ("untrained, as RL begins", before, "")]
+    rows += [(f"after RL, seed {run['seed']}", run["after"], f"{run['seconds'] / 60:.1f}") for run in runs]
+    mean = {key: statistics.mean(run["after"][key] for run in runs) for key in SHARES}
+    minutes = f"{statistics.mean(run['seconds'] for run in runs) / 60:.1f}"
+    for name, shares, time in [*rows, ("**after RL, mean**", mean, minutes)]:
+        lines.append(
+            f"| {name} | " + " | ".join(f"{100 * shares[key]:.1f}%" for key in SHARES) + f" | {time} |"
+        )
     return "\n".join(lines) + f"\n\nMeasured on: {result['machine']}."
+
+
+def edit_table(result: dict[str, Any], rows: list[dict[str, str]]) -> str:
+    """Return what else does the demo's task: means of the seeds, for "both" the lowest and highest too."""
+    runs = result["runs"]
+    best = runs[0]["untrained_best"]
+    turned = f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
+    found = {
+        "nothing": [row for row in rows if row["what"] == "untouched"],
+        f"turning the knobs ({turned})": [best],
+        "a program for this world": [row for row in rows if row["what"] == "program"],
+        "supervised on pairs, as many samples": [row for row in rows if row["what"] == "supervised"],
+        "RL, from a score": [run["after"] for run in runs],
+    }
+    lines = ["| | " + " | ".join(SHARES.values()) + " |", "| --- |" + " ---: |" * len(SHARES)]
+    for name, own in found.items():
+        cells = [f"{100 * statistics.mean(float(row[key]) for row in own):.1f}%" for key in SHARES]
+        if len(own) > 1:
+            both = [100 * float(row["both"]) for row in own]
+            cells[2] += f" ({min(both):.1f} to {max(both):.1f})"
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def ablation_table(rows: list[dict[str, str]]) -> str:
+    """Return what each choice of the demo is worth: the last reading of every variant."""
+    lines = [
+        "| variant | " + " | ".join(SHARES.values()) + " | seconds |",
+        "| --- |" + " ---: |" * (len(SHARES) + 1),
+    ]
+    last = {row["variant"]: row for row in rows}
+    for name, row in last.items():
+        cells = [f"{100 * float(row[key]):.1f}%" for key in SHARES]
+        lines.append("| " + " | ".join([name, *cells, f"{float(row['seconds']):.0f}"]) + " |")
+    return "\n".join(lines)
 
 
 def lesson_table(times: dict[str, Any]) -> str:
@@ -103,21 +142,46 @@ def lesson_table(times: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-def task_table(rows: list[dict[str, str]]) -> str:
-    """Return the table of img2img tasks: mean of the seeds, and the lowest and highest after RL."""
-    lines = [
-        "| task | untouched | before RL | after RL | seeds, lowest to highest |",
-        "| --- |" + " ---: |" * 4,
-    ]
+def task_table(rows: list[dict[str, str]], baselines: list[dict[str, str]]) -> str:
+    """Return the table of img2img tasks: RL beside what does without a reward, on the same test pictures."""
+    titles = ["untouched", "best pixel operation", "untrained, best strength", "RL", "supervised, on pairs"]
+    lines = [f"| task | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
     for name, title in TASKS.items():
-        own = [row for row in rows if row["variant"] == name and row["damage"]]
-        after = [100 * float(row["judge"]) for row in own]
-        untouched, before = (100 * float(own[0][key]) for key in ("judge_damaged", "judge_before"))
-        cells = [f"{value:.1f}%" for value in (untouched, before, sum(after) / len(after))]
-        lines.append(
-            f"| {title} | {' | '.join(cells)} | {min(after):.1f} to {max(after):.1f}% ({len(after)}) |"
-        )
+        own = [row for row in baselines if row["task"] == name and row["test"]]
+        chosen = {
+            what: [row for row in own if row["what"] == what]
+            for what in ("untouched", "operation", "untrained", "supervised")
+        }
+        trained = [row for row in rows if row["variant"] == name and row["damage"]]
+        cells = [_at_best(chosen[what]) for what in ("untouched", "operation", "untrained")]
+        cells += [_seeds(trained, "judge"), _seeds(chosen["supervised"], "test")]
+        lines.append("| " + " | ".join([title, *cells]) + " |")
     return "\n".join(lines)
+
+
+def _percent(shares: list[float]) -> str:
+    return f"{100 * statistics.mean(shares):.1f}%"
+
+
+def _at_best(rows: list[dict[str, str]]) -> str:
+    """Return what the judge reads with the chosen setting, over all kinds of pictures, and the setting."""
+    if not rows:
+        return "–"
+    (setting, *others) = [row["setting"] for row in rows]
+    names = "each kind's own" if others and setting else setting
+    return _percent([float(row["test"]) for row in rows]) + (f" ({names})" if names else "")
+
+
+def _seeds(rows: list[dict[str, str]], column: str) -> str:
+    """Return the mean of the seeds, each over all kinds of pictures, and the lowest and highest."""
+    if not rows:
+        return "–"
+    seeds = sorted({row["seed"] for row in rows})
+    shares = [statistics.mean(float(row[column]) for row in rows if row["seed"] == seed) for seed in seeds]
+    if len(seeds) == 1:
+        return f"{_percent(shares)} (one seed)"
+    spread = f"{100 * min(shares):.1f} to {100 * max(shares):.1f}"
+    return f"{_percent(shares)} ({spread}, {len(seeds)} seeds)"
 
 
 def torture_table(result: dict[str, Any]) -> str:
@@ -210,9 +274,11 @@ def _measured_on(result: dict[str, Any]) -> str:
 
 
 def result_table(rows: list[dict[str, str]], about: dict[str, Any]) -> str:
-    """Return the table of seconds until the judge reads 15 points more, per variant."""
-    columns = "seconds, median | seconds, each seed | samples, median | samples a second | best reading"
-    lines = [f"| trainer, settings | {columns} |", "| --- |" + " ---: |" * 5]
+    """Return the table of seconds until 15 points more pictures are right, per variant."""
+    columns = (
+        "seconds, median | seconds, each seed | samples, median | samples a second | right before | best"
+    )
+    lines = [f"| trainer, settings | {columns} |", "| --- |" + " ---: |" * 6]
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
@@ -221,13 +287,11 @@ def result_table(rows: list[dict[str, str]], about: dict[str, Any]) -> str:
         cells += [", ".join(f"{_reached(run, 'seconds'):.0f}".replace("inf", "–") for run in runs)]
         cells += [_median(runs, "samples", "–")]
         samples, seconds = (sum(float(run[-1][key]) for run in runs) for key in ("samples", "seconds"))
-        cells += [f"{samples / seconds:.1f}", f"{100 * max(float(row['judge']) for row in own):.1f}%"]
+        cells += [f"{samples / seconds:.1f}", f"{100 * float(own[0]['both']):.1f}%"]
+        cells += [f"{100 * max(float(row['both']) for row in own):.1f}%"]
         lines.append("| " + " | ".join([variant, *cells]) + " |")
     peers = ", ".join(f"{name} {version}" for name, version in about["peers"].items())
-    return "\n".join(lines) + (
-        f"\n\nBefore RL the judge reads {100 * float(rows[0]['judge']):.1f}%. "
-        f"Measured on: {about['machine']}, one thread a run. Peers: {peers}."
-    )
+    return "\n".join(lines) + (f"\n\nMeasured on: {about['machine']}, one thread a run. Peers: {peers}.")
 
 
 def _reached(run: list[dict[str, str]], column: str) -> float:
@@ -258,9 +322,11 @@ def img2img_tasks() -> list[dict[str, str]]:
 
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
-    "tasks": lambda: task_table(img2img_tasks()),
+    "tasks": lambda: task_table(img2img_tasks(), read_rows("baselines.csv")),
     "lessons": lambda: lesson_table(read("lesson_times.json")),
     "demo": lambda: demo_table(read("demo.json")),
+    "ablations": lambda: ablation_table(read_rows("demo_ablations.csv")),
+    "edit": lambda: edit_table(read("demo.json"), read_rows("edit.csv")),
     "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
     "torture": lambda: torture_table(read("torture.json")),
     "torture-totals": lambda: torture_totals(read("torture.json")),
@@ -281,5 +347,5 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for path in (ROOT / "README.md", ROOT / "benchmarks" / "README.md"):
+    for path in (ROOT / page for page in PAGES):
         path.write_text(filled(path.read_text()))

@@ -28,10 +28,11 @@ NEEDS = {
     "digit_legibility": "digit",
     "digit_margin": "digit",
     "legibility_gain": "digit",
+    "recolouring": "digit",
     "decorruption": "target",
     "distance_penalty": "target",
 }
-NEED_A_PROMPT = ("clip_score", "prompt_alignment", "edit")  # rewards that score what it says
+NEED_A_PROMPT = ("clip_score", "prompt_alignment", "recolouring", "edit")  # rewards that score what it says
 MOST_NAMED = 10  # files in a message
 REFERENCE_SIZE = 224  # pixels for which the benchmark of corruptions (arXiv 1903.12261) is made
 

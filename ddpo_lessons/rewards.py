@@ -815,6 +815,7 @@ REWARDS: dict[str, Callable[[], RewardFunction]] = {
     "clip_change": clip_change,
     "aesthetic_score": aesthetic_score,
     "distance_penalty": distance_penalty,
+    "recolouring": recolouring,
     "edit": edit,
 }
 

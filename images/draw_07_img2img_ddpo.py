@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +14,20 @@ from matplotlib.patches import Rectangle
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "img2img.csv"
-TIMESTEPS = (999, 916, 832, 749, 666, 582, 499, 416, 332, 249, 166, 82)  # twelve steps of tiny-sd
-NUM_RUN = 3
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+RESULTS = BENCHMARKS / "img2img.csv"
+TIMESTEPS = (999, 799, 599, 399, 199)  # five steps of tiny-sd
+NUM_RUN = 2
 UNUSED = "#d9d9d0"
 SEEDS = ("0", "1", "2")
 VARIANTS = {"tasks": 6, "rewards": 9, "baselines": 4, "strength": 5, "glasses": 4}  # of benchmarks/img2img.py
 TASKS = ("fog", "darkness", "fading", "camouflage", "blur", "four corruptions")
+COMPARED = {  # of benchmarks/baselines.py
+    "untouched": (INK, ":"),
+    "operation": (GREEN, "-"),
+    "untrained": (BROWN, "--"),
+    "supervised": (PURPLE, "-."),
+}
 BASELINES = {
     "groups from one noise": BLUE,
     "per image, by id": GREEN,
@@ -51,7 +59,7 @@ def start() -> Figure:
     ways = (
         (1.55, 2.45, "encode,", "scale"),
         (3.75, 4.65, "add", "noise ε"),
-        (6.45, 7.85, "three steps,", "decode"),
+        (6.45, 7.85, "two steps,", "decode"),
     )
     for left, right, above, below in ways:
         arrow(axes, (left, 3.03), (right, 3.03))
@@ -71,7 +79,7 @@ def _draw_schedule(axes: Axes, left: float, width: float, y: float) -> None:
         ink = INK if k < skipped else "white"
         label(axes, left + (k + 0.5) * cell, y + 0.3, str(timestep), ink=ink, size=10)
     split = left + skipped * cell
-    label(axes, left + cell * skipped / 2, y + 0.82, "12 steps from noise to picture", ink=MUTED, size=9.5)
+    label(axes, left + cell * skipped / 2, y + 0.82, "5 steps from noise to picture", ink=MUTED, size=9.5)
     arrow(axes, (5.5, 2.6), (split + 0.1, y + 0.64), ink=ORANGE, bend=0.15)
     label(
         axes,
@@ -81,9 +89,9 @@ def _draw_schedule(axes: Axes, left: float, width: float, y: float) -> None:
         ink=MUTED,
         size=9.5,
     )
-    label(axes, split + cell, y - 0.22, "two actions", ink=ORANGE, size=9.5)
-    label(axes, split + 2.5 * cell, y - 0.22, "no noise", ink=MUTED, size=9.5)
-    note = "noise_strength 0.25 of 12 steps: the last 3 are run. The last one adds no noise and is no action."
+    label(axes, split + 0.5 * cell, y - 0.22, "one action", ink=ORANGE, size=9.5)
+    label(axes, split + 1.5 * cell, y - 0.22, "no noise", ink=MUTED, size=9.5)
+    note = "noise_strength 0.4 of 5 steps: the last 2 are run. The last one adds no noise and is no action."
     label(axes, left, 0.3, note, size=9.5, align="left")
 
 
@@ -96,6 +104,13 @@ def read_rows(experiment: str) -> Rows:
         rows = [row for row in csv.DictReader(file) if row["experiment"] == experiment]
     variants = {seed: {row["variant"] for row in rows if row["seed"] == seed} for seed in SEEDS}
     return [row for row in rows if len(variants[row["seed"]]) == VARIANTS[experiment]]
+
+
+def read_chosen(task: str, what: str) -> Rows:
+    """Return what test pictures said of the settings that validation pictures chose."""
+    with open(BENCHMARKS / "baselines.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if (row["task"], row["what"]) == (task, what) and row["test"]]
 
 
 def seeds_of(rows: Rows) -> str:
@@ -140,19 +155,56 @@ def _dress(axes: Axes, title: str, xlabel: str = "samples") -> None:
     axes.tick_params(labelsize=8.5, colors=INK)
 
 
+def spread(heights: list[float], gap: float, top: float) -> list[float]:
+    """Move heights apart until neighbours have `gap` between them and none lies above `top`."""
+    order = sorted(range(len(heights)), key=lambda n: heights[n])
+    placed = dict(zip(order, (heights[n] for n in order), strict=True))
+    for below, above in itertools.pairwise(order):
+        placed[above] = max(placed[above], placed[below] + gap)
+    for rank, n in enumerate(reversed(order)):
+        placed[n] = min(placed[n], top - rank * gap)
+    return [placed[n] for n in range(len(heights))]
+
+
+def _label_ends(axes: Axes, end: float, lines: dict[str, tuple[float, str]]) -> None:
+    """Write name and value of each line to the right of its end; lines are {name: (value, colour)}."""
+    heights = spread([value for value, _ in lines.values()], gap=0.085, top=1.0)
+    for (name, (value, color)), height in zip(lines.items(), heights, strict=True):
+        axes.plot([end, 1.05 * end], [value, height], color=color, linewidth=0.8)
+        text = f"{name} {100 * value:.0f}"
+        axes.text(1.07 * end, height, text, color=color, fontsize=8.5, va="center")
+
+
+def _draw_task(axes: Axes, rows: Rows, name: str) -> None:
+    """Draw RL of one task over its samples, and as level lines what does without it."""
+    points = by_samples(rows, name, "judge")
+    end = max(points)
+    _draw_band(axes, points, BLUE)
+    read = [float(row["judge"]) for row in rows if row["variant"] == name and row["damage"]]
+    lines = {"RL": (_mean(read), BLUE)}
+    for what, (color, style) in COMPARED.items():
+        if chosen := read_chosen(name, what):
+            value = _mean([float(row["test"]) for row in chosen])
+            axes.plot([0, end], [value] * 2, color=color, linestyle=style, linewidth=1.3)
+            lines[what] = (value, color)
+    _label_ends(axes, end, lines)
+    kinds = [row["setting"] for row in read_chosen(name, "operation")]
+    _dress(axes, f"{name}\noperation: {kinds[0] if len(kinds) == 1 else 'the best of each kind'}")
+    axes.set(xlim=(0, 1.75 * end), ylim=(0, 1.04), xticks=[0, end / 2, end])  # labels stand on the right
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines["bottom"].set_bounds(0, end)
+    axes.xaxis.label.set_x(0.5 / 1.75)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}")
+
+
 def tasks() -> Figure:
-    """Draw the judge over the samples of every task, beside what it reads of the untouched input."""
+    """Draw the judge over the samples of every task, beside what it reads without RL."""
     rows = read_rows("tasks")
-    figure = Figure(figsize=(9, 5.2), facecolor=CARD, layout="constrained")
+    figure = Figure(figsize=(9.4, 6.4), facecolor=CARD, layout="constrained")
     for axes, name in zip(figure.subplots(2, 3).flat, TASKS, strict=True):
-        _draw_band(axes, by_samples(rows, name, "judge"), BLUE, "after the policy")
-        untouched = _mean(at_end(rows, name, "judge_damaged"))
-        axes.axhline(untouched, color=INK, linestyle=":", linewidth=1.2, label="untouched input")
-        _dress(axes, name)
-        axes.set_ylim(0, 1)
-        if name == TASKS[0]:
-            axes.legend(fontsize=8.5, frameon=False, loc="lower right")
-    figure.suptitle(f"The judge on held-out handwriting, {seeds_of(rows)}", fontsize=11, color=INK)
+        _draw_task(axes, rows, name)
+    title = f"What the judge reads of test pictures after RL ({seeds_of(rows)}) and without it, percent"
+    figure.suptitle(title, fontsize=11, color=INK)
     return figure
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from benchmarks import readme_tables
-from benchmarks.readme_tables import filled, peers_phase_table, peers_table
+from benchmarks.readme_tables import (
+    ablation_table,
+    demo_table,
+    edit_table,
+    filled,
+    peers_phase_table,
+    peers_table,
+    task_table,
+)
 
 
 def phases(sampling: float, training: float) -> dict[str, list[float]]:
@@ -67,6 +75,91 @@ def test_phases_show_median_and_spread(result: dict[str, Any]) -> None:
     )
 
 
+def baseline(task: str, what: str, setting: str, test: str, seed: str = "0") -> dict[str, str]:
+    return {"task": task, "what": what, "setting": setting, "test": test, "seed": seed}
+
+
+def shares(*values: float) -> dict[str, float]:
+    return dict(zip(("digit", "colours", "both", "second_judge"), values, strict=True))
+
+
+def test_the_demo_shows_the_untrained_pipeline_every_seed_and_their_mean() -> None:
+    untrained = {**shares(0.4, 0.8, 0.3, 0.25), "strength": 0.4, "guidance": 7.5, "steps": 10}
+    before = shares(0.9, 0.0, 0.0, 0.0)
+    runs = [
+        {"seed": seed, "untrained_best": untrained, "before": before, "after": after, "seconds": seconds}
+        for seed, after, seconds in (
+            (0, shares(0.8, 1.0, 0.8, 0.7), 120),
+            (1, shares(0.9, 0.9, 0.9, 0.9), 180),
+        )
+    ]
+    lines = demo_table({"machine": "a machine", "runs": runs}).splitlines()
+    assert lines[2:] == [
+        "| untrained, the best setting: strength 0.4, guidance 7.5, 10 steps"
+        " | 40.0% | 80.0% | 30.0% | 25.0% |  |",
+        "| untrained, as RL begins | 90.0% | 0.0% | 0.0% | 0.0% |  |",
+        "| after RL, seed 0 | 80.0% | 100.0% | 80.0% | 70.0% | 2.0 |",
+        "| after RL, seed 1 | 90.0% | 90.0% | 90.0% | 90.0% | 3.0 |",
+        "| **after RL, mean** | 85.0% | 95.0% | 85.0% | 80.0% | 2.5 |",
+        "",
+        "Measured on: a machine.",
+    ]
+    taught = [{"what": "supervised", **shares(0.8, 1.0, share, 0.8)} for share in (0.7, 0.9)]
+    others = [{"what": what, **shares(1, 0, 0, 0)} for what in ("untouched", "program")]
+    lines = edit_table({"runs": runs}, [*taught, *others]).splitlines()
+    assert lines[2] == "| nothing | 100.0% | 0.0% | 0.0% | 0.0% |"
+    assert lines[5:] == [
+        "| supervised on pairs, as many samples | 80.0% | 100.0% | 80.0% (70.0 to 90.0) | 80.0% |",
+        "| RL, from a score | 85.0% | 95.0% | 85.0% (80.0 to 90.0) | 80.0% |",
+    ]
+
+
+def test_the_ablations_show_every_variants_last_reading() -> None:
+    rows = [
+        {"variant": name, "seconds": seconds, **shares(0.5, 0.5, both, 0.5)}
+        for name, seconds, both in (("one", 0, 0.1), ("one", 9.6, 0.4), ("other", 0, 0.2), ("other", 7, 0.3))
+    ]
+    assert ablation_table(rows).splitlines()[2:] == [
+        "| one | 50.0% | 50.0% | 40.0% | 50.0% | 10 |",
+        "| other | 50.0% | 50.0% | 30.0% | 50.0% | 7 |",
+    ]
+
+
+def test_tasks_show_rl_beside_its_baselines() -> None:
+    rows = [
+        {"variant": "fog", "seed": "0", "damage": "", "judge": "0.1"},  # a reading during training
+        *({"variant": "fog", "seed": seed, "damage": "foggy", "judge": f"0.8{seed}"} for seed in "02"),
+        *(
+            {"variant": "four corruptions", "seed": "1", "damage": "noisy", "judge": s}
+            for s in ("0.9", "0.5")
+        ),
+    ]
+    baselines = [
+        baseline("fog", "untouched", "", "0.5"),
+        baseline("fog", "operation", "median 3", ""),  # not chosen, so not read on test pictures
+        baseline("fog", "operation", "stretch", "0.99"),
+        baseline("fog", "untrained", "4 of 12", "0.425"),
+        *(baseline("fog", "supervised", "0.001", *end) for end in (("0.9", "0"), ("0.94", "1"))),
+        *(baseline("four corruptions", "untouched", "", share) for share in ("0.4", "0.6")),
+        *(
+            baseline("four corruptions", "operation", *best)
+            for best in (("stretch", "1"), ("median 3", "0.8"))
+        ),
+        baseline("noise", "untouched", "", "0.3"),
+    ]
+    lines = {line.split(" | ")[0]: line for line in task_table(rows, baselines).splitlines()}
+    assert lines["| fog"] == (
+        "| fog | 50.0% | 99.0% (stretch) | 42.5% (4 of 12) "
+        "| 81.0% (80.0 to 82.0, 2 seeds) | 92.0% (90.0 to 94.0, 2 seeds) |"
+    )
+    assert lines["| noise, severity 5"] == "| noise, severity 5 | 30.0% | – | – | – | – |"
+    assert lines["| noise, blur, fog, JPEG, severities 1 to 5"] == (
+        "| noise, blur, fog, JPEG, severities 1 to 5 | 50.0% | 90.0% (each kind's own) | – "
+        "| 70.0% (one seed) | – |"
+    )
+    assert len({line.count(" | ") for line in lines.values()}) == 1
+
+
 def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {"one": lambda: "| new |", "not measured": lambda: readme_tables.read("no such file")}
     monkeypatch.setattr(readme_tables, "TABLES", tables)
@@ -76,7 +169,7 @@ def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> Non
         filled("<!-- not measured --><!-- /not measured -->")
 
 
-@pytest.mark.parametrize("path", ["README.md", "benchmarks/README.md"])
-def test_a_readme_shows_the_committed_tables(path: str) -> None:
+@pytest.mark.parametrize("path", readme_tables.PAGES)
+def test_a_page_shows_the_committed_tables(path: str) -> None:
     text = (readme_tables.ROOT / path).read_text(encoding="utf-8")
     assert filled(text) == text
