@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE =
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
-demo: .venv/core.stamp ## train on damaged handwriting until a judge reads it better
+demo: .venv/core.stamp ## teach img2img to obey a sentence and keep the picture
 	$(BIN)/ddpo-lessons demo $(ARGS)
 
 test: lint ## lint, types, unit tests and every notebook

@@ -51,9 +51,9 @@ LESSONS = {
         "06-loop",
     ),
     "07_img2img_ddpo": (
-        "the picture as first state: damage undone, camouflage revealed; when a rising reward means nothing",
+        "obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines",
         ("rollout", "prompts", "rewards"),
-        "07-tasks",
+        "07-dilemma",
     ),
     "08_full_gpu_run": (
         "Stable Diffusion's size: memory and time on paper, one command, several GPUs, kill and resume",
@@ -114,14 +114,11 @@ def edit_table(result: dict[str, Any], rows: list[dict[str, str]]) -> str:
 
 def ablation_table(rows: list[dict[str, str]]) -> str:
     """Return what each choice of the demo is worth: the last reading of every variant."""
-    lines = [
-        "| variant | " + " | ".join(SHARES.values()) + " | seconds |",
-        "| --- |" + " ---: |" * (len(SHARES) + 1),
-    ]
+    lines = ["| variant | " + " | ".join(SHARES.values()) + " |", "| --- |" + " ---: |" * len(SHARES)]
     last = {row["variant"]: row for row in rows}
     for name, row in last.items():
         cells = [f"{100 * float(row[key]):.1f}%" for key in SHARES]
-        lines.append("| " + " | ".join([name, *cells, f"{float(row['seconds']):.0f}"]) + " |")
+        lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)
 
 

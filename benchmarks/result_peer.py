@@ -29,19 +29,9 @@ NEEDED: dict[str, Any] = {
     # Saving, by default after every epoch, fails with the default project_kwargs; here nobody saves.
     "save_freq": 10**9,
 }
-SHARED = (
-    *("sample_guidance_scale", "sample_batch_size", "sample_num_batches_per_epoch"),
-    *("train_batch_size", "train_learning_rate", "train_clip_range"),
-)
+SHARED = ("sample_guidance_scale", "train_batch_size", "train_learning_rate", "train_clip_range")
 # Beside NEEDED. And the pipeline's folder has set_alpha_to_one=False: a step without noise trains it on NaN.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "imageddpo, its documentation": {  # imageddpo's README, and for the rest TRL's defaults
-        "sample_guidance_scale": 7.5,
-        "sample_eta": 1.0,
-        "train_batch_size": 4,
-        "sample_batch_size": 4,  # the default, 1, is refused: it must be at least train_batch_size
-        # The README's train_use_8bit_adam needs bitsandbytes, which imageddpo does not install.
-    },
     "imageddpo, gaussian-glasses": {  # rl/rl_trainer.py of the project that the README names as an example
         # Guidance: TRL's 5, as in its code; the 0 of its page is for empty prompts, and here they matter.
         "sample_batch_size": 4,
@@ -52,6 +42,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "imageddpo, the demo's settings": {
         **{name: SETTINGS[name] for name in SHARED},
+        # As many samples in one batch, for one below train_batch_size is refused.
+        "sample_batch_size": SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"],
+        "sample_num_batches_per_epoch": 1,
     },
 }
 

@@ -534,7 +534,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "demo": Command("Make damaged handwriting legible, in minutes.", _add_demo_arguments, _demo),
+    "demo": Command("Teach img2img to obey a sentence and keep the picture.", _add_demo_arguments, _demo),
     "train": Command("Train a model with DDPO on a reward.", _add_train_arguments, _train),
     "sample": Command("Use what was trained.", _add_sample_arguments, _sample),
     "doctor": Command("Say what works on this machine.", lambda parser: None, _doctor),
