@@ -26,7 +26,7 @@ def test_the_program_needs_no_model_and_gets_nearly_all_right() -> None:
 def test_the_untrained_pipeline_is_that_of_diffusers_and_repeats_itself() -> None:
     edits, pipeline = world.draw_edits(3, "validation", 0), load_tiny_sd()
     low, again, high = (
-        demo.untrained(pipeline, edits, demo.Img2Img(strength, 4.0, 5)) for strength in (0.4, 0.4, 1.0)
+        demo.untrained(pipeline, edits, demo.Img2Img(strength, 4.0, 5)) for strength in (0.4, 0.4, 0.8)
     )
     assert torch.equal(low, again)
     change = [(images - edits.pictures.images).square().mean() for images in (low, high)]
