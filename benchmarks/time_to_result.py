@@ -45,7 +45,7 @@ OURS: dict[str, dict[str, Any]] = {
     # The task's number of steps, and no pictures, since the peer draws none.
     "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
 }
-LIMIT = 180.0  # seconds of training
+LIMIT = 120.0  # seconds of training
 GAIN = 0.15
 PICTURES = 200
 READ_EVERY = SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"]  # samples
