@@ -103,7 +103,7 @@ def draw_strengths() -> None:
 def by_program(edits: world.Edits) -> torch.Tensor:
     """Do it without any model: read the sentence, find the two colours of the picture, repaint it.
 
-    Nobody can write this for photographs: there a colour is not two numbers, and a sentence names anything.
+    Nobody can write this for photographs: they are not made of two colours, and a sentence names anything.
     """
     images, said = edits.pictures.images, [world.parse_prompt(prompt) for prompt in edits.prompts]
     named = world.rgb([d.ink for d in said]), world.rgb([d.background for d in said])
