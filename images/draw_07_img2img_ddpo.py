@@ -189,7 +189,8 @@ def _draw_task(axes: Axes, rows: Rows, name: str) -> None:
             lines[what] = (value, color)
     _label_ends(axes, end, lines)
     kinds = [row["setting"] for row in read_chosen(name, "operation")]
-    _dress(axes, f"{name}\noperation: {kinds[0] if len(kinds) == 1 else 'the best of each kind'}")
+    operation = kinds[0] if len(kinds) == 1 else "the best of each kind"
+    _dress(axes, f"{name}\noperation: {operation}" if kinds else name)
     axes.set(xlim=(0, 1.75 * end), ylim=(0, 1.04), xticks=[0, end / 2, end])  # labels stand on the right
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines["bottom"].set_bounds(0, end)
