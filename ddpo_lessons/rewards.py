@@ -373,8 +373,8 @@ def recolouring(
                     f"prompts[{index}]={prompts[index]!r} does not name ink and background: "
                     'write as in "a yellow digit on a white background"'
                 )
-        inputs = _images(metadata, "image", images)
         log_p = _legibility(reader, images, _digits(metadata, images.device), probability=False)  # (B,)
+        inputs = _images(metadata, "image", images)
         ink, background = world.measure_colours(images)  # (B, 3) each
         moved = world.coverage(images, ink, background) - world.coverage(
             inputs, *world.measure_colours(inputs)

@@ -219,7 +219,7 @@ def test_needs_name_rewards_that_exist_and_name_them_all() -> None:
             continue
         missing = ""
         try:
-            make()(images, ["a red three"], [{}])
+            make()(images, ["a red three on a blue background"], [{}])
         except ValueError as error:
             missing = str(error).partition("has no '")[2].partition("'")[0]
         assert missing == folders.NEEDS.get(name, ""), name
