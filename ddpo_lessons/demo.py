@@ -42,7 +42,7 @@ class Img2Img:
 
 
 POLICY = Img2Img(0.4, 2.0, 5)  # two steps are run, the first of which is an action
-# The most pictures done right by the untrained pipeline, of a grid of all three: benchmarks/edit_grid.csv.
+# The most pictures done right by the untrained pipeline, of a grid of all four: benchmarks/edit_grid.csv.
 UNTRAINED_BEST = Img2Img(0.4, 30.0, 10)
 STRENGTHS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)  # of the curve that the figure shows
 # Attention, which is all that the peers adapt, and feed-forward layers and convolutions too.
@@ -68,7 +68,7 @@ SETTINGS: dict[str, Any] = {
     "image_grid_freq": 0,
 }
 WATCHED = 100  # pictures of the validation split, looked at every so many epochs:
-WATCH_EVERY = 25
+WATCH_EVERY = 5
 SHOWN = 6  # pictures in the strip, the first of the test split
 
 
@@ -80,6 +80,7 @@ def restore(
     prompt: str | Sequence[str] = "",
     seed: int = 0,
     guidance_scale: float = 1.0,
+    eta: float = 1.0,
 ) -> torch.Tensor:
     """Send images through the policy, picture n with noise of its own from (seed, n).
 
@@ -91,6 +92,7 @@ def restore(
         prompt: of all of them, or N prompts.
         seed: the same one means the same noise.
         guidance_scale: as in `img2img_rollout`.
+        eta: as in `img2img_rollout`.
 
     Returns:
         Images (N, 3, H, W) in [0, 1], on the CPU.
@@ -105,6 +107,7 @@ def restore(
             noise_strength,
             num_inference_steps=num_steps,
             guidance_scale=guidance_scale,
+            eta=eta,
             generator=[torch.Generator().manual_seed(sample_seed(seed, int(n))) for n in numbers],
         )
         out.append(edited.cpu())
@@ -157,6 +160,7 @@ class Exam:
             setting.steps,
             self.edits.prompts,
             guidance_scale=setting.guidance,
+            eta=setting.eta,
         )
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
@@ -194,7 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
     watch = Exam(world.draw_edits(min(WATCHED, arguments.eval_images), "validation", 0))
     print("asking the untrained pipeline, at every strength")
     images = {
-        "untrained_best": exam.images(pipeline, UNTRAINED_BEST),
+        "untrained_best": untrained(pipeline, exam.edits, UNTRAINED_BEST),
         "before": exam.images(pipeline, POLICY),
     }
     curve = [
