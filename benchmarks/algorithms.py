@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.runs import run_all
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.contexts import PromptFunction
-from ddpo_lessons.prompts import PromptSampler, digit_world_prompts
+from ddpo_lessons.data.contexts import PromptFunction
+from ddpo_lessons.data.prompts import PromptSampler, digit_world_prompts
 from ddpo_lessons.rewards import (
     RewardFunction,
     colourfulness,
@@ -29,8 +29,8 @@ from ddpo_lessons.rewards import (
     prompt_alignment,
 )
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
-from ddpo_lessons.runlog import read_metrics
-from ddpo_lessons.rwr import RWRTrainer
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.algorithms.rwr import RWRTrainer
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
 from ddpo_lessons.trainer import DDPOTrainer
 

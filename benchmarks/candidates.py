@@ -24,7 +24,8 @@ from tqdm.auto import tqdm
 from benchmarks.peers import machine, started, summary, tiny_folder
 from benchmarks.speed_cases import CASES, SIZES, serve
 from benchmarks.speed_ours import make_trainer
-from ddpo_lessons import policy, rollout
+from ddpo_lessons import rollout
+from ddpo_lessons.families import policy
 from ddpo_lessons.trainer import DDPOTrainer
 
 RESULT = Path(__file__).with_suffix(".json")

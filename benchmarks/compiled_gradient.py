@@ -17,9 +17,9 @@ from diffusers import UNet2DConditionModel
 from diffusers.utils import logging
 
 from benchmarks.demo_table import machine
-from ddpo_lessons.compiled import WrongGradientsError, check_gradients
+from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.policy import prepare_policy
+from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.rollout import predict
 from ddpo_lessons.tiny import load_tiny_sd
 

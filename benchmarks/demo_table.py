@@ -40,7 +40,7 @@ def machine() -> str:
 def run_demo(seed: int, folder: Path) -> dict[str, Any]:
     """Run `ddpo-lessons demo` as a command and return its results with the seconds it took."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "ddpo_lessons.cli", "demo"]
+    command = [sys.executable, "-m", "ddpo_lessons.app.cli", "demo"]
     subprocess.run([*command, "--seed", str(seed), "--output-dir", str(folder)], check=True)
     results = json.loads((folder / "results.json").read_text())
     return {"seed": seed, **results, "seconds": round(time.perf_counter() - started, 1)}

@@ -35,11 +35,11 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline
 from transformers import CLIPTokenizer
 
 from benchmarks.speed_cases import CASES, Case
-from ddpo_lessons import budget
-from ddpo_lessons.compiled import WrongGradientsError
+from ddpo_lessons.app import budget
+from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.policy import prepare_policy
-from ddpo_lessons.presets import GPU_MEMORY, PRESETS, fit_to_memory
+from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.rollout import predict, vae_factor
 from ddpo_lessons.tiny import CHECKPOINT, load_tiny_sd
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer

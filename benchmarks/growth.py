@@ -2,7 +2,7 @@
 
 One number at a time is varied around tiny-sd's base point. Each point is trained in fresh processes of one
 thread. Time should grow as a power of what is varied, so its slope is fitted to logarithms; memory has a
-constant part, so its slope is fitted to the numbers themselves. `ddpo_lessons.budget` counts, from shapes
+constant part, so its slope is fitted to the numbers themselves. `ddpo_lessons.app.budget` counts, from shapes
 alone, the FLOPs and bytes that stand beside them. Needs Linux, for /proc's and getrusage's units.
 """
 
@@ -28,7 +28,7 @@ import torch
 from diffusers.utils import logging
 
 from benchmarks.speed_cases import PROMPT, redness
-from ddpo_lessons import budget
+from ddpo_lessons.app import budget
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.tiny import load_tiny_sd
 from ddpo_lessons.trainer import DDPOTrainer

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from benchmarks.speed_cases import serve
 from benchmarks.speed_peer import trainable
-from ddpo_lessons.demo import POLICY, SETTINGS
-from ddpo_lessons.prompts import edit_requests
+from ddpo_lessons.app.demo import POLICY, SETTINGS
+from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 
 # The task, and what imageddpo needs to run at all.

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.contexts import PromptFunction
+from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.ddim import predict_x0_and_noise
-from ddpo_lessons.policy import check_pipeline, make_optimizer, prepare_policy
+from ddpo_lessons.families.policy import check_pipeline, make_optimizer, prepare_policy
 from ddpo_lessons.rollout import PromptEncoder, encode, make_schedule, predict
 
 Pair = tuple[str, torch.Tensor, dict[str, Any]]  # prompt, input (3, H, W), and the "target" of the same shape

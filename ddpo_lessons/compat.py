@@ -21,8 +21,8 @@ from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
 from ddpo_lessons import config, trainer
-from ddpo_lessons.contexts import Context
-from ddpo_lessons.policy import ddim_scheduler, save_policy
+from ddpo_lessons.data.contexts import Context
+from ddpo_lessons.families.policy import ddim_scheduler, save_policy
 from ddpo_lessons.rollout import PromptEncoder, Trajectory, decode, make_schedule, predict
 from ddpo_lessons.tiny import CHECKPOINT
 

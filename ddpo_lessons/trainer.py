@@ -21,12 +21,12 @@ from accelerate.utils import ProjectConfiguration, set_seed
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
-from ddpo_lessons import checkpoint
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
 from ddpo_lessons.batching import minibatches, shuffle_samples, shuffle_time
-from ddpo_lessons.compiled import check_gradients
+from ddpo_lessons.run.compiled import check_gradients
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.contexts import (
+from ddpo_lessons.data.contexts import (
     Context,
     PromptFunction,
     RewardFunction,
@@ -37,8 +37,8 @@ from ddpo_lessons.contexts import (
     text_context,
 )
 from ddpo_lessons.ddim import DDIMStep, ddim_step_with_logprob, gaussian_kl
-from ddpo_lessons.interrupt import DeferredInterrupt
-from ddpo_lessons.policy import Reference, check_pipeline, make_optimizer, prepare_policy, save_policy
+from ddpo_lessons.run.interrupt import DeferredInterrupt
+from ddpo_lessons.families.policy import Reference, check_pipeline, make_optimizer, prepare_policy, save_policy
 from ddpo_lessons.ppo import clipped_surrogate
 from ddpo_lessons.rollout import (
     PromptEncoder,
@@ -50,7 +50,7 @@ from ddpo_lessons.rollout import (
     text2img_rollout,
     vae_factor,
 )
-from ddpo_lessons.runlog import NO_RECORDS, RunLog, claim, hold
+from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold
 
 # A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
 # with less noise than this, rounding alone can take a ratio out of the peers' clip range of 1e-4.

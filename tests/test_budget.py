@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from helpers import brightness, make_config, make_pipeline, noisy_image
 from torch import nn
 
-from ddpo_lessons import budget, checkpoint, policy
+from ddpo_lessons.app import budget
+from ddpo_lessons.families import policy
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.policy import prepare_policy
+from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

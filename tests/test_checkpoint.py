@@ -12,7 +12,7 @@ import torch
 from helpers import make_pipeline
 from peft import LoraConfig
 
-from ddpo_lessons import checkpoint
+from ddpo_lessons.run import checkpoint
 
 TENSORS = {
     "policy": {"layer.weight": torch.arange(6.0).view(2, 3), "bias": torch.tensor([1e-30, -0.0])},

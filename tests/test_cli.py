@@ -20,11 +20,13 @@ from helpers import make_pipeline, write_clip, write_resnet
 from PIL import Image
 
 import ddpo_lessons
-from ddpo_lessons import cli, compat, demo, doctor, folders, rewards, rollout
+from ddpo_lessons import compat, rewards, rollout
+from ddpo_lessons.app import cli, demo, doctor
+from ddpo_lessons.data import folders
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.presets import PRESETS
-from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons.app.presets import PRESETS
+from ddpo_lessons.run.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -650,7 +652,7 @@ def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_starts_without_torch() -> None:
     program = (
-        "import sys\nfrom ddpo_lessons import cli, doctor\n"
+        "import sys\nfrom ddpo_lessons.app import cli, doctor\n"
         "cli._make_parser(['doctor']).parse_args(['doctor'])\n"
         "print(sorted({'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules)))"
     )
@@ -663,7 +665,7 @@ def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out.strip() == ddpo_lessons.__version__ == project["version"]
-    assert project["scripts"] == {"ddpo-lessons": "ddpo_lessons.cli:main"}
+    assert project["scripts"] == {"ddpo-lessons": "ddpo_lessons.app.cli:main"}
 
 
 def test_public_names_exist() -> None:

@@ -15,8 +15,9 @@ from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline, StableDiffu
 from helpers import brightness, make_pipeline, noisy_image, red_three, stir_adapter
 from safetensors.torch import load_file
 
-from ddpo_lessons import checkpoint, compat, trainer
-from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons import compat, trainer
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,7 +17,7 @@ from helpers import brightness, make_config, make_pipeline, red_three
 from torch import nn
 
 from ddpo_lessons import trainer as trainer_module
-from ddpo_lessons.compiled import WrongGradientsError, check_gradients
+from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.trainer import DDPOTrainer
 
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]

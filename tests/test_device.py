@@ -18,9 +18,10 @@ from fake_device import DEVICE, HOST, Traffic, fake_device
 from helpers import brightness, make_config, make_pipeline, red_three
 from PIL import Image
 
-from ddpo_lessons import checkpoint, cli, demo
+from ddpo_lessons.app import cli, demo
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.prompts import damaged_handwriting, get_prompts
+from ddpo_lessons.data.prompts import damaged_handwriting, get_prompts
 from ddpo_lessons.rewards import (
     RewardFunction,
     decorruption,
@@ -28,7 +29,7 @@ from ddpo_lessons.rewards import (
     prompt_alignment,
     recolouring,
 )
-from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer

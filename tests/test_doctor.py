@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from ddpo_lessons import doctor, profiles
+from ddpo_lessons.app import doctor, profiles
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,8 @@ from helpers import (
 )
 from PIL import Image
 
-from ddpo_lessons import checkpoint
-from ddpo_lessons.runlog import METRICS, RunLog, read_metrics
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import METRICS, RunLog, read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ddpo_lessons import folders, rewards
+from ddpo_lessons import rewards
+from ddpo_lessons.data import folders
 from ddpo_lessons.tiny import world
 
 

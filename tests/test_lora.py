@@ -7,9 +7,9 @@ import torch
 from helpers import make_config, make_pipeline, stir_adapter
 from peft import LoraConfig, get_peft_model_state_dict
 
-from ddpo_lessons.demo import EVERYWHERE
-from ddpo_lessons.lora import SummedConv2d, SummedLinear, use_summed_weights
-from ddpo_lessons.policy import prepare_policy
+from ddpo_lessons.app.demo import EVERYWHERE
+from ddpo_lessons.families.lora import SummedConv2d, SummedLinear, use_summed_weights
+from ddpo_lessons.families.policy import prepare_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -21,7 +21,7 @@ import importlib.util
 if importlib.util.find_spec("ddpo_lessons") is None:
     %pip install -q "ddpo-lessons[notebooks]"
 
-from ddpo_lessons.profiles import pick_profile
+from ddpo_lessons.app.profiles import pick_profile
 
 print(f"profile: {pick_profile()}")"""
 CHECKED = "# NBVAL_CHECK_OUTPUT"

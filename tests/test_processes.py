@@ -15,8 +15,8 @@ import torch
 from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_image
 from safetensors.torch import load_file, save_file
 
-from ddpo_lessons import checkpoint
-from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 TRACKING = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpo_lessons import prompts
+from ddpo_lessons.data import prompts
 from ddpo_lessons.tiny import world
 
 

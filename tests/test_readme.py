@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpo_lessons.cli import main
+from ddpo_lessons.app.cli import main
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 

@@ -7,8 +7,8 @@ import torch
 from helpers import brightness, make_config, make_pipeline, red_three, stir_adapter
 
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
-from ddpo_lessons.policy import Reference, prepare_policy
-from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons.families.policy import Reference, prepare_policy
+from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

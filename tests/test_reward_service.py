@@ -14,8 +14,8 @@ import pytest
 import torch
 from helpers import each_prompt, make_config, make_pipeline
 
-from ddpo_lessons.contexts import Context, score
-from ddpo_lessons.reward_service import http_reward, make_server, pack, time_limit, unpack, within
+from ddpo_lessons.data.contexts import Context, score
+from ddpo_lessons.rewards.service import http_reward, make_server, pack, time_limit, unpack, within
 from ddpo_lessons.trainer import DDPOTrainer
 
 IMAGES = torch.arange(24.0).view(2, 3, 2, 2) / 24
@@ -228,7 +228,7 @@ def test_a_service_that_hangs_or_drips_is_given_up_in_time():
 
 def test_waits_double(monkeypatch):
     waits: list[float] = []
-    monkeypatch.setattr("ddpo_lessons.reward_service.time.sleep", waits.append)
+    monkeypatch.setattr("ddpo_lessons.rewards.service.time.sleep", waits.append)
     with pytest.raises(ConnectionError, match="failed 4 times"):
         http_reward("http://127.0.0.1:1", retries=3, backoff=0.5)(IMAGES, PROMPTS, METADATA)
     assert waits == [0.5, 1.0, 2.0]

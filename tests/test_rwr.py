@@ -9,8 +9,8 @@ import torch
 from helpers import brightness, make_config, make_pipeline, red_three
 
 from ddpo_lessons.rollout import Trajectory, text2img_rollout
-from ddpo_lessons.runlog import read_metrics
-from ddpo_lessons.rwr import RWRTrainer, rwr_weights, sparse_rwr_weights
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.algorithms.rwr import RWRTrainer, rwr_weights, sparse_rwr_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,7 +96,7 @@ def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
     )
     rows, columns = torch.tensor([0, 1]), torch.tensor([0, 0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddpo_lessons.rwr.predict", lambda unet, latents, *_, **__: torch.zeros_like(latents))
+        patch.setattr("ddpo_lessons.algorithms.rwr.predict", lambda unet, latents, *_, **__: torch.zeros_like(latents))
         loss, _ = trainer._loss(trajectory, torch.tensor([0.0, 2.0]), rows, columns)
     timesteps, noise = trainer._denoising_examples(trajectory.final_latents, rows, columns)
     alpha_bar = pipeline.scheduler.alphas_cumprod[timesteps[1]]

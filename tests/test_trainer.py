@@ -25,9 +25,9 @@ from helpers import (
     stir_adapter,
 )
 
-from ddpo_lessons import checkpoint
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.rollout import Trajectory, img2img_rollout
-from ddpo_lessons.runlog import read_metrics
+from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.torture.harness import Counts, each_case, expect, is_clear
 from benchmarks.torture.model import make_trainer, result_of
-from ddpo_lessons import checkpoint
-from ddpo_lessons.runlog import METRICS, read_metrics
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import METRICS, read_metrics
 
 EPOCHS = 3
 executed: list[str] = []  # what Python itself reports of unpickling and of programs that were started

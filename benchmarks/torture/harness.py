@@ -17,7 +17,7 @@ from typing import Any
 
 from accelerate.state import AcceleratorState
 
-from ddpo_lessons import checkpoint
+from ddpo_lessons.run import checkpoint
 
 PACKAGE = str(Path(checkpoint.__file__).parent)
 

@@ -16,7 +16,7 @@ from accelerate.utils import InitProcessGroupKwargs
 
 from benchmarks.torture.harness import BrokenPromiseError, Counts, each_case, expect, fork, wait, wait_for
 from benchmarks.torture.model import make_trainer, result_of
-from ddpo_lessons import checkpoint
+from ddpo_lessons.run import checkpoint
 
 EPOCHS = 6
 GENTLE = {"train_learning_rate": 1e-3, "train_adam_epsilon": 1e-2}  # or Adam enlarges what is rounding

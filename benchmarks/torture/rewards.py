@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.torture.harness import Counts, each_case, expect, fork, is_clear, wait
 from benchmarks.torture.model import brightness, make_trainer, result_of
-from ddpo_lessons.reward_service import http_reward, make_server, time_limit
+from ddpo_lessons.rewards.service import http_reward, make_server, time_limit
 
 EPOCHS = 4
 LIMIT = 0.3  # seconds

@@ -17,7 +17,7 @@ from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.lora import use_summed_weights
+from ddpo_lessons.families.lora import use_summed_weights
 
 _PRECISION = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

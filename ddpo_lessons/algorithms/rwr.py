@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.contexts import PromptFunction, RewardFunction
+from ddpo_lessons.data.contexts import PromptFunction, RewardFunction
 from ddpo_lessons.rollout import Trajectory, predict, sample_seed
 from ddpo_lessons.trainer import DDPOTrainer, ImageSamplesHook
 

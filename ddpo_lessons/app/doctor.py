@@ -12,7 +12,7 @@ from typing import NamedTuple
 GIB = 2**30
 MEMORY_NEEDED_GIB = 2.0  # the demo peaks at 0.9; the rest is room for the system
 DISK_NEEDED_GIB = 1.0  # the demo writes megabytes, a run of Stable Diffusion hundreds of them
-CHECKPOINT = Path(__file__).parent / "tiny" / "checkpoint"
+CHECKPOINT = Path(__file__).parents[1] / "tiny" / "checkpoint"
 
 
 class Check(NamedTuple):
@@ -110,7 +110,7 @@ def check_hub() -> Iterator[Check]:
     """Say whether the model hub answers; it need not, since tiny-sd is in the package."""
     from huggingface_hub import constants
 
-    from ddpo_lessons.profiles import hub_reachable
+    from ddpo_lessons.app.profiles import hub_reachable
 
     if hub_reachable():
         yield Check(True, f"Model hub: {constants.ENDPOINT} answers")
@@ -122,7 +122,7 @@ def check_hub() -> Iterator[Check]:
 
 def check_notebooks() -> Iterator[Check]:
     """Say in which profile each notebook runs here."""
-    from ddpo_lessons.profiles import PROFILE_VARIABLE, pick_profile
+    from ddpo_lessons.app.profiles import PROFILE_VARIABLE, pick_profile
 
     yield Check(True, "Notebooks 01 to 05: profile cpu, as on every machine")
     try:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from PIL import Image, ImageOps
 
-from ddpo_lessons.contexts import to_tensor
-from ddpo_lessons.prompts import PromptSampler
+from ddpo_lessons.data.contexts import to_tensor
+from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward
 from ddpo_lessons.tiny import world
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from ddpo_lessons.config import DDPOConfig
-    from ddpo_lessons.folders import ImageFolder
-    from ddpo_lessons.presets import Preset
+    from ddpo_lessons.data.folders import ImageFolder
+    from ddpo_lessons.app.presets import Preset
     from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
@@ -174,12 +174,12 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 # --------------------------------------------------------------------------------------------- train
 def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    from ddpo_lessons.presets import GPU_MEMORY, PRESETS
-    from ddpo_lessons.prompts import PROMPTS
+    from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS
+    from ddpo_lessons.data.prompts import PROMPTS
     from ddpo_lessons.rewards import REWARDS
     from ddpo_lessons.tiny.world import DAMAGES
 
-    parser.epilog = "On several devices: accelerate launch -m ddpo_lessons.cli train ..."
+    parser.epilog = "On several devices: accelerate launch -m ddpo_lessons.app.cli train ..."
     parser.add_argument("--model", help="folder or name on the hub (tiny-sd, which is in the package)")
     parser.add_argument(
         "--preset",
@@ -234,7 +234,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _choose_preset(arguments: argparse.Namespace) -> Preset:
-    from ddpo_lessons.presets import PRESETS, Preset
+    from ddpo_lessons.app.presets import PRESETS, Preset
 
     if arguments.preset is None and arguments.model not in (None, "tiny-sd"):
         return Preset(arguments.model, reward="", prompts="", config={})
@@ -259,7 +259,7 @@ def _check_train_arguments(arguments: argparse.Namespace, preset: Preset) -> Non
 
 
 def _find_images(arguments: argparse.Namespace) -> ImageFolder | None:
-    from ddpo_lessons.folders import find_images
+    from ddpo_lessons.data.folders import find_images
 
     return None if arguments.images is None else find_images(arguments.images)
 
@@ -289,7 +289,7 @@ def _make_image_trainer(
     model: str,
 ) -> ImageDDPOTrainer:
     from ddpo_lessons.compat import load_pipeline
-    from ddpo_lessons.folders import check_needs, check_prompt, image_prompts, make_reward
+    from ddpo_lessons.data.folders import check_needs, check_prompt, image_prompts, make_reward
     from ddpo_lessons.trainer import ImageDDPOTrainer
 
     damages = arguments.damage or preset.damages
@@ -311,7 +311,7 @@ def _make_image_trainer(
 
 def _make_config(arguments: argparse.Namespace, preset: Preset) -> DDPOConfig:
     from ddpo_lessons.config import DDPOConfig
-    from ddpo_lessons.presets import fit_to_memory
+    from ddpo_lessons.app.presets import fit_to_memory
 
     fields = {field.name for field in dataclasses.fields(DDPOConfig)}
     given = {name: value for name, value in vars(arguments).items() if name in fields}
@@ -325,7 +325,7 @@ def _make_config(arguments: argparse.Namespace, preset: Preset) -> DDPOConfig:
 def _choose_prompts(
     arguments: argparse.Namespace, preset: Preset, seed: int
 ) -> Callable[[], tuple[str, dict[str, Any]]]:
-    from ddpo_lessons.prompts import from_file, get_prompts
+    from ddpo_lessons.data.prompts import from_file, get_prompts
 
     if arguments.prompt is not None:
         return lambda: (arguments.prompt, {})
@@ -395,7 +395,7 @@ def _sample(arguments: argparse.Namespace) -> int:
     from accelerate import PartialState
 
     from ddpo_lessons.compat import load_pipeline
-    from ddpo_lessons.folders import open_image
+    from ddpo_lessons.data.folders import open_image
 
     _check_sample_arguments(arguments)
     settings = _run_settings(arguments.lora or Path(arguments.model))
@@ -426,7 +426,7 @@ def _check_sample_arguments(arguments: argparse.Namespace) -> None:
 def _run_settings(result: Path) -> DDPOConfig:
     """Return the config of the run whose folder holds `result`, or the defaults."""
     from ddpo_lessons.config import DDPOConfig
-    from ddpo_lessons.runlog import METRICS
+    from ddpo_lessons.run.runlog import METRICS
 
     run_dir = result.parent
     if not (result.is_dir() and (run_dir / METRICS).is_file()):
@@ -450,8 +450,8 @@ def _load_lora(pipeline: StableDiffusionPipeline, folder: Path) -> None:
 
 
 def _choose_inputs(inputs: list[Image.Image], size: int, keep_size: bool) -> list[torch.Tensor]:
-    from ddpo_lessons.contexts import to_tensor
-    from ddpo_lessons.folders import fit
+    from ddpo_lessons.data.contexts import to_tensor
+    from ddpo_lessons.data.folders import fit
 
     return [to_tensor(image) if keep_size else fit(image, size) for image in inputs]
 
@@ -498,8 +498,8 @@ def _write_samples(folder: Path, inputs: list[torch.Tensor], images: list[torch.
     import torch
     from PIL import ImageOps
 
-    from ddpo_lessons.contexts import to_tensor
-    from ddpo_lessons.plotting import image_grid
+    from ddpo_lessons.data.contexts import to_tensor
+    from ddpo_lessons.app.plotting import image_grid
     from ddpo_lessons.tiny.world import to_pil
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -516,19 +516,19 @@ def _write_samples(folder: Path, inputs: list[torch.Tensor], images: list[torch.
 
 # ---------------------------------------------------------------------------------- demo and doctor
 def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    from ddpo_lessons import demo
+    from ddpo_lessons.app import demo
 
     demo.add_arguments(parser)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from ddpo_lessons import demo
+    from ddpo_lessons.app import demo
 
     return demo.run(arguments)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from ddpo_lessons import doctor
+    from ddpo_lessons.app import doctor
 
     return doctor.main()
 

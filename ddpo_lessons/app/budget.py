@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.policy import prepare_policy
+from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.rollout import vae_factor
 
 AUTOCAST = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -22,8 +22,8 @@ import torch
 from diffusers import StableDiffusionImg2ImgPipeline
 
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.plotting import plot_dilemma, plot_strip, save_figure
-from ddpo_lessons.prompts import edit_requests
+from ddpo_lessons.app.plotting import plot_dilemma, plot_strip, save_figure
+from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.rollout import img2img_rollout, sample_seed
 from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world

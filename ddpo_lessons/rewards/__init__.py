@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddpo_lessons.prompts import ANIMALS
+from ddpo_lessons.data.prompts import ANIMALS
 
 Metadata = Sequence[Mapping[str, Any]]
 Rewards = torch.Tensor | tuple[torch.Tensor, dict[str, Any]]

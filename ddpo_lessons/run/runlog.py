@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from ddpo_lessons import checkpoint
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.plotting import image_grid
+from ddpo_lessons.app.plotting import image_grid
 
 METRICS = "metrics.jsonl"
 NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}

@@ -1,0 +1,1 @@
+"""Model families: what is particular to Stable Diffusion, Stable Diffusion XL and whoever comes next."""

@@ -1,0 +1,1 @@
+"""What a run needs besides its algorithm: epochs, processes, checkpoints, records, interrupts."""
