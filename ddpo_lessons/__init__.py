@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from ddpo_lessons.advantages import normalize as normalize
     from ddpo_lessons.batching import EpochPlan as EpochPlan
     from ddpo_lessons.config import DDPOConfig as DDPOConfig
+    from ddpo_lessons.data.prompts import get_prompts as get_prompts
     from ddpo_lessons.ddim import ddim_step_with_logprob as ddim_step_with_logprob
     from ddpo_lessons.ppo import clipped_surrogate as clipped_surrogate
-    from ddpo_lessons.data.prompts import get_prompts as get_prompts
     from ddpo_lessons.rewards import get_reward as get_reward
     from ddpo_lessons.rollout import Trajectory as Trajectory
     from ddpo_lessons.rollout import img2img_rollout as img2img_rollout
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
-    from ddpo_lessons.trainer import RWRTrainer as RWRTrainer
     from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
+    from ddpo_lessons.trainer import RWRTrainer as RWRTrainer
 else:  # hidden from type checkers, for which every name would exist
 
     def __getattr__(name: str) -> Any:

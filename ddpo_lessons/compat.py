@@ -21,55 +21,20 @@ from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
 from ddpo_lessons import config, trainer
-from ddpo_lessons.data.contexts import Context
-from ddpo_lessons.families.policy import ddim_scheduler, save_policy
-from ddpo_lessons.rollout import PromptEncoder, Trajectory, decode, make_schedule, predict
+from ddpo_lessons.data.contexts import Context, score
+from ddpo_lessons.data.starts import FromImages
+from ddpo_lessons.ddim import ddim_step_with_logprob
+from ddpo_lessons.families import TINY_SD, family_of
+from ddpo_lessons.families import load_pipeline as load_pipeline
+from ddpo_lessons.families.policy import save_policy
+from ddpo_lessons.families.stable_diffusion import make_schedule
+from ddpo_lessons.ppo import clipped_loss, clipped_surrogate
 from ddpo_lessons.tiny import CHECKPOINT
 
-TINY_SD = "tiny-sd"
 LORA_FILE = "pytorch_lora_weights.safetensors"
 
 
 # ---------------------------------------------------------------------------------------- pipelines
-def _place(model: str | Path) -> str:
-    return str(CHECKPOINT if str(model) == TINY_SD else model)
-
-
-def load_pipeline(model: str | Path, revision: str = "main") -> StableDiffusionPipeline:
-    """Load a Stable-Diffusion-shaped pipeline in float32, with a DDIMScheduler and no safety checker.
-
-    Only safetensors are read, no pickle.
-
-    Args:
-        model: "tiny-sd" for the embedded one, a folder, or the name of a model on the hub.
-        revision: branch, tag or commit on the hub.
-
-    Returns:
-        The pipeline, on the CPU.
-
-    Raises:
-        RuntimeError: if the model cannot be had; says why and what to do.
-    """
-    try:
-        pipeline = StableDiffusionPipeline.from_pretrained(
-            _place(model),
-            revision=revision,
-            use_safetensors=True,
-            safety_checker=None,
-            requires_safety_checker=False,
-        )
-    except Exception as error:  # network, file and format errors share the remedy, but no base
-        reason = " ".join(str(error).split())
-        raise RuntimeError(
-            f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason:.300}). "
-            "Give the path of a folder that holds a diffusers pipeline with safetensors: on a machine with "
-            "a network `hf download MODEL --local-dir FOLDER` makes one; or set HF_HOME to a cache that "
-            "already holds the model"
-        ) from error
-    pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
-    return pipeline
-
-
 def _load_adapter(pipeline: StableDiffusionPipeline, model: str, revision: str) -> bool:
     """Load the LoRA weights that lie beside a model; return whether there are any."""
     try:
@@ -83,7 +48,7 @@ def _load_adapter(pipeline: StableDiffusionPipeline, model: str, revision: str) 
 
 def _save(pipeline: StableDiffusionPipeline, folder: str | Path) -> None:
     """Write the whole pipeline; LoRA weights go beside it, where `_load_adapter` finds them."""
-    save_policy(pipeline, folder)
+    save_policy(family_of(pipeline), folder)
     if not getattr(pipeline.unet, "peft_config", None):
         return
     weights = pipeline.unet.state_dict()
@@ -129,7 +94,7 @@ class DefaultDDPOStableDiffusionPipeline:
         self.pretrained_model = pretrained_model_name
         self.pretrained_revision = pretrained_model_revision
         self.sd_pipeline = load_pipeline(pretrained_model_name, pretrained_model_revision)
-        place = _place(pretrained_model_name)
+        place = str(CHECKPOINT) if pretrained_model_name == TINY_SD else pretrained_model_name
         self.use_lora = _load_adapter(self.sd_pipeline, place, pretrained_model_revision) or use_lora
 
     @property
@@ -187,25 +152,26 @@ class I2IDDPOStableDiffusionPipeline(DefaultDDPOStableDiffusionPipeline):
         Raises:
             ValueError: if guidance is asked for without a prompt.
         """
-        pipeline, encoder = self.sd_pipeline, PromptEncoder(self.sd_pipeline)
-        size = len(latents)
-        embeds = negative_prompt_embeds
-        if embeds is None:
-            embeds = encoder([""] * size)
-        negative = None
+        pipeline, family, size = self.sd_pipeline, family_of(self.sd_pipeline), len(latents)
+
+        def embed(texts: Sequence[str]) -> torch.Tensor:
+            return family.condition(texts, "", guidance_scale=1.0)["prompt_embeds"]  # (B, L, D)
+
+        embeds = embed([""] * size) if negative_prompt_embeds is None else negative_prompt_embeds
+        told = {"prompt_embeds": embeds}
         if guidance_scale > 1:
             if prompt_embeds is None:
                 if prompt is None:
                     raise ValueError("guidance needs a prompt: give prompt or prompt_embeds")
-                prompt_embeds = encoder([prompt] * size if isinstance(prompt, str) else prompt)
-            embeds, negative = prompt_embeds, embeds
+                prompt_embeds = embed([prompt] * size if isinstance(prompt, str) else prompt)
+            told = {"prompt_embeds": prompt_embeds, "negative_prompt_embeds": embeds}
         for timestep in make_schedule(pipeline.scheduler, num_inference_steps, starting_step_ratio):
             latents = latents.float()
-            output = predict(pipeline.unet, latents, timestep.expand(size), embeds, negative, guidance_scale)
+            output = family.predict(pipeline.unet, latents, timestep.expand(size), told, guidance_scale)
             latents = pipeline.scheduler.step(
                 output, timestep, latents, eta=eta, generator=generator
             ).prev_sample
-        images = decode(pipeline.vae, latents) * 2 - 1  # the processor takes [-1, 1]
+        images = family.decode(latents) * 2 - 1  # the processor takes [-1, 1]
         images = pipeline.image_processor.postprocess(images, output_type=output_type)
         return StableDiffusionPipelineOutput(images=images, nsfw_content_detected=None)
 
@@ -229,7 +195,9 @@ class DDPOConfig(config.DDPOConfig):
     """For the script to read; as in TRL, nothing else does."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field; TRL's own tests give None for no mixed precision."""
+        if self.mixed_precision is None:
+            self.mixed_precision = "no"
         super().__post_init__()
         if self.async_reward_computation:
             raise ValueError(
@@ -242,8 +210,8 @@ class DDPOConfig(config.DDPOConfig):
         return {name: value for name, value in super().to_dict().items() if name in known}
 
 
-class DDPOTrainer(trainer.DDPOTrainer):
-    """`ddpo_lessons.trainer.DDPOTrainer` with the methods of TRL's trainer."""
+class _Methods(trainer.Runner):
+    """The public methods of TRL's trainer, with its signatures."""
 
     def train(self, epochs: int | None = None) -> None:
         """Run the epochs that are left.
@@ -255,6 +223,84 @@ class DDPOTrainer(trainer.DDPOTrainer):
             self.config.num_epochs = epochs
         super().train()
 
+    def step(self, epoch: int, global_step: int | None = None) -> Any:
+        """Do one epoch.
+
+        Args:
+            epoch: its number, from 0.
+            global_step: TRL's count of optimizer steps; this trainer keeps its own.
+
+        Returns:
+            With `global_step` the new count, as in TRL; else the epoch's metrics.
+        """
+        metrics = super().step(epoch)
+        return metrics if global_step is None else self.global_step
+
+    def compute_rewards(
+        self, prompt_image_pairs: Sequence[Sequence[Any]], is_async: bool = False
+    ) -> list[tuple[torch.Tensor, Any]]:
+        """Score batches.
+
+        Args:
+            prompt_image_pairs: (images, prompts, metadata) of each batch.
+            is_async: refused when True, which never worked in TRL.
+
+        Returns:
+            (rewards, info) of each batch.
+        """
+        if is_async:
+            raise ValueError("is_async=True stops TRL with an AttributeError: leave it out")
+        found = []
+        for images, prompts, metadata in prompt_image_pairs:
+            contexts = [Context(*each) for each in zip(prompts, metadata, strict=True)]
+            found.append(tuple(score(self.reward_function, images, contexts)[3:]))
+        return found
+
+    def loss(self, advantages: torch.Tensor, clip_range: float, ratio: torch.Tensor) -> torch.Tensor:
+        """Return PPO's clipped loss, the mean over pairs (N,)."""
+        return clipped_loss(ratio, advantages, clip_range).mean()
+
+    def calculate_loss(
+        self,
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        next_latents: torch.Tensor,
+        log_probs: torch.Tensor,
+        advantages: torch.Tensor,
+        embeds: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Replay actions and return PPO's loss, the KL estimate and the clip fraction.
+
+        Args:
+            latents: (N, C, h, w).
+            timesteps: (N,), of the schedule that sampled last.
+            next_latents: (N, C, h, w).
+            log_probs: (N,), of sampling.
+            advantages: (N,).
+            embeds: (N, L, D); under guidance (2N, L, D), those of the negative prompts first, as in TRL.
+        """
+        config, told = self.config, {"prompt_embeds": embeds}
+        if len(embeds) == 2 * len(latents):
+            negative, positive = embeds.chunk(2)
+            told = {"prompt_embeds": positive, "negative_prompt_embeds": negative}
+        with self.autocast():
+            output = self.family.predict(
+                self.learner.denoiser, latents, timesteps, told, config.sample_guidance_scale
+            )
+            step = ddim_step_with_logprob(
+                self.pipeline.scheduler,
+                output,
+                timesteps,
+                latents,
+                config.sample_eta,
+                prev_sample=next_latents,
+                reduction=config.log_prob_reduction,
+            )
+        loss, stats = clipped_surrogate(
+            step.log_prob, log_probs, advantages, config.train_clip_range, config.train_adv_clip_max
+        )
+        return loss, stats.approx_kl, stats.clip_fraction
+
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write the pipeline and, beside it, the LoRA weights.
 
@@ -263,6 +309,14 @@ class DDPOTrainer(trainer.DDPOTrainer):
         """
         if self.accelerator.is_main_process:
             _save(self.pipeline, save_directory)
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Do what `save_pretrained` does; TRL's example calls it.
+
+        Args:
+            output_dir: where to write to; the run's folder if not given.
+        """
+        self.save_pretrained(output_dir or self.config.run_dir)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> None:
         """Upload what `save_pretrained` writes.
@@ -283,23 +337,31 @@ class DDPOTrainer(trainer.DDPOTrainer):
             api.upload_folder(repo_id=repo_id, folder_path=folder)
 
 
-class ImageDDPOTrainer(DDPOTrainer, trainer.ImageDDPOTrainer):
-    """`ddpo_lessons.trainer.ImageDDPOTrainer` with two habits of imageddpo that its scripts count on.
+class DDPOTrainer(_Methods, trainer.DDPOTrainer):
+    """`ddpo_lessons.trainer.DDPOTrainer` with the methods of TRL's trainer."""
+
+
+class _ImageddpoStart(FromImages):
+    """Two habits of imageddpo that its scripts count on.
 
     `train_timestep_fraction` is a share of `sample_num_steps`, and scripts set it to `noise_strength`. At
     guidance 1 and below a prompt only names its image for per-prompt statistics: the policy sees none.
     """
 
-    def _count_train_timesteps(self) -> int:
-        stochastic = self._count_stochastic()
-        share = self.config.sample_num_steps * self.config.train_timestep_fraction
-        count = min(int(share + 1e-6), stochastic)
-        return count or super()._count_train_timesteps()  # which says what is wrong
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "start": "images, as by imageddpo"}
 
-    def _rollout(
-        self, epoch: int, rows: Sequence[int], contexts: Sequence[Context]
-    ) -> tuple[torch.Tensor, Trajectory]:
-        if self.config.sample_guidance_scale <= 1:
-            nothing = self.config.negative_prompts
-            contexts = [dataclasses.replace(context, prompt=nothing) for context in contexts]
-        return super()._rollout(epoch, rows, contexts)
+    def count_train_timesteps(self, num_actions: int, config: config.DDPOConfig) -> int:
+        count = min(int(config.sample_num_steps * config.train_timestep_fraction + 1e-6), num_actions)
+        return count or super().count_train_timesteps(num_actions, config)  # which says what is wrong
+
+    def prompts(self, contexts: Sequence[Context], config: config.DDPOConfig) -> list[str]:
+        if config.sample_guidance_scale <= 1:
+            return [config.negative_prompts] * len(contexts)
+        return super().prompts(contexts, config)
+
+
+class ImageDDPOTrainer(_Methods, trainer.ImageDDPOTrainer):
+    """`ddpo_lessons.trainer.ImageDDPOTrainer` with the methods of TRL's trainer and imageddpo's start."""
+
+    start_class = _ImageddpoStart

@@ -186,6 +186,12 @@ class DDPOConfig:
             message = message.replace("num_batches_per_epoch", "sample_num_batches_per_epoch")
             raise ValueError(message) from None
 
+    @property
+    def shared_starts(self) -> int:
+        """How many rollouts side by side begin in one state: a group, where batches hold whole ones."""
+        size = self.sample_group_size
+        return size if self.sample_batch_size % size == 0 else 1
+
     def forward_sizes(self, latents_numel: int) -> tuple[int, int]:
         """Return how many samples are denoised, and how many pairs trained on, in one forward pass.
 
@@ -223,7 +229,7 @@ _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
     "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
-    "torch_compile", "train_forward_size", "train_gradient_checkpointing",
+    "torch_compile", "train_learning_rate", "train_forward_size", "train_gradient_checkpointing",
 }  # fmt: skip
 _AT_LEAST_ONE = (
     "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",

@@ -105,6 +105,39 @@ def ddim_step_with_logprob(
             differ, ``set_timesteps`` was not called, a timestep is outside the scheduler's table or
             its prediction undefined, or a deterministic step is replayed.
     """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction={reduction!r} is unknown; use 'mean' or 'sum'")
+    _check_shapes(model_output, sample, prev_sample)
+    timesteps = _per_sample(timestep, batch_size=sample.shape[0])
+    coefficients = step_coefficients(scheduler, timesteps, eta)  # (4, B)
+    if prev_sample is not None:
+        _refuse_where(
+            coefficients[3] == 0,
+            timesteps,
+            "prev_sample cannot be replayed: the step is deterministic (std 0) and has no density; "
+            "leave out of training the steps where step_std(scheduler, timesteps, eta) is 0",
+        )
+    noise = None
+    if prev_sample is None:
+        noise = randn_tensor(sample.shape, generator, device=sample.device, dtype=torch.float32)
+    coefficients = coefficients.to(sample.device)  # one transfer for all the numbers
+    return _gaussian_step(scheduler, model_output, sample, coefficients, noise, prev_sample, reduction)
+
+
+def step_coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float = 1.0) -> torch.Tensor:
+    r"""The four numbers of the schedule that make a step: alpha_bar, both weights of its mean, and its std.
+
+    Args:
+        scheduler: a DDIMScheduler on which ``set_timesteps`` was called.
+        timesteps: (N,) integers.
+        eta: noise scale, above 0.
+
+    Returns:
+        (4, N) float32 on the CPU: alpha_bar, sqrt(alpha_bar_prev), sqrt(1 - alpha_bar_prev - std^2), std.
+
+    Raises:
+        TypeError, ValueError: as in `ddim_step_with_logprob`.
+    """
     _check_scheduler(scheduler)
     _check_eta(eta)
     if eta == 0:
@@ -112,12 +145,6 @@ def ddim_step_with_logprob(
             "eta=0 makes the DDIM step deterministic: its outcome has no density and so no "
             "log-probability; use eta > 0, or DDIMScheduler.step to sample without log-probs"
         )
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r} is unknown; use 'mean' or 'sum'")
-    _check_shapes(model_output, sample, prev_sample)
-
-    # Stage 1: the numbers of the schedule, one per sample, (B,) each.
-    timesteps = _per_sample(timestep, batch_size=sample.shape[0])
     alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
     if scheduler.config.prediction_type == "epsilon":
         _refuse_where(
@@ -134,29 +161,89 @@ def ddim_step_with_logprob(
         timesteps,
         f"eta={eta} adds more noise than x_prev may hold; lower eta",
     )
-    if prev_sample is not None:
-        _refuse_where(
-            variance == 0,
-            timesteps,
-            "prev_sample cannot be replayed: the step is deterministic (std 0) and has no density; "
-            "leave out of training the steps where step_std(scheduler, timesteps, eta) is 0",
-        )
-
-    # Stage 2: mean and standard deviation of x_prev, after one transfer for all the numbers.
     weight_x0, weight_noise = alpha_bar_prev.sqrt(), direction_variance.clamp(min=0).sqrt()
-    numbers = torch.stack([alpha_bar, weight_x0, weight_noise, variance.sqrt()])  # (4, B)
-    numbers = numbers.to(sample.device).view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
-    alpha_bar, weight_x0, weight_noise, std = numbers
-    x0, noise = predict_x0_and_noise(scheduler, model_output.float(), sample.float(), alpha_bar)
-    mean = weight_x0 * x0 + weight_noise * noise  # (B, ...)
+    return torch.stack([alpha_bar, weight_x0, weight_noise, variance.sqrt()])
 
-    # Stage 3: draw or replay the outcome, and score it.
+
+def _gaussian_step(
+    scheduler: DDIMScheduler,
+    model_output: torch.Tensor,
+    sample: torch.Tensor,
+    coefficients: torch.Tensor,
+    noise: torch.Tensor | None,
+    prev_sample: torch.Tensor | None,
+    reduction: str,
+) -> DDIMStep:
+    """Make the outcome from `noise`, or take `prev_sample`, and score it."""
+    numbers = coefficients.view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
+    alpha_bar, weight_x0, weight_noise, std = numbers
+    x0, direction = predict_x0_and_noise(scheduler, model_output.float(), sample.float(), alpha_bar)
+    mean = weight_x0 * x0 + weight_noise * direction  # (B, ...)
     if prev_sample is None:
-        drawn = randn_tensor(mean.shape, generator, device=mean.device, dtype=torch.float32)
-        prev_sample = mean + std * drawn
+        prev_sample = mean + std * noise
     prev_sample = prev_sample.detach().float()
     log_prob = gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
     return DDIMStep(prev_sample, log_prob, mean, std.flatten())
+
+
+class DDIMSchedule:
+    """The steps of a run, worked out once: a step then looks nothing up, checks nothing and waits for nothing.
+
+    `ddim_step_with_logprob` finds and checks four numbers at every call, on the CPU, which a GPU would
+    have to wait for. They depend on the schedule alone, so here they lie in a table on the device.
+
+    Args:
+        scheduler: a DDIMScheduler on which ``set_timesteps`` was called; later calls change nothing here.
+        timesteps: those that are run, (T,), decreasing.
+        eta: noise scale, above 0.
+        device: where the latents are.
+
+    Attributes:
+        timesteps: (T,) int64 on the device.
+        stds: (T,) float32 on the CPU; 0 where a step is deterministic, and so no action.
+
+    Raises:
+        TypeError, ValueError: as in `ddim_step_with_logprob`.
+    """
+
+    def __init__(
+        self, scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float, device: torch.device | str
+    ) -> None:
+        coefficients = step_coefficients(scheduler, timesteps, eta)  # (4, T)
+        self.scheduler, self.eta = scheduler, eta
+        self.stds = coefficients[3]
+        # NaN at every timestep that is not run: a wrong one cannot pass for a right one.
+        table = torch.full((4, scheduler.config.num_train_timesteps), math.nan)
+        table[:, timesteps.cpu()] = coefficients
+        self._table = table.to(device)
+        self.timesteps = timesteps.to(device)
+
+    def step(
+        self,
+        model_output: torch.Tensor,
+        timesteps: torch.Tensor,
+        sample: torch.Tensor,
+        noise: torch.Tensor | None = None,
+        prev_sample: torch.Tensor | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> DDIMStep:
+        """Take a step with this noise, or replay the one that led to `prev_sample`.
+
+        Args:
+            model_output: what the network predicted, after guidance, (B, ...).
+            timesteps: one per sample, (B,), on the device; of this schedule, else everything is NaN.
+            sample: latents x_t, (B, ...).
+            noise: standard normal, (B, ...), to take a step; or None.
+            prev_sample: outcome to replay, (B, ...); or None.
+            reduction: as in `ddim_step_with_logprob`.
+
+        Returns:
+            The step, as `ddim_step_with_logprob` gives it.
+        """
+        coefficients = self._table[:, timesteps]  # (4, B)
+        return _gaussian_step(
+            self.scheduler, model_output, sample, coefficients, noise, prev_sample, reduction
+        )
 
 
 def gaussian_kl(

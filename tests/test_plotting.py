@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddpo_lessons.app.plotting import image_grid, plot_run
+from ddpo_lessons.app.plotting import plot_run
+from ddpo_lessons.data.images import image_grid
 
 
 def test_grid_places_images_row_by_row_and_fills_with_white():

@@ -8,14 +8,15 @@ were taken.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.contexts import PromptFunction, RewardFunction
-from ddpo_lessons.rollout import Trajectory, predict, sample_seed
-from ddpo_lessons.trainer import DDPOTrainer, ImageSamplesHook
+from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
+from ddpo_lessons.algorithms.ddpo import shuffled_pairs
+from ddpo_lessons.rollout import sample_seed
 
 
 def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -64,7 +65,7 @@ def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
     return weights
 
 
-class RWRTrainer(DDPOTrainer):
+class RWR(Algorithm):
     """Reward-weighted regression on the same rollouts, prompts, rewards and settings as DDPO.
 
     Every (sample, timestep) pair of DDPO becomes one denoising example here, at a random timestep of the
@@ -73,90 +74,68 @@ class RWRTrainer(DDPOTrainer):
     their start, as in DDPO.
 
     Args:
-        config: the settings.
-        reward_function: as in `DDPOTrainer`.
-        prompt_function: as in `DDPOTrainer`.
-        sd_pipeline: as in `DDPOTrainer`.
-        image_samples_hook: as in `DDPOTrainer`.
         temperature: of `rwr_weights`; not used with top_share.
         top_share: of `sparse_rwr_weights`, or None for RWR's soft weights.
 
     Raises:
-        ValueError: as in `DDPOTrainer`, if temperature or top_share does not fit, or if the config asks for a
-            KL penalty or per-prompt statistics, which are DDPO's.
+        ValueError: if temperature or top_share does not fit.
     """
 
-    def __init__(
-        self,
-        config: DDPOConfig,
-        reward_function: RewardFunction,
-        prompt_function: PromptFunction,
-        sd_pipeline: Any,
-        image_samples_hook: ImageSamplesHook | None = None,
-        temperature: float = 0.2,
-        top_share: float | None = None,
-    ) -> None:
-        """Check the weights' settings, then everything else."""
-        self.temperature, self.top_share = temperature, top_share
-        self._weights(torch.zeros(1))  # refuses wrong settings before anything is loaded
-        for name in ("train_kl_coefficient", "per_prompt_stat_tracking"):
-            if getattr(config, name):
-                raise ValueError(f"RWRTrainer does not use {name}={getattr(config, name)}: leave it out")
-        super().__init__(config, reward_function, prompt_function, sd_pipeline, image_samples_hook)
+    name = "rwr"
+    unused = ("train_kl_coefficient", "per_prompt_stat_tracking")
 
-    def _weights(self, rewards: torch.Tensor) -> torch.Tensor:
+    def __init__(self, temperature: float = 0.2, top_share: float | None = None) -> None:
+        self.temperature, self.top_share = temperature, top_share
+        self.advantages(torch.zeros(1))  # refuses wrong settings before anything is loaded
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[Any] = ()) -> torch.Tensor:
+        """Return the weight of each sample (N,) where DDPO has its advantage."""
         if self.top_share is not None:
             return sparse_rwr_weights(rewards, self.top_share)
         return rwr_weights(rewards, self.temperature)
 
-    def _advantages(self, rewards: torch.Tensor, keys: list[Any]) -> torch.Tensor:
-        """Return the weight of each sample (N,) where DDPO has its advantage."""
-        return self._weights(rewards)
+    def update(self, samples: Samples, learner: Learner) -> None:
+        """Take as many optimizer steps as DDPO would, on as many denoising examples."""
+        config, count = self.config, samples.first_step
+        samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
+        for inner_epoch in range(config.train_num_inner_epochs):
+            seed = sample_seed(config.seed, samples.epoch, 2, inner_epoch, samples.process)
+            generator = torch.Generator().manual_seed(seed)
+            shape = samples.trajectory.log_probs.shape
+            for pairs in shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator):
+                examples = {**pairs, **self.denoising_examples(samples, pairs, count)}
+                learner.step(partial(self.loss, samples), learner.split(examples))
+                count += 1
 
-    def _denoising_examples(
-        self, clean: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
         """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
-        steps = self.pipeline.scheduler.config.num_train_timesteps
-        samples = self._own_rows().flatten()[rows]  # by number in the epoch: processes change nothing
-        place = (self.config.seed, 3, self.global_step, 0)
-        seeds = [sample_seed(*place, *pair) for pair in zip(samples.tolist(), columns.tolist(), strict=True)]
+        numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
+        seeds = [
+            sample_seed(self.config.seed, 3, step, 0, number, column)
+            for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
+        ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        timesteps = torch.cat([torch.randint(0, steps, (1,), generator=g) for g in generators])
-        noise = torch.stack([torch.randn(clean.shape[1:], generator=g) for g in generators])
-        return timesteps.to(clean.device), noise.to(clean.device)
+        count, shape = self.family.num_train_timesteps, samples.trajectory.final_latents.shape[1:]
+        timesteps = torch.cat([torch.randint(0, count, (1,), generator=g) for g in generators])
+        return {
+            "timesteps": timesteps,
+            "noise": torch.stack([torch.randn(shape, generator=g) for g in generators]),
+        }
 
-    def _loss(
-        self,
-        trajectory: Trajectory,
-        advantages: torch.Tensor,
-        rows: torch.Tensor,
-        columns: torch.Tensor,
+    def loss(
+        self, samples: Samples, denoiser: Callable[..., Any], pairs: Pairs
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the weighted denoising loss of some pairs: mean of w (target - prediction)^2."""
+        family, trajectory, rows = self.family, samples.trajectory, pairs["rows"]
         clean = trajectory.final_latents[rows]  # (N, C, h, w)
-        timesteps, noise = self._denoising_examples(clean, rows, columns)
-        noisy = self.pipeline.scheduler.add_noise(clean, noise, timesteps)
-        with self.accelerator.autocast():
-            embeds = trajectory.prompt_embeds[rows]
-            output = predict(self.unet, noisy, timesteps, embeds, None, guidance_scale=1.0)
-        error = (output - self._target(clean, noise, timesteps)).square().flatten(1).mean(1)  # (N,)
-        weights = advantages[rows].to(error.device)  # (N,)
-        return (weights * error).mean(), {"denoising_error": error.detach().mean()}
+        noise, timesteps = pairs["noise"], pairs["timesteps"]
+        noisy = family.add_noise(clean, noise, timesteps)
+        told = {n: v[rows] for n, v in trajectory.conditioning.items() if not n.startswith("negative_")}
+        output = family.predict(denoiser, noisy, timesteps, told, guidance_scale=1.0)
+        target = family.denoising_target(clean, noise, timesteps)
+        error = (output - target).square().flatten(1).mean(1)  # (N,)
+        return (samples.advantages[rows] * error).mean(), {"denoising_error": error.detach().mean()}
 
-    def _probe(self, trajectory: Trajectory, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        return self._loss(trajectory, torch.ones(len(trajectory.latents)), rows, columns)[0]
-
-    def _target(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """Return what the network is trained to predict."""
-        scheduler = self.pipeline.scheduler
-        match scheduler.config.prediction_type:
-            case "epsilon":
-                return noise
-            case "v_prediction":
-                return scheduler.get_velocity(clean, noise, timesteps)
-            case _:
-                return clean
-
-    def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "temperature": self.temperature, "top_share": self.top_share}
+    def identity(self) -> dict[str, Any]:
+        """Return the weights' settings."""
+        return {"temperature": self.temperature, "top_share": self.top_share}

@@ -25,7 +25,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.rollout import vae_factor
+from ddpo_lessons.families.stable_diffusion import vae_factor
 
 AUTOCAST = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # bitsandbytes keeps the moments of smaller tensors in 32 bits (its `min_8bit_size`).
@@ -451,7 +451,9 @@ def estimate(
         raise ValueError(f"networks are on {networks.unet.device}: count sd15() or like(pipeline)")
     if num_timesteps < 1:
         raise ValueError(f"num_timesteps={num_timesteps} must be at least 1")
-    trained = list(prepare_policy(networks, config, config.train_use_lora, torch.device("meta")).values())
+    frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
+    meta = torch.device("meta")
+    trained = list(prepare_policy(networks.unet, frozen, config, config.train_use_lora, meta).values())
     unet, vae = networks.unet, networks.vae
     everything = parameter_bytes(p for net in vars(networks).values() for p in net.parameters())
     samples = config.sample_batch_size * config.sample_num_batches_per_epoch

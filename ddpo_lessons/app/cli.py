@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from PIL import Image
 
+    from ddpo_lessons.app.presets import Preset
     from ddpo_lessons.config import DDPOConfig
     from ddpo_lessons.data.folders import ImageFolder
-    from ddpo_lessons.app.presets import Preset
     from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
@@ -310,8 +310,8 @@ def _make_image_trainer(
 
 
 def _make_config(arguments: argparse.Namespace, preset: Preset) -> DDPOConfig:
-    from ddpo_lessons.config import DDPOConfig
     from ddpo_lessons.app.presets import fit_to_memory
+    from ddpo_lessons.config import DDPOConfig
 
     fields = {field.name for field in dataclasses.fields(DDPOConfig)}
     given = {name: value for name, value in vars(arguments).items() if name in fields}
@@ -357,7 +357,7 @@ def _print_places(trainer: DDPOTrainer, model: str, folder: Path, prompt: list[s
 # -------------------------------------------------------------------------------------------- images
 def _image_size(pipeline: StableDiffusionPipeline) -> int:
     """Return the side of the square images, in pixels, that a pipeline makes."""
-    from ddpo_lessons.rollout import vae_factor
+    from ddpo_lessons.families.stable_diffusion import vae_factor
 
     return pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
 
@@ -466,7 +466,8 @@ def _draw(
     import torch
     from tqdm.auto import tqdm
 
-    from ddpo_lessons.rollout import PromptEncoder, img2img_rollout, sample_seed, text2img_rollout
+    from ddpo_lessons.families import family_of
+    from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
 
     scale, strength = arguments.guidance_scale, arguments.noise_strength
     sampling: dict[str, Any] = {
@@ -474,8 +475,8 @@ def _draw(
         "guidance_scale": settings.sample_guidance_scale if scale is None else scale,
         "eta": settings.sample_eta,
         "negative_prompt": settings.negative_prompts,
-        "encoder": PromptEncoder(pipeline),
     }
+    family = family_of(pipeline)  # remembers the prompt's embedding
     count = len(inputs) or arguments.count or 4
     size = 1 if arguments.keep_size else arguments.batch_size  # sizes may differ
     images: list[torch.Tensor] = []
@@ -487,9 +488,9 @@ def _draw(
         if inputs:
             batch = torch.stack([inputs[number] for number in numbers])
             noise = NOISE_STRENGTH if strength is None else strength
-            images.extend(img2img_rollout(pipeline, prompts, batch, noise, **sampling)[0].cpu())
+            images.extend(img2img_rollout(family, prompts, batch, noise, **sampling)[0].cpu())
         else:
-            images.extend(text2img_rollout(pipeline, prompts, **sampling)[0].cpu())
+            images.extend(text2img_rollout(family, prompts, **sampling)[0].cpu())
     return images
 
 
@@ -499,7 +500,7 @@ def _write_samples(folder: Path, inputs: list[torch.Tensor], images: list[torch.
     from PIL import ImageOps
 
     from ddpo_lessons.data.contexts import to_tensor
-    from ddpo_lessons.app.plotting import image_grid
+    from ddpo_lessons.data.images import image_grid
     from ddpo_lessons.tiny.world import to_pil
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionImg2ImgPipeline
 
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.plotting import plot_dilemma, plot_strip, save_figure
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.rollout import img2img_rollout, sample_seed

@@ -8,40 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> Image.Image:
-    """Lay images out in rows.
-
-    Args:
-        images: (N, 3, H, W) in [0, 1].
-        columns: images per row.
-        scale: enlargement by whole pixels; None enlarges small images to at least 96 pixels.
-
-    Returns:
-        One picture; the last row is filled with white.
-
-    Raises:
-        ValueError: there are no images, or columns is below 1.
-    """
-    if images.ndim != 4 or len(images) == 0 or columns < 1:
-        raise ValueError(
-            f"a grid needs images (N, 3, H, W) with N >= 1 and columns >= 1, got "
-            f"{tuple(images.shape)} and {columns}"
-        )
-    _, _, height, width = images.shape
-    rows = -(-len(images) // columns)
-    canvas = torch.ones(rows * columns, 3, height, width)
-    canvas[: len(images)] = images.float().cpu().clamp(0, 1)
-    sheet = canvas.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)  # (R, H, C, W, 3)
-    pixels = (sheet.reshape(rows * height, columns * width, 3) * 255).round().to(torch.uint8)
-    picture = Image.fromarray(pixels.numpy())
-    scale = scale or max(1, -(-96 // height))
-    return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
 
 
 def plot_run(records: Sequence[dict[str, Any]], judge: Sequence[dict[str, float]] = ()) -> Figure:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddpo_lessons.rollout import check_images
+from ddpo_lessons.data.images import to_tensor as to_tensor
+from ddpo_lessons.families import Family
 
 RewardFunction = Callable[[torch.Tensor, tuple[str, ...], tuple[Any, ...]], Any]
 PromptFunction = Callable[[], tuple[Any, ...]]
@@ -90,32 +91,14 @@ def check_key(key: Any) -> None:
         )
 
 
-def image_context(drawn: Any, vae: Any) -> Context:
+def image_context(drawn: Any, family: Family) -> Context:
     """Make a context of what an img2img prompt function returned; refuse anything else."""
     if not isinstance(drawn, tuple) or len(drawn) != 3 or not isinstance(drawn[0], str):
         raise TypeError(f"prompt_function must return (prompt, image, metadata), not {drawn!r:.200}")
     prompt, image, metadata = drawn
     image = to_tensor(image)
-    check_images(image[None], vae)
+    family.check_images(image[None])
     return Context(_check_prompt(prompt), metadata, image)
-
-
-def to_tensor(image: Any) -> torch.Tensor:
-    """Turn a PIL image into a tensor (3, H, W) float32 in [0, 1], and an array into a tensor."""
-    if hasattr(image, "convert"):
-        pixels = np.array(image.convert("RGB"))  # (H, W, 3)
-        return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
-    is_array = isinstance(image, np.ndarray) and image.dtype.name in ("float16", "float32", "float64")
-    if not is_array and not isinstance(image, torch.Tensor):
-        kind = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise TypeError(
-            f"an image must be a PIL image, or a float tensor or array (3, H, W) in [0, 1], not {kind}"
-        )
-    if 0 in image.shape:
-        raise ValueError(f"an image of shape {tuple(image.shape)} has no pixels: return (3, H, W)")
-    if is_array:  # torch takes neither negative strides nor another machine's byte order
-        image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("="))
-    return torch.as_tensor(image).detach()
 
 
 def split_info(returned: Any) -> tuple[Any, Any]:
@@ -125,7 +108,7 @@ def split_info(returned: Any) -> tuple[Any, Any]:
 
 
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
-    """Call the reward function on a batch and check what it returns.
+    """Call the reward function on a batch; `check_rewards` looks at the values, once an epoch.
 
     Args:
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`.
@@ -133,18 +116,18 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
         contexts: the B contexts that the images were made from.
 
     Returns:
-        [images, prompts, metadata, rewards (B,) float32 on the CPU, info], the peers' order.
+        [images, prompts, metadata, rewards (B,) float32 wherever they were computed, info], the peers' order.
 
     Raises:
         TypeError: if the rewards are not numbers.
-        ValueError: if their shape is wrong, or one is NaN or infinite.
+        ValueError: if their shape is wrong.
     """
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)
     returned = reward_function(images, prompts, metadata)
     rewards, info = split_info(returned)
     try:  # float32: integer rewards would truncate the advantages to 0
-        rewards = torch.as_tensor(rewards, dtype=torch.float32).detach().cpu()
+        rewards = torch.as_tensor(rewards, dtype=torch.float32).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"reward_function must return numbers, not {rewards!r:.200}") from error
     if rewards.shape != (len(images),):
@@ -152,9 +135,27 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
             f"reward_function returned shape {tuple(rewards.shape)} for {len(images)} images: "
             f"return one reward per image, ({len(images)},)"
         )
-    for row in torch.nonzero(~rewards.isfinite()).flatten().tolist():
-        raise ValueError(
-            f"reward_function returned {rewards[row].item()} for sample {row} of the batch, prompt "
-            f"{prompts[row]!r}: return finite numbers"
-        )
     return [images, prompts, metadata, rewards, info]
+
+
+def check_rewards(batches: list[list[Any]]) -> torch.Tensor:
+    """Move the rewards of some batches to the CPU in one piece, and refuse NaN and infinity.
+
+    Args:
+        batches: as `score` returns them; their rewards are replaced by those on the CPU.
+
+    Returns:
+        All rewards (N,).
+
+    Raises:
+        ValueError: naming the first prompt whose reward is not finite.
+    """
+    rewards = torch.cat([batch[3] for batch in batches]).cpu()  # (N,)
+    for batch, own in zip(batches, rewards.split([len(batch[3]) for batch in batches]), strict=True):
+        batch[3] = own
+        for row in torch.nonzero(~own.isfinite()).flatten().tolist():
+            raise ValueError(
+                f"reward_function returned {own[row].item()} for sample {row} of the batch, prompt "
+                f"{batch[1][row]!r}: return finite numbers"
+            )
+    return rewards

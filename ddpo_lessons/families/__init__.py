@@ -1,1 +1,90 @@
-"""Model families: what is particular to Stable Diffusion, Stable Diffusion XL and whoever comes next."""
+"""Model families: all that a run knows of Stable Diffusion, Stable Diffusion XL and whoever comes next.
+
+To add one, write a file with a class that keeps the promises of `base.Family`, and register it here under
+the class name of its diffusers pipeline.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+from diffusers import DiffusionPipeline
+
+from ddpo_lessons.families.base import Family as Family
+from ddpo_lessons.families.base import Schedule as Schedule
+from ddpo_lessons.families.stable_diffusion import StableDiffusion, ddim_scheduler
+from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
+from ddpo_lessons.tiny import CHECKPOINT
+
+FAMILIES: dict[str, type[Family]] = {
+    "StableDiffusionPipeline": StableDiffusion,
+    "StableDiffusionImg2ImgPipeline": StableDiffusion,
+    "StableDiffusionXLPipeline": StableDiffusionXL,
+    "StableDiffusionXLImg2ImgPipeline": StableDiffusionXL,
+}
+TINY_SD = "tiny-sd"
+
+
+def family_class(pipeline_class: str) -> type[Family]:
+    """Return the family of a diffusers pipeline's class.
+
+    Raises:
+        TypeError: if there is none, naming those that there are.
+    """
+    if pipeline_class not in FAMILIES:
+        raise TypeError(
+            f"sd_pipeline is a {pipeline_class}, a family of models that this package does not train: use one "
+            f"of {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[pipeline_class]
+
+
+def family_of(pipeline: Any) -> Family:
+    """Return the family of a pipeline, or what is a family already.
+
+    Raises:
+        TypeError: if the pipeline is of no known family, or a part of it is missing.
+    """
+    if isinstance(pipeline, Family):
+        return pipeline
+    known = [base.__name__ for base in type(pipeline).__mro__ if base.__name__ in FAMILIES]
+    return family_class(known[0] if known else type(pipeline).__name__)(pipeline)
+
+
+def load_pipeline(model: str | Path, revision: str = "main") -> Any:
+    """Load a pipeline of a known family in float32, with a DDIMScheduler and no safety checker.
+
+    Only safetensors are read, no pickle. Of a family that is not known, no weights are read.
+
+    Args:
+        model: "tiny-sd" for the embedded one, a folder, or the name of a model on the hub.
+        revision: branch, tag or commit on the hub.
+
+    Returns:
+        The pipeline, on the CPU.
+
+    Raises:
+        TypeError: if the model is of no known family.
+        RuntimeError: if the model cannot be had; says why and what to do.
+    """
+    place = str(CHECKPOINT if str(model) == TINY_SD else model)
+    try:
+        name = DiffusionPipeline.load_config(place, revision=revision)["_class_name"]
+        family = family_class(name)
+        pipeline = getattr(diffusers, name).from_pretrained(
+            place, revision=revision, use_safetensors=True, **family.without_checker
+        )
+    except TypeError:
+        raise
+    except Exception as error:  # network, file and format errors share the remedy, but no base
+        reason = " ".join(str(error).split())
+        raise RuntimeError(
+            f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason:.300}). "
+            "Give the path of a folder that holds a diffusers pipeline with safetensors: on a machine with "
+            "a network `hf download MODEL --local-dir FOLDER` makes one; or set HF_HOME to a cache that "
+            "already holds the model"
+        ) from error
+    pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
+    return pipeline

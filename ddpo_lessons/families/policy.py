@@ -5,57 +5,30 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline
 from diffusers.training_utils import cast_training_params
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families.base import Family
 from ddpo_lessons.families.lora import use_summed_weights
 
 _PRECISION = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check_pipeline(pipeline: Any) -> Any:
-    """Return the pipeline with a DDIMScheduler; refuse what is not shaped like Stable Diffusion.
-
-    Raises:
-        TypeError: if a part is missing, or the UNet takes more than latents and one prompt.
-    """
-    for part in ("unet", "vae", "text_encoder", "tokenizer", "scheduler"):
-        if getattr(pipeline, part, None) is None:
-            raise TypeError(
-                f"sd_pipeline has no {part}: pass a diffusers pipeline such as "
-                "StableDiffusionPipeline.from_pretrained(...)"
-            )
-    if hasattr(pipeline, "text_encoder_2"):
-        raise TypeError("sd_pipeline has two text encoders: Stable Diffusion 1 and 2 have one")
-    if pipeline.unet.config.in_channels != pipeline.vae.config.latent_channels:
-        raise TypeError(
-            f"the UNet takes {pipeline.unet.config.in_channels} channels, the latents have "
-            f"{pipeline.vae.config.latent_channels}: inpainting models cannot be trained"
-        )
-    if not isinstance(pipeline.scheduler, DDIMScheduler):
-        pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
-    return pipeline
-
-
-def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
-    """Make the DDIM scheduler with the noise schedule of another one.
-
-    It clips predictions only where the other one says so: DDIM's default, [-1, 1], is that of pixels.
-    """
-    return DDIMScheduler.from_config({"clip_sample": False, **scheduler.config})
-
-
 def prepare_policy(
-    pipeline: Any, config: DDPOConfig, use_lora: bool, device: torch.device
+    unet: Any,
+    frozen: Mapping[str, nn.Module],
+    config: DDPOConfig,
+    use_lora: bool,
+    device: torch.device,
+    keeps_float32: Collection[str] = (),
 ) -> dict[str, nn.Parameter]:
     """Freeze what is not trained, set precisions and add the adapter.
 
@@ -64,10 +37,12 @@ def prepare_policy(
     the policy that trains differ from the one that sampled.
 
     Args:
-        pipeline: a pipeline that passed `check_pipeline`; it is changed.
+        unet: the denoiser; it is changed.
+        frozen: the other networks by name; they are changed.
         config: the settings.
         use_lora: train an adapter instead of the whole UNet.
         device: where to train.
+        keeps_float32: names of frozen networks that float16 breaks.
 
     Returns:
         The trainable parameters by name.
@@ -76,7 +51,7 @@ def prepare_policy(
         ValueError: if an adapter is there that the config does not describe, or the UNet has no layers
             for a new one.
     """
-    unet, dtype = pipeline.unet, _PRECISION[config.mixed_precision]
+    dtype = _PRECISION[config.mixed_precision]
     adapter = _active_adapter(unet, config)
     if adapter and not use_lora:
         raise ValueError(
@@ -89,8 +64,9 @@ def prepare_policy(
         _check_targets(unet, config.train_lora_target_modules)
     unet.requires_grad_(not use_lora)
     _move(unet, device, dtype if use_lora else torch.float32)
-    for frozen in (pipeline.vae, pipeline.text_encoder):
-        _move(frozen.requires_grad_(False).eval(), device, dtype)
+    for name, network in frozen.items():
+        is_kept = dtype == torch.float16 and name in keeps_float32
+        _move(network.requires_grad_(False).eval(), device, torch.float32 if is_kept else dtype)
     if adapter:
         for name, parameter in unet.named_parameters():
             parameter.requires_grad_("lora_" in name and f".{adapter}." in name)
@@ -211,26 +187,25 @@ def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.
     )
 
 
-def save_policy(pipeline: Any, folder: str | Path) -> None:
-    """Write the trained weights for plain diffusers.
+def save_policy(family: Family, folder: str | Path) -> None:
+    """Write the trained weights for plain diffusers; two exports of the same weights are equal to the byte.
 
-    LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained UNet is written with its
-    whole pipeline, for `StableDiffusionPipeline.from_pretrained(folder)`.
+    LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained denoiser is written with its
+    whole pipeline, for `from_pretrained(folder)`.
 
     Args:
-        pipeline: the trained pipeline.
+        family: of the trained pipeline.
         folder: where to write to.
     """
-    unet = pipeline.unet
+    unet = family.denoiser
     if not getattr(unet, "peft_config", None):
-        pipeline.save_pretrained(folder)
+        family.pipeline.save_pretrained(folder)
         return
     (name,) = unet.active_adapters()
     # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both
     # loads without its attention layers.
     weights = get_peft_model_state_dict(unet, adapter_name=name)
-    StableDiffusionPipeline.save_lora_weights(
-        folder,
-        unet_lora_layers=weights,
-        unet_lora_adapter_metadata=unet.peft_config[name].to_dict(),
-    )
+    settings = unet.peft_config[name].to_dict()
+    # peft holds the layers' names as a set, whose order changes from run to run.
+    ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+    family.save_lora(folder, weights, ordered)

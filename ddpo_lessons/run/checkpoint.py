@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from ddpo_lessons.families import Family
+
 MANIFEST = "manifest.json"
 
 
@@ -119,7 +121,14 @@ def remove_leftovers(run_dir: Path) -> None:
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Bring tensors to the CPU; those that share memory, as tables of 8-bit Adam do, get copies of their own."""
+    plain: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        plain[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
+        seen.add(plain[name].untyped_storage().data_ptr())
+    return plain
 
 
 def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
@@ -134,11 +143,27 @@ def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, An
     Raises:
         ValueError: if the folder is no checkpoint, or a file of it is missing, cut or changed.
     """
+    contents = _read_files(folder)
+    state = json.loads(contents.pop("state.json"))
+    return {Path(name).stem: load(data) for name, data in contents.items()}, state
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's state alone.
+
+    Raises:
+        ValueError: as in `read`.
+    """
+    return json.loads(_read_files(folder, only="state.json")["state.json"])
+
+
+def _read_files(folder: Path, only: str = "") -> dict[str, bytes]:
+    """Read all files of a checkpoint, or one, and compare them with the manifest."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package")
     try:
         sums = json.loads((folder / MANIFEST).read_text())["sha256"]
-        contents = {name: (folder / name).read_bytes() for name in sums}
+        contents = {name: (folder / name).read_bytes() for name in sums if only in ("", name)}
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ValueError(f"checkpoint {folder} is damaged ({error}): resume from an earlier one") from error
     for name, data in contents.items():
@@ -150,8 +175,7 @@ def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, An
         raise ValueError(
             f"checkpoint {folder} is damaged: state.json is not listed; resume from an earlier one"
         )
-    state = json.loads(contents.pop("state.json"))
-    return {Path(name).stem: load(data) for name, data in contents.items()}, state
+    return contents
 
 
 def prune(run_dir: Path, limit: int) -> None:
@@ -183,30 +207,53 @@ def load_optimizer_tensors(
 
 
 # ------------------------------------------------------------------------- what a checkpoint belongs to
-def fingerprints(pipeline: Any) -> dict[str, str]:
-    """Return a hash of each part of a pipeline that decides what a run does; adapters do not count."""
-    rules = {k: v for k, v in pipeline.scheduler.config.items() if not k.startswith("_")}
+VALUES = 4  # of each tensor that a fingerprint looks at
+
+
+def fingerprints(family: Family) -> dict[str, Any]:
+    """Return what tells a model from another: of each network shapes and some values; adapters do not count."""
+    rules = {k: v for k, v in family.pipeline.scheduler.config.items() if not k.startswith("_")}
     text = json.dumps(rules, sort_keys=True, default=str)
-    hashes = {f"{part} weights": _hash(getattr(pipeline, part)) for part in _PARTS}
-    return {**hashes, "scheduler": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
+    networks = {"denoiser": family.denoiser, **family.frozen}
+    prints: dict[str, Any] = {f"{part} weights": fingerprint(network) for part, network in networks.items()}
+    return {**prints, "scheduler": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
 
 
-_PARTS = ("unet", "vae", "text_encoder")
+def fingerprint(module: nn.Module, adapter: bool = False) -> dict[str, Any]:
+    """Return a hash of names and shapes, and the first values of each tensor.
 
+    Args:
+        module: a network.
+        adapter: look at its adapter, not at what is below.
 
-def adapter_fingerprint(unet: nn.Module) -> str:
-    """Return a hash of the UNet's adapter, or "none"."""
-    return _hash(unet, adapter=True) if any("lora_" in name for name in unet.state_dict()) else "none"
-
-
-def _hash(module: nn.Module, adapter: bool = False) -> str:
-    """Hash names, shapes and some values, rounded to bfloat16: loading in float32 or bfloat16 is the same."""
-    digest = hashlib.blake2b(digest_size=8)
+    Returns:
+        {"shapes": text, "values": numbers}.
+    """
+    digest, values = hashlib.blake2b(digest_size=8), []
     for name, tensor in sorted(module.state_dict().items()):
         if ("lora_" in name) == adapter:
             digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.flatten()[:8].bfloat16().float().cpu().numpy().tobytes())
-    return digest.hexdigest()
+            values.append(tensor.flatten()[:VALUES].float())
+    flat = torch.cat(values).tolist() if values else []
+    return {"shapes": digest.hexdigest(), "values": [float(f"{value:.6g}") for value in flat]}
+
+
+def is_same(saved: Any, mine: Any) -> bool:
+    """Compare two entries of an identity; weights that differ by the rounding of a load are the same.
+
+    A model loaded in float16 or bfloat16, or cast from one to the other, is off by at most one place of
+    bfloat16, and nearly always by none; another fine-tune of it is not.
+    """
+    if not (isinstance(saved, dict) and isinstance(mine, dict) and {"shapes", "values"} <= saved.keys()):
+        return saved == mine
+    if saved["shapes"] != mine["shapes"] or len(saved["values"]) != len(mine["values"]):
+        return False
+    if not mine["values"]:
+        return True
+    a, b = torch.tensor(saved["values"]), torch.tensor(mine["values"])
+    is_near = torch.allclose(a, b, rtol=2**-7, atol=2**-23)
+    agree = (a.bfloat16() == b.bfloat16()).float().mean()
+    return is_near and bool(agree > 0.9)
 
 
 def check_identity(folder: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
@@ -216,9 +263,17 @@ def check_identity(folder: Path, saved: dict[str, Any], mine: dict[str, Any]) ->
         ValueError: naming every field that differs, with both values.
     """
     mine = json.loads(json.dumps(mine))
-    changed = [name for name in mine if name not in saved or saved[name] != mine[name]]
+    changed = [name for name in mine if name not in saved or not is_same(saved[name], mine[name])]
     if changed:
-        detail = "; ".join(f"{name}: {saved.get(name)!r} there, {mine[name]!r} here" for name in changed)
+        detail = "; ".join(
+            f"{name}: {_show(saved.get(name))} there, {_show(mine[name])} here" for name in changed
+        )
         raise ValueError(
             f"checkpoint {folder} belongs to another run ({detail}): resume with what it was made with"
         )
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, dict) and "shapes" in value:
+        return f"{value['shapes']} {value['values'][:2]}..."
+    return repr(value)

@@ -7,7 +7,8 @@ and whole blocks learn nothing. So gradients are compared before they are used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,6 +20,28 @@ SMALL = 0.01  # of the largest gradient: what is smaller may be mostly rounding
 
 class WrongGradientsError(RuntimeError):
     """Compiled code has other gradients than the same code uncompiled."""
+
+
+class Recorder:
+    """Calls a denoiser and keeps what it returns, so that gradients can be taken of that alone.
+
+    A loss's own gradient would not do: PPO's is zero where a ratio is clipped.
+    """
+
+    def __init__(self, denoiser: Callable[..., Any]) -> None:
+        """Remember the denoiser."""
+        self._denoiser = denoiser
+        self._outputs: list[torch.Tensor] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the denoiser."""
+        out = self._denoiser(*args, **kwargs)
+        self._outputs.append(out.sample)
+        return out
+
+    def sum_of_squares(self) -> torch.Tensor:
+        """Return a scalar that depends on every output."""
+        return torch.stack([out.float().square().sum() for out in self._outputs]).sum()
 
 
 def check_gradients(

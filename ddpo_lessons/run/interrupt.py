@@ -1,4 +1,4 @@
-"""Ctrl-C that loses nothing: the first one asks the loop to stop at its next good moment."""
+"""Ctrl-C and SIGTERM that lose nothing: the first one asks the loop to stop at its next good moment."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the keyboard's, and that of Slurm and of `accelerate launch`
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """Somebody asked the run to stop."""
+
 
 class DeferredInterrupt:
-    """While entered, the first Ctrl-C sets `requested`; the second raises KeyboardInterrupt as usual.
+    """While entered, the first signal sets `requested`; a second one raises KeyboardInterrupt.
 
     Python delivers signals to the main thread only, so in another thread this does nothing.
     """
 
     def __init__(self, message: str) -> None:
-        """Remember what to tell the user at the first Ctrl-C."""
+        """Remember what to tell the user at the first signal."""
         self.message = message
         self.requested = False
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.requested:
@@ -29,9 +35,9 @@ class DeferredInterrupt:
 
     def __enter__(self) -> DeferredInterrupt:
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._handle)
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)

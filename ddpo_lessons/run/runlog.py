@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.app.plotting import image_grid
+from ddpo_lessons.data.images import image_grid
+from ddpo_lessons.run import checkpoint
 
 METRICS = "metrics.jsonl"
 NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
@@ -158,6 +158,15 @@ class RunLog:
             self._check_size(file.tell())
             os.fsync(file.fileno())
         return {"bytes": self._bytes, "sha256": self._sum.hexdigest()}
+
+    def position(self) -> tuple[int, Any]:
+        """Return where the records end, for `rewind`."""
+        return self._bytes, self._sum.copy()
+
+    def rewind(self, position: tuple[int, Any]) -> None:
+        """Drop the records after a position."""
+        self._bytes, self._sum = position
+        os.truncate(self.run_dir / METRICS, self._bytes)
 
     def _check_size(self, size: int) -> None:
         if size != self._bytes:

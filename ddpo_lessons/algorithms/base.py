@@ -1,0 +1,108 @@
+"""What an algorithm is given, and what it has to have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import Family
+from ddpo_lessons.rollout import Trajectory
+
+Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
+Loss = Callable[[Any, Pairs], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What one process sampled in an epoch, and how good it was.
+
+    Attributes:
+        epoch: its number, from 0.
+        first_step: optimizer steps that were taken before it.
+        process: number of the process.
+        numbers: (B,) on the CPU, which samples of the epoch these are; other processes have the others.
+        trajectory: what was done.
+        advantages: (B,) what `Algorithm.advantages` made of the rewards.
+    """
+
+    epoch: int
+    first_step: int
+    process: int
+    numbers: torch.Tensor
+    trajectory: Trajectory
+    advantages: torch.Tensor
+
+
+class Learner(Protocol):
+    """Takes optimizer steps."""
+
+    def split(self, pairs: Pairs) -> list[Pairs]:
+        """Cut the pairs of a step into as many groups as forward passes are needed."""
+        ...
+
+    def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:
+        """Accumulate the gradient of `loss(denoiser, group)` over the groups, and step once.
+
+        A loss is a mean over its group's pairs. Beside it, it returns statistics: each a mean over the pairs
+        or, if its name begins with "max", a maximum. The groups' tensors reach the device in one piece.
+        """
+        ...
+
+    def reference(self) -> contextlib.AbstractContextManager[Any]:
+        """Give the denoiser as it was before training, for the time of a `with` block."""
+        ...
+
+
+class Algorithm:
+    """How rewards weigh samples, and the loss.
+
+    Attributes:
+        name: what checkpoints and the command line call it.
+        unused: fields of the config that it does not use, and that must therefore be empty.
+    """
+
+    name: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]] = ()
+    config: DDPOConfig
+    family: Family
+    num_train_timesteps: int
+
+    def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
+        """Get to know a run, before anything is sampled.
+
+        Args:
+            config: its settings.
+            family: its model.
+            num_train_timesteps: how many actions of each sample are trained on.
+
+        Raises:
+            ValueError: if the settings ask for what the algorithm does not have.
+        """
+        for name in self.unused:
+            if getattr(config, name):
+                raise ValueError(f"{self.name} does not use {name}={getattr(config, name)}: leave it out")
+        self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
+        """Weigh all samples of an epoch (N,) by their rewards (N,); `keys` name their contexts."""
+        raise NotImplementedError
+
+    def update(self, samples: Samples, learner: Learner) -> None:
+        """Take the optimizer steps of an epoch."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """Return settings of its own that decide the weights."""
+        return {}
+
+    def state_dict(self) -> Any:
+        """Return what it remembers from epoch to epoch, in what JSON holds."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take that back."""

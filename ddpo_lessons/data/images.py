@@ -1,0 +1,57 @@
+"""Images as tensors: of what users hand over, and for people to look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+def to_tensor(image: Any) -> torch.Tensor:
+    """Turn a PIL image into a tensor (3, H, W) float32 in [0, 1], and an array into a tensor."""
+    if hasattr(image, "convert"):
+        pixels = np.array(image.convert("RGB"))  # (H, W, 3)
+        return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
+    is_array = isinstance(image, np.ndarray) and image.dtype.name in ("float16", "float32", "float64")
+    if not is_array and not isinstance(image, torch.Tensor):
+        kind = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise TypeError(
+            f"an image must be a PIL image, or a float tensor or array (3, H, W) in [0, 1], not {kind}"
+        )
+    if 0 in image.shape:
+        raise ValueError(f"an image of shape {tuple(image.shape)} has no pixels: return (3, H, W)")
+    if is_array:  # torch takes neither negative strides nor another machine's byte order
+        image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("="))
+    return torch.as_tensor(image).detach()
+
+
+def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> Image.Image:
+    """Lay images out in rows.
+
+    Args:
+        images: (N, 3, H, W) in [0, 1].
+        columns: images per row.
+        scale: enlargement by whole pixels; None enlarges small images to at least 96 pixels.
+
+    Returns:
+        One picture; the last row is filled with white.
+
+    Raises:
+        ValueError: there are no images, or columns is below 1.
+    """
+    if images.ndim != 4 or len(images) == 0 or columns < 1:
+        raise ValueError(
+            f"a grid needs images (N, 3, H, W) with N >= 1 and columns >= 1, got "
+            f"{tuple(images.shape)} and {columns}"
+        )
+    _, _, height, width = images.shape
+    rows = -(-len(images) // columns)
+    canvas = torch.ones(rows * columns, 3, height, width)
+    canvas[: len(images)] = images.float().cpu().clamp(0, 1)
+    sheet = canvas.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)  # (R, H, C, W, 3)
+    pixels = (sheet.reshape(rows * height, columns * width, 3) * 255).round().to(torch.uint8)
+    picture = Image.fromarray(pixels.numpy())
+    scale = scale or max(1, -(-96 // height))
+    return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)

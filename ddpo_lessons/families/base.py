@@ -1,0 +1,171 @@
+"""What a model family promises, whatever its networks are; algorithms and rollouts know nothing else of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from ddpo_lessons.ddim import DDIMStep
+
+
+class Schedule(Protocol):
+    """The steps of a run; `ddim.DDIMSchedule` is one.
+
+    Attributes:
+        timesteps: (T,) on the latents' device.
+        stds: (T,) on the CPU; 0 where a step has no noise, which can be the last one only.
+    """
+
+    timesteps: torch.Tensor
+    stds: torch.Tensor
+
+    def step(
+        self,
+        model_output: torch.Tensor,
+        timesteps: torch.Tensor,
+        sample: torch.Tensor,
+        noise: torch.Tensor | None = None,
+        prev_sample: torch.Tensor | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> DDIMStep:
+        """Take a step with this noise, or replay the one that led to `prev_sample`; see `DDIMSchedule.step`."""
+        ...
+
+
+@runtime_checkable
+class Family(Protocol):
+    """A diffusers pipeline, seen as what reinforcement learning needs of it.
+
+    Attributes:
+        without_checker: arguments of `from_pretrained` that leave a safety checker out.
+        pipeline: the diffusers pipeline.
+    """
+
+    without_checker: ClassVar[dict[str, Any]]
+    pipeline: Any
+
+    def __init__(self, pipeline: Any) -> None:
+        """Refuse a pipeline that lacks a part, with a TypeError."""
+        ...
+
+    @property
+    def denoiser(self) -> Any:
+        """The network that is trained."""
+        ...
+
+    @property
+    def frozen(self) -> Mapping[str, nn.Module]:
+        """The other networks, by their names in the pipeline."""
+        ...
+
+    @property
+    def keeps_float32(self) -> frozenset[str]:
+        """Names of the frozen networks that float16 breaks."""
+        ...
+
+    @property
+    def init_noise_sigma(self) -> float:
+        """Standard deviation of the first state of text-to-image."""
+        ...
+
+    def condition(
+        self,
+        prompts: Sequence[str],
+        negative_prompt: str,
+        guidance_scale: float,
+        size: tuple[int, int] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Turn B prompts into what the denoiser is told, (B, ...) each.
+
+        Names that begin with "negative_" hold what guidance leads away from; they are left out where one
+        pass is enough: guidance of 1 and below, or prompts that all are the negative one. `size` is (H, W)
+        of the images in pixels, the model's own if not given.
+        """
+        ...
+
+    def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> Schedule:
+        """Return the last `noise_strength` of a schedule of `num_steps` steps."""
+        ...
+
+    def predict(
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditioning: Mapping[str, torch.Tensor],
+        guidance_scale: float,
+    ) -> torch.Tensor:
+        """Predict (N, C, h, w) float32: the one policy of sampling and training."""
+        ...
+
+    def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+        """Return x_t (B, C, h, w) of clean latents, as the forward process makes it."""
+        ...
+
+    def denoising_target(
+        self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the denoiser is pre-trained to predict, (B, C, h, w)."""
+        ...
+
+    @property
+    def num_train_timesteps(self) -> int:
+        """The number of timesteps of the forward process."""
+        ...
+
+    def latents_shape(self, size: tuple[int, int] | None = None) -> tuple[int, int, int]:
+        """Return (C, h, w) of images of (H, W) pixels, or of the model's own size."""
+        ...
+
+    def check_images(self, images: torch.Tensor) -> None:
+        """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that can be encoded."""
+        ...
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """Turn images (B, 3, H, W) in [0, 1] into latents (B, C, h, w) float32, without randomness."""
+        ...
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn latents (B, C, h, w) into images (B, 3, H, W) float32 in [0, 1]."""
+        ...
+
+    def save_lora(
+        self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]
+    ) -> None:
+        """Write an adapter that the plain pipeline's `load_lora_weights` reads."""
+        ...
+
+
+def guided(
+    call: Callable[..., torch.Tensor],
+    latents: torch.Tensor,
+    timesteps: torch.Tensor,
+    conditioning: Mapping[str, torch.Tensor],
+    guidance_scale: float,
+) -> torch.Tensor:
+    """Predict with classifier-free guidance: e = e_neg + w (e_pos - e_neg).
+
+    Source: Ho and Salimans 2022, arXiv 2207.12598, eq. 6 in the convention of Stable Diffusion. Without
+    names that begin with "negative_" one pass gives e_pos.
+
+    Args:
+        call: (latents, timesteps, **conditioning) to a prediction of the latents' shape.
+        latents: (N, C, h, w).
+        timesteps: (N,).
+        conditioning: (N, ...) each.
+        guidance_scale: w.
+
+    Returns:
+        (N, C, h, w) float32.
+    """
+    positive = {name: value for name, value in conditioning.items() if not name.startswith("negative_")}
+    if len(positive) == len(conditioning):
+        return call(latents, timesteps, **positive).float()
+    both = {name: torch.cat([conditioning[f"negative_{name}"], value]) for name, value in positive.items()}
+    out = call(torch.cat([latents] * 2), torch.cat([timesteps] * 2), **both)  # (2N, C, h, w)
+    negative, prompted = out.float().chunk(2)  # (N, C, h, w) each
+    return negative + guidance_scale * (prompted - negative)

@@ -1,0 +1,286 @@
+"""Stable Diffusion 1 and 2: one text encoder, a UNet, an autoencoder, and DDIM steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from diffusers import DDIMScheduler
+from torch import nn
+
+from ddpo_lessons.ddim import DDIMSchedule
+from ddpo_lessons.families.base import guided
+
+CACHED_PROMPTS = 1024
+
+
+class StableDiffusion:
+    """Stable Diffusion 1 or 2; see `base.Family` for what each part promises.
+
+    Args:
+        pipeline: a diffusers pipeline; one with another scheduler gets a DDIMScheduler.
+
+    Raises:
+        TypeError: if a part is missing, or the UNet takes more than latents.
+    """
+
+    without_checker: ClassVar[dict[str, Any]] = {"safety_checker": None, "requires_safety_checker": False}
+    parts: ClassVar[tuple[str, ...]] = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
+    text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (("tokenizer", "text_encoder"),)
+
+    def __init__(self, pipeline: Any) -> None:
+        for part in self.parts:
+            if getattr(pipeline, part, None) is None:
+                raise TypeError(
+                    f"sd_pipeline has no {part}: pass a diffusers pipeline such as "
+                    "StableDiffusionPipeline.from_pretrained(...)"
+                )
+        channels, latents = pipeline.unet.config.in_channels, pipeline.vae.config.latent_channels
+        if channels != latents:
+            raise TypeError(
+                f"the UNet takes {channels} channels, the latents have {latents}: inpainting models cannot "
+                "be trained"
+            )
+        if not isinstance(pipeline.scheduler, DDIMScheduler):
+            pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
+        self.pipeline = pipeline
+        self._encoded: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
+
+    @property
+    def denoiser(self) -> Any:
+        """The UNet."""
+        return self.pipeline.unet
+
+    @property
+    def frozen(self) -> dict[str, nn.Module]:
+        """The autoencoder and the text encoders."""
+        names = ["vae", *(encoder for _, encoder in self.text_encoders)]
+        return {name: getattr(self.pipeline, name) for name in names}
+
+    @property
+    def keeps_float32(self) -> frozenset[str]:
+        """The frozen networks that float16 breaks."""
+        return frozenset()
+
+    # ----------------------------------------------------------------------------------------- policy
+    def predict(
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditioning: Mapping[str, torch.Tensor],
+        guidance_scale: float,
+    ) -> torch.Tensor:
+        """Predict the noise (or v, or sample) of each latent; the UNet sees all in its own precision."""
+        dtype = self.denoiser.dtype
+        # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
+        latents, timesteps = latents.to(dtype).contiguous(), timesteps.to(latents.device)
+        told = {name: value.to(dtype) for name, value in conditioning.items()}
+        call = self._call(denoiser)
+        return guided(call, latents, timesteps, told, guidance_scale)
+
+    def _call(self, denoiser: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        def call(latents: torch.Tensor, timesteps: torch.Tensor, prompt_embeds: torch.Tensor) -> torch.Tensor:
+            return denoiser(latents, timesteps, encoder_hidden_states=prompt_embeds).sample
+
+        return call
+
+    # ---------------------------------------------------------------------------------------- prompts
+    def condition(
+        self,
+        prompts: Sequence[str],
+        negative_prompt: str,
+        guidance_scale: float,
+        size: tuple[int, int] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Embed B prompts: prompt_embeds (B, L, D), and with guidance negative_prompt_embeds."""
+        told = self._told(prompts, size)
+        if guidance_scale <= 1 or all(prompt == negative_prompt for prompt in prompts):
+            return told
+        negative = self._told([negative_prompt] * len(prompts), size)
+        return {**told, **{f"negative_{name}": value for name, value in negative.items()}}
+
+    def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
+        """Return the embeddings (B, ...) of B prompts; each distinct text is encoded once."""
+        missing = [p for p in dict.fromkeys(prompts) if p not in self._encoded]
+        if missing:
+            rows = self._encode_texts(missing)
+            self._encoded.update(
+                {text: {name: v[n] for name, v in rows.items()} for n, text in enumerate(missing)}
+            )
+        found = [self._encoded[p] for p in prompts]
+        for prompt in dict.fromkeys(prompts):
+            self._encoded.move_to_end(prompt)
+        while len(self._encoded) > CACHED_PROMPTS:
+            self._encoded.popitem(last=False)
+        return {name: torch.stack([row[name] for row in found]) for name in found[0]}
+
+    @torch.no_grad()
+    def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        text_encoder = self.pipeline.text_encoder
+        ids = tokenize(self.pipeline.tokenizer, texts).to(text_encoder.device)  # (B, L)
+        return {"prompt_embeds": text_encoder(ids)[0]}
+
+    # --------------------------------------------------------------------------------------- schedule
+    @property
+    def init_noise_sigma(self) -> float:
+        """Standard deviation of the first state, 1 for DDIM."""
+        return float(self.pipeline.scheduler.init_noise_sigma)
+
+    @property
+    def num_train_timesteps(self) -> int:
+        """The number of timesteps of the forward process."""
+        return self.pipeline.scheduler.config.num_train_timesteps
+
+    def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> DDIMSchedule:
+        """Set the scheduler and work out the steps that are run; see `make_schedule`."""
+        scheduler = self.pipeline.scheduler
+        timesteps = make_schedule(scheduler, num_steps, noise_strength)
+        return DDIMSchedule(scheduler, timesteps, eta, self.denoiser.device)
+
+    def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+        """Return sqrt(ᾱ_t) z + sqrt(1 - ᾱ_t) ε."""
+        return self.pipeline.scheduler.add_noise(clean, noise, timesteps)
+
+    def denoising_target(
+        self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the noise, v or the clean latents, as the scheduler says."""
+        scheduler = self.pipeline.scheduler
+        match scheduler.config.prediction_type:
+            case "epsilon":
+                return noise
+            case "v_prediction":
+                return scheduler.get_velocity(clean, noise, timesteps)
+            case _:
+                return clean
+
+    # ----------------------------------------------------------------------------------------- images
+    def latents_shape(self, size: tuple[int, int] | None = None) -> tuple[int, int, int]:
+        """Return (C, h, w) of images of (H, W) pixels, or of the model's own size."""
+        config = self.pipeline.unet.config
+        if size is None:
+            return config.in_channels, config.sample_size, config.sample_size
+        factor = vae_factor(self.pipeline.vae)
+        return config.in_channels, size[0] // factor, size[1] // factor
+
+    def check_images(self, images: torch.Tensor) -> None:
+        """Refuse images that cannot be encoded; see `check_images`."""
+        check_images(images, self.pipeline.vae)
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """Turn images into latents; see `encode`."""
+        return encode(self.pipeline.vae, images)
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn latents into images; see `decode`."""
+        return decode(self.pipeline.vae, latents)
+
+    def save_lora(
+        self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]
+    ) -> None:
+        """Write an adapter that plain diffusers loads."""
+        self.pipeline.save_lora_weights(folder, unet_lora_layers=weights, unet_lora_adapter_metadata=metadata)
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
+    """Return the token ids (B, L) of B texts, all padded to the tokenizer's length; warn of what is cut."""
+    length = tokenizer.model_max_length
+    for text, ids in zip(texts, tokenizer(texts, verbose=False).input_ids, strict=True):
+        if len(ids) > length:
+            lost = tokenizer.decode(ids[length - 1 : -1])
+            warnings.warn(
+                f"prompt {text!r} is too long: {lost!r} is cut, since the text encoder reads {length} tokens. "
+                "Shorten the prompt.",
+                stacklevel=6,
+            )
+    padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True)
+    return torch.tensor(padded.input_ids)
+
+
+def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
+    """Make the DDIM scheduler with the noise schedule of another one.
+
+    It clips predictions only where the other one says so: DDIM's default, [-1, 1], is that of pixels.
+    """
+    return DDIMScheduler.from_config({"clip_sample": False, **scheduler.config})
+
+
+def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0) -> torch.Tensor:
+    """Set the scheduler and return the timesteps that a rollout takes.
+
+    Args:
+        scheduler: its `num_inference_steps` is set.
+        num_steps: number of steps of the whole schedule.
+        noise_strength: share of the schedule that is run, from its noisy end cut off; 1 runs it all and
+            int(num_steps * noise_strength) steps are run otherwise, as in diffusers' img2img.
+
+    Returns:
+        Timesteps (T,), decreasing.
+
+    Raises:
+        ValueError: if noise_strength is outside (0, 1] or leaves no step, or there are more steps than
+            timesteps.
+    """
+    if not 0 < noise_strength <= 1:
+        raise ValueError(f"noise_strength={noise_strength} must lie in (0, 1]")
+    # 1e-6 keeps 50 * 0.58 = 28.999... from losing the step that it names
+    steps = int(num_steps * noise_strength + 1e-6)
+    if steps == 0:
+        raise ValueError(
+            f"noise_strength={noise_strength} with {num_steps} steps runs no step: "
+            f"use a noise_strength of at least {1 / num_steps:.3g}, or more steps"
+        )
+    if num_steps > scheduler.config.num_train_timesteps:
+        raise ValueError(
+            f"{num_steps} steps (sample_num_steps) of a schedule of {scheduler.config.num_train_timesteps} "
+            "timesteps: take fewer"
+        )
+    scheduler.set_timesteps(num_steps)  # on the CPU: a step looks its numbers up there
+    # Trailing spacing may round to one timestep too many at the end (-1): count from the start.
+    return scheduler.timesteps[num_steps - steps : num_steps]
+
+
+@torch.no_grad()
+def decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Decode latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1]."""
+    images = vae.decode((latents / vae.config.scaling_factor).to(vae.dtype)).sample
+    return (images.float() / 2 + 0.5).clamp(0, 1)
+
+
+@torch.no_grad()
+def encode(vae: Any, images: torch.Tensor) -> torch.Tensor:
+    """Encode images (B, 3, H, W) in [0, 1] to scaled latents (B, C, h, w) float32: the posterior's mean."""
+    posterior = vae.encode((images * 2 - 1).to(vae.device, vae.dtype)).latent_dist
+    return posterior.mode().float() * vae.config.scaling_factor
+
+
+def vae_factor(vae: Any) -> int:
+    """Return how many pixels make one latent, along a side."""
+    return 2 ** (len(vae.config.block_out_channels) - 1)
+
+
+def check_images(images: torch.Tensor, vae: Any) -> None:
+    """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that the VAE divides.
+
+    Raises:
+        TypeError: if `images` is not a floating point tensor.
+        ValueError: if shape, values or size do not fit; the message says how to mend them.
+    """
+    if not isinstance(images, torch.Tensor) or not images.is_floating_point():
+        kind = images.dtype if isinstance(images, torch.Tensor) else type(images).__name__
+        raise TypeError(
+            f"images must be a float tensor (B, 3, H, W) in [0, 1], not {kind}: divide uint8 by 255"
+        )
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(f"images must have shape (B, 3, H, W), not {tuple(images.shape)}: convert to RGB")
+    low, high = images.min().item(), images.max().item()
+    if not (low >= -1e-3 and high <= 1 + 1e-3):  # also catches NaN
+        raise ValueError(f"images must lie in [0, 1], but reach from {low:.3g} to {high:.3g}: rescale them")
+    factor = vae_factor(vae)
+    if images.shape[2] % factor or images.shape[3] % factor:
+        raise ValueError(f"images of {tuple(images.shape[2:])} pixels: resize to multiples of {factor}")

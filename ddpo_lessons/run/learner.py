@@ -1,0 +1,198 @@
+"""The optimizer's side of a run: groups of pairs, precision, several processes, and one step at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from ddpo_lessons.algorithms.base import Loss, Pairs
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families.policy import Reference
+from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.compiled import Recorder, check_gradients
+
+# GradScaler halves its scale at every skipped step: from 65536 it is at 1 after 16 of them.
+MAX_SKIPPED = 20
+
+
+class Learner:
+    """Accumulates gradients over groups of pairs and takes optimizer steps; see `algorithms.base.Learner`.
+
+    Args:
+        config: the settings.
+        accelerator: which prepared denoiser and optimizer.
+        denoiser: in several processes it synchronises gradients.
+        optimizer: of the trainable weights.
+        trainable: the weights by name.
+        reference: the policy before training, if a penalty holds on to it.
+        autocast: makes the context of a forward pass.
+        on_step: called after every optimizer step with its record.
+    """
+
+    def __init__(
+        self,
+        config: DDPOConfig,
+        accelerator: Accelerator,
+        denoiser: nn.Module,
+        optimizer: Any,
+        trainable: dict[str, nn.Parameter],
+        reference: Reference | None,
+        autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+        on_step: Callable[[dict[str, float]], None],
+    ) -> None:
+        self.config, self.accelerator = config, accelerator
+        self.denoiser, self.optimizer, self.trainable = denoiser, optimizer, trainable
+        self._reference, self._autocast, self._on_step = reference, autocast, on_step
+        self._kind: tuple[bool, tuple[int, ...]]
+        self._latents_shape: tuple[int, ...]
+        self.steps_done = 0
+        self.skipped_in_a_row = 0
+        self._compared: set[Any] = set()  # shapes whose compiled gradients are right
+
+    def begin_epoch(self, trajectory: Trajectory) -> None:
+        """Get to know what is trained on: the shape of latents, by which forward passes are filled."""
+        self._latents_shape = tuple(trajectory.latents.shape[2:])  # (C, h, w)
+        self._kind = (trajectory.is_guided, self._latents_shape)
+
+    def split(self, pairs: Pairs) -> list[Pairs]:
+        """Cut pairs (N,) into groups of about one size: a small last one would waste time."""
+        _, size = self.config.forward_sizes(math.prod(self._latents_shape))
+        count = math.ceil(len(pairs["rows"]) / size)
+        chunks = {name: tensor.chunk(count) for name, tensor in pairs.items()}
+        return [{name: chunks[name][n] for name in pairs} for n in range(len(chunks["rows"]))]
+
+    def reference(self) -> contextlib.AbstractContextManager[Any]:
+        """Give the denoiser as it was before training, for the time of a `with` block."""
+        assert self._reference is not None, "only with train_kl_coefficient > 0 is it kept"
+        return self._reference.weights()
+
+    # ------------------------------------------------------------------------------------- its state
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return weights and optimizer state, for a checkpoint."""
+        state = checkpoint.optimizer_tensors(self.optimizer, list(self.trainable))
+        return {"policy": dict(self.trainable), "optimizer": state}
+
+    def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Take them back."""
+        with torch.no_grad():
+            for name, parameter in self.trainable.items():
+                parameter.copy_(tensors["policy"][name])
+        checkpoint.load_optimizer_tensors(self.optimizer, list(self.trainable), tensors["optimizer"])
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Copy what a step changes: on the device where it is an adapter, else to the host, for it is large."""
+        is_adapter = any("lora_" in name for name in self.trainable)
+        place = self.accelerator.device if is_adapter else torch.device("cpu")
+        copied = {
+            part: {name: tensor.detach().to(place, copy=True) for name, tensor in tensors.items()}
+            for part, tensors in self.tensors().items()
+        }
+        return copied, self.steps_done, self.skipped_in_a_row
+
+    def go_back_to(self, snapshot: tuple[Any, ...]) -> None:
+        """Make weights, optimizer and counters what they were."""
+        tensors, self.steps_done, self.skipped_in_a_row = snapshot
+        self.optimizer.zero_grad()
+        self.load_tensors(tensors)
+
+    # ------------------------------------------------------------------------------------- one step
+    def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:
+        """Accumulate the gradient over groups of pairs, weighed by their share, and step once."""
+        sizes = [len(group["rows"]) for group in groups]
+        shares, stats = [size / sum(sizes) for size in sizes], []
+        groups = move_together(groups, self.accelerator.device)
+        for number, (share, group) in enumerate(zip(shares, groups, strict=True), start=1):
+            if self.config.torch_compile:
+                self._check_compiled(loss, group)
+            is_last = number == len(groups)
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.denoiser):
+                with self._autocast():
+                    value, group_stats = loss(self.denoiser, group)
+                self.accelerator.backward(value * share)
+            stats.append({"loss": value.detach(), **group_stats})
+        weights = list(self.trainable.values())
+        grad_norm = self.accelerator.clip_grad_norm_(weights, self.config.train_max_grad_norm)
+        record = self._summarise(stats, shares, grad_norm)
+        if self.accelerator.scaler is None and not math.isfinite(record["grad_norm"]):
+            raise RuntimeError(
+                f"the gradient of optimizer step {self.steps_done + 1} is not finite, so the step was not "
+                "taken: the policy may have moved so far that ratios overflow. Lower train_learning_rate="
+                f"{self.config.train_learning_rate}, and resume from a checkpoint"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.accelerator.scaler is not None:
+            record |= self._look_at_scaler()
+        self.steps_done += 1
+        self._on_step(record)
+
+    def _look_at_scaler(self) -> dict[str, float]:
+        """Return whether fp16's scaler skipped the step, and its scale; refuse to skip on and on."""
+        skipped = bool(self.optimizer.step_was_skipped)
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise RuntimeError(
+                f"the last {MAX_SKIPPED} optimizer steps were skipped, for their gradients overflow float16: "
+                "nothing is learned. Set mixed_precision='bf16' or 'no', and resume from a checkpoint"
+            )
+        return {"step_skipped": float(skipped), "loss_scale": self.accelerator.scaler.get_scale()}
+
+    def _summarise(
+        self, stats: list[dict[str, torch.Tensor]], shares: list[float], grad_norm: torch.Tensor
+    ) -> dict[str, float]:
+        """Join the statistics of groups and processes into the record of one optimizer step, in one wait."""
+        names = [*stats[0], "grad_norm"]
+        table = torch.stack([torch.stack([*row.values(), grad_norm]).float() for row in stats])  # (G, S)
+        tables = self.accelerator.gather(table[None]).cpu()  # (processes, G, S)
+        weights = torch.tensor(shares)[:, None]  # (G, 1)
+        is_max = torch.tensor([name.startswith(("max", "grad_norm")) for name in names])
+        joined = torch.stack(
+            [torch.where(is_max, table.amax(0), (table * weights).sum(0)) for table in tables]
+        )  # (processes, S)
+        values = torch.where(is_max, joined.amax(0), joined.mean(0)).tolist()
+        return {**dict(zip(names, values, strict=True)), "lr": self.optimizer.param_groups[0]["lr"]}
+
+    def _check_compiled(self, loss: Loss, group: Pairs) -> None:
+        """Compare the compiled denoiser's gradients with its own, for every shape at its first and a later step.
+
+        A later step, since LoRA's A has no gradient in the first one, where B is zero. What is compared is
+        the gradient of the outputs: PPO's is zero where a ratio is clipped.
+        """
+        shape = (self.steps_done > 0, *self._kind, *[tuple(tensor.shape) for tensor in group.values()])
+        if shape in self._compared:
+            return
+
+        def gradients() -> tuple[torch.Tensor, ...]:
+            recorder = Recorder(self.denoiser)
+            with self._autocast():
+                loss(recorder, group)
+            return torch.autograd.grad(recorder.sum_of_squares(), list(self.trainable.values()))
+
+        with self.accelerator.no_sync(self.denoiser):
+            compiled = gradients()
+            with torch.compiler.set_stance("force_eager"):
+                own = gradients()
+        check_gradients(list(self.trainable), compiled, own)
+        self._compared.add(shape)
+
+
+def move_together(groups: Sequence[Pairs], device: torch.device) -> list[Pairs]:
+    """Move all tensors of all groups to a device in one transfer."""
+    if device.type == "cpu":
+        return list(groups)
+    tensors = [tensor.contiguous() for group in groups for tensor in group.values()]
+    order = sorted(range(len(tensors)), key=lambda n: -tensors[n].element_size())  # so that views are aligned
+    raw = [tensors[n].view(-1).view(torch.uint8) for n in order]
+    pieces = torch.cat(raw).to(device).split([len(piece) for piece in raw])
+    moved = {
+        n: piece.view(tensors[n].dtype).view(tensors[n].shape) for n, piece in zip(order, pieces, strict=True)
+    }
+    numbers = iter(range(len(tensors)))
+    return [{name: moved[next(numbers)] for name in group} for group in groups]
