@@ -187,7 +187,7 @@ def _gaussian_step(
 
 
 class DDIMSchedule:
-    """The steps of a run, worked out once: a step then looks nothing up, checks nothing and waits for nothing.
+    """The steps of a run, worked out once; a step then looks nothing up, checks nothing, waits for nothing.
 
     `ddim_step_with_logprob` finds and checks four numbers at every call, on the CPU, which a GPU would
     have to wait for. They depend on the schedule alone, so here they lie in a table on the device.

@@ -283,7 +283,7 @@ def img2img_rollout(
         raise ValueError(f"{len(prompts)} prompts for {len(images)} images: give one prompt per image")
     schedule = family.schedule(num_inference_steps, noise_strength, eta)
     latents = from_images(family, images, schedule, initial_noise, generator, group_size)
-    size = tuple(images.shape[2:])
+    size = (images.shape[2], images.shape[3])
     conditioning = family.condition(prompts, negative_prompt, guidance_scale, size)
     trajectory = play(
         family, latents, schedule, conditioning, guidance_scale, generator, reduction, group_size

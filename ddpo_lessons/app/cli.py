@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpo_lessons.app.presets import Preset
     from ddpo_lessons.config import DDPOConfig
     from ddpo_lessons.data.folders import ImageFolder
-    from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+    from ddpo_lessons.trainer import ImageDDPOTrainer, Runner
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
 
@@ -264,7 +264,7 @@ def _find_images(arguments: argparse.Namespace) -> ImageFolder | None:
     return None if arguments.images is None else find_images(arguments.images)
 
 
-def _make_trainer(arguments: argparse.Namespace, preset: Preset, images: ImageFolder | None) -> DDPOTrainer:
+def _make_trainer(arguments: argparse.Namespace, preset: Preset, images: ImageFolder | None) -> Runner:
     """Check everything that is cheap to check, then load models."""
     from ddpo_lessons.compat import load_pipeline
     from ddpo_lessons.rewards import get_reward
@@ -342,7 +342,7 @@ def _sample_prompt(arguments: argparse.Namespace, images: ImageFolder | None) ->
     return ["--prompt", "TEXT"] if images is None or images.captions is not None else []
 
 
-def _print_places(trainer: DDPOTrainer, model: str, folder: Path, prompt: list[str]) -> None:
+def _print_places(trainer: Runner, model: str, folder: Path, prompt: list[str]) -> None:
     run_dir = trainer.config.run_dir
     print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from latest")
     command = ["ddpo-lessons", "sample"]

@@ -1,1 +1,1 @@
-"""What rollouts are asked for: prompts, images from folders, and the checks of what users' functions return."""
+"""What rollouts are asked for: prompts, images from folders, and checks of what users' functions return."""

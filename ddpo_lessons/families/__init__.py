@@ -35,8 +35,8 @@ def family_class(pipeline_class: str) -> type[Family]:
     """
     if pipeline_class not in FAMILIES:
         raise TypeError(
-            f"sd_pipeline is a {pipeline_class}, a family of models that this package does not train: use one "
-            f"of {', '.join(FAMILIES)}"
+            f"sd_pipeline is a {pipeline_class}, a family of models that this package does not train: use "
+            f"one of {', '.join(FAMILIES)}"
         )
     return FAMILIES[pipeline_class]
 

@@ -1,4 +1,4 @@
-"""What a model family promises, whatever its networks are; algorithms and rollouts know nothing else of it."""
+"""What a model family promises, whatever its networks are; nobody outside knows more of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Schedule(Protocol):
         prev_sample: torch.Tensor | None = None,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> DDIMStep:
-        """Take a step with this noise, or replay the one that led to `prev_sample`; see `DDIMSchedule.step`."""
+        """Take a step with this noise, or replay the one that led to `prev_sample`, as `DDIMSchedule` does."""
         ...
 
 

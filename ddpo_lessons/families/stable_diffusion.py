@@ -194,8 +194,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
         if len(ids) > length:
             lost = tokenizer.decode(ids[length - 1 : -1])
             warnings.warn(
-                f"prompt {text!r} is too long: {lost!r} is cut, since the text encoder reads {length} tokens. "
-                "Shorten the prompt.",
+                f"prompt {text!r} is too long: {lost!r} is cut, since the text encoder reads {length} "
+                "tokens. Shorten the prompt.",
                 stacklevel=6,
             )
     padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True)

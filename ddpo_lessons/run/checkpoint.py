@@ -121,7 +121,7 @@ def remove_leftovers(run_dir: Path) -> None:
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Bring tensors to the CPU; those that share memory, as tables of 8-bit Adam do, get copies of their own."""
+    """Bring tensors to the CPU; those that share memory, as 8-bit Adam's tables do, get copies."""
     plain: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -211,7 +211,7 @@ VALUES = 4  # of each tensor that a fingerprint looks at
 
 
 def fingerprints(family: Family) -> dict[str, Any]:
-    """Return what tells a model from another: of each network shapes and some values; adapters do not count."""
+    """Return what tells models apart: of each network shapes and some values; adapters do not count."""
     rules = {k: v for k, v in family.pipeline.scheduler.config.items() if not k.startswith("_")}
     text = json.dumps(rules, sort_keys=True, default=str)
     networks = {"denoiser": family.denoiser, **family.frozen}

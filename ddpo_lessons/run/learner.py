@@ -87,7 +87,7 @@ class Learner:
         checkpoint.load_optimizer_tensors(self.optimizer, list(self.trainable), tensors["optimizer"])
 
     def snapshot(self) -> tuple[Any, ...]:
-        """Copy what a step changes: on the device where it is an adapter, else to the host, for it is large."""
+        """Copy what a step changes: an adapter on its device, all weights to the host, for they are large."""
         is_adapter = any("lora_" in name for name in self.trainable)
         place = self.accelerator.device if is_adapter else torch.device("cpu")
         copied = {
@@ -160,9 +160,9 @@ class Learner:
         return {**dict(zip(names, values, strict=True)), "lr": self.optimizer.param_groups[0]["lr"]}
 
     def _check_compiled(self, loss: Loss, group: Pairs) -> None:
-        """Compare the compiled denoiser's gradients with its own, for every shape at its first and a later step.
+        """Compare the compiled denoiser's gradients with its own, for every shape twice: first, and later on.
 
-        A later step, since LoRA's A has no gradient in the first one, where B is zero. What is compared is
+        Later on, since LoRA's A has no gradient in the first one, where B is zero. What is compared is
         the gradient of the outputs: PPO's is zero where a ratio is clipped.
         """
         shape = (self.steps_done > 0, *self._kind, *[tuple(tensor.shape) for tensor in group.values()])
