@@ -32,7 +32,7 @@ class Schedule(Protocol):
         prev_sample: torch.Tensor | None = None,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> DDIMStep:
-        """Take a step with this noise, or replay the one that led to `prev_sample`, as `DDIMSchedule` does."""
+        """Take a step with this noise, or replay that which led to `prev_sample`, as `DDIMSchedule` does."""
         ...
 
 
