@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddpo_lessons.rewards.base import RewardFunction, split_info
 from ddpo_lessons.rollout import check_images
 
-RewardFunction = Callable[[torch.Tensor, tuple[str, ...], tuple[Any, ...]], Any]
 PromptFunction = Callable[[], tuple[Any, ...]]
 
 
@@ -116,12 +116,6 @@ def to_tensor(image: Any) -> torch.Tensor:
     if is_array:  # torch takes neither negative strides nor another machine's byte order
         image = np.ascontiguousarray(image, dtype=image.dtype.newbyteorder("="))
     return torch.as_tensor(image).detach()
-
-
-def split_info(returned: Any) -> tuple[Any, Any]:
-    """Return (rewards, info) of what a reward function returned; a tuple of numbers is rewards alone."""
-    is_pair = isinstance(returned, tuple) and len(returned) == 2 and np.ndim(returned[0]) > 0
-    return returned if is_pair else (returned, {})
 
 
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
