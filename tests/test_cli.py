@@ -367,7 +367,7 @@ def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr(compat, "load_pipeline", load)
-    monkeypatch.setattr(rewards, "load_from_hub", load)
+    monkeypatch.setattr("ddpo_lessons.rewards.models.load_from_hub", load)
     half = here / "half"
     half.mkdir()
     for name in ("a", "b"):

@@ -166,7 +166,7 @@ def test_traffic_is_counted(
 def test_traffic_names_the_packages_line(traffic: Traffic) -> None:
     images = torch.rand(2, 3, 8, 8, device=DEVICE)
     decorruption()(images, ["", ""], [{"target": image} for image in images])
-    assert {line.partition(":")[0] for line in traffic.waits} == {"rewards.py"}
+    assert {line.partition(":")[0] for line in traffic.waits} == {"rewards/base.py"}
     traffic.clear()
     images.sum().item()
     assert [line.partition(":")[0] for line in traffic.waits] == ["tests/test_device.py"]

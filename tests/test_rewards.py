@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from ddpo_lessons import rewards, tiny
+from ddpo_lessons.rewards import models
 from ddpo_lessons.tiny import world
 from ddpo_lessons.tiny.world import COLOURS
 
@@ -333,7 +334,7 @@ def test_preprocessing_resizes_and_crops_as_pil_does(
     smooth = torch.nn.functional.avg_pool2d(bytes_images(4, 2, 3, *shape), 3, 1, 1)
     images = (255 * smooth).round() / 255
     expected = preprocess(images, 36)
-    result = rewards.load_from_hub(folder, rewards._Clip).preprocess(images)
+    result = models.load_from_hub(folder, models._Clip).preprocess(images)
     assert result.shape == (2, 3, SIZE, SIZE)
     # PIL rounds twice to 8 bits, once after each of its two passes; a standard deviation is 0.26.
     assert (result - expected).abs().max() < 1.6 / 255 / 0.26

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from ddpo_lessons.data.images import to_tensor as to_tensor
 from ddpo_lessons.families import Family
+from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
+from ddpo_lessons.rewards.base import split_info
 
-RewardFunction = Callable[[torch.Tensor, tuple[str, ...], tuple[Any, ...]], Any]
 PromptFunction = Callable[[], tuple[Any, ...]]
 
 
@@ -99,12 +99,6 @@ def image_context(drawn: Any, family: Family) -> Context:
     image = to_tensor(image)
     family.check_images(image[None])
     return Context(_check_prompt(prompt), metadata, image)
-
-
-def split_info(returned: Any) -> tuple[Any, Any]:
-    """Return (rewards, info) of what a reward function returned; a tuple of numbers is rewards alone."""
-    is_pair = isinstance(returned, tuple) and len(returned) == 2 and np.ndim(returned[0]) > 0
-    return returned if is_pair else (returned, {})
 
 
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:

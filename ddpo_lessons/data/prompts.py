@@ -13,15 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-Prompt = tuple[str, dict[str, Any]]
+from ddpo_lessons.rewards.models import ANIMALS
 
-# Forty-five common animals, as many as the DDPO paper uses (arXiv 2305.13301, section 6).
-_ANIMALS = """
-cat dog horse cow pig sheep goat donkey rabbit hamster mouse squirrel hedgehog fox wolf
-bear deer moose lion tiger leopard elephant giraffe zebra hippo rhino camel kangaroo koala panda
-monkey gorilla otter seal dolphin whale penguin owl eagle parrot duck chicken frog turtle crocodile
-"""
-ANIMALS = tuple(_ANIMALS.split())
+Prompt = tuple[str, dict[str, Any]]
 ACTIVITIES = ("washing dishes", "riding a bike", "playing chess")
 
 

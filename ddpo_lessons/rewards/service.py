@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from ddpo_lessons.data.contexts import RewardFunction, split_info
+from ddpo_lessons.rewards.base import RewardFunction, split_info
 
 MAX_REQUEST_BYTES = 2**30
 T = TypeVar("T")

@@ -1,0 +1,103 @@
+"""What every reward has in common: its type, the checks of what comes in, and reading metadata."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+Metadata = Sequence[Mapping[str, Any]]
+Rewards = torch.Tensor | tuple[torch.Tensor, dict[str, Any]]
+
+
+class RewardFunction(Protocol):
+    """What a trainer calls after sampling: images (B, 3, H, W) in [0, 1] to rewards (B,).
+
+    It may return `(rewards, info)` too. A trainer passes B prompts and B dicts of metadata as tuples, and the
+    rewards of this package take any sequences. The types are open, so that functions written for either fit.
+    """
+
+    def __call__(self, images: torch.Tensor, prompts: Any, metadata: Any, /) -> Any:
+        """Score a batch of images."""
+        ...
+
+
+def split_info(returned: Any) -> tuple[Any, Any]:
+    """Return (rewards, info) of what a reward function returned; a tuple of numbers is rewards alone."""
+    is_pair = isinstance(returned, tuple) and len(returned) == 2 and np.ndim(returned[0]) > 0
+    return returned if is_pair else (returned, {})
+
+
+def check_images(images: torch.Tensor, name: str = "images") -> None:
+    """Refuse anything but finite float images (B, 3, H, W) in [0, 1], to a tolerance of 1e-3.
+
+    Args:
+        images: what to look at.
+        name: how the message calls them.
+
+    Raises:
+        TypeError: if `images` is not a floating-point tensor.
+        ValueError: if shape or range is wrong or a pixel is NaN or infinite.
+    """
+    if not isinstance(images, torch.Tensor) or not images.is_floating_point():
+        kind = images.dtype if isinstance(images, torch.Tensor) else type(images).__name__
+        raise TypeError(f"{name} is {kind}: pass a float tensor (B, 3, H, W) in [0, 1]")
+    if images.ndim != 4 or images.shape[1] != 3 or images.numel() == 0:
+        raise ValueError(f"{name} has shape {tuple(images.shape)}: pass (B, 3, H, W)")
+    for index, image in enumerate(images):
+        low, high = (limit.item() for limit in image.aminmax())  # NaN if any pixel is NaN
+        if not (low >= -1e-3 and high <= 1 + 1e-3):  # so written, it refuses NaN too
+            raise ValueError(
+                f"{name}[{index}] spans [{low:.4g}, {high:.4g}]: rewards take finite values in "
+                "[0, 1]; images in [-1, 1] become (images + 1) / 2"
+            )
+
+
+def checked_reward(score: RewardFunction) -> RewardFunction:
+    """Check what comes in, take away gradients, and hand on float32 images clamped to [0, 1]."""
+
+    @functools.wraps(score)
+    def checked(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
+        check_images(images)
+        for name, given in (("prompts", prompts), ("metadata", metadata)):
+            if len(given) != len(images):
+                raise ValueError(f"{len(given)} {name} for {len(images)} images: pass one for each")
+        with torch.no_grad():
+            return score(images.float().clamp(0, 1), prompts, metadata)
+
+    return checked
+
+
+def metadata_column(metadata: Metadata, key: str, meaning: str) -> list[Any]:
+    """Return `metadata[i][key]` of every image; the ValueError where one is missing says what it means."""
+    for index, entry in enumerate(metadata):
+        if key not in entry:
+            raise ValueError(
+                f"metadata[{index}] has no {key!r}: this reward needs {meaning}; "
+                "let the prompt function put it into the metadata"
+            )
+    return [entry[key] for entry in metadata]
+
+
+def metadata_images(metadata: Metadata, key: str, like: torch.Tensor) -> torch.Tensor:
+    """Return the checked images `metadata[i][key]` as one batch of the shape of `like`, on its device."""
+    values = metadata_column(metadata, key, "an image (3, H, W) in [0, 1]")
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or value.shape != like.shape[1:]:
+            given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ValueError(
+                f"metadata[{index}][{key!r}] is {given}: "
+                f"use a tensor of the images' shape {tuple(like.shape[1:])}"
+            )
+    images = torch.stack([value.to(like.device) for value in values])  # (B, 3, H, W)
+    check_images(images, f"metadata {key!r}")
+    return images.float().clamp(0, 1)
+
+
+def logit_margin(logits: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """Logit of the true class minus the strongest wrong one; (B, C) and (B,) to (B,)."""
+    wrong = logits.scatter(1, true[:, None], -torch.inf)
+    return logits.gather(1, true[:, None])[:, 0] - wrong.amax(dim=1)

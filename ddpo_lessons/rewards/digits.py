@@ -1,0 +1,225 @@
+"""Rewards of the digit world: its classifier reads the digit, its colours are measured."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ddpo_lessons.rewards.base import (
+    Metadata,
+    RewardFunction,
+    Rewards,
+    checked_reward,
+    logit_margin,
+    metadata_column,
+    metadata_images,
+)
+
+
+def _digits(metadata: Metadata, device: torch.device) -> torch.Tensor:
+    values = metadata_column(metadata, "digit", "the true digit, an int from 0 to 9")
+    for index, value in enumerate(values):
+        try:
+            valid = 0 <= operator.index(value) <= 9
+        except TypeError:
+            valid = False
+        if not valid:
+            raise ValueError(f"metadata[{index}]['digit'] is {value!r}: use an int from 0 to 9")
+    return torch.tensor([operator.index(value) for value in values], device=device)  # (B,)
+
+
+def _digit_reader(model: nn.Module | None) -> nn.Module:
+    """Return the classifier to ask: (B, 3, 32, 32) to logits (B, 10); by default the tiny one."""
+    if model is None:
+        from ddpo_lessons.tiny import load_reward_model
+
+        model = load_reward_model()
+    return model.eval()
+
+
+def _legibility(
+    model: nn.Module, images: torch.Tensor, digits: torch.Tensor, probability: bool
+) -> torch.Tensor:
+    log_probs = model.to(images.device)(images).float().log_softmax(dim=1)  # (B, 10)
+    chosen = log_probs.gather(1, digits[:, None])[:, 0]  # (B,)
+    return chosen.exp() if probability else chosen
+
+
+def digit_legibility(model: nn.Module | None = None, probability: bool = False) -> RewardFunction:
+    """How well the digit `metadata["digit"]` can be read: log p(digit | image), in nats.
+
+    Args:
+        model: a digit classifier, images (B, 3, H, W) to logits (B, 10); None for the reward model
+            of the digit world. Never pass the judge.
+        probability: give p instead of log p; bounded, but flat where the digit cannot be read.
+
+    Returns:
+        The reward function.
+    """
+    reader = _digit_reader(model)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        return _legibility(reader, images, _digits(metadata, images.device), probability)
+
+    return reward
+
+
+def legibility_gain(model: nn.Module | None = None, probability: bool = False) -> RewardFunction:
+    """Legibility after minus before; before is that of the input, `metadata["image"]` (3, H, W).
+
+    The baseline differs from image to image but not from policy to policy, so the gain has the
+    same gradient as `digit_legibility` and less variance between easy and hard inputs.
+
+    Args:
+        model: as for `digit_legibility`.
+        probability: as for `digit_legibility`.
+
+    Returns:
+        The reward function.
+    """
+    reader = _digit_reader(model)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        digits = _digits(metadata, images.device)
+        before = metadata_images(metadata, "image", images)
+        after_and_before = torch.cat([images, before])  # (2B, 3, H, W)
+        both = _legibility(reader, after_and_before, digits.repeat(2), probability)  # (2B,)
+        return both[: len(images)] - both[len(images) :]
+
+    return reward
+
+
+def digit_margin(model: nn.Module | None = None) -> RewardFunction:
+    """Logit of the true digit minus that of the strongest wrong digit; positive if read rightly.
+
+    Args:
+        model: as for `digit_legibility`.
+
+    Returns:
+        The reward function.
+    """
+    reader = _digit_reader(model)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        logits = reader.to(images.device)(images).float()  # (B, 10)
+        return logit_margin(logits, _digits(metadata, images.device))
+
+    return reward
+
+
+def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
+    """Euclidean RGB distance (B,) of measured (B, 3) to named colours; 0 where none is named."""
+    from ddpo_lessons.tiny.world import COLOURS
+
+    distances = [
+        measured.new_zeros(()) if name is None else (row - row.new_tensor(COLOURS[name])).norm()
+        for row, name in zip(measured, names, strict=True)
+    ]
+    return torch.stack(distances)
+
+
+def prompt_alignment(
+    model: nn.Module | None = None,
+    digit_weight: float = 1.0,
+    ink_weight: float = 1.0,
+    background_weight: float = 1.0,
+) -> RewardFunction:
+    """How well an image of the digit world shows what its prompt says.
+
+    digit_weight * log p(digit) - ink_weight * |ink - named ink| - background_weight *
+    |background - named background|: log p from the classifier, colours measured without any
+    model, distances Euclidean in RGB on [0, 1] (at most sqrt(3)). What a prompt leaves unsaid
+    counts 0. The three terms are returned as info, before weighting.
+
+    Args:
+        model: as for `digit_legibility`.
+        digit_weight: weight of the log-probability, per nat.
+        ink_weight: weight of the ink's distance.
+        background_weight: weight of the background's distance.
+
+    Returns:
+        The reward function. It raises ValueError for a prompt that names none of the three.
+    """
+    from ddpo_lessons.tiny.world import measure_colours, parse_prompt
+
+    reader = _digit_reader(model)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
+        said = [parse_prompt(prompt) for prompt in prompts]
+        for index, part in enumerate(said):
+            if part.digit is None and part.ink is None and part.background is None:
+                raise ValueError(
+                    f"prompts[{index}]={prompts[index]!r} names no digit and no colour: "
+                    'write as in "a red three on a blue background"'
+                )
+        named = torch.tensor([part.digit is not None for part in said], device=images.device)
+        digits = torch.tensor([part.digit or 0 for part in said], device=images.device)  # (B,)
+        log_p = _legibility(reader, images, digits, probability=False) * named  # (B,)
+        ink, background = measure_colours(images)  # (B, 3) each
+        ink_distance = _colour_distance(ink, [part.ink for part in said])
+        background_distance = _colour_distance(background, [part.background for part in said])
+        score = digit_weight * log_p - ink_weight * ink_distance - background_weight * background_distance
+        return score, {
+            "digit_log_prob": log_p,
+            "ink_distance": ink_distance,
+            "background_distance": background_distance,
+        }
+
+    return reward
+
+
+def recolouring(
+    model: nn.Module | None = None, colour_weight: float = 10.0, shape_weight: float = 30.0
+) -> RewardFunction:
+    """Obey a prompt that names ink and background, and keep digit and shape of the input.
+
+    log p(digit) - colour_weight * (|ink - named ink| + |background - named background|) - shape_weight *
+    mean |coverage - coverage of the input|: log p of `metadata["digit"]` from the classifier, colours and
+    coverage measured without any model (`world.measure_colours`, `world.coverage`), colours' distances
+    Euclidean in RGB on [0, 1]. The input is `metadata["image"]` (3, H, W). The four terms are returned as
+    info, before weighting.
+
+    Args:
+        model: as for `digit_legibility`.
+        colour_weight: weight of the two colours' distances.
+        shape_weight: weight of the share of ink that came, went or moved.
+
+    Returns:
+        The reward function. It raises ValueError for a prompt that does not name both colours.
+    """
+    from ddpo_lessons.tiny import world
+
+    reader = _digit_reader(model)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
+        said = [world.parse_prompt(prompt) for prompt in prompts]
+        for index, part in enumerate(said):
+            if part.ink is None or part.background is None:
+                raise ValueError(
+                    f"prompts[{index}]={prompts[index]!r} does not name ink and background: "
+                    'write as in "a yellow digit on a white background"'
+                )
+        log_p = _legibility(reader, images, _digits(metadata, images.device), probability=False)  # (B,)
+        inputs = metadata_images(metadata, "image", images)
+        ink, background = world.measure_colours(images)  # (B, 3) each
+        moved = world.coverage(images, ink, background) - world.coverage(
+            inputs, *world.measure_colours(inputs)
+        )
+        terms = {
+            "digit_log_prob": log_p,
+            "ink_distance": _colour_distance(ink, [part.ink for part in said]),
+            "background_distance": _colour_distance(background, [part.background for part in said]),
+            "shape_distance": moved.abs().mean(dim=(1, 2, 3)),
+        }
+        colours = terms["ink_distance"] + terms["background_distance"]
+        return log_p - colour_weight * colours - shape_weight * terms["shape_distance"], terms
+
+    return reward

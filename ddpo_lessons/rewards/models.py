@@ -1,0 +1,360 @@
+"""Rewards that ask a model from the hub: CLIP, the aesthetic score, a perceptual distance."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddpo_lessons.rewards.base import (
+    Metadata,
+    RewardFunction,
+    checked_reward,
+    logit_margin,
+    metadata_column,
+    metadata_images,
+)
+
+CLIP_MODEL = "openai/clip-vit-large-patch14"
+AESTHETIC_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
+PERCEPTUAL_MODEL = "microsoft/resnet-18"
+
+# Forty-five common animals, as many as the DDPO paper uses (arXiv 2305.13301, section 6): the classes of
+# CLIP's rewards, and what data/prompts.py draws from.
+_ANIMALS = """
+cat dog horse cow pig sheep goat donkey rabbit hamster mouse squirrel hedgehog fox wolf
+bear deer moose lion tiger leopard elephant giraffe zebra hippo rhino camel kangaroo koala panda
+monkey gorilla otter seal dolphin whale penguin owl eagle parrot duck chicken frog turtle crocodile
+"""
+ANIMALS = tuple(_ANIMALS.split())
+T = TypeVar("T")
+
+
+# ------------------------------------------------------------------------------------------- the hub
+def load_from_hub(model: str | Path, load: Callable[[Path], T]) -> T:
+    """Find a model on this machine or on the hub, and load it.
+
+    Only JSON, the tokenizer's merges and safetensors are ever downloaded or read: no pickle, no
+    code of the model's repository.
+
+    Args:
+        model: a folder, a file, or the id of a model on the hub.
+        load: turns the folder (or file) into what is returned.
+
+    Returns:
+        What `load` made.
+
+    Raises:
+        RuntimeError: if the model cannot be had or loaded; says which, why and what to do.
+    """
+    from huggingface_hub import snapshot_download
+
+    files = ["*.json", "merges.txt", "model*.safetensors"]
+    try:
+        here = Path(model)
+        if not here.exists():
+            here = Path(snapshot_download(str(model), allow_patterns=files))
+        return load(here)
+    except Exception as error:  # network, file and format errors share the remedy, but no base
+        reason = " ".join(str(error).split())
+        raise RuntimeError(
+            f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason}). "
+            "On a machine with a network run `hf download MODEL --local-dir FOLDER`, copy the "
+            "folder here and pass its path; or set HF_HOME to a cache that already holds it"
+        ) from error
+
+
+def _pretrained(model_class: Any, folder: Path) -> Any:
+    model, report = model_class.from_pretrained(
+        folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+    )
+    if report["missing_keys"]:  # transformers would leave them random, and the reward with them
+        raise ValueError(f"weights are missing: {', '.join(sorted(report['missing_keys']))[:200]}")
+    return model.eval().requires_grad_(False)
+
+
+class _Normalize(nn.Module):
+    """Shift and scale channels by the mean and std of a folder's preprocessor_config.json."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
+        self.register_buffer("mean", torch.tensor(self.settings["image_mean"])[:, None, None])
+        self.register_buffer("std", torch.tensor(self.settings["image_std"])[:, None, None])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return (images - self.mean) / self.std
+
+
+# ---------------------------------------------------------------------------------------------- CLIP
+class _Clip(nn.Module):
+    """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import CLIPModel, CLIPTokenizer
+
+        super().__init__()
+        self.model = _pretrained(CLIPModel, folder)
+        self.tokenizer = CLIPTokenizer.from_pretrained(folder)
+        self.normalize = _Normalize(folder)
+        size, crop = (self.normalize.settings[key] for key in ("size", "crop_size"))
+        self.edge = size["shortest_edge"] if isinstance(size, dict) else size
+        self.crop = crop["height"] if isinstance(crop, dict) else crop
+
+    def preprocess(self, images: torch.Tensor) -> torch.Tensor:
+        """CLIP's own preprocessing in torch: shorter edge resized, centre cropped, normalised.
+
+        Bicubic with antialias is what PIL does, but for rounding to 8 bits in between; doing it
+        here spares the detour through PIL images and the need for torchvision.
+        """
+        shape = [self.edge * side // min(images.shape[2:]) for side in images.shape[2:]]
+        resized = F.interpolate(images, shape, mode="bicubic", antialias=True).clamp(0, 1)
+        top, left = ((side - self.crop) // 2 for side in shape)
+        cropped = resized[:, :, top : top + self.crop, left : left + self.crop]
+        return self.normalize(cropped)
+
+    def embed_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (B, 3, H, W) in [0, 1] to unit vectors (B, D)."""
+        pooled = self.model.vision_model(pixel_values=self.preprocess(images)).pooler_output
+        return F.normalize(self.model.visual_projection(pooled), dim=1)
+
+    def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
+        """N texts to unit vectors (N, D); what exceeds CLIP's 77 tokens is cut."""
+        length = self.model.config.text_config.max_position_embeddings
+        tokens = self.tokenizer(
+            list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt"
+        ).to(self.normalize.mean.device)
+        return F.normalize(self.model.text_projection(self.model.text_model(**tokens).pooler_output), dim=1)
+
+
+@functools.cache
+def _load_clip(model: str | Path) -> _Clip:
+    # Cached, for a weighted sum of CLIP rewards needs the 1.7 GB only once.
+    return load_from_hub(model, _Clip)
+
+
+def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
+    """Cosine of CLIP's embeddings of image and prompt, in [-1, 1].
+
+    CLIPModel's `logits_per_image` is this times exp(logit_scale). Source: Hessel et al. 2021,
+    arXiv 2104.08718, who report 2.5 max(cosine, 0).
+
+    Args:
+        model: a CLIPModel on the hub, or its folder.
+
+    Returns:
+        The reward function.
+
+    Raises:
+        RuntimeError: if the model cannot be had.
+    """
+    clip = _load_clip(model)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        clip.to(images.device)
+        return (clip.embed_images(images) * clip.embed_texts(prompts)).sum(dim=1)
+
+    return reward
+
+
+def _class_logits(
+    model: str | Path, classes: Sequence[str], template: str
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Zero-shot classifier: images (B, 3, H, W) to exp(logit_scale) * cosines (B, classes)."""
+    if len(set(classes)) != len(classes) or len(classes) < 2:
+        raise ValueError(f"classes={list(classes)}: give two or more different names")
+    if "{}" not in template:
+        raise ValueError(f"template={template!r} has no {{}}: it marks the place of the class")
+    clip = _load_clip(model)
+    with torch.no_grad():
+        texts = clip.embed_texts([template.format(name) for name in classes])  # (classes, D)
+
+    def logits(images: torch.Tensor) -> torch.Tensor:
+        clip.to(images.device)
+        scale = clip.model.logit_scale.exp()
+        return scale * clip.embed_images(images) @ texts.to(images.device).T
+
+    return logits
+
+
+def _labels(metadata: Metadata, classes: Sequence[str], device: torch.device) -> torch.Tensor:
+    labels = metadata_column(metadata, "label", "the name of the true class")
+    for index, label in enumerate(labels):
+        if label not in classes:
+            raise ValueError(f"metadata[{index}]['label'] is {label!r}: use one of {list(classes)}")
+    return torch.tensor([classes.index(label) for label in labels], device=device)  # (B,)
+
+
+def clip_margin(
+    model: str | Path = CLIP_MODEL,
+    classes: Sequence[str] = ANIMALS,
+    template: str = "a photo of a {}",
+) -> RewardFunction:
+    """CLIP's zero-shot logit of the class `metadata["label"]` minus the strongest wrong one.
+
+    Args:
+        model: a CLIPModel on the hub, or its folder.
+        classes: the names of the classes.
+        template: the sentence for a class; {} becomes its name.
+
+    Returns:
+        The reward function.
+
+    Raises:
+        ValueError: if there are fewer than two classes, or the template has no place for them.
+        RuntimeError: if the model cannot be had.
+    """
+    logits = _class_logits(model, classes, template)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        return logit_margin(logits(images), _labels(metadata, classes, images.device))
+
+    return reward
+
+
+def clip_change(
+    model: str | Path = CLIP_MODEL,
+    classes: Sequence[str] = ANIMALS,
+    template: str = "a photo of a {}",
+) -> RewardFunction:
+    """The margin of `clip_margin` after minus before, before being that of `metadata["image"]`.
+
+    The margin and not the true class's logit alone, which rises as well when all logits rise.
+
+    Args:
+        model: as for `clip_margin`.
+        classes: as for `clip_margin`.
+        template: as for `clip_margin`.
+
+    Returns:
+        The reward function.
+
+    Raises:
+        ValueError: as for `clip_margin`.
+        RuntimeError: if the model cannot be had.
+    """
+    logits = _class_logits(model, classes, template)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        labels = _labels(metadata, classes, images.device)
+        before = metadata_images(metadata, "image", images)
+        return logit_margin(logits(images), labels) - logit_margin(logits(before), labels)
+
+    return reward
+
+
+def _load_aesthetic_head(path: Path) -> nn.Module:
+    from safetensors.torch import load_file
+
+    head = nn.Sequential(  # without activations, as published; dropout keeps the published numbers
+        nn.Linear(768, 1024),
+        nn.Dropout(0.2),
+        nn.Linear(1024, 128),
+        nn.Dropout(0.2),
+        nn.Linear(128, 64),
+        nn.Dropout(0.1),
+        nn.Linear(64, 16),
+        nn.Linear(16, 1),
+    )
+    weights = load_file(path if path.is_file() else path / "model.safetensors")
+    prefix = "layers."
+    layers = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    head.load_state_dict(layers)
+    return head.eval().requires_grad_(False)
+
+
+def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD) -> RewardFunction:
+    """LAION's aesthetic score, about 1 to 10: a small network on CLIP ViT-L/14's unit embedding.
+
+    Source: Schuhmann 2022, "improved-aesthetic-predictor" (sac+logos+ava1-l14-linearMSE), used in
+    the DDPO paper, section 5.2. The scores mean something only with the pair of models given as
+    defaults.
+
+    Args:
+        model: CLIP ViT-L/14 on the hub, or its folder.
+        head: the network's weights: a model on the hub, its folder, or a safetensors file with the
+            keys layers.0.weight, layers.0.bias, ...
+
+    Returns:
+        The reward function.
+
+    Raises:
+        ValueError: if the CLIP model's embeddings do not have 768 dimensions.
+        RuntimeError: if a model cannot be had.
+    """
+    scorer = load_from_hub(head, _load_aesthetic_head)
+    clip = _load_clip(model)
+    width = clip.model.config.projection_dim
+    if width != 768:
+        raise ValueError(f"model={str(model)!r} embeds in {width} dimensions: use {CLIP_MODEL}")
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        clip.to(images.device)
+        return scorer.to(images.device)(clip.embed_images(images))[:, 0]
+
+    return reward
+
+
+# ------------------------------------------------------------------------------ perceptual distance
+class _Features(nn.Module):
+    """Feature maps of every stage of a convolutional network, of unit length at every position."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModel
+
+        super().__init__()
+        self.model = _pretrained(AutoModel, folder)
+        self.normalize = _Normalize(folder)
+        if any(layer.ndim != 4 for layer in self(torch.zeros(1, 3, 64, 64))):
+            raise ValueError("its hidden states are no (B, C, H, W) maps: use a convolutional net")
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        outputs = self.model(self.normalize(images), output_hidden_states=True)
+        return [F.normalize(layer, dim=1) for layer in outputs.hidden_states]  # (B, C, H', W')
+
+
+def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "target") -> RewardFunction:
+    """Minus a perceptual distance, LPIPS-style, to the image `metadata[reference]` (3, H, W).
+
+    With f_l the features of stage l, scaled to unit length over the channels at each position,
+    d = mean over l, over positions, of |f_l(image) - f_l(reference)|^2, in [0, 4]. This is LPIPS
+    without its learned channel weights and with a mean over stages for its sum (Zhang et al. 2018,
+    arXiv 1801.03924, equation 1; section 4 finds unweighted features a good metric already).
+
+    Args:
+        model: a convolutional network on the hub, or its folder, that `AutoModel` loads, such as
+            ResNet or ConvNeXt.
+        reference: key of the metadata: "target" pulls towards the clean original, "image" keeps
+            the result close to the input.
+
+    Returns:
+        The reward function.
+
+    Raises:
+        RuntimeError: if the model cannot be had, or is not convolutional.
+    """
+    features = load_from_hub(model, _Features)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        features.to(images.device)
+        here, there = features(images), features(metadata_images(metadata, reference, images))
+        layers = [
+            (a - b).square().sum(dim=1).mean(dim=(1, 2)) for a, b in zip(here, there, strict=True)
+        ]  # (B,) each
+        return -torch.stack(layers).mean(dim=0)
+
+    return reward

@@ -1,0 +1,82 @@
+"""Rewards that are computed from the pixels alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import torch
+
+from ddpo_lessons.rewards.base import Metadata, RewardFunction, checked_reward, metadata_images
+
+
+def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:
+    from ddpo_lessons.tiny.world import to_pil
+
+    sizes = []
+    for image in images:
+        buffer = io.BytesIO()
+        to_pil(image).save(buffer, format="JPEG", quality=95)
+        sizes.append(buffer.tell() / 1000)
+    return torch.tensor(sizes, dtype=torch.float32, device=images.device)  # (B,)
+
+
+def jpeg_compressibility() -> RewardFunction:
+    """Minus the size of the image as a JPEG of quality 95, in kB of 1000 bytes.
+
+    Source: DDPO paper, section 5.1; kB and quality as in ddpo-pytorch.
+
+    Returns:
+        The reward function.
+    """
+    return checked_reward(lambda images, prompts, metadata: -_jpeg_kilobytes(images))
+
+
+def jpeg_incompressibility() -> RewardFunction:
+    """The size of the image as a JPEG of quality 95, in kB of 1000 bytes.
+
+    Returns:
+        The reward function.
+    """
+    return checked_reward(lambda images, prompts, metadata: _jpeg_kilobytes(images))
+
+
+def colourfulness() -> RewardFunction:
+    """How colourful people find an image; 0 for greys, above 100 for the most vivid.
+
+    With R, G, B on 0..255, rg = R - G and yb = (R + G) / 2 - B:
+    sqrt(std(rg)^2 + std(yb)^2) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2), over all pixels.
+
+    Source: Hasler and Suesstrunk 2003, "Measuring colourfulness in natural images", metric M(3).
+
+    Returns:
+        The reward function.
+    """
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        red, green, blue = (255 * images).flatten(2).unbind(1)  # (B, H*W) each
+        opponent = torch.stack([red - green, (red + green) / 2 - blue], dim=1)  # (B, 2, H*W)
+        std = opponent.std(dim=2, correction=0).norm(dim=1)  # (B,)
+        mean = opponent.mean(dim=2).norm(dim=1)  # (B,)
+        return std + 0.3 * mean
+
+    return reward
+
+
+def decorruption(reference: str = "target") -> RewardFunction:
+    """Minus the mean squared error to the image `metadata[reference]` (3, H, W).
+
+    Args:
+        reference: key of the metadata: "target" pulls towards the clean original, "image" keeps
+            the result close to the input.
+
+    Returns:
+        The reward function; its values lie in [-1, 0].
+    """
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        return -(images - metadata_images(metadata, reference, images)).square().mean(dim=(1, 2, 3))
+
+    return reward
