@@ -30,9 +30,8 @@ from ddpo_lessons.rewards import (
 )
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.algorithms.rwr import RWRTrainer
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
-from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, RWRTrainer
 
 RESULT = Path(__file__).parent / "algorithms.csv"
 TUNING = Path(__file__).parent / "algorithms_tuning.csv"

@@ -23,8 +23,8 @@ from benchmarks.img2img import EXPERIMENTS, FOLDER, NUM_STEPS, SEEDS, SETTINGS, 
 from benchmarks.pixel_operations import OPERATIONS
 from benchmarks.runs import run_all
 from benchmarks.supervised import train_supervised
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.demo import restore
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy

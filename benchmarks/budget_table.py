@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.app import budget
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
+from ddpo_lessons.config import DDPOConfig
 
 RESULT = Path(__file__).parent / "budget.csv"
 CLIP_BYTES = 427_616_513 * 4

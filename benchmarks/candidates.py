@@ -24,8 +24,8 @@ from tqdm.auto import tqdm
 from benchmarks.peers import machine, started, summary, tiny_folder
 from benchmarks.speed_cases import CASES, SIZES, serve
 from benchmarks.speed_ours import make_trainer
-from ddpo_lessons import rollout
-from ddpo_lessons.families import policy
+from ddpo_lessons.families import policy, stable_diffusion
+from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.trainer import DDPOTrainer
 
 RESULT = Path(__file__).with_suffix(".json")
@@ -35,9 +35,10 @@ OPERATORS = 8  # listed
 WARM_UP = 1  # epochs: torch.compile compiles in the first
 
 
-def always_two_passes(encoder: Any, prompts: Any, negative_prompt: str, guidance_scale: float) -> Any:
+def always_two_passes(family: Any, prompts: Any, negative_prompt: str, *others: Any) -> Any:
     """Embed both prompts, also where they are the same."""
-    return encoder(prompts), encoder([negative_prompt] * len(prompts))
+    told, negative = (family._told(texts, None) for texts in (prompts, [negative_prompt] * len(prompts)))
+    return {**told, **{f"negative_{name}": value for name, value in negative.items()}}
 
 
 def without_summed_weights() -> None:
@@ -47,22 +48,22 @@ def without_summed_weights() -> None:
 
 def without_equal_prompts() -> None:
     """Take two passes with guidance, as imageddpo does."""
-    rollout._conditioning = always_two_passes
+    StableDiffusion.condition = always_two_passes
 
 
 def without_cache() -> None:
     """Forget every prompt at once."""
-    rollout.CACHED_PROMPTS = 0
+    stable_diffusion.CACHED_PROMPTS = 0
 
 
 def weight_by_weight(trainer: DDPOTrainer) -> None:
     """Use AdamW's loop over weights."""
-    trainer.optimizer.param_groups[0]["fused"] = False
+    trainer.learner.optimizer.param_groups[0]["fused"] = False
 
 
 def channels_last(trainer: DDPOTrainer) -> None:
     """Keep the UNet's weights with their channels last."""
-    trainer.unet.to(memory_format=torch.channels_last)
+    trainer.learner.denoiser.to(memory_format=torch.channels_last)
 
 
 # variant: (settings, what is done before the trainer is made, what is done to the trainer)

@@ -17,10 +17,10 @@ from diffusers import UNet2DConditionModel
 from diffusers.utils import logging
 
 from benchmarks.demo_table import machine
-from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.rollout import predict
+from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.tiny import load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".json")
@@ -51,7 +51,9 @@ def make_unet(changes: dict[str, Any], precision: str) -> Any:
     if changes:
         pipeline.unet = UNet2DConditionModel.from_config({**pipeline.unet.config, **changes})
     config = DDPOConfig(mixed_precision=precision)
-    prepare_policy(pipeline, config, use_lora=True, device=torch.device("cpu"))
+    prepare_policy(
+        pipeline.unet, family_of(pipeline).frozen, config, use_lora=True, device=torch.device("cpu")
+    )
     for name, parameter in pipeline.unet.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -65,7 +67,9 @@ def gradients(unet: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     embeds = torch.randn(BATCH, 16, unet.config.cross_attention_dim, generator=generator)
     timesteps = torch.full((BATCH,), 500)
     with torch.autocast("cpu", torch.bfloat16, enabled=unet.dtype == torch.bfloat16):
-        output = predict(unet, latents, timesteps, embeds, None, 1.0)
+        output = unet(
+            latents.to(unet.dtype), timesteps, encoder_hidden_states=embeds.to(unet.dtype)
+        ).sample.float()
     trained = {name: p for name, p in unet.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(output.square().sum(), trained.values())
     return output.detach(), dict(zip(trained, found, strict=True))

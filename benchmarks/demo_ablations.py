@@ -18,8 +18,8 @@ from diffusers import DDIMScheduler
 from diffusers.utils import logging
 
 from benchmarks.runs import run_all
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world

@@ -22,9 +22,9 @@ from diffusers.utils import logging
 
 from benchmarks.runs import run_all
 from benchmarks.supervised import train_supervised
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img, untrained
 from ddpo_lessons.app.plotting import plot_strip, save_figure
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.tiny import load_tiny_sd, world
 

@@ -36,11 +36,12 @@ from transformers import CLIPTokenizer
 
 from benchmarks.speed_cases import CASES, Case
 from ddpo_lessons.app import budget
-from ddpo_lessons.run.compiled import WrongGradientsError
-from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
-from ddpo_lessons.rollout import predict, vae_factor
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import family_of
+from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.families.stable_diffusion import vae_factor
+from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.tiny import CHECKPOINT, load_tiny_sd
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
@@ -157,15 +158,21 @@ def passes(
     pipeline: StableDiffusionPipeline, precision: str, batch: int, repeats: int, compiled: bool
 ) -> Iterator[dict[str, Any]]:
     """Measure a sampling pass and training passes of a policy that `prepare_policy` made."""
-    unet, tokens = pipeline.unet, pipeline.text_encoder.config.max_position_embeddings
+    family, unet, tokens = (
+        family_of(pipeline),
+        pipeline.unet,
+        pipeline.text_encoder.config.max_position_embeddings,
+    )
     autocast, networks = budget.AUTOCAST[precision], budget.like(pipeline)
-    prepare_policy(networks, DDPOConfig(mixed_precision=precision), True, torch.device("meta"))
+    frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
+    config = DDPOConfig(mixed_precision=precision)
+    prepare_policy(networks.unet, frozen, config, True, torch.device("meta"))
     weights = sum(budget.parameter_bytes(network.parameters()) for network in vars(networks).values())
     latents, timesteps, embeds = budget.unet_inputs(unet, batch, tokens)
 
     def forward() -> torch.Tensor:
         with torch.autocast(unet.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
-            return predict(unet, latents.float(), timesteps, embeds, None, 1.0)
+            return family.predict(unet, latents.float(), timesteps, {"prompt_embeds": embeds}, 1.0)
 
     def sample() -> None:
         with torch.no_grad():
@@ -311,7 +318,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.manual_seed(arguments.seed)
     pipeline, precision = make_pipeline(arguments.size), arguments.precision
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prepare_policy(pipeline, DDPOConfig(mixed_precision=precision), True, device)
+    config = DDPOConfig(mixed_precision=precision)
+    prepare_policy(pipeline.unet, family_of(pipeline).frozen, config, True, device)
     for compiled in (False, True) if arguments.compile else (False,):
         if compiled:
             # A graph for every shape and mode; past the limit the UNet would run uncompiled, in silence.

@@ -20,9 +20,9 @@ from diffusers import DDIMScheduler
 from diffusers.utils import logging
 
 from benchmarks.runs import run_all
+from ddpo_lessons.app.demo import EVERYWHERE, restore
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
-from ddpo_lessons.app.demo import EVERYWHERE, restore
 from ddpo_lessons.data.prompts import damaged_handwriting
 from ddpo_lessons.rewards import (
     RewardFunction,

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,14 +17,17 @@ from diffusers.utils import logging
 from safetensors.torch import load_file
 
 from benchmarks.speed_cases import CASES, SIZES, Case, picture, redness, serve
+from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import Schedule
 from ddpo_lessons.rollout import Trajectory
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
 
 GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one pass, for a floor to choose from
 
 
-def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> DDPOTrainer:
+def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> Runner:
     """Build our trainer with the settings of the case, some others, and defaults for everything else."""
     logging.disable_progress_bar()
     config = DDPOConfig(**{**case.settings(size), **settings}, output_dir=output_dir, image_grid_freq=0)
@@ -43,8 +47,13 @@ def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings
     )
 
 
+def embedding(trainer: Runner, case: Case) -> torch.Tensor:
+    """Return the embedding (1, L, D) of the case's prompt."""
+    return trainer.family.condition([case.prompt], "", guidance_scale=1.0)["prompt_embeds"]
+
+
 # ------------------------------------------------------------------------------------ equal gradients
-def trajectory_of(tensors: dict[str, torch.Tensor], case: Case) -> Trajectory:
+def trajectory_of(tensors: dict[str, torch.Tensor], case: Case, schedule: Schedule) -> Trajectory:
     """Turn a peer's samples, whose timesteps it has shuffled, back into a trajectory."""
     sample = {k.removeprefix("sample."): v for k, v in tensors.items() if k.startswith("sample.")}
     order = sample["timesteps"].argsort(dim=1, descending=True)  # (B, T)
@@ -55,46 +64,56 @@ def trajectory_of(tensors: dict[str, torch.Tensor], case: Case) -> Trajectory:
         latents=latents,
         timesteps=sample["timesteps"][rows, order],
         log_probs=sample["log_probs"][rows, order],
-        prompt_embeds=sample["prompt_embeds"],
-        negative_prompt_embeds=sample["negative_prompt_embeds"] if case.evaluations == 2 else None,
-        prompts=(case.prompt,) * len(order),
+        conditioning={
+            name: sample[name] for name in ("prompt_embeds", "negative_prompt_embeds")[: case.evaluations]
+        },
         guidance_scale=case.guidance_scale,
+        schedule=schedule,
         final_latents=latents[:, -1],
     )
 
 
-def step_gradient(
-    trainer: DDPOTrainer, trajectory: Trajectory, advantages: torch.Tensor
-) -> list[torch.Tensor]:
+def step_gradient(trainer: Runner, trajectory: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:
     """Take an optimizer step on all actions; return its gradient before clipping, weight by weight."""
     gradient: list[torch.Tensor] = []
     clip = trainer.accelerator.clip_grad_norm_
 
     def watch(*args: Any) -> Any:
-        gradient.extend(parameter.grad.clone() for parameter in trainer.trainable)
+        gradient.extend(p.grad.clone() for p in trainer.learner.trainable.values() if p.grad is not None)
         return clip(*args)
 
-    rows, columns = torch.meshgrid(*map(torch.arange, trajectory.timesteps.shape), indexing="ij")  # (B, T)
-    with mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch):
-        trainer._optimizer_step(trajectory, advantages, rows.flatten(), columns.flatten())
+    learner, count = trainer.learner, trajectory.num_steps
+    samples = Samples(0, 0, 0, torch.arange(len(advantages)), trajectory, advantages)
+    (pairs,) = shuffled_pairs(
+        trajectory.log_probs.shape, count, len(advantages), torch.Generator().manual_seed(0)
+    )
+    learner.begin_epoch(trajectory)
+    groups = [share_predictions(group, group_size=1) for group in learner.split(pairs)]
+    with (
+        mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch),
+        mock.patch.object(learner, "_on_step"),
+    ):
+        learner.step(partial(trainer.algorithm.loss, samples, learner), groups)
     return gradient
 
 
-def compare_gradient(trainer: DDPOTrainer, case: Case, path: str) -> dict[str, float]:
+def compare_gradient(trainer: Runner, case: Case, path: str) -> dict[str, float]:
     """Take the peer's recorded optimizer step with our trainer; return how far the gradients are apart.
 
     Returns:
         "gradient_difference": |ours - theirs| / |theirs| over all trained weights.
     """
     tensors = load_file(path)
-    embeds = trainer.encode_prompts([case.prompt]).expand_as(tensors["sample.prompt_embeds"])
+    embeds = embedding(trainer, case).expand_as(tensors["sample.prompt_embeds"])
     torch.testing.assert_close(tensors["sample.prompt_embeds"], embeds, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        for name, parameter in zip(trainer.trainable_names, trainer.trainable, strict=True):
+        for name, parameter in trainer.learner.trainable.items():
             parameter.copy_(tensors[f"weight.{name}"])
-    trainer._schedule()
-    ours = step_gradient(trainer, trajectory_of(tensors, case), tensors["sample.advantages"].float())
-    theirs = [tensors[f"grad.{name}"] for name in trainer.trainable_names]
+    schedule = trainer.start.schedule(trainer.family, trainer.config)
+    ours = step_gradient(
+        trainer, trajectory_of(tensors, case, schedule), tensors["sample.advantages"].float()
+    )
+    theirs = [tensors[f"grad.{name}"] for name in trainer.learner.trainable]
     apart = torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)]).norm()
     return {"gradient_difference": (apart / torch.stack([b.norm() for b in theirs]).norm()).item()}
 
@@ -107,10 +126,10 @@ class Floor:
     larger than an optimizer step: what comes later needs their results. Else any size will do.
     """
 
-    def __init__(self, trainer: DDPOTrainer, case: Case, size: str, in_order: bool) -> None:
+    def __init__(self, trainer: Runner, case: Case, size: str, in_order: bool) -> None:
         """Find the best group sizes."""
-        self.unet, self.trainable = trainer.unet, trainer.trainable
-        self.embeds = trainer.encode_prompts([case.prompt])  # (1, L, D)
+        self.unet, self.trainable = trainer.learner.denoiser, list(trainer.learner.trainable.values())
+        self.embeds = embedding(trainer, case)  # (1, L, D)
         shape = SIZES[size]
         samples = shape["sample_batch_size"] * shape["sample_num_batches_per_epoch"]
         samples_of_a_step = shape["train_batch_size"] * shape["train_gradient_accumulation_steps"]

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.ddim import predict_x0_and_noise
-from ddpo_lessons.families.policy import check_pipeline, make_optimizer, prepare_policy
-from ddpo_lessons.rollout import PromptEncoder, encode, make_schedule, predict
+from ddpo_lessons.families import Family, family_of
+from ddpo_lessons.families.policy import make_optimizer, prepare_policy
 
 Pair = tuple[str, torch.Tensor, dict[str, Any]]  # prompt, input (3, H, W), and the "target" of the same shape
 
@@ -36,15 +36,16 @@ def train_supervised(
         The loss of every batch.
     """
     torch.manual_seed(config.seed)  # decides the adapter's first weights
-    policy = prepare_policy(check_pipeline(pipeline), config, True, torch.device("cpu"))
+    family = family_of(pipeline)
+    policy = prepare_policy(family.denoiser, family.frozen, config, True, torch.device("cpu"))
     optimizer = make_optimizer(config, list(policy.values()))
-    timesteps = make_schedule(pipeline.scheduler, config.sample_num_steps, noise_strength)  # (T,)
-    encoder, generator = PromptEncoder(pipeline), torch.Generator().manual_seed(config.seed)
+    timesteps = family.schedule(config.sample_num_steps, noise_strength).timesteps  # (T,)
+    generator = torch.Generator().manual_seed(config.seed)
     samples = config.num_epochs * config.sample_num_batches_per_epoch * config.sample_batch_size
     losses = []
     for _ in range(samples // config.train_batch_size):
         pairs = [prompt_function() for _ in range(config.train_batch_size)]
-        loss = pair_loss(pipeline, encoder, pairs, timesteps, config, generator)
+        loss = pair_loss(family, pairs, timesteps, config, generator)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.values(), config.train_max_grad_norm)
@@ -54,8 +55,7 @@ def train_supervised(
 
 
 def pair_loss(
-    pipeline: Any,
-    encoder: PromptEncoder,
+    family: Family,
     pairs: Sequence[Pair],
     timesteps: torch.Tensor,
     config: DDPOConfig,
@@ -67,8 +67,7 @@ def pair_loss(
     timestep on.
 
     Args:
-        pipeline: its UNet is the policy.
-        encoder: of the prompts.
+        family: its denoiser is the policy.
         pairs: B of them.
         timesteps: (T,), those that a rollout runs.
         config: has the guidance, which is part of the policy.
@@ -79,15 +78,14 @@ def pair_loss(
     """
     prompts, images, metadata = zip(*pairs, strict=True)
     pictures = (images, [m["target"] for m in metadata])
-    inputs, targets = (encode(pipeline.vae, torch.stack(list(p))) for p in pictures)  # (B, C, h, w)
+    inputs, targets = (family.encode(torch.stack(list(p))) for p in pictures)  # (B, C, h, w)
     steps = timesteps.repeat_interleave(len(pairs))  # (T*B,)
     clean = torch.cat([inputs, *[targets] * (len(timesteps) - 1)])  # (T*B, C, h, w)
     noise = torch.randn(clean.shape, generator=generator)
-    states = pipeline.scheduler.add_noise(clean, noise, steps)  # (T*B, C, h, w)
-    embeds = encoder(prompts * len(timesteps))  # (T*B, L, D)
-    guided = config.sample_guidance_scale > 1
-    negative = encoder([config.negative_prompts] * len(steps)) if guided else None
-    output = predict(pipeline.unet, states, steps, embeds, negative, config.sample_guidance_scale)
-    alpha_bar = pipeline.scheduler.alphas_cumprod[steps][:, None, None, None]
-    predicted, _ = predict_x0_and_noise(pipeline.scheduler, output, states, alpha_bar)
+    states = family.add_noise(clean, noise, steps)  # (T*B, C, h, w)
+    guidance, scheduler = config.sample_guidance_scale, family.pipeline.scheduler
+    told = family.condition(prompts * len(timesteps), config.negative_prompts, guidance)
+    output = family.predict(family.denoiser, states, steps, told, guidance)
+    alpha_bar = scheduler.alphas_cumprod[steps][:, None, None, None]
+    predicted, _ = predict_x0_and_noise(scheduler, output, states, alpha_bar)
     return F.mse_loss(predicted, targets.repeat(len(timesteps), 1, 1, 1))

@@ -13,6 +13,7 @@ import csv
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
 from ddpo_lessons.advantages import gae, masked_whiten
+from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.tiny import load_tiny_sd, world
-from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.trainer import Runner
 
 RESULT = Path(__file__).parent / "text_bridge.csv"
 SEEDS, EPOCHS, STEPS, SAMPLES = (0, 1, 2), 10, 8, 32
@@ -56,7 +60,9 @@ class ValueNetwork(nn.Module):
         """Return values (B, T) of the states that actions were taken in."""
         batch, time_steps = trajectory.timesteps.shape
         latents = trajectory.latents[:, :-1].flatten(2)  # (B, T, C h w)
-        prompts = trajectory.prompt_embeds.mean(1, keepdim=True).expand(-1, time_steps, -1)  # (B, T, D)
+        prompts = (
+            trajectory.conditioning["prompt_embeds"].mean(1, keepdim=True).expand(-1, time_steps, -1)
+        )  # (B, T, D)
         clock = torch.eye(STEPS)[:time_steps].expand(batch, -1, -1)  # (B, T, STEPS)
         return self.layers(torch.cat([latents, prompts, clock], dim=2)).squeeze(-1)
 
@@ -71,21 +77,24 @@ class PairAdvantages:
         return self.advantages[rows, self.columns]
 
 
-class ValueDDPOTrainer(DDPOTrainer):
+class ValueDDPO(DDPO):
     """DDPO whose advantages come from a value network and GAE, as in PPO for text."""
 
-    def __init__(self, lam: float, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, lam: float) -> None:
         self.lam = lam
-        unet = self.pipeline.unet.config
-        self.values = ValueNetwork(unet.in_channels * unet.sample_size**2, unet.cross_attention_dim)
-        self.value_optimizer = torch.optim.Adam(self.values.parameters(), lr=VALUE_RATE)
         self.explained: list[float] = []
 
-    def _advantages(self, rewards: torch.Tensor, keys: list[Any]) -> torch.Tensor:
+    def begin(self, config: DDPOConfig, family: Any, num_train_timesteps: int) -> None:
+        super().begin(config, family, num_train_timesteps)
+        unet = family.denoiser.config
+        self.values = ValueNetwork(unet.in_channels * unet.sample_size**2, unet.cross_attention_dim)
+        self.value_optimizer = torch.optim.Adam(self.values.parameters(), lr=VALUE_RATE)
+
+    def advantages(self, rewards: torch.Tensor, keys: Any) -> torch.Tensor:
         return rewards  # raw: a value predicts rewards, not their rank within an epoch
 
-    def _train_on(self, epoch: int, trajectory: Trajectory, scores: torch.Tensor) -> None:
+    def update(self, samples: Samples, learner: Learner) -> None:
+        trajectory, scores = samples.trajectory, samples.advantages
         rewards = torch.zeros(trajectory.timesteps.shape)  # (B, T)
         rewards[:, -1] = scores
         with torch.no_grad():
@@ -99,10 +108,13 @@ class ValueDDPOTrainer(DDPOTrainer):
             self.value_optimizer.zero_grad()
             loss.backward()
             self.value_optimizer.step()
-        super()._train_on(epoch, trajectory, masked_whiten(advantages))
+        super().update(replace(samples, advantages=masked_whiten(advantages)), learner)
 
-    def _loss(self, trajectory: Any, advantages: Any, rows: Any, columns: Any) -> tuple[torch.Tensor, Any]:
-        return super()._loss(trajectory, PairAdvantages(advantages, columns), rows, columns)
+    def loss(
+        self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs
+    ) -> tuple[torch.Tensor, Any]:
+        own: Any = PairAdvantages(samples.advantages, pairs["columns"])
+        return super().loss(replace(samples, advantages=own), learner, denoiser, pairs)
 
 
 def run(variant: str, seed: int, folder: str, epochs: int) -> list[dict[str, Any]]:
@@ -123,12 +135,13 @@ def run(variant: str, seed: int, folder: str, epochs: int) -> list[dict[str, Any
     )
     torch.manual_seed(seed)
     arguments = (config, redness, draw_prompt, load_tiny_sd())
-    trainer = DDPOTrainer(*arguments) if lam is None else ValueDDPOTrainer(lam, *arguments)
+    algorithm = DDPO() if lam is None else ValueDDPO(lam)
+    trainer = Runner(*arguments, algorithm=algorithm, start=FromNoise())
     rows = []
     for epoch in range(epochs):
         started = time.process_time()
         metrics = trainer.step(epoch)
-        explained = getattr(trainer, "explained", [])
+        explained = getattr(algorithm, "explained", [])
         row = {"variant": variant, "seed": seed, "epoch": epoch + 1, "reward": metrics["reward_mean"]}
         row["first"] = explained[0] if explained else ""
         row["last"] = explained[-1] if explained else ""

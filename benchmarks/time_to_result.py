@@ -31,8 +31,8 @@ from benchmarks.demo_table import machine
 from benchmarks.peers import ROOT, make_environment, started, tiny_folder, unfailing, versions
 from benchmarks.result_peer import VARIANTS as PEERS
 from benchmarks.runs import run_all
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world

@@ -23,8 +23,8 @@ from PIL import Image
 
 from benchmarks.torture.harness import Counts, expect, is_clear
 from benchmarks.torture.model import PIXELS, brightness, make_pipeline, settings
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
@@ -191,7 +191,7 @@ def _check_run(trainer: DDPOTrainer, folder: Path) -> None:
     tensors, state = checkpoint.read(found[-1])
     expect(state["epochs_done"] == trainer.epochs_done == config.num_epochs, "epochs are missing")
     expect(len(found) <= config.num_checkpoint_limit, "too many checkpoints")
-    for name, parameter in zip(trainer.trainable_names, trainer.trainable, strict=True):
+    for name, parameter in trainer.learner.trainable.items():
         expect(torch.equal(tensors["policy"][name], parameter.detach()), f"{name} was saved otherwise")
         expect(bool(parameter.isfinite().all()), f"{name} is not finite")
     steps, epochs = read_metrics(folder, "step"), read_metrics(folder, "epoch")
@@ -214,7 +214,7 @@ def _attempt(folder: Path, make: Callable[[Any], DDPOTrainer], reward_is_asked: 
     trainer = None
     try:
         trainer = make(pipeline)
-        before = [parameter.detach().clone() for parameter in trainer.trainable]
+        before = [parameter.detach().clone() for parameter in trainer.learner.trainable.values()]
         trainer.train()
     except (ValueError, TypeError, ImportError) as error:
         words = set(re.findall(r"\w+", str(error)))
@@ -224,7 +224,10 @@ def _attempt(folder: Path, make: Callable[[Any], DDPOTrainer], reward_is_asked: 
             f"unclear {type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}",
         )
         if reward_is_asked and trainer is not None:
-            expect(all(map(torch.equal, before, trainer.trainable)), "weights changed before the error")
+            expect(
+                all(map(torch.equal, before, trainer.learner.trainable.values())),
+                "weights changed before the error",
+            )
             expect(not checkpoint.list_checkpoints(folder), "a checkpoint was written before the error")
             return "clear error, nothing trained"
         expect(not passes, f"{len(passes)} forward passes before: {error}")

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 Metadata = Sequence[Mapping[str, Any]]
@@ -27,8 +26,13 @@ class RewardFunction(Protocol):
 
 def split_info(returned: Any) -> tuple[Any, Any]:
     """Return (rewards, info) of what a reward function returned; a tuple of numbers is rewards alone."""
-    is_pair = isinstance(returned, tuple) and len(returned) == 2 and np.ndim(returned[0]) > 0
+    is_pair = isinstance(returned, tuple) and len(returned) == 2 and _has_rows(returned[0])
     return returned if is_pair else (returned, {})
+
+
+def _has_rows(value: Any) -> bool:
+    # Not np.ndim: a list may hold numbers on a GPU, which numpy does not take.
+    return getattr(value, "ndim", 1 if isinstance(value, Sequence) else 0) > 0
 
 
 def check_images(images: torch.Tensor, name: str = "images") -> None:
