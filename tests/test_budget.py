@@ -14,9 +14,8 @@ from helpers import brightness, make_config, make_pipeline, noisy_image
 from torch import nn
 
 from ddpo_lessons.app import budget
-from ddpo_lessons.families import policy
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import policy
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
@@ -40,7 +39,7 @@ def test_stable_diffusion_has_its_published_sizes_and_takes_no_memory() -> None:
 def test_lora_of_stable_diffusion_by_hand() -> None:
     """Rank 4 on to_q, to_k, to_v, to_out.0 of both attentions of sixteen blocks."""
     networks = budget.sd15()
-    trained = prepare_policy(networks, DDPOConfig(), use_lora=True, device=torch.device("meta"))
+    trained = prepare_policy(networks.unet, {}, DDPOConfig(), use_lora=True, device=torch.device("meta"))
     widths = [320] * 2 + [640] * 2 + [1280] * 2 + [1280] + [1280] * 3 + [640] * 3 + [320] * 3
     square, cross = [4 * 2 * (w + w) for w in widths], [4 * 2 * (w + 768) for w in widths]
     # self-attention: four square matrices; cross-attention: q and out square, k and v from the text
@@ -125,8 +124,9 @@ def policies(**changes: Any) -> tuple[Any, Any]:
     """The same policy with memory and without."""
     config = DDPOConfig(**changes)
     real, meta = make_pipeline(), budget.like(make_pipeline())
-    prepare_policy(real, config, use_lora=True, device=torch.device("cpu"))
-    prepare_policy(meta, config, use_lora=True, device=torch.device("meta"))
+    for networks, device in ((real, "cpu"), (meta, "meta")):
+        frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
+        prepare_policy(networks.unet, frozen, config, use_lora=True, device=torch.device(device))
     return real.unet, meta.unet
 
 
@@ -206,13 +206,21 @@ def test_bytes_of_a_trainer(tmp_path: Path, use_lora: bool) -> None:
     networks = budget.like(pipeline)
     trainer = ImageDDPOTrainer(config, brightness, noisy_image, pipeline, noise_strength=0.5)
     found = budget.estimate(networks, config, num_timesteps=2, from_images=True)
-    batches, trajectory, _ = trainer._sample(0, trainer.draw_contexts(0))
+    seen: list[Any] = []
+    trainer.image_samples_hook = lambda *arguments: seen.append(arguments[0])
+    update = trainer.algorithm.update
+    trainer.algorithm.update = lambda samples, learner: (
+        seen.append(samples.trajectory),
+        update(samples, learner),
+    )
+    trainer.step(0)
+    trajectory, batches = seen
     assert found.latents == trajectory.latents.nbytes == 4 * 3 * (4 * 8 * 8) * 4
     assert found.images == sum(batch[0].nbytes for batch in batches)
-    assert found.embeddings == trajectory.prompt_embeds.nbytes * 2  # guided; the empty prompt is not doubled
-    trainer._train_on(0, trajectory, torch.ones(4))
-    assert found.trained == found.gradients == sum(p.nbytes for p in trainer.trainable)
-    moments = checkpoint.optimizer_tensors(trainer.optimizer, trainer.trainable_names)
+    embeds = trajectory.conditioning["prompt_embeds"]
+    assert found.embeddings == embeds.nbytes * 2  # guided; the empty prompt is not doubled
+    assert found.trained == found.gradients == sum(p.nbytes for p in trainer.learner.trainable.values())
+    moments = trainer.learner.tensors()["optimizer"]
     assert found.moments == sum(t.nbytes for name, t in moments.items() if not name.endswith("|step"))
     parts = (pipeline.unet, pipeline.vae, pipeline.text_encoder)
     total = sum(p.nbytes for part in parts for p in part.parameters())
@@ -230,7 +238,7 @@ def test_flops_of_an_epoch_are_those_of_its_passes(tmp_path: Path) -> None:
     plain = make_config(tmp_path, **changes, sample_guidance_scale=1.0)
     found = budget.estimate(budget.like(pipeline), plain, 4, from_images=True, reward_bytes=7)
     networks = budget.like(pipeline)
-    prepare_policy(networks, plain, use_lora=True, device=torch.device("meta"))
+    prepare_policy(networks.unet, {}, plain, use_lora=True, device=torch.device("meta"))
     step, pair = budget.sampling_cost(networks.unet, 1, 16), budget.training_cost(networks.unet, 1, 16)
     code = budget.decoding_cost(networks.vae, 1, 32).flops + budget.encoding_cost(networks.vae, 1, 32).flops
     assert found.flops_sampling == 6 * (4 * step.flops + code)
@@ -247,7 +255,8 @@ def test_flops_of_an_epoch_are_those_of_its_passes(tmp_path: Path) -> None:
 def test_checkpointing_computes_more_and_holds_less(tmp_path: Path) -> None:
     config = make_config(tmp_path, train_batch_size=1, sample_batch_size=1, mixed_precision="bf16")
     networks = budget.sd15()
-    prepare_policy(networks, config, use_lora=True, device=torch.device("meta"))
+    frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
+    prepare_policy(networks.unet, frozen, config, use_lora=True, device=torch.device("meta"))
     forward = budget.sampling_cost(networks.unet, 1, autocast=torch.bfloat16)
     assert 0.79e12 < forward.flops < 0.82e12  # published: 0.4 tera multiply-adds
     usual = budget.training_cost(networks.unet, 1, autocast=torch.bfloat16)

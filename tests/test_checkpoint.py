@@ -12,6 +12,7 @@ import torch
 from helpers import make_pipeline
 from peft import LoraConfig
 
+from ddpo_lessons.families import family_of
 from ddpo_lessons.run import checkpoint
 
 TENSORS = {
@@ -215,28 +216,48 @@ def test_an_optimizer_continues_to_the_bit():
 
 
 # ------------------------------------------------------------------------------------------- identity
+def prints(pipeline: Any) -> dict[str, Any]:
+    return checkpoint.fingerprints(family_of(pipeline))
+
+
 def test_fingerprints_know_the_model_but_not_its_adapter_or_precision():
     pipeline = make_pipeline()
-    before = checkpoint.fingerprints(pipeline)
-    assert set(before) == {"unet weights", "vae weights", "text_encoder weights", "scheduler"}
-    torch.nn.Module.to(pipeline.unet, dtype=torch.bfloat16)
+    before = prints(pipeline)
+    assert set(before) == {"denoiser weights", "vae weights", "text_encoder weights", "scheduler"}
     pipeline.unet.add_adapter(LoraConfig(r=2, target_modules=["to_q"]))
-    assert checkpoint.fingerprints(pipeline) == before
-    assert checkpoint.fingerprints(make_pipeline()) == before
+    assert prints(pipeline) == before
+    for precisions in ((torch.bfloat16,), (torch.float16,), (torch.float16, torch.bfloat16)):
+        pipeline = make_pipeline()
+        for precision in precisions:
+            torch.nn.Module.to(pipeline.unet, dtype=precision)
+        checkpoint.check_identity(Path("x"), before, prints(pipeline))
+        checkpoint.check_identity(Path("x"), prints(pipeline), before)
+
+
+def test_another_fine_tune_is_another_model():
+    pipeline, before = make_pipeline(), prints(make_pipeline())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in pipeline.unet.parameters():
+            weight *= 1 + 2e-3 * torch.randn(weight.shape, generator=generator)
+    with pytest.raises(ValueError, match="denoiser weights"):
+        checkpoint.check_identity(Path("x"), before, prints(pipeline))
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
 def test_fingerprints_notice_other_weights(part):
     pipeline = make_pipeline()
-    before = checkpoint.fingerprints(pipeline)
+    before = prints(pipeline)
     list(getattr(pipeline, part).parameters())[-1].data.add_(0.5)
-    after = checkpoint.fingerprints(pipeline)
-    assert [name for name in before if before[name] != after[name]] == [f"{part} weights"]
+    after = prints(pipeline)
+    assert [name for name in before if before[name] != after[name]] == [
+        f"{part} weights".replace("unet", "denoiser")
+    ]
 
 
 def test_fingerprints_notice_another_schedule():
-    before = checkpoint.fingerprints(make_pipeline())
-    after = checkpoint.fingerprints(make_pipeline(prediction_type="epsilon"))
+    before = prints(make_pipeline())
+    after = prints(make_pipeline(prediction_type="epsilon"))
     assert [name for name in before if before[name] != after[name]] == ["scheduler"]
 
 

@@ -22,10 +22,10 @@ from PIL import Image
 import ddpo_lessons
 from ddpo_lessons import compat, rewards, rollout
 from ddpo_lessons.app import cli, demo, doctor
-from ddpo_lessons.data import folders
+from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.app.presets import PRESETS
+from ddpo_lessons.data import folders
 from ddpo_lessons.run.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -344,13 +344,13 @@ def test_training_goes_on_from_saved_lora_weights(tmp_path: Path, model: Path) -
     wrapper.save_pretrained(tmp_path / "saved")
     again = compat.DefaultDDPOStableDiffusionPipeline(str(tmp_path / "saved"))
     run = compat.DDPOTrainer(config(tmp_path / "second"), brightness, red_three, again)
-    names = [name for name in run.trainable_names if "lora_B" in name]
+    names = [name for name in run.learner.trainable if "lora_B" in name]
     before = {n: p.clone() for n, p in again.unet.named_parameters() if n in names}
     assert sum(weights.abs().sum() for weights in before.values()) > 0
     run.train()
     after = dict(again.unet.named_parameters())
     assert any(not torch.equal(after[name], before[name]) for name in names)
-    assert len(run.trainable_names) == 2 * len(names)  # A and B of one adapter, not of two
+    assert len(run.learner.trainable) == 2 * len(names)  # A and B of one adapter, not of two
 
 
 @pytest.mark.parametrize("guidance_scale", [0.0, 3.0])

@@ -67,7 +67,7 @@ def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(
         trainer.prompt_function = lambda trainer=trainer: ("" if trainer.epochs_done else "a red three", {})
         trainer.train()
         assert (trainer.pipeline.unet._compiled_call_impl is not None) == torch_compile
-        weights.append(trainer.trainable)
+        weights.append(trainer.learner.trainable.values())
     assert compared == [len(weights[0])] * 2
     for compiled, own in zip(*weights, strict=True):
         torch.testing.assert_close(compiled, own, rtol=1e-4, atol=1e-6)
@@ -75,11 +75,11 @@ def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(
 
 def test_wrong_gradients_end_the_run_before_a_step(make_trainer: Callable[..., DDPOTrainer]) -> None:
     trainer = make_trainer(forgets_most_of_the_gradient, torch_compile=True)
-    before = [weight.detach().clone() for weight in trainer.trainable]
+    before = [weight.detach().clone() for weight in trainer.learner.trainable.values()]
     with pytest.raises(WrongGradientsError, match=r"torch_compile=True: .* 75% off.*Set torch_compile=False"):
         trainer.train()
     assert trainer.global_step == 0
-    assert all(torch.equal(a, b) for a, b in zip(trainer.trainable, before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.learner.trainable.values(), before, strict=True))
     assert not list(trainer.config.run_dir.glob("checkpoint-*"))
 
 

@@ -19,7 +19,6 @@ from helpers import brightness, make_config, make_pipeline, red_three
 from PIL import Image
 
 from ddpo_lessons.app import cli, demo
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import damaged_handwriting, get_prompts
 from ddpo_lessons.rewards import (
@@ -29,6 +28,7 @@ from ddpo_lessons.rewards import (
     prompt_alignment,
     recolouring,
 )
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy
@@ -232,7 +232,7 @@ def test_training_is_that_of_the_cpu(kind: type[DDPOTrainer], precision: str, tm
         trainer = make_trainer(kind, tmp_path / "device", mixed_precision=precision)
         trainer.train()
         trainer.save_pretrained(tmp_path / "lora")
-        assert {parameter.device for parameter in trainer.trainable} == {DEVICE}
+        assert {parameter.device for parameter in trainer.learner.trainable.values()} == {DEVICE}
     records = [read_metrics(tmp_path / name) for name in ("host", "device")]
     assert len(records[0]) == len(records[1]) == 3  # two steps and an epoch
     for expected, found in zip(*records, strict=True):

@@ -207,10 +207,10 @@ def test_another_scheduler_becomes_ddim(tmp_path):
 )
 def test_rewards_that_cannot_be_used_train_nothing(tmp_path, returned, error, message):
     trainer = DDPOTrainer(make_config(tmp_path), lambda i, p, m: returned, each_prompt(), make_pipeline())
-    before = [parameter.clone() for parameter in trainer.trainable]
+    before = [parameter.clone() for parameter in trainer.learner.trainable.values()]
     with pytest.raises(error, match=message):
         trainer.train()
-    assert all(map(torch.equal, before, trainer.trainable))
+    assert all(map(torch.equal, before, trainer.learner.trainable.values()))
     run(tmp_path)  # a run that did nothing does not block its folder
 
 

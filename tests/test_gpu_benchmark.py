@@ -15,8 +15,8 @@ from diffusers.utils import logging
 from benchmarks import budget_table, gpu
 from benchmarks.speed_cases import CASES
 from ddpo_lessons.app import budget
-from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.app.presets import GPU_MEMORY
+from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.tiny import load_tiny_sd
 
 pytestmark = pytest.mark.usefixtures("one_thread")

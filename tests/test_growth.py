@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks import growth
 from ddpo_lessons.ddim import step_std
-from ddpo_lessons.rollout import make_schedule, text2img_rollout
+from ddpo_lessons.families.stable_diffusion import make_schedule
+from ddpo_lessons.rollout import text2img_rollout
 from ddpo_lessons.tiny import load_tiny_sd
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +42,7 @@ def test_bytes_on_paper_are_those_of_a_trajectory(tmp_path: Path) -> None:
     images, trajectory = text2img_rollout(
         trainer.pipeline, [growth.PROMPT] * 16, num_inference_steps=3, guidance_scale=1
     )
-    held = trajectory.latents.nbytes + images.nbytes + trajectory.prompt_embeds.nbytes
+    held = trajectory.latents.nbytes + images.nbytes + trajectory.conditioning["prompt_embeds"].nbytes
     # a sample: 3 latents (4, 4, 4), an image (3, 16, 16), embeddings (16, 64), 4 bytes each
     assert held == 16 * (3 * 4**3 + 3 * 16**2 + 16 * 64) * 4
     assert growth.count(trainer)["stored_mb"] == held / 1e6

@@ -68,5 +68,5 @@ def test_switched_off_fused_and_scaled_as_pefts() -> None:
 def test_only_where_the_sum_is_exact_enough(tmp_path: Any, precision: str, summed: bool) -> None:
     pipeline = make_pipeline()
     config = make_config(tmp_path, mixed_precision=precision)
-    prepare_policy(pipeline, config, use_lora=True, device=torch.device("cpu"))
+    prepare_policy(pipeline.unet, {}, config, use_lora=True, device=torch.device("cpu"))
     assert any(isinstance(module, SummedLinear) for module in pipeline.unet.modules()) == summed

@@ -8,10 +8,10 @@ import pytest
 
 from ddpo_lessons import rewards
 from ddpo_lessons.app import budget
-from ddpo_lessons.data import prompts
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
-from ddpo_lessons.rollout import make_schedule
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data import prompts
+from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.tiny import world
 
 

@@ -59,7 +59,7 @@ def in_each_process(folder: Path) -> None:
         trainer = train(folder, name)
         rank = trainer.accelerator.process_index
         assert trainer.accelerator.num_processes == 2
-        weights = dict(zip(trainer.trainable_names, trainer.trainable, strict=True))
+        weights = dict(trainer.learner.trainable.items())
         save_file(weights, folder / f"{name}-{rank}.safetensors")
     try:
         train(folder, "lora")
@@ -110,7 +110,7 @@ def test_row_01_and_invariant_3_two_processes_train_the_weights_of_one(launched,
     else:
         changes["train_batch_size"] = 4
     alone = train(tmp_path, name, **changes)
-    for key, parameter in zip(alone.trainable_names, alone.trainable, strict=True):
+    for key, parameter in alone.learner.trainable.items():
         assert torch.equal(ranks[0][key], ranks[1][key])
         torch.testing.assert_close(ranks[0][key], parameter.detach(), atol=1e-6, rtol=0)
 

@@ -59,7 +59,7 @@ def test_penalty_starts_at_zero_and_holds_the_policy_back(tmp_path, use_lora):
 def test_without_a_coefficient_nothing_is_measured_or_copied(tmp_path):
     trainer, steps = run(tmp_path, True, 0.0)
     assert "kl_reference" not in steps[0]
-    assert not hasattr(trainer, "_reference")
+    assert trainer.learner._reference is None
 
 
 def outputs(unet: torch.nn.Module) -> torch.Tensor:
@@ -75,9 +75,9 @@ def test_the_reference_is_the_policy_before_training(tmp_path, use_lora):
     before = outputs(make_pipeline().unet)
     trainer, _ = run(tmp_path, use_lora, 1e-3)
     assert not torch.allclose(outputs(trainer.pipeline.unet), before, atol=1e-6)
-    with trainer._reference.weights() as unet:
+    with trainer.learner._reference.weights() as unet:
         torch.testing.assert_close(outputs(unet), before)
-    assert all(parameter.requires_grad for parameter in trainer.trainable)
+    assert all(parameter.requires_grad for parameter in trainer.learner.trainable.values())
 
 
 def test_an_adapter_that_was_there_before_is_part_of_the_reference(tmp_path):
@@ -88,14 +88,14 @@ def test_an_adapter_that_was_there_before_is_part_of_the_reference(tmp_path):
     config = make_config(tmp_path / "second", train_kl_coefficient=1.0)
     trainer = DDPOTrainer(config, brightness, red_three, pipeline)
     trainer.train()
-    with trainer._reference.weights() as unet:
+    with trainer.learner._reference.weights() as unet:
         torch.testing.assert_close(outputs(unet), before)
 
 
 def test_adapters_are_on_again_after_an_error():
     pipeline = make_pipeline()
     config = make_config("unused")
-    prepare_policy(pipeline, config, True, torch.device("cpu"))
+    prepare_policy(pipeline.unet, {}, config, True, torch.device("cpu"))
     stir_adapter(pipeline.unet)
     before = outputs(pipeline.unet)
     with pytest.raises(RuntimeError), Reference(pipeline.unet, fresh_adapter=True).weights():

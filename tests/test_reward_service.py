@@ -135,7 +135,7 @@ def test_training_on_a_service_gives_the_weights_of_training_on_the_function(tmp
     def train(name: str, reward: Any) -> list[torch.Tensor]:
         trainer = DDPOTrainer(make_config(tmp_path / name), reward, each_prompt(), make_pipeline())
         trainer.train()
-        return trainer.trainable
+        return trainer.learner.trainable.values()
 
     with service(first_pixel) as url:
         remote = train("remote", http_reward(url))

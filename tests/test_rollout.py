@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -9,24 +10,19 @@ from diffusers import StableDiffusionImg2ImgPipeline
 from helpers import counted_passes, make_pipeline
 
 from ddpo_lessons.ddim import ddim_step_with_logprob
-from ddpo_lessons.rollout import (
-    PromptEncoder,
-    Trajectory,
-    check_images,
-    decode,
-    encode,
-    img2img_rollout,
-    make_schedule,
-    predict,
-    sample_seed,
-    text2img_rollout,
-)
+from ddpo_lessons.families import family_of
+from ddpo_lessons.families.stable_diffusion import check_images, decode, encode, make_schedule
+from ddpo_lessons.rollout import Trajectory, img2img_rollout, sample_seed, text2img_rollout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def generators(*seeds: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def embed(family: Any, prompts: Any) -> torch.Tensor:
+    return family.condition(prompts, "", guidance_scale=1.0)["prompt_embeds"]
 
 
 def random_images(count: int) -> torch.Tensor:
@@ -77,14 +73,12 @@ def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
     assert trajectory.latents.shape == (2, 4, 4, 8, 8)
     assert trajectory.timesteps.tolist() == [[999, 666, 332]] * 2
     assert trajectory.log_probs.shape == (2, 3)
-    assert trajectory.prompts == ("a red three", "a two")
     torch.testing.assert_close(decode(pipeline.vae, trajectory.latents[:, -1]), images)
     for k, t in enumerate(trajectory.timesteps[0].tolist()):
         before, after = trajectory.latents[:, k], trajectory.latents[:, k + 1]
         steps = torch.full((2,), t)
-        embeds = (trajectory.prompt_embeds, trajectory.negative_prompt_embeds)
         with torch.no_grad():
-            output = predict(pipeline.unet, before, steps, *embeds, 2.0)
+            output = family_of(pipeline).predict(pipeline.unet, before, steps, trajectory.conditioning, 2.0)
         step = ddim_step_with_logprob(pipeline.scheduler, output, t, before, generator=generators(9, 9))
         z = (after - step.mean) / step.std.view(2, 1, 1, 1)
         by_hand = -0.5 * (z**2).mean((1, 2, 3)) - step.std.log() - 0.5 * math.log(2 * math.pi)
@@ -150,13 +144,13 @@ def test_row_06_and_20_one_pass_where_one_is_enough(guidance, prompts, negative,
 
 def test_guidance_moves_the_prediction_away_from_the_negative_prompt():
     pipeline = make_pipeline()
-    encoder = PromptEncoder(pipeline)
+    family = family_of(pipeline)
     latents, t = torch.randn(1, 4, 8, 8, generator=generators(1)[0]), torch.tensor([500])
-    positive, negative = encoder(["a red three"]), encoder(["a blue four"])
+    conditions = (["a red three"], "", 1.0), (["a blue four"], "", 1.0), (["a red three"], "a blue four", 7.5)
     with torch.no_grad():
-        towards = predict(pipeline.unet, latents, t, positive, None, 1.0)
-        away = predict(pipeline.unet, latents, t, negative, None, 1.0)
-        guided = predict(pipeline.unet, latents, t, positive, negative, 7.5)
+        towards, away, guided = (
+            family.predict(pipeline.unet, latents, t, family.condition(*each), each[2]) for each in conditions
+        )
     assert (towards - away).abs().max() > 1e-3
     torch.testing.assert_close(guided, away + 7.5 * (towards - away), atol=1e-4, rtol=0)
 
@@ -168,20 +162,14 @@ def test_joining_guided_and_unguided_batches_keeps_what_each_predicts():
         text2img_rollout(pipeline, [prompt], generator=generators(1), **settings)[1]
         for prompt in ("", "a two")
     ]
-    assert pieces[0].negative_prompt_embeds is None
-    joined = Trajectory.cat(pieces)
-    assert joined.negative_prompt_embeds is not None
+    joined, family = Trajectory.cat(pieces), family_of(pipeline)
+    assert not pieces[0].is_guided
+    assert joined.is_guided
+    latents, timesteps = joined.latents[:, 0], joined.timesteps[:, 0]
     with torch.no_grad():
-        alone = predict(
-            pipeline.unet, joined.latents[:1, 0], joined.timesteps[:1, 0], pieces[0].prompt_embeds,
-            None, 5.0,
-        )  # fmt: skip
-        both = predict(
-            pipeline.unet, joined.latents[:, 0], joined.timesteps[:, 0], joined.prompt_embeds,
-            joined.negative_prompt_embeds, 5.0,
-        )  # fmt: skip
+        alone = family.predict(pipeline.unet, latents[:1], timesteps[:1], pieces[0].conditioning, 5.0)
+        both = family.predict(pipeline.unet, latents, timesteps, joined.conditioning, 5.0)
     torch.testing.assert_close(both[:1], alone, atol=1e-5, rtol=0)
-    assert joined.prompts == ("", "a two")
 
 
 # -------------------------------------------------------------------------------------------- schedule
@@ -257,11 +245,11 @@ def test_row_10_a_deterministic_last_step_is_run_but_not_recorded():
 # ------------------------------------------------------------------------------------ text and images
 def test_each_text_is_encoded_once():
     pipeline = make_pipeline()
-    encoder = PromptEncoder(pipeline)
+    family = family_of(pipeline)
     sizes: list[int] = []
     pipeline.text_encoder.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    first = encoder(["a two", "", "a two"])
-    again = encoder(["", "a one"])
+    first = embed(family, ["a two", "", "a two"])
+    again = embed(family, ["", "a one"])
     assert sizes == [2, 1]
     assert torch.equal(first[0], first[2])
     assert torch.equal(first[1], again[0])
@@ -270,19 +258,19 @@ def test_each_text_is_encoded_once():
 def test_embeddings_are_those_of_plain_diffusers():
     pipeline = make_pipeline()
     theirs, _ = pipeline.encode_prompt(["a two", ""], "cpu", 1, do_classifier_free_guidance=False)
-    torch.testing.assert_close(PromptEncoder(pipeline)(["a two", ""]), theirs, atol=1e-6, rtol=0)
+    torch.testing.assert_close(embed(family_of(pipeline), ["a two", ""]), theirs, atol=1e-6, rtol=0)
 
 
 def test_a_prompt_that_is_too_long_is_named_once_with_what_is_cut():
-    encoder = PromptEncoder(make_pipeline())
+    family = family_of(make_pipeline())
     prompt = "a red three " * 4 + "on a blue background"  # 16 tokens and two at the ends
     with pytest.warns(UserWarning, match=r"too long: 'blue background' is cut.*16 tokens") as found:
-        encoder([prompt, "a two"])
+        embed(family, [prompt, "a two"])
     assert len(found) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        encoder([prompt])
-        encoder(["a red three " * 4])
+        embed(family, [prompt])
+        embed(family, ["a red three " * 4])
 
 
 @pytest.mark.parametrize(

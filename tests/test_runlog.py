@@ -160,7 +160,7 @@ def test_a_second_trainer_in_the_folder_is_refused_while_the_first_trains(tmp_pa
         f"another trainer is at work in {tmp_path}: wait for its end, or choose another output_dir"
     ]
     other = run(tmp_path / "other")
-    assert torch.equal(trainer.trainable[0], other.trainable[0])
+    assert all(map(torch.equal, trainer.learner.trainable.values(), other.learner.trainable.values()))
 
 
 def test_a_process_that_was_killed_frees_its_folder(tmp_path):

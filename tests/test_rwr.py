@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from helpers import brightness, make_config, make_pipeline, red_three
 
+from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.rwr import rwr_weights, sparse_rwr_weights
 from ddpo_lessons.rollout import Trajectory, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.algorithms.rwr import RWRTrainer, rwr_weights, sparse_rwr_weights
+from ddpo_lessons.trainer import RWRTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,7 +64,7 @@ def first_step(folder, **changes) -> tuple[dict[str, float], torch.Tensor]:
         make_config(folder, **settings), brightness, red_three, make_pipeline(), top_share=0.25
     )
     trainer.step(0)
-    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.trainable])
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.learner.trainable.values()])
     return read_metrics(folder, "step")[0], weights
 
 
@@ -88,17 +92,17 @@ def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
         latents=torch.zeros(2, 2, 4, 8, 8),
         timesteps=torch.zeros(2, 1, dtype=torch.long),
         log_probs=torch.zeros(2, 1),
-        prompt_embeds=torch.zeros(2, 1, 1),
-        negative_prompt_embeds=None,
-        prompts=("", ""),
+        conditioning={"prompt_embeds": torch.zeros(2, 1, 1)},
         guidance_scale=1.0,
+        schedule=trainer.start.schedule(trainer.family, config),
         final_latents=torch.full((2, 4, 8, 8), 3.0),
     )
-    rows, columns = torch.tensor([0, 1]), torch.tensor([0, 0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddpo_lessons.algorithms.rwr.predict", lambda unet, latents, *_, **__: torch.zeros_like(latents))
-        loss, _ = trainer._loss(trajectory, torch.tensor([0.0, 2.0]), rows, columns)
-    timesteps, noise = trainer._denoising_examples(trajectory.final_latents, rows, columns)
+    samples = Samples(0, 0, 0, torch.tensor([0, 1]), trajectory, torch.tensor([0.0, 2.0]))
+    pairs = {"rows": torch.tensor([0, 1]), "columns": torch.tensor([0, 0])}
+    examples = trainer.algorithm.denoising_examples(samples, pairs, step=0)
+    timesteps, noise = examples["timesteps"], examples["noise"]
+    trainer.family.predict = lambda unet, latents, *_, **__: torch.zeros_like(latents)
+    loss, _ = trainer.algorithm.loss(samples, None, {**pairs, **examples})
     alpha_bar = pipeline.scheduler.alphas_cumprod[timesteps[1]]
     target = {
         "epsilon": noise[1],
@@ -115,7 +119,7 @@ def test_a_run_resumes_to_the_same_weights(tmp_path):
         config = make_config(folder, **{**changes, **more})
         trainer = RWRTrainer(config, brightness, red_three, make_pipeline(), temperature=0.5)
         trainer.train()
-        return torch.cat([parameter.detach().flatten() for parameter in trainer.trainable])
+        return torch.cat([parameter.detach().flatten() for parameter in trainer.learner.trainable.values()])
 
     whole = train(tmp_path / "whole")
     train(tmp_path / "parts", num_epochs=1)
@@ -132,16 +136,20 @@ def test_another_temperature_is_another_run(tmp_path):
 
 @pytest.mark.parametrize("changes", [{"train_kl_coefficient": 0.1}, {"per_prompt_stat_tracking": True}])
 def test_settings_that_rwr_does_not_use_are_refused(tmp_path, changes):
-    with pytest.raises(ValueError, match=f"RWRTrainer does not use {next(iter(changes))}"):
+    with pytest.raises(ValueError, match=f"rwr does not use {next(iter(changes))}"):
         RWRTrainer(make_config(tmp_path, **changes), brightness, red_three, None)
 
 
 def test_a_sample_has_its_noise_in_whatever_process_it_is(tmp_path):
     trainer = RWRTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
-    clean, columns = torch.zeros(2, 4, 8, 8), torch.tensor([0, 1])
-    trainer._own_rows = lambda: torch.arange(6).view(3, 2)
-    timesteps, noise = trainer._denoising_examples(clean, torch.tensor([4, 5]), columns)
-    trainer._own_rows = lambda: torch.tensor([[4, 5]])  # those of the second of two processes
-    again = trainer._denoising_examples(clean, torch.tensor([0, 1]), columns)
-    assert torch.equal(again[0], timesteps)
-    assert torch.equal(again[1], noise)
+    trajectory: Any = SimpleNamespace(final_latents=torch.zeros(2, 4, 8, 8))
+    columns = torch.tensor([0, 1])
+
+    def examples(numbers: torch.Tensor, rows: list[int]) -> Any:
+        samples = Samples(0, 0, 0, numbers, trajectory, torch.zeros(2))
+        pairs = {"rows": torch.tensor(rows), "columns": columns}
+        return trainer.algorithm.denoising_examples(samples, pairs, step=3)
+
+    one = examples(torch.arange(6), rows=[4, 5])
+    again = examples(torch.tensor([4, 5]), rows=[0, 1])  # of the second of two processes
+    assert all(torch.equal(one[name], again[name]) for name in ("timesteps", "noise"))

@@ -57,6 +57,7 @@ def test_the_ordered_floor_shares_no_pass_between_steps(
     monkeypatch: pytest.MonkeyPatch, in_order: bool, sampling: list[int], training: list[int]
 ) -> None:
     monkeypatch.setattr(Floor, "_rate", lambda self, run, count: 1 / count)  # the larger, the faster
-    trainer: Any = SimpleNamespace(unet=None, trainable=None, encode_prompts=lambda prompts: None)
+    family = SimpleNamespace(condition=lambda *arguments, **settings: {"prompt_embeds": None})
+    trainer: Any = SimpleNamespace(learner=SimpleNamespace(denoiser=None, trainable={}), family=family)
     floor = Floor(trainer, CASES["text-to-image, guidance 5"], "TRL", in_order)
     assert [sizes for _, sizes in floor.passes] == [sampling, training]

@@ -10,8 +10,8 @@ import torch
 from helpers import make_config, make_pipeline, stir_adapter
 
 from benchmarks.supervised import Pair, pair_loss, train_supervised
+from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.rollout import PromptEncoder, encode, make_schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,12 +31,17 @@ def invert(seed: int) -> Any:
 def test_gradient_by_hand(tmp_path: Path, guidance: float) -> None:
     """By the chain rule: the loss's derivative by v is -2 sqrt(1 - ab) (x0 - z) / elements, of each pair."""
     pipeline, config = make_pipeline(), make_config(tmp_path, sample_guidance_scale=guidance)
-    policy = prepare_policy(pipeline, config, True, torch.device("cpu"))
+    family = family_of(pipeline)
+    policy = prepare_policy(pipeline.unet, family.frozen, config, True, torch.device("cpu"))
     stir_adapter(pipeline.unet)
-    draw, encoder = invert(0), PromptEncoder(pipeline)
+    draw = invert(0)
+
+    def embed(text: str) -> torch.Tensor:
+        return family.condition([text], "", 1.0)["prompt_embeds"]
+
     pairs = [draw() for _ in range(2)]
-    timesteps = make_schedule(pipeline.scheduler, 3, 0.67)  # two of three steps
-    loss = pair_loss(pipeline, encoder, pairs, timesteps, config, torch.Generator().manual_seed(5))
+    timesteps = family.schedule(3, 0.67).timesteps  # two of three steps
+    loss = pair_loss(family, pairs, timesteps, config, torch.Generator().manual_seed(5))
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in policy.items()}
     pipeline.unet.zero_grad()
@@ -47,12 +52,12 @@ def test_gradient_by_hand(tmp_path: Path, guidance: float) -> None:
         signal = pipeline.scheduler.alphas_cumprod[t].sqrt()
         sigma = (1 - pipeline.scheduler.alphas_cumprod[t]).sqrt()
         for n, (prompt, image, metadata) in enumerate(pairs):
-            target = encode(pipeline.vae, metadata["target"][None])
-            start = encode(pipeline.vae, image[None]) if k == 0 else target
+            target = family.encode(metadata["target"][None])
+            start = family.encode(image[None]) if k == 0 else target
             x = signal * start + sigma * noise[k, n]
-            v = pipeline.unet(x, t, encoder_hidden_states=encoder([prompt])).sample
+            v = pipeline.unet(x, t, encoder_hidden_states=embed(prompt)).sample
             if guidance > 1:
-                empty = pipeline.unet(x, t, encoder_hidden_states=encoder([""])).sample
+                empty = pipeline.unet(x, t, encoder_hidden_states=embed("")).sample
                 v = guidance * v - (guidance - 1) * empty
             error = (signal * x - sigma * v - target).detach()
             expected += error.square().sum().item() / noise.numel()

@@ -25,40 +25,49 @@ from helpers import (
     stir_adapter,
 )
 
-from ddpo_lessons.run import checkpoint
+from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.rollout import Trajectory, img2img_rollout
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FOUR_SAMPLES = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4}
 
 
-def weights(trainer: DDPOTrainer) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.trainable])
+def embed(trainer: Runner, prompts: Any) -> torch.Tensor:
+    return trainer.family.condition(prompts, "", guidance_scale=1.0)["prompt_embeds"]
+
+
+def weights(trainer: Runner) -> torch.Tensor:
+    return torch.cat(
+        [parameter.detach().flatten().clone() for parameter in trainer.learner.trainable.values()]
+    )
 
 
 class Recorder:
     """Keeps what a trainer trains on, and gradient and weights just before each optimizer step."""
 
-    def __init__(self, trainer: DDPOTrainer) -> None:
+    def __init__(self, trainer: Runner) -> None:
         self.gradients: list[torch.Tensor] = []
         self.weights: list[torch.Tensor] = []
         self.trajectory: Trajectory
         self.advantages: torch.Tensor
-        train_on = trainer._train_on
+        update = trainer.algorithm.update
 
         def before_step(*arguments: Any) -> None:
-            self.gradients.append(torch.cat([p.grad.flatten().clone() for p in trainer.trainable]))
+            self.gradients.append(
+                torch.cat([p.grad.flatten().clone() for p in trainer.learner.trainable.values()])
+            )
             self.weights.append(weights(trainer))
 
-        def record(epoch: int, trajectory: Trajectory, advantages: torch.Tensor) -> None:
-            self.trajectory, self.advantages = trajectory, advantages
-            train_on(epoch, trajectory, advantages)
+        def record(samples: Samples, learner: Any) -> None:
+            self.trajectory, self.advantages = samples.trajectory, samples.advantages
+            update(samples, learner)
 
-        trainer.optimizer.optimizer.register_step_pre_hook(before_step)
-        trainer._train_on = record
+        trainer.learner.optimizer.optimizer.register_step_pre_hook(before_step)
+        trainer.algorithm.update = record
 
 
 # ---------------------------------------------------------------------------------- 1. one policy
@@ -77,13 +86,13 @@ def replay_error(
     left, pipeline = iter(prompts), make_pipeline(dropout=dropout)
     config = make_config(folder, **FOUR_SAMPLES, **changes)
     if as_images:
-        trainer: DDPOTrainer = ImageDDPOTrainer(
+        trainer: Runner = ImageDDPOTrainer(
             config, brightness, lambda: (next(left), torch.rand(3, 32, 32), {}), pipeline,
             noise_strength=0.7,
         )  # fmt: skip
     else:
         trainer = DDPOTrainer(config, brightness, lambda: (next(left), {}), pipeline)
-    stir_adapter(trainer.unet)
+    stir_adapter(trainer.learner.denoiser)
     trainer.step(0)
     return read_metrics(folder, "step")[0]["first_replay_max_ratio_error"]
 
@@ -130,13 +139,13 @@ def test_the_first_replay_tells_when_policies_differ(tmp_path):
     """The number that the tests above want to be small is large when it should be."""
 
     def meddling(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        stir_adapter(trainer.unet, seed=2)
+        stir_adapter(trainer.learner.denoiser, seed=2)
         return brightness(images, prompts, metadata)
 
     trainer = DDPOTrainer(make_config(tmp_path / "a"), meddling, red_three, make_pipeline())
     trainer.step(0)
     other = DDPOTrainer(make_config(tmp_path / "b"), brightness, red_three, make_pipeline(dropout=0.5))
-    other.unet.train()  # dropout, which eval mode keeps out
+    other.learner.denoiser.train()  # dropout, which eval mode keeps out
     other.step(0)
     for folder in ("a", "b"):
         (record,) = read_metrics(tmp_path / folder, "step")
@@ -162,7 +171,7 @@ def test_invariant_2_and_row_17_latents_and_log_probs_stay_float32(tmp_path):
     seen = Recorder(trainer)
     trainer.step(0)
     assert next(trainer.pipeline.unet.parameters()).dtype == torch.bfloat16
-    assert {p.dtype for p in trainer.trainable} == {torch.float32}
+    assert {p.dtype for p in trainer.learner.trainable.values()} == {torch.float32}
     assert seen.trajectory.latents.dtype == seen.trajectory.log_probs.dtype == torch.float32
     rounded = seen.trajectory.latents.bfloat16().float()
     assert (rounded != seen.trajectory.latents).float().mean() > 0.9
@@ -178,15 +187,16 @@ def test_casting_prints_no_warning_about_nothing(tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------- 3. grouping
-def reference_gradient(trainer: DDPOTrainer, weights: torch.Tensor, seen: Recorder) -> torch.Tensor:
+def reference_gradient(trainer: Runner, weights: torch.Tensor, seen: Recorder) -> torch.Tensor:
     """Gradient of DDPO's loss, one timestep of one sample after another, in float64 and plain torch."""
     config, scheduler, trajectory = trainer.config, trainer.pipeline.scheduler, seen.trajectory
     unet = copy.deepcopy(trainer.pipeline.unet).double()
     trained = [p for p in unet.parameters() if p.requires_grad]
     torch.nn.utils.vector_to_parameters(weights.double(), trained)
     alphas, stride = scheduler.alphas_cumprod.double(), 1000 // config.sample_num_steps
-    latents, embeds = trajectory.latents.double(), trajectory.prompt_embeds.double()
-    blanks = None if config.sample_guidance_scale <= 1 else trajectory.negative_prompt_embeds.double()
+    latents, embeds = trajectory.latents.double(), trajectory.conditioning["prompt_embeds"].double()
+    negative = trajectory.conditioning.get("negative_prompt_embeds")
+    blanks = None if negative is None else negative.double()
     losses = []
     for i, timesteps in enumerate(trajectory.timesteps.tolist()):
         for k, t in enumerate(timesteps):
@@ -229,7 +239,7 @@ def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guid
             train_clip_range=1e-3, train_learning_rate=learning_rate, sample_num_steps=4, **FOUR_SAMPLES,
         )  # fmt: skip
         trainer = DDPOTrainer(config, brightness, red_three, make_pipeline(set_alpha_to_one=True))
-        stir_adapter(trainer.unet)
+        stir_adapter(trainer.learner.denoiser)
         runs.append(Recorder(trainer))
         trainer.step(0)
     first, second = read_metrics(tmp_path / "64", "step")
@@ -258,7 +268,7 @@ def test_invariant_3_grouping_samples_changes_no_image(tmp_path):
         folder, samples = tmp_path / str(size), {"sample_num_batches_per_epoch": 3, "train_batch_size": 6}
         config = make_config(folder, sample_forward_size=size, sample_guidance_scale=1.0, **samples)
         trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline())
-        with counted_passes(trainer.unet) as passes[size]:
+        with counted_passes(trainer.learner.denoiser) as passes[size]:
             trainer._sample(0, trainer.draw_contexts(0))
         assert [len(batch) for batch in scored] == [2, 2, 2]
         images[size] = torch.cat(scored)
@@ -277,9 +287,9 @@ def test_invariant_3_what_a_group_shares_is_predicted_once_and_changes_no_gradie
     kind, draw = (ImageDDPOTrainer, noisy_image) if as_images else (DDPOTrainer, red_three)
     extra = {"noise_strength": 1.0} if as_images else {}
     trainer = kind(config, brightness, draw, make_pipeline(set_alpha_to_one=True), **extra)
-    stir_adapter(trainer.unet)
+    stir_adapter(trainer.learner.denoiser)
     seen = Recorder(trainer)
-    with counted_passes(trainer.unet) as passes:
+    with counted_passes(trainer.learner.denoiser) as passes:
         trainer.step(0)
     assert passes == [2, 4, 4, 4, 10]
     assert difference(seen.gradients[0], reference_gradient(trainer, seen.weights[0], seen)) < 3e-4
@@ -330,8 +340,8 @@ def test_the_negative_prompt_is_the_one_that_was_set(tmp_path):
     trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
     seen = Recorder(trainer)
     trainer.step(0)
-    expected = trainer.encode_prompts(["a blue four"] * 2)
-    assert torch.equal(seen.trajectory.negative_prompt_embeds, expected)
+    expected = embed(trainer, ["a blue four"] * 2)
+    assert torch.equal(seen.trajectory.conditioning["negative_prompt_embeds"], expected)
 
 
 def test_a_run_is_decided_by_its_seed(tmp_path):
@@ -455,7 +465,7 @@ def test_invariant_6_and_row_03_a_resumed_run_is_the_run_that_never_stopped(tmp_
     last = [checkpoint.read(tmp_path / f / "checkpoint-000003") for f in ("straight", "stopped")]
     for stem, tensors in last[0][0].items():
         assert all(torch.equal(tensors[name], last[1][0][stem][name]) for name in tensors)
-    for name in ("epochs_done", "global_step", "identity", "stat_tracker", "prompt_function"):
+    for name in ("epochs_done", "global_step", "identity", "algorithm", "prompt_function"):
         assert last[0][1][name] == last[1][1][name]
     records = [
         [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in read_metrics(tmp_path / f)]
@@ -489,7 +499,8 @@ def test_from_checkpoint_continues_with_the_config_it_finds(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == before  # looking changes nothing
     again.train()
     saved, _ = checkpoint.read(tmp_path / "checkpoint-000002")
-    assert torch.equal(saved["policy"][again.trainable_names[0]], again.trainable[0])
+    for name, parameter in again.learner.trainable.items():
+        assert torch.equal(saved["policy"][name], parameter)
 
 
 def test_row_04_checkpoints_count_epochs_and_the_last_is_always_saved(tmp_path):
@@ -548,7 +559,7 @@ def test_group_rollouts_share_context_and_noise_and_are_normalised_among_themsel
     assert torch.equal(first[0], first[1])
     assert not torch.equal(first[1], first[2])
     assert not torch.equal(seen.trajectory.latents[0, 1], seen.trajectory.latents[1, 1])
-    assert seen.trajectory.prompts == ("a red three", "a red three", "", "")
+    assert seen.trajectory.group_size == 2
     spread = ((1**2 + 1**2 + 0.25**2 + 0.25**2) / 4) ** 0.5  # of rewards less their group's mean
     expected = [-1 / spread, 1 / spread, -0.25 / spread, 0.25 / spread]
     assert seen.advantages.tolist() == pytest.approx(expected)
@@ -595,7 +606,7 @@ def test_statistics_are_kept_by_id_and_not_by_prompt(tmp_path):
         make_pipeline(),
     )
     trainer.step(0)
-    assert {k: v[0] for k, v in trainer.tracker.stats().items()} == {"a": 0.0, "b": 10.0}
+    assert {k: v[0] for k, v in trainer.algorithm.tracker.stats().items()} == {"a": 0.0, "b": 10.0}
 
 
 # --------------------------------------------------------------------------------- guidance at most 1
@@ -608,8 +619,8 @@ def test_rows_06_and_07_without_guidance_one_pass_of_the_prompt_samples_and_trai
     with counted_passes(trainer.pipeline.unet) as sizes:
         trainer.step(0)
     assert sizes == [2, 2, 2, 6]  # three steps of two samples; six pairs
-    assert torch.equal(seen.trajectory.prompt_embeds, trainer.encode_prompts(PROMPTS[:2]))
-    assert seen.trajectory.negative_prompt_embeds is None
+    assert torch.equal(seen.trajectory.conditioning["prompt_embeds"], embed(trainer, PROMPTS[:2]))
+    assert not seen.trajectory.is_guided
 
 
 # ----------------------------------------------------------------------------------- what a run leaves
@@ -754,7 +765,7 @@ def test_lora_weights_load_in_plain_diffusers(tmp_path, targets):
     settings = {"train_lora_rank": 2, "train_lora_alpha": 8, "train_lora_target_modules": targets}
     config = make_config(tmp_path / "run", **settings)
     trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
-    stir_adapter(trainer.unet)
+    stir_adapter(trainer.learner.denoiser)
     trainer.train()
     trainer.save_pretrained(tmp_path / "lora")
     plain = make_pipeline()
@@ -764,7 +775,7 @@ def test_lora_weights_load_in_plain_diffusers(tmp_path, targets):
     torch.testing.assert_close(sample_plainly(plain), trained, atol=1e-5, rtol=0)
     assert (trained - untrained).abs().max() > 1e-3
     loaded = [name for name, _ in plain.unet.named_parameters() if "lora_" in name]
-    assert len(loaded) == len(trainer.trainable)
+    assert len(loaded) == len(trainer.learner.trainable.values())
 
 
 def test_full_fine_tuning_saves_a_pipeline(tmp_path):
@@ -789,12 +800,14 @@ def test_only_the_policy_is_trained(tmp_path, use_lora):
     if use_lora:
         assert all("lora_" in name for name in changed)
         attentions = [m for m in pipeline.unet.modules() if type(m).__name__ == "Attention"]
-        assert len(trainer.trainable) == 2 * 4 * len(attentions)  # A and B of four layers of each
+        assert len(trainer.learner.trainable.values()) == 2 * 4 * len(
+            attentions
+        )  # A and B of four layers of each
         start = [t for n, t in before.items() if "lora_A" in n]
         assert all(t.std() == pytest.approx(1 / 4, rel=0.3) for t in start)  # gaussian: 1 / rank
     else:
         assert all(name.startswith("unet.") for name in changed)
-        assert len(trainer.trainable) == len(list(pipeline.unet.parameters()))
+        assert len(trainer.learner.trainable.values()) == len(list(pipeline.unet.parameters()))
 
 
 def test_an_adapter_that_is_already_there_is_trained_on(tmp_path):
@@ -833,7 +846,7 @@ def test_a_loaded_adapter_stays_float32(tmp_path):
         make_config(tmp_path / "second", mixed_precision="bf16"), brightness, red_three, pipeline
     )
     assert {p.dtype for p in trainer.pipeline.vae.parameters()} == {torch.bfloat16}
-    for name, parameter in zip(trainer.trainable_names, trainer.trainable, strict=True):
+    for name, parameter in trainer.learner.trainable.items():
         assert torch.equal(parameter, before[name])
 
 
@@ -855,13 +868,13 @@ def test_a_loaded_adapter_must_be_the_one_of_the_config(tmp_path, changes, messa
 def test_a_gradient_that_is_not_finite_takes_no_step(tmp_path):
     trainer = DDPOTrainer(make_config(tmp_path, num_epochs=2), brightness, red_three, make_pipeline())
     trainer.step(0)
-    before, loss = weights(trainer), trainer._loss
+    before, loss = weights(trainer), trainer.algorithm.loss
 
     def overflow(*arguments: Any) -> Any:
         value, stats = loss(*arguments)
         return value * math.inf, stats
 
-    trainer._loss = overflow
+    trainer.algorithm.loss = overflow
     with pytest.raises(RuntimeError, match=r"step 2 is not finite.*Lower train_learning_rate=0\.001"):
         trainer.step(1)
     assert torch.equal(weights(trainer), before)
@@ -878,11 +891,12 @@ def test_a_run_may_be_saved_before_it_begins(tmp_path):
 def test_from_checkpoint_takes_changes_that_decide_no_weight(tmp_path):
     DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
     arguments = (tmp_path / "checkpoint-000001", brightness, red_three, make_pipeline())
-    trainer = DDPOTrainer.from_checkpoint(*arguments, changes={"num_epochs": 2})
+    trainer = DDPOTrainer.from_checkpoint(*arguments, changes={"num_epochs": 2, "train_learning_rate": 2e-3})
     trainer.train()
+    assert [step["lr"] for step in read_metrics(tmp_path, "step")] == [1e-3, 2e-3]
     assert trainer.epochs_done == 2
-    with pytest.raises(ValueError, match=r"train_learning_rate: 0.001 there, 0.5 here"):
-        DDPOTrainer.from_checkpoint(*arguments, changes={"train_learning_rate": 0.5})
+    with pytest.raises(ValueError, match=r"train_clip_range: 0.01 there, 0.5 here"):
+        DDPOTrainer.from_checkpoint(*arguments, changes={"train_clip_range": 0.5})
 
 
 def test_an_epoch_of_one_sample_is_refused(tmp_path):
@@ -894,7 +908,7 @@ def test_an_epoch_of_one_sample_is_refused(tmp_path):
 def test_accelerate_compiles_nothing_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
-    assert trainer.unet is trainer.pipeline.unet
+    assert trainer.learner.denoiser is trainer.pipeline.unet
     assert trainer.accelerator.state.dynamo_plugin.backend == "NO"
 
 

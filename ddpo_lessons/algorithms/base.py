@@ -72,6 +72,12 @@ class Algorithm:
     family: Family
     num_train_timesteps: int
 
+    def check(self, config: DDPOConfig) -> None:
+        """Refuse settings that ask for what the algorithm does not have, with a ValueError."""
+        for name in self.unused:
+            if getattr(config, name):
+                raise ValueError(f"{self.name} does not use {name}={getattr(config, name)}: leave it out")
+
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
         """Get to know a run, before anything is sampled.
 
@@ -79,13 +85,7 @@ class Algorithm:
             config: its settings.
             family: its model.
             num_train_timesteps: how many actions of each sample are trained on.
-
-        Raises:
-            ValueError: if the settings ask for what the algorithm does not have.
         """
-        for name in self.unused:
-            if getattr(config, name):
-                raise ValueError(f"{self.name} does not use {name}={getattr(config, name)}: leave it out")
         self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:

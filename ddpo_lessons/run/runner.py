@@ -92,6 +92,7 @@ class Runner:
         """Check everything, build the policy and, when asked, resume."""
         check_functions(reward_function, prompt_function)
         config.check()
+        algorithm.check(config)
         self.config, self.algorithm, self.start = config, algorithm, start
         self.reward_function, self.prompt_function = reward_function, prompt_function
         self.image_samples_hook = image_samples_hook
