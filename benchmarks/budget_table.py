@@ -1,7 +1,7 @@
 """Work out the camouflage experiment on cards of 10, 24 and 80 GB: `python -m benchmarks.budget_table`.
 
-Nothing is measured: the numbers are those of `ddpo_lessons.app.budget`, and
-images/draw_08_full_gpu_run.py draws them. CLIP ViT-L/14, the reward model, is counted with its 427,616,513 parameters in float32.
+Nothing is measured: the numbers are those of `ddpo_lessons.app.budget`, and images/draw_08_full_gpu_run.py
+draws them. CLIP ViT-L/14, the reward model, is counted with its 427,616,513 parameters in float32.
 """
 
 from __future__ import annotations

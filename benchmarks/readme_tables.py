@@ -47,17 +47,17 @@ LESSONS = {
     ),
     "06_text_to_image_ddpo": (
         "the whole loop, DDPO beside RWR, reward hacking and the KL that holds it back, a table of symptoms",
-        ("rollout", "trainer", "rwr"),
+        ("algorithms/ddpo", "rollout", "algorithms/rwr"),
         "06-loop",
     ),
     "07_img2img_ddpo": (
         "obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines",
-        ("rollout", "prompts", "rewards"),
+        ("rollout", "data/prompts", "rewards/digits"),
         "07-dilemma",
     ),
     "08_full_gpu_run": (
         "Stable Diffusion's size: memory and time on paper, one command, several GPUs, kill and resume",
-        ("budget", "presets", "folders"),
+        ("app/budget", "app/presets", "data/folders"),
         "08-memory",
     ),
 }

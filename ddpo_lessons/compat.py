@@ -12,8 +12,9 @@ import dataclasses
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -46,9 +47,13 @@ def _load_adapter(pipeline: StableDiffusionPipeline, model: str, revision: str) 
     return True
 
 
-def _save(pipeline: StableDiffusionPipeline, folder: str | Path) -> None:
+def _save(
+    pipeline: StableDiffusionPipeline,
+    folder: str | Path,
+    originals: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Write the whole pipeline; LoRA weights go beside it, where `_load_adapter` finds them."""
-    save_policy(family_of(pipeline), folder)
+    save_policy(family_of(pipeline), folder, originals)
     if not getattr(pipeline.unet, "peft_config", None):
         return
     weights = pipeline.unet.state_dict()
@@ -308,7 +313,7 @@ class _Methods(trainer.Runner):
             save_directory: where to write to.
         """
         if self.accelerator.is_main_process:
-            _save(self.pipeline, save_directory)
+            _save(self.pipeline, save_directory, self._originals)
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Do what `save_pretrained` does; TRL's example calls it.

@@ -15,7 +15,7 @@ import pytest
 import torch
 from accelerate import Accelerator, PartialState
 from fake_device import DEVICE, HOST, Traffic, fake_device
-from helpers import brightness, make_config, make_pipeline, red_three
+from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
 
 from ddpo_lessons.app import cli, demo
@@ -32,7 +32,7 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner, RWRTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -255,6 +255,58 @@ def test_training_continues_from_a_checkpoint(tmp_path: Path, traffic: Traffic) 
     ).train()
     tensors = [checkpoint.read(folder / checkpoint.name_of(2))[0] for folder in (whole, broken)]
     torch.testing.assert_close(tensors[1], tensors[0], rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------------------ what crosses, what waits
+RUNS: dict[str, tuple[type[Runner], dict[str, Any]]] = {
+    "text-to-image": (DDPOTrainer, {}),
+    "img2img": (ImageDDPOTrainer, {}),
+    "RWR": (RWRTrainer, {}),
+    "KL": (DDPOTrainer, {"train_kl_coefficient": 1.0}),
+    "full fine-tuning": (DDPOTrainer, {"train_use_lora": False}),
+    "groups": (DDPOTrainer, {"sample_group_size": 2}),
+    "fp16": (DDPOTrainer, {"mixed_precision": "fp16"}),
+}
+
+
+def crossings(run: str, folder: Path, **changes: Any) -> int:
+    """Count transfers and waits of a second epoch: eight samples in passes of two, two optimizer steps."""
+    kind, settings = RUNS[run]
+    shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "train_forward_size": 4}
+    config = make_config(folder, **{**shape, "sample_forward_size": 2, **settings, **changes})
+    draw = noisy_image if kind is ImageDDPOTrainer else each_prompt()
+    with fake_device() as traffic:
+        extra = {"noise_strength": 1.0} if kind is ImageDDPOTrainer else {}
+        trainer = kind(config, brightness, draw, make_pipeline(), **extra)
+        trainer.step(0)
+        traffic.clear()
+        trainer.step(1)
+        return sum(sum(counter.values()) for counter in vars(traffic).values())
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_crosses_or_waits_is_counted_by_epoch_pass_and_step(run: str, tmp_path: Path) -> None:
+    """Nothing in a group of pairs or a denoising step; little in the rest."""
+    usual = crossings(run, tmp_path / "usual")
+    assert crossings(run, tmp_path / "groups", train_forward_size=1) == usual  # 12 groups a step, not 3
+    assert crossings(run, tmp_path / "long", sample_num_steps=6, train_forward_size=8) == usual
+    per_step = (crossings(run, tmp_path / "steps", train_batch_size=2) - usual) / 2
+    per_pass = (usual - crossings(run, tmp_path / "passes", sample_forward_size=8)) / 3
+    assert per_step <= 2
+    assert per_pass <= 10
+    assert usual - 2 * per_step - 4 * per_pass <= 20
+
+
+def test_every_run_ends_on_the_device(tmp_path: Path) -> None:
+    for run, (kind, settings) in RUNS.items():
+        with fake_device():
+            config = make_config(tmp_path / run, **settings)
+            draw = noisy_image if kind is ImageDDPOTrainer else red_three
+            extra = {"noise_strength": 0.7} if kind is ImageDDPOTrainer else {}
+            trainer = kind(config, brightness, draw, make_pipeline(), **extra)
+            trainer.train()
+            assert {p.device for p in trainer.learner.trainable.values()} == {DEVICE}
+        assert read_metrics(tmp_path / run, "epoch")[0]["epoch"] == 1
 
 
 # --------------------------------------------------------------------------- rewards, judges and commands

@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -187,7 +188,19 @@ def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.
     )
 
 
-def save_policy(family: Family, folder: str | Path) -> None:
+def originals(family: Family, config: DDPOConfig, use_lora: bool) -> dict[str, nn.Module]:
+    """Return copies of the frozen networks that an export of the whole pipeline needs.
+
+    Half precision rounds them in place, and an export must not. An adapter's export has no networks in it.
+    """
+    if use_lora or config.mixed_precision == "no":
+        return {}
+    return {name: copy.deepcopy(network).cpu() for name, network in family.frozen.items()}
+
+
+def save_policy(
+    family: Family, folder: str | Path, originals: Mapping[str, nn.Module] = MappingProxyType({})
+) -> None:
     """Write the trained weights for plain diffusers; two exports of the same weights are equal to the byte.
 
     LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained denoiser is written with its
@@ -196,10 +209,13 @@ def save_policy(family: Family, folder: str | Path) -> None:
     Args:
         family: of the trained pipeline.
         folder: where to write to.
+        originals: of the frozen networks, in the place of what the pipeline has.
     """
     unet = family.denoiser
     if not getattr(unet, "peft_config", None):
-        family.pipeline.save_pretrained(folder)
+        pipeline = family.pipeline
+        parts = {**pipeline.components, **originals, **family.without_checker}
+        type(pipeline)(**parts).save_pretrained(folder)
         return
     (name,) = unet.active_adapters()
     # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both

@@ -90,11 +90,8 @@ class Learner:
         """Copy what a step changes: an adapter on its device, all weights to the host, for they are large."""
         is_adapter = any("lora_" in name for name in self.trainable)
         place = self.accelerator.device if is_adapter else torch.device("cpu")
-        copied = {
-            part: {name: tensor.detach().to(place, copy=True) for name, tensor in tensors.items()}
-            for part, tensors in self.tensors().items()
-        }
-        return copied, self.steps_done, self.skipped_in_a_row
+        copies = {part: copy_together(tensors, place) for part, tensors in self.tensors().items()}
+        return copies, self.steps_done, self.skipped_in_a_row
 
     def go_back_to(self, snapshot: tuple[Any, ...]) -> None:
         """Make weights, optimizer and counters what they were."""
@@ -120,7 +117,8 @@ class Learner:
         weights = list(self.trainable.values())
         grad_norm = self.accelerator.clip_grad_norm_(weights, self.config.train_max_grad_norm)
         record = self._summarise(stats, shares, grad_norm)
-        if self.accelerator.scaler is None and not math.isfinite(record["grad_norm"]):
+        is_finite = math.isfinite(record["grad_norm"])
+        if self.accelerator.scaler is None and not is_finite:
             raise RuntimeError(
                 f"the gradient of optimizer step {self.steps_done + 1} is not finite, so the step was not "
                 "taken: the policy may have moved so far that ratios overflow. Lower train_learning_rate="
@@ -129,20 +127,24 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.accelerator.scaler is not None:
-            record |= self._look_at_scaler()
+            record |= self._note_skipped(not is_finite)
         self.steps_done += 1
         self._on_step(record)
 
-    def _look_at_scaler(self) -> dict[str, float]:
-        """Return whether fp16's scaler skipped the step, and its scale; refuse to skip on and on."""
-        skipped = bool(self.optimizer.step_was_skipped)
+    def _note_skipped(self, skipped: bool) -> dict[str, float]:
+        """Record that fp16's scaler skipped the step, and its new scale; refuse to skip on and on.
+
+        Accelerate's `step_was_skipped` is not asked: a fused optimizer is called, and skips by itself.
+        """
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise RuntimeError(
                 f"the last {MAX_SKIPPED} optimizer steps were skipped, for their gradients overflow float16: "
                 "nothing is learned. Set mixed_precision='bf16' or 'no', and resume from a checkpoint"
             )
-        return {"step_skipped": float(skipped), "loss_scale": self.accelerator.scaler.get_scale()}
+        # Where nothing was skipped the scale is not read: the host would have to wait for it.
+        scale = {"loss_scale": self.accelerator.scaler.get_scale()} if skipped else {}
+        return {"step_skipped": float(skipped), **scale}
 
     def _summarise(
         self, stats: list[dict[str, torch.Tensor]], shares: list[float], grad_norm: torch.Tensor
@@ -184,15 +186,23 @@ class Learner:
 
 
 def move_together(groups: Sequence[Pairs], device: torch.device) -> list[Pairs]:
-    """Move all tensors of all groups to a device in one transfer."""
+    """Move all tensors of all groups from the host to a device, in one transfer."""
     if device.type == "cpu":
         return list(groups)
-    tensors = [tensor.contiguous() for group in groups for tensor in group.values()]
-    order = sorted(range(len(tensors)), key=lambda n: -tensors[n].element_size())  # so that views are aligned
-    raw = [tensors[n].view(-1).view(torch.uint8) for n in order]
+    named = {f"{n} {name}": tensor for n, group in enumerate(groups) for name, tensor in group.items()}
+    moved = copy_together(named, device)
+    return [{name: moved[f"{n} {name}"] for name in group} for n, group in enumerate(groups)]
+
+
+def copy_together(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """Copy tensors to a device in one transfer, as the bytes of one tensor."""
+    if not tensors:
+        return {}
+    # Those with larger elements first, so that each lies at a multiple of its element's size.
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    raw = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in ordered.values()]
     pieces = torch.cat(raw).to(device).split([len(piece) for piece in raw])
-    moved = {
-        n: piece.view(tensors[n].dtype).view(tensors[n].shape) for n, piece in zip(order, pieces, strict=True)
+    return {
+        name: piece.view(tensor.dtype).view(tensor.shape)
+        for (name, tensor), piece in zip(ordered.items(), pieces, strict=True)
     }
-    numbers = iter(range(len(tensors)))
-    return [{name: moved[next(numbers)] for name in group} for group in groups]

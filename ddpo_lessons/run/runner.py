@@ -35,7 +35,7 @@ from ddpo_lessons.data.contexts import (
 )
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import Reference, make_optimizer, prepare_policy, save_policy
+from ddpo_lessons.families.policy import Reference, make_optimizer, originals, prepare_policy, save_policy
 from ddpo_lessons.rollout import Trajectory, play, sample_seed
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
@@ -172,6 +172,7 @@ class Runner:
         set_seed(config.seed % 2**32)  # numpy takes no larger one
         unet: Any = family.denoiser
         had_adapter = bool(getattr(unet, "peft_config", None))
+        self._originals = originals(family, config, self.use_lora)
         trainable = prepare_policy(
             unet, family.frozen, config, self.use_lora, accelerator.device, family.keeps_float32
         )
@@ -573,4 +574,4 @@ class Runner:
             folder: where to write to.
         """
         if self.accelerator.is_main_process:
-            save_policy(self.family, folder)
+            save_policy(self.family, folder, self._originals)

@@ -1,0 +1,124 @@
+"""Who may import whom: docs/architecture.md has the order, and this holds it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ddpo_lessons"
+# From the bottom: a module imports its own floor and those below, never one above.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("tiny", "batching", "advantages", "ppo", "ddim"),
+    ("config", "rewards", "text"),
+    ("families",),
+    ("rollout", "data"),
+    ("algorithms",),
+    ("run",),
+    ("trainer",),
+    ("compat",),
+    ("app",),
+    ("benchmarks",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of package and benchmarks by its dotted name."""
+    found = {}
+    for folder in (PACKAGE, ROOT / "benchmarks"):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path], at_load: bool) -> set[str]:
+    """Modules that a file imports: all of them, or those that are imported as it loads."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if at_load and id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return {name for name in found if name in known}
+
+
+def room(module: str) -> str:
+    """The room that a module is in."""
+    parts = module.split(".")
+    return parts[0] if parts[0] == "benchmarks" else parts[1] if len(parts) > 1 else "ddpo_lessons"
+
+
+def test_nobody_imports_from_a_floor_above():
+    known = modules()
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in known.items()
+        if room(name) in FLOOR
+        for other in imports(path, known, at_load=False)
+        if room(other) in FLOOR and FLOOR[room(other)] > FLOOR[room(name)]
+    ]
+    assert wrong == []
+
+
+def test_every_module_has_a_floor():
+    assert {room(name) for name in modules()} - FLOOR.keys() == {"ddpo_lessons"}
+
+
+def test_imports_make_no_circle():
+    known = modules()
+    graph = {name: imports(path, known, at_load=True) - {name} for name, path in known.items()}
+    # A package's __init__ runs before its modules, but a module does not need what it exports.
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> None:
+        assert name not in path, " → ".join([*path[path.index(name) :], name])
+        if name in done:
+            return
+        path.append(name)
+        for other in sorted(graph[name]):
+            visit(other)
+        path.pop()
+        done.add(name)
+
+    for name in sorted(graph):
+        visit(name)
+
+
+def test_an_algorithm_knows_no_runner():
+    """Neither by import nor by name: no process, record, checkpoint or progress bar."""
+    for path in (PACKAGE / "algorithms").glob("*.py"):
+        names = {
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Name | ast.Attribute)
+        }
+        assert not names & {"accelerator", "Accelerator", "checkpoint", "RunLog", "tqdm", "backward"}
+
+
+@pytest.mark.parametrize(("file", "lines"), [("ddpo", 250), ("rwr", 150)])
+def test_an_algorithm_is_a_page(file, lines):
+    assert len((PACKAGE / "algorithms" / f"{file}.py").read_text(encoding="utf-8").splitlines()) <= lines
+
+
+def test_the_page_shows_the_same_order():
+    """docs/architecture.md lists the floors from the top."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| \d+ \| (.*?) \|", text, re.MULTILINE)
+    rooms = [re.findall(r"`([a-z]+)(?:/|\.py)`", line) for line in shown]
+    assert [set(line) for line in reversed(rooms)] == [set(floor) for floor in FLOORS]

@@ -1,0 +1,340 @@
+"""What surrounds an algorithm: epochs that fail or are stopped, precision, exports, combinations."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from fake_device import fake_device
+from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
+from safetensors import safe_open
+
+from ddpo_lessons import compat
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.algorithms.rwr import RWR
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.run import checkpoint, learner
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner, RWRTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TWO_PASSES = {"sample_num_batches_per_epoch": 2, "sample_forward_size": 2, "train_batch_size": 2}
+TRACKING = {
+    "per_prompt_stat_tracking": True,
+    "per_prompt_stat_tracking_buffer_size": 8,
+    "per_prompt_stat_tracking_min_count": 2,
+}
+
+
+def weights(trainer: Runner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in trainer.learner.trainable.values()])
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in read_metrics(folder)]
+
+
+class Counting:
+    """Prompts that go on from call to call."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __call__(self) -> tuple[str, dict[str, Any]]:
+        self.drawn += 1
+        return ("a red three", "a blue four", "")[self.drawn % 3], {}
+
+
+class Remembering(Counting):
+    """The same with a state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.drawn = state["drawn"]
+
+
+# -------------------------------------------------------------------------------- epochs that fail
+@pytest.mark.parametrize("prompts", [Counting, Remembering])
+@pytest.mark.parametrize("place", ["reward", "step", "hook"])
+def test_an_epoch_that_failed_never_was(tmp_path, prompts, place):
+    """In the second epoch something fails once; done again, it comes out as if nothing had happened."""
+    failures = {"left": 1}
+
+    def fail_once(epoch: int) -> None:
+        if epoch == 1 and failures["left"]:
+            failures["left"] = 0
+            raise OSError("out of luck")
+
+    def train(folder: str, fails: bool) -> Runner:
+        def reward(images: torch.Tensor, *arguments: Any) -> torch.Tensor:
+            calls.append(1)
+            if fails and place == "reward" and len(calls) == 4:  # the second pass of the second epoch
+                fail_once(1)
+            return brightness(images, *arguments)
+
+        def hook(batches: Any, global_step: int, tracker: Any) -> None:
+            if fails and place == "hook" and global_step == 4:
+                fail_once(1)
+
+        calls: list[int] = []
+        config = make_config(tmp_path / folder, num_epochs=3, save_freq=9, **TWO_PASSES, **TRACKING)
+        trainer = DDPOTrainer(config, reward, prompts(), make_pipeline(), hook)
+        if fails and place == "step":
+            loss = trainer.algorithm.loss
+
+            def failing(*arguments: Any) -> Any:
+                if trainer.global_step == 3:  # one of the epoch's two steps is taken
+                    fail_once(1)
+                return loss(*arguments)
+
+            trainer.algorithm.loss = failing
+        if fails:
+            with pytest.raises(OSError, match="out of luck"):
+                trainer.train()
+            assert (trainer.epochs_done, trainer.global_step) == (1, 2)
+            assert len(read_metrics(trainer.config.run_dir, "step")) == 2
+        trainer.train()
+        return trainer
+
+    straight, failed = train("straight", False), train("failed", True)
+    assert torch.equal(weights(failed), weights(straight))
+    assert failed.algorithm.state_dict() == straight.algorithm.state_dict()
+    assert failed.prompt_function.drawn == straight.prompt_function.drawn
+    assert without_times(tmp_path / "failed") == without_times(tmp_path / "straight")
+
+
+# ------------------------------------------------------------------------------------- interrupts
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", ["sampling", "training"])
+def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
+    """The epoch is dropped, the one before it saved, and the run goes on as if it had never stopped."""
+    asked: list[int] = []
+
+    def reward(images: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        asked.append(1)
+        if place == "sampling" and len(asked) == 3:  # first pass of the second epoch
+            signal.raise_signal(signum)
+        return brightness(images, *arguments)
+
+    config = make_config(tmp_path / "a", num_epochs=3, save_freq=9, **TWO_PASSES)
+    trainer = DDPOTrainer(config, reward, Remembering(), make_pipeline())
+    if place == "training":
+        record = trainer.learner._on_step
+
+        def stop_at_third(values: dict[str, float]) -> None:
+            if trainer.global_step == 3:
+                signal.raise_signal(signum)
+            record(values)
+
+        trainer.learner._on_step = stop_at_third
+    trainer.train()
+    assert len(asked) == (3 if place == "sampling" else 4)
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "a")] == ["checkpoint-000001"]
+    assert [r["epoch"] for r in read_metrics(tmp_path / "a", "step")] == [1, 1]
+    resumed = DDPOTrainer.from_checkpoint(
+        tmp_path / "a" / "checkpoint-000001", brightness, Remembering(), make_pipeline()
+    )
+    resumed.train()
+    config = make_config(tmp_path / "b", num_epochs=3, save_freq=9, **TWO_PASSES)
+    straight = DDPOTrainer(config, brightness, Remembering(), make_pipeline())
+    straight.train()
+    assert torch.equal(weights(resumed), weights(straight))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill sends no SIGINT there")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_launcher_that_is_stopped_leaves_a_checkpoint(tmp_path, processes):
+    """`accelerate launch` hands the signal on and kills after half a minute; an epoch here takes longer."""
+    here = Path(__file__)
+    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    settings = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    several = (
+        ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--num_cpu_threads_per_process=1"]
+    )
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "accelerate.commands.launch", *several, "--num_processes", str(processes),
+            "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", str(here),
+            str(tmp_path),
+        ],
+        env={**os.environ, **settings}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "sampling").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    assert (tmp_path / "sampling").exists(), process.communicate()[1][-3000:]
+    stopped = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    process.communicate(timeout=60)
+    assert time.monotonic() - stopped < 25
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == ["checkpoint-000001"]
+    checkpoint.read(tmp_path / "run" / "checkpoint-000001")
+
+
+def in_a_launched_process(folder: Path) -> None:
+    """Two epochs, the second of which would take minutes."""
+    torch.set_num_threads(1)
+
+    def reward(images: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        if trainer.epochs_done == 1:
+            (folder / "sampling").touch()
+            time.sleep(0.5)
+        return brightness(images, *arguments)
+
+    shape = {"sample_num_batches_per_epoch": 200, "sample_forward_size": 2, "train_batch_size": 400}
+    config = make_config(folder / "run", num_epochs=2, save_freq=9, sample_num_steps=1, **shape)
+    trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline())
+    trainer.train()
+
+
+# --------------------------------------------------------------------------------------- precision
+def test_skipped_steps_are_recorded_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(learner, "MAX_SKIPPED", 3)
+    with fake_device():
+        config = make_config(tmp_path, num_epochs=4, mixed_precision="fp16")
+        trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+        before, loss = weights(trainer), trainer.algorithm.loss
+
+        def overflow(*arguments: Any) -> Any:
+            value, stats = loss(*arguments)
+            return value * math.inf, stats
+
+        trainer.algorithm.loss = overflow
+        with pytest.raises(
+            RuntimeError, match=r"last 3 optimizer steps were skipped.*mixed_precision='bf16'"
+        ):
+            trainer.train()
+        assert torch.equal(weights(trainer), before)
+    steps = read_metrics(tmp_path, "step")
+    assert [step["step_skipped"] for step in steps] == [1, 1]  # the third one's epoch never was
+    assert steps[1]["loss_scale"] == steps[0]["loss_scale"] / 2
+
+
+def test_trainers_of_two_precisions_live_in_one_process(tmp_path):
+    """As in a notebook; each keeps its own precision, whichever was made last."""
+    plain = DDPOTrainer(make_config(tmp_path / "a"), brightness, red_three, make_pipeline())
+    low = DDPOTrainer(
+        make_config(tmp_path / "b", mixed_precision="bf16"), brightness, red_three, make_pipeline()
+    )
+    plain.train()
+    low.train()
+    again = DDPOTrainer(make_config(tmp_path / "c"), brightness, red_three, make_pipeline())
+    again.train()
+    assert torch.equal(weights(plain), weights(again))
+    assert next(low.pipeline.unet.parameters()).dtype == torch.bfloat16
+
+
+def test_tf32_is_switched_for_products_and_convolutions(tmp_path):
+    for wanted in (False, True):
+        DDPOTrainer(make_config(tmp_path, allow_tf32=wanted), brightness, red_three, make_pipeline())
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is wanted
+
+
+# ----------------------------------------------------------------------------------------- exports
+def test_a_full_export_has_the_frozen_networks_as_they_came(tmp_path):
+    pipeline, untouched = make_pipeline(), make_pipeline()
+    config = make_config(tmp_path, mixed_precision="bf16", train_use_lora=False)
+    trainer = DDPOTrainer(config, brightness, red_three, pipeline)
+    trainer.train()
+    trainer.save_pretrained(tmp_path / "export")
+    loaded = StableDiffusionPipeline.from_pretrained(tmp_path / "export")
+    for part in ("vae", "text_encoder"):
+        found, expected = (getattr(p, part).state_dict() for p in (loaded, untouched))
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert not torch.equal(next(loaded.unet.parameters()), next(untouched.unet.parameters()))
+
+
+def test_two_exports_are_equal_to_the_byte(tmp_path):
+    """Also in another process, where a set of names has another order."""
+    code = (
+        "import sys; from pathlib import Path; from helpers import *; from ddpo_lessons.trainer import *\n"
+        "folder = Path(sys.argv[1]); torch.set_num_threads(1)\n"
+        "trainer = DDPOTrainer(make_config(folder / 'run'), brightness, red_three, make_pipeline())\n"
+        "trainer.train(); trainer.save_pretrained(folder / 'lora')\n"
+    )
+    here, files = Path(__file__), []
+    for number in ("1", "2"):
+        path = os.pathsep.join([str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONHASHSEED": number, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-c", code, tmp_path / number], env=environment, check=True)
+        files.append(tmp_path / number / "lora" / "pytorch_lora_weights.safetensors")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    with safe_open(files[0], framework="pt") as file:
+        assert "to_q" in json.dumps(file.metadata())
+
+
+def test_a_checkpoint_takes_tensors_that_share_memory(tmp_path):
+    """As the tables of 8-bit Adam do, which safetensors refuses."""
+    table = torch.arange(6.0)
+    folder = checkpoint.write(
+        tmp_path, 1, {"optimizer": {"a|qmap": table, "b|qmap": table, "c|x": table[2:]}}, {}
+    )
+    (tensors,) = checkpoint.read(folder)[0].values()
+    assert tensors["a|qmap"].tolist() == tensors["b|qmap"].tolist() == table.tolist()
+    assert tensors["c|x"].tolist() == [2, 3, 4, 5]
+
+
+# ------------------------------------------------------------------------------------ combinations
+def test_rwr_from_images_needs_no_class(tmp_path):
+    found = []
+    for number, start in enumerate((FromImages(0.7), FromImages(0.7), FromNoise())):
+        config, draw = make_config(tmp_path / str(number)), red_three if number == 2 else noisy_image
+        trainer = Runner(config, brightness, draw, make_pipeline(), algorithm=RWR(), start=start)
+        trainer.train()
+        found.append(weights(trainer))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_the_names_are_the_combinations(tmp_path):
+    for number, (one, other) in enumerate(
+        (
+            ((DDPOTrainer, red_three, {}), {"algorithm": DDPO(), "start": FromNoise()}),
+            (
+                (RWRTrainer, red_three, {"top_share": 0.5}),
+                {"algorithm": RWR(top_share=0.5), "start": FromNoise()},
+            ),
+            (
+                (ImageDDPOTrainer, noisy_image, {"noise_strength": 0.7}),
+                {"algorithm": DDPO(), "start": FromImages(0.7)},
+            ),
+        )
+    ):
+        kind, draw, settings = one
+        named = kind(make_config(tmp_path / f"{number}a"), brightness, draw, make_pipeline(), **settings)
+        built = Runner(make_config(tmp_path / f"{number}b"), brightness, draw, make_pipeline(), **other)
+        named.train()
+        built.train()
+        assert torch.equal(weights(named), weights(built))
+
+
+def test_a_checkpoint_of_compat_is_not_one_of_the_trainer(tmp_path):
+    """They train other timesteps on the same settings."""
+    config = make_config(tmp_path, sample_num_steps=4, train_timestep_fraction=0.5)
+    compat.ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.5).train()
+    with pytest.raises(ValueError, match="start: 'images, as by imageddpo' there, 'images' here"):
+        ImageDDPOTrainer.from_checkpoint(
+            tmp_path / "checkpoint-000001", brightness, noisy_image, make_pipeline(), noise_strength=0.5
+        )
+
+
+if __name__ == "__main__":
+    in_a_launched_process(Path(sys.argv[1]))
