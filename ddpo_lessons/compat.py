@@ -218,6 +218,11 @@ class DDPOConfig(config.DDPOConfig):
 class _Methods(trainer.Runner):
     """The public methods of TRL's trainer, with its signatures."""
 
+    @property
+    def stat_tracker(self) -> Any:
+        """The statistics of prompts, or None."""
+        return getattr(self.algorithm, "tracker", None)
+
     def train(self, epochs: int | None = None) -> None:
         """Run the epochs that are left.
 

@@ -15,7 +15,8 @@ from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline, StableDiffu
 from helpers import brightness, make_pipeline, noisy_image, red_three, stir_adapter
 from safetensors.torch import load_file
 
-from ddpo_lessons import compat, trainer
+from ddpo_lessons import compat, families
+from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 
@@ -193,15 +194,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def policy_prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The prompts that img2img rollouts of the trainer are given."""
+    """The prompts that rollouts of the trainer are given."""
     prompts: list[str] = []
-    rollout = trainer.img2img_rollout
+    condition = StableDiffusion.condition
 
-    def listen(pipeline: Any, texts: list[str], *arguments: Any, **settings: Any) -> Any:
+    def listen(self: Any, texts: list[str], *settings: Any) -> Any:
         prompts.extend(texts)
-        return rollout(pipeline, texts, *arguments, **settings)
+        return condition(self, texts, *settings)
 
-    monkeypatch.setattr(trainer, "img2img_rollout", listen)
+    monkeypatch.setattr(StableDiffusion, "condition", listen)
     return prompts
 
 
@@ -270,7 +271,7 @@ def test_a_script_for_imageddpo_runs(here: Path, model: Path, policy_prompts: li
     assert script["trainer"].num_train_timesteps == 4
     # without guidance the policy sees no prompt; the prompts still tell the images apart
     assert policy_prompts == [""] * 8
-    kept = script["trainer"].tracker.state_dict()["rewards"]
+    kept = script["trainer"].stat_tracker.state_dict()["rewards"]
     assert {key for key, _ in kept} == {f"id:{n}" for n in range(4)}
     steps = read_metrics(here / "ddpo_logs" / "now", "step")
     assert len(steps) == 2
@@ -423,7 +424,7 @@ def test_a_run_resumes(tmp_path: Path, model: Path) -> None:
     second.train()
     whole = start(tmp_path / "whole", num_epochs=2)
     whole.train()
-    assert all(map(torch.equal, second.trainable, whole.trainable))
+    assert all(map(torch.equal, second.learner.trainable.values(), whole.learner.trainable.values()))
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(str(model))
     third = compat.DDPOTrainer.from_checkpoint(
         tmp_path / "whole" / "checkpoint-000002", brightness, red_three, wrapper
@@ -480,7 +481,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, model: Path) -> None:
 
 
 def test_tiny_sd_is_a_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "CHECKPOINT", model)
+    monkeypatch.setattr(families, "CHECKPOINT", model)
     index = json.loads((model / "model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusionPipeline"
     loaded = compat.load_pipeline("tiny-sd")

@@ -16,7 +16,7 @@ import torch
 from helpers import brightness, make_config, make_pipeline, red_three
 from torch import nn
 
-from ddpo_lessons import trainer as trainer_module
+from ddpo_lessons.run import learner
 from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.trainer import DDPOTrainer
 
@@ -57,7 +57,7 @@ def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(
         compared.append(len(names))
         check_gradients(names, compiled, own)
 
-    monkeypatch.setattr(trainer_module, "check_gradients", spy)
+    monkeypatch.setattr(learner, "check_gradients", spy)
     weights = []
     for torch_compile in (True, False):
         # 2 samples of 3 timesteps, 4 pairs at most: groups of 3 and 3 pairs. The second epoch's prompts are

@@ -146,8 +146,10 @@ def test_the_folder_of_a_run(settings, folder):
 
 def test_only_fields_that_change_no_weight_may_change_in_a_continuation():
     decisive = DDPOConfig().decisive_fields()
-    assert {"seed", "train_learning_rate", "sample_num_steps", "mixed_precision"} <= set(decisive)
-    assert not {"num_epochs", "output_dir", "resume_from", "train_forward_size"} & set(decisive)
+    assert {"seed", "train_clip_range", "sample_num_steps", "mixed_precision"} <= set(decisive)
+    assert not {"num_epochs", "output_dir", "resume_from", "train_forward_size", "train_learning_rate"} & set(
+        decisive
+    )
 
 
 def test_statistics_of_one_reward_are_refused():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import each_prompt, make_config, make_pipeline
 
-from ddpo_lessons.data.contexts import Context, score
+from ddpo_lessons.data.contexts import Context, check_rewards, score
 from ddpo_lessons.rewards.service import http_reward, make_server, pack, time_limit, unpack, within
 from ddpo_lessons.trainer import DDPOTrainer
 
@@ -135,7 +135,7 @@ def test_training_on_a_service_gives_the_weights_of_training_on_the_function(tmp
     def train(name: str, reward: Any) -> list[torch.Tensor]:
         trainer = DDPOTrainer(make_config(tmp_path / name), reward, each_prompt(), make_pipeline())
         trainer.train()
-        return trainer.learner.trainable.values()
+        return list(trainer.learner.trainable.values())
 
     with service(first_pixel) as url:
         remote = train("remote", http_reward(url))
@@ -143,11 +143,11 @@ def test_training_on_a_service_gives_the_weights_of_training_on_the_function(tmp
 
 
 def test_nan_reaches_the_trainer_which_names_the_sample():
-    with (
-        service(lambda i, p, m: [1.0, float("nan")]) as url,
-        pytest.raises(ValueError, match=r"nan for sample 1 .*prompt 'ü'"),
-    ):
-        score(http_reward(url), IMAGES, [Context(p, m) for p, m in zip(PROMPTS, METADATA, strict=True)])
+    contexts = [Context(p, m) for p, m in zip(PROMPTS, METADATA, strict=True)]
+    with service(lambda i, p, m: [1.0, float("nan")]) as url:
+        batch = score(http_reward(url), IMAGES, contexts)
+    with pytest.raises(ValueError, match=r"nan for sample 1 .*prompt 'ü'"):
+        check_rewards([batch])
 
 
 def test_an_exception_in_the_service_is_told_and_the_service_goes_on():

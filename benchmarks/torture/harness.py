@@ -17,9 +17,9 @@ from typing import Any
 
 from accelerate.state import AcceleratorState
 
-from ddpo_lessons.run import checkpoint
+import ddpo_lessons
 
-PACKAGE = str(Path(checkpoint.__file__).parent)
+PACKAGE = str(Path(ddpo_lessons.__file__).parent)
 
 
 @dataclass

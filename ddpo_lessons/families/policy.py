@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -225,3 +226,16 @@ def save_policy(
     # peft holds the layers' names as a set, whose order changes from run to run.
     ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
     family.save_lora(folder, weights, ordered)
+    for file in Path(folder).glob("*.safetensors"):
+        _sort_header(file)
+
+
+def _sort_header(file: Path) -> None:
+    """Put the metadata of a safetensors file in order: its library writes them as they hash in this process."""
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])

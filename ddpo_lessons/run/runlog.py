@@ -164,9 +164,11 @@ class RunLog:
         return self._bytes, self._sum.copy()
 
     def rewind(self, position: tuple[int, Any]) -> None:
-        """Drop the records after a position."""
-        self._bytes, self._sum = position
-        os.truncate(self.run_dir / METRICS, self._bytes)
+        """Drop the records after a position; not where another trainer has written since."""
+        path = self.run_dir / METRICS
+        if path.exists() and path.stat().st_size == self._bytes:
+            os.truncate(path, position[0])
+            self._bytes, self._sum = position
 
     def _check_size(self, size: int) -> None:
         if size != self._bytes:
