@@ -1,4 +1,4 @@
-"""How an epoch's time and memory grow, from benchmarks/growth.csv: measured points, lines as expected."""
+"""How an epoch's time and memory grow, from speed/growth.csv: measured points, lines as expected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from style import CARD, INK, MUTED, PALETTE, main
 
 BLUE, ORANGE, GREEN, *_ = PALETTE
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "growth.csv"  # `python -m benchmarks.growth`
+RESULTS = Path(__file__).parents[1] / "benchmarks/speed/growth.csv"  # `python -m benchmarks.speed.growth`
 NAMES = {
     "samples": "samples per epoch",
     "steps": "denoising steps",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import baselines
-from benchmarks.img2img import Run
+from benchmarks.results import baselines
+from benchmarks.results.img2img import Run
 from ddpo_lessons.tiny import load_judge, world
 from ddpo_lessons.tiny.classifier import accuracy
 

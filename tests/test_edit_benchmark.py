@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks import edit
+from benchmarks.results import edit
 from ddpo_lessons.app import demo
 from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import judge_edits

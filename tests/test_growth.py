@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import growth
+from benchmarks.speed import growth
 from ddpo_lessons.ddim import step_std
 from ddpo_lessons.rollout import make_schedule, text2img_rollout
 from ddpo_lessons.tiny import load_tiny_sd

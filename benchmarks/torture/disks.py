@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.torture.harness import Counts, each_case, expect, fork, is_clear, replaced, wait
 from benchmarks.torture.model import any_prompt, brightness, make_pipeline, make_trainer, result_of, settings
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
 

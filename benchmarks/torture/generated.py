@@ -23,8 +23,8 @@ from PIL import Image
 
 from benchmarks.torture.harness import Counts, expect, is_clear
 from benchmarks.torture.model import PIXELS, brightness, make_pipeline, settings
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 

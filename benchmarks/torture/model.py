@@ -11,8 +11,8 @@ import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny.recipe import make_tokenizer
 from ddpo_lessons.trainer import DDPOTrainer

@@ -1,6 +1,6 @@
-"""Time every notebook in a fresh kernel and an empty folder: `python -m benchmarks.lesson_times`.
+"""Time every notebook in a fresh kernel and an empty folder: `python -m benchmarks.speed.lesson_times`.
 
-Writes benchmarks/lesson_times.json, from which the README's table of lessons is made. Run it on
+Writes lesson_times.json, from which the README's table of lessons is made. Run it on
 a quiet machine.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from benchmarks.demo_table import machine
+from benchmarks.results.demo import machine
 
 RESULT = Path(__file__).parent / "lesson_times.json"
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def seconds_of(path: Path) -> float:
@@ -39,7 +39,7 @@ def main() -> None:
     seconds = json.loads(RESULT.read_text())["seconds"] if RESULT.exists() else {}
     seconds |= {path.stem: round(seconds_of(path), 1) for path in NOTEBOOKS if path.stem in wanted}
     RESULT.write_text(json.dumps({"machine": machine(), "seconds": seconds}, indent=1) + "\n")
-    print(f"wrote {RESULT.name}: {seconds}; now run: python -m benchmarks.readme_tables")
+    print(f"wrote {RESULT.name}: {seconds}; now run: python -m benchmarks.tables")
 
 
 if __name__ == "__main__":

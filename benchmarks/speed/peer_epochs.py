@@ -1,4 +1,4 @@
-"""One peer's trainer, an epoch at a time; runs in the peers' environment, started by `benchmarks.peers`."""
+"""One peer's trainer, an epoch at a time; runs in the peers' environment, started by `side_by_side`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.speed_cases import CASES, Case, picture, redness, serve
+from benchmarks.speed.cases import CASES, Case, picture, redness, serve
 
 
 def make_trainer(case: Case, size: str, folder: str) -> Any:

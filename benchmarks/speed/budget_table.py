@@ -1,7 +1,7 @@
-"""Work out the camouflage experiment on cards of 10, 24 and 80 GB: `python -m benchmarks.budget_table`.
+"""Work out the camouflage experiment on cards of 10, 24 and 80 GB: `python -m benchmarks.speed.budget_table`.
 
-Nothing is measured: the numbers are those of `ddpo_lessons.app.budget`, and images/draw_08_full_gpu_run.py draws
-them. CLIP ViT-L/14, the reward model, is counted with its 427,616,513 parameters in float32.
+Nothing is measured: the numbers are those of `ddpo_lessons.app.budget`, and images/draw_08_full_gpu_run.py
+draws them. CLIP ViT-L/14, the reward model, is counted with its 427,616,513 parameters in float32.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.app import budget
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
+from ddpo_lessons.config import DDPOConfig
 
 RESULT = Path(__file__).parent / "budget.csv"
 CLIP_BYTES = 427_616_513 * 4

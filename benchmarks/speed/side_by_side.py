@@ -1,8 +1,8 @@
-"""Side by side with the peers: `python -m benchmarks.peers`.
+"""Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
 
 Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
 UNet and bare UNet (in passes of any size, and in those that the order of the work allows) take turns, an
-epoch each, in processes that live through all rounds. Writes benchmarks/peers.json: for every case and
+epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and
 batch size the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how
 far the gradients of an optimizer step are apart: of the first one after the timed epochs, for then both
 matrices of LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave
@@ -30,13 +30,13 @@ from diffusers import DDIMScheduler
 from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
-from benchmarks.demo_table import machine
-from benchmarks.record_peers import _versions as versions
-from benchmarks.speed_cases import CASES, SIZES, Case
+from benchmarks.peers.record import _versions as versions
+from benchmarks.results.demo import machine
+from benchmarks.speed.cases import CASES, SIZES, Case
 from ddpo_lessons.tiny import load_tiny_sd
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "peers.json"
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = Path(__file__).with_suffix(".json")
 PEERS = (
     "trl==0.21.0",
     "imageddpo==0.1.2",
@@ -45,7 +45,7 @@ PEERS = (
     "peft",
     "accelerate",
     "wandb",
-    "scikit-learn",  # the handwriting that benchmarks.time_to_result trains on
+    "scikit-learn",  # the handwriting that benchmarks.speed.time_to_result trains on
 )
 TORCH = "torch==2.13.0"
 WRONG_POLICY = 0.5  # of the first ratios outside the clip range; where both policies agree, none is
@@ -119,9 +119,9 @@ def unfailing(answer: dict[str, Any]) -> dict[str, Any]:
 def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Let all take turns for some rounds, after an epoch to warm up; then compare gradients."""
     arguments = [case.name, size, str(folder)]
-    command = [sys.executable, "-m", "benchmarks.speed_ours", *arguments]
+    command = [sys.executable, "-m", "benchmarks.speed.our_epochs", *arguments]
     with ExitStack() as stack:
-        peer = stack.enter_context(started([python, "-m", "benchmarks.speed_peer", *arguments]))
+        peer = stack.enter_context(started([python, "-m", "benchmarks.speed.peer_epochs", *arguments]))
         ours = stack.enter_context(started(command))
         compiled = stack.enter_context(started([*command, "compiled"]))
         recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
@@ -217,10 +217,10 @@ def main() -> None:
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    from benchmarks.readme_tables import peers_phase_table  # which needs what is defined here
+    from benchmarks.tables import peers_phase_table  # which needs what is defined here
 
     print(peers_phase_table(result))
-    print(f"wrote {arguments.output}; now run: benchmarks.readme_tables, images/draw_peers.py")
+    print(f"wrote {arguments.output}; now run: benchmarks.tables, images/draw_peers.py")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What each change for speed is worth: `python -m benchmarks.candidates`.
+"""What each change for speed is worth: `python -m benchmarks.speed.candidates`.
 
 Lets the trainer take turns with variants of itself, an epoch each: without one of its changes for speed, or
-with one that it does not have. Writes benchmarks/candidates.json: seconds of an epoch (median, smallest,
+with one that it does not have. Writes candidates.json: seconds of an epoch (median, smallest,
 largest) of every variant, and which operators an epoch spends its time in.
 """
 
@@ -21,9 +21,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from tqdm.auto import tqdm
 
-from benchmarks.peers import machine, started, summary, tiny_folder
-from benchmarks.speed_cases import CASES, SIZES, serve
-from benchmarks.speed_ours import make_trainer
+from benchmarks.speed.cases import CASES, SIZES, serve
+from benchmarks.speed.our_epochs import make_trainer
+from benchmarks.speed.side_by_side import machine, started, summary, tiny_folder
 from ddpo_lessons import rollout
 from ddpo_lessons.families import policy
 from ddpo_lessons.trainer import DDPOTrainer
@@ -118,7 +118,7 @@ def operators(run: Callable[[], Any]) -> dict[str, float]:
 
 def compare(case_name: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Let the variants take turns."""
-    command = [sys.executable, "-m", "benchmarks.candidates", "--work", case_name]
+    command = [sys.executable, "-m", "benchmarks.speed.candidates", "--work", case_name]
     with ExitStack() as stack:
         workers = {name: stack.enter_context(started([*command, name, str(folder)])) for name in VARIANTS}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}

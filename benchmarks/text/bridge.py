@@ -1,9 +1,9 @@
-"""What a learned value buys DDPO: `python -m benchmarks.text_bridge`.
+"""What a learned value buys DDPO: `python -m benchmarks.text.bridge`.
 
 DDPO gives every step of a trajectory the same advantage, its normalised reward. Text PPO learns a value and
 spreads the reward with GAE. Here tiny-sd learns to paint red from prompts that name no colour, with either:
 the plain trainer, and one with a small value network at two λ. Each from the same three seeds; points go to
-benchmarks/text_bridge.csv.
+bridge.csv.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import DDPOTrainer
 
-RESULT = Path(__file__).parent / "text_bridge.csv"
+RESULT = Path(__file__).with_suffix(".csv")
 SEEDS, EPOCHS, STEPS, SAMPLES = (0, 1, 2), 10, 8, 32
 VARIANTS: dict[str, float | None] = {
     "DDPO: one advantage": None,

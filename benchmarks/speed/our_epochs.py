@@ -1,4 +1,4 @@
-"""This package's trainer, or the bare UNet, an epoch at a time; started by `benchmarks.peers`."""
+"""This package's trainer, or the bare UNet, an epoch at a time; started by `side_by_side`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging
 from safetensors.torch import load_file
 
-from benchmarks.speed_cases import CASES, SIZES, Case, picture, redness, serve
+from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness, serve
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer

@@ -1,7 +1,7 @@
-"""What each choice of the demo is worth: `python -m benchmarks.demo_ablations`.
+"""What each choice of the demo is worth: `python -m benchmarks.results.demo_ablations`.
 
 Every variant changes one thing of the demo's settings and trains on as many samples, 12,800, from the same
-seed. The judges look at 200 validation pictures now and then; rows go to benchmarks/demo_ablations.csv, and
+seed. The judges look at 200 validation pictures now and then; rows go to demo_ablations.csv, and
 what it already holds is not run again.
 """
 
@@ -17,9 +17,9 @@ import torch
 from diffusers import DDIMScheduler
 from diffusers.utils import logging
 
-from benchmarks.runs import run_all
-from ddpo_lessons.config import DDPOConfig
+from benchmarks.common import run_all
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world

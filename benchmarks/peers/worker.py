@@ -2,7 +2,7 @@
 
 Functions are named after the rows of the table of the peers' defects in README.md, or after the
 function of ours that reproduces their numbers. The numbers come from the peers' own code; this file
-chooses only the inputs, and it imports nothing of ``ddpo_lessons``. Started by ``record_peers``.
+chooses only the inputs, and it imports nothing of ``ddpo_lessons``. Started by ``record``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peer_inputs import (
+from benchmarks.peers.inputs import (
     DDIMCase,
     make_tiny_folder,
     row_17_case,

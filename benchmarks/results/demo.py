@@ -1,6 +1,6 @@
-"""Run the demo for several seeds: `python -m benchmarks.demo_table`.
+"""Run the demo for several seeds: `python -m benchmarks.results.demo`.
 
-Writes benchmarks/demo.json and the picture of the first seed that the README shows.
+Writes demo.json and the picture of the first seed that the README shows.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def main() -> None:
         folders = [base / f"demo-{seed}" for seed in arguments.seeds]
         rows = [run_demo(*job) for job in zip(arguments.seeds, folders, strict=True)]
         image = "before-after.png"  # the README shows that of the first seed
-        shutil.copy(folders[0] / image, RESULT.parent.parent / "images" / f"demo-{image}")
+        shutil.copy(folders[0] / image, Path(__file__).parents[2] / "images" / f"demo-{image}")
     RESULT.write_text(json.dumps({"machine": machine(), "runs": rows}, indent=1) + "\n")
-    print(f"wrote {RESULT}; now run: python -m benchmarks.readme_tables")
+    print(f"wrote {RESULT}; now run: python -m benchmarks.tables")
 
 
 if __name__ == "__main__":

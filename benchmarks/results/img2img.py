@@ -1,7 +1,7 @@
 """The long experiments of lesson 07: img2img DDPO on damaged and camouflaged handwriting.
 
-`python -m benchmarks.img2img` trains tiny-sd once per (experiment, variant, seed) and appends a row per
-reading of the judge to benchmarks/img2img.csv, run by run; what the file already holds is not run again.
+`python -m benchmarks.results.img2img` trains tiny-sd once per (experiment, variant, seed) and appends a row
+per reading of the judge to img2img.csv, run by run; what the file already holds is not run again.
 The experiment "tasks" ends in a row for every damage and severity, from 500 test pictures each.
 """
 
@@ -19,10 +19,10 @@ import torch
 from diffusers import DDIMScheduler
 from diffusers.utils import logging
 
-from benchmarks.runs import run_all
+from benchmarks.common import run_all
+from ddpo_lessons.app.demo import EVERYWHERE, restore
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
-from ddpo_lessons.app.demo import EVERYWHERE, restore
 from ddpo_lessons.data.prompts import damaged_handwriting
 from ddpo_lessons.rewards import (
     RewardFunction,

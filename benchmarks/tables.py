@@ -1,4 +1,4 @@
-"""Write the measured tables into the pages from committed results: `python -m benchmarks.readme_tables`."""
+"""Write the measured tables into the pages from committed results: `python -m benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.time_to_result import first_reached
+from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
@@ -61,7 +61,7 @@ LESSONS = {
         "08-memory",
     ),
 }
-TASKS = {  # of benchmarks/img2img.csv and baselines.csv, with how the table calls them
+TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
     "darkness": "darkness",
     "fading": "faded ink",
@@ -199,7 +199,7 @@ def torture_totals(result: dict[str, Any]) -> str:
     return f"{totals}. Measured on: {result['machine']}."
 
 
-OWN = ("ours", "compiled", "floor", "ordered floor")  # of benchmarks.peers, beside the peer
+OWN = ("ours", "compiled", "floor", "ordered floor")  # of benchmarks.speed.side_by_side, beside the peer
 RATIOS = (
     *(("peer", "ours"), ("peer", "compiled")),
     *(("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor")),
@@ -315,21 +315,23 @@ def read_rows(name: str) -> list[dict[str, str]]:
 
 
 def img2img_tasks() -> list[dict[str, str]]:
-    return [row for row in read_rows("img2img.csv") if row["experiment"] == "tasks"]
+    return [row for row in read_rows("results/img2img.csv") if row["experiment"] == "tasks"]
 
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
-    "tasks": lambda: task_table(img2img_tasks(), read_rows("baselines.csv")),
-    "lessons": lambda: lesson_table(read("lesson_times.json")),
-    "demo": lambda: demo_table(read("demo.json")),
-    "ablations": lambda: ablation_table(read_rows("demo_ablations.csv")),
-    "edit": lambda: edit_table(read("demo.json"), read_rows("edit.csv")),
+    "tasks": lambda: task_table(img2img_tasks(), read_rows("results/baselines.csv")),
+    "lessons": lambda: lesson_table(read("speed/lesson_times.json")),
+    "demo": lambda: demo_table(read("results/demo.json")),
+    "ablations": lambda: ablation_table(read_rows("results/demo_ablations.csv")),
+    "edit": lambda: edit_table(read("results/demo.json"), read_rows("results/edit.csv")),
     "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
-    "torture": lambda: torture_table(read("torture.json")),
-    "torture-totals": lambda: torture_totals(read("torture.json")),
-    "peers": lambda: peers_table(read("peers.json")),
-    "peers-phases": lambda: peers_phase_table(read("peers.json")),
-    "time-to-result": lambda: result_table(read_rows("time_to_result.csv"), read("time_to_result.json")),
+    "torture": lambda: torture_table(read("torture/counts.json")),
+    "torture-totals": lambda: torture_totals(read("torture/counts.json")),
+    "peers": lambda: peers_table(read("speed/side_by_side.json")),
+    "peers-phases": lambda: peers_phase_table(read("speed/side_by_side.json")),
+    "time-to-result": lambda: result_table(
+        read_rows("speed/time_to_result.csv"), read("speed/time_to_result.json")
+    ),
 }
 
 

@@ -1,9 +1,9 @@
 """Run TRL's DDPOTrainer and imageddpo on a tiny model; record what they compute and how they fail.
 
-    python -m benchmarks.record_peers --python PEERS_PYTHON --output tests/golden
+    python -m benchmarks.peers.record --python PEERS_PYTHON --output tests/golden
 
 writes ``peers.json`` there, in about three minutes on an idle machine. PEERS_PYTHON is the
-interpreter of an environment that holds the peers (README.md beside this file says how to make one).
+interpreter of an environment that holds the peers (benchmarks/README.md says how to make one).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("trl", "imageddpo", "torch", "diffusers", "transformers", "peft", "accelerate")
-REPOSITORY = Path(__file__).resolve().parents[1]
-DEADLOCK_DUMPS = 6  # a process of peer_worker's row_02 dumps its stack every ten seconds
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLOCK_DUMPS = 6  # a process of the worker's row_02 dumps its stack every ten seconds
 RUN_SECONDS = 1800  # an idle machine takes 60
 
 
@@ -107,7 +107,7 @@ def _run(
             folder = _folder(scratch, group, processes, rank)
             folder.mkdir()
             environment = _environment(rank, processes, port)
-            command = [python, "-m", "benchmarks.peer_worker", group, "--scratch", str(folder)]
+            command = [python, "-m", "benchmarks.peers.worker", group, "--scratch", str(folder)]
             with (folder / "log.txt").open("w") as log:
                 workers.append(
                     subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)

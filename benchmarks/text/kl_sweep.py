@@ -1,7 +1,7 @@
-"""Reward against KL for several prices of a nat: `python -m benchmarks.text_kl_sweep`, some minutes.
+"""Reward against KL for several prices of a nat: `python -m benchmarks.text.kl_sweep`, some minutes.
 
 The same run with each coefficient, from the same seed. Now and then the policy answers test queries; score,
-parse rate and KL go to benchmarks/text_kl_sweep.csv.
+parse rate and KL go to kl_sweep.csv.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddpo_lessons.text import world
 from ddpo_lessons.text.models import load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
 
-RESULT = Path(__file__).parent / "text_kl_sweep.csv"
+RESULT = Path(__file__).with_suffix(".csv")
 COEFFICIENTS = (1.0, 0.0, 0.3, 3.0)
 ITERATIONS, EVERY, TEST_QUERIES = 40, 10, 200
 

@@ -1,11 +1,11 @@
-"""Seconds of training until 15 points more pictures are right: `python -m benchmarks.time_to_result`.
+"""Seconds of training until 15 points more pictures are right: `python -m benchmarks.speed.time_to_result`.
 
 The demo's task, trained by this package with the demo's settings and with DDPOConfig's defaults, and by
-imageddpo with three sets of settings (benchmarks/result_peer.py). Right means that the judge reads the digit
+imageddpo with three sets of settings (result_peer.py). Right means that the judge reads the digit
 and both colours are those asked for, of 200 validation pictures, before training and after every 256 samples,
 an epoch of the demo (or more, where an epoch is longer); the reading's time does not count. A run ends at +15
 points or at the limit. Its rows then go into
-benchmarks/time_to_result.csv, which begins anew (with `--resume` it goes on, and what it holds is not run
+time_to_result.csv, which begins anew (with `--resume` it goes on, and what it holds is not run
 again); time_to_result.json tells the machine.
 """
 
@@ -27,18 +27,18 @@ from diffusers.utils import logging
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from benchmarks.demo_table import machine
-from benchmarks.peers import ROOT, make_environment, started, tiny_folder, unfailing, versions
-from benchmarks.result_peer import VARIANTS as PEERS
-from benchmarks.runs import run_all
-from ddpo_lessons.config import DDPOConfig
+from benchmarks.common import run_all
+from benchmarks.results.demo import machine
+from benchmarks.speed.result_peer import VARIANTS as PEERS
+from benchmarks.speed.side_by_side import ROOT, make_environment, started, tiny_folder, unfailing, versions
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
-RESULT = ROOT / "benchmarks" / "time_to_result.csv"
+RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colours", "both")
 OURS: dict[str, dict[str, Any]] = {
     "ddpo-lessons, the demo": SETTINGS,
@@ -93,7 +93,7 @@ def peer_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
     """Let imageddpo train in a process of its own, and load its adapter into the pipeline."""
     attention = ["to_k", "to_q", "to_v", "to_out.0"]
     pipeline.unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=attention))
-    command = [run.python, "-m", "benchmarks.result_peer", run.variant, str(run.seed), run.folder]
+    command = [run.python, "-m", "benchmarks.speed.result_peer", run.variant, str(run.seed), run.folder]
     with tempfile.TemporaryDirectory() as folder, started(command) as peer:
         path = f"{folder}/lora.safetensors"
 

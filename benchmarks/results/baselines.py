@@ -1,9 +1,9 @@
 """What RL of an img2img task has to be better than: no change, pixel operations, the untrained policy, pairs.
 
-`python -m benchmarks.baselines` measures them on the tasks of `benchmarks.img2img` and on strong noise, and
-appends a row per setting to benchmarks/baselines.csv; what the file already holds is not run again. Settings
-are chosen on validation pictures. Only the chosen ones have an entry in the column "test": the share that
-the judge reads of the 500 pictures on which RL was measured.
+`python -m benchmarks.results.baselines` measures them on the tasks of img2img.py and on strong noise, and
+appends a row per setting to baselines.csv; what the file already holds is not run again. Settings are chosen
+on validation pictures. Only the chosen ones have an entry in the column "test": the share that the judge
+reads of the 500 pictures on which RL was measured.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from diffusers.utils import logging
 
-from benchmarks.img2img import EXPERIMENTS, FOLDER, NUM_STEPS, SEEDS, SETTINGS, TABLE_IMAGES, Run
-from benchmarks.pixel_operations import OPERATIONS
-from benchmarks.runs import run_all
-from benchmarks.supervised import train_supervised
-from ddpo_lessons.config import DDPOConfig
+from benchmarks.common import run_all
+from benchmarks.results.img2img import EXPERIMENTS, FOLDER, NUM_STEPS, SEEDS, SETTINGS, TABLE_IMAGES, Run
+from benchmarks.results.pixel_operations import OPERATIONS
+from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.app.demo import restore
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy

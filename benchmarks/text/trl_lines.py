@@ -1,4 +1,4 @@
-"""Run lines of TRL 1.12's PPOTrainer on given tensors: `python -m benchmarks.text_trl_lines` records them.
+"""Run lines of TRL 1.12's PPOTrainer on given tensors: `python -m benchmarks.text.trl_lines` records them.
 
 TRL computes KL, rewards, GAE and loss inside one long method. Here the lines in question are cut out of its
 source and executed, so that what is compared is TRL's code and not a reading of it.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-GOLDEN = Path(__file__).parents[1] / "tests/golden/trl_text_ppo.json"
+GOLDEN = Path(__file__).parents[2] / "tests/golden/trl_text_ppo.json"
 VERSION = "1.12.0"
 # The settings of every case, under TRL's names.
 ARGS = {

@@ -1,8 +1,8 @@
-"""Are a compiled UNet's gradients right? `python -m benchmarks.compiled_gradient`.
+"""Are a compiled UNet's gradients right? `python -m benchmarks.speed.compiled_gradient`.
 
 Compares output and LoRA gradients, by block, between a UNet as it is and compiled: `aot_eager` traces it and
 runs the same kernels, `inductor`, torch.compile's default, makes its own. UNets: tiny-sd's in float32 and in
-bfloat16, and a smaller one of random weights. Writes benchmarks/compiled_gradient.json, with what
+bfloat16, and a smaller one of random weights. Writes compiled_gradient.json, with what
 `torch_compile` makes of each. On the CPU inductor needs a C++ compiler, and minutes.
 """
 
@@ -16,11 +16,11 @@ import torch
 from diffusers import UNet2DConditionModel
 from diffusers.utils import logging
 
-from benchmarks.demo_table import machine
-from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
+from benchmarks.results.demo import machine
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.rollout import predict
+from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.tiny import load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".json")

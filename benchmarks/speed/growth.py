@@ -1,4 +1,4 @@
-"""How an epoch's time and peak memory grow: `python -m benchmarks.growth` writes growth.csv and growth.json.
+"""How an epoch's time and peak memory grow: `python -m benchmarks.speed.growth` writes growth.csv, .json.
 
 One number at a time is varied around tiny-sd's base point. Each point is trained in fresh processes of one
 thread. Time should grow as a power of what is varied, so its slope is fitted to logarithms; memory has a
@@ -27,7 +27,7 @@ import psutil
 import torch
 from diffusers.utils import logging
 
-from benchmarks.speed_cases import PROMPT, redness
+from benchmarks.speed.cases import PROMPT, redness
 from ddpo_lessons.app import budget
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.tiny import load_tiny_sd

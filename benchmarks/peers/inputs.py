@@ -1,6 +1,6 @@
 """What the peers and the tests compute on: a tiny model folder and tensors that follow from seeds.
 
-Imported by ``peer_worker`` in the peers' environment and by the tests in this project's own, so it
+Imported by ``worker`` in the peers' environment and by the tests in this project's own, so it
 needs nothing but NumPy, torch, diffusers and transformers.
 """
 

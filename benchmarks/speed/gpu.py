@@ -1,12 +1,12 @@
 """Fill lesson 08's table: time and memory of Stable Diffusion 1.5's shape on this machine, beside the budget.
 
-`python -m benchmarks.gpu` needs a CUDA device and writes gpu.csv and gpu.json. Weights are random, for they
-change neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, in float32
-unless `--precision` says otherwise, also without a GPU; peaks of memory stay empty there, for the CPU's
+`python -m benchmarks.speed.gpu` needs a CUDA device and writes gpu.csv and gpu.json. Weights are random, for
+they change neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, in
+float32 unless `--precision` says otherwise, also without a GPU; peaks of memory stay empty there, for the CPU's
 allocator keeps no such count.
 
 Single passes of the UNet come first; then whole epochs, of lesson 08's preset on every card and of the cases
-of `benchmarks.peers` at every batch size, each beside its floor: the passes that it needs and nothing else.
+of cases.py at every batch size, each beside its floor: the passes that it needs and nothing else.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from accelerate.state import AcceleratorState
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 from transformers import CLIPTokenizer
 
-from benchmarks.speed_cases import CASES, Case
+from benchmarks.speed.cases import CASES, Case
 from ddpo_lessons.app import budget
-from ddpo_lessons.run.compiled import WrongGradientsError
+from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.rollout import predict, vae_factor
+from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.tiny import CHECKPOINT, load_tiny_sd
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
@@ -297,7 +297,7 @@ def machine() -> str:
 def header(arguments: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
     """What has to be known to run it again."""
     return {
-        "command": shlex.join(["python", "-m", "benchmarks.gpu", *words]),
+        "command": shlex.join(["python", "-m", "benchmarks.speed.gpu", *words]),
         "seed": arguments.seed,
         "machine": machine(),
         "precision": arguments.precision,

@@ -1,7 +1,7 @@
-"""What the demo's task is worth without RL: `python -m benchmarks.edit`.
+"""What the demo's task is worth without RL: `python -m benchmarks.results.edit`.
 
-Writes benchmarks/edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures;
-images/07-strengths.png; and benchmarks/edit.csv, what else there is to compare with, on the 500 test
+Writes edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures;
+images/07-strengths.png; and edit.csv, what else there is to compare with, on the 500 test
 pictures: nothing done, a program written for this world, and the policy trained on pairs, for as many
 samples as RL.
 """
@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from diffusers.utils import logging
 
-from benchmarks.runs import run_all
-from benchmarks.supervised import train_supervised
-from ddpo_lessons.config import DDPOConfig
+from benchmarks.common import run_all
+from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img, untrained
 from ddpo_lessons.app.plotting import plot_strip, save_figure
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.tiny import load_tiny_sd, world
 
@@ -96,7 +96,8 @@ def draw_strengths() -> None:
         columns[f"strength {strength:g}"] = untrained(pipeline, edits, setting)
     pictures = torch.stack(list(columns.values()), dim=1)  # (3, columns, 3, 32, 32)
     rows = dict(zip(edits.prompts, pictures, strict=True))
-    save_figure(plot_strip(rows, list(columns), len(columns)), FOLDER.parent / "images" / "07-strengths.png")
+    path = FOLDER.parents[1] / "images" / "07-strengths.png"
+    save_figure(plot_strip(rows, list(columns), len(columns)), path)
 
 
 # ------------------------------------------------------------------------------ what else can be done

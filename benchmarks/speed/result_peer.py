@@ -1,4 +1,4 @@
-"""imageddpo on the demo's task, an epoch at a time; started by `benchmarks.time_to_result`.
+"""imageddpo on the demo's task, an epoch at a time; started by `time_to_result`.
 
 Runs in the peers' environment: of this package it takes the task, none of the training. LoRA is the peer's,
 of rank 4 in the attention layers, which no setting changes.
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.speed_cases import serve
-from benchmarks.speed_peer import trainable
+from benchmarks.speed.cases import serve
+from benchmarks.speed.peer_epochs import trainable
 from ddpo_lessons.app.demo import POLICY, SETTINGS
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring

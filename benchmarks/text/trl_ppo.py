@@ -1,6 +1,6 @@
-"""TRL 1.12's PPOTrainer and ours on one task: `python -m benchmarks.text_trl`, some minutes on two cores.
+"""TRL 1.12's PPOTrainer and ours on one task: `python -m benchmarks.text.trl_ppo`, some minutes on two cores.
 
-Same models, queries and settings; held-out measurements of both go to benchmarks/text_trl.csv, with the CPU
+Same models, queries and settings; held-out measurements of both go to trl_ppo.csv, with the CPU
 seconds of training on one thread, measuring left out. What differs: TRL has one learning rate for policy and
 value model and does not clip gradients.
 """
@@ -22,7 +22,7 @@ from ddpo_lessons.text import world
 from ddpo_lessons.text.models import load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer, answer, measure
 
-RESULT = Path(__file__).parent / "text_trl.csv"
+RESULT = Path(__file__).with_suffix(".csv")
 ITERATIONS, EVERY, TEST_QUERIES = 40, 10, 200
 CONFIG = TextPPOConfig(kl_coef=1.0)
 

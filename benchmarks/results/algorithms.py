@@ -1,7 +1,7 @@
 """RWR, sparse RWR, DDPO-SF and DDPO-IS at equal reward queries, and what else lesson 06 varies.
 
-`python -m benchmarks.algorithms` trains tiny-sd once per (experiment, variant, reward, seed) and appends a
-row per epoch to benchmarks/algorithms.csv, run by run; what the file already holds is not run again.
+`python -m benchmarks.results.algorithms` trains tiny-sd once per (experiment, variant, reward, seed) and
+appends a row per epoch to algorithms.csv, run by run; what the file already holds is not run again.
 `--tune` compares learning rates on a seed that the results do not use and writes algorithms_tuning.csv.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.runs import run_all
+from benchmarks.common import run_all
+from ddpo_lessons.algorithms.rwr import RWRTrainer
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.data.prompts import PromptSampler, digit_world_prompts
@@ -30,7 +31,6 @@ from ddpo_lessons.rewards import (
 )
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.algorithms.rwr import RWRTrainer
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
 from ddpo_lessons.trainer import DDPOTrainer
 
