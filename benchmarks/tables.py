@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
 import statistics
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ROOT, read_rows
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
-ROOT = Path(__file__).parent.parent
+HERE = Path(__file__).parent
+TO_RESULT = "speed/time_to_result"
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/damage.md")
 # What each lesson teaches, the modules that it builds, and its figure in images/.
 LESSONS = {
@@ -71,127 +72,139 @@ TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the t
     "four corruptions": "noise, blur, fog, JPEG, severities 1 to 5",
 }
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
+Row = dict[str, Any]
 
 
-def demo_table(result: dict[str, Any]) -> str:
+def table(titles: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown; `align` has an l or an r for every column."""
+    marks = {"l": "---", "r": "---:"}
+    lines = ["| " + " | ".join(cells) + " |" for cells in (titles, [marks[side] for side in align], *rows)]
+    return "\n".join(lines).replace("|  |", "| |", not titles[0])  # of an empty title, not of empty cells
+
+
+def percent(share: Any) -> str:
+    return f"{100 * float(share):.1f}%"
+
+
+def shares(row: Row) -> list[str]:
+    return [percent(row[name]) for name in SHARES]
+
+
+def mean(rows: Sequence[Row], column: str) -> float:
+    return statistics.mean(float(row[column]) for row in rows)
+
+
+def best_setting(best: Row) -> str:
+    return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
+
+
+def demo_table(result: Row) -> str:
     """Return the demo's table: the untrained pipeline, a row per seed, and the mean."""
     runs = result["runs"]
-    lines = ["| | " + " | ".join(SHARES.values()) + " | minutes |", "| --- |" + " ---: |" * (len(SHARES) + 1)]
     best, before = (runs[0][name] for name in ("untrained_best", "before"))
-    turned = f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
-    rows = [(f"untrained, the best setting: {turned}", best, ""), ("untrained, as RL begins", before, "")]
-    rows += [(f"after RL, seed {run['seed']}", run["after"], f"{run['seconds'] / 60:.1f}") for run in runs]
-    mean = {key: statistics.mean(run["after"][key] for run in runs) for key in SHARES}
-    minutes = f"{statistics.mean(run['seconds'] for run in runs) / 60:.1f}"
-    for name, shares, time in [*rows, ("**after RL, mean**", mean, minutes)]:
-        lines.append(
-            f"| {name} | " + " | ".join(f"{100 * shares[key]:.1f}%" for key in SHARES) + f" | {time} |"
-        )
-    return "\n".join(lines) + f"\n\nMeasured on: {result['machine']}."
+    after = [run["after"] for run in runs]
+    rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best), ""]]
+    rows += [["untrained, as RL begins", *shares(before), ""]]
+    rows += [
+        [f"after RL, seed {run['seed']}", *shares(run["after"]), f"{run['seconds'] / 60:.1f}"] for run in runs
+    ]
+    rows += [
+        [
+            "**after RL, mean**",
+            *(percent(mean(after, name)) for name in SHARES),
+            f"{mean(runs, 'seconds') / 60:.1f}",
+        ]
+    ]
+    return table(["", *SHARES.values(), "minutes"], "lrrrrr", rows) + f"\n\nMeasured on: {result['machine']}."
 
 
-def edit_table(result: dict[str, Any], rows: list[dict[str, str]]) -> str:
+def edit_table(result: Row, rows: list[Row]) -> str:
     """Return what else does the demo's task: means of the seeds, for "both" the lowest and highest too."""
-    runs = result["runs"]
-    best = runs[0]["untrained_best"]
-    turned = f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
-    found = {
-        "nothing": [row for row in rows if row["what"] == "untouched"],
-        f"turning the knobs ({turned})": [best],
-        "a program for this world": [row for row in rows if row["what"] == "program"],
-        "supervised on pairs, as many samples": [row for row in rows if row["what"] == "supervised"],
-        "RL, from a score": [run["after"] for run in runs],
+    best = result["runs"][0]["untrained_best"]
+    own = {
+        what: [row for row in rows if row["what"] == what] for what in ("untouched", "program", "supervised")
     }
-    lines = ["| | " + " | ".join(SHARES.values()) + " |", "| --- |" + " ---: |" * len(SHARES)]
-    for name, own in found.items():
-        cells = [f"{100 * statistics.mean(float(row[key]) for row in own):.1f}%" for key in SHARES]
-        if len(own) > 1:
-            both = [100 * float(row["both"]) for row in own]
+    found = {
+        "nothing": own["untouched"],
+        f"turning the knobs ({best_setting(best)})": [best],
+        "a program for this world": own["program"],
+        "supervised on pairs, as many samples": own["supervised"],
+        "RL, from a score": [run["after"] for run in result["runs"]],
+    }
+    lines = []
+    for name, measured in found.items():
+        cells = [percent(mean(measured, key)) for key in SHARES]
+        if len(measured) > 1:
+            both = [100 * float(row["both"]) for row in measured]
             cells[2] += f" ({min(both):.1f} to {max(both):.1f})"
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([name, *cells])
+    return table(["", *SHARES.values()], "lrrrr", lines)
 
 
-def ablation_table(rows: list[dict[str, str]]) -> str:
+def ablation_table(rows: list[Row]) -> str:
     """Return what each choice of the demo is worth: the last reading of every variant."""
-    lines = ["| variant | " + " | ".join(SHARES.values()) + " |", "| --- |" + " ---: |" * len(SHARES)]
     last = {row["variant"]: row for row in rows}
-    for name, row in last.items():
-        cells = [f"{100 * float(row[key]):.1f}%" for key in SHARES]
-        lines.append("| " + " | ".join([name, *cells]) + " |")
-    return "\n".join(lines)
+    return table(["variant", *SHARES.values()], "lrrrr", ([name, *shares(row)] for name, row in last.items()))
 
 
-def lesson_table(times: dict[str, Any]) -> str:
+def lesson_table(times: Row) -> str:
     """Return the table of lessons, with the time that each took."""
-    lines = ["| lesson | what you learn | time | figure |", "| --- | --- | ---: | --- |"]
+    rows = []
     for name, (teaches, modules, figure) in LESSONS.items():
         title = name.replace("_", " ")
         links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules)
         picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
-        cells = [
-            f"[{title}](notebooks/{name}.ipynb)<br>{links}",
-            teaches,
-            f"{times['seconds'][name]:.0f} s",
-            picture,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nTimes: in a fresh kernel on {times['machine']}."
+        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}"
+        rows.append([link, teaches, f"{times['seconds'][name]:.0f} s", picture])
+    lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", rows)
+    return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-def task_table(rows: list[dict[str, str]], baselines: list[dict[str, str]]) -> str:
+def task_table(rows: list[Row], baselines: list[Row]) -> str:
     """Return the table of img2img tasks: RL beside what does without a reward, on the same test pictures."""
     titles = ["untouched", "best pixel operation", "untrained, best strength", "RL", "supervised, on pairs"]
-    lines = [f"| task | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    lines = []
     for name, title in TASKS.items():
-        own = [row for row in baselines if row["task"] == name and row["test"]]
-        chosen = {
-            what: [row for row in own if row["what"] == what]
-            for what in ("untouched", "operation", "untrained", "supervised")
-        }
         trained = [row for row in rows if row["variant"] == name and row["damage"]]
-        cells = [_at_best(chosen[what]) for what in ("untouched", "operation", "untrained")]
-        cells += [_seeds(trained, "judge"), _seeds(chosen["supervised"], "test")]
-        lines.append("| " + " | ".join([title, *cells]) + " |")
-    return "\n".join(lines)
+        own: dict[str, list[Row]] = {}
+        for row in baselines:
+            if row["task"] == name and row["test"]:
+                own.setdefault(row["what"], []).append(row)
+        cells = [_at_best(own.get(what, [])) for what in ("untouched", "operation", "untrained")]
+        lines.append([title, *cells, _seeds(trained, "judge"), _seeds(own.get("supervised", []), "test")])
+    return table(["task", *titles], "lrrrrr", lines)
 
 
-def _percent(shares: list[float]) -> str:
-    return f"{100 * statistics.mean(shares):.1f}%"
-
-
-def _at_best(rows: list[dict[str, str]]) -> str:
+def _at_best(rows: list[Row]) -> str:
     """Return what the judge reads with the chosen setting, over all kinds of pictures, and the setting."""
     if not rows:
         return "–"
     (setting, *others) = [row["setting"] for row in rows]
     names = "each kind's own" if others and setting else setting
-    return _percent([float(row["test"]) for row in rows]) + (f" ({names})" if names else "")
+    return percent(mean(rows, "test")) + (f" ({names})" if names else "")
 
 
-def _seeds(rows: list[dict[str, str]], column: str) -> str:
+def _seeds(rows: list[Row], column: str) -> str:
     """Return the mean of the seeds, each over all kinds of pictures, and the lowest and highest."""
     if not rows:
         return "–"
     seeds = sorted({row["seed"] for row in rows})
-    shares = [statistics.mean(float(row[column]) for row in rows if row["seed"] == seed) for seed in seeds]
-    if len(seeds) == 1:
-        return f"{_percent(shares)} (one seed)"
-    spread = f"{100 * min(shares):.1f} to {100 * max(shares):.1f}"
-    return f"{_percent(shares)} ({spread}, {len(seeds)} seeds)"
+    found = [100 * mean([row for row in rows if row["seed"] == seed], column) for seed in seeds]
+    spread = f"{min(found):.1f} to {max(found):.1f}, {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    return f"{statistics.mean(found):.1f}% ({spread})"
 
 
-def torture_table(result: dict[str, Any]) -> str:
+def torture_table(result: Row) -> str:
     """Return the table of fault experiments: what was done, how often, what came of it."""
-    lines = ["| experiment | cases | what came of them | seconds |", "| --- | ---: | --- | ---: |"]
+    rows = []
     for name, report in result["experiments"].items():
         outcomes = "<br>".join(f"{count:,} × {outcome}" for outcome, count in report["outcomes"].items())
-        cells = [f"`{name}`: {report['what']}", f"{report['cases']:,}", outcomes, f"{report['seconds']:,.0f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        what = f"`{name}`: {report['what']}"
+        rows.append([what, f"{report['cases']:,}", outcomes, f"{report['seconds']:,.0f}"])
+    return table(["experiment", "cases", "what came of them", "seconds"], "lrlr", rows)
 
 
-def torture_totals(result: dict[str, Any]) -> str:
+def torture_totals(result: Row) -> str:
     """Return how many cases there were, how long they took and how many failed."""
     reports = result["experiments"].values()
     cases, seconds = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
@@ -199,14 +212,15 @@ def torture_totals(result: dict[str, Any]) -> str:
     return f"{totals}. Measured on: {result['machine']}."
 
 
-OWN = ("ours", "compiled", "floor", "ordered floor")  # of benchmarks.speed.side_by_side, beside the peer
+OWN = ("ours", "compiled", "floor", "ordered floor")  # of side_by_side.py, beside the peer
 RATIOS = (
     *(("peer", "ours"), ("peer", "compiled")),
     *(("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor")),
 )
+PHASES = ("sampling", "reward", "training", "whole")
 
 
-def _outcome(row: dict[str, Any]) -> str:
+def _outcome(row: Row) -> str:
     """Say how far the peer's gradients and ours, and our compiled ones, are apart, or why they cannot be."""
     if "error" in row:
         return textwrap.shorten(row["error"].replace("|", "/"), 72, placeholder=" …")
@@ -216,88 +230,76 @@ def _outcome(row: dict[str, Any]) -> str:
     return f"gradients {apart} apart"
 
 
-def peers_table(result: dict[str, Any]) -> str:
+def _ratio(row: Row, one: str, other: str, phase: str = "whole") -> str:
+    """Divide medians, if there are both: some peers fail, and no reward model is asked here."""
+    seconds = [row[name][phase][0] if name in row else 0.0 for name in (one, other)]
+    return f"{seconds[0] / seconds[1]:.2f}" if min(seconds) > 0.001 else "–"
+
+
+def peers_table(result: Row) -> str:
     """Return the comparison with the peers: a row per case and size, the medians of whole epochs."""
-    lines = [
-        "| case | batches | peer | peer, s | ours, s | compiled, s | peer / ours "
-        "| peer / compiled | ours / floor | ours / ordered floor | compiled / floor | outcome |",
-        "| --- | --- | --- |" + " ---: |" * 8 + " --- |",
-    ]
+    names = ("peer", "ours", "compiled")
+    titles = ["case", "batches", "peer", *(f"{name}, s" for name in names)]
+    titles += [*(f"{one} / {other}" for one, other in RATIOS), "outcome"]
+    rows = []
     for row in result["rows"]:
-        seconds = {name: row[name]["whole"][0] for name in ("peer", *OWN) if name in row}
-        runs = "peer" in seconds
-        cells = [row["case"], row["size"], row["against"]]
-        cells += [f"{seconds['peer']:.2f}" if runs else "fails"]
-        cells += [f"{seconds[name]:.2f}" for name in ("ours", "compiled")]
-        cells += [f"{seconds['peer'] / seconds[name]:.2f}" if runs else "–" for name in ("ours", "compiled")]
-        cells += [f"{seconds[one] / seconds[other]:.2f}" for one, other in RATIOS[2:]]
-        cells += [_outcome(row)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _measured_on(result)])
+        seconds = [f"{row[name]['whole'][0]:.2f}" if name in row else "fails" for name in names]
+        ratios = [_ratio(row, *pair) for pair in RATIOS]
+        rows.append([row["case"], row["size"], row["against"], *seconds, *ratios, _outcome(row)])
+    return table(titles, "lll" + 8 * "r" + "l", rows) + "\n\n" + _measured_on(result)
 
 
-def peers_phase_table(result: dict[str, Any]) -> str:
+def peers_phase_table(result: Row) -> str:
     """Return seconds of every phase (the median; in brackets the smallest and largest), and their ratios."""
-    phases = ("sampling", "reward", "training", "whole")
-    lines = [
-        "| case | batches | who | " + " | ".join(phases) + " |",
-        "| --- | --- | --- |" + " ---: |" * len(phases),
-    ]
+    rows = []
     for row in result["rows"]:
+        case = [row["case"], row["size"]]
         for name, who in {"peer": row["against"], **{name: name for name in OWN}}.items():
             if name in row:
-                spread = [row[name][phase] for phase in phases]
-                cells = [f"{middle:.2f} ({low:.2f}–{high:.2f})" for middle, low, high in spread]
-                lines.append("| " + " | ".join([row["case"], row["size"], who, *cells]) + " |")
+                spread = [row[name][phase] for phase in PHASES]
+                rows.append([*case, who, *(f"{mid:.2f} ({low:.2f}–{high:.2f})" for mid, low, high in spread)])
         for one, other in (pair for pair in RATIOS if pair[0] in row):
-            cells = [_ratio(row[one][phase][0], row[other][phase][0]) for phase in phases]
-            lines.append("| " + " | ".join([row["case"], row["size"], f"{one} / {other}", *cells]) + " |")
-    return "\n".join([*lines, "", _measured_on(result)])
+            rows.append([*case, f"{one} / {other}", *(_ratio(row, one, other, phase) for phase in PHASES)])
+    return table(["case", "batches", "who", *PHASES], "lllrrrr", rows) + "\n\n" + _measured_on(result)
 
 
-def _ratio(one: float, other: float) -> str:
-    return f"{one / other:.2f}" if min(one, other) > 0.001 else "–"  # no reward model is asked here
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _measured_on(result: dict[str, Any]) -> str:
-    versions = {
-        side: ", ".join(f"{name} {version}" for name, version in result[side].items())
-        for side in ("peers", "ours")
-    }
+def _measured_on(result: Row) -> str:
     return (
         f"Seconds per epoch, {result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}. "
-        f"Peers: {versions['peers']}. Ours: {versions['ours']}."
+        f"Peers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
     )
 
 
-def result_table(rows: list[dict[str, str]], about: dict[str, Any]) -> str:
+def result_table(rows: list[Row], about: Row) -> str:
     """Return the table of seconds until 15 points more pictures are right, per variant."""
-    columns = (
-        "seconds, median | seconds, each seed | samples, median | samples a second | right before | best"
-    )
-    lines = [f"| trainer, settings | {columns} |", "| --- |" + " ---: |" * 6]
+    titles = "trainer, settings | seconds, median | seconds, each seed | samples, median | samples a second"
+    lines = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
         in_vain = [float(run[-1]["seconds"]) for run in runs if first_reached(run) is None]
         cells = [_median(runs, "seconds", f"not within {min(in_vain, default=0):,.0f}")]
         cells += [", ".join(f"{_reached(run, 'seconds'):.0f}".replace("inf", "–") for run in runs)]
-        cells += [_median(runs, "samples", "–")]
         samples, seconds = (sum(float(run[-1][key]) for run in runs) for key in ("samples", "seconds"))
-        cells += [f"{samples / seconds:.1f}", f"{100 * float(own[0]['both']):.1f}%"]
-        cells += [f"{100 * max(float(row['both']) for row in own):.1f}%"]
-        lines.append("| " + " | ".join([variant, *cells]) + " |")
-    peers = ", ".join(f"{name} {version}" for name, version in about["peers"].items())
-    return "\n".join(lines) + (f"\n\nMeasured on: {about['machine']}, one thread a run. Peers: {peers}.")
+        cells += [_median(runs, "samples", "–"), f"{samples / seconds:.1f}", percent(own[0]["both"])]
+        lines.append([variant, *cells, percent(max(float(row["both"]) for row in own))])
+    found = table([*titles.split(" | "), "right before", "best"], "lrrrrrr", lines)
+    return (
+        f"{found}\n\nMeasured on: {about['machine']}, one thread a run. Peers: {_versions(about['peers'])}."
+    )
 
 
-def _reached(run: list[dict[str, str]], column: str) -> float:
+def _reached(run: list[Row], column: str) -> float:
     """Return a column of the first reading of 15 points more; infinity if there is none."""
     row = first_reached(run)
     return float(row[column]) if row else math.inf
 
 
-def _median(runs: list[list[dict[str, str]]], column: str, never: str) -> str:
+def _median(runs: list[list[Row]], column: str, never: str) -> str:
     """Return the median of the runs, of which those that never get there are the last."""
     median = statistics.median(_reached(run, column) for run in runs)
     return f"{median:,.0f}" if median < math.inf else never
@@ -305,33 +307,26 @@ def _median(runs: list[list[dict[str, str]]], column: str, never: str) -> str:
 
 def read(name: str) -> Any:
     """Return a committed result of benchmarks/."""
-    return json.loads((ROOT / "benchmarks" / name).read_text())
+    path = HERE / name
+    return read_rows(path) if path.suffix == ".csv" else json.loads(path.read_text("utf-8"))
 
 
-def read_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a committed CSV of benchmarks/."""
-    with open(ROOT / "benchmarks" / name, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def img2img_tasks() -> list[dict[str, str]]:
-    return [row for row in read_rows("results/img2img.csv") if row["experiment"] == "tasks"]
+def img2img_tasks() -> list[Row]:
+    return [row for row in read("results/img2img.csv") if row["experiment"] == "tasks"]
 
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
-    "tasks": lambda: task_table(img2img_tasks(), read_rows("results/baselines.csv")),
+    "tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv")),
     "lessons": lambda: lesson_table(read("speed/lesson_times.json")),
     "demo": lambda: demo_table(read("results/demo.json")),
-    "ablations": lambda: ablation_table(read_rows("results/demo_ablations.csv")),
-    "edit": lambda: edit_table(read("results/demo.json"), read_rows("results/edit.csv")),
+    "ablations": lambda: ablation_table(read("results/demo_ablations.csv")),
+    "edit": lambda: edit_table(read("results/demo.json"), read("results/edit.csv")),
     "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
     "torture": lambda: torture_table(read("torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("torture/counts.json")),
     "peers": lambda: peers_table(read("speed/side_by_side.json")),
     "peers-phases": lambda: peers_phase_table(read("speed/side_by_side.json")),
-    "time-to-result": lambda: result_table(
-        read_rows("speed/time_to_result.csv"), read("speed/time_to_result.json")
-    ),
+    "time-to-result": lambda: result_table(read(f"{TO_RESULT}.csv"), read(f"{TO_RESULT}.json")),
 }
 
 

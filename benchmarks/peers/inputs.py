@@ -58,18 +58,10 @@ def make_tiny_folder(folder: Path, **scheduler_changes: Any) -> Path:
         up_block_types=("UpDecoderBlock2D",) * 2,
     )
     tokenizer = _character_tokenizer(folder / "vocabulary")
-    text_encoder = CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=8,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=16,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPTextConfig(vocab_size=len(tokenizer), max_position_embeddings=16, **shape, **ids)
+    text_encoder = CLIPTextModel(config)
     for seed, model in enumerate((unet, vae, text_encoder)):
         _fill_weights(model, seed)
     StableDiffusionPipeline(

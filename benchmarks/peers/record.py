@@ -1,9 +1,7 @@
 """Run TRL's DDPOTrainer and imageddpo on a tiny model; record what they compute and how they fail.
 
-    python -m benchmarks.peers.record --python PEERS_PYTHON --output tests/golden
-
-writes ``peers.json`` there, in about three minutes on an idle machine. PEERS_PYTHON is the
-interpreter of an environment that holds the peers (benchmarks/README.md says how to make one).
+`python -m benchmarks.peers.record` makes the peers' environment unless `--python` names one, and writes
+tests/golden/peers.json, in about three minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,8 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("trl", "imageddpo", "torch", "diffusers", "transformers", "peft", "accelerate")
-REPOSITORY = Path(__file__).resolve().parents[2]
+from benchmarks.common import ROOT, free_port
+from benchmarks.peers.environment import SETTINGS, make_environment, versions
+
+RESULT = ROOT / "tests" / "golden" / "peers.json"
 DEADLOCK_DUMPS = 6  # a process of the worker's row_02 dumps its stack every ten seconds
 RUN_SECONDS = 1800  # an idle machine takes 60
 
@@ -30,35 +29,8 @@ class DeadlockError(Exception):
     """All processes of a run wait for one another."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", required=True, help="interpreter that can import the peers")
-    parser.add_argument("--output", type=Path, required=True, help="folder for peers.json")
-    arguments = parser.parse_args()
-
-    rows = {"made_with": _versions(arguments.python)}
-    with tempfile.TemporaryDirectory() as scratch:
-        for group, processes in (("one_process", 1), ("bf16", 1), ("drift", 2)):
-            print(f"{group}: the peers run in {processes} process(es) ...", flush=True)
-            rows |= _run(arguments.python, group, processes, Path(scratch))
-        rows["row_02"] = _save_from_one_and_from_two(arguments.python, Path(scratch))
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    path = arguments.output / "peers.json"
-    lines = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(rows.items()))
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    print(f"wrote {path}, {path.stat().st_size / 1000:.0f} kB")
-
-
-def _versions(python: str) -> dict[str, str]:
-    code = "import sys, json, importlib.metadata as m\n"
-    code += "print(json.dumps({name: m.version(name) for name in sys.argv[1:]}))"
-    output = subprocess.run([python, "-c", code, *PACKAGES], check=True, capture_output=True)
-    return json.loads(output.stdout)
-
-
 def _save_from_one_and_from_two(python: str, scratch: Path) -> dict[str, Any]:
     """Let TRL train and save: alone, which ends, then in two processes; where these hang."""
-    print("save: one process, then two ...", flush=True)
     _run(python, "save", 1, scratch)
     rows: dict[str, Any] = {"processes=1": "finished", "processes=2": "finished"}
     stacks = [_folder(scratch, "save", 2, rank) / "stack.txt" for rank in range(2)]
@@ -74,8 +46,7 @@ def _waits_for_ever(stacks: Path) -> bool:
 
     A time limit would not tell a deadlock from a machine that is busy with something else.
     """
-    calls = _calls(stacks) if stacks.exists() else []
-    last = calls[-DEADLOCK_DUMPS:]
+    last = _calls(stacks)[-DEADLOCK_DUMPS:] if stacks.exists() else []
     in_collective = last and last[-1] and last[-1][0] in ("barrier", "all_gather")
     return bool(in_collective) and len(last) == DEADLOCK_DUMPS and last.count(last[0]) == len(last)
 
@@ -88,38 +59,41 @@ def _calls(stacks: Path) -> list[list[str]]:
     return [re.findall(rf"{files}\", line \d+ in (\w+)", thread) for thread in main_threads]
 
 
+def _folder(scratch: Path, group: str, processes: int, rank: int) -> Path:
+    return scratch / f"{group}-{processes}-{rank}"
+
+
 def _run(
-    python: str,
-    group: str,
-    processes: int,
-    scratch: Path,
-    deadlocked: Callable[[], bool] = lambda: False,
+    python: str, group: str, processes: int, scratch: Path, deadlocked: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
     """Run a group of the worker's rows and return the first process's results.
 
     The processes get the variables that torchrun sets: ``accelerate launch --cpu`` starts only one
     (accelerate 1.15), and torchrun gives its workers sessions of their own, out of reach of a kill.
     """
-    port = _free_port()
+    print(f"{group}: the peers run in {processes} process(es) ...", flush=True)
+    folders = [_folder(scratch, group, processes, rank) for rank in range(processes)]
+    # One thread: sums in one order, so that a second recording gives the same.
+    environment = os.environ | SETTINGS | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    if processes > 1:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     workers: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(processes):
-            folder = _folder(scratch, group, processes, rank)
+        for rank, folder in enumerate(folders):
             folder.mkdir()
-            environment = _environment(rank, processes, port)
+            own = environment | (dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) if processes > 1 else {})
             command = [python, "-m", "benchmarks.peers.worker", group, "--scratch", str(folder)]
             with (folder / "log.txt").open("w") as log:
-                workers.append(
-                    subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
-                )
+                workers.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=log))
         for rank in _failed(workers, deadlocked):
-            text = (_folder(scratch, group, processes, rank) / "log.txt").read_text()
+            text = (folders[rank] / "log.txt").read_text()
             raise RuntimeError(f"{group} failed in process {rank}:\n{text[-3000:]}")
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-    return json.loads((_folder(scratch, group, processes, 0) / "rows.json").read_text())
+    return json.loads((folders[0] / "rows.json").read_text())
 
 
 def _failed(workers: list[subprocess.Popen[bytes]], deadlocked: Callable[[], bool]) -> list[int]:
@@ -136,33 +110,18 @@ def _failed(workers: list[subprocess.Popen[bytes]], deadlocked: Callable[[], boo
     raise TimeoutError(f"no end after {RUN_SECONDS} s")
 
 
-def _folder(scratch: Path, group: str, processes: int, rank: int) -> Path:
-    return scratch / f"{group}-{processes}-{rank}"
-
-
-def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",  # sums in one order, so that a second recording gives the same
-        "WANDB_MODE": "disabled",
-    }
-    if processes > 1:
-        environment |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-    return environment
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", help="interpreter that can import the peers")
+    python = parser.parse_args().python or make_environment()
+    rows = {"made_with": versions(python)}
+    with tempfile.TemporaryDirectory() as scratch:
+        for group, processes in (("one_process", 1), ("bf16", 1), ("drift", 2)):
+            rows |= _run(python, group, processes, Path(scratch))
+        rows["row_02"] = _save_from_one_and_from_two(python, Path(scratch))
+    lines = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(rows.items()))
+    RESULT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"wrote {RESULT}, {RESULT.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -275,10 +275,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.tune:
-        run_all(train, tuning_runs(), COLUMNS, TUNING, arguments.processes)
+        run_all(train, tuning_runs(), COLUMNS, 5, TUNING, arguments.processes)
         return
     runs = [r for r in comparison_runs() + further_runs() if r.experiment in arguments.experiments]
-    run_all(train, runs, COLUMNS, RESULT, arguments.processes)
+    run_all(train, runs, COLUMNS, 5, RESULT, arguments.processes)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,19 @@ reads of the 500 pictures on which RL was measured.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers.utils import logging
 
-from benchmarks.common import run_all
-from benchmarks.results.img2img import EXPERIMENTS, FOLDER, NUM_STEPS, SEEDS, SETTINGS, TABLE_IMAGES, Run
+from benchmarks.common import parse, run_all
+from benchmarks.results.img2img import EXPERIMENTS, NUM_STEPS, SEEDS, SETTINGS, TABLE_IMAGES, Run
 from benchmarks.results.pixel_operations import OPERATIONS
 from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.app.demo import restore
@@ -29,7 +29,6 @@ from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy
 
-RESULTS = FOLDER / "baselines.csv"
 COLUMNS = ("task", "what", "seed", "damage", "severity", "setting", "validation", "test", "seconds")
 VALIDATION_IMAGES = 200
 STEPS = range(2, 9)  # of NUM_STEPS
@@ -44,14 +43,13 @@ Row = dict[str, Any]
 class Baseline:
     """One thing to compare with, on one task; `seed` is that of training, where there is any."""
 
-    task: Run
+    run: Run
     what: str  # a key of CHANGES
     seed: int = 0
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """What names it in the CSV."""
-        return (self.task.variant, self.what, str(self.seed))
+    def task(self) -> str:
+        return self.run.variant
 
 
 # ------------------------------------------------------------------------------------ what is compared
@@ -79,10 +77,10 @@ def pairs_of(task: Run, seed: int) -> PromptSampler:
 
 def supervised(baseline: Baseline) -> dict[str, Change]:
     """Return the policy that is trained on pairs, with RL's settings and its learning rate."""
-    task, pipeline = baseline.task, load_tiny_sd()
-    config = DDPOConfig(**{**SETTINGS, **task.config}, num_epochs=task.epochs, seed=baseline.seed)
-    train_supervised(pipeline, pairs_of(task, baseline.seed), task.noise_strength, config)
-    changed = partial(restore, pipeline, noise_strength=task.noise_strength, num_steps=NUM_STEPS)
+    run, pipeline = baseline.run, load_tiny_sd()
+    config = DDPOConfig(**{**SETTINGS, **run.config}, num_epochs=run.epochs, seed=baseline.seed)
+    train_supervised(pipeline, pairs_of(run, baseline.seed), run.noise_strength, config)
+    changed = partial(restore, pipeline, noise_strength=run.noise_strength, num_steps=NUM_STEPS)
     return {f"{config.train_learning_rate:g}": changed}
 
 
@@ -131,27 +129,24 @@ def measure(baseline: Baseline) -> list[Row]:
     logging.disable_progress_bar()
     started = time.perf_counter()
     changes = CHANGES[baseline.what](baseline)
-    rows = readings(baseline.task, changes)
+    rows = readings(baseline.run, changes)
     for row in rows:
         kind = (row["damage"], row["severity"])
         shared = baseline.what == "supervised"
         if row["setting"] == best(r for r in rows if shared or (r["damage"], r["severity"]) == kind):
             row["test"] = read(changes[row["setting"]], world.draw_pictures(TABLE_IMAGES, "test", 0, *kind))
     seconds = time.perf_counter() - started
-    name = dict(zip(COLUMNS, baseline.key, strict=False))
+    name = {column: getattr(baseline, column) for column in COLUMNS[:3]}
     return [{**name, **row, "seconds": seconds} for row in sorted(rows, key=lambda row: "test" in row)]
 
 
 def main() -> None:
     """Measure everything, the first seed before the others."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2)
-    processes = parser.parse_args().processes
     *unlearned, _ = CHANGES  # all but supervised
     runs = [Baseline(task, what) for what in unlearned for task in (*SINGLE, NOISE)]
     runs += [Baseline(task, "supervised", seed) for seed in SEEDS for task in SINGLE]
     runs += [Baseline(FOUR, what) for what in CHANGES]
-    run_all(measure, runs, COLUMNS, RESULTS, processes)
+    run_all(measure, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -17,24 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
+from benchmarks.common import ROOT, machine, write_json
 
-RESULT = Path(__file__).parent / "demo.json"
-
-
-def processor() -> str:
-    """Return the name of the processor, as far as the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":")[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def machine() -> str:
-    """Return what a measured number needs beside it: cores, processor, torch."""
-    return f"{os.cpu_count()} cores, {processor()}, torch {torch.__version__}"
+RESULT = Path(__file__).with_suffix(".json")
 
 
 def run_demo(seed: int, folder: Path) -> dict[str, Any]:
@@ -47,18 +30,14 @@ def run_demo(seed: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the demo for every seed, one after the other, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--keep", type=Path, help="keep the run folders here")
-    arguments = parser.parse_args()
+    seeds = parser.parse_args().seeds
     with tempfile.TemporaryDirectory() as scratch:
-        base = arguments.keep or Path(scratch)
-        folders = [base / f"demo-{seed}" for seed in arguments.seeds]
-        rows = [run_demo(*job) for job in zip(arguments.seeds, folders, strict=True)]
-        image = "before-after.png"  # the README shows that of the first seed
-        shutil.copy(folders[0] / image, Path(__file__).parents[2] / "images" / f"demo-{image}")
-    RESULT.write_text(json.dumps({"machine": machine(), "runs": rows}, indent=1) + "\n")
+        rows = [run_demo(seed, Path(scratch, str(seed))) for seed in seeds]  # one after the other
+        picture = "before-after.png"
+        shutil.copy(Path(scratch, str(seeds[0]), picture), ROOT / "images" / f"demo-{picture}")
+    write_json(RESULT, {"machine": machine(), "runs": rows})
     print(f"wrote {RESULT}; now run: python -m benchmarks.tables")
 
 

@@ -7,7 +7,6 @@ what it already holds is not run again.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from diffusers import DDIMScheduler
 from diffusers.utils import logging
 
-from benchmarks.common import run_all
+from benchmarks.common import parse, run_all
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
@@ -25,7 +24,7 @@ from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
-RESULT = Path(__file__).parent / "demo_ablations.csv"
+RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "samples", "reward_mean", "digit", "colours", "both", "second_judge")
 SAMPLES = 12_800
 READINGS = 5  # of a run, beside the one before it
@@ -36,17 +35,12 @@ PICTURES = 200
 class Variant:
     """What a run changes of the demo."""
 
-    name: str
+    variant: str
     policy: Img2Img = POLICY
     config: tuple[tuple[str, Any], ...] = ()  # fields of DDPOConfig
     reward: tuple[tuple[str, float], ...] = ()  # arguments of `recolouring`
     last_step: bool = False  # give the last step its noise, and train it
     seed: int = 0
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What names the run in the CSV."""
-        return (self.name, str(self.seed))
 
 
 ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
@@ -75,35 +69,22 @@ def train(variant: Variant) -> list[dict[str, Any]]:
     settings |= {"sample_guidance_scale": variant.policy.guidance, "sample_num_steps": variant.policy.steps}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        trainer = ImageDDPOTrainer(
-            DDPOConfig(**settings, seed=variant.seed, output_dir=folder),
-            recolouring(**dict(variant.reward)),
-            edit_requests(variant.seed),
-            pipeline,
-            noise_strength=variant.policy.strength,
-        )
+        config = DDPOConfig(**settings, seed=variant.seed, output_dir=folder)
+        task = (recolouring(**dict(variant.reward)), edit_requests(variant.seed), pipeline)
+        trainer = ImageDDPOTrainer(config, *task, noise_strength=variant.policy.strength)
         epochs, metrics = SAMPLES // trainer.plan.total_samples, {"samples_seen": 0}
         for epoch in range(epochs + 1):
             if epoch % (epochs // READINGS) == 0:
                 position = {"samples": metrics["samples_seen"]}
                 position |= {"reward_mean": metrics.get("reward_mean", "")}
                 shares = exam.shares(exam.images(pipeline, variant.policy))
-                rows.append({"variant": variant.name, "seed": variant.seed, **position, **shares})
+                rows.append({"variant": variant.variant, "seed": variant.seed, **position, **shares})
             if epoch < epochs:
                 metrics = trainer.step(epoch)
     return rows
 
 
-def main() -> None:
-    """Run the variants that were asked for."""
-    names = [variant.name for variant in VARIANTS]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--variants", nargs="+", default=names, choices=names)
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    runs = [variant for variant in VARIANTS if variant.name in arguments.variants]
-    run_all(train, runs, COLUMNS, RESULT, arguments.processes)
-
-
 if __name__ == "__main__":
-    main()
+    arguments = parse(__doc__, variants=[variant.variant for variant in VARIANTS])
+    chosen = [variant for variant in VARIANTS if variant.variant in arguments.variants]
+    run_all(train, chosen, COLUMNS, 2, RESULT, arguments.processes)

@@ -8,8 +8,6 @@ samples as RL.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import functools
 import itertools
 import time
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from diffusers.utils import logging
 
-from benchmarks.common import run_all
+from benchmarks.common import ROOT, parse, read_rows, run_all
 from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img, untrained
 from ddpo_lessons.app.plotting import plot_strip, save_figure
@@ -42,23 +40,11 @@ TAUGHT = replace(POLICY, guidance=1.0)  # who has the answers needs no guidance,
 SEEDS = (0, 1, 2)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A setting of the untrained pipeline."""
-
-    setting: Img2Img
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What names it in the CSV."""
-        return tuple(str(value) for value in asdict(self.setting).values())
-
-
-def measure(cell: Cell) -> list[dict[str, Any]]:
+def measure(setting: Img2Img) -> list[dict[str, Any]]:
     """Return the judges' verdict on the untrained pipeline with a setting."""
     torch.set_num_threads(1)
     pipeline, exam = loaded()
-    return [{**asdict(cell.setting), **exam.shares(untrained(pipeline, exam.edits, cell.setting))}]
+    return [{**asdict(setting), **exam.shares(untrained(pipeline, exam.edits, setting))}]
 
 
 @functools.cache
@@ -68,23 +54,19 @@ def loaded() -> tuple[Any, Exam]:
     return load_tiny_sd(), Exam(world.draw_edits(*VALIDATION))
 
 
-def grid() -> list[Cell]:
+def grid() -> list[Img2Img]:
     """Return the settings; of strengths that run equally many steps one is enough."""
-    settings = itertools.product(ETAS, STEPS, GUIDANCES, STRENGTHS)
-    whole = [
+    return [
         Img2Img(strength, guidance, steps, eta)
-        for eta, steps, guidance, strength in settings
+        for eta, steps, guidance, strength in itertools.product(ETAS, STEPS, GUIDANCES, STRENGTHS)
         if (steps * strength).is_integer()
     ]
-    return [Cell(setting) for setting in whole]
 
 
 def best_of_grid(rows: list[dict[str, str]]) -> Img2Img:
     """Return the setting with which most pictures are right, the first of equals."""
     row = max(rows, key=lambda row: float(row["both"]))
-    return Img2Img(
-        *(float(row[name]) for name in ("strength", "guidance")), int(row["steps"]), float(row["eta"])
-    )
+    return Img2Img(float(row["strength"]), float(row["guidance"]), int(row["steps"]), float(row["eta"]))
 
 
 def draw_strengths() -> None:
@@ -96,8 +78,7 @@ def draw_strengths() -> None:
         columns[f"strength {strength:g}"] = untrained(pipeline, edits, setting)
     pictures = torch.stack(list(columns.values()), dim=1)  # (3, columns, 3, 32, 32)
     rows = dict(zip(edits.prompts, pictures, strict=True))
-    path = FOLDER.parents[1] / "images" / "07-strengths.png"
-    save_figure(plot_strip(rows, list(columns), len(columns)), path)
+    save_figure(plot_strip(rows, list(columns), len(columns)), ROOT / "images" / "07-strengths.png")
 
 
 # ------------------------------------------------------------------------------ what else can be done
@@ -118,11 +99,6 @@ class Alternative:
     what: str
     seed: int = 0
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What names it in the CSV."""
-        return (self.what, str(self.seed))
-
 
 def taught(seed: int, learning_rate: float, share: float = 1.0) -> Any:
     """Return a pipeline trained on pairs, in batches of 64: the demo's layers and a share of its samples."""
@@ -137,10 +113,8 @@ def taught(seed: int, learning_rate: float, share: float = 1.0) -> Any:
 def search() -> float:
     """Return the learning rate with which most validation pictures are right."""
     exam = Exam(world.draw_edits(*VALIDATION))
-    right = {}
-    for rate in LEARNING_RATES:
-        right[rate] = exam.shares(exam.images(taught(SEEDS[0], rate, SEARCH_SHARE), TAUGHT))["both"]
-    return max(right, key=lambda rate: right[rate])
+    candidates = {rate: taught(SEEDS[0], rate, SEARCH_SHARE) for rate in LEARNING_RATES}
+    return max(candidates, key=lambda rate: exam.shares(exam.images(candidates[rate], TAUGHT))["both"])
 
 
 def compare(alternative: Alternative) -> list[dict[str, Any]]:
@@ -159,33 +133,20 @@ def compare(alternative: Alternative) -> list[dict[str, Any]]:
 
 def chosen_rate() -> float:
     """Return the learning rate that was found for the first seed."""
-    rows = read(RESULTS)
-    (rate,) = (row["learning_rate"] for row in rows if (row["what"], row["seed"]) == ("supervised", "0"))
+    found = (row for row in read_rows(RESULTS) if (row["what"], row["seed"]) == ("supervised", "0"))
+    (rate,) = (row["learning_rate"] for row in found)
     return float(rate)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV."""
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def main() -> None:
-    """Measure what the CSVs do not hold yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--grid-only", action="store_true", help="leave out what has to be trained")
-    arguments = parser.parse_args()
-    processes = arguments.processes
-    run_all(measure, grid(), ("strength", "guidance", "steps", "eta", *SHARES), GRID, processes)
-    print("best of the grid:", best_of_grid(read(GRID)))
+    processes = parse(__doc__).processes
+    run_all(measure, grid(), ("strength", "guidance", "steps", "eta", *SHARES), 4, GRID, processes)
+    print("best of the grid:", best_of_grid(read_rows(GRID)))
     draw_strengths()
-    if arguments.grid_only:
-        return
     columns = ("what", "seed", "learning_rate", *SHARES, "seconds")
     first = [Alternative("untouched"), Alternative("program"), Alternative("supervised")]
     for alternatives in (first, [Alternative("supervised", seed) for seed in SEEDS[1:]]):
-        run_all(compare, alternatives, columns, RESULTS, processes)
+        run_all(compare, alternatives, columns, 2, RESULTS, processes)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ The experiment "tasks" ends in a row for every damage and severity, from 500 tes
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler
 from diffusers.utils import logging
 
-from benchmarks.common import run_all
+from benchmarks.common import parse, run_all
 from ddpo_lessons.app.demo import EVERYWHERE, restore
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
@@ -36,7 +35,6 @@ from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
-FOLDER = Path(__file__).parent
 COLUMNS = (
     "experiment", "variant", "seed", "epoch", "samples_seen", "reward_mean", "judge", "judge_damaged",
     "judge_train", "distance", "seconds", "damage", "severity", "judge_before",
@@ -75,21 +73,10 @@ class Run:
     noise_strength: float = 0.25  # the last three steps: two actions, and one step without noise
     pool: int | None = None  # train on so many different pictures
     id_in_prompt: bool = False
-    last_step: bool = False  # let the last step have its noise of 0.006, and train it
     config: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What names the run in the CSV."""
-        return (self.experiment, self.variant, str(self.seed))
 
 
 # -------------------------------------------------------------------------------------------- rewards
-def _true_logit(model: torch.nn.Module, images: torch.Tensor, metadata: Any) -> torch.Tensor:
-    digits = torch.tensor([m["digit"] for m in metadata])  # (B,)
-    return model(images).gather(1, digits[:, None])[:, 0]
-
-
 def logit_change() -> RewardFunction:
     """The true digit's logit after minus before: gaussian-glasses' reward, with our reward model for CLIP."""
     model = load_reward_model()
@@ -97,7 +84,8 @@ def logit_change() -> RewardFunction:
     @torch.no_grad()
     def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         before = torch.stack([m["image"] for m in metadata])  # (B, 3, 32, 32)
-        return _true_logit(model, images, metadata) - _true_logit(model, before, metadata)
+        digits = torch.tensor([m["digit"] for m in metadata])  # (B,)
+        return (model(images) - model(before)).gather(1, digits[:, None])[:, 0]
 
     return reward
 
@@ -145,7 +133,6 @@ class Examiner:
     """Measures a policy on pictures of the test handwriting, always the same and from the same noise."""
 
     def __init__(self, run: Run, pipeline: Any) -> None:
-        """Draw the pictures."""
         drawn = [pictures for *_, pictures in test_pictures(run, TEST_IMAGES)]
         self.images = torch.cat([p.images for p in drawn])
         self.digits = torch.cat([p.digits for p in drawn])
@@ -174,22 +161,13 @@ def train(run: Run) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     pipeline = load_tiny_sd()
-    pipeline.scheduler = DDIMScheduler.from_config(
-        pipeline.scheduler.config, set_alpha_to_one=not run.last_step
-    )
     examine = Examiner(run, pipeline)
     name = {"experiment": run.experiment, "variant": run.variant, "seed": run.seed}
     with tempfile.TemporaryDirectory() as folder:
-        config = DDPOConfig(
-            **{**SETTINGS, **run.config},
-            num_epochs=run.epochs,
-            save_freq=run.epochs,
-            seed=run.seed,
-            output_dir=folder,
-        )
-        trainer = ImageDDPOTrainer(
-            config, REWARDS[run.reward](), prompts_of(run), pipeline, noise_strength=run.noise_strength
-        )
+        settings = {**SETTINGS, **run.config, "num_epochs": run.epochs, "save_freq": run.epochs}
+        config = DDPOConfig(**settings, seed=run.seed, output_dir=folder)
+        task = (REWARDS[run.reward](), prompts_of(run), pipeline)
+        trainer = ImageDDPOTrainer(config, *task, noise_strength=run.noise_strength)
         started, rows = time.perf_counter(), [{**name, "epoch": 0, "samples_seen": 0, **examine()}]
         rewards: list[float] = []
         for epoch in range(run.epochs):
@@ -279,18 +257,10 @@ EXPERIMENTS: dict[str, list[Run]] = {
 
 def main() -> None:
     """Run the experiments that were asked for, all variants of a seed before the next seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--experiments", nargs="+", default=list(EXPERIMENTS), choices=list(EXPERIMENTS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    runs = [
-        replace(run, seed=seed)
-        for name in arguments.experiments
-        for seed in arguments.seeds
-        for run in EXPERIMENTS[name]
-    ]
-    run_all(train, runs, COLUMNS, FOLDER / "img2img.csv", arguments.processes)
+    arguments = parse(__doc__, experiments=list(EXPERIMENTS), seeds=list(SEEDS))
+    asked = itertools.product(arguments.experiments, arguments.seeds)
+    runs = [replace(run, seed=seed) for name, seed in asked for run in EXPERIMENTS[name]]
+    run_all(train, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), arguments.processes)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from tqdm.auto import tqdm
 
+from benchmarks.common import machine
+from benchmarks.peers.environment import started
 from benchmarks.speed.cases import CASES, SIZES, serve
 from benchmarks.speed.our_epochs import make_trainer
-from benchmarks.speed.side_by_side import machine, started, summary, tiny_folder
+from benchmarks.speed.side_by_side import summary, tiny_folder
 from ddpo_lessons import rollout
 from ddpo_lessons.families import policy
 from ddpo_lessons.trainer import DDPOTrainer

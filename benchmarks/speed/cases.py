@@ -17,25 +17,12 @@ from typing import Any
 import torch
 
 PROMPT = "a red three on a blue background"
+_NUMBERS = ("sample_batch_size", "sample_num_batches_per_epoch", "train_batch_size")
+_NUMBERS += ("train_gradient_accumulation_steps",)
 SIZES: dict[str, dict[str, int]] = {
-    "TRL": {
-        "sample_batch_size": 6,
-        "sample_num_batches_per_epoch": 4,
-        "train_batch_size": 3,
-        "train_gradient_accumulation_steps": 1,
-    },
-    "gaussian-glasses": {
-        "sample_batch_size": 4,
-        "sample_num_batches_per_epoch": 8,
-        "train_batch_size": 4,
-        "train_gradient_accumulation_steps": 8,
-    },
-    "large": {
-        "sample_batch_size": 16,
-        "sample_num_batches_per_epoch": 2,
-        "train_batch_size": 16,
-        "train_gradient_accumulation_steps": 1,
-    },
+    "TRL": dict(zip(_NUMBERS, (6, 4, 3, 1), strict=True)),
+    "gaussian-glasses": dict(zip(_NUMBERS, (4, 8, 4, 8), strict=True)),
+    "large": dict(zip(_NUMBERS, (16, 2, 16, 1), strict=True)),
 }
 
 
@@ -110,11 +97,7 @@ def picture() -> torch.Tensor:
 
 
 def serve(epoch: Callable[[str], dict[str, Any]]) -> None:
-    """Do an epoch for every line of the standard input and answer with a line of JSON.
-
-    Args:
-        epoch: called with the line; what it returns, or the error that it raises, is the answer.
-    """
+    """Call `epoch` with every line of the standard input; answer with what it returns or raises, as JSON."""
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries that print must not disturb
     print("ready", file=answers, flush=True)
     for line in sys.stdin:

@@ -8,7 +8,6 @@ bfloat16, and a smaller one of random weights. Writes compiled_gradient.json, wi
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from diffusers.utils import logging
 
-from benchmarks.results.demo import machine
+from benchmarks.common import machine, write_json
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.rollout import predict
@@ -34,14 +33,8 @@ SMALLER = {
     "attention_head_dim": 2,
     "norm_num_groups": 8,
 }
-
-
 # name: (settings of the UNet that are changed, mixed_precision)
-UNETS: dict[str, tuple[dict[str, Any], str]] = {
-    "tiny-sd": ({}, "no"),
-    "tiny-sd, bfloat16": ({}, "bf16"),
-    "smaller": (SMALLER, "no"),
-}
+UNETS = {"tiny-sd": ({}, "no"), "tiny-sd, bfloat16": ({}, "bf16"), "smaller": (SMALLER, "no")}
 
 
 def make_unet(changes: dict[str, Any], precision: str) -> Any:
@@ -80,15 +73,6 @@ def block(gradient: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     return torch.cat([g.flatten() for weight, g in gradient.items() if weight.startswith(name)])
 
 
-def is_refused(compiled: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> bool:
-    """Tell whether a run with `torch_compile` ends."""
-    try:
-        check_gradients(list(own), list(compiled.values()), list(own.values()))
-    except WrongGradientsError:
-        return True
-    return False
-
-
 def differences(changes: dict[str, Any], precision: str) -> dict[str, dict[str, float]]:
     """Return how far output and gradients of both backends are from the UNet's own, relative to its norms."""
     output, own = gradients(make_unet(changes, precision))
@@ -98,17 +82,19 @@ def differences(changes: dict[str, Any], precision: str) -> dict[str, dict[str, 
         unet.compile(backend=backend, dynamic=False)
         compiled_output, compiled = gradients(unet)
         blocks = {name: apart(block(compiled, name), block(own, name)) for name in BLOCKS}
-        found[backend] = {"output": apart(compiled_output, output), **blocks}
-        found[backend]["refused"] = is_refused(compiled, own)
+        found[backend] = {"output": apart(compiled_output, output), **blocks, "refused": False}
+        try:
+            check_gradients(list(own), list(compiled.values()), list(own.values()))
+        except WrongGradientsError:
+            found[backend]["refused"] = True  # what `torch_compile` does
         print(backend, *(f"{name} {value:.1e}" for name, value in found[backend].items()))
     return found
 
 
 def main() -> None:
-    """Compare, print and write."""
     logging.disable_progress_bar()
     found = {name: differences(*unet) for name, unet in UNETS.items()}
-    RESULT.write_text(json.dumps({"machine": machine(), "relative_difference": found}, indent=1) + "\n")
+    write_json(RESULT, {"machine": machine(), "relative_difference": found})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Time every notebook in a fresh kernel and an empty folder: `python -m benchmarks.speed.lesson_times`.
 
-Writes lesson_times.json, from which the README's table of lessons is made. Run it on
-a quiet machine.
+Writes lesson_times.json, from which the README's table of lessons is made. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from benchmarks.results.demo import machine
+from benchmarks.common import ROOT, machine, write_json
 
-RESULT = Path(__file__).parent / "lesson_times.json"
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+RESULT = Path(__file__).with_suffix(".json")
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 
 
 def seconds_of(path: Path) -> float:
@@ -27,18 +26,16 @@ def seconds_of(path: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
-    return time.perf_counter() - started
+    return round(time.perf_counter() - started, 1)
 
 
 def main() -> None:
-    """Time the notebooks one after the other; those that are not asked for keep their time."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = [path.stem for path in NOTEBOOKS]
-    parser.add_argument("names", nargs="*", choices=[*names, []], default=[], help="all, unless named")
-    wanted = parser.parse_args().names or names
+    parser.add_argument("names", nargs="*", choices=[*NOTEBOOKS, []], default=[], help="all, unless named")
+    wanted = parser.parse_args().names or NOTEBOOKS
     seconds = json.loads(RESULT.read_text())["seconds"] if RESULT.exists() else {}
-    seconds |= {path.stem: round(seconds_of(path), 1) for path in NOTEBOOKS if path.stem in wanted}
-    RESULT.write_text(json.dumps({"machine": machine(), "seconds": seconds}, indent=1) + "\n")
+    seconds |= {name: seconds_of(NOTEBOOKS[name]) for name in wanted}
+    write_json(RESULT, {"machine": machine(), "seconds": seconds})
     print(f"wrote {RESULT.name}: {seconds}; now run: python -m benchmarks.tables")
 
 

@@ -45,12 +45,10 @@ class Timer:
     """Adds up the seconds that a method of an object takes."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        """Put itself before the method."""
         self.seconds, self._method = 0.0, getattr(owner, name)
         setattr(owner, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method."""
         started = time.perf_counter()
         try:
             return self._method(*args, **kwargs)

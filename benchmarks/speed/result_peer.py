@@ -54,16 +54,12 @@ def make_trainer(variant: str, seed: int, folder: str) -> Any:
     from imageddpo import I2IDDPOStableDiffusionPipeline, ImageDDPOTrainer
     from trl import DDPOConfig
 
-    score = recolouring()
+    task = (recolouring(), edit_requests(seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ImageDDPOTrainer(
-            DDPOConfig(**NEEDED, **VARIANTS[variant], seed=seed),
-            score,
-            edit_requests(seed),
-            I2IDDPOStableDiffusionPipeline(folder, use_lora=True),
-            noise_strength=POLICY.strength,
-        )
+        config = DDPOConfig(**NEEDED, **VARIANTS[variant], seed=seed)
+        pipeline = I2IDDPOStableDiffusionPipeline(folder, use_lora=True)
+        return ImageDDPOTrainer(config, *task, pipeline, noise_strength=POLICY.strength)
 
 
 def main() -> None:
@@ -81,10 +77,7 @@ def main() -> None:
         seconds = time.perf_counter() - started
         epochs += 1
         save_file({name: p.detach().contiguous() for name, p in trainable(trainer).items()}, path)
-        return {
-            "seconds": seconds,
-            "samples": config.sample_batch_size * config.sample_num_batches_per_epoch,
-        }
+        return {"seconds": seconds, "samples": config.sample_batch_size * config.sample_num_batches_per_epoch}
 
     serve(epoch)
 

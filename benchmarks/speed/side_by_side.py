@@ -2,25 +2,22 @@
 
 Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
 UNet and bare UNet (in passes of any size, and in those that the order of the work allows) take turns, an
-epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and
-batch size the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how
-far the gradients of an optimizer step are apart: of the first one after the timed epochs, for then both
-matrices of LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave
-the clip range before any update, its policy is not the one that sampled, and gradients are not compared;
-where they are compared and differ, it ends.
+epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and batch size
+the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how far the
+gradients of an optimizer step are apart: of the first one after the timed epochs, for then both matrices of
+LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range
+before any update, its policy is not the one that sampled, and gradients are not compared; where they are
+compared and differ, it ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,90 +27,15 @@ from diffusers import DDIMScheduler
 from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
-from benchmarks.peers.record import _versions as versions
-from benchmarks.results.demo import machine
-from benchmarks.speed.cases import CASES, SIZES, Case
+from benchmarks.common import machine, write_json
+from benchmarks.peers.environment import Worker, make_environment, started, unfailing, versions
+from benchmarks.speed.cases import CASES, Case
 from ddpo_lessons.tiny import load_tiny_sd
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULT = Path(__file__).with_suffix(".json")
-PEERS = (
-    "trl==0.21.0",
-    "imageddpo==0.1.2",
-    "transformers<5",
-    "diffusers==0.39.0",
-    "peft",
-    "accelerate",
-    "wandb",
-    "scikit-learn",  # the handwriting that benchmarks.speed.time_to_result trains on
-)
-TORCH = "torch==2.13.0"
 WRONG_POLICY = 0.5  # of the first ratios outside the clip range; where both policies agree, none is
 EQUAL = 1e-3  # how far gradients of the same step may be apart, relative to their norm
 PHASES = ("sampling", "reward", "training", "whole")
-
-
-def make_environment(folder: Path) -> str:
-    """Install the peers into an environment of their own; return its interpreter."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        # uv's resolver: that of an old pip looks for versions for ten minutes
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "uv", TORCH], check=True)
-        install = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
-        subprocess.run([*install, *PEERS, TORCH], check=True)
-    return str(python)
-
-
-class Worker:
-    """A process that does an epoch when told to."""
-
-    def __init__(self, command: list[str]) -> None:
-        """Start it and wait until it is ready."""
-        environment = os.environ | {
-            "HF_HUB_OFFLINE": "1",
-            "WANDB_MODE": "disabled",
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # compiling takes what it takes the first time
-        }
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        if self._read() != "ready":
-            raise RuntimeError(f"{' '.join(command)} did not start: run it in a terminal to see why")
-
-    def _read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def ask(self, line: str) -> dict[str, Any]:
-        """Send a line, return the answer."""
-        assert self.process.stdin is not None
-        print(line, file=self.process.stdin, flush=True)
-        return json.loads(self._read())
-
-
-@contextmanager
-def started(command: list[str]) -> Iterator[Worker]:
-    """Start a worker, and end it with the block."""
-    worker = Worker(command)
-    try:
-        yield worker
-    finally:
-        worker.process.kill()
-        worker.process.wait()
-
-
-def unfailing(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of a worker that has to do what it was told."""
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer
 
 
 def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> dict[str, Any]:
@@ -139,14 +61,9 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
         if "error" not in step:
             step = unfailing(peer.ask(f"gradient {recording}"))
         found = outcome(step, {"ours": ours, "compiled": compiled}, recording)
-    return {
-        "case": case.name,
-        "size": size,
-        "against": case.peer,
-        **found,
-        "first_compiled_epoch": round(times["compiled"][0]["whole"], 1),
-        **{name: summary(epochs[1:]) for name, epochs in times.items()},
-    }
+    found |= {"first_compiled_epoch": round(times["compiled"][0]["whole"], 1)}
+    found |= {name: summary(epochs[1:]) for name, epochs in times.items()}
+    return {"case": case.name, "size": size, "against": case.peer, **found}
 
 
 def outcome(step: dict[str, Any], workers: dict[str, Worker], recording: str) -> dict[str, Any]:
@@ -157,13 +74,13 @@ def outcome(step: dict[str, Any], workers: dict[str, Worker], recording: str) ->
     """
     if "error" in step:
         return {"error": step["error"]}
-    found = {"first_clip_fraction": step["first_clip_fraction"], "gradient_difference": None}
+    apart = None
     if step["first_clip_fraction"] <= WRONG_POLICY:
         answers = {name: unfailing(worker.ask(f"gradient {recording}")) for name, worker in workers.items()}
-        found["gradient_difference"] = {name: a["gradient_difference"] for name, a in answers.items()}
-        if not all(value <= EQUAL for value in found["gradient_difference"].values()):
-            raise RuntimeError(f"these gradients are not the peer's: {found['gradient_difference']}")
-    return found
+        apart = {name: answer["gradient_difference"] for name, answer in answers.items()}
+        if not all(value <= EQUAL for value in apart.values()):
+            raise RuntimeError(f"these gradients are not the peer's: {apart}")
+    return {"first_clip_fraction": step["first_clip_fraction"], "gradient_difference": apart}
 
 
 def summary(epochs: list[dict[str, float]]) -> dict[str, Any]:
@@ -192,34 +109,24 @@ def tiny_folder(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Compare every case at every size, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", help="interpreter that can import the peers")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    python = arguments.python or make_environment(ROOT / "build" / "peers")
+    python = arguments.python or make_environment()
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = tiny_folder(Path(scratch, "tiny-sd"))
-        for name in tqdm(arguments.cases, desc="cases"):
-            for size in (size for size in CASES[name].sizes if size in arguments.sizes):
-                rows.append(compare(CASES[name], size, python, folder, arguments.rounds))
+        for case in tqdm([CASES[name] for name in arguments.cases], desc="cases"):
+            for size in case.sizes:
+                rows.append(compare(case, size, python, folder, arguments.rounds))
                 tqdm.write(json.dumps(rows[-1]))
-    result = {
-        "machine": machine(),
-        "threads": torch.get_num_threads(),
-        "rounds": arguments.rounds,
-        "peers": versions(python),
-        "ours": {name: metadata.version(name) for name in ("torch", "diffusers", "peft")},
-        "rows": rows,
-    }
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
-    from benchmarks.tables import peers_phase_table  # which needs what is defined here
-
-    print(peers_phase_table(result))
+    result = {"machine": machine(), "threads": torch.get_num_threads(), "rounds": arguments.rounds}
+    result |= {"peers": versions(python), "rows": rows}
+    result["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
+    write_json(arguments.output, result)
     print(f"wrote {arguments.output}; now run: benchmarks.tables, images/draw_peers.py")
 
 

@@ -1,12 +1,11 @@
 """Seconds of training until 15 points more pictures are right: `python -m benchmarks.speed.time_to_result`.
 
 The demo's task, trained by this package with the demo's settings and with DDPOConfig's defaults, and by
-imageddpo with three sets of settings (result_peer.py). Right means that the judge reads the digit
-and both colours are those asked for, of 200 validation pictures, before training and after every 256 samples,
-an epoch of the demo (or more, where an epoch is longer); the reading's time does not count. A run ends at +15
-points or at the limit. Its rows then go into
-time_to_result.csv, which begins anew (with `--resume` it goes on, and what it holds is not run
-again); time_to_result.json tells the machine.
+imageddpo with two sets of settings (result_peer.py). Right means that the judge reads the digit and both
+colours are those asked for, of 200 validation pictures, before training and after every 256 samples, an epoch
+of the demo (or more, where an epoch is longer); the reading's time does not count. A run ends at +15 points
+or at the limit. Its rows then go into time_to_result.csv; what that holds is not run again.
+time_to_result.json tells the machine.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from diffusers.utils import logging
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from benchmarks.common import run_all
-from benchmarks.results.demo import machine
+from benchmarks.common import machine, run_all, write_json
+from benchmarks.peers.environment import make_environment, started, unfailing, versions
 from benchmarks.speed.result_peer import VARIANTS as PEERS
-from benchmarks.speed.side_by_side import ROOT, make_environment, started, tiny_folder, unfailing, versions
+from benchmarks.speed.side_by_side import tiny_folder
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
@@ -61,23 +60,14 @@ class Run:
     python: str
     folder: str
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What names the run in the CSV."""
-        return (self.variant, str(self.seed))
-
 
 @contextmanager
 def our_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
     """Train the pipeline with our trainer."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = ImageDDPOTrainer(
-            DDPOConfig(**OURS[run.variant], seed=run.seed, output_dir=folder),
-            recolouring(),
-            edit_requests(run.seed),
-            pipeline,
-            noise_strength=POLICY.strength,
-        )
+        config = DDPOConfig(**OURS[run.variant], seed=run.seed, output_dir=folder)
+        task = (recolouring(), edit_requests(run.seed), pipeline)
+        trainer = ImageDDPOTrainer(config, *task, noise_strength=POLICY.strength)
         numbers = itertools.count()
 
         def epoch() -> dict[str, float]:
@@ -154,20 +144,17 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--resume", action="store_true", help="keep the runs that the output holds")
     arguments = parser.parse_args()
-    python = arguments.python or make_environment(ROOT / "build" / "peers")
+    python = arguments.python or make_environment()
     about = {"machine": machine(), "gain": GAIN, "peers": versions(python)}
     header = arguments.output.with_suffix(".json")
-    if not arguments.resume:
-        arguments.output.unlink(missing_ok=True)
-    elif header.exists() and json.loads(header.read_text()) != about:
-        parser.error(f"{header} tells of another machine or other peers: begin anew, without --resume")
-    header.write_text(json.dumps(about, indent=1) + "\n")
+    if arguments.output.exists() and json.loads(header.read_text()) != about:
+        parser.error(f"{header} tells of another machine or other peers: remove {arguments.output}")
+    write_json(header, about)
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(tiny_folder(Path(scratch, "tiny-sd")))
         runs = [Run(variant, seed, python, folder) for seed in arguments.seeds for variant in (*OURS, *PEERS)]
-        run_all(train, runs, COLUMNS, arguments.output, arguments.processes)
+        run_all(train, runs, COLUMNS, 2, arguments.output, arguments.processes)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ value model and does not clip gradients.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import csv
 import os
 import tempfile
 import time
@@ -18,11 +16,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.common import write_rows
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer, answer, measure
 
-RESULT = Path(__file__).with_suffix(".csv")
 ITERATIONS, EVERY, TEST_QUERIES = 40, 10, 200
 CONFIG = TextPPOConfig(kl_coef=1.0)
 
@@ -46,19 +44,19 @@ class Watch:
         self.started = time.process_time()
 
 
-def run_ours(iterations: int) -> list[dict[str, Any]]:
+def run_ours() -> list[dict[str, Any]]:
     models = load_text_models()
     queries = world.queries(2000, "train", seed=1)
     trainer = TextPPOTrainer(CONFIG, models.policy, models.value, models.tokenizer, models.reward, queries)
     watch = Watch("ours", models)
     watch.look(0, models.policy)
-    for iteration in range(1, iterations + 1):
+    for iteration in range(1, ITERATIONS + 1):
         trainer.step()
         watch.look(iteration, models.policy)
     return watch.rows
 
 
-def run_trl(iterations: int) -> list[dict[str, Any]]:
+def run_trl() -> list[dict[str, Any]]:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -78,7 +76,7 @@ def run_trl(iterations: int) -> list[dict[str, Any]]:
             per_device_train_batch_size=CONFIG.batch_size,
             num_mini_batches=CONFIG.batch_size // CONFIG.minibatch_size,
             num_ppo_epochs=CONFIG.inner_epochs,
-            total_episodes=iterations * CONFIG.batch_size,
+            total_episodes=ITERATIONS * CONFIG.batch_size,
             local_rollout_forward_batch_size=CONFIG.batch_size,
             response_length=CONFIG.max_new_tokens,
             stop_token="eos",
@@ -100,12 +98,7 @@ def run_trl(iterations: int) -> list[dict[str, Any]]:
         )
         rows = [{"input_ids": models.tokenizer(q).input_ids} for q in world.queries(2000, "train", seed=1)]
         trainer = PPOTrainer(
-            arguments,
-            models.tokenizer,
-            models.policy,
-            None,
-            models.reward.model,
-            Dataset.from_list(rows),
+            *(arguments, models.tokenizer, models.policy, None, models.reward.model, Dataset.from_list(rows)),
             value,
             eval_dataset=Dataset.from_list(rows[: CONFIG.batch_size]),
             callbacks=[Look()],
@@ -116,16 +109,8 @@ def run_trl(iterations: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=ITERATIONS)
-    parser.add_argument("--output", type=Path, default=RESULT)
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = run_trl(arguments.iterations) + run_ours(arguments.iterations)
-    with arguments.output.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in r.items()} for r in rows)
+    write_rows(Path(__file__).with_suffix(".csv"), run_trl() + run_ours())
 
 
 if __name__ == "__main__":
