@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from diffusers.utils import logging as diffusers_logging
 
-from benchmarks.results.demo import machine
+from benchmarks.common import machine, write_json
 from benchmarks.torture import damage, disks, generated, kills, rewards
 from benchmarks.torture.harness import Counts
 
@@ -76,7 +76,7 @@ def main() -> int:
     print(f"{sum(report['cases'] for report in reports.values())} cases, {failures} failures")
     if len(reports) == len(EXPERIMENTS) and arguments.scale >= 1 and arguments.case is None:
         whole = {"machine": machine(), "seed": arguments.seed, "failures": failures, "experiments": reports}
-        RESULT.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(RESULT, whole)
         print(f"wrote {RESULT.name}")
     return 1 if failures else 0
 
