@@ -570,33 +570,14 @@ def tiny_model(folder: Path) -> Row:
 
 GROUPS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "one_process": (
-        tiny_model,
-        ddim_steps,
-        surrogate,
-        global_advantages,
-        tracker,
-        batching,
-        row_03,
-        row_04,
-        row_05,
-        row_06,
-        row_07,
-        row_08,
-        row_09,
-        row_10,
-        row_11,
-        row_12,
-        row_13,
-        row_14,
-        row_15,
-        row_16,
-        row_18,
-        row_19,
+        tiny_model, ddim_steps, surrogate, global_advantages, tracker, batching,
+        row_03, row_04, row_05, row_06, row_07, row_08, row_09, row_10,
+        row_11, row_12, row_13, row_14, row_15, row_16, row_18, row_19,
     ),
     "bf16": (row_17,),  # one precision per process
     "drift": (row_01,),
     "save": (row_02,),
-}
+}  # fmt: skip
 
 
 def main() -> None:

@@ -2,12 +2,10 @@
 
 `python -m benchmarks.results.algorithms` trains tiny-sd once per (experiment, variant, reward, seed) and
 appends a row per epoch to algorithms.csv, run by run; what the file already holds is not run again.
-`--tune` compares learning rates on a seed that the results do not use and writes algorithms_tuning.csv.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 import time
@@ -18,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import run_all
+from benchmarks.common import parse, run_all
 from ddpo_lessons.algorithms.rwr import RWRTrainer
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
@@ -35,7 +33,6 @@ from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
 from ddpo_lessons.trainer import DDPOTrainer
 
 RESULT = Path(__file__).parent / "algorithms.csv"
-TUNING = Path(__file__).parent / "algorithms_tuning.csv"
 COLUMNS = (
     "experiment", "variant", "reward", "seed", "learning_rate", "epoch", "queries", "reward_mean",
     "reward_std", "judge", "kl_reference", "clip_fraction", "seconds", "test_reward", "test_judge",
@@ -43,7 +40,6 @@ COLUMNS = (
 )  # fmt: skip
 EPOCHS = 8
 SEEDS = (0, 1, 2)
-TUNING_SEED = 100
 TEST_IMAGES = 32
 SETTINGS: dict[str, Any] = {
     "sample_num_steps": 5,  # four actions; the fifth step of this schedule has no noise
@@ -85,8 +81,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "DDPO-SF": {"config": {"train_batch_size": 64}},  # one step on all samples: the ratio is 1
     "DDPO-IS": {},
 }
-LEARNING_RATES = (1e-3, 3e-3, 1e-2)  # of --tune
-# Those of DDPO-IS did well on seed 100 for six and ten epochs; the other methods' are not tuned yet.
+# With these rates DDPO-IS did well on seed 100 for six and ten epochs; the other methods' are not tuned.
 CHOSEN = {"compressibility": 1e-2, "alignment": 3e-3, "colourfulness": 3e-3}
 REWARDS: dict[str, Callable[[], RewardFunction]] = {
     "compressibility": jpeg_compressibility,
@@ -149,8 +144,7 @@ def train(run: Run) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     pipeline, judge = load_tiny_sd(), load_judge()
     guidance = run.config.get("sample_guidance_scale", SETTINGS["sample_guidance_scale"])
-    is_tested = run.experiment != "tuning"
-    before = test(run, pipeline, judge, "seen", guidance)[0] if is_tested else None
+    before = test(run, pipeline, judge, "seen", guidance)[0]
     read: list[float] = []
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
@@ -181,8 +175,6 @@ def train(run: Run) -> list[dict[str, Any]]:
                 | {name: _mean(steps, name) for name in ("kl_reference", "clip_fraction")}
                 | {"seconds": time.perf_counter() - started}
             )
-        if not is_tested:
-            return rows
         after, reward, accuracy = test(run, pipeline, judge, "seen", guidance)
         rows[-1] |= {"test_reward": reward, "test_judge": accuracy}
         rows[-1]["distance"] = (after - before).square().mean().item()
@@ -203,14 +195,6 @@ def _mean(records: list[dict[str, Any]], name: str) -> float | str:
 
 
 # ------------------------------------------------------------------------------------- what is run
-def tuning_runs() -> list[Run]:
-    """Every method at every learning rate, for a few epochs."""
-    return [
-        Run("tuning", name, reward, TUNING_SEED, rate, epochs=6, **METHODS[name])
-        for name, rate, reward in itertools.product(METHODS, LEARNING_RATES, COMPARED)
-    ]
-
-
 def comparison_runs() -> list[Run]:
     """The four methods at equal queries; all methods of a seed before the next seed."""
     return [
@@ -229,54 +213,22 @@ def further_runs() -> list[Run]:
     runs = [
         Run("kl", f"{c:g}", "compressibility", 0, 1e-2, {"train_kl_coefficient": c}) for c in KL_COEFFICIENTS
     ]
+    rate, few = CHOSEN["colourfulness"], {"prompts": "few", "epochs": 15}
     for seed in SEEDS:
-        runs += [
-            Run(
-                "statistics",
-                "global",
-                "colourfulness",
-                seed,
-                CHOSEN["colourfulness"],
-                prompts="few",
-                epochs=15,
-            ),
-            Run(
-                "statistics",
-                "per prompt",
-                "colourfulness",
-                seed,
-                CHOSEN["colourfulness"],
-                tracking,
-                prompts="few",
-                epochs=15,
-            ),
-        ]
+        for name, config in (("global", {}), ("per prompt", tracking)):
+            runs.append(Run("statistics", name, "colourfulness", seed, rate, config, **few))
     for guidance, other in ((1.0, 3.0), (3.0, 1.0)):
-        runs.append(
-            Run(
-                "guidance",
-                f"trained at {guidance:g}",
-                "alignment",
-                0,
-                CHOSEN["alignment"],
-                {"sample_guidance_scale": guidance},
-                epochs=15,
-                test_guidance=(other,),
-            )
+        what, config = (
+            ("guidance", f"trained at {guidance:g}", "alignment"),
+            {"sample_guidance_scale": guidance},
         )
+        runs.append(Run(*what, 0, CHOSEN["alignment"], config, epochs=15, test_guidance=(other,)))
     return runs
 
 
 def main() -> None:
     """Run the experiments that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tune", action="store_true", help="compare learning rates instead")
-    parser.add_argument("--experiments", nargs="+", default=["methods", "kl", "statistics", "guidance"])
-    parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    if arguments.tune:
-        run_all(train, tuning_runs(), COLUMNS, 5, TUNING, arguments.processes)
-        return
+    arguments = parse(__doc__, experiments=["methods", "kl", "statistics", "guidance"])
     runs = [r for r in comparison_runs() + further_runs() if r.experiment in arguments.experiments]
     run_all(train, runs, COLUMNS, 5, RESULT, arguments.processes)
 

@@ -24,16 +24,13 @@ Pair = tuple[str, torch.Tensor, dict[str, Any]]  # prompt, input (3, H, W), and 
 def train_supervised(
     pipeline: Any, prompt_function: PromptFunction, noise_strength: float, config: DDPOConfig
 ) -> list[float]:
-    """Train an adapter on as many pairs as a run of RL has samples, each used once.
+    """Train an adapter on as many pairs as a run of RL has samples, each used once; return the losses.
 
     Args:
         pipeline: gets the adapter.
         prompt_function: returns `(prompt, image, metadata)`, with the right result in `metadata["target"]`.
         noise_strength: as of RL.
         config: of the run of RL; what only RL has is not read.
-
-    Returns:
-        The loss of every batch.
     """
     torch.manual_seed(config.seed)  # decides the adapter's first weights
     policy = prepare_policy(check_pipeline(pipeline), config, True, torch.device("cpu"))
@@ -64,18 +61,7 @@ def pair_loss(
     """Return the mean squared error of the clean latents that the policy predicts, over all timesteps.
 
     A rollout starts from its noised input, and a right one has come to the noised target from the second
-    timestep on.
-
-    Args:
-        pipeline: its UNet is the policy.
-        encoder: of the prompts.
-        pairs: B of them.
-        timesteps: (T,), those that a rollout runs.
-        config: has the guidance, which is part of the policy.
-        generator: source of the noise.
-
-    Returns:
-        The loss, a scalar.
+    timestep on. There are B pairs and T timesteps, those that a rollout runs; guidance is part of the policy.
     """
     prompts, images, metadata = zip(*pairs, strict=True)
     pictures = (images, [m["target"] for m in metadata])

@@ -41,24 +41,18 @@ def make_trainer(case: Case, size: str, folder: str) -> Any:
     )
 
 
-class Timer:
-    """Adds up the seconds that a method of an object takes."""
+def timed(owner: Any, name: str, seconds: dict[str, float], phase: str) -> None:
+    """Let a method of an object add the seconds that it takes to those of a phase."""
+    method = getattr(owner, name)
 
-    def __init__(self, owner: Any, name: str) -> None:
-        self.seconds, self._method = 0.0, getattr(owner, name)
-        setattr(owner, name, self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
         try:
-            return self._method(*args, **kwargs)
+            return method(*args, **kwargs)
         finally:
-            self.seconds += time.perf_counter() - started
+            seconds[phase] += time.perf_counter() - started
 
-    def take(self) -> float:
-        """Return the sum and begin anew."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
+    setattr(owner, name, run)
 
 
 def trainable(trainer: Any) -> dict[str, torch.Tensor]:
@@ -107,18 +101,20 @@ def main() -> None:
         warnings.simplefilter("ignore")
         trainer = make_trainer(case, size, folder)
     trainer.sd_pipeline.set_progress_bar_config(disable=True)
-    sampling, reward = Timer(trainer, "_generate_samples"), Timer(trainer, "compute_rewards")
+    phases: dict[str, float] = {}
+    timed(trainer, "_generate_samples", phases, "sampling")
+    timed(trainer, "compute_rewards", phases, "reward")
     epochs = 0
 
     def epoch(line: str) -> dict[str, Any]:
         nonlocal epochs
         path = line.removeprefix("gradient ")
         clip_fractions = record_gradient(trainer, path) if path != line else []
+        phases.update(sampling=0.0, reward=0.0)
         started = time.perf_counter()
         trainer.step(epochs, epochs)
         epochs += 1
         whole = time.perf_counter() - started
-        phases = {"sampling": sampling.take(), "reward": reward.take()}
         answer = {**phases, "training": whole - sum(phases.values()), "whole": whole}
         return answer | ({"first_clip_fraction": statistics.mean(clip_fractions)} if clip_fractions else {})
 

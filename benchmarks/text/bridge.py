@@ -8,8 +8,6 @@ bridge.csv.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import random
 import tempfile
 import time
@@ -20,13 +18,13 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
+from benchmarks.common import write_rows
 from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import DDPOTrainer
 
-RESULT = Path(__file__).with_suffix(".csv")
 SEEDS, EPOCHS, STEPS, SAMPLES = (0, 1, 2), 10, 8, 32
 VARIANTS: dict[str, float | None] = {
     "DDPO: one advantage": None,
@@ -138,20 +136,13 @@ def run(variant: str, seed: int, folder: str, epochs: int) -> list[dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--output", type=Path, default=RESULT)
-    arguments = parser.parse_args()
     diffusers_logging.disable_progress_bar()
     rows = []
     for seed in SEEDS:
         for variant in VARIANTS:
             with tempfile.TemporaryDirectory() as folder:
-                rows += run(variant, seed, folder, arguments.epochs)
-    with arguments.output.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in r.items()} for r in rows)
+                rows += run(variant, seed, folder, EPOCHS)
+    write_rows(Path(__file__).with_suffix(".csv"), rows)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ PROMPTS = ("a red three", "", "a blue four on a white background", "a green digi
 VAE = {"block_out_channels": (4, 4), "norm_num_groups": 2, "latent_channels": 4, "sample_size": PIXELS}
 TEXT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 UNET = {"block_out_channels": (8,), "norm_num_groups": 2, "cross_attention_dim": 8, "attention_head_dim": 2}
+UNET |= {"sample_size": PIXELS // 2}
 SCHEDULE = {"prediction_type": "v_prediction", "timestep_spacing": "trailing", "steps_offset": 1}
 
 
@@ -47,7 +48,7 @@ def make_pipeline() -> StableDiffusionPipeline:
             vae=AutoencoderKL(**VAE, **coders),
             text_encoder=CLIPTextModel(text),
             tokenizer=words,
-            unet=UNet2DConditionModel(PIXELS // 2, mid_block_type=None, layers_per_block=1, **UNET, **blocks),
+            unet=UNet2DConditionModel(mid_block_type=None, layers_per_block=1, **UNET, **blocks),
             scheduler=DDIMScheduler(clip_sample=False, set_alpha_to_one=False, **SCHEDULE),
             safety_checker=None,
             feature_extractor=None,
