@@ -34,7 +34,7 @@ demo: .venv/core.stamp ## teach img2img to obey a sentence and keep the picture
 test: lint ## lint, types, unit tests and every notebook
 	$(BIN)/python -m pytest tests $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS)) $(ARGS)
 
-torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in benchmarks/torture.json
+torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in benchmarks/torture/counts.json
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.torture $(ARGS)
 
 lint: .venv/all.stamp ## ruff (lint and format) and mypy

@@ -100,7 +100,7 @@ def two_mdps() -> Figure:
 
 def read_rows(name: str) -> list[dict[str, str]]:
     """Read the points of an experiment."""
-    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.csv"
+    path = Path(__file__).parents[1] / "benchmarks" / "text" / f"{name}.csv"
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -118,7 +118,7 @@ def panels(count: int, height: float = 3.2) -> tuple[Figure, list[Axes]]:
 def kl_sweep() -> Figure:
     """Plot score and parse rate of every coefficient against its KL, and what was really wanted."""
     figure, (left, middle, right) = panels(3)
-    rows = read_rows("text_kl_sweep")
+    rows = read_rows("kl_sweep")
     coefficients = sorted({row["kl_coef"] for row in rows}, key=float)
     for color, coefficient in zip(PALETTE, coefficients, strict=False):
         mine = [row for row in rows if row["kl_coef"] == coefficient]
@@ -137,7 +137,7 @@ def kl_sweep() -> Figure:
 def trl() -> Figure:
     """Plot TRL's run beside ours."""
     figure, (left, right) = panels(2)
-    rows = read_rows("text_trl")
+    rows = read_rows("trl_ppo")
     for color, name in zip(PALETTE, ("ours", "TRL 1.12"), strict=False):
         mine = [row for row in rows if row["trainer"] == name]
         seconds = 1000 * float(mine[-1]["seconds"]) / float(mine[-1]["samples"])
@@ -155,7 +155,7 @@ def trl() -> Figure:
 def bridge() -> Figure:
     """Plot DDPO with and without a value network: mean and range of the seeds, and what the value knew."""
     figure, (left, right) = panels(2)
-    rows = read_rows("text_bridge")
+    rows = read_rows("bridge")
     for color, variant in zip(PALETTE, dict.fromkeys(row["variant"] for row in rows), strict=False):
         mine = [row for row in rows if row["variant"] == variant]
         epochs = sorted({int(row["epoch"]) for row in mine})

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "algorithms.csv"
+RESULTS = Path(__file__).parents[1] / "benchmarks/results/algorithms.csv"
 METHODS = {"RWR": BROWN, "sparse RWR": ORANGE, "DDPO-SF": PURPLE, "DDPO-IS": BLUE}
 KL = ("0", "0.1", "1", "10")
 STATISTICS = {"global": ORANGE, "per prompt": BLUE}
@@ -92,7 +92,7 @@ def further() -> Figure:
 
 
 def rows_of(experiment: str) -> list[dict[str, str]]:
-    """Return the rows of one experiment that `python -m benchmarks.algorithms` has measured."""
+    """Return the rows of one experiment that `python -m benchmarks.results.algorithms` has measured."""
     with open(RESULTS, newline="") as file:
         return [row for row in csv.DictReader(file) if row["experiment"] == experiment]
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, main
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 GUIDANCES = {"4.0": BROWN, "7.5": PURPLE, "12.0": ORANGE, "30.0": RED}
 STEPS, ETA = "10", "1.0"  # of the curves; the grid has others
@@ -24,8 +24,8 @@ NAMED = {
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV of benchmarks/."""
-    with open(BENCHMARKS / name, newline="", encoding="utf-8") as file:
+    """Return the rows of a CSV of benchmarks/results/."""
+    with open(RESULTS / name, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -50,7 +50,7 @@ def draw_untrained(axes: Axes) -> None:
 
 def draw_rl(axes: Axes) -> None:
     """Draw the way of every seed on validation pictures, and a star where its test pictures are."""
-    for run in json.loads((BENCHMARKS / "demo.json").read_text())["runs"]:
+    for run in json.loads((RESULTS / "demo.json").read_text())["runs"]:
         way = [point(shares) for shares in run["run"]["path"]]
         name = "RL over its epochs, three seeds" if run["seed"] == 0 else None
         axes.plot(

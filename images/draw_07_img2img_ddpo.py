@@ -1,4 +1,4 @@
-"""Figures of lesson 07: the first state of img2img, and what the runs of benchmarks/img2img.csv found."""
+"""Figures of lesson 07: the first state of img2img, and what benchmarks/results/img2img.py found."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from matplotlib.patches import Rectangle
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-RESULTS = BENCHMARKS / "img2img.csv"
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = FOLDER / "img2img.csv"
 TIMESTEPS = (999, 799, 599, 399, 199)  # five steps of tiny-sd
 NUM_RUN = 2
 UNUSED = "#d9d9d0"
 SEEDS = ("0", "1", "2")
-VARIANTS = {"tasks": 6, "rewards": 9, "baselines": 4, "strength": 5, "glasses": 4}  # of benchmarks/img2img.py
+VARIANTS = {"tasks": 6, "rewards": 9, "baselines": 4, "strength": 5, "glasses": 4}  # of img2img.py there
 TASKS = ("fog", "darkness", "fading", "camouflage", "blur", "four corruptions")
-COMPARED = {  # of benchmarks/baselines.py
+COMPARED = {  # of baselines.py there
     "untouched": (INK, ":"),
     "operation": (GREEN, "-"),
     "untrained": (BROWN, "--"),
@@ -108,7 +108,7 @@ def read_rows(experiment: str) -> Rows:
 
 def read_chosen(task: str, what: str) -> Rows:
     """Return what test pictures said of the settings that validation pictures chose."""
-    with open(BENCHMARKS / "baselines.csv", newline="", encoding="utf-8") as file:
+    with open(FOLDER / "baselines.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [row for row in rows if (row["task"], row["what"]) == (task, what) and row["test"]]
 
@@ -342,7 +342,7 @@ def glasses() -> Figure:
 
 if __name__ == "__main__":
     drawings: dict[str, Callable[[], Figure]] = {"07-start": start}
-    charts = {  # what `python -m benchmarks.img2img` writes, run by run
+    charts = {  # what `python -m benchmarks.results.img2img` writes, run by run
         "07-tasks": (tasks, "tasks"),
         "07-corruptions": (corruptions, "tasks"),
         "07-rewards": (rewards, "rewards"),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-TABLE = Path(__file__).parents[1] / "benchmarks" / "budget.csv"  # `python -m benchmarks.budget_table`
+TABLE = Path(__file__).parents[1] / "benchmarks/speed/budget.csv"  # `python -m benchmarks.speed.budget_table`
 PARTS = {  # what is drawn as one piece: its colour and the columns that it adds up
     "frozen networks": (BLUE, ("frozen",)),
     "LoRA, gradients, moments": (RED, ("trained", "gradients", "moments")),

@@ -1,4 +1,4 @@
-"""Seconds per epoch of the peers, this package and the bare UNet, from `python -m benchmarks.peers`."""
+"""Seconds per epoch of the peers, this package and the bare UNet, from benchmarks/speed/side_by_side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from style import CARD, INK, MUTED, PALETTE, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-RESULT = Path(__file__).parents[1] / "benchmarks" / "peers.json"
+RESULT = Path(__file__).parents[1] / "benchmarks/speed/side_by_side.json"
 PHASES = {"sampling": BLUE, "reward": PURPLE, "training": ORANGE}
 RUNS = ("peer", "ours", "compiled", "floor", "ordered floor")
 SIZES = {"TRL": "TRL's example", "gaussian-glasses": "gaussian-glasses", "large": "large"}

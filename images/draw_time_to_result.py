@@ -1,4 +1,4 @@
-"""Draw pictures right over seconds of training, beside imageddpo (benchmarks/time_to_result.py)."""
+"""Draw pictures right over seconds of training, beside imageddpo (benchmarks/speed/time_to_result.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, main
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "time_to_result.csv"
+RESULTS = Path(__file__).parents[1] / "benchmarks/speed/time_to_result.csv"
 Rows = list[dict[str, str]]
 
 

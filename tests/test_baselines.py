@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import baselines
-from benchmarks.img2img import Run
+from benchmarks.results import baselines
+from benchmarks.results.img2img import Run
 from ddpo_lessons.tiny import load_judge, world
 from ddpo_lessons.tiny.classifier import accuracy
 
@@ -56,7 +56,7 @@ def test_only_chosen_settings_see_test_pictures(
         pictures = world.draw_pictures(20, "test", 0, "noisy", row["severity"])
         own = changes[row["setting"]](pictures.images)
         assert row["test"] == accuracy(load_judge(), own, pictures.digits)
-        assert (row["task"], row["what"], row["seed"], row["damage"]) == ("noise", what, "0", "noisy")
+        assert (row["task"], row["what"], row["seed"], row["damage"]) == ("noise", what, 0, "noisy")
 
 
 def test_pairs_leave_out_validation_and_test_handwriting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks import edit
+from benchmarks.common import read_rows
+from benchmarks.results import edit
 from ddpo_lessons.app import demo
 from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import judge_edits
 
 
 def test_the_demo_compares_with_the_best_of_the_committed_grid() -> None:
-    rows = edit.read(edit.GRID)
+    rows = read_rows(edit.GRID)
     assert len(rows) == len(edit.grid())
     assert edit.best_of_grid(rows) == demo.UNTRAINED_BEST
 

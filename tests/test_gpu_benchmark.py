@@ -12,8 +12,8 @@ import pytest
 import torch
 from diffusers.utils import logging
 
-from benchmarks import budget_table, gpu
-from benchmarks.speed_cases import CASES
+from benchmarks.speed import budget_table, gpu
+from benchmarks.speed.cases import CASES
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import GPU_MEMORY
 from ddpo_lessons.run.compiled import WrongGradientsError
@@ -71,7 +71,7 @@ def test_every_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
     step = budget.sampling_cost(budget.like(load_tiny_sd()).unet, 2, tokens=16)
     assert float(rows[0]["tflop"]) == pytest.approx(step.flops / 1e12, abs=1e-5)
     header = json.loads(output.with_suffix(".json").read_text())
-    assert header["command"].startswith("python -m benchmarks.gpu --size tiny --batches 2")
+    assert header["command"].startswith("python -m benchmarks.speed.gpu --size tiny --batches 2")
     assert (header["seed"], header["torch"]) == (3, torch.__version__)
 
 

@@ -1,4 +1,4 @@
-"""Our functions beside numbers recorded from TRL 0.21 and imageddpo (benchmarks/record_peers.py).
+"""Our functions beside numbers recorded from TRL 0.21 and imageddpo (benchmarks/peers/record.py).
 
 A test named after a row covers that row of the peers' defects (benchmarks/README.md): it shows what
 the peer gave and what we give. The others cover what the peers get right, where we must agree.
@@ -15,7 +15,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from benchmarks.peer_inputs import (
+from benchmarks.peers.inputs import (
     DDIMCase,
     make_tiny_folder,
     row_17_case,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import pixel_operations
-from benchmarks.pixel_operations import OPERATIONS
+from benchmarks.results import pixel_operations
+from benchmarks.results.pixel_operations import OPERATIONS
 from ddpo_lessons.tiny import world
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import readme_tables
-from benchmarks.readme_tables import (
+from benchmarks import tables
+from benchmarks.tables import (
     ablation_table,
     demo_table,
     edit_table,
@@ -161,15 +161,15 @@ def test_tasks_show_rl_beside_its_baselines() -> None:
 
 
 def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = {"one": lambda: "| new |", "not measured": lambda: readme_tables.read("no such file")}
-    monkeypatch.setattr(readme_tables, "TABLES", tables)
+    made = {"one": lambda: "| new |", "not measured": lambda: tables.read("no such file")}
+    monkeypatch.setattr(tables, "TABLES", made)
     text = "before\n<!-- one -->\n| old |\n<!-- /one -->\nafter <!-- /one -->\n"
     assert filled(text) == text.replace("old", "new")
     with pytest.raises(FileNotFoundError, match="no such file"):
         filled("<!-- not measured --><!-- /not measured -->")
 
 
-@pytest.mark.parametrize("path", readme_tables.PAGES)
+@pytest.mark.parametrize("path", tables.PAGES)
 def test_a_page_shows_the_committed_tables(path: str) -> None:
-    text = (readme_tables.ROOT / path).read_text(encoding="utf-8")
+    text = (tables.ROOT / path).read_text(encoding="utf-8")
     assert filled(text) == text

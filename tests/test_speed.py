@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.peers import Worker, outcome
-from benchmarks.speed_cases import CASES
-from benchmarks.speed_ours import Floor
+from benchmarks.peers.environment import Worker
+from benchmarks.speed.cases import CASES
+from benchmarks.speed.our_epochs import Floor
+from benchmarks.speed.side_by_side import outcome
 
 
 class Answering:

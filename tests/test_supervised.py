@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import make_config, make_pipeline, stir_adapter
 
-from benchmarks.supervised import Pair, pair_loss, train_supervised
+from benchmarks.results.supervised import Pair, pair_loss, train_supervised
 from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import prepare_policy
 

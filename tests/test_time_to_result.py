@@ -4,8 +4,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from benchmarks.readme_tables import result_table
-from benchmarks.time_to_result import first_reached, load_adapter
+from benchmarks.speed.time_to_result import first_reached, load_adapter
+from benchmarks.tables import result_table
 from ddpo_lessons.tiny import load_tiny_sd
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
-from benchmarks.readme_tables import filled
+from benchmarks.tables import filled
 from ddpo_lessons import tiny
 from ddpo_lessons.tiny import recipe, world
 from ddpo_lessons.tiny.classifier import LEGIBILITY, accuracy, judge_edits, targets

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.readme_tables import torture_table, torture_totals
+from benchmarks.tables import torture_table, torture_totals
 from benchmarks.torture.damage import DAMAGES, _audit, executed
 from benchmarks.torture.harness import each_case, expect, is_clear
 from ddpo_lessons.config import DDPOConfig

@@ -104,7 +104,7 @@ def test_short_notebooks_run_from_an_empty_folder(wheel: Path, programs: Path, t
     """
     python, pins = programs / "python", ROOT / "constraints.txt"
     run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, f"{wheel}[notebooks]", cwd=tmp_path)
-    seconds = json.loads((ROOT / "benchmarks" / "lesson_times.json").read_text("utf-8"))["seconds"]
+    seconds = json.loads((ROOT / "benchmarks/speed/lesson_times.json").read_text("utf-8"))["seconds"]
     short = [tmp_path / f"{name}.ipynb" for name in sorted(seconds) if seconds[name] < 60]
     assert len(short) >= 3
     for notebook in short:

@@ -1,4 +1,4 @@
-"""Try to break training runs, count what happens, and write torture.json: `python -m benchmarks.torture`.
+"""Try to break training runs, count what happens, and write counts.json: `python -m benchmarks.torture`.
 
 A failure is printed and recorded with the arguments that repeat it, and makes the command end with status 1.
 """
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from diffusers.utils import logging as diffusers_logging
 
-from benchmarks.demo_table import machine
+from benchmarks.common import machine, write_json
 from benchmarks.torture import damage, disks, generated, kills, rewards
 from benchmarks.torture.harness import Counts
 
-RESULT = Path(__file__).parent.parent / "torture.json"
+RESULT = Path(__file__).parent / "counts.json"
 
 # Each experiment and the number of its cases in a full run.
 EXPERIMENTS: dict[str, tuple[Callable[[int, range, Path], Counts], int]] = {
@@ -76,7 +76,7 @@ def main() -> int:
     print(f"{sum(report['cases'] for report in reports.values())} cases, {failures} failures")
     if len(reports) == len(EXPERIMENTS) and arguments.scale >= 1 and arguments.case is None:
         whole = {"machine": machine(), "seed": arguments.seed, "failures": failures, "experiments": reports}
-        RESULT.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(RESULT, whole)
         print(f"wrote {RESULT.name}")
     return 1 if failures else 0
 

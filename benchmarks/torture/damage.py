@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import shutil
@@ -28,8 +29,6 @@ class _Payload:
     """Runs a program when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import os
-
         return os.system, ("true",)
 
 
@@ -46,13 +45,16 @@ def _overwrite(data: bytearray, generator: random.Random) -> bytes:
     return bytes(data)
 
 
+def _leave_out(data: bytearray, generator: random.Random) -> bytes:
+    del data[generator.randrange(len(data))]
+    return bytes(data)
+
+
 DAMAGES: dict[str, Callable[[bytearray, random.Random], bytes | None]] = {
     "bits flipped": _flip,
     "cut off": lambda data, generator: bytes(data[: generator.randrange(len(data))]),
     "a block overwritten": _overwrite,
-    "bytes left out": lambda data, generator: bytes(
-        data[: (at := generator.randrange(len(data)))] + data[at + 1 :]
-    ),
+    "bytes left out": _leave_out,
     "bytes added": lambda data, generator: bytes(data) + generator.randbytes(generator.choice([1, 100])),
     "a pickle": lambda data, generator: pickle.dumps(_Payload()),
     "removed": lambda data, generator: None,
@@ -71,20 +73,16 @@ def _spoil(path: Path, generator: random.Random) -> tuple[str, bool]:
     return damage, after != before
 
 
-def _continue(place: Path, source: str) -> None:
+def _continued(place: Path, source: str = "latest") -> dict[str, Any]:
     make_trainer(place, num_epochs=EPOCHS + 1, resume_from=source, overwrite=False).train()
-
-
-def _check_no_code_ran() -> None:
-    expect(not executed, f"code ran: {executed}")
+    return result_of(place)
 
 
 def damage(seed: int, cases: range, folder: Path) -> Counts:
     """Damage the newest checkpoint or the metrics of a run, and continue it with resume_from='latest'."""
     make_trainer(folder / "run", num_epochs=EPOCHS, num_checkpoint_limit=3).train()
     shutil.copytree(folder / "run", folder / "whole")
-    _continue(folder / "whole", "latest")
-    whole = result_of(folder / "whole")
+    whole = _continued(folder / "whole")
     sys.addaudithook(_audit)
 
     def case(generator: random.Random, place: Path) -> str:
@@ -95,22 +93,27 @@ def damage(seed: int, cases: range, folder: Path) -> Counts:
         executed.clear()
         what = "metrics" if path.name == METRICS else "checkpoint"
         falls_back = newest not in checkpoint.list_checkpoints(place)
+        unclear: ValueError | None = None
         try:
-            _continue(place, "latest")
+            result = _continued(place)
         except ValueError as error:
-            _check_no_code_ran()
-            clear = is_clear(error, ValueError) and path.parent.name in str(error) and "damaged" in str(error)
-            expect(clear and changed, f"unclear: {error}")
+            unclear = error
+        expect(not executed, f"code ran: {executed}")
+        if unclear is not None:
+            clear = path.parent.name in str(unclear) and "damaged" in str(unclear)
+            expect(is_clear(unclear, ValueError) and clear and changed, f"unclear: {unclear}")
             if generator.random() < 0.2:
                 _follow_advice(place, what, whole)
                 return f"{what}: clear error; its advice followed: equal"
             return f"{what}: clear error"
-        _check_no_code_ran()
-        result = result_of(place)
         expect(result["tensors"] == whole["tensors"], "a wrong resume: other weights")
         expect(result["counters"] == whole["counters"], "a wrong resume: other counters")
         if what == "metrics":
-            return f"metrics: {_what_is_left(result['steps'], whole['steps'])}"
+            if result["steps"] == whole["steps"]:
+                return "metrics: nothing that the checkpoint knows was changed, equal"
+            left = len(result["steps"])
+            expect(result["steps"] == whole["steps"][-left:], "records changed unnoticed")
+            return "metrics: file removed: continued without the older records, weights equal"
         expect(result == whole, "records differ")
         if falls_back:
             return "checkpoint: fell back to the one before, equal"
@@ -124,18 +127,10 @@ def _follow_advice(place: Path, what: str, whole: dict[str, Any]) -> None:
     """Resume from the checkpoint before, or move the metrics away; the weights must be those of the run."""
     if what == "metrics":
         (place / METRICS).unlink()
-        _continue(place, "latest")
-        expect(result_of(place)["tensors"] == whole["tensors"], "the continued run differs")
+        expect(_continued(place)["tensors"] == whole["tensors"], "the continued run differs")
     else:
-        _continue(place, str(place / checkpoint.name_of(EPOCHS - 1)))
-        expect(result_of(place) == whole, "the continued run differs")
-
-
-def _what_is_left(steps: list[Any], all_steps: list[Any]) -> str:
-    if steps == all_steps:
-        return "nothing that the checkpoint knows was changed, equal"
-    expect(steps == all_steps[-len(steps) :], "records changed unnoticed")
-    return "file removed: continued without the older records, weights equal"
+        before = str(place / checkpoint.name_of(EPOCHS - 1))
+        expect(_continued(place, before) == whole, "the continued run differs")
 
 
 def metrics(seed: int, cases: range, folder: Path) -> Counts:
@@ -151,13 +146,12 @@ def metrics(seed: int, cases: range, folder: Path) -> Counts:
         except ValueError as error:
             expect(is_clear(error, ValueError) and "line" in str(error), f"unclear: {error}")
             return "clear error"
+        shorter_by_one = len(found) >= len(whole) - 1
         if found == whole[: len(found)]:
             # Other damage can look like a cut only in the last record.
-            expect(
-                damage in ("cut off", "removed") or len(found) >= len(whole) - 1, f"{damage} went unnoticed"
-            )
+            expect(damage in ("cut off", "removed") or shorter_by_one, f"{damage} went unnoticed")
             return "all records, or those before a cut"
-        expect(len(found) >= len(whole) - 1, f"{damage} changed and lost records")
+        expect(shorter_by_one, f"{damage} changed and lost records")
         return "a number or name changed: read as it stands (resuming checks a hash)"
 
     return each_case("metrics", case, seed, cases, folder)

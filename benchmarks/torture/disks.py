@@ -12,24 +12,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from benchmarks.torture.harness import Counts, each_case, expect, fork, is_clear, replaced, wait
-from benchmarks.torture.model import any_prompt, brightness, make_pipeline, make_trainer, result_of, settings
-from ddpo_lessons.config import DDPOConfig
+from benchmarks.torture.harness import Counts, each_case, expect, fork, is_clear, wait
+from benchmarks.torture.model import brightness, continue_run, make_trainer, result_of, whole_run
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer
 
 EPOCHS = 5
+RUN: dict[str, Any] = {"num_epochs": EPOCHS, "image_grid_freq": 2}
 NOBODY = 65534
 
 
-def _train(folder: Path, reward: Any = brightness) -> None:
-    make_trainer(folder, reward, num_epochs=EPOCHS, image_grid_freq=2).train()
-
-
 def _size(folder: Path) -> int:
-    """Return the bytes in a folder's files."""
+    """Return the bytes in a folder's files, some of which may go meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -37,7 +33,6 @@ def _size(folder: Path) -> int:
     return total
 
 
-# -------------------------------------------------------------------------------------------- full disk
 @contextlib.contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[None]:
     """Let files in a folder take so many bytes together; a write beyond that is short, or fails."""
@@ -59,20 +54,19 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
             return raw
         return io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
 
-    with replaced(builtins, "open", open_on_disk), replaced(io, "open", open_on_disk):
+    with patch.object(builtins, "open", open_on_disk), patch.object(io, "open", open_on_disk):
         yield
 
 
 def full_disk(seed: int, cases: range, folder: Path) -> Counts:
     """Let the disk fill up at a random byte of the run; then make room and continue."""
-    _train(folder / "whole")
-    whole, needed = result_of(folder / "whole"), _size(folder / "whole")
+    whole, needed = whole_run(folder / "whole", **RUN), _size(folder / "whole")
 
     def case(generator: random.Random, place: Path) -> str:
         outcome = "the run fitted"
         try:
             with small_disk(place, generator.randrange(int(1.3 * needed))):
-                _train(place)
+                make_trainer(place, **RUN).train()
         except OSError as error:
             clear = is_clear(error, OSError) and error.errno == errno.ENOSPC and "make room" in str(error)
             expect(clear, f"unclear: {error}")
@@ -82,18 +76,15 @@ def full_disk(seed: int, cases: range, folder: Path) -> Counts:
         for path in checkpoint.list_checkpoints(place):
             checkpoint.read(path)
         read_metrics(place)
-        _train(place)
-        expect(result_of(place) == whole, "the continued run differs")
+        continue_run(place, whole, **RUN)
         return outcome
 
     return each_case("full_disk", case, seed, cases, folder)
 
 
-# --------------------------------------------------------------------------------------- read-only folder
 def read_only(seed: int, cases: range, folder: Path) -> Counts:
     """Take the right to write away before the run or in the middle of it; then give it back and continue."""
-    _train(folder / "whole")
-    whole = result_of(folder / "whole")
+    whole = whole_run(folder / "whole", **RUN)
     am_root = os.getuid() == 0  # root may write everywhere, so the run is another user's then
 
     def case(generator: random.Random, place: Path) -> str:
@@ -112,7 +103,7 @@ def read_only(seed: int, cases: range, folder: Path) -> Counts:
         def work() -> None:
             if am_root:
                 os.setuid(NOBODY)
-            _train(run, reward)
+            make_trainer(run, reward, **RUN).train()
 
         if am_root:
             os.chown(run, NOBODY, NOBODY)
@@ -121,55 +112,47 @@ def read_only(seed: int, cases: range, folder: Path) -> Counts:
         message = (place / "error").read_text()
         expect(message.startswith("PermissionError") and str(run) in message, f"unclear: {message}")
         run.chmod(0o700)
-        _train(run)
-        expect(result_of(run) == whole, "the continued run differs")
+        continue_run(run, whole, **RUN)
         when = "from the start" if from_the_start else "in the middle"
         return f"read-only {when}: clear error, continued, equal"
 
     return each_case("read_only", case, seed, cases, folder)
 
 
-# -------------------------------------------------------------------------------------------------- clock
 def clock(seed: int, cases: range, folder: Path) -> Counts:
     """Let the clock and the files' times go back and forth by days, between a stop and a continuation too."""
-    _train(folder / "whole")
-    whole = result_of(folder / "whole")
+    whole, real = whole_run(folder / "whole", **RUN), time.time
 
     def case(generator: random.Random, place: Path) -> str:
-        real = time.time
-
         def wandering() -> float:
             return real() + generator.uniform(-5e5, 5e5)
 
-        with replaced(time, "time", wandering):
-            make_trainer(place, num_epochs=generator.randrange(1, EPOCHS), image_grid_freq=2).train()
+        with patch.object(time, "time", wandering):
+            make_trainer(place, **{**RUN, "num_epochs": generator.randrange(1, EPOCHS)}).train()
             for path in place.rglob("*"):
                 os.utime(path, (wandering(), wandering()))
-            _train(place)
-        expect(result_of(place) == whole, "the run differs")
+            continue_run(place, whole, **RUN)
         return "clock went back: continued, equal"
 
     return each_case("clock", case, seed, cases, folder)
 
 
-# ----------------------------------------------------------------------------------------- second trainer
 REFUSALS = ("another trainer", "already holds a run", "no checkpoint")
 
 
 def second_trainer(seed: int, cases: range, folder: Path) -> Counts:
     """Start a second trainer on the folder of one that runs, at a random moment of its run."""
     before = time.monotonic()
-    _train(folder / "whole")
-    whole, seconds = result_of(folder / "whole"), time.monotonic() - before
+    whole = whole_run(folder / "whole", **RUN)
+    seconds = time.monotonic() - before
 
     def case(generator: random.Random, place: Path) -> str:
-        first = fork(lambda: _train(place), place / "error")
+        first = fork(lambda: make_trainer(place, **RUN).train(), place / "error")
         time.sleep(generator.random() * seconds)
         changes: dict[str, Any] = generator.choice([{"resume_from": "latest"}, {"overwrite": True}, {}])
-        config = DDPOConfig(**settings(place, num_epochs=EPOCHS, image_grid_freq=2, **changes))
         refusal = ""
         try:
-            DDPOTrainer(config, brightness, any_prompt, make_pipeline()).train()
+            make_trainer(place, **{**RUN, "resume_from": "", "overwrite": False, **changes}).train()
         except (RuntimeError, ValueError) as error:
             expect(is_clear(error, RuntimeError, ValueError), f"unclear: {error}")
             refusal = next((why for why in REFUSALS if why in str(error)), "")
@@ -177,7 +160,7 @@ def second_trainer(seed: int, cases: range, folder: Path) -> Counts:
         status = wait(first)
         if status:  # the second was faster to take the folder
             message = (place / "error").read_text()
-            expect("another trainer" in message or "already holds a run" in message, f"unclear: {message}")
+            expect(any(why in message for why in REFUSALS[:2]), f"unclear: {message}")
             expect(not refusal, "the two refused each other")
         expect(result_of(place) == whole, "the run differs")
         if status:

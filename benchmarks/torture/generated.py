@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 import shutil
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks.torture.harness import Counts, expect, is_clear
+from benchmarks.torture.harness import Counts, described, expect, is_clear
 from benchmarks.torture.model import PIXELS, brightness, make_pipeline, settings
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.run import checkpoint
@@ -130,13 +129,8 @@ _ids = st.one_of(
     st.integers(), st.text(max_size=3), st.floats(), st.tuples(st.integers(), st.text(max_size=2)),
     st.sampled_from([None, True, [1], {}, b"x", 1j, torch.zeros(2), frozenset([1])]),
 )  # fmt: skip
-_metadata = st.one_of(
-    st.just({}),
-    st.just({}),
-    st.none(),
-    st.builds(lambda i: {"id": i}, _ids),
-    st.lists(st.integers(), max_size=1),
-)
+_id = st.builds(lambda i: {"id": i}, _ids)
+_metadata = st.one_of(st.just({}), st.just({}), st.none(), _id, st.lists(st.integers(), max_size=1))
 _prompts = _mostly(
     st.tuples(_texts, _metadata), st.sampled_from([None, "text", ("a",), ("a", {}, {}), (1, {}), ["a", {}]])
 )
@@ -150,11 +144,8 @@ _number = st.floats(allow_nan=True, allow_infinity=True)
 @st.composite
 def returned_rewards(draw: st.DrawFn) -> Callable[[int], Any]:
     """Draw what a reward function makes of B images."""
-    values = draw(
-        st.lists(
-            draw(st.sampled_from([_number, st.floats(-10, 10), st.integers(-5, 5)])), min_size=4, max_size=4
-        )
-    )
+    kinds_of_number = [_number, st.floats(-10, 10), st.integers(-5, 5)]
+    values = draw(st.lists(draw(st.sampled_from(kinds_of_number)), min_size=4, max_size=4))
     shapes: dict[str, Callable[[list[Any]], Any]] = {
         "tensor": lambda v: torch.tensor(v, dtype=torch.float64),
         "list": lambda v: v,
@@ -178,12 +169,6 @@ def returned_rewards(draw: st.DrawFn) -> Callable[[int], Any]:
 
 
 # ------------------------------------------------------------------------------------------ what must hold
-def _count_passes(trainer_or_pipeline: Any, sizes: list[int]) -> None:
-    trainer_or_pipeline.unet.register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(1), with_kwargs=True
-    )
-
-
 def _check_run(trainer: DDPOTrainer, folder: Path) -> None:
     """Check what holds after every run."""
     config = trainer.config
@@ -201,28 +186,24 @@ def _check_run(trainer: DDPOTrainer, folder: Path) -> None:
     tolerance = 1e-4 if config.log_prob_reduction == "mean" and config.mixed_precision == "no" else 0.1
     error = steps[0]["first_replay_max_ratio_error"]
     expect(error is not None and error <= tolerance, f"the first ratio is off by {error}")
-    expect(all(value is not None for record in steps for value in record.values()), f"NaN in {steps}")
-    expect(all(value is not None for record in epochs for value in record.values()), f"NaN in {epochs}")
+    for record in steps + epochs:
+        expect(all(value is not None for value in record.values()), f"NaN in {record}")
 
 
 def _attempt(folder: Path, make: Callable[[Any], DDPOTrainer], reward_is_asked: bool) -> str:
     """Make a trainer and train: check the run, or the error and that it came before any computing."""
     shutil.rmtree(folder, ignore_errors=True)
     AcceleratorState._reset_state(reset_partial_state=True)
-    pipeline, passes = make_pipeline(), [0][:0]
-    _count_passes(pipeline, passes)
-    trainer = None
+    pipeline, passes, trainer = make_pipeline(), [], None
+    pipeline.unet.register_forward_pre_hook(lambda module, args: passes.append(module))
     try:
         trainer = make(pipeline)
         before = [parameter.detach().clone() for parameter in trainer.learner.trainable.values()]
         trainer.train()
     except (ValueError, TypeError, ImportError) as error:
-        words = set(re.findall(r"\w+", str(error)))
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        expect(
-            is_clear(error, ValueError, TypeError, ImportError) and bool(words & NAMES),
-            f"unclear {type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}",
-        )
+        names_a_field = bool(set(re.findall(r"\w+", str(error))) & NAMES)
+        clear = is_clear(error, ValueError, TypeError, ImportError) and names_a_field
+        expect(clear, f"unclear {described(error)}")
         if reward_is_asked and trainer is not None:
             expect(
                 all(map(torch.equal, before, trainer.learner.trainable.values())),
@@ -236,107 +217,63 @@ def _attempt(folder: Path, make: Callable[[Any], DDPOTrainer], reward_is_asked: 
     return "sound run"
 
 
-def _any_config(folder: Path) -> tuple[st.SearchStrategy[Any], Callable[[Any], str]]:
-    chosen = st.lists(st.sampled_from(list(CONFIGS)), max_size=8, unique=True)
-    strategy = chosen.flatmap(lambda names: st.fixed_dictionaries({name: CONFIGS[name] for name in names}))
-
-    def attempt(changes: dict[str, Any]) -> str:
-        def make(pipeline: Any) -> DDPOTrainer:
-            config = DDPOConfig(**settings(folder, **changes))
-            return DDPOTrainer(config, brightness, lambda: ("a red three", {}), pipeline)
-
-        return _attempt(folder, make, False)
-
-    return strategy, attempt
+def _with_settings(folder: Path, changes: dict[str, Any], pipeline: Any) -> DDPOTrainer:
+    config = DDPOConfig(**settings(folder, **changes))
+    return DDPOTrainer(config, brightness, lambda: ("a red three", {}), pipeline)
 
 
-def _any_prompts(folder: Path) -> tuple[st.SearchStrategy[Any], Callable[[Any], str]]:
-    strategy = st.tuples(st.lists(_prompts, min_size=2, max_size=2), st.booleans())
-
-    def attempt(drawn: tuple[list[Any], bool]) -> str:
-        values = iter(drawn[0])
-        tracking = {
-            "per_prompt_stat_tracking": drawn[1],
-            "per_prompt_stat_tracking_min_count": 1,
-        }
-
-        def make(pipeline: Any) -> DDPOTrainer:
-            config = DDPOConfig(**settings(folder, sample_guidance_scale=2.0, **tracking))
-            return DDPOTrainer(config, brightness, lambda: next(values), pipeline)
-
-        return _attempt(folder, make, False)
-
-    return strategy, attempt
+def _with_prompts(folder: Path, drawn: tuple[list[Any], bool], pipeline: Any) -> DDPOTrainer:
+    values, tracking = iter(drawn[0]), {"per_prompt_stat_tracking_min_count": 1}
+    tracking["per_prompt_stat_tracking"] = drawn[1]
+    config = DDPOConfig(**settings(folder, sample_guidance_scale=2.0, **tracking))
+    return DDPOTrainer(config, brightness, lambda: next(values), pipeline)
 
 
-def _any_images(folder: Path) -> tuple[st.SearchStrategy[Any], Callable[[Any], str]]:
-    second = st.booleans().flatmap(lambda same: st.none() if same else _image_prompts)
-    strategy = st.tuples(_image_prompts, second, _mostly(st.floats(0.34, 1)))
-
-    def attempt(drawn: tuple[Any, Any, Any]) -> str:
-        first, second, strength = drawn
-        values = iter([first, first if second is None else second])
-
-        def make(pipeline: Any) -> DDPOTrainer:
-            config = DDPOConfig(**settings(folder))
-            return ImageDDPOTrainer(
-                config, brightness, lambda: next(values), pipeline, noise_strength=strength
-            )
-
-        return _attempt(folder, make, False)
-
-    return strategy, attempt
+def _with_images(folder: Path, drawn: tuple[Any, Any, Any], pipeline: Any) -> DDPOTrainer:
+    first, second, strength = drawn
+    values, config = iter([first, first if second is None else second]), DDPOConfig(**settings(folder))
+    return ImageDDPOTrainer(config, brightness, lambda: next(values), pipeline, noise_strength=strength)
 
 
-def _any_rewards(folder: Path) -> tuple[st.SearchStrategy[Any], Callable[[Any], str]]:
-    strategy = st.tuples(
-        returned_rewards(),
-        st.sampled_from([{}, {"sample_group_size": 2}, {"per_prompt_stat_tracking": True}]),
-    )
-
-    def attempt(drawn: tuple[Callable[[int], Any], dict[str, Any]]) -> str:
-        returned, changes = drawn
-
-        def make(pipeline: Any) -> DDPOTrainer:
-            config = DDPOConfig(**settings(folder, **changes))
-            return DDPOTrainer(
-                config, lambda i, p, m: returned(len(i)), lambda: ("a red three", {}), pipeline
-            )
-
-        return _attempt(folder, make, True)
-
-    return strategy, attempt
+def _with_rewards(folder: Path, drawn: tuple[Callable[[int], Any], Any], pipeline: Any) -> DDPOTrainer:
+    returned, changes = drawn
+    config = DDPOConfig(**settings(folder, **changes))
+    return DDPOTrainer(config, lambda i, p, m: returned(len(i)), lambda: ("a red three", {}), pipeline)
 
 
-KINDS = {
-    "settings": (_any_config, 0.4),
-    "prompts": (_any_prompts, 0.2),
-    "images": (_any_images, 0.2),
-    "rewards": (_any_rewards, 0.2),
+_chosen = st.lists(st.sampled_from(list(CONFIGS)), max_size=8, unique=True)
+_second = st.booleans().flatmap(lambda same: st.none() if same else _image_prompts)
+_changes = st.sampled_from([{}, {"sample_group_size": 2}, {"per_prompt_stat_tracking": True}])
+# What is drawn, the trainer that gets it, and its share of the cases.
+KINDS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Path, Any, Any], DDPOTrainer], float]] = {
+    "settings": (
+        _chosen.flatmap(lambda names: st.fixed_dictionaries({name: CONFIGS[name] for name in names})),
+        _with_settings,
+        0.4,
+    ),
+    "prompts": (st.tuples(st.lists(_prompts, min_size=2, max_size=2), st.booleans()), _with_prompts, 0.2),
+    "images": (st.tuples(_image_prompts, _second, _mostly(st.floats(0.34, 1))), _with_images, 0.2),
+    "rewards": (st.tuples(returned_rewards(), _changes), _with_rewards, 0.2),
 }
 
 
-def _try(
-    kind: str, attempt: Callable[[Any], str], strategy: Any, wanted: int, seed: int, counts: Counts
-) -> None:
+def _try(kind: str, wanted: int, seed: int, folder: Path, counts: Counts) -> None:
     """Let hypothesis make up so many cases of one kind; count what comes of them."""
+    strategy, make, _ = KINDS[kind]
     tried: Counter[str] = Counter()
     failed: dict[str, str] = {}
 
     def case(value: Any) -> None:
         try:
-            tried[f"{kind}: {attempt(value)}"] += 1
+            outcome = _attempt(folder, lambda pipeline: make(folder, value, pipeline), kind == "rewards")
         except Exception as error:  # counted, so that the other cases are tried as well
-            tried[f"{kind}: failure"] += 1
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {error!s:.300}"
-            failed.setdefault(message, f"{value!r:.300}")
+            outcome = "failure"
+            failed.setdefault(described(error), f"{value!r:.300}")
+        tried[f"{kind}: {outcome}"] += 1
 
-    test = hypothesis.seed(seed)(given(strategy)(case))
-    checks = list(HealthCheck)
-    hypothesis.settings(max_examples=wanted, deadline=None, database=None, suppress_health_check=checks)(
-        test
-    )()
+    limits: dict[str, Any] = {"max_examples": wanted, "deadline": None, "database": None}
+    limits["suppress_health_check"] = list(HealthCheck)
+    hypothesis.settings(**limits)(hypothesis.seed(seed)(given(strategy)(case)))()
     counts.failures += [f"--only generated --seed {seed}, {kind} {value}: {m}" for m, value in failed.items()]
     counts.outcomes.update(tried)
     counts.notes[f"{kind}: cases"] = tried.total()
@@ -345,7 +282,6 @@ def _try(
 def generated(seed: int, cases: range, folder: Path) -> Counts:
     """Try settings, prompts, images and rewards that hypothesis makes up."""
     counts = Counts()
-    for kind, (make, share) in KINDS.items():
-        strategy, attempt = make(folder / "run")
-        _try(kind, attempt, strategy, max(1, round(share * len(cases))), seed, counts)
+    for kind, (*_, share) in KINDS.items():
+        _try(kind, max(1, round(share * len(cases))), seed, folder / "run", counts)
     return counts

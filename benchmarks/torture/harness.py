@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
@@ -10,7 +9,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ PACKAGE = str(Path(ddpo_lessons.__file__).parent)
 
 @dataclass
 class Counts:
-    """What came of an experiment's cases."""
-
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)  # each says how to repeat it
     notes: dict[str, Any] = field(default_factory=dict)  # measured numbers
@@ -36,9 +33,19 @@ class BrokenPromiseError(AssertionError):
 
 
 def expect(holds: bool, message: str) -> None:
-    """Fail the case unless something holds."""
     if not holds:
         raise BrokenPromiseError(message)
+
+
+def described(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {error!s:.300}"
+
+
+def is_clear(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Tell whether an error is of these kinds and was raised by the package itself."""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, kinds) and raised_in.startswith(PACKAGE)
 
 
 Case = Callable[[random.Random, Path], str]
@@ -54,20 +61,10 @@ def each_case(name: str, case: Case, seed: int, cases: range, folder: Path) -> C
             outcome = case(random.Random(f"{name} {seed} {number}"), place)
             counts.outcomes[outcome] += 1
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(last.filename).name}:{last.lineno}"
-            counts.failures.append(
-                f"--only {name} --seed {seed} --case {number}: {type(error).__name__} at {where}: {error}"
-            )
+            counts.failures.append(f"--only {name} --seed {seed} --case {number}: {described(error)}")
         AcceleratorState._reset_state(reset_partial_state=True)
         shutil.rmtree(place)
     return counts
-
-
-def is_clear(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Tell whether an error is of these kinds and was raised by the package itself."""
-    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-    return isinstance(error, kinds) and raised_in.startswith(PACKAGE)
 
 
 # ------------------------------------------------------------------------------------------- processes
@@ -99,25 +96,18 @@ def wait(process: int, seconds: float = 300) -> int:
         if ended:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.002)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
+    kill(process)
     raise BrokenPromiseError(f"a process was still running after {seconds:g} s")
 
 
+def kill(process: int) -> bool:
+    """Kill a process; tell whether it was still alive."""
+    os.kill(process, signal.SIGKILL)  # until it is waited for, its number is not given away
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+
+
 def wait_for(path: Path, seconds: float = 120) -> None:
-    """Wait until a file exists."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         expect(time.monotonic() < deadline, f"{path.name} did not come within {seconds:g} s")
         time.sleep(0.002)
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value for a while."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 from accelerate.utils import InitProcessGroupKwargs
 
-from benchmarks.torture.harness import BrokenPromiseError, Counts, each_case, expect, fork, wait, wait_for
+from benchmarks.common import free_port
+from benchmarks.torture.harness import Counts, each_case, expect, fork, kill, wait, wait_for
 from benchmarks.torture.model import make_trainer, result_of
 from ddpo_lessons.run import checkpoint
 
@@ -38,34 +38,32 @@ def _start(folder: Path) -> int:
     return process
 
 
-def _whole_run(folder: Path) -> tuple[dict[str, Any], float]:
-    """Return the result of a run that is not killed, and how long it trained."""
-    folder.mkdir()
-    process, before = _start(folder), time.monotonic()
-    expect(wait(process) == 0, "the run that is not killed failed")
-    return result_of(folder), time.monotonic() - before
-
-
 def _kill_once(generator: random.Random, folder: Path, seconds: float) -> bool:
     """Start or continue the run and kill it while it trains; tell whether it was still alive."""
     process = _start(folder)
     time.sleep(generator.random() * seconds)
-    os.kill(process, signal.SIGKILL)  # until it is waited for, its number is not given away
-    return wait(process) == -signal.SIGKILL
+    return kill(process)
+
+
+def _killed(place: Path, kill_one: Callable[[Path, float], bool]) -> Path:
+    """Return the folder of a run that was alive when it was killed."""
+    for attempt in range(20):  # a machine that is slow now may be fast later
+        run = place / f"run-{attempt}"
+        run.mkdir()
+        if kill_one(run, 0.9**attempt):
+            return run
+    raise AssertionError("every run ended before its kill")
 
 
 def kills(seed: int, cases: range, folder: Path) -> Counts:
     """Kill a run that saves after every epoch once or twice, continue it, and compare with the whole run."""
-    whole, seconds = _whole_run(folder / "whole")
+    (folder / "whole").mkdir()
+    process, before = _start(folder / "whole"), time.monotonic()
+    expect(wait(process) == 0, "the run that is not killed failed")
+    whole, seconds = result_of(folder / "whole"), time.monotonic() - before
 
     def case(generator: random.Random, place: Path) -> str:
-        for attempt in range(20):  # a machine that is slow now may be fast later
-            run = place / f"run-{attempt}"
-            run.mkdir()
-            if _kill_once(generator, run, seconds * 0.9**attempt):
-                break
-        else:
-            raise BrokenPromiseError("every run ended before its kill")
+        run = _killed(place, lambda run, share: _kill_once(generator, run, seconds * share))
         if generator.random() < 0.3:
             _kill_once(generator, run, seconds)
         half_saved = any(run.glob(".checkpoint-*"))
@@ -80,33 +78,15 @@ def kills(seed: int, cases: range, folder: Path) -> Counts:
 
 
 # ----------------------------------------------------------------------------------------- two processes
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _start_pair(folder: Path, **changes: Any) -> list[int]:
+def _start_pair(folder: Path) -> list[int]:
     """Start two processes that share each epoch's four samples, as accelerate launch does."""
-    port = _free_port()
-    common = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "ACCELERATE_USE_CPU": "true",
-    }
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    handlers = [InitProcessGroupKwargs(timeout=timedelta(seconds=PEER_SECONDS))]
+    shared = {"train_batch_size": 2, "accelerator_kwargs": {"kwargs_handlers": handlers}}
 
     def work(rank: int) -> None:
-        os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank))
-        handlers = [InitProcessGroupKwargs(timeout=timedelta(seconds=PEER_SECONDS))]
-        trainer = make_trainer(
-            folder,
-            num_epochs=EPOCHS,
-            train_batch_size=2,
-            **GENTLE,
-            accelerator_kwargs={"kwargs_handlers": handlers},
-            **changes,
-        )
+        os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank), ACCELERATE_USE_CPU="true")
+        trainer = make_trainer(folder, num_epochs=EPOCHS, **GENTLE, **shared)
         expect(trainer.accelerator.num_processes == 2, "the processes did not find each other")
         (folder / f"started-{rank}").touch()
         trainer.train()
@@ -114,23 +94,14 @@ def _start_pair(folder: Path, **changes: Any) -> list[int]:
     return [fork(lambda rank=rank: work(rank), folder / f"error-{rank}") for rank in (0, 1)]
 
 
-def _alone(folder: Path) -> None:
-    make_trainer(
-        folder, num_epochs=EPOCHS, sample_num_batches_per_epoch=2, train_batch_size=4, **GENTLE
-    ).train()
-
-
 def _distance(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
     """Return the largest difference between two runs' weights."""
     distances = []
-    for name, (kind, data) in mine["tensors"].items():
-        if name.startswith("policy|"):
-            expect(kind == "torch.float32", f"{name} is {kind}")
-            here, there = (
-                torch.frombuffer(bytearray(d), dtype=torch.float32)
-                for d in (data, theirs["tensors"][name][1])
-            )
-            distances.append((here - there).abs().max().item())
+    for name in (name for name in mine["tensors"] if name.startswith("policy|")):
+        pair = [run["tensors"][name] for run in (mine, theirs)]
+        expect(pair[0][0] == "torch.float32", f"{name} is {pair[0][0]}")
+        here, there = (torch.frombuffer(bytearray(data), dtype=torch.float32) for _, data in pair)
+        distances.append((here - there).abs().max().item())
     return max(distances)
 
 
@@ -141,33 +112,33 @@ def pairs(seed: int, cases: range, folder: Path) -> Counts:
     before = time.monotonic()
     expect([wait(p) for p in _start_pair(folder / "two")] == [0, 0], "two processes failed")
     seconds = time.monotonic() - before
-    expect(wait(fork(lambda: _alone(folder / "one"))) == 0, "one process failed")
+    alone = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4}
+    expect(wait(fork(lambda: _train(folder / "one", **alone, **GENTLE))) == 0, "one process failed")
     whole = result_of(folder / "two")
     distance = _distance(whole, result_of(folder / "one"))
     waits: list[float] = []
 
     def case(generator: random.Random, place: Path) -> str:
         victim = generator.randrange(2)
-        for attempt in range(20):
-            run = place / str(attempt)
-            run.mkdir()
+        other = -1
+
+        def kill_one(run: Path, share: float) -> bool:
+            nonlocal other
             started = _start_pair(run)
+            other = started[1 - victim]
             for rank in (0, 1):
                 wait_for(run / f"started-{rank}")
-            time.sleep(generator.random() * seconds * 0.9**attempt)
-            os.kill(started[victim], signal.SIGKILL)
-            if wait(started[victim]) == -signal.SIGKILL:
-                break
-            expect(wait(started[1 - victim]) == 0, "two processes failed without a kill")
-        else:
-            raise BrokenPromiseError("every run ended before its kill")
-        killed = time.monotonic()
-        status = wait(started[1 - victim], PEER_SECONDS)
+            time.sleep(generator.random() * seconds * share)
+            alive = kill(started[victim])
+            expect(alive or wait(other) == 0, "two processes failed without a kill")
+            return alive
+
+        run, killed = _killed(place, kill_one), time.monotonic()
+        status = wait(other, PEER_SECONDS)
         waits.append(time.monotonic() - killed)
         # A process that was killed at its very end leaves the other nothing to wait for.
-        finished = [path.name for path in checkpoint.list_checkpoints(run)][-1:] == [
-            checkpoint.name_of(EPOCHS)
-        ]
+        saved = checkpoint.list_checkpoints(run)
+        finished = bool(saved) and saved[-1].name == checkpoint.name_of(EPOCHS)
         expect(status == 1 or (status == 0 and finished), f"the other ended with status {status}")
         expect([wait(p) for p in _start_pair(run)] == [0, 0], "the continued run failed")
         expect(result_of(run) == whole, "the continued run differs from the one that was not killed")

@@ -42,7 +42,7 @@ class Img2Img:
 
 
 POLICY = Img2Img(0.4, 2.0, 5)  # two steps are run, the first of which is an action
-# The most pictures done right by the untrained pipeline, of a grid of all four: benchmarks/edit_grid.csv.
+# The most done right by the untrained pipeline, of a grid of all four: benchmarks/results/edit_grid.csv.
 UNTRAINED_BEST = Img2Img(0.4, 30.0, 10)
 STRENGTHS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)  # of the curve that the figure shows
 # Attention, which is all that the peers adapt, and feed-forward layers and convolutions too.

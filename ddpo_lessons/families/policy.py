@@ -231,7 +231,7 @@ def save_policy(
 
 
 def _sort_header(file: Path) -> None:
-    """Put the metadata of a safetensors file in order: its library writes them as they hash in this process."""
+    """Put a safetensors file's metadata in order: its library writes them as they hash in this process."""
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])

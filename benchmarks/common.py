@@ -1,0 +1,93 @@
+"""What the benchmarks share: the machine's name, CSVs, and runs that append to a CSV, a few at a time."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import multiprocessing
+import os
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def machine() -> str:
+    """Return what a measured number needs beside it: cores, processor, torch."""
+    processor, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        processor = named[0].split(":")[1].strip() if named else processor
+    return f"{os.cpu_count()} cores, {processor}, torch {torch.__version__}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a CSV with the columns of the first row; decimals are rounded."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: round(v, 5) if isinstance(v, float) else v for k, v in r.items()} for r in rows)
+
+
+def parse(doc: str | None, **choices: list[Any]) -> argparse.Namespace:
+    """Parse `--processes`, and for every choice a flag that names some of it; without the flag it is all."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    for name, values in choices.items():
+        parser.add_argument(f"--{name}", nargs="+", type=type(values[0]), choices=values, default=values)
+    return parser.parse_args()
+
+
+def run_all(
+    train: Callable[[Any], list[dict[str, Any]]],
+    runs: Sequence[Any],
+    columns: Sequence[str],
+    names: int,
+    path: Path,
+    processes: int,
+) -> None:
+    """Run what a CSV does not hold yet, in this order, and append each run's rows when it ends.
+
+    Args:
+        train: turns a run into its rows; runs in a process of its own.
+        runs: what names a run are its attributes of the first columns' names.
+        columns: of the CSV.
+        names: how many of them name a run.
+        path: the CSV.
+        processes: how many runs at a time.
+    """
+    named = columns[:names]
+    held = {tuple(row[name] for name in named) for row in read_rows(path)} if path.exists() else set()
+    todo = [run for run in runs if tuple(str(getattr(run, name)) for name in named) not in held]
+    with open(path, "a", newline="") as file, multiprocessing.get_context("spawn").Pool(processes) as pool:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        if not file.tell():
+            writer.writeheader()
+        for rows in pool.imap_unordered(train, todo):
+            short = [
+                {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in r.items()} for r in rows
+            ]
+            writer.writerows(short)
+            file.flush()
+            print(*short[-1].values(), flush=True)

@@ -1,0 +1,88 @@
+"""The peers' environment of their own, and processes that answer a line with a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.common import ROOT
+
+PEERS = (
+    *(
+        "trl==0.21.0",
+        "imageddpo==0.1.2",
+        "transformers<5",
+        "diffusers==0.39.0",
+        "peft",
+        "accelerate",
+        "wandb",
+    ),
+    "scikit-learn",  # the handwriting that time_to_result trains on
+)
+TORCH = "torch==2.13.0"
+PACKAGES = ("trl", "imageddpo", "torch", "diffusers", "transformers", "peft", "accelerate")
+SETTINGS = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+
+
+def make_environment() -> str:
+    """Install the peers into an environment of their own, unless it is there; return its interpreter."""
+    folder = ROOT / "build" / "peers"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        # uv's resolver: that of an old pip looks for versions for ten minutes
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "uv", TORCH], check=True)
+        install = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+        subprocess.run([*install, *PEERS, TORCH], check=True)
+    return str(python)
+
+
+def versions(python: str) -> dict[str, str]:
+    """Return what an environment holds of the peers and what they need."""
+    code = "import sys, json, importlib.metadata as m\n"
+    code += "print(json.dumps({name: m.version(name) for name in sys.argv[1:]}))"
+    output = subprocess.run([python, "-c", code, *PACKAGES], check=True, capture_output=True)
+    return json.loads(output.stdout)
+
+
+class Worker:
+    """A process that does an epoch when told to; `speed.cases.serve` is its other end."""
+
+    def __init__(self, command: list[str]) -> None:
+        # Compiling takes what it takes the first time.
+        environment = os.environ | SETTINGS | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process: Any = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
+        if self._read() != "ready":
+            raise RuntimeError(f"{' '.join(command)} did not start: run it in a terminal to see why")
+
+    def _read(self) -> str:
+        return self.process.stdout.readline().strip()
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Send a line, return the answer."""
+        print(line, file=self.process.stdin, flush=True)
+        return json.loads(self._read())
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[Worker]:
+    """Start a worker, and end it with the block."""
+    worker = Worker(command)
+    try:
+        yield worker
+    finally:
+        worker.process.kill()
+        worker.process.wait()
+
+
+def unfailing(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of a worker that has to do what it was told."""
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer

@@ -1,0 +1,78 @@
+"""Supervised fine-tuning of the adapter that RL trains, on pairs of an input and what it should become.
+
+It has what RL has, layers, rank, schedule, batches and number of samples, and the answers besides. The
+difference between the two is what it costs to know a reward only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.contexts import PromptFunction
+from ddpo_lessons.ddim import predict_x0_and_noise
+from ddpo_lessons.families import Family, family_of
+from ddpo_lessons.families.policy import make_optimizer, prepare_policy
+
+Pair = tuple[str, torch.Tensor, dict[str, Any]]  # prompt, input (3, H, W), and the "target" of the same shape
+
+
+def train_supervised(
+    pipeline: Any, prompt_function: PromptFunction, noise_strength: float, config: DDPOConfig
+) -> list[float]:
+    """Train an adapter on as many pairs as a run of RL has samples, each used once; return the losses.
+
+    Args:
+        pipeline: gets the adapter.
+        prompt_function: returns `(prompt, image, metadata)`, with the right result in `metadata["target"]`.
+        noise_strength: as of RL.
+        config: of the run of RL; what only RL has is not read.
+    """
+    torch.manual_seed(config.seed)  # decides the adapter's first weights
+    family = family_of(pipeline)
+    policy = prepare_policy(family.denoiser, family.frozen, config, True, torch.device("cpu"))
+    optimizer = make_optimizer(config, list(policy.values()))
+    timesteps = family.schedule(config.sample_num_steps, noise_strength).timesteps  # (T,)
+    generator = torch.Generator().manual_seed(config.seed)
+    samples = config.num_epochs * config.sample_num_batches_per_epoch * config.sample_batch_size
+    losses = []
+    for _ in range(samples // config.train_batch_size):
+        pairs = [prompt_function() for _ in range(config.train_batch_size)]
+        loss = pair_loss(family, pairs, timesteps, config, generator)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.values(), config.train_max_grad_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def pair_loss(
+    family: Family,
+    pairs: Sequence[Pair],
+    timesteps: torch.Tensor,
+    config: DDPOConfig,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Return the mean squared error of the clean latents that the policy predicts, over all timesteps.
+
+    A rollout starts from its noised input, and a right one has come to the noised target from the second
+    timestep on. There are B pairs and T timesteps, those that a rollout runs; guidance is part of the policy.
+    """
+    prompts, images, metadata = zip(*pairs, strict=True)
+    pictures = (images, [m["target"] for m in metadata])
+    inputs, targets = (family.encode(torch.stack(list(p))) for p in pictures)  # (B, C, h, w)
+    steps = timesteps.repeat_interleave(len(pairs))  # (T*B,)
+    clean = torch.cat([inputs, *[targets] * (len(timesteps) - 1)])  # (T*B, C, h, w)
+    noise = torch.randn(clean.shape, generator=generator)
+    states = family.add_noise(clean, noise, steps)  # (T*B, C, h, w)
+    guidance, scheduler = config.sample_guidance_scale, family.pipeline.scheduler
+    told = family.condition(prompts * len(timesteps), config.negative_prompts, guidance)
+    output = family.predict(family.denoiser, states, steps, told, guidance)
+    alpha_bar = scheduler.alphas_cumprod[steps][:, None, None, None]
+    predicted, _ = predict_x0_and_noise(scheduler, output, states, alpha_bar)
+    return F.mse_loss(predicted, targets.repeat(len(timesteps), 1, 1, 1))

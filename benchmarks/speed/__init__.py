@@ -1,0 +1,1 @@
+"""Seconds, memory and gradients: beside the peers, change by change, on a GPU, until a result."""

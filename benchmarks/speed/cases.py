@@ -1,0 +1,108 @@
+"""What the speed comparison runs, in the peers' environment and in ours alike; imports neither.
+
+The peers run as they are documented, but with fewer steps. TRL 0.21's example (examples/scripts/ddpo.py)
+takes 6 samples at a time and 3 a minibatch. imageddpo's README names minibatches of 4 and, as a complete
+example, gaussian-glasses, whose rl/rl_trainer.py takes 4 at a time and sums the gradients of all 256 of an
+epoch into one optimizer step; here an epoch has 32. `large` is what a user sets who has the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PROMPT = "a red three on a blue background"
+_NUMBERS = ("sample_batch_size", "sample_num_batches_per_epoch", "train_batch_size")
+_NUMBERS += ("train_gradient_accumulation_steps",)
+SIZES: dict[str, dict[str, int]] = {
+    "TRL": dict(zip(_NUMBERS, (6, 4, 3, 1), strict=True)),
+    "gaussian-glasses": dict(zip(_NUMBERS, (4, 8, 4, 8), strict=True)),
+    "large": dict(zip(_NUMBERS, (16, 2, 16, 1), strict=True)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of training; `noise_strength` of None means text-to-image."""
+
+    name: str
+    guidance_scale: float
+    prompt: str = PROMPT
+    noise_strength: float | None = None
+    num_steps: int = 10
+    sizes: tuple[str, ...] = ()  # of SIZES; what the peer documents comes first
+    peer_error: str = ""  # how the peer is known to fail
+
+    @property
+    def peer(self) -> str:
+        """The peer that it is compared with."""
+        return "TRL" if self.noise_strength is None else "imageddpo"
+
+    @property
+    def actions(self) -> int:
+        """Denoising steps that are sampled and trained, per sample."""
+        return round(self.num_steps * (self.noise_strength or 1))
+
+    @property
+    def evaluations(self) -> int:
+        """UNet evaluations that a prediction needs: two with guidance, unless both prompts agree."""
+        return 2 if self.guidance_scale > 1 and self.prompt else 1
+
+    def settings(self, size: str) -> dict[str, Any]:
+        """Fields that TRL's DDPOConfig and ours share."""
+        return {
+            **SIZES[size],
+            "num_epochs": 1000,
+            "save_freq": 1000,
+            "sample_num_steps": self.num_steps,
+            "sample_guidance_scale": self.guidance_scale,
+            "train_learning_rate": 3e-4,
+            "mixed_precision": "no",
+            "seed": 0,
+        }
+
+
+TEXT: dict[str, Any] = {"sizes": ("TRL", "large")}
+IMAGE: dict[str, Any] = {"sizes": ("gaussian-glasses", "TRL", "large"), "noise_strength": 0.5}
+AS_DOCUMENTED: dict[str, Any] = {**IMAGE, "sizes": ("gaussian-glasses",)}
+CASES = {
+    case.name: case
+    for case in (
+        Case("text-to-image, guidance 5", 5.0, **TEXT),
+        Case("text-to-image, no guidance", 1.0, peer_error="The size of tensor", **TEXT),
+        Case("img2img, guidance 5", 5.0, **IMAGE),
+        # what gaussian-glasses' code runs, which leaves TRL's default of 5 as it is
+        Case("img2img, guidance 5, empty prompt", 5.0, prompt="", **IMAGE),
+        # what its page says: "guidance scale: 0 (null prompts)"
+        Case("img2img, no guidance, empty prompt", 0.0, prompt="", **AS_DOCUMENTED),
+        Case("img2img, no guidance", 1.0, **AS_DOCUMENTED),
+    )
+}
+
+
+def redness(images: torch.Tensor) -> torch.Tensor:
+    """A reward that costs nothing: the mean of the red channel, (B,)."""
+    return images[:, 0].float().mean(dim=(1, 2))
+
+
+def picture() -> torch.Tensor:
+    """A picture that follows from nothing: (3, 32, 32) in [0, 1]."""
+    ramp = torch.linspace(0, 1, 32)
+    return torch.stack([ramp.expand(32, 32), ramp[:, None].expand(32, 32), torch.full((32, 32), 0.5)])
+
+
+def serve(epoch: Callable[[str], dict[str, Any]]) -> None:
+    """Call `epoch` with every line of the standard input; answer with what it returns or raises, as JSON."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries that print must not disturb
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            answer = epoch(line.strip())
+        except Exception as error:  # the comparison reports how a peer fails
+            answer = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]:.120}"}
+        print(json.dumps(answer), file=answers, flush=True)

@@ -1,0 +1,209 @@
+"""This package's trainer, or the bare UNet, an epoch at a time; started by `side_by_side`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from diffusers import StableDiffusionPipeline
+from diffusers.utils import logging
+from safetensors.torch import load_file
+
+from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness, serve
+from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import Schedule
+from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+
+GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one pass, for a floor to choose from
+
+
+def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> Runner:
+    """Build our trainer with the settings of the case, some others, and defaults for everything else."""
+    logging.disable_progress_bar()
+    config = DDPOConfig(**{**case.settings(size), **settings}, output_dir=output_dir, image_grid_freq=0)
+    pipeline = StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
+
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        return redness(images)
+
+    if case.noise_strength is None:
+        return DDPOTrainer(config, reward, lambda: (case.prompt, {}), pipeline)
+    return ImageDDPOTrainer(
+        config,
+        reward,
+        lambda: (case.prompt, picture(), {}),
+        pipeline,
+        noise_strength=case.noise_strength,
+    )
+
+
+def embedding(trainer: Runner, case: Case) -> torch.Tensor:
+    """Return the embedding (1, L, D) of the case's prompt."""
+    return trainer.family.condition([case.prompt], "", guidance_scale=1.0)["prompt_embeds"]
+
+
+# ------------------------------------------------------------------------------------ equal gradients
+def trajectory_of(tensors: dict[str, torch.Tensor], case: Case, schedule: Schedule) -> Trajectory:
+    """Turn a peer's samples, whose timesteps it has shuffled, back into a trajectory."""
+    sample = {k.removeprefix("sample."): v for k, v in tensors.items() if k.startswith("sample.")}
+    order = sample["timesteps"].argsort(dim=1, descending=True)  # (B, T)
+    rows = torch.arange(len(order))[:, None]
+    states, outcomes = (sample[name][rows, order] for name in ("latents", "next_latents"))  # (B, T, C, h, w)
+    latents = torch.cat([states, outcomes[:, -1:]], dim=1)  # (B, T+1, C, h, w)
+    return Trajectory(
+        latents=latents,
+        timesteps=sample["timesteps"][rows, order],
+        log_probs=sample["log_probs"][rows, order],
+        conditioning={
+            name: sample[name] for name in ("prompt_embeds", "negative_prompt_embeds")[: case.evaluations]
+        },
+        guidance_scale=case.guidance_scale,
+        schedule=schedule,
+        final_latents=latents[:, -1],
+    )
+
+
+def step_gradient(trainer: Runner, trajectory: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:
+    """Take an optimizer step on all actions; return its gradient before clipping, weight by weight."""
+    gradient: list[torch.Tensor] = []
+    clip = trainer.accelerator.clip_grad_norm_
+
+    def watch(*args: Any) -> Any:
+        gradient.extend(p.grad.clone() for p in trainer.learner.trainable.values() if p.grad is not None)
+        return clip(*args)
+
+    learner, count = trainer.learner, trajectory.num_steps
+    samples = Samples(0, 0, 0, torch.arange(len(advantages)), trajectory, advantages)
+    (pairs,) = shuffled_pairs(
+        trajectory.log_probs.shape, count, len(advantages), torch.Generator().manual_seed(0)
+    )
+    learner.begin_epoch(trajectory)
+    groups = [share_predictions(group, group_size=1) for group in learner.split(pairs)]
+    with (
+        mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch),
+        mock.patch.object(learner, "_on_step"),
+    ):
+        learner.step(partial(trainer.algorithm.loss, samples, learner), groups)
+    return gradient
+
+
+def compare_gradient(trainer: Runner, case: Case, path: str) -> dict[str, float]:
+    """Take the peer's recorded optimizer step with our trainer; return how far the gradients are apart.
+
+    Returns:
+        "gradient_difference": |ours - theirs| / |theirs| over all trained weights.
+    """
+    tensors = load_file(path)
+    embeds = embedding(trainer, case).expand_as(tensors["sample.prompt_embeds"])
+    torch.testing.assert_close(tensors["sample.prompt_embeds"], embeds, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        for name, parameter in trainer.learner.trainable.items():
+            parameter.copy_(tensors[f"weight.{name}"])
+    schedule = trainer.start.schedule(trainer.family, trainer.config)
+    trajectory = trajectory_of(tensors, case, schedule)
+    ours = step_gradient(trainer, trajectory, tensors["sample.advantages"].float())
+    theirs = [tensors[f"grad.{name}"] for name in trainer.learner.trainable]
+    apart = torch.stack([(a - b).norm() for a, b in zip(ours, theirs, strict=True)]).norm()
+    return {"gradient_difference": (apart / torch.stack([b.norm() for b in theirs]).norm()).item()}
+
+
+# ---------------------------------------------------------------------------------------------- floor
+class Floor:
+    """An epoch's UNet evaluations and nothing else, at the group sizes that are fastest here.
+
+    In order, a forward pass is no larger than a denoising step of all samples, one with its backward pass no
+    larger than an optimizer step: what comes later needs their results. Else any size will do.
+    """
+
+    def __init__(self, trainer: Runner, case: Case, size: str, in_order: bool) -> None:
+        """Find the best group sizes."""
+        self.unet, self.trainable = trainer.learner.denoiser, list(trainer.learner.trainable.values())
+        self.embeds = embedding(trainer, case)  # (1, L, D)
+        shape = SIZES[size]
+        samples = shape["sample_batch_size"] * shape["sample_num_batches_per_epoch"]
+        samples_of_a_step = shape["train_batch_size"] * shape["train_gradient_accumulation_steps"]
+        self.evaluations = samples * case.actions * case.evaluations
+        limits = samples * case.evaluations, samples_of_a_step * case.actions * case.evaluations
+        forward, backward = limits if in_order else (self.evaluations, self.evaluations)
+        self.passes = (
+            (self._forward, self._fastest(self._forward, forward)),
+            (self._backward, self._fastest(self._backward, backward)),
+        )
+
+    def _fastest(self, run: Callable[[int], None], limit: int) -> list[int]:
+        """Return the sizes of an epoch's passes, of which as many as `limit` evaluations can share one."""
+        sizes = {min(size, limit) for size in GROUP_SIZES}
+        fastest = min(sizes, key=lambda size: self._rate(run, size))
+        step = torch.arange(limit).chunk(math.ceil(limit / fastest))
+        return [len(group) for group in step] * (self.evaluations // limit)
+
+    def _rate(self, run: Callable[[int], None], count: int) -> float:
+        """Return the best of five times per evaluation, in seconds."""
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            run(count)
+            times.append(time.perf_counter() - started)
+        return min(times) / count
+
+    def _predict(self, count: int) -> torch.Tensor:
+        latents, timesteps = torch.zeros(count, 4, 8, 8), torch.full((count,), 500)
+        return self.unet(latents, timesteps, encoder_hidden_states=self.embeds.expand(count, -1, -1)).sample
+
+    @torch.no_grad()
+    def _forward(self, count: int) -> None:
+        self._predict(count)
+
+    def _backward(self, count: int) -> None:
+        torch.autograd.grad(self._predict(count).square().mean(), self.trainable)
+
+    def epoch(self) -> dict[str, float]:
+        """Do the evaluations of sampling and of training; return seconds of each."""
+        seconds = []
+        for run, sizes in self.passes:
+            started = time.perf_counter()
+            for size in sizes:
+                run(size)
+            seconds.append(time.perf_counter() - started)
+        sampling, training = seconds
+        return {"sampling": sampling, "reward": 0.0, "training": training, "whole": sampling + training}
+
+
+def main() -> None:
+    """Serve epochs of the case, size and folder that the command line names, compiled if it says so."""
+    case, size, folder, compiled = CASES[sys.argv[1]], sys.argv[2], sys.argv[3], sys.argv[4:] == ["compiled"]
+    with tempfile.TemporaryDirectory() as output_dir:
+        trainer = make_trainer(case, size, folder, output_dir, torch_compile=compiled)
+        floors: dict[str, Floor] = {}
+        epochs = 0
+
+        def epoch(line: str) -> dict[str, Any]:
+            nonlocal epochs
+            if line.startswith("gradient "):
+                return compare_gradient(trainer, case, line.removeprefix("gradient "))
+            if line in ("floor", "ordered floor"):
+                if line not in floors:
+                    floors[line] = Floor(trainer, case, size, in_order=line == "ordered floor")
+                return floors[line].epoch()
+            started = time.perf_counter()
+            metrics = trainer.step(epochs)
+            whole = time.perf_counter() - started
+            epochs += 1
+            phases = {name: metrics[f"seconds_{name}"] for name in ("sampling", "reward", "training")}
+            return {**phases, "whole": whole}
+
+        serve(epoch)
+
+
+if __name__ == "__main__":
+    main()

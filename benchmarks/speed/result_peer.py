@@ -1,0 +1,86 @@
+"""imageddpo on the demo's task, an epoch at a time; started by `time_to_result`.
+
+Runs in the peers' environment: of this package it takes the task, none of the training. LoRA is the peer's,
+of rank 4 in the attention layers, which no setting changes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.speed.cases import serve
+from benchmarks.speed.peer_epochs import trainable
+from ddpo_lessons.app.demo import POLICY, SETTINGS
+from ddpo_lessons.data.prompts import edit_requests
+from ddpo_lessons.rewards import recolouring
+
+# The task, and what imageddpo needs to run at all.
+NEEDED: dict[str, Any] = {
+    "sample_num_steps": POLICY.steps,
+    # At its default of 1 the trainer asks for steps that img2img has not taken: IndexError.
+    "train_timestep_fraction": POLICY.strength,
+    "mixed_precision": "no",  # the default, fp16, asks for a GPU
+    # Saving, by default after every epoch, fails with the default project_kwargs; here nobody saves.
+    "save_freq": 10**9,
+}
+SHARED = ("sample_guidance_scale", "train_batch_size", "train_learning_rate", "train_clip_range")
+# Beside NEEDED. And the pipeline's folder has set_alpha_to_one=False: a step without noise trains it on NaN.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "imageddpo, gaussian-glasses": {  # rl/rl_trainer.py of the project that the README names as an example
+        # Guidance: TRL's 5, as in its code; the 0 of its page is for empty prompts, and here they matter.
+        "sample_batch_size": 4,
+        "sample_num_batches_per_epoch": 64,
+        "train_batch_size": 4,
+        "train_gradient_accumulation_steps": 64,
+        "train_learning_rate": 1e-4,
+    },
+    "imageddpo, the demo's settings": {
+        **{name: SETTINGS[name] for name in SHARED},
+        # As many samples in one batch, for one below train_batch_size is refused.
+        "sample_batch_size": SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"],
+        "sample_num_batches_per_epoch": 1,
+    },
+}
+
+
+def make_trainer(variant: str, seed: int, folder: str) -> Any:
+    """Build imageddpo's trainer on the pipeline in a folder."""
+    from imageddpo import I2IDDPOStableDiffusionPipeline, ImageDDPOTrainer
+    from trl import DDPOConfig
+
+    task = (recolouring(), edit_requests(seed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = DDPOConfig(**NEEDED, **VARIANTS[variant], seed=seed)
+        pipeline = I2IDDPOStableDiffusionPipeline(folder, use_lora=True)
+        return ImageDDPOTrainer(config, *task, pipeline, noise_strength=POLICY.strength)
+
+
+def main() -> None:
+    """Serve epochs of the variant, seed and folder that the command line names."""
+    torch.set_num_threads(1)
+    trainer = make_trainer(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    trainer.sd_pipeline.set_progress_bar_config(disable=True)
+    config, epochs = trainer.config, 0
+
+    def epoch(path: str) -> dict[str, float]:
+        """Do an epoch, and then write the adapter to the path."""
+        nonlocal epochs
+        started = time.perf_counter()
+        trainer.step(epochs, epochs)
+        seconds = time.perf_counter() - started
+        epochs += 1
+        save_file({name: p.detach().contiguous() for name, p in trainable(trainer).items()}, path)
+        return {"seconds": seconds, "samples": config.sample_batch_size * config.sample_num_batches_per_epoch}
+
+    serve(epoch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
+
+Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
+UNet and bare UNet (in passes of any size, and in those that the order of the work allows) take turns, an
+epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and batch size
+the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how far the
+gradients of an optimizer step are apart: of the first one after the timed epochs, for then both matrices of
+LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range
+before any update, its policy is not the one that sampled, and gradients are not compared; where they are
+compared and differ, it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler
+from safetensors.torch import load_file, save_file
+from tqdm.auto import tqdm
+
+from benchmarks.common import machine, write_json
+from benchmarks.peers.environment import Worker, make_environment, started, unfailing, versions
+from benchmarks.speed.cases import CASES, Case
+from ddpo_lessons.tiny import load_tiny_sd
+
+RESULT = Path(__file__).with_suffix(".json")
+WRONG_POLICY = 0.5  # of the first ratios outside the clip range; where both policies agree, none is
+EQUAL = 1e-3  # how far gradients of the same step may be apart, relative to their norm
+PHASES = ("sampling", "reward", "training", "whole")
+
+
+def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """Let all take turns for some rounds, after an epoch to warm up; then compare gradients."""
+    arguments = [case.name, size, str(folder)]
+    command = [sys.executable, "-m", "benchmarks.speed.our_epochs", *arguments]
+    with ExitStack() as stack:
+        peer = stack.enter_context(started([python, "-m", "benchmarks.speed.peer_epochs", *arguments]))
+        ours = stack.enter_context(started(command))
+        compiled = stack.enter_context(started([*command, "compiled"]))
+        recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
+        step = peer.ask(f"gradient {recording}")
+        if case.peer_error not in step.get("error", case.peer_error):
+            raise RuntimeError(f"{case.peer} failed, and not as it is known to: {step['error']}")
+        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch")}
+        turns |= {name: (ours, name) for name in ("floor", "ordered floor")}
+        if "error" not in step:
+            turns = {"peer": (peer, "epoch"), **turns}
+        times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
+        for _ in range(rounds + 1):  # the first is to warm up
+            for name, (worker, line) in turns.items():
+                times[name].append(unfailing(worker.ask(line)))
+        if "error" not in step:
+            step = unfailing(peer.ask(f"gradient {recording}"))
+        found = outcome(step, {"ours": ours, "compiled": compiled}, recording)
+    found |= {"first_compiled_epoch": round(times["compiled"][0]["whole"], 1)}
+    found |= {name: summary(epochs[1:]) for name, epochs in times.items()}
+    return {"case": case.name, "size": size, "against": case.peer, **found}
+
+
+def outcome(step: dict[str, Any], workers: dict[str, Worker], recording: str) -> dict[str, Any]:
+    """Return how the peer's step fails, or how far other gradients of it are apart.
+
+    Raises:
+        RuntimeError: if they are so far apart that times of different mathematics would be compared.
+    """
+    if "error" in step:
+        return {"error": step["error"]}
+    apart = None
+    if step["first_clip_fraction"] <= WRONG_POLICY:
+        answers = {name: unfailing(worker.ask(f"gradient {recording}")) for name, worker in workers.items()}
+        apart = {name: answer["gradient_difference"] for name, answer in answers.items()}
+        if not all(value <= EQUAL for value in apart.values()):
+            raise RuntimeError(f"these gradients are not the peer's: {apart}")
+    return {"first_clip_fraction": step["first_clip_fraction"], "gradient_difference": apart}
+
+
+def summary(epochs: list[dict[str, float]]) -> dict[str, Any]:
+    """Median, smallest and largest seconds of every phase."""
+    columns = {phase: [epoch[phase] for epoch in epochs] for phase in PHASES}
+    return {
+        phase: [round(number, 4) for number in (statistics.median(column), min(column), max(column))]
+        for phase, column in columns.items()
+    }
+
+
+def tiny_folder(folder: Path) -> Path:
+    """Write tiny-sd as the peers need it: a last step with noise, and what transformers 4 can read."""
+    pipeline = load_tiny_sd()
+    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, set_alpha_to_one=False)
+    pipeline.save_pretrained(folder)
+    model = json.loads((folder / "tokenizer" / "tokenizer.json").read_text("utf-8"))["model"]
+    (folder / "tokenizer" / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(" ".join(pair) + "\n" for pair in model["merges"])
+    (folder / "tokenizer" / "merges.txt").write_text("#version: 0.2\n" + merges)
+    # Without the older names it warns, and encodes prompts with random weights.
+    encoder = folder / "text_encoder" / "model.safetensors"
+    weights = {f"text_model.{name}": weight for name, weight in load_file(encoder).items()}
+    save_file(weights, encoder, metadata={"format": "pt"})
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", help="interpreter that can import the peers")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    python = arguments.python or make_environment()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = tiny_folder(Path(scratch, "tiny-sd"))
+        for case in tqdm([CASES[name] for name in arguments.cases], desc="cases"):
+            for size in case.sizes:
+                rows.append(compare(case, size, python, folder, arguments.rounds))
+                tqdm.write(json.dumps(rows[-1]))
+    result = {"machine": machine(), "threads": torch.get_num_threads(), "rounds": arguments.rounds}
+    result |= {"peers": versions(python), "rows": rows}
+    result["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
+    write_json(arguments.output, result)
+    print(f"wrote {arguments.output}; now run: benchmarks.tables, images/draw_peers.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Seconds of training until 15 points more pictures are right: `python -m benchmarks.speed.time_to_result`.
+
+The demo's task, trained by this package with the demo's settings and with DDPOConfig's defaults, and by
+imageddpo with two sets of settings (result_peer.py). Right means that the judge reads the digit and both
+colours are those asked for, of 200 validation pictures, before training and after every 256 samples, an epoch
+of the demo (or more, where an epoch is longer); the reading's time does not count. A run ends at +15 points
+or at the limit. Its rows then go into time_to_result.csv; what that holds is not run again.
+time_to_result.json tells the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.utils import logging
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+from benchmarks.common import machine, run_all, write_json
+from benchmarks.peers.environment import make_environment, started, unfailing, versions
+from benchmarks.speed.result_peer import VARIANTS as PEERS
+from benchmarks.speed.side_by_side import tiny_folder
+from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.prompts import edit_requests
+from ddpo_lessons.rewards import recolouring
+from ddpo_lessons.tiny import load_tiny_sd, world
+from ddpo_lessons.trainer import ImageDDPOTrainer
+
+RESULT = Path(__file__).with_suffix(".csv")
+COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colours", "both")
+OURS: dict[str, dict[str, Any]] = {
+    "ddpo-lessons, the demo": SETTINGS,
+    # The task's number of steps, and no pictures, since the peer draws none.
+    "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
+}
+LIMIT = 120.0  # seconds of training
+GAIN = 0.15
+PICTURES = 200
+READ_EVERY = SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"]  # samples
+Epoch = Callable[[], dict[str, float]]  # trains an epoch; returns its seconds and its samples
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, with what it needs to know of this machine."""
+
+    variant: str
+    seed: int
+    python: str
+    folder: str
+
+
+@contextmanager
+def our_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
+    """Train the pipeline with our trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = DDPOConfig(**OURS[run.variant], seed=run.seed, output_dir=folder)
+        task = (recolouring(), edit_requests(run.seed), pipeline)
+        trainer = ImageDDPOTrainer(config, *task, noise_strength=POLICY.strength)
+        numbers = itertools.count()
+
+        def epoch() -> dict[str, float]:
+            started_at = time.perf_counter()
+            trainer.step(next(numbers))
+            return {"seconds": time.perf_counter() - started_at, "samples": trainer.plan.total_samples}
+
+        yield epoch
+
+
+@contextmanager
+def peer_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
+    """Let imageddpo train in a process of its own, and load its adapter into the pipeline."""
+    attention = ["to_k", "to_q", "to_v", "to_out.0"]
+    pipeline.unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=attention))
+    command = [run.python, "-m", "benchmarks.speed.result_peer", run.variant, str(run.seed), run.folder]
+    with tempfile.TemporaryDirectory() as folder, started(command) as peer:
+        path = f"{folder}/lora.safetensors"
+
+        def epoch() -> dict[str, float]:
+            answer = unfailing(peer.ask(path))
+            load_adapter(pipeline.unet, load_file(path))
+            return answer
+
+        yield epoch
+
+
+def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
+    """Copy an adapter's weights into one of the same shape; refuse any other."""
+    own = {name: p for name, p in unet.named_parameters() if "lora_" in name}
+    if own.keys() != weights.keys():
+        raise RuntimeError(f"the peer trains other weights than expected: {own.keys() ^ weights.keys()}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+
+def train(run: Run) -> list[dict[str, Any]]:
+    """Train until the gain or the limit, and return a row for every reading."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    pipeline, exam = load_tiny_sd(), Exam(world.draw_edits(PICTURES, "validation", 0))
+    settings = {**DDPOConfig().to_dict(), **{**OURS, **PEERS}[run.variant]}
+    policy = Img2Img(POLICY.strength, settings["sample_guidance_scale"], POLICY.steps)
+    epochs = our_epochs if run.variant in OURS else peer_epochs
+    row = {"variant": run.variant, "seed": run.seed, "epoch": 0, "seconds": 0.0, "samples": 0}
+    rows: list[dict[str, Any]] = []
+
+    def read() -> None:
+        shares = exam.shares(exam.images(pipeline, policy))
+        rows.append({**row, **{name: shares[name] for name in ("digit", "colours", "both")}})
+
+    read()
+    with epochs(run, pipeline) as epoch:
+        while first_reached(rows) is None and row["seconds"] < LIMIT:
+            done = epoch()
+            row = {**row, "epoch": row["epoch"] + 1, **{k: row[k] + done[k] for k in ("seconds", "samples")}}
+            if row["samples"] - rows[-1]["samples"] >= READ_EVERY or row["seconds"] >= LIMIT:
+                read()
+    return rows
+
+
+def first_reached(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first of a run's rows in which 15 points more are right than in row 0, if there is one."""
+    before = float(rows[0]["both"])
+    reached = (row for row in rows if float(row["both"]) >= before + GAIN - 1e-6)  # it counts in 0.005
+    return next(reached, None)
+
+
+def main() -> None:
+    """Run all variants of a seed before the next seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", help="interpreter that can import the peers")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    python = arguments.python or make_environment()
+    about = {"machine": machine(), "gain": GAIN, "peers": versions(python)}
+    header = arguments.output.with_suffix(".json")
+    if arguments.output.exists() and json.loads(header.read_text()) != about:
+        parser.error(f"{header} tells of another machine or other peers: remove {arguments.output}")
+    write_json(header, about)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = str(tiny_folder(Path(scratch, "tiny-sd")))
+        runs = [Run(variant, seed, python, folder) for seed in arguments.seeds for variant in (*OURS, *PEERS)]
+        run_all(train, runs, COLUMNS, 2, arguments.output, arguments.processes)
+
+
+if __name__ == "__main__":
+    main()

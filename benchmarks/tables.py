@@ -1,0 +1,345 @@
+"""Write the measured tables into the pages from committed results: `python -m benchmarks.tables`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, read_rows
+from benchmarks.speed.time_to_result import first_reached
+from ddpo_lessons.tiny import CHECKPOINT
+from ddpo_lessons.tiny.recipe import markdown
+
+HERE = Path(__file__).parent
+TO_RESULT = "speed/time_to_result"
+PAGES = ("README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/damage.md")
+# What each lesson teaches, the modules that it builds, and its figure in images/.
+LESSONS = {
+    "01_batching": (
+        "the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes",
+        ("batching",),
+        "01-travel",
+    ),
+    "02_time_shuffling": (
+        "shuffling every sample's timesteps on their own, what must move with them, pairs for speed",
+        ("batching",),
+        "02-clocks",
+    ),
+    "03_ddim_log_probs": (
+        "a denoising step is an action: its log-probability, replaying it, and where it has none",
+        ("ddim",),
+        "03-mdp",
+    ),
+    "04_ppo_clipping": (
+        "from REINFORCE to the clipped surrogate; advantages and their traps; a first live run",
+        ("ppo", "advantages"),
+        "04-rollouts",
+    ),
+    "05_text_ppo_with_gae": (
+        "RLHF's PPO for text from its parts, GAE, reward hacking, TRL's PPO; tokens beside denoising steps",
+        ("text/ppo", "text/trainer"),
+        "05-two-mdps",
+    ),
+    "06_text_to_image_ddpo": (
+        "the whole loop, DDPO beside RWR, reward hacking and the KL that holds it back, a table of symptoms",
+        ("algorithms/ddpo", "rollout", "algorithms/rwr"),
+        "06-loop",
+    ),
+    "07_img2img_ddpo": (
+        "obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines",
+        ("rollout", "data/prompts", "rewards/digits"),
+        "07-dilemma",
+    ),
+    "08_full_gpu_run": (
+        "Stable Diffusion's size: memory and time on paper, one command, several GPUs, kill and resume",
+        ("app/budget", "app/presets", "data/folders"),
+        "08-memory",
+    ),
+}
+TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
+    "fog": "fog",
+    "darkness": "darkness",
+    "fading": "faded ink",
+    "camouflage": "camouflage",
+    "blur": "blur, severity 5",
+    "noise": "noise, severity 5",
+    "four corruptions": "noise, blur, fog, JPEG, severities 1 to 5",
+}
+SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
+Row = dict[str, Any]
+
+
+def table(titles: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown; `align` has an l or an r for every column."""
+    marks = {"l": "---", "r": "---:"}
+    lines = ["| " + " | ".join(cells) + " |" for cells in (titles, [marks[side] for side in align], *rows)]
+    return "\n".join(lines).replace("|  |", "| |", not titles[0])  # of an empty title, not of empty cells
+
+
+def percent(share: Any) -> str:
+    return f"{100 * float(share):.1f}%"
+
+
+def shares(row: Row) -> list[str]:
+    return [percent(row[name]) for name in SHARES]
+
+
+def mean(rows: Sequence[Row], column: str) -> float:
+    return statistics.mean(float(row[column]) for row in rows)
+
+
+def best_setting(best: Row) -> str:
+    return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
+
+
+def demo_table(result: Row) -> str:
+    """Return the demo's table: the untrained pipeline, a row per seed, and the mean."""
+    runs = result["runs"]
+    best, before = (runs[0][name] for name in ("untrained_best", "before"))
+    after = [run["after"] for run in runs]
+    rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best), ""]]
+    rows += [["untrained, as RL begins", *shares(before), ""]]
+    rows += [
+        [f"after RL, seed {run['seed']}", *shares(run["after"]), f"{run['seconds'] / 60:.1f}"] for run in runs
+    ]
+    rows += [
+        [
+            "**after RL, mean**",
+            *(percent(mean(after, name)) for name in SHARES),
+            f"{mean(runs, 'seconds') / 60:.1f}",
+        ]
+    ]
+    return table(["", *SHARES.values(), "minutes"], "lrrrrr", rows) + f"\n\nMeasured on: {result['machine']}."
+
+
+def edit_table(result: Row, rows: list[Row]) -> str:
+    """Return what else does the demo's task: means of the seeds, for "both" the lowest and highest too."""
+    best = result["runs"][0]["untrained_best"]
+    own = {
+        what: [row for row in rows if row["what"] == what] for what in ("untouched", "program", "supervised")
+    }
+    found = {
+        "nothing": own["untouched"],
+        f"turning the knobs ({best_setting(best)})": [best],
+        "a program for this world": own["program"],
+        "supervised on pairs, as many samples": own["supervised"],
+        "RL, from a score": [run["after"] for run in result["runs"]],
+    }
+    lines = []
+    for name, measured in found.items():
+        cells = [percent(mean(measured, key)) for key in SHARES]
+        if len(measured) > 1:
+            both = [100 * float(row["both"]) for row in measured]
+            cells[2] += f" ({min(both):.1f} to {max(both):.1f})"
+        lines.append([name, *cells])
+    return table(["", *SHARES.values()], "lrrrr", lines)
+
+
+def ablation_table(rows: list[Row]) -> str:
+    """Return what each choice of the demo is worth: the last reading of every variant."""
+    last = {row["variant"]: row for row in rows}
+    return table(["variant", *SHARES.values()], "lrrrr", ([name, *shares(row)] for name, row in last.items()))
+
+
+def lesson_table(times: Row) -> str:
+    """Return the table of lessons, with the time that each took."""
+    rows = []
+    for name, (teaches, modules, figure) in LESSONS.items():
+        title = name.replace("_", " ")
+        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules)
+        picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
+        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}"
+        rows.append([link, teaches, f"{times['seconds'][name]:.0f} s", picture])
+    lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", rows)
+    return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
+
+
+def task_table(rows: list[Row], baselines: list[Row]) -> str:
+    """Return the table of img2img tasks: RL beside what does without a reward, on the same test pictures."""
+    titles = ["untouched", "best pixel operation", "untrained, best strength", "RL", "supervised, on pairs"]
+    lines = []
+    for name, title in TASKS.items():
+        trained = [row for row in rows if row["variant"] == name and row["damage"]]
+        own: dict[str, list[Row]] = {}
+        for row in baselines:
+            if row["task"] == name and row["test"]:
+                own.setdefault(row["what"], []).append(row)
+        cells = [_at_best(own.get(what, [])) for what in ("untouched", "operation", "untrained")]
+        lines.append([title, *cells, _seeds(trained, "judge"), _seeds(own.get("supervised", []), "test")])
+    return table(["task", *titles], "lrrrrr", lines)
+
+
+def _at_best(rows: list[Row]) -> str:
+    """Return what the judge reads with the chosen setting, over all kinds of pictures, and the setting."""
+    if not rows:
+        return "–"
+    (setting, *others) = [row["setting"] for row in rows]
+    names = "each kind's own" if others and setting else setting
+    return percent(mean(rows, "test")) + (f" ({names})" if names else "")
+
+
+def _seeds(rows: list[Row], column: str) -> str:
+    """Return the mean of the seeds, each over all kinds of pictures, and the lowest and highest."""
+    if not rows:
+        return "–"
+    seeds = sorted({row["seed"] for row in rows})
+    found = [100 * mean([row for row in rows if row["seed"] == seed], column) for seed in seeds]
+    spread = f"{min(found):.1f} to {max(found):.1f}, {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    return f"{statistics.mean(found):.1f}% ({spread})"
+
+
+def torture_table(result: Row) -> str:
+    """Return the table of fault experiments: what was done, how often, what came of it."""
+    rows = []
+    for name, report in result["experiments"].items():
+        outcomes = "<br>".join(f"{count:,} × {outcome}" for outcome, count in report["outcomes"].items())
+        what = f"`{name}`: {report['what']}"
+        rows.append([what, f"{report['cases']:,}", outcomes, f"{report['seconds']:,.0f}"])
+    return table(["experiment", "cases", "what came of them", "seconds"], "lrlr", rows)
+
+
+def torture_totals(result: Row) -> str:
+    """Return how many cases there were, how long they took and how many failed."""
+    reports = result["experiments"].values()
+    cases, seconds = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
+    totals = f"{cases:,} cases in {seconds / 60:.0f} minutes, {result['failures']} failures"
+    return f"{totals}. Measured on: {result['machine']}."
+
+
+OWN = ("ours", "compiled", "floor", "ordered floor")  # of side_by_side.py, beside the peer
+RATIOS = (
+    *(("peer", "ours"), ("peer", "compiled")),
+    *(("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor")),
+)
+PHASES = ("sampling", "reward", "training", "whole")
+
+
+def _outcome(row: Row) -> str:
+    """Say how far the peer's gradients and ours, and our compiled ones, are apart, or why they cannot be."""
+    if "error" in row:
+        return textwrap.shorten(row["error"].replace("|", "/"), 72, placeholder=" …")
+    if row["gradient_difference"] is None:
+        return f"wrong policy: clip fraction {row['first_clip_fraction']:.2f} before any update"
+    apart = " and ".join(f"{value:.0e}" for value in row["gradient_difference"].values())
+    return f"gradients {apart} apart"
+
+
+def _ratio(row: Row, one: str, other: str, phase: str = "whole") -> str:
+    """Divide medians, if there are both: some peers fail, and no reward model is asked here."""
+    seconds = [row[name][phase][0] if name in row else 0.0 for name in (one, other)]
+    return f"{seconds[0] / seconds[1]:.2f}" if min(seconds) > 0.001 else "–"
+
+
+def peers_table(result: Row) -> str:
+    """Return the comparison with the peers: a row per case and size, the medians of whole epochs."""
+    names = ("peer", "ours", "compiled")
+    titles = ["case", "batches", "peer", *(f"{name}, s" for name in names)]
+    titles += [*(f"{one} / {other}" for one, other in RATIOS), "outcome"]
+    rows = []
+    for row in result["rows"]:
+        seconds = [f"{row[name]['whole'][0]:.2f}" if name in row else "fails" for name in names]
+        ratios = [_ratio(row, *pair) for pair in RATIOS]
+        rows.append([row["case"], row["size"], row["against"], *seconds, *ratios, _outcome(row)])
+    return table(titles, "lll" + 8 * "r" + "l", rows) + "\n\n" + _measured_on(result)
+
+
+def peers_phase_table(result: Row) -> str:
+    """Return seconds of every phase (the median; in brackets the smallest and largest), and their ratios."""
+    rows = []
+    for row in result["rows"]:
+        case = [row["case"], row["size"]]
+        for name, who in {"peer": row["against"], **{name: name for name in OWN}}.items():
+            if name in row:
+                spread = [row[name][phase] for phase in PHASES]
+                rows.append([*case, who, *(f"{mid:.2f} ({low:.2f}–{high:.2f})" for mid, low, high in spread)])
+        for one, other in (pair for pair in RATIOS if pair[0] in row):
+            rows.append([*case, f"{one} / {other}", *(_ratio(row, one, other, phase) for phase in PHASES)])
+    return table(["case", "batches", "who", *PHASES], "lllrrrr", rows) + "\n\n" + _measured_on(result)
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _measured_on(result: Row) -> str:
+    return (
+        f"Seconds per epoch, {result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}. "
+        f"Peers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
+    )
+
+
+def result_table(rows: list[Row], about: Row) -> str:
+    """Return the table of seconds until 15 points more pictures are right, per variant."""
+    titles = "trainer, settings | seconds, median | seconds, each seed | samples, median | samples a second"
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        own = [row for row in rows if row["variant"] == variant]
+        runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
+        in_vain = [float(run[-1]["seconds"]) for run in runs if first_reached(run) is None]
+        cells = [_median(runs, "seconds", f"not within {min(in_vain, default=0):,.0f}")]
+        cells += [", ".join(f"{_reached(run, 'seconds'):.0f}".replace("inf", "–") for run in runs)]
+        samples, seconds = (sum(float(run[-1][key]) for run in runs) for key in ("samples", "seconds"))
+        cells += [_median(runs, "samples", "–"), f"{samples / seconds:.1f}", percent(own[0]["both"])]
+        lines.append([variant, *cells, percent(max(float(row["both"]) for row in own))])
+    found = table([*titles.split(" | "), "right before", "best"], "lrrrrrr", lines)
+    return (
+        f"{found}\n\nMeasured on: {about['machine']}, one thread a run. Peers: {_versions(about['peers'])}."
+    )
+
+
+def _reached(run: list[Row], column: str) -> float:
+    """Return a column of the first reading of 15 points more; infinity if there is none."""
+    row = first_reached(run)
+    return float(row[column]) if row else math.inf
+
+
+def _median(runs: list[list[Row]], column: str, never: str) -> str:
+    """Return the median of the runs, of which those that never get there are the last."""
+    median = statistics.median(_reached(run, column) for run in runs)
+    return f"{median:,.0f}" if median < math.inf else never
+
+
+def read(name: str) -> Any:
+    """Return a committed result of benchmarks/."""
+    path = HERE / name
+    return read_rows(path) if path.suffix == ".csv" else json.loads(path.read_text("utf-8"))
+
+
+def img2img_tasks() -> list[Row]:
+    return [row for row in read("results/img2img.csv") if row["experiment"] == "tasks"]
+
+
+TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
+    "tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv")),
+    "lessons": lambda: lesson_table(read("speed/lesson_times.json")),
+    "demo": lambda: demo_table(read("results/demo.json")),
+    "ablations": lambda: ablation_table(read("results/demo_ablations.csv")),
+    "edit": lambda: edit_table(read("results/demo.json"), read("results/edit.csv")),
+    "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
+    "torture": lambda: torture_table(read("torture/counts.json")),
+    "torture-totals": lambda: torture_totals(read("torture/counts.json")),
+    "peers": lambda: peers_table(read("speed/side_by_side.json")),
+    "peers-phases": lambda: peers_phase_table(read("speed/side_by_side.json")),
+    "time-to-result": lambda: result_table(read(f"{TO_RESULT}.csv"), read(f"{TO_RESULT}.json")),
+}
+
+
+def filled(text: str) -> str:
+    """Return the text with every table between its marks made anew."""
+    for name, table in TABLES.items():
+        if f"<!-- {name} -->" in text:
+            block = f"<!-- {name} -->\n{table()}\n<!-- /{name} -->"
+            pattern = rf"<!-- {name} -->.*?<!-- /{name} -->"
+            text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
+    return text
+
+
+if __name__ == "__main__":
+    for path in (ROOT / page for page in PAGES):
+        path.write_text(filled(path.read_text()))
