@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
-from ddpo_lessons.batching import EpochPlan
+from ddpo_lessons.plan import EpochPlan
 
 FORWARD_NUMEL = 64 * 256  # elements of latents that a forward pass is filled up to, where its size is 0
 

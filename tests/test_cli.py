@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import diffusers
 import pytest
@@ -20,13 +21,16 @@ from helpers import make_pipeline, write_clip, write_resnet
 from PIL import Image
 
 import ddpo_lessons
-from ddpo_lessons import compat, rewards, rollout
-from ddpo_lessons.app import cli, demo, doctor
+from ddpo_lessons import rewards
+from ddpo_lessons.algorithms import ALGORITHMS
+from ddpo_lessons.app import cli, demo, doctor, sample, train
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data import folders
+from ddpo_lessons.data.prompts import PROMPTS
 from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.tiny import world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,9 +97,14 @@ def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
+def parse_train(*words: str) -> cli.Train:
+    arguments = cli.parse(["train", *words])
+    assert isinstance(arguments, cli.Train)
+    return arguments
+
+
 def parse(*words: str, preset: str = "digit_world") -> DDPOConfig:
-    arguments = cli._make_parser(["train", *words]).parse_args(["train", *words])
-    return cli._make_config(arguments, dataclasses.replace(PRESETS[preset], config={}))
+    return parse_train(*words).make_config(dataclasses.replace(PRESETS[preset], config={}))
 
 
 # --------------------------------------------------------------------------------------------- train
@@ -154,16 +163,15 @@ def test_damage_is_repaired_towards_the_clean_image(here: Path, model: str, phot
         (("--preset", "camouflage"), 0.4),
         (("--preset", "corruption"), 0.2),
         (("--preset", "camouflage", "--noise-strength", "0.3"), 0.3),
-        ((), cli.NOISE_STRENGTH),
+        ((), sample.NOISE_STRENGTH),
     ],
 )
 def test_noise_strength_is_the_flags_the_presets_or_the_default(
     here: Path, model: str, zoo: Path, flags: tuple[str, ...], strength: float
 ) -> None:
     small = ("--mixed-precision", "no", "--sample-num-steps", "5", "--train-gradient-accumulation-steps", "1")
-    words = ["train", *TINY, *small, *flags, "--model", model, "--images", str(zoo)]
-    arguments = cli._make_parser(words).parse_args(words)
-    trainer = cli._make_trainer(arguments, cli._choose_preset(arguments), folders.find_images(zoo))
+    arguments = parse_train(*TINY, *small, *flags, "--model", model, "--images", str(zoo))
+    trainer = train.make_trainer(arguments, folders.find_images(zoo))
     assert getattr(trainer, "noise_strength", None) == strength
     damaged = trainer.draw_contexts(0)[0].metadata
     assert ("target" in damaged) == ("corruption" in flags)
@@ -253,7 +261,7 @@ def test_flags_override_the_preset(here: Path, model: str) -> None:
 
 def test_a_preset_is_chosen_for_tiny_sd_only() -> None:
     def chosen(*words: str) -> Any:
-        return cli._choose_preset(cli._make_parser(["train", *words]).parse_args(["train", *words]))
+        return parse_train(*words).choose_preset()
 
     assert chosen() is PRESETS["digit_world"]
     assert chosen("--model", "tiny-sd") is PRESETS["digit_world"]
@@ -322,13 +330,13 @@ def test_the_edit_preset_obeys_captions(
     assert len(read_metrics("run", "step")) == 2
 
     calls: list[tuple[Any, ...]] = []
-    draw = rollout.img2img_rollout
+    draw = sample.img2img_rollout
 
     def listen(pipeline: Any, prompts: Any, images: Any, strength: float, **settings: Any) -> Any:
         calls.append((prompts, strength, settings["num_inference_steps"], settings["guidance_scale"]))
         return draw(pipeline, prompts, images, strength, **settings)
 
-    monkeypatch.setattr(rollout, "img2img_rollout", listen)
+    monkeypatch.setattr(sample, "img2img_rollout", listen)
     line = capsys.readouterr().out.splitlines()[-1].strip()
     assert line.endswith("--prompt TEXT --noise-strength 0.5 --images FILE")
     words = {"TEXT": "a red three", "FILE": str(captioned / "a.png")}
@@ -366,7 +374,7 @@ def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
     def load(*arguments: Any) -> Any:
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr(compat, "load_pipeline", load)
+    monkeypatch.setattr(train, "load_pipeline", load)
     monkeypatch.setattr("ddpo_lessons.rewards.models.load_from_hub", load)
     half = here / "half"
     half.mkdir()
@@ -389,14 +397,26 @@ def test_help_explains_every_field(
     with pytest.raises(SystemExit) as caught:
         cli.main(["train", "--help"])
     assert caught.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--train-learning-rate X Learning rate. (0.0003)" in text
-    assert "--train-cfg, --no-train-cfg Train the guided policy" in text
-    docs = cli.field_docs(DDPOConfig)
-    assert list(docs) == [field.name for field in dataclasses.fields(DDPOConfig)]
-    for name, doc in docs.items():
-        assert f"--{name.replace('_', '-')}" in text
-        assert doc in text
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    basic, advanced = text.index("basic options"), text.index("advanced options")
+    assert basic < text.index("--train-learning-rate FLOAT Learning rate. (default: 0.0003)") < advanced
+    assert text.index("--train-cfg, --no-train-cfg Train the guided policy") > advanced
+    for field in dataclasses.fields(DDPOConfig):
+        assert f" --{field.name.replace('_', '-')}" in text
+    assert all(name in text for name in PROMPTS)
+
+
+def test_names_of_flags_are_those_of_the_registries() -> None:
+    assert tuple(rewards.REWARDS) == cli.REWARDS
+    assert tuple(ALGORITHMS) == cli.ALGORITHMS
+    assert get_args(cli.Damage) == tuple(world.DAMAGES)
+    assert cli.Demo.epochs == demo.SETTINGS["num_epochs"]
+    assert set(cli.BASIC) <= {field.name for field in dataclasses.fields(DDPOConfig)}
+
+
+def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rewards.REWARDS, "mine", rewards.colourfulness)
+    assert parse_train("--reward", "mine").reward == "mine"
 
 
 def test_flags_become_values_of_their_fields() -> None:
@@ -479,13 +499,13 @@ def test_sample_takes_the_settings_of_the_run(
     )
     run("train", *TINY, *training, "--model", model, "--prompt", "a red three", "--output-dir", "run")
     calls: list[dict[str, Any]] = []
-    draw = rollout.text2img_rollout
+    draw = sample.text2img_rollout
 
     def listen(*arguments: Any, **settings: Any) -> Any:
         calls.append(settings)
         return draw(*arguments, **settings)
 
-    monkeypatch.setattr(rollout, "text2img_rollout", listen)
+    monkeypatch.setattr(sample, "text2img_rollout", listen)
     run("sample", "--model", model, "--lora", "run/lora", "--prompt", "a digit", "--count", "1", *flags)
     (call,) = calls
     assert (call["num_inference_steps"], call["guidance_scale"]) == (steps, guidance)
@@ -495,10 +515,10 @@ def test_sample_takes_the_settings_of_the_run(
 def test_a_stray_config_is_not_that_of_a_run(here: Path) -> None:
     Path("config.json").write_text('{"sample_num_steps": 3}')
     Path("model").mkdir()
-    assert cli._run_settings(Path("tiny-sd")) == cli._run_settings(Path("model")) == DDPOConfig()
+    assert sample.run_settings(Path("tiny-sd")) == sample.run_settings(Path("model")) == DDPOConfig()
     Path("metrics.jsonl").touch()
-    assert cli._run_settings(Path("model")) == DDPOConfig(sample_num_steps=3)
-    assert cli._run_settings(Path("tiny-sd")) == DDPOConfig()
+    assert sample.run_settings(Path("model")) == DDPOConfig(sample_num_steps=3)
+    assert sample.run_settings(Path("tiny-sd")) == DDPOConfig()
 
 
 def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
@@ -526,10 +546,10 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "command"),
-        (["fly"], "fly"),
+        ([], "demo, train, sample, doctor"),
+        (["fly"], "no command 'fly': use one of demo, train"),
         (["train", "--no-such-flag"], "--no-such-flag"),
-        (["train", "--train-learn", "1"], "--train-learn"),  # no abbreviations
+        (["train", "--train-learn", "1"], "--train-learning-rate"),  # no abbreviations
         (["train", "--num-epochs", "many"], "--num-epochs"),
         (["train", "--num-epochs", "0"], "num_epochs=0"),
         (["train", "--sample-eta", "0"], "sample_eta"),
@@ -546,9 +566,9 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--damage", "foggy"], "--images"),
         (["train", "--severity", "1"], "--images"),
         (["train", "--images", "PHOTOS", "--severity", "1"], "--damage"),
-        (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy,blurry"),
-        (["train", "--images", "PHOTOS", "--damage", ","], "noisy,blurry"),
-        (["train", "--images", "PHOTOS", "--damage", "foggy", "--severity", "0,1"], "1 to 5"),
+        (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy, blurry"),
+        (["train", "--images", "PHOTOS", "--damage", ","], "noisy, blurry"),
+        (["train", "--images", "PHOTOS", "--damage", "foggy", "--severity", "0,1"], "1, 2, 3, 4, 5"),
         (["train", "--gpu-memory", "16"], "--gpu-memory"),
         (["train", "--preset", "camouflage"], "--images FOLDER"),
         (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
@@ -598,6 +618,18 @@ def test_bad_input_is_one_line_and_exit_status_2(
     assert line.startswith("error: ")
     assert message in line
     assert set(here.iterdir()) == before
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])  # tyro draws its boxes in either
+@pytest.mark.parametrize("columns", ["20", "200"])
+def test_errors_look_the_same_on_every_terminal(encoding: str, columns: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": columns}
+    command = [sys.executable, "-m", "ddpo_lessons.app.cli", "train", "--num-epoch", "3"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    expected = (
+        "Unrecognized options: --num-epoch, 3; perhaps you meant --num-epochs (see ddpo-lessons train --help)"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {expected}\n")
 
 
 def test_odd_sizes_are_refused_when_sizes_are_kept(
@@ -650,20 +682,33 @@ def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (calls[0].epochs, calls[0].output_dir) == (3, Path("there"))
 
 
-def test_doctor_starts_without_torch() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor",
+        "--help",
+        "train --help",
+        "train --no-such-flag",
+        "train --reward happiness",
+        "train --prompts poems",
+        "train --num-epochs 0",
+        "sample --keep-size",
+    ],
+)
+def test_answers_that_need_no_torch_do_not_wait_for_it(words: str) -> None:
     program = (
-        "import sys\nfrom ddpo_lessons.app import cli, doctor\n"
-        "cli._make_parser(['doctor']).parse_args(['doctor'])\n"
+        "import sys\nfrom ddpo_lessons.app import cli, doctor\ndoctor.main = lambda: 0\n"
+        "try: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+    command = [sys.executable, "-c", program, *words.split()]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
+    assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == ddpo_lessons.__version__ == project["version"]
     assert project["scripts"] == {"ddpo-lessons": "ddpo_lessons.app.cli:main"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import json
@@ -370,10 +369,7 @@ def test_demo_runs_to_its_end(tmp_path: Path, traffic: Traffic, monkeypatch: pyt
         init(self, **{**settings, **small, "train_batch_size": 8})
 
     monkeypatch.setattr(DDPOConfig, "__init__", init_small)
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
-    words = ["--epochs", "1", "--eval-images", "8", "--output-dir", str(tmp_path)]
-    assert demo.run(parser.parse_args(words)) == 0
+    assert demo.run(cli.Demo(epochs=1, eval_images=8, output_dir=tmp_path)) == 0
     assert json.loads((tmp_path / "results.json").read_text())
     assert traffic.to_device.total() > 0
 
@@ -388,4 +384,4 @@ def test_sample_draws_on_the_device(start: str, tmp_path: Path, traffic: Traffic
     }
     assert cli.main(["sample", *flags[start], "--steps", "4", "--output-dir", str(out)]) == 0
     assert Image.open(out / "sample-000.png").size == (32, 32)
-    assert any(line.startswith("cli.py") for line in traffic.to_host)
+    assert any(line.startswith("app/sample.py") for line in traffic.to_host)

@@ -9,14 +9,13 @@ benchmarks/NOTES.md tells how these settings were found, and what did not work.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers import StableDiffusionImg2ImgPipeline
@@ -29,6 +28,9 @@ from ddpo_lessons.rollout import img2img_rollout, sample_seed
 from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import judge_edits
 from ddpo_lessons.trainer import ImageDDPOTrainer
+
+if TYPE_CHECKING:
+    from ddpo_lessons.app.cli import Demo
 
 
 @dataclass(frozen=True)
@@ -169,31 +171,17 @@ class Exam:
         return {name: hits.double().mean().item() for name, hits in verdicts.items()}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the demo's flags to a parser."""
-    parser.add_argument("--seed", type=int, default=0, help="seed of training (default 0)")
-    parser.add_argument(
-        "--epochs", type=int, default=SETTINGS["num_epochs"], help="epochs (default %(default)s)"
-    )
-    parser.add_argument(
-        "--eval-images", type=int, default=500, help="test pictures judged (default %(default)s)"
-    )
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("demo-run"), help="folder (default %(default)s)"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Demo) -> int:
     """Run the demo and print what it found.
 
     Args:
-        arguments: parsed flags of `add_arguments`.
+        arguments: the command line's.
 
     Returns:
         0.
     """
     started = time.perf_counter()
-    folder: Path = arguments.output_dir
+    folder = arguments.output_dir
     pipeline, exam = load_tiny_sd(), Exam(world.draw_edits(arguments.eval_images, "test", 0))
     watch = Exam(world.draw_edits(min(WATCHED, arguments.eval_images), "validation", 0))
     print("asking the untrained pipeline, at every strength")

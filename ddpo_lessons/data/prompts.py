@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpo_lessons.rewards.models import ANIMALS
+from ddpo_lessons.animals import ANIMALS
 
 Prompt = tuple[str, dict[str, Any]]
 ACTIVITIES = ("washing dishes", "riding a bike", "playing chess")

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddpo_lessons.animals import ANIMALS
 from ddpo_lessons.rewards.base import (
     Metadata,
     RewardFunction,
@@ -24,15 +25,6 @@ from ddpo_lessons.rewards.base import (
 CLIP_MODEL = "openai/clip-vit-large-patch14"
 AESTHETIC_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 PERCEPTUAL_MODEL = "microsoft/resnet-18"
-
-# Forty-five common animals, as many as the DDPO paper uses (arXiv 2305.13301, section 6): the classes of
-# CLIP's rewards, and what data/prompts.py draws from.
-_ANIMALS = """
-cat dog horse cow pig sheep goat donkey rabbit hamster mouse squirrel hedgehog fox wolf
-bear deer moose lion tiger leopard elephant giraffe zebra hippo rhino camel kangaroo koala panda
-monkey gorilla otter seal dolphin whale penguin owl eagle parrot duck chicken frog turtle crocodile
-"""
-ANIMALS = tuple(_ANIMALS.split())
 T = TypeVar("T")
 
 
