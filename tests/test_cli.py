@@ -172,7 +172,7 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(
     small = ("--mixed-precision", "no", "--sample-num-steps", "5", "--train-gradient-accumulation-steps", "1")
     arguments = parse_train(*TINY, *small, *flags, "--model", model, "--images", str(zoo))
     trainer = train.make_trainer(arguments, folders.find_images(zoo))
-    assert getattr(trainer, "noise_strength", None) == strength
+    assert getattr(trainer.start, "noise_strength", None) == strength
     damaged = trainer.draw_contexts(0)[0].metadata
     assert ("target" in damaged) == ("corruption" in flags)
 
