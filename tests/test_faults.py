@@ -152,7 +152,7 @@ def test_pil_images_and_arrays_are_taken(tmp_path):
         make_config(tmp_path), brightness, returning(*[("", image, {}) for image in given]),
         make_pipeline(), noise_strength=0.7,
     )  # fmt: skip
-    seen = [context.image for context in trainer.draw_contexts(0)]
+    seen = [context.image for context in trainer.draw_contexts(0).values()]
     assert torch.allclose(seen[0], torch.full((3, 32, 32), 0.2))
     assert torch.equal(seen[1], IMAGE)
 

@@ -27,8 +27,8 @@ class PromptSampler:
 
     Args:
         draw: turns a random generator into `(prompt, metadata)`.
-        seed: decides the sequence; the same one in every process, for each draws the whole epoch's prompts
-            and takes its own.
+        seed: decides the sequence; the same one in every process, for each draws what it needs of an epoch
+            and skips the rest.
     """
 
     def __init__(self, draw: Callable[[random.Random], Prompt], seed: int) -> None:
@@ -41,6 +41,10 @@ class PromptSampler:
         generator = random.Random(f"{self.seed}-{self.drawn}")  # a string is hashed alike on every machine
         self.drawn += 1
         return self._draw(generator)
+
+    def skip(self) -> None:
+        """Leave out a draw, as a process does whose sample it is not; what follows stays the same."""
+        self.drawn += 1
 
     def state_dict(self) -> dict[str, int]:
         """Return the seed and the number of prompts drawn so far; JSON can hold it."""

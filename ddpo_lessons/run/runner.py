@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
@@ -52,6 +52,12 @@ SHOWN_IMAGES = 32
 ImageSamplesHook = Callable[[list[list[Any]], int, Any], None]
 
 
+def _mark(context: Context) -> Any:
+    """Return what tells a context from others: its prompt, and a pixel of each channel of its image."""
+    image = context.image
+    return context.prompt, None if image is None else image.flatten()[:: image[0].numel()].tolist()
+
+
 class Runner:
     """Runs an algorithm on a model, from a start, for as many epochs as the config says.
 
@@ -65,7 +71,8 @@ class Runner:
             (B, 3, H, W) float in [0, 1]. What it raises ends the run, as do rewards that are not finite, and
             nothing is trained on that epoch; `rewards.service.time_limit` ends one that hangs.
         prompt_function: returns what `start` says. If it holds state, give it `state_dict()` and
-            `load_state_dict()`; without them a resumed run calls it as often as the old run did.
+            `load_state_dict()`; without them a resumed run calls it as often as the old run did. With
+            `skip()` beside them a process leaves out what others sample, and makes its own images only.
         sd_pipeline: a plain diffusers pipeline, or a wrapper of `ddpo_lessons.compat`.
         image_samples_hook: called after every epoch as `(batches, global_step, tracker)`, where each batch
             is `[images, prompts, metadata, rewards, info]`, `global_step` counts optimizer steps, and the
@@ -114,7 +121,7 @@ class Runner:
         self._log_is_open = False
         self._metrics_mark: dict[str, Any] = NO_RECORDS  # what the resumed checkpoint knows of metrics.jsonl
         self._interrupt: DeferredInterrupt | None = None
-        self._drawn: tuple[int, list[Context]] | None = None  # the contexts of an epoch that is not done
+        self._drawn: tuple[int, dict[int, Context]] | None = None  # the contexts of an epoch that is not done
         self._prompts_before: Any = None  # the prompt function's state before it
         if saved is not None:
             self._restore(*saved)
@@ -236,12 +243,12 @@ class Runner:
         self._drawn = None
         return metrics
 
-    def _epoch(self, epoch: int, contexts: list[Context]) -> tuple[dict[str, float], list[list[Any]]]:
+    def _epoch(self, epoch: int, contexts: dict[int, Context]) -> tuple[dict[str, float], list[list[Any]]]:
         started = time.perf_counter()
         batches, trajectory, reward_seconds = self._sample(epoch, contexts)
         own = check_rewards(batches)  # (B,)
         rewards = self._gather_rewards(own)  # (N,)
-        advantages = self.algorithm.advantages(rewards, [context.key for context in contexts])  # (N,)
+        advantages = self.algorithm.advantages(rewards, self._gather_keys(contexts))  # (N,)
         sampled = time.perf_counter()
         numbers = self._own_rows().flatten()  # (B,)
         device, process = self.accelerator.device, self.accelerator.process_index
@@ -312,7 +319,7 @@ class Runner:
         return diffusers_logging.tqdm(total=total, desc=name, disable=not is_shown, **settings)
 
     # --------------------------------------------------------------------------------------- contexts
-    def _contexts_of(self, epoch: int) -> list[Context]:
+    def _contexts_of(self, epoch: int) -> dict[int, Context]:
         """Return the contexts of an epoch; a prompt function without state is not asked twice for them."""
         if self._drawn is None or self._drawn[0] != epoch:
             state = getattr(self.prompt_function, "state_dict", None)
@@ -330,29 +337,46 @@ class Runner:
             self.prompt_function.load_state_dict(self._prompts_before)  # type: ignore[attr-defined]
             self._drawn = None
 
-    def draw_contexts(self, epoch: int) -> list[Context]:
+    @property
+    def _skips(self) -> bool:
+        """Whether the prompt function leaves out what other processes sample."""
+        return self.accelerator.num_processes > 1 and hasattr(self.prompt_function, "skip")
+
+    def draw_contexts(self, epoch: int) -> dict[int, Context]:
         """Ask the prompt function for the contexts of an epoch, the same ones in every process.
 
         Python's, numpy's and torch's global generators are seeded from (seed, epoch) first, so that prompt
         functions that draw from them need no state of their own.
+
+        Args:
+            epoch: its number, from 0.
+
+        Returns:
+            The contexts by their samples' numbers in the epoch; all of them, or this process's own where the
+            prompt function can skip the others.
         """
         set_seed(sample_seed(self.config.seed, epoch) % 2**32)
-        size = self.config.sample_group_size
-        count = self.plan.total_samples // size
-        drawn = [self.start.context(self.prompt_function(), self.family) for _ in range(count)]
+        size, own = self.config.sample_group_size, set(self._own_rows().flatten().tolist())
+        contexts: dict[int, Context] = {}
+        for first in range(0, self.plan.total_samples, size):
+            numbers = range(first, first + size)
+            if self._skips and own.isdisjoint(numbers):
+                self.prompt_function.skip()  # type: ignore[attr-defined]
+                continue
+            context = self.start.context(self.prompt_function(), self.family)
+            contexts |= dict.fromkeys(numbers, context)
         if self.config.per_prompt_stat_tracking:
-            for context in drawn:
+            for context in contexts.values():
                 check_key(context.key)
-        self.start.check(drawn)
-        return [context for context in drawn for _ in range(size)]
+        self.start.check(list(contexts.values()))
+        return contexts
 
-    def _check_same(self, contexts: Sequence[Context]) -> None:
+    def _check_same(self, contexts: dict[int, Context]) -> None:
         """Refuse a prompt function that gives each process something else: rewards would be mixed up."""
         if self.accelerator.num_processes == 1:
             return
-        images = [None if c.image is None else c.image.flatten()[:: c.image[0].numel()] for c in contexts]
-        marks = [None if image is None else image.tolist() for image in images]  # a pixel of each channel
-        own = zlib.crc32(repr(([context.prompt for context in contexts], marks)).encode())
+        seen: Any = self._prompts_before if self._skips else list(map(_mark, contexts.values()))
+        own = zlib.crc32(repr(seen).encode())
         all_of_them = self.accelerator.gather(torch.tensor([own], device=self.accelerator.device))
         if (all_of_them != own).any():
             raise RuntimeError(
@@ -367,11 +391,11 @@ class Runner:
         rows = torch.arange(self.plan.total_samples)
         return rows.view(-1, processes, self.config.sample_batch_size)[:, process]
 
-    def _sample(self, epoch: int, contexts: Sequence[Context]) -> tuple[list[list[Any]], Trajectory, float]:
+    def _sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
         """Sample and score this process's share: its batches, their trajectory, seconds of scoring."""
         batches, pieces, seconds = [], [], 0.0
         own_rows = self._own_rows()  # (batches, B)
-        shape = self.family.latents_shape(self.start.size(contexts))
+        shape = self.family.latents_shape(self.start.size(list(contexts.values())))
         samples, _ = self.config.forward_sizes(math.prod(shape))
         schedule = self.start.schedule(
             self.family, self.config
@@ -417,6 +441,13 @@ class Runner:
         """Give every sample its own generator, so that batch size and processes change nothing."""
         seeds = [sample_seed(self.config.seed, epoch, purpose, number) for number in numbers]
         return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def _gather_keys(self, contexts: dict[int, Context]) -> list[Any]:
+        """Return what each sample of the epoch (N,) is compared by; others know those of their samples."""
+        keys = {number: context.key for number, context in contexts.items()}
+        if len(keys) < self.plan.total_samples:
+            keys = dict(pair for pairs in gather_object([keys]) for pair in pairs.items())
+        return [keys[number] for number in range(self.plan.total_samples)]
 
     def _gather_rewards(self, own: torch.Tensor) -> torch.Tensor:
         """Return the rewards of the whole epoch (N,) in the order of its samples, on every process."""
