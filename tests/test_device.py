@@ -29,6 +29,8 @@ from ddpo_lessons.rewards import (
 )
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.text.models import ValueModel, load_text_models
+from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner, RWRTrainer
@@ -306,6 +308,27 @@ def test_every_run_ends_on_the_device(tmp_path: Path) -> None:
             trainer.train()
             assert {p.device for p in trainer.learner.trainable.values()} == {DEVICE}
         assert read_metrics(tmp_path / run, "epoch")[0]["epoch"] == 1
+
+
+def test_text_ppo_is_that_of_the_cpu() -> None:
+    """Text PPO trains where its policy is; answers are drawn by the host's generator, so they are the same."""
+
+    def lengths(texts: Any) -> torch.Tensor:
+        return torch.tensor([float(len(text)) for text in texts])
+
+    def history(place: torch.device) -> list[dict[str, float]]:
+        models = load_text_models()
+        policy = models.policy.to(place)
+        config = TextPPOConfig(batch_size=4, minibatch_size=4, inner_epochs=1, max_new_tokens=6)
+        value = ValueModel.from_policy(policy)
+        trainer = TextPPOTrainer(config, policy, value, models.tokenizer, lengths, ["the plot"])
+        trainer.step()
+        return trainer.history
+
+    expected = history(HOST)
+    with fake_device():
+        found = history(DEVICE)
+    assert numbers(found[0]) == pytest.approx(numbers(expected[0]), rel=1e-3, abs=1e-5)
 
 
 # --------------------------------------------------------------------------- rewards, judges and commands
