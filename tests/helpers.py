@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import string
@@ -12,8 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, ResNetConfig, ResNetModel
+from diffusers import (
+    DDIMScheduler,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    ResNetConfig,
+    ResNetModel,
+)
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.tiny import recipe
@@ -65,6 +79,65 @@ def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> Stab
         )
     pipeline.set_progress_bar_config(disable=True)
     for module in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
+        module.eval()
+    return pipeline
+
+
+def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeline:
+    """Make a Stable Diffusion XL of random weights, 32x32 images; `scheduler` overrides its config.
+
+    As in the real one, the encoders differ in width, and the second tokenizer pads with another token.
+    """
+    tokenizer = make_tokenizer()
+    tokenizer_2 = copy.deepcopy(tokenizer)
+    tokenizer_2.pad_token = "!"
+    width, pooled, time_width = 48, 40, 8
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        second = CLIPTextModelWithProjection(
+            CLIPTextConfig(
+                vocab_size=len(tokenizer_2),
+                hidden_size=width,
+                intermediate_size=2 * width,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                max_position_embeddings=recipe.LENGTH,
+                projection_dim=pooled,
+                hidden_act="gelu",
+                bos_token_id=tokenizer_2.bos_token_id,
+                eos_token_id=tokenizer_2.eos_token_id,
+                pad_token_id=tokenizer_2.pad_token_id,
+            )
+        )
+        unet = UNet2DConditionModel(
+            sample_size=8,
+            block_out_channels=(16, 32),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            layers_per_block=1,
+            cross_attention_dim=recipe.WIDTH + width,
+            attention_head_dim=(2, 4),
+            use_linear_projection=True,
+            norm_num_groups=8,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=time_width,
+            projection_class_embeddings_input_dim=pooled + 6 * time_width,
+        )
+        pipeline = StableDiffusionXLPipeline(
+            vae=recipe.make_vae(),
+            text_encoder=recipe.make_text_encoder(tokenizer),
+            text_encoder_2=second,
+            tokenizer=tokenizer,
+            tokenizer_2=tokenizer_2,
+            unet=unet,
+            scheduler=DDIMScheduler(**{**SCHEDULE, **scheduler}),
+            add_watermarker=False,
+        )
+    for parameter in second.parameters():
+        if parameter.ndim > 1:  # the small initial weights would embed everything alike
+            parameter.data.mul_(4)
+    pipeline.set_progress_bar_config(disable=True)
+    for module in (unet, pipeline.vae, pipeline.text_encoder, second):
         module.eval()
     return pipeline
 

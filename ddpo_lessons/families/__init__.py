@@ -11,6 +11,7 @@ from typing import Any
 
 import diffusers
 from diffusers import DiffusionPipeline
+from torch import nn
 
 from ddpo_lessons.families.base import Family as Family
 from ddpo_lessons.families.base import Schedule as Schedule
@@ -35,8 +36,8 @@ def family_class(pipeline_class: str) -> type[Family]:
     """
     if pipeline_class not in FAMILIES:
         raise TypeError(
-            f"sd_pipeline is a {pipeline_class}, a family of models that this package does not train: use "
-            f"one of {', '.join(FAMILIES)}"
+            f"the model is a {pipeline_class}, of a family that this package does not train: use one of "
+            f"{', '.join(FAMILIES)}"
         )
     return FAMILIES[pipeline_class]
 
@@ -86,5 +87,8 @@ def load_pipeline(model: str | Path, revision: str = "main") -> Any:
             "a network `hf download MODEL --local-dir FOLDER` makes one; or set HF_HOME to a cache that "
             "already holds the model"
         ) from error
+    for part in pipeline.components.values():
+        if isinstance(part, nn.Module):
+            part.float()  # text encoders come in the precision of their file
     pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
     return pipeline

@@ -206,7 +206,15 @@ def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
     """Make the DDIM scheduler with the noise schedule of another one.
 
     It clips predictions only where the other one says so: DDIM's default, [-1, 1], is that of pixels.
+
+    Raises:
+        TypeError: if the other one has no betas, as those of flow matching and EDM: DDIM would take its own.
     """
+    if "beta_schedule" not in scheduler.config:
+        raise TypeError(
+            f"a {type(scheduler).__name__} has no betas, so DDIM cannot take its steps: use a model that was "
+            "trained with a DDPM schedule"
+        )
     return DDIMScheduler.from_config({"clip_sample": False, **scheduler.config})
 
 

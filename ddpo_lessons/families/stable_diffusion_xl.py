@@ -96,10 +96,12 @@ class StableDiffusionXL(StableDiffusion):
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """Turn images into latents, in the autoencoder's own precision."""
-        with torch.autocast(images.device.type, enabled=False):
-            return encode(self.pipeline.vae, images)
+        vae = self.pipeline.vae
+        with torch.autocast(vae.device.type, enabled=False):  # the images may still be on the CPU
+            return encode(vae, images)
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn latents into images, in the autoencoder's own precision."""
-        with torch.autocast(latents.device.type, enabled=False):
-            return decode(self.pipeline.vae, latents)
+        vae = self.pipeline.vae
+        with torch.autocast(vae.device.type, enabled=False):
+            return decode(vae, latents)

@@ -1,0 +1,546 @@
+"""Model families: Stable Diffusion XL against plain diffusers, and what every family keeps its promise of."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    EDMEulerScheduler,
+    EulerDiscreteScheduler,
+    StableDiffusionInpaintPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLPipeline,
+)
+from helpers import (
+    PROMPTS,
+    brightness,
+    counted_passes,
+    each_prompt,
+    make_config,
+    make_pipeline,
+    make_xl_pipeline,
+    noisy_image,
+    red_three,
+)
+from safetensors.torch import load_file, save_file
+
+from ddpo_lessons.algorithms import RWR
+from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.ddpo import shuffled_pairs
+from ddpo_lessons.app import cli
+from ddpo_lessons.compat import LORA_FILE
+from ddpo_lessons.data.starts import FromImages
+from ddpo_lessons.families import FAMILIES, Family, family_of, load_pipeline
+from ddpo_lessons.families.policy import prepare_policy, save_policy
+from ddpo_lessons.families.stable_diffusion import StableDiffusion
+from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
+from ddpo_lessons.rollout import Trajectory, img2img_rollout, text2img_rollout
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MAKERS = {"sd": make_pipeline, "xl": make_xl_pipeline}
+# force_zeros_for_empty_prompt, and the negative prompt.
+NEGATIVES = [(True, ""), (False, ""), (True, "a blue four"), (False, "a blue four")]
+HEIGHT, WIDTH = 32, 48
+
+
+def generators(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def make_xl(zeros: bool, **scheduler: Any) -> StableDiffusionXLPipeline:
+    pipeline = make_xl_pipeline(**scheduler)
+    pipeline.register_to_config(force_zeros_for_empty_prompt=zeros)
+    return pipeline
+
+
+def diffusers_negative(zeros: bool, negative: str, count: int) -> list[str] | None:
+    """Return the negative prompt that diffusers is given: to it only a missing one is zeros."""
+    return None if zeros and not negative else [negative] * count
+
+
+# ------------------------------------------------------------------------------- against plain diffusers
+@pytest.mark.parametrize("size", [None, (HEIGHT, WIDTH)])
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+@pytest.mark.parametrize(("zeros", "negative"), NEGATIVES)
+def test_conditioning_is_that_of_diffusers(zeros, negative, guidance, size):
+    pipeline, count = make_xl(zeros), len(PROMPTS)
+    prompts, negative_embeds, pooled, negative_pooled = pipeline.encode_prompt(
+        list(PROMPTS), device="cpu", do_classifier_free_guidance=guidance > 1,
+        negative_prompt=diffusers_negative(zeros, negative, count),
+    )  # fmt: skip
+    pixels = size or (32, 32)
+    width = pipeline.text_encoder_2.config.projection_dim
+    ids = pipeline._get_add_time_ids(pixels, (0, 0), pixels, torch.float32, width).repeat(count, 1)
+    expected = {"prompt_embeds": prompts, "pooled_embeds": pooled, "time_ids": ids}
+    if guidance > 1:
+        expected["negative_prompt_embeds"] = negative_embeds
+        expected |= {"negative_pooled_embeds": negative_pooled, "negative_time_ids": ids}
+    family = family_of(pipeline)
+    for _ in range(2):  # the second time from memory
+        torch.testing.assert_close(family.condition(PROMPTS, negative, guidance, size), expected)
+
+
+SAMPLED = [(1.0, *NEGATIVES[0]), *((5.0, *case) for case in NEGATIVES[:3])]
+
+
+@pytest.mark.parametrize(("guidance", "zeros", "negative"), SAMPLED)
+def test_text2img_draws_what_plain_diffusers_draws(guidance, zeros, negative):
+    pipeline, prompts = make_xl(zeros), ["a red three", "a digit", ""]
+    noise = torch.randn(3, 4, 8, 8, generator=generators(5)[0])
+
+    def theirs(output_type: str) -> torch.Tensor:
+        return pipeline(
+            prompts, negative_prompt=diffusers_negative(zeros, negative, 3), num_inference_steps=4,
+            guidance_scale=guidance, eta=0.7, generator=generators(1, 2, 3), latents=noise,
+            output_type=output_type,
+        ).images  # fmt: skip
+
+    images, trajectory = text2img_rollout(
+        pipeline, prompts, negative_prompt=negative, num_inference_steps=4, guidance_scale=guidance,
+        eta=0.7, generator=generators(1, 2, 3), initial_noise=noise,
+    )  # fmt: skip
+    torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-4, rtol=0)
+    torch.testing.assert_close(images, theirs("pt"), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("guidance", "zeros", "negative"), SAMPLED)
+def test_img2img_draws_what_plain_diffusers_draws(guidance, zeros, negative):
+    """From the latents that we start with: those of diffusers are a draw of the posterior, ours its mean."""
+    pipeline = make_xl(zeros)
+    prompts, images = ["a red three", "a digit"], torch.rand(2, 3, HEIGHT, WIDTH, generator=generators(3)[0])
+    noise = torch.randn(2, 4, 8, 12, generator=generators(5)[0])
+    drawn, trajectory = img2img_rollout(
+        pipeline, prompts, images, 0.6, negative_prompt=negative, num_inference_steps=5,
+        guidance_scale=guidance, eta=0.7, generator=generators(1, 2), initial_noise=noise,
+    )  # fmt: skip
+    with torch.no_grad():
+        clean = pipeline.vae.encode(images * 2 - 1).latent_dist.mean * pipeline.vae.config.scaling_factor
+    alpha_bar = pipeline.scheduler.alphas_cumprod[int(trajectory.timesteps[0, 0])]
+    start = alpha_bar.sqrt() * clean + (1 - alpha_bar).sqrt() * noise
+    torch.testing.assert_close(trajectory.latents[:, 0], start, atol=1e-5, rtol=0)
+
+    plain = StableDiffusionXLImg2ImgPipeline(
+        **pipeline.components, force_zeros_for_empty_prompt=zeros, add_watermarker=False
+    )
+    plain.set_progress_bar_config(disable=True)
+
+    def theirs(output_type: str) -> torch.Tensor:
+        return plain(
+            prompts, image=images, latents=start, strength=0.6,
+            negative_prompt=diffusers_negative(zeros, negative, 2), num_inference_steps=5,
+            guidance_scale=guidance, eta=0.7, generator=generators(1, 2), output_type=output_type,
+        ).images  # fmt: skip
+
+    torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-4, rtol=0)
+    torch.testing.assert_close(drawn, theirs("pt"), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("zeros", "passes"), [(False, 1), (True, 2)])
+def test_empty_prompts_take_one_pass_unless_the_negative_one_is_zeros(zeros, passes):
+    """Trajectories of one pass and of two then go together, and each is replayed as it was sampled."""
+    family = family_of(make_xl(zeros))
+    with counted_passes(family.denoiser) as sizes:
+        _, empty = text2img_rollout(family, [""], num_inference_steps=2, generator=generators(1))
+    assert sizes == [passes] * 2
+    _, told = text2img_rollout(family, ["a red three"], num_inference_steps=2, generator=generators(1))
+    joined = Trajectory.cat([empty, told])
+    assert set(joined.conditioning) == set(told.conditioning)
+    with torch.no_grad():
+        both = family.predict(
+            family.denoiser, joined.latents[:, 0], joined.timesteps[:, 0], joined.conditioning, 5.0
+        )
+        for row, alone in enumerate((empty, told)):
+            expected = family.predict(
+                family.denoiser, alone.latents[:, 0], alone.timesteps[:, 0], alone.conditioning, 5.0
+            )
+            torch.testing.assert_close(both[row : row + 1], expected, atol=1e-5, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------- training
+def make_trainer(folder: Path, start: str = "text", **changes: Any) -> Runner:
+    """Make a trainer of two optimizer steps an epoch."""
+    config = make_config(folder, **{"train_batch_size": 1, **changes})
+    if start == "text":
+        return DDPOTrainer(config, brightness, each_prompt(), make_xl_pipeline())
+    return ImageDDPOTrainer(config, brightness, noisy_image, make_xl_pipeline(), noise_strength=0.7)
+
+
+@pytest.mark.parametrize(
+    ("start", "changes"),
+    [
+        ("text", {"sample_guidance_scale": 5.0}),
+        ("text", {"sample_group_size": 2, "negative_prompts": "a blue four", "train_use_lora": False}),
+        ("images", {"sample_guidance_scale": 1.0, "train_use_lora": False}),
+        ("images", {"sample_group_size": 2, "sample_guidance_scale": 5.0}),
+    ],
+)
+def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, start, changes):
+    make_trainer(tmp_path, start, **changes).train()
+    first, second = read_metrics(tmp_path, "step")
+    assert first["first_replay_max_ratio_error"] < 1e-5
+    assert first["grad_norm"] > 1e-3
+    assert second["max_ratio_error"] > 1e-4  # by then the first step has moved it
+
+
+def test_rwr_from_images_trains_on_the_error_of_a_denoiser(tmp_path):
+    """The loss, worked out with the UNet itself and the embeddings of diffusers."""
+    pipeline = make_xl_pipeline(prediction_type="epsilon")
+    config = make_config(tmp_path)
+
+    def image_with_prompt() -> tuple[str, torch.Tensor, dict[str, Any]]:
+        return "a red three", torch.rand(3, HEIGHT, WIDTH), {}
+
+    runner = Runner(config, brightness, image_with_prompt, pipeline, algorithm=RWR(), start=FromImages(0.5))
+    algorithm = runner.algorithm
+    assert isinstance(algorithm, RWR)
+    _, trajectory, _ = runner._sample(0, runner.draw_contexts(0))
+    samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.tensor([0.0, 2.0]))
+    (pairs,) = shuffled_pairs(trajectory.log_probs.shape, 1, 2, generators(1)[0])
+    examples = {**pairs, **algorithm.denoising_examples(samples, pairs, 0)}
+    with torch.no_grad():
+        loss, _ = algorithm.loss(samples, runner.family.denoiser, examples)
+        embeds, _, pooled, _ = pipeline.encode_prompt("a red three", device="cpu")
+        (place,) = (examples["rows"] == 1).nonzero()
+        t, noise = examples["timesteps"][place], examples["noise"][place]
+        alpha_bar = pipeline.scheduler.alphas_cumprod[t]
+        noisy = alpha_bar.sqrt() * trajectory.final_latents[1:] + (1 - alpha_bar).sqrt() * noise
+        ids = torch.tensor([[HEIGHT, WIDTH, 0.0, 0.0, HEIGHT, WIDTH]])
+        added = {"text_embeds": pooled, "time_ids": ids}
+        found = pipeline.unet(noisy, t, encoder_hidden_states=embeds, added_cond_kwargs=added).sample
+    assert loss.item() == pytest.approx((found - noise).square().mean().item(), rel=1e-4)  # (0 + 2 e) / 2
+
+    before = [parameter.detach().clone() for parameter in runner.learner.trainable.values()]
+    runner.train()
+    assert read_metrics(tmp_path, "step")[0]["denoising_error"] > 0
+    moved = [not torch.equal(*pair) for pair in zip(before, runner.learner.trainable.values(), strict=True)]
+    assert any(moved)
+
+
+@pytest.mark.parametrize(
+    ("start", "changes"), [("text", {}), ("images", {"train_use_lora": False, "sample_group_size": 2})]
+)
+def test_a_run_resumes_to_the_bit(tmp_path, start, changes):
+    whole = make_trainer(tmp_path / "whole", start, num_epochs=2, **changes)
+    whole.train()
+    make_trainer(tmp_path / "parts", start, num_epochs=1, **changes).train()
+    parts = make_trainer(tmp_path / "parts", start, num_epochs=2, resume_from="latest", **changes)
+    parts.train()
+    assert whole.learner.trainable.keys() == parts.learner.trainable.keys()
+    for name, parameter in whole.learner.trainable.items():
+        assert torch.equal(parts.learner.trainable[name], parameter)
+    runs = [
+        [{k: v for k, v in record.items() if not k.startswith("seconds")} for record in read_metrics(folder)]
+        for folder in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    assert len(runs[0]) == 6  # two epochs of two steps
+    assert runs[0] == runs[1]
+
+
+def test_another_second_text_encoder_is_another_model(tmp_path):
+    make_trainer(tmp_path).train()
+    pipeline = make_xl_pipeline()
+    pipeline.text_encoder_2.text_projection.weight.data.mul_(2)
+    config = make_config(tmp_path, train_batch_size=1, num_epochs=2, resume_from="latest")
+    with pytest.raises(ValueError, match="text_encoder_2 weights"):
+        DDPOTrainer(config, brightness, red_three, pipeline)
+
+
+# --------------------------------------------------------------------------------------- two processes
+# As in test_processes: Adam would turn the rounding of a gradient of nearly nothing into a full step.
+IN_PROCESSES: dict[str, dict[str, Any]] = {
+    "text": {"num_epochs": 2, "train_adam_epsilon": 1e-2},
+    "images": {"num_epochs": 2, "train_adam_epsilon": 1e-2, "train_use_lora": False},
+}
+
+
+def in_each_process(folder: Path) -> None:
+    """What runs twice, with another PYTHONHASHSEED each: sets have another order there."""
+    torch.set_num_threads(1)
+    for start, changes in IN_PROCESSES.items():
+        trainer = make_trainer(folder / start, start, train_batch_size=2, **changes)
+        rank = trainer.accelerator.process_index
+        assert trainer.accelerator.num_processes == 2
+        trainer.train()
+        save_file(dict(trainer.learner.trainable), folder / f"{start}-{rank}.safetensors")
+        if start == "text":
+            save_policy(trainer.family, folder / f"export-{rank}")
+            order = list(set(trainer.config.train_lora_target_modules))
+            (folder / f"order-{rank}.json").write_text(json.dumps(order))
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run two processes as `accelerate launch` would."""
+    folder, here = tmp_path_factory.mktemp("two"), Path(__file__)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    settings = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)), "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(here), str(folder)],
+            env={**os.environ, **settings, "RANK": rank, "LOCAL_RANK": rank, "PYTHONHASHSEED": rank},
+            stdout=subprocess.DEVNULL, stderr=(folder / f"errors-{rank}").open("w"),
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    try:
+        codes = [child.wait(timeout=500) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    assert codes == [0, 0], [(folder / f"errors-{rank}").read_text()[-3000:] for rank in (0, 1)]
+    return folder
+
+
+@pytest.mark.parametrize("start", list(IN_PROCESSES))
+def test_two_processes_train_the_weights_of_one(launched, tmp_path, start):
+    ranks = [load_file(launched / f"{start}-{rank}.safetensors") for rank in (0, 1)]
+    alone = make_trainer(
+        tmp_path, start, train_batch_size=4, sample_num_batches_per_epoch=2, **IN_PROCESSES[start]
+    )
+    before = {name: parameter.detach().clone() for name, parameter in alone.learner.trainable.items()}
+    alone.train()
+    assert ranks[0].keys() == before.keys()
+    furthest = 0.0
+    for name, parameter in alone.learner.trainable.items():
+        assert torch.equal(ranks[0][name], ranks[1][name])
+        torch.testing.assert_close(ranks[0][name], parameter.detach(), atol=1e-6, rtol=0)
+        furthest = max(furthest, (parameter.detach() - before[name]).abs().max().item())
+    assert furthest > 1e-4
+    runs = [read_metrics(folder, "epoch") for folder in (launched / start, tmp_path)]
+    for two, one in zip(*runs, strict=True):
+        assert two["reward_mean"] == pytest.approx(one["reward_mean"], abs=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------- exports
+def test_two_exports_are_equal_to_the_byte(launched):
+    orders = [json.loads((launched / f"order-{rank}.json").read_text()) for rank in (0, 1)]
+    assert orders[0] != orders[1]  # or else this proves nothing
+    files = [(launched / f"export-{rank}" / LORA_FILE).read_bytes() for rank in (0, 1)]
+    assert files[0] == files[1]
+
+
+def draw(pipeline: StableDiffusionXLPipeline) -> torch.Tensor:
+    """Draw latents with plain diffusers."""
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline(
+        ["a red three"], num_inference_steps=3, guidance_scale=3.0, eta=1.0, generator=generators(1),
+        latents=torch.randn(1, 4, 8, 8, generator=generators(2)[0]), output_type="latent",
+    ).images  # fmt: skip
+
+
+@pytest.mark.parametrize("use_lora", [True, False])
+def test_what_was_trained_draws_the_same_in_plain_diffusers(tmp_path, use_lora):
+    changes = {
+        "train_use_lora": use_lora, "train_learning_rate": 1e-2, "train_lora_alpha": 8,
+        "train_lora_target_modules": ("to_q", "to_out.0", "proj_in", "conv1"),
+    }  # fmt: skip
+    trainer = make_trainer(tmp_path / "run", **changes)
+    trainer.train()
+    trainer.save_pretrained(tmp_path / "export")
+    _, trajectory = text2img_rollout(
+        trainer.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=3.0,
+        generator=generators(1), initial_noise=torch.randn(1, 4, 8, 8, generator=generators(2)[0]),
+    )  # fmt: skip
+    plain = make_xl_pipeline()
+    assert (draw(plain) - trajectory.final_latents).abs().max() > 1e-2
+    if use_lora:
+        plain.load_lora_weights(tmp_path / "export")
+    else:
+        plain = StableDiffusionXLPipeline.from_pretrained(tmp_path / "export")
+    torch.testing.assert_close(draw(plain), trajectory.final_latents, atol=1e-4, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------- loading
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_load_pipeline_gives_float32_and_ddim_whatever_was_saved(tmp_path, name):
+    pipeline = MAKERS[name]()
+    pipeline.scheduler = EulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    networks = family_of(MAKERS[name]()).frozen.keys() | {"unet"}
+    for network in networks:
+        getattr(pipeline, network).half()
+    pipeline.save_pretrained(tmp_path)
+    loaded = load_pipeline(tmp_path)
+    assert type(loaded) is type(pipeline)
+    assert type(loaded.scheduler).__name__ == "DDIMScheduler"
+    assert torch.equal(loaded.scheduler.betas, MAKERS[name]().scheduler.betas)
+    for network in networks:
+        saved = getattr(pipeline, network).state_dict()
+        for key, tensor in getattr(loaded, network).state_dict().items():
+            assert tensor.dtype == torch.float32 or not tensor.is_floating_point()
+            assert torch.equal(tensor, saved[key].to(tensor.dtype))
+
+
+REFUSED = ("StableDiffusion3Pipeline", "FluxPipeline", "StableDiffusionInpaintPipeline")
+
+
+def write_unknown(folder: Path, name: str) -> Path:
+    """Write a pipeline's folder whose weights cannot be read."""
+    (folder / "unet").mkdir()
+    (folder / "unet" / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}')
+    (folder / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
+    index = {"_class_name": name, "unet": ["diffusers", "UNet2DConditionModel"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_families_are_refused_by_name_before_their_weights_are_read(tmp_path, name, capsys):
+    folder = write_unknown(tmp_path, name)
+    message = f"the model is a {name}, of a family that this package does not train"
+    with pytest.raises(TypeError, match=message):
+        load_pipeline(folder)
+    command = ["train", "--model", str(folder), "--reward", "colourfulness", "--prompt", "a red three"]
+    assert cli.main([*command, "--output-dir", str(tmp_path / "run")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {message}")
+    assert printed.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_cannot_be_read_are_another_error(tmp_path):
+    """So the test above would see it if they were looked at."""
+    with pytest.raises(RuntimeError, match="could not be loaded"):
+        load_pipeline(write_unknown(tmp_path, "StableDiffusionPipeline"))
+
+
+def test_pipelines_of_other_classes_are_refused():
+    parts = {**make_pipeline().components, "requires_safety_checker": False}
+    with pytest.raises(TypeError, match="a StableDiffusionInpaintPipeline, of a family"):
+        family_of(StableDiffusionInpaintPipeline(**parts))
+    with pytest.raises(TypeError, match="a SimpleNamespace, of a family"):
+        family_of(SimpleNamespace(**make_xl_pipeline().components))
+
+
+def test_known_classes_and_their_subclasses_find_their_family():
+    class Mine(StableDiffusionXLPipeline):
+        pass
+
+    parts = make_xl_pipeline().components
+    for kind in (StableDiffusionXLImg2ImgPipeline, Mine):
+        assert type(family_of(kind(**parts, add_watermarker=False))) is StableDiffusionXL
+    assert type(family_of(make_pipeline())) is StableDiffusion
+    family = family_of(make_xl_pipeline())
+    assert family_of(family) is family
+
+
+def test_a_refiner_is_refused_for_its_missing_text_encoder():
+    with pytest.raises(TypeError, match="no text_encoder:"):
+        family_of(StableDiffusionXLPipeline(**{**make_xl_pipeline().components, "text_encoder": None}))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_schedulers_without_betas_are_refused(make):
+    pipeline = make()
+    pipeline.scheduler = EDMEulerScheduler()
+    with pytest.raises(TypeError, match="EDMEulerScheduler has no betas"):
+        family_of(pipeline)
+
+
+def test_the_command_line_trains_and_samples_it(tmp_path, capsys):
+    folder, out = str(tmp_path / "model"), tmp_path / "out"
+    make_xl_pipeline().save_pretrained(folder)
+    command = ["train", "--model", folder, "--reward", "colourfulness", "--prompt", "a red three"]
+    command += ["--num-epochs", "1", "--sample-num-steps", "3", "--output-dir", str(tmp_path / "run")]
+    assert cli.main(command) == 0, capsys.readouterr().err
+    lora = str(tmp_path / "run" / "lora")
+    command = ["sample", "--model", folder, "--lora", lora, "--prompt", "a red three", "--count", "1"]
+    assert cli.main([*command, "--output-dir", str(out)]) == 0, capsys.readouterr().err
+    assert (out / "sample-000.png").is_file()
+
+
+# -------------------------------------------------------------------------------------------- precision
+@pytest.mark.parametrize(
+    ("name", "precision", "upcast", "expected"),
+    [
+        ("xl", "fp16", True, torch.float32),
+        ("xl", "fp16", False, torch.float16),
+        ("xl", "bf16", True, torch.bfloat16),
+        ("sd", "fp16", True, torch.float16),
+    ],
+)
+def test_float16_leaves_out_the_vae_that_overflows(tmp_path, name, precision, upcast, expected):
+    pipeline = MAKERS[name]()
+    pipeline.vae.register_to_config(force_upcast=upcast)
+    family = family_of(pipeline)
+    config = make_config(tmp_path, mixed_precision=precision)
+    prepare_policy(family.denoiser, family.frozen, config, True, torch.device("cpu"), family.keeps_float32)
+    low = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    assert pipeline.vae.dtype == expected
+    assert {encoder.dtype for part, encoder in family.frozen.items() if part != "vae"} == {low}
+    assert {p.dtype for n, p in pipeline.unet.named_parameters() if "lora_" not in n} == {low}
+
+
+def test_autocast_does_not_touch_the_vae():
+    family, generator = family_of(make_xl_pipeline()), generators(1)[0]
+    images, latents = torch.rand(1, 3, 32, 32), torch.randn(1, 4, 8, 8, generator=generator)
+    vae, scale = family.pipeline.vae, family.pipeline.vae.config.scaling_factor
+    with torch.no_grad():
+        encoded = vae.encode(images * 2 - 1).latent_dist.mean * scale
+        decoded = (vae.decode(latents / scale).sample / 2 + 0.5).clamp(0, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(family.encode(images), encoded, atol=1e-6, rtol=0)
+        torch.testing.assert_close(family.decode(latents), decoded, atol=1e-6, rtol=0)
+        assert vae.decode(latents).sample.dtype == torch.bfloat16  # of itself, it would be touched
+
+
+@pytest.mark.parametrize("way", ["encode", "decode"])
+def test_autocast_is_switched_off_where_the_vae_is_and_not_where_images_are(way, monkeypatch):
+    """Images come from the host: that autocast of another device is off there is of no use."""
+    family = family_of(make_xl_pipeline())
+    family.pipeline = SimpleNamespace(vae=SimpleNamespace(device=torch.device("cuda")))
+    module = f"ddpo_lessons.families.stable_diffusion_xl.{way}"
+    monkeypatch.setattr(module, lambda vae, tensor: torch.is_autocast_enabled("cuda"))
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert not getattr(family, way)(torch.zeros(1))
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+
+
+# ------------------------------------------------------------------------------------------ completeness
+def promised() -> dict[str, Any]:
+    return {name: value for name, value in vars(Family).items() if name == "__init__" or name[0] != "_"}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_family_is_complete(make):
+    assert isinstance(family_of(make()), Family)
+    assert not isinstance(make(), Family)
+
+
+@pytest.mark.parametrize("kind", set(FAMILIES.values()), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", [name for name in promised() if name != "without_checker"])
+def test_a_familys_methods_take_what_the_protocol_says(kind, name):
+    promise, kept = promised()[name], inspect.getattr_static(kind, name)
+    assert isinstance(kept, property) == isinstance(promise, property)
+    if not isinstance(promise, property):
+
+        def parameters(method: Any) -> list[tuple[Any, ...]]:
+            return [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
+
+        assert parameters(kept) == parameters(promise)
+
+
+if __name__ == "__main__":
+    in_each_process(Path(sys.argv[1]))
