@@ -27,7 +27,7 @@ from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.ddim import ddim_step_with_logprob
 from ddpo_lessons.families import TINY_SD, family_of
 from ddpo_lessons.families import load_pipeline as load_pipeline
-from ddpo_lessons.families.policy import save_policy
+from ddpo_lessons.families.policy import save_policy, with_parts
 from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.ppo import clipped_loss, clipped_surrogate
 from ddpo_lessons.tiny import CHECKPOINT
@@ -61,8 +61,7 @@ def _save(
     base.load_state_dict(
         {name.replace(".base_layer", ""): w for name, w in weights.items() if "lora_" not in name}
     )
-    parts = {**pipeline.components, "unet": base}
-    type(pipeline)(**parts, requires_safety_checker=False).save_pretrained(folder)
+    with_parts(pipeline, {**originals, "unet": base}).save_pretrained(folder)
 
 
 def _part(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -199,6 +200,13 @@ def originals(family: Family, config: DDPOConfig, use_lora: bool) -> dict[str, n
     return {name: copy.deepcopy(network).cpu() for name, network in family.frozen.items()}
 
 
+def with_parts(pipeline: Any, parts: Mapping[str, Any]) -> Any:
+    """Return a pipeline like this one with other parts; nothing is copied or cast."""
+    known = inspect.signature(type(pipeline).__init__).parameters
+    settings = {k: v for k, v in pipeline.config.items() if k in known and k not in pipeline.components}
+    return type(pipeline)(**{**pipeline.components, **settings, **parts})
+
+
 def save_policy(
     family: Family, folder: str | Path, originals: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> None:
@@ -214,9 +222,7 @@ def save_policy(
     """
     unet = family.denoiser
     if not getattr(unet, "peft_config", None):
-        pipeline = family.pipeline
-        parts = {**pipeline.components, **originals, **family.without_checker}
-        type(pipeline)(**parts).save_pretrained(folder)
+        with_parts(family.pipeline, originals).save_pretrained(folder)
         return
     (name,) = unet.active_adapters()
     # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both

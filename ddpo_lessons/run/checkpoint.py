@@ -216,6 +216,9 @@ def fingerprints(family: Family) -> dict[str, Any]:
     text = json.dumps(rules, sort_keys=True, default=str)
     networks = {"denoiser": family.denoiser, **family.frozen}
     prints: dict[str, Any] = {f"{part} weights": fingerprint(network) for part, network in networks.items()}
+    zeros = family.pipeline.config.get("force_zeros_for_empty_prompt")
+    if zeros is not None:  # what guidance leads away from, in Stable Diffusion XL
+        prints["force_zeros_for_empty_prompt"] = zeros
     return {**prints, "scheduler": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
 
 
