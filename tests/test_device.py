@@ -311,7 +311,7 @@ def test_every_run_ends_on_the_device(tmp_path: Path) -> None:
 
 
 def test_text_ppo_is_that_of_the_cpu() -> None:
-    """Text PPO trains where its policy is; answers are drawn by the host's generator, so they are the same."""
+    """It trains where its policy is; answers are drawn by the host's generator, so they are the same."""
 
     def lengths(texts: Any) -> torch.Tensor:
         return torch.tensor([float(len(text)) for text in texts])
