@@ -20,6 +20,8 @@ from ddpo_lessons.run import learner
 from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.trainer import DDPOTrainer
 
+pytestmark = pytest.mark.slow
+
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
 

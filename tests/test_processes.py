@@ -19,6 +19,8 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
+pytestmark = pytest.mark.slow
+
 TRACKING = {
     "per_prompt_stat_tracking": True,
     "per_prompt_stat_tracking_buffer_size": 4,
