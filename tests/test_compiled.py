@@ -98,10 +98,6 @@ def test_gradients_are_compared_by_weight() -> None:
         check_gradients(["a", "b"], [own[0], torch.tensor([0.0, torch.nan])], own)
 
 
-def test_a_run_may_be_continued_compiled(tmp_path: Path) -> None:
-    assert "torch_compile" not in make_config(tmp_path).decisive_fields()
-
-
 def test_a_unet_that_an_earlier_trainer_compiled_is_not_used(tmp_path: Path) -> None:
     pipeline = make_pipeline()
     pipeline.unet.compile(backend="eager")
