@@ -7,6 +7,7 @@ other tests cover what the peers get right, where we must agree.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def close(actual: torch.Tensor, recorded: Any, **tolerances: float) -> None:
     torch.testing.assert_close(
         actual.float(), torch.tensor(recorded).float(), **({"rtol": 1e-6, "atol": 1e-6} | tolerances)
     )
+
+
+def test_the_page_of_defects_names_every_recording_and_tests_that_exist() -> None:
+    tests = Path(__file__).parent
+    page = (tests.parent / "docs/peers.md").read_text("utf-8")
+    held = re.findall(r"`(test_\w+\.py)`(?:: `(\w+)`)?", page)
+    assert len(held) > 20
+    for file, name in held:
+        assert f"def test_{name}" in (tests / file).read_text("utf-8"), (file, name)
+    right = {"tiny_model", "ddim_steps", "surrogate", "global_advantages", "tracker", "batching"}
+    assert set(re.findall(r"\(`([a-z0-9_]+)`\)", page)) == PEERS.keys() - right - {"made_with"}
 
 
 def test_the_tiny_folder_is_the_peers_model(tmp_path: Path) -> None:
