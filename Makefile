@@ -16,6 +16,10 @@ endif
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+# Two processes of one thread each. A file stays in one of them, because the cells of a notebook share a
+# kernel and the tests of a file their fixtures; tests/conftest.py puts the long files first.
+# ARGS="-n 0" runs everything in one process.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 export PIP_QUIET ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -23,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # compiled the first time, unless this variable forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test torture lab notebooks lint clean
+.PHONY: help demo test check torture lab notebooks lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -31,8 +35,13 @@ help: ## list the targets
 demo: .venv/core.stamp ## teach img2img to obey a sentence and keep the picture
 	$(BIN)/ddpo-lessons demo $(ARGS)
 
+test check: export OMP_NUM_THREADS = 1
+
 test: lint ## lint, types, unit tests and every notebook
-	$(BIN)/python -m pytest tests $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS)) $(ARGS)
+	$(PYTEST) tests $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS)) $(ARGS)
+
+check: lint ## the same in two minutes, without the slow tests and the notebooks
+	$(PYTEST) tests -m "not slow" $(ARGS)
 
 torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in benchmarks/torture/counts.json
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.torture $(ARGS)

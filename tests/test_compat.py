@@ -327,8 +327,9 @@ def test_what_is_saved_opens_as_it_was_trained(tmp_path: Path, model: Path, use_
     trained = picture(wrapper)
     assert np.abs(trained - untrained).max() > 1e-3
     run.save_pretrained(tmp_path / "by-trainer")
+    run.save_model(tmp_path / "by-example")  # as TRL's own example ends
     wrapper.save_pretrained(tmp_path / "by-wrapper")
-    for folder in ("by-trainer", "by-wrapper"):
+    for folder in ("by-trainer", "by-example", "by-wrapper"):
         again = compat.DefaultDDPOStableDiffusionPipeline(str(tmp_path / folder), use_lora=False)
         again.set_progress_bar_config(disable=True)
         assert again.use_lora is use_lora  # weights that are there are trained on

@@ -20,6 +20,8 @@ from ddpo_lessons.run import learner
 from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.trainer import DDPOTrainer
 
+pytestmark = pytest.mark.slow
+
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
 
@@ -94,10 +96,6 @@ def test_gradients_are_compared_by_weight() -> None:
         check_gradients(["a", "b"], [own[0], torch.tensor([0.0, 0.05])], own)  # 0.03 / 0.05
     with pytest.raises(WrongGradientsError, match="in 1 of 2 weights, such as b;"):
         check_gradients(["a", "b"], [own[0], torch.tensor([0.0, torch.nan])], own)
-
-
-def test_a_run_may_be_continued_compiled(tmp_path: Path) -> None:
-    assert "torch_compile" not in make_config(tmp_path).decisive_fields()
 
 
 def test_a_unet_that_an_earlier_trainer_compiled_is_not_used(tmp_path: Path) -> None:

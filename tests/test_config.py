@@ -29,23 +29,23 @@ def test_fields_and_defaults_are_those_of_trl():
     assert {name: getattr(config, name) for name in TRL_DEFAULTS} == TRL_DEFAULTS
 
 
-def test_row_05_asynchronous_rewards_are_not_offered():
+def test_asynchronous_rewards_are_not_offered():
     with pytest.raises(TypeError, match="async_reward_computation"):
         DDPOConfig(async_reward_computation=True)
 
 
-def test_row_13_eta_zero_is_refused_with_the_reason():
+def test_eta_zero_is_refused_with_the_reason():
     with pytest.raises(ValueError, match=r"sample_eta=0.*deterministic.*no density"):
         DDPOConfig(sample_eta=0.0)
 
 
-def test_row_08_training_another_policy_than_the_one_that_sampled_is_refused():
+def test_training_another_policy_than_the_one_that_sampled_is_refused():
     with pytest.raises(ValueError, match="train_cfg=False with sample_guidance_scale=5"):
         DDPOConfig(train_cfg=False)
     assert DDPOConfig(train_cfg=False, sample_guidance_scale=1.0).train_cfg is False
 
 
-def test_row_19_a_buffer_that_never_fills_is_refused():
+def test_a_buffer_that_never_fills_is_refused():
     sizes = {"per_prompt_stat_tracking_buffer_size": 8, "per_prompt_stat_tracking_min_count": 16}
     with pytest.raises(ValueError, match="buffer_size=8 is below per_prompt_stat_tracking_min_count=16"):
         DDPOConfig(per_prompt_stat_tracking=True, **sizes)
@@ -142,14 +142,6 @@ def test_a_field_of_another_version_is_named():
 )
 def test_the_folder_of_a_run(settings, folder):
     assert DDPOConfig(**settings).run_dir == Path(folder)
-
-
-def test_only_fields_that_change_no_weight_may_change_in_a_continuation():
-    decisive = DDPOConfig().decisive_fields()
-    assert {"seed", "train_clip_range", "sample_num_steps", "mixed_precision"} <= set(decisive)
-    assert not {"num_epochs", "output_dir", "resume_from", "train_forward_size", "train_learning_rate"} & set(
-        decisive
-    )
 
 
 def test_statistics_of_one_reward_are_refused():

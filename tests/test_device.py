@@ -35,7 +35,7 @@ from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner, RWRTrainer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

@@ -302,6 +302,8 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
         ({"train_lora_rank": 8}, "train_lora_rank: 4 there, 8 here"),
         ({"train_use_lora": False}, "train_use_lora: True there, False here"),
         ({"sample_batch_size": 4, "train_batch_size": 4}, "sample_batch_size: 2 there, 4 here"),
+        ({"sample_num_steps": 4}, "sample_num_steps: 3 there, 4 here"),
+        ({"mixed_precision": "bf16"}, "mixed_precision: .* there, .* here"),
     ],
 )
 def test_a_checkpoint_of_another_config_is_refused_by_field(tmp_path, changes, field):
@@ -311,6 +313,18 @@ def test_a_checkpoint_of_another_config_is_refused_by_field(tmp_path, changes, f
     with pytest.raises(ValueError, match=field):
         DDPOTrainer(config, brightness, red_three, pipeline)
     assert not hasattr(pipeline.unet, "peft_config")  # refused before anything was changed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"train_forward_size": 1}, {"train_learning_rate": 1e-2}, {"torch_compile": True}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_decides_no_weight_of_the_past_may_change_in_a_continuation(tmp_path, changes):
+    run(tmp_path / "a")
+    source = str(tmp_path / "a" / "checkpoint-000001")
+    config = make_config(tmp_path / "b", resume_from=source, num_epochs=2, **changes)
+    assert DDPOTrainer(config, brightness, red_three, make_pipeline()).epochs_done == 1
 
 
 def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""pyproject.toml, constraints.txt, environment.yml and Makefile agree; imports stay light."""
+"""pyproject.toml, constraints.txt and environment.yml agree; imports stay light."""
 
 from __future__ import annotations
 
@@ -86,14 +86,6 @@ def test_conda_environment_installs_the_same() -> None:
     assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(python.partition("=")[2])
     assert pip == "pip"
     assert of_pip == {"pip": ["-c constraints.txt", f"-e .[{','.join(sorted(EXTRAS))}]"]}
-
-
-def test_makefile_installs_the_same() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "CONSTRAINTS ?= constraints.txt" in makefile
-    assert re.findall(r"-e \"?\.\[?([a-z,]*)", makefile) == ["", ",".join(sorted(EXTRAS))]
-    oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
-    assert f"sys.version_info >= ({oldest.replace('.', ', ')})" in makefile
 
 
 def test_imports_stay_light() -> None:

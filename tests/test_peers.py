@@ -1,12 +1,13 @@
 """Our functions beside numbers recorded from TRL 0.21 and imageddpo (benchmarks/peers/record.py).
 
-A test named after a row covers that row of the peers' defects (benchmarks/README.md): it shows what
-the peer gave and what we give. The others cover what the peers get right, where we must agree.
+docs/peers.md lists the peers' defects; the test of a defect shows what the peer gave and what we give. The
+other tests cover what the peers get right, where we must agree.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from diffusers import StableDiffusionPipeline
 
 from benchmarks.peers.inputs import (
     DDIMCase,
+    fifty_steps,
     make_tiny_folder,
-    row_17_case,
-    row_18_case,
-    row_18_moved_output,
+    moved_output,
+    steps_of_size,
     tiny_noise_pred,
 )
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize
@@ -61,6 +62,17 @@ def close(actual: torch.Tensor, recorded: Any, **tolerances: float) -> None:
     torch.testing.assert_close(
         actual.float(), torch.tensor(recorded).float(), **({"rtol": 1e-6, "atol": 1e-6} | tolerances)
     )
+
+
+def test_the_page_of_defects_names_every_recording_and_tests_that_exist() -> None:
+    tests = Path(__file__).parent
+    page = (tests.parent / "docs/peers.md").read_text("utf-8")
+    held = re.findall(r"`(test_\w+\.py)`(?:: `(\w+)`)?", page)
+    assert len(held) > 20
+    for file, name in held:
+        assert f"def test_{name}" in (tests / file).read_text("utf-8"), (file, name)
+    right = {"tiny_model", "ddim_steps", "surrogate", "global_advantages", "tracker", "batching"}
+    assert set(re.findall(r"\(`([a-z0-9_]+)`\)", page)) == PEERS.keys() - right - {"made_with"}
 
 
 def test_the_tiny_folder_is_the_peers_model(tmp_path: Path) -> None:
@@ -113,8 +125,8 @@ def test_epoch_plan_counts_what_trl_runs(row: dict[str, Any]) -> None:
     assert plan.total_forward_passes == row["forward_passes"]
 
 
-def test_row_09_last_step_uses_final_alpha_cumprod() -> None:
-    clamped, final = PEERS["row_09"]  # set_alpha_to_one False, then True
+def test_last_step_uses_final_alpha_cumprod() -> None:
+    clamped, final = PEERS["last_step_ignores_final_alpha"]  # set_alpha_to_one False, then True
     close(draw(case_of(clamped)).prev_sample, clamped["scheduler_prev_sample"])
     close(torch.tensor(clamped["prev_sample"]), clamped["scheduler_prev_sample"])
 
@@ -128,8 +140,8 @@ def test_row_09_last_step_uses_final_alpha_cumprod() -> None:
     assert trl_error.abs().max() > 0.01
 
 
-def test_row_10_a_step_without_density_gives_no_nan() -> None:
-    row = PEERS["row_10"]["step"]
+def test_a_step_without_density_gives_no_nan() -> None:
+    row = PEERS["last_step_without_noise_is_nan"]["step"]
     assert row["log_prob"][-1] is None  # imageddpo: NaN on the last step, t = 1
     case = case_of(row)
     model_output, timesteps, sample, noise = case.tensors()
@@ -149,17 +161,19 @@ def test_row_10_a_step_without_density_gives_no_nan() -> None:
     close(kept.log_prob, row["log_prob"][noisy])
 
 
-def test_row_13_eta_zero_is_an_error_and_not_a_nan() -> None:
-    assert PEERS["row_13"]["trl"]["losses_nan"] > 0
-    assert not PEERS["row_13"]["trl"]["weights_finite"]
-    assert "does not require grad" in PEERS["row_13"]["imageddpo"]["error"]["message"]
+def test_eta_zero_is_an_error_and_not_a_nan() -> None:
+    recorded = PEERS["eta_zero_is_trained"]
+    assert recorded["trl"]["losses_nan"] > 0
+    assert not recorded["trl"]["weights_finite"]
+    assert "does not require grad" in recorded["imageddpo"]["error"]["message"]
     model_output, timesteps, sample, _ = DDIMCase(seed=0).tensors()
     with pytest.raises(ValueError, match="eta=0"):
         ddim_step_with_logprob(DDIMCase(seed=0).make_scheduler(), model_output, timesteps, sample, eta=0.0)
 
 
-def test_row_14_integer_rewards_keep_their_fractions() -> None:
-    row = PEERS["row_14"]["tracker"]
+def test_integer_rewards_keep_their_fractions() -> None:
+    recorded = PEERS["integer_rewards_cut_advantages"]
+    row = recorded["tracker"]
     rewards = np.array(row["rewards"])
     advantages = PerPromptStatTracker(16, 16).update(["a"] * len(rewards), rewards)
     close(advantages, (rewards - rewards.mean()) / (rewards.std() + 1e-6))
@@ -167,12 +181,17 @@ def test_row_14_integer_rewards_keep_their_fractions() -> None:
     assert row["advantages"].count(0) == 5
     assert (advantages != 0).all()
     close(normalize(rewards), (rewards - rewards.mean()) / rewards.std())
-    assert PEERS["row_14"]["run"]["sorted_advantages"] == [0, 0, 0, 1]  # what TRL trains on
+    assert recorded["run"]["sorted_advantages"] == [
+        0,
+        0,
+        0,
+        1,
+    ]  # what TRL trains on
 
 
-def test_row_17_float32_latents_replay_exactly_where_bfloat16_leaves_the_clip_range() -> None:
-    row = PEERS["row_17"]["step"]
-    case = row_17_case()
+def test_float32_latents_replay_exactly_where_bfloat16_leaves_the_clip_range() -> None:
+    row = PEERS["bf16_latents_leave_the_clip_range"]["step"]
+    case = fifty_steps()
     model_output, timesteps, sample, noise = case.tensors()
     steps = {"model_output": model_output.bfloat16(), "sample": sample.bfloat16()}
     scheduler = case.make_scheduler()
@@ -194,12 +213,12 @@ def test_row_17_float32_latents_replay_exactly_where_bfloat16_leaves_the_clip_ra
     assert error.max() > 10 * CLIP_RANGE
 
 
-def test_row_18_clip_fraction_and_kl_of_the_mean_shrink_with_the_latent() -> None:
-    for row in PEERS["row_18"]:
-        case = row_18_case(row["latent_size"])
+def test_clip_fraction_and_kl_of_the_mean_shrink_with_the_latent() -> None:
+    for row in PEERS["clip_range_depends_on_latent_size"]:
+        case = steps_of_size(row["latent_size"])
         outcome = draw(case).prev_sample
         log_ratio, log_ratio_sum = (
-            replay(case, outcome, reduction=reduction, model_output=row_18_moved_output(case)).log_prob
+            replay(case, outcome, reduction=reduction, model_output=moved_output(case)).log_prob
             - replay(case, outcome, reduction=reduction).log_prob
             for reduction in ("mean", "sum")
         )
@@ -211,14 +230,14 @@ def test_row_18_clip_fraction_and_kl_of_the_mean_shrink_with_the_latent() -> Non
         )[1]
         close(stats.approx_kl, row["approx_kl"], rtol=0.2, atol=0)
         close(stats.clip_fraction, row["clip_fraction"])
-    small, medium, large = PEERS["row_18"]  # 16 times as many dimensions each
+    small, medium, large = PEERS["clip_range_depends_on_latent_size"]  # 16 times as many dimensions each
     assert small["approx_kl"] > 10 * medium["approx_kl"] > 100 * large["approx_kl"]
     assert small["clip_fraction"] > 0.5
     assert large["clip_fraction"] == 0
 
 
-def test_row_19_bias_of_a_stale_mean_is_shown() -> None:
-    row = PEERS["row_19"]
+def test_bias_of_a_stale_mean_is_shown() -> None:
+    row = PEERS["stale_mean_biases_advantages"]
     tracker = PerPromptStatTracker(row["buffer_size"], row["min_count"])
     biases = []
     for update in row["updates"]:
@@ -229,8 +248,8 @@ def test_row_19_bias_of_a_stale_mean_is_shown() -> None:
     assert biases[3:] == pytest.approx([1.27] * 9, abs=0.11)
 
 
-def test_row_19_a_buffer_below_min_count_is_refused() -> None:
-    small = PEERS["row_19"]["small"]
+def test_a_buffer_below_min_count_is_refused() -> None:
+    small = PEERS["stale_mean_biases_advantages"]["small"]
     # TRL: the better prompt's samples all look good, the other's bad, though each has 24 rewards
     assert small["mean_advantage_by_prompt"] == pytest.approx([-0.98, 0.98], abs=0.01)
     with pytest.raises(ValueError, match=r"buffer_size=8 .* min_count=16"):

@@ -21,6 +21,8 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
+pytestmark = pytest.mark.slow
+
 TRACKING = {
     "per_prompt_stat_tracking": True,
     "per_prompt_stat_tracking_buffer_size": 4,
@@ -118,7 +120,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
-def test_row_01_and_invariant_3_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_thread):
+def test_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_thread):
     ranks = [load_file(launched / f"{name}-{rank}.safetensors") for rank in (0, 1)]
     changes: dict[str, Any] = {
         "sample_num_batches_per_epoch": 4 // SCENARIOS[name].get("sample_batch_size", 2)
@@ -146,7 +148,7 @@ def test_row_01_and_invariant_3_two_processes_train_the_weights_of_one(launched,
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
 
 
-def test_row_02_saving_from_every_process_returns(launched):
+def test_saving_from_every_process_returns(launched):
     found = [path.name for path in checkpoint.list_checkpoints(launched / "lora")]
     assert found == ["checkpoint-000001", "checkpoint-000002", "checkpoint-000003"]
     assert (launched / "lora-weights" / "pytorch_lora_weights.safetensors").is_file()

@@ -32,7 +32,7 @@ def random_images(count: int) -> torch.Tensor:
 # ------------------------------------------------------------------------------------ what is sampled
 @pytest.mark.parametrize("prediction_type", ["v_prediction", "epsilon", "sample"])
 @pytest.mark.parametrize("set_alpha_to_one", [False, True])
-def test_row_09_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha_to_one):
+def test_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha_to_one):
     pipeline = make_pipeline(prediction_type=prediction_type, set_alpha_to_one=set_alpha_to_one)
     prompts, noise = ["a red three", ""], torch.randn(2, 4, 8, 8, generator=generators(5)[0])
     theirs = pipeline(
@@ -109,7 +109,7 @@ def test_a_sample_does_not_depend_on_its_batch():
         torch.testing.assert_close(alone[1].log_probs[0], together[1].log_probs[i], atol=1e-4, rtol=0)
 
 
-def test_row_17_latents_and_log_probs_are_float32_whatever_the_unet_computes_in():
+def test_latents_and_log_probs_are_float32_whatever_the_unet_computes_in():
     pipeline = make_pipeline()
     for module in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
         torch.nn.Module.to(module, dtype=torch.bfloat16)
@@ -132,7 +132,7 @@ def test_row_17_latents_and_log_probs_are_float32_whatever_the_unet_computes_in(
         (0.0, ["a two", ""], "", [2] * 3),
     ],
 )
-def test_row_06_and_20_one_pass_where_one_is_enough(guidance, prompts, negative, batches):
+def test_one_pass_where_one_is_enough(guidance, prompts, negative, batches):
     pipeline = make_pipeline()
     with counted_passes(pipeline.unet) as sizes:
         text2img_rollout(
@@ -176,7 +176,7 @@ def test_joining_guided_and_unguided_batches_keeps_what_each_predicts():
 @pytest.mark.parametrize(
     ("num_steps", "strength", "expected"), [(10, 0.8, 8), (50, 0.58, 29), (50, 0.2, 10), (7, 1.0, 7)]
 )
-def test_row_12_noise_strength_decides_the_steps(num_steps, strength, expected):
+def test_noise_strength_decides_the_steps(num_steps, strength, expected):
     scheduler = make_pipeline().scheduler
     steps = make_schedule(scheduler, num_steps, strength)
     assert len(steps) == expected
@@ -224,7 +224,7 @@ def test_noise_strength_that_runs_no_step_names_the_least_that_does():
         make_schedule(make_pipeline().scheduler, 10, 0.09)
 
 
-def test_row_10_a_deterministic_last_step_is_run_but_not_recorded():
+def test_a_deterministic_last_step_is_run_but_not_recorded():
     pipeline = make_pipeline(set_alpha_to_one=True)
     for rollout in (
         lambda: text2img_rollout(pipeline, [""], num_inference_steps=3, generator=generators(1)),

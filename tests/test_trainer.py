@@ -101,7 +101,7 @@ def replay_error(
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("use_lora", [True, False])
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 1.0, 7.5])
-def test_invariant_1_first_replay_has_ratio_one(tmp_path, guidance, use_lora, dropout, as_images):
+def test_first_replay_has_ratio_one(tmp_path, guidance, use_lora, dropout, as_images):
     """The first batch has empty prompts only and takes one pass, the second is mixed."""
     error = replay_error(
         tmp_path, ["", "", "a red three", ""], as_images=as_images, dropout=dropout,
@@ -114,7 +114,7 @@ def test_invariant_1_first_replay_has_ratio_one(tmp_path, guidance, use_lora, dr
 @pytest.mark.parametrize("prompts", [[""] * 4, ["a red three", "", "a two", "a green digit"]])
 @pytest.mark.parametrize("use_lora", [True, False])
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 1.0, 7.5])
-def test_invariant_1_holds_under_autocast(tmp_path, guidance, use_lora, prompts, as_images):
+def test_first_replay_has_ratio_one_under_autocast(tmp_path, guidance, use_lora, prompts, as_images):
     error = replay_error(
         tmp_path, prompts, as_images=as_images, dropout=0.5, sample_guidance_scale=guidance,
         train_use_lora=use_lora, **EXACT_IN_BF16,
@@ -130,7 +130,7 @@ def test_invariant_1_holds_under_autocast(tmp_path, guidance, use_lora, prompts,
         ({"log_prob_reduction": "sum"}, 4 * 8 * 8),
     ],
 )
-def test_invariant_1_holds_for_every_setting_of_sampling(tmp_path, changes, scale):
+def test_first_replay_has_ratio_one_for_every_setting_of_sampling(tmp_path, changes, scale):
     error = replay_error(tmp_path, ["a red three", "", "a two", "a red three"], **changes)
     assert error < FLOAT32_TOLERANCE * 2 * scale
 
@@ -164,7 +164,7 @@ def test_a_reward_that_uses_the_pipeline_does_not_change_the_schedule_of_trainin
 
 
 # --------------------------------------------------------------------------------- 2. float32
-def test_invariant_2_and_row_17_latents_and_log_probs_stay_float32(tmp_path):
+def test_latents_and_log_probs_stay_float32(tmp_path):
     trainer = DDPOTrainer(
         make_config(tmp_path, mixed_precision="bf16"), brightness, red_three, make_pipeline()
     )
@@ -226,7 +226,7 @@ def difference(gradient: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("use_lora", "guidance", "learning_rate"), [(True, 3.0, 1e-3), (False, 1.0, 2e-5)])
-def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guidance, learning_rate):
+def test_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guidance, learning_rate):
     """Before any update and after one, where part of the ratios is clipped, against the reference.
 
     The last step is left out here: its small noise would multiply float32's rounding.
@@ -254,7 +254,7 @@ def test_invariant_3_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guid
         assert difference(seen.gradients[1], reference_after) < 3e-4
 
 
-def test_invariant_3_grouping_samples_changes_no_image(tmp_path):
+def test_grouping_samples_changes_no_image(tmp_path):
     """Six samples, scored two by two: denoised two by two, in fours at most, or all at once."""
     images: dict[int, torch.Tensor] = {}
     passes: dict[int, list[int]] = {}
@@ -278,7 +278,7 @@ def test_invariant_3_grouping_samples_changes_no_image(tmp_path):
 
 
 @pytest.mark.parametrize("as_images", [False, True])
-def test_invariant_3_what_a_group_shares_is_predicted_once_and_changes_no_gradient(tmp_path, as_images):
+def test_what_a_group_shares_is_predicted_once_and_changes_no_gradient(tmp_path, as_images):
     """Two groups of two: their first states are two, not four; 12 pairs are in 10 states."""
     config = make_config(
         tmp_path, sample_group_size=2, sample_guidance_scale=1.0, sample_num_steps=4,
@@ -357,9 +357,7 @@ def test_a_run_is_decided_by_its_seed(tmp_path):
     ("num_steps", "strength", "fraction", "sampled", "trained"),
     [(10, 0.8, 1.0, 8, 8), (10, 0.2, 1.0, 2, 2), (10, 0.8, 0.5, 8, 4), (4, 1.0, 1.0, 4, 4)],
 )
-def test_invariant_4_and_rows_11_and_12_the_steps_sampled_are_those_trained(
-    tmp_path, num_steps, strength, fraction, sampled, trained
-):
+def test_the_steps_sampled_are_those_trained(tmp_path, num_steps, strength, fraction, sampled, trained):
     config = make_config(
         tmp_path, sample_num_steps=num_steps, train_timestep_fraction=fraction,
         sample_guidance_scale=1.0,
@@ -375,7 +373,7 @@ def test_invariant_4_and_rows_11_and_12_the_steps_sampled_are_those_trained(
 
 
 @pytest.mark.parametrize("kind", [DDPOTrainer, ImageDDPOTrainer])
-def test_row_10_training_leaves_out_a_deterministic_last_step(tmp_path, kind):
+def test_training_leaves_out_a_deterministic_last_step(tmp_path, kind):
     config = make_config(tmp_path, sample_num_steps=4, sample_guidance_scale=1.0)
     is_image = kind is ImageDDPOTrainer
     trainer = kind(
@@ -442,7 +440,7 @@ TRACKING = {
     ],
     ids=["lora", "full", "stateful", "state_dict and tracker", "global and tracker", "image"],
 )
-def test_invariant_6_and_row_03_a_resumed_run_is_the_run_that_never_stopped(tmp_path, make_prompts, changes):
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, make_prompts, changes):
     def trainer(folder: str, **more: Any) -> DDPOTrainer:
         config = make_config(
             tmp_path / folder,
@@ -503,7 +501,7 @@ def test_from_checkpoint_continues_with_the_config_it_finds(tmp_path):
         assert torch.equal(saved["policy"][name], parameter)
 
 
-def test_row_04_checkpoints_count_epochs_and_the_last_is_always_saved(tmp_path):
+def test_checkpoints_count_epochs_and_the_last_is_always_saved(tmp_path):
     config = make_config(tmp_path, num_epochs=5, save_freq=2, num_checkpoint_limit=2)
     DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
@@ -512,7 +510,7 @@ def test_row_04_checkpoints_count_epochs_and_the_last_is_always_saved(tmp_path):
 
 
 # ------------------------------------------------------------------------------ rewards and advantages
-def test_row_14_integer_rewards_train_like_floats(tmp_path):
+def test_integer_rewards_train_like_floats(tmp_path):
     def ranks(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         return brightness(images, prompts, metadata).argsort().argsort()
 
@@ -565,7 +563,7 @@ def test_group_rollouts_share_context_and_noise_and_are_normalised_among_themsel
     assert seen.advantages.tolist() == pytest.approx(expected)
 
 
-def test_row_18_the_sum_over_dimensions_is_offered(tmp_path):
+def test_the_sum_over_dimensions_is_offered(tmp_path):
     """Adam's first step ignores the gradient's scale, so that mean and sum take the same one."""
     divergence = {}
     for reduction in ("mean", "sum"):
@@ -579,7 +577,7 @@ def test_row_18_the_sum_over_dimensions_is_offered(tmp_path):
     assert divergence["sum"] / divergence["mean"] == pytest.approx(dimensions**2, rel=0.02)
 
 
-def test_row_19_the_bias_of_a_stale_buffer_is_recorded(tmp_path):
+def test_the_bias_of_a_stale_buffer_is_recorded(tmp_path):
     epoch = 0
 
     def improving(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
@@ -611,7 +609,7 @@ def test_statistics_are_kept_by_id_and_not_by_prompt(tmp_path):
 
 # --------------------------------------------------------------------------------- guidance at most 1
 @pytest.mark.parametrize("guidance", [0.0, 1.0])
-def test_rows_06_and_07_without_guidance_one_pass_of_the_prompt_samples_and_trains(tmp_path, guidance):
+def test_without_guidance_one_pass_of_the_prompt_samples_and_trains(tmp_path, guidance):
     trainer = DDPOTrainer(
         make_config(tmp_path, sample_guidance_scale=guidance), brightness, each_prompt(), make_pipeline()
     )
@@ -624,7 +622,7 @@ def test_rows_06_and_07_without_guidance_one_pass_of_the_prompt_samples_and_trai
 
 
 # ----------------------------------------------------------------------------------- what a run leaves
-def test_row_15_the_defaults_need_no_tracker(tmp_path, monkeypatch):
+def test_the_defaults_need_no_tracker(tmp_path, monkeypatch):
     """save(), save_pretrained() and the image hook with untouched project_kwargs and log_with."""
     monkeypatch.chdir(tmp_path)
     calls: list[tuple[Any, ...]] = []

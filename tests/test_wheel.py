@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import shutil
 import subprocess
@@ -12,11 +12,13 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
 # Installing torch can take long on a slow network; the first test that asks for it pays.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -96,18 +98,29 @@ def test_demo_runs_from_an_empty_folder(programs: Path, tmp_path: Path) -> None:
     assert list((output / "lora").glob("*.safetensors"))
 
 
-def test_short_notebooks_run_from_an_empty_folder(wheel: Path, programs: Path, tmp_path: Path) -> None:
+def test_the_extra_brings_what_the_notebooks_import_and_runs_one(
+    wheel: Path, programs: Path, tmp_path: Path
+) -> None:
     """The last test of this file: it adds Jupyter to the environment.
 
-    `make test` executes every notebook beside the repository; here those of less than a minute are executed
-    away from it.
+    `make test` executes every notebook with the packages of the tests and beside the repository. What that
+    cannot show is that the extra "notebooks" and the files of the wheel are enough: every import and the
+    shortest lesson show it.
     """
     python, pins = programs / "python", ROOT / "constraints.txt"
     run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, f"{wheel}[notebooks]", cwd=tmp_path)
-    seconds = json.loads((ROOT / "benchmarks/speed/lesson_times.json").read_text("utf-8"))["seconds"]
-    short = [tmp_path / f"{name}.ipynb" for name in sorted(seconds) if seconds[name] < 60]
-    assert len(short) >= 3
-    for notebook in short:
-        shutil.copy(ROOT / "notebooks" / notebook.name, notebook)
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    transform = TransformerManager().transform_cell
+    imports = {
+        ast.unparse(node)
+        for path in paths
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code"
+        for node in ast.parse(transform(cell.source)).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert len(imports) > len(paths)
+    run(python, "-c", "\n".join(sorted(imports)), cwd=tmp_path)
+    notebook = Path(shutil.copy(paths[0], tmp_path))
     execute = (python, "-m", "jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace")
-    run(*execute, *short, cwd=tmp_path)
+    run(*execute, notebook, cwd=tmp_path)

@@ -130,7 +130,7 @@ class DDIMCase:
         return model_output, torch.tensor(self.timesteps), sample, noise
 
 
-def row_17_case() -> DDIMCase:
+def fifty_steps() -> DDIMCase:
     """Every step of a 50-step run, on latents of Stable Diffusion's size."""
     scheduler = tiny_scheduler()
     scheduler.set_timesteps(50)
@@ -138,11 +138,11 @@ def row_17_case() -> DDIMCase:
     return DDIMCase(seed=17, timesteps=timesteps, shape=(4, 64, 64), num_steps=50)
 
 
-def row_18_case(size: int) -> DDIMCase:
+def steps_of_size(size: int) -> DDIMCase:
     return DDIMCase(seed=18, timesteps=(501,) * 16, shape=(4, size, size))
 
 
-def row_18_moved_output(case: DDIMCase) -> torch.Tensor:
+def moved_output(case: DDIMCase) -> torch.Tensor:
     """The model's output after a small update of the policy, as large in every dimension."""
     model_output = case.tensors()[0]
     return model_output + 1e-3 * seeded_normal(tuple(model_output.shape), seed=181)

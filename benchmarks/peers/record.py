@@ -21,7 +21,7 @@ from benchmarks.common import ROOT, free_port
 from benchmarks.peers.environment import SETTINGS, make_environment, versions
 
 RESULT = ROOT / "tests" / "golden" / "peers.json"
-DEADLOCK_DUMPS = 6  # a process of the worker's row_02 dumps its stack every ten seconds
+DEADLOCK_DUMPS = 6  # a process that saves dumps its stack every ten seconds
 RUN_SECONDS = 1800  # an idle machine takes 60
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for group, processes in (("one_process", 1), ("bf16", 1), ("drift", 2)):
             rows |= _run(python, group, processes, Path(scratch))
-        rows["row_02"] = _save_from_one_and_from_two(python, Path(scratch))
+        rows["saving_in_two_processes_deadlocks"] = _save_from_one_and_from_two(python, Path(scratch))
     lines = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(rows.items()))
     RESULT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"wrote {RESULT}, {RESULT.stat().st_size / 1000:.0f} kB")

@@ -1,7 +1,7 @@
 """Runs in the peers' environment: each function runs the peers once and returns what happened.
 
-Functions are named after the rows of the table of the peers' defects in README.md, or after the
-function of ours that reproduces their numbers. The numbers come from the peers' own code; this file
+Functions are named after the entries of tests/golden/peers.json: the peers' defects (docs/peers.md), or the
+functions of ours that reproduce their numbers. The numbers come from the peers' own code; this file
 chooses only the inputs, and it imports nothing of ``ddpo_lessons``. Started by ``record``.
 """
 
@@ -26,11 +26,11 @@ import torch
 
 from benchmarks.peers.inputs import (
     DDIMCase,
+    fifty_steps,
     make_tiny_folder,
-    row_17_case,
-    row_18_case,
-    row_18_moved_output,
+    moved_output,
     seeded_normal,
+    steps_of_size,
     tiny_noise_pred,
 )
 
@@ -52,7 +52,7 @@ def ddim_steps(folder: Path) -> list[Row]:
     return [_trl_step(case) for case in cases]
 
 
-def row_09(folder: Path) -> list[Row]:
+def last_step_ignores_final_alpha(folder: Path) -> list[Row]:
     """The last step for both ends of the schedule: TRL's outcome and the scheduler's own."""
     rows = []
     for set_alpha_to_one in (False, True):
@@ -100,7 +100,7 @@ def _replay(case: DDIMCase, model_output: torch.Tensor, prev_sample: torch.Tenso
     ).log_probs
 
 
-def _row_10_step() -> Row:
+def _replay_without_noise() -> Row:
     """imageddpo replays a batch that holds the deterministic last step among noisy ones."""
     from imageddpo.pipeline import scheduler_step
 
@@ -156,7 +156,7 @@ def tracker(folder: Path) -> Row:
     return {"buffer_size": 6, "min_count": 4, "updates": updates}
 
 
-def _row_14_tracker() -> Row:
+def _integers_in_tracker() -> Row:
     from trl.trainer.utils import PerPromptStatTracker
 
     rewards = np.array([3, 1, 4, 1, 5, 9, 2, 6])
@@ -164,9 +164,9 @@ def _row_14_tracker() -> Row:
     return {"rewards": rewards.tolist(), "advantages": advantages.tolist()}
 
 
-def _row_17_step() -> Row:
+def _bf16_replay() -> Row:
     """TRL scores bf16 latents: 50 steps drawn, then replayed on the latents that were stored."""
-    case = row_17_case()
+    case = fifty_steps()
     drawn = _draw(case, torch.bfloat16)
     log_prob = _replay(case, case.tensors()[0].bfloat16(), drawn.latents)
     error = (torch.exp(log_prob - drawn.log_probs) - 1).abs()
@@ -177,13 +177,13 @@ def _row_17_step() -> Row:
     }
 
 
-def row_18(folder: Path) -> list[Row]:
+def clip_range_depends_on_latent_size(folder: Path) -> list[Row]:
     """The same change per dimension for three latent sizes: TRL's KL and clip fraction shrink."""
     rows = []
     for size in (4, 16, 64):
-        case = row_18_case(size)
+        case = steps_of_size(size)
         drawn = _draw(case)
-        new = _replay(case, row_18_moved_output(case), drawn.latents)
+        new = _replay(case, moved_output(case), drawn.latents)
         _, approx_kl, clip_fraction = _trl_loss(drawn.log_probs, new, torch.ones(len(new)), CLIP_RANGE)
         row = {"log_ratio": new - drawn.log_probs, "approx_kl": approx_kl}
         row |= {"clip_fraction": clip_fraction}
@@ -191,7 +191,7 @@ def row_18(folder: Path) -> list[Row]:
     return rows
 
 
-def row_19(folder: Path) -> Row:
+def stale_mean_biases_advantages(folder: Path) -> Row:
     """TRL's tracker with its default sizes and rewards that improve by 0.5 an epoch (sigma 0.2)."""
     from trl.trainer.utils import PerPromptStatTracker
 
@@ -337,7 +337,7 @@ def _error_of(action: Callable[[], Any]) -> Row | None:
     return None
 
 
-def row_03(folder: Path) -> Row:
+def resumed_lora_is_an_empty_adapter(folder: Path) -> Row:
     """TRL: train LoRA, save, resume; which adapter holds the weights, which the optimizer."""
     trained, project = _trained_and_saved(folder, use_lora=True, epochs=2)
     checkpoint = str(project / "checkpoints" / "checkpoint_0")
@@ -357,7 +357,7 @@ def row_03(folder: Path) -> Row:
     return {"saved_max_abs_lora_b": _numbers(saved), "resumed": adapters, "active": active}
 
 
-def row_04(folder: Path) -> Row:
+def checkpoint_numbers_count_saves(folder: Path) -> Row:
     """TRL: seven epochs, saved every second; what the folders are called, and what is resumed."""
     _, project = _trained_and_saved(folder, epochs=7, save_freq=2)
     names = sorted(path.name for path in (project / "checkpoints").iterdir())
@@ -380,19 +380,19 @@ def _trained_and_saved(folder: Path, epochs: int, **settings: Any) -> tuple[Any,
 
 
 def _project(folder: Path) -> Row:
-    """The project_kwargs without which TRL cannot save (row 15)."""
+    """The project_kwargs without which TRL cannot save."""
     return {"project_dir": str(folder), "automatic_checkpoint_naming": True}
 
 
-def row_05(folder: Path) -> Row:
+def asynchronous_rewards_fail(folder: Path) -> Row:
     return run("trl", folder, async_reward_computation=True)
 
 
-def row_06(folder: Path) -> Row:
+def no_guidance_is_a_shape_error(folder: Path) -> Row:
     return {str(scale): run("trl", folder, sample_guidance_scale=scale) for scale in (0.0, 1.0)}
 
 
-def row_07(folder: Path) -> Row:
+def no_guidance_trains_another_prompt(folder: Path) -> Row:
     """imageddpo without guidance, trained with and without the pair of embeddings."""
     return {
         f"train_cfg={train_cfg}": run(
@@ -406,27 +406,27 @@ def row_07(folder: Path) -> Row:
     }
 
 
-def row_08(folder: Path) -> Row:
+def guidance_is_left_out_of_training(folder: Path) -> Row:
     """TRL with guidance 5: trained with it (the control), then without."""
     return {f"train_cfg={cfg}": run("trl", folder, train_cfg=cfg) for cfg in (True, False)}
 
 
-def row_10(folder: Path) -> Row:
+def last_step_without_noise_is_nan(folder: Path) -> Row:
     """imageddpo on a schedule that ends in a deterministic step.
 
     With seed 0 a whole minibatch falls on that step, and its loss has no gradient: an error.
     """
     ends_clean = make_tiny_folder(folder.with_name("set_alpha_to_one"), set_alpha_to_one=True)
     run_report = run("imageddpo", ends_clean, noise_strength=1.0, seed=1, **ONE_MINIBATCH)
-    return {"step": _row_10_step(), "run": run_report}
+    return {"step": _replay_without_noise(), "run": run_report}
 
 
-def row_11(folder: Path) -> Row:
+def default_noise_strength_fails(folder: Path) -> Row:
     """imageddpo's default noise_strength of 0.2 with the default train_timestep_fraction of 1."""
     return run("imageddpo", folder, sample_num_steps=10)
 
 
-def row_12(folder: Path) -> Row:
+def fewer_steps_trained_than_sampled(folder: Path) -> Row:
     return run(
         "imageddpo",
         folder,
@@ -436,19 +436,19 @@ def row_12(folder: Path) -> Row:
     )
 
 
-def row_13(folder: Path) -> Row:
+def eta_zero_is_trained(folder: Path) -> Row:
     return {
         "trl": run("trl", folder, sample_eta=0.0),
         "imageddpo": run("imageddpo", folder, noise_strength=1.0, sample_eta=0.0),
     }
 
 
-def row_14(folder: Path) -> Row:
+def integer_rewards_cut_advantages(folder: Path) -> Row:
     """TRL with per-prompt statistics and integer rewards: the advantages that it trains on."""
     rewards = torch.tensor([3, 1, 4, 1])
     advantages = _advantages_in_training(folder, rewards, per_prompt_stat_tracking=True)
     run_report = {"rewards": rewards.tolist(), "sorted_advantages": advantages.tolist()}
-    return {"tracker": _row_14_tracker(), "run": run_report}
+    return {"tracker": _integers_in_tracker(), "run": run_report}
 
 
 def global_advantages(folder: Path) -> Row:
@@ -464,7 +464,7 @@ def _advantages_in_training(folder: Path, rewards: torch.Tensor, **settings: Any
     return trainer.losses[0]["advantages"].sort().values  # the trainer had shuffled them
 
 
-def row_15(folder: Path) -> Row:
+def defaults_cannot_save(folder: Path) -> Row:
     """TRL's defaults: saving in training, save_pretrained, and an image hook without a tracker."""
     trainer = make_trainer("trl", folder)
     return {
@@ -474,7 +474,7 @@ def row_15(folder: Path) -> Row:
     }
 
 
-def row_16(folder: Path) -> Row:
+def readme_shows_no_constructor(folder: Path) -> Row:
     """The constructor that imageddpo's README shows."""
     from imageddpo import ImageDDPOTrainer
 
@@ -482,10 +482,10 @@ def row_16(folder: Path) -> Row:
     return {"error": _error_of(lambda: ImageDDPOTrainer(**dict.fromkeys(shown)))}
 
 
-def row_17(folder: Path) -> Row:
+def bf16_latents_leave_the_clip_range(folder: Path) -> Row:
     """TRL in bf16: one run with LoRA and guidance 5, and the same on latents of full size."""
     settings: Row = {"use_lora": True, "mixed_precision": "bf16", "sample_num_steps": 50}
-    return {"step": _row_17_step(), "run": run("trl", folder, **settings)}
+    return {"step": _bf16_replay(), "run": run("trl", folder, **settings)}
 
 
 def batching(folder: Path) -> list[Row]:
@@ -517,7 +517,7 @@ def batching(folder: Path) -> list[Row]:
 # ---------------------------------------------------------------------------------- two processes
 
 
-def row_01(folder: Path) -> Row:
+def gradients_never_synchronise(folder: Path) -> Row:
     """Two processes: largest difference between their weights before and after one epoch."""
     return {
         f"{peer} {'LoRA' if use_lora else 'full'}": _drift(peer, folder, use_lora)
@@ -541,7 +541,7 @@ def _drift(peer: str, folder: Path, use_lora: bool) -> Row:
     return {"processes": trainer.accelerator.num_processes, "before": before, "after": gap()}
 
 
-def row_02(folder: Path) -> Row:
+def saving_in_two_processes_deadlocks(folder: Path) -> Row:
     """TRL through its first save; the last of the stacks shows where a process hangs."""
     with (folder.parent / "stack.txt").open("w") as stack:
         faulthandler.dump_traceback_later(10, repeat=True, file=stack)
@@ -571,12 +571,16 @@ def tiny_model(folder: Path) -> Row:
 GROUPS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "one_process": (
         tiny_model, ddim_steps, surrogate, global_advantages, tracker, batching,
-        row_03, row_04, row_05, row_06, row_07, row_08, row_09, row_10,
-        row_11, row_12, row_13, row_14, row_15, row_16, row_18, row_19,
+        resumed_lora_is_an_empty_adapter, checkpoint_numbers_count_saves, asynchronous_rewards_fail,
+        no_guidance_is_a_shape_error, no_guidance_trains_another_prompt,
+        guidance_is_left_out_of_training, last_step_ignores_final_alpha, last_step_without_noise_is_nan,
+        default_noise_strength_fails, fewer_steps_trained_than_sampled, eta_zero_is_trained,
+        integer_rewards_cut_advantages, defaults_cannot_save, readme_shows_no_constructor,
+        clip_range_depends_on_latent_size, stale_mean_biases_advantages,
     ),
-    "bf16": (row_17,),  # one precision per process
-    "drift": (row_01,),
-    "save": (row_02,),
+    "bf16": (bf16_latents_leave_the_clip_range,),  # one precision per process
+    "drift": (gradients_never_synchronise,),
+    "save": (saving_in_two_processes_deadlocks,),
 }  # fmt: skip
 
 
