@@ -1,20 +1,29 @@
-"""Lesson 06: DDPO on one page (Black et al. 2023, arXiv 2305.13301, algorithm 1, importance sampling).
+"""Lesson 06: DDPO on one page (Black et al. 2023, arXiv 2305.13301, section 4.3, DDPO-IS).
 
 Denoising is a Markov decision process: the state is (prompt, t, x_t), the action is x_{t-1}, and the policy
-is the Gaussian of a DDIM step. Only the last state is rewarded. An epoch
+is the Gaussian of a DDIM step, whose mean the denoiser predicts and whose σ_t the schedule fixes (lesson 03):
 
-1. samples: plays the process with the policy as it is, and records every action's log-prob (`rollout.play`);
-2. scores: calls the user's reward function on the images, and on nothing else;
-3. turns rewards into advantages: which samples were better than their like (`DDPO.advantages`);
-4. updates: goes through the recorded actions in random order, replays them under the policy as it has become,
-   and takes optimizer steps on PPO's clipped surrogate (`DDPO.update`).
+    log p(x_{t-1} | x_t) = -(x_{t-1} - mean)² / (2 σ_t²) - log σ_t - log(2π) / 2, averaged over the latent
+
+An epoch
+
+1. samples: `rollout.play` runs the policy as it is from B first states, T actions each, and records states
+   and log-probs; the prompts' embeddings and guidance are part of the policy;
+2. scores: the user's reward function sees the final images and their prompts, and gives one number each;
+3. weighs: `DDPO.advantages` compares each reward with its like; every action of a sample gets that number;
+4. updates: `DDPO.update` goes through the recorded actions in random order and takes optimizer steps on PPO's
+   clipped surrogate (lesson 04), with ρ = p(action now) / p(action when it was sampled):
+
+    loss = mean over actions of max(-A ρ, -A clip(ρ, 1 - ε, 1 + ε))
+
+`run/runner.py` calls 1 to 4 in this order; nothing of what it does besides changes a weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,24 +36,29 @@ from ddpo_lessons.families import Family
 from ddpo_lessons.ppo import check_finite, clipped_surrogate
 from ddpo_lessons.rollout import Trajectory, sample_seed
 
+SHUFFLE = 2  # purpose of a seed; sampling has 0 and 1
+
 
 class DDPO(Algorithm):
     """Denoising diffusion policy optimisation."""
 
     name = "ddpo"
-    tracker: PerPromptStatTracker | None
+    tracker: PerPromptStatTracker | None = None
 
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
-        """Get to know a run; with per-prompt statistics, begin to keep them."""
+        """Get to know the run; with per-prompt statistics, begin to keep them."""
         super().begin(config, family, num_train_timesteps)
-        self.tracker = None
         if config.per_prompt_stat_tracking:
             self.tracker = PerPromptStatTracker(
                 config.per_prompt_stat_tracking_buffer_size, config.per_prompt_stat_tracking_min_count
             )
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Compare each reward (N,) with its prompt's, its group's or the epoch's; in standard deviations."""
+        """Return (reward - mean) / std of all samples of the epoch (N,), of all processes.
+
+        Mean and std are those of the prompt's (or id's) recent rewards, of the sample's group, or of the
+        epoch, as the config says; `keys` name prompts or ids.
+        """
         if self.tracker is not None:
             return self.tracker.update(keys, rewards)
         if self.config.sample_group_size > 1:
@@ -52,47 +66,50 @@ class DDPO(Algorithm):
         return normalize(rewards)
 
     def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch over shuffled (sample, timestep) pairs."""
+        """Take the optimizer steps of an epoch; each takes all kept actions of `samples_per_step` samples."""
         config, trajectory = self.config, samples.trajectory
         check_finite(old_log_prob=trajectory.log_probs, advantages=samples.advantages)
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
         for inner_epoch in range(config.train_num_inner_epochs):
-            seed = sample_seed(config.seed, samples.epoch, 2, inner_epoch, samples.process)
+            seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
             generator = torch.Generator().manual_seed(seed)
             for pairs in shuffled_pairs(
                 trajectory.log_probs.shape, self.num_train_timesteps, samples_per_step, generator
             ):
-                groups = [share_predictions(group, trajectory.group_size) for group in learner.split(pairs)]
-                learner.step(partial(self.loss, samples, learner), groups)
+                # As many forward and backward passes as memory asks for, then one step on their sum.
+                parts = [share_predictions(part, trajectory.group_size) for part in learner.split(pairs)]
+                learner.step(partial(self.loss, samples, learner), parts)
 
     def loss(
         self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Replay some recorded actions; return PPO's loss, with a KL penalty if asked for, and statistics."""
         config, trajectory = self.config, samples.trajectory
+        rows, columns = pairs["rows"], pairs["columns"]
         new = replay(self.family, denoiser, trajectory, pairs, config.log_prob_reduction)
         loss, stats = clipped_surrogate(
             new.log_prob,
-            trajectory.log_probs[pairs["rows"], pairs["columns"]],
-            samples.advantages[pairs["rows"]],
+            trajectory.log_probs[rows, columns],
+            samples.advantages[rows],
             config.train_clip_range,
             config.train_adv_clip_max,
         )
-        means = {name: getattr(stats, name) for name in ("approx_kl", "kl_k3", "clip_fraction")}
-        if config.train_kl_coefficient > 0:
-            with torch.no_grad(), learner.reference() as before:
-                old = replay(self.family, before, trajectory, pairs, config.log_prob_reduction)
-            kl = gaussian_kl(new, old, config.log_prob_reduction).mean()
+        record = {name: getattr(stats, name) for name in ("approx_kl", "kl_k3", "clip_fraction")}
+        if config.train_kl_coefficient > 0:  # to the policy before training, not to the one that sampled
+            with torch.no_grad(), learner.reference() as reference:
+                start = replay(self.family, reference, trajectory, pairs, config.log_prob_reduction)
+            kl = gaussian_kl(new, start, config.log_prob_reduction).mean()
             loss = loss + config.train_kl_coefficient * kl
-            means["kl_reference"] = kl.detach()
-        return loss, {**means, "max_ratio_error": (stats.ratio - 1).abs().max()}
+            record["kl_reference"] = kl.detach()
+        # Before the first step of an epoch both policies are one, and this is 0 to rounding.
+        return loss, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
 
     def state_dict(self) -> Any:
         """Return the statistics of prompts."""
         return None if self.tracker is None else self.tracker.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Take them back."""
+        """Continue with them."""
         if self.tracker is not None:
             self.tracker.load_state_dict(state)
 
@@ -100,59 +117,70 @@ class DDPO(Algorithm):
 def shuffled_pairs(
     shape: tuple[int, ...], num_train_timesteps: int, samples_per_step: int, generator: torch.Generator
 ) -> list[Pairs]:
-    """Return the (sample, timestep) pairs of each optimizer step, in random order (lessons 01 and 02).
+    """Return the (sample, action) pairs of each optimizer step: samples shuffled, and each one's actions.
 
     Args:
         shape: (B, T) of the actions.
-        num_train_timesteps: so many of a sample's T actions are trained on.
-        samples_per_step: of an optimizer step; divides B.
+        num_train_timesteps: K, how many of a sample's actions are kept; which ones, the shuffle decides.
+        samples_per_step: S, samples of an optimizer step; divides B.
         generator: decides the orders.
 
     Returns:
-        For each step {"rows": (N,), "columns": (N,)}, which index samples and their actions.
+        For each of B / S steps {"rows": (S K,), "columns": (S K,)}: numbers of samples, and of their actions.
     """
     rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")  # (B, T) each
     shuffled = shuffle_samples({"rows": rows, "columns": columns}, generator)
-    shuffled = shuffle_time(shuffled, ["columns"], generator)
+    shuffled = shuffle_time(shuffled, ["columns"], generator)  # along a row, "rows" is one number
     kept = {name: numbers[:, :num_train_timesteps] for name, numbers in shuffled.items()}
     steps = minibatches(kept, samples_per_step)
     return [{name: numbers.flatten() for name, numbers in step.items()} for step in steps]
 
 
-def share_predictions(pairs: Pairs, group_size: int) -> Pairs:
-    """Find the pairs (N,) whose states differ, "distinct" (D,), and for each pair its state, "places" (N,).
-
-    The rollouts of a group begin in one state, so one prediction replays all their first actions.
-    """
-    rows, columns = pairs["rows"], pairs["columns"]
-    if group_size == 1:
-        return {**pairs, "distinct": torch.arange(len(rows)), "places": torch.arange(len(rows))}
-    owners = torch.where(columns == 0, rows // group_size * group_size, rows)
-    states, places = torch.stack([owners, columns]).unique(dim=1, return_inverse=True)  # (2, D), (N,)
-    distinct = torch.zeros(states.shape[1], dtype=torch.long)
-    return {**pairs, "distinct": distinct.scatter_(0, places, torch.arange(len(rows))), "places": places}
-
-
 def replay(
-    family: Family, denoiser: Callable[..., Any], trajectory: Trajectory, pairs: Pairs, reduction: Any
+    family: Family,
+    denoiser: Callable[..., Any],
+    trajectory: Trajectory,
+    pairs: Pairs,
+    reduction: Literal["mean", "sum"],
 ) -> DDIMStep:
-    """Score recorded actions under a denoiser (lesson 03): log_prob (N,), mean and std of each.
+    """Score recorded actions under a denoiser: log_prob (N,), mean and std of each.
 
     Args:
-        family: whose `predict` sampled, and predicts here.
+        family: its `predict` is the one function that predicts, in sampling and here.
         denoiser: the policy as it has become, or another one.
         trajectory: what was recorded.
-        pairs: of `share_predictions`.
-        reduction: as in sampling.
+        pairs: N of them, as `share_predictions` returns them.
+        reduction: of the log-density over the latent, as in sampling.
 
     Returns:
-        The steps, with gradient.
+        The steps.
     """
     rows, columns, distinct = pairs["rows"], pairs["columns"], pairs["distinct"]
     latents, timesteps = trajectory.latents[rows, columns], trajectory.timesteps[rows, columns]
-    told = {name: value[rows[distinct]] for name, value in trajectory.conditioning.items()}
+    conditioning = {name: value[rows[distinct]] for name, value in trajectory.conditioning.items()}
     output = family.predict(
-        denoiser, latents[distinct], timesteps[distinct], told, trajectory.guidance_scale
-    )[pairs["places"]]
-    outcome = trajectory.latents[rows, columns + 1]  # (N, C, h, w)
-    return trajectory.schedule.step(output, timesteps, latents, prev_sample=outcome, reduction=reduction)
+        denoiser, latents[distinct], timesteps[distinct], conditioning, trajectory.guidance_scale
+    )[pairs["inverse"]]
+    next_latents = trajectory.latents[rows, columns + 1]  # (N, C, h, w): the actions
+    return trajectory.schedule.step(output, timesteps, latents, prev_sample=next_latents, reduction=reduction)
+
+
+def share_predictions(pairs: Pairs, group_size: int) -> Pairs:
+    """Save forward passes: rollouts of a group begin in one state, whose prediction serves all first actions.
+
+    Args:
+        pairs: N of them; gradients and losses are the same without this.
+        group_size: so many rollouts side by side have one prompt and one first state; 1 for none.
+
+    Returns:
+        The pairs with "distinct" (D,), the places of pairs whose states differ, and "inverse" (N,): pair n
+        has the state of pair distinct[inverse[n]].
+    """
+    rows, columns = pairs["rows"], pairs["columns"]
+    if group_size == 1:
+        return {**pairs, "distinct": torch.arange(len(rows)), "inverse": torch.arange(len(rows))}
+    owners = torch.where(columns == 0, rows // group_size * group_size, rows)  # whose state it is
+    states, inverse = torch.stack([owners, columns]).unique(dim=1, return_inverse=True)  # (2, D), (N,)
+    distinct = torch.zeros(states.shape[1], dtype=torch.long)
+    distinct.scatter_(0, inverse, torch.arange(len(rows)))  # any pair of a state will do
+    return {**pairs, "distinct": distinct, "inverse": inverse}
