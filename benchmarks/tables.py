@@ -18,7 +18,10 @@ from ddpo_lessons.tiny.recipe import markdown
 
 HERE = Path(__file__).parent
 TO_RESULT = "speed/time_to_result"
-PAGES = ("README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/damage.md")
+PAGES = (
+    "README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/damage.md",
+    "notebooks/07_img2img_ddpo.ipynb",
+)  # fmt: skip
 # What each lesson teaches, the modules that it builds, and its figure in images/.
 LESSONS = {
     "01_batching": (
@@ -71,6 +74,7 @@ TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the t
     "noise": "noise, severity 5",
     "four corruptions": "noise, blur, fog, JPEG, severities 1 to 5",
 }
+FIVE_TASKS = ("fog", "darkness", "fading", "camouflage", "blur")  # in lesson 07
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
 Row = dict[str, Any]
 
@@ -160,18 +164,20 @@ def lesson_table(times: Row) -> str:
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-def task_table(rows: list[Row], baselines: list[Row]) -> str:
+def task_table(rows: list[Row], baselines: list[Row], tasks: Sequence[str] = tuple(TASKS)) -> str:
     """Return the table of img2img tasks: RL beside what does without a reward, on the same test pictures."""
     titles = ["untouched", "best pixel operation", "untrained, best strength", "RL", "supervised, on pairs"]
     lines = []
-    for name, title in TASKS.items():
+    for name in tasks:
         trained = [row for row in rows if row["variant"] == name and row["damage"]]
         own: dict[str, list[Row]] = {}
         for row in baselines:
             if row["task"] == name and row["test"]:
                 own.setdefault(row["what"], []).append(row)
         cells = [_at_best(own.get(what, [])) for what in ("untouched", "operation", "untrained")]
-        lines.append([title, *cells, _seeds(trained, "judge"), _seeds(own.get("supervised", []), "test")])
+        lines.append(
+            [TASKS[name], *cells, _seeds(trained, "judge"), _seeds(own.get("supervised", []), "test")]
+        )
     return table(["task", *titles], "lrrrrr", lines)
 
 
@@ -317,6 +323,7 @@ def img2img_tasks() -> list[Row]:
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv")),
+    "five-tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv"), FIVE_TASKS),
     "lessons": lambda: lesson_table(read("speed/lesson_times.json")),
     "demo": lambda: demo_table(read("results/demo.json")),
     "ablations": lambda: ablation_table(read("results/demo_ablations.csv")),
@@ -340,6 +347,18 @@ def filled(text: str) -> str:
     return text
 
 
+def filled_page(path: Path) -> str:
+    """Return a page, or a notebook with its markdown cells, with every table made anew."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".ipynb":
+        return filled(text)
+    notebook = json.loads(text)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = filled("".join(cell["source"])).splitlines(keepends=True)
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
     for path in (ROOT / page for page in PAGES):
-        path.write_text(filled(path.read_text()))
+        path.write_text(filled_page(path), "utf-8")

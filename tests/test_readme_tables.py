@@ -171,5 +171,4 @@ def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("path", tables.PAGES)
 def test_a_page_shows_the_committed_tables(path: str) -> None:
-    text = (tables.ROOT / path).read_text(encoding="utf-8")
-    assert filled(text) == text
+    assert tables.filled_page(tables.ROOT / path) == (tables.ROOT / path).read_text(encoding="utf-8")
