@@ -450,6 +450,7 @@ def train_until_killed(folder: Path, event: str, occurrence: int) -> None:
     trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no kill -9")
 def test_kills_during_computing_and_saving_leave_the_run_that_was_never_killed(tmp_path, processes):
     """A save takes four fsyncs, one mkdir, one rename and, beyond the limit, a deletion."""
@@ -500,6 +501,7 @@ def train_until_told(folder: Path) -> None:
     trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill sends no SIGINT there")
 def test_ctrl_c_in_another_process_ends_it_with_a_usable_checkpoint(tmp_path, processes):
     process = processes.Process(target=train_until_told, args=(tmp_path,))

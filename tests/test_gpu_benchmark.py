@@ -34,6 +34,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_every_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
     output = tmp_path / "table.csv"
     words = "--size tiny --batches 2 --gpu-memory 10 --samples 4 --repeats 1 --seed 3 --output"

@@ -25,6 +25,7 @@ def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+@pytest.mark.slow
 def test_script_draws_what_is_committed(drawn: Path) -> None:
     assert list(drawn.iterdir())
     for path in drawn.iterdir():

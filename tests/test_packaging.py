@@ -88,6 +88,7 @@ def test_conda_environment_installs_the_same() -> None:
     assert of_pip == {"pip": ["-c constraints.txt", f"-e .[{','.join(sorted(EXTRAS))}]"]}
 
 
+@pytest.mark.slow
 def test_imports_stay_light() -> None:
     """Neither the package nor any module of it imports what only some functions need."""
     program = """

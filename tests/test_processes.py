@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -96,9 +95,6 @@ def in_each_process(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     here = Path(__file__)
     paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
     # accelerate starts several processes for GPUs only, but lets them compute on the CPU.
@@ -111,7 +107,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
             "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-            "--main_process_port", str(port), str(here), str(folder),
+            "--main_process_port", "0", str(here), str(folder),  # 0: a port that is free
         ],
         env={**os.environ, **settings}, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip

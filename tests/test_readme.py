@@ -27,6 +27,7 @@ def demo_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_python_blocks_run(demo_folder):
     assert len(blocks("python")) == 2
     for block in blocks("python"):
@@ -34,6 +35,7 @@ def test_python_blocks_run(demo_folder):
     assert (demo_folder / "red-run" / "lora").is_dir()
 
 
+@pytest.mark.slow
 def test_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [line for block in blocks("sh") for line in block.splitlines()]

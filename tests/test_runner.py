@@ -67,6 +67,7 @@ class Remembering(Counting):
 
 
 # -------------------------------------------------------------------------------- epochs that fail
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [Counting, Remembering])
 @pytest.mark.parametrize("place", ["reward", "step", "hook"])
 def test_an_epoch_that_failed_never_was(tmp_path, prompts, place):
@@ -154,6 +155,7 @@ def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
     assert torch.equal(weights(resumed), weights(straight))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill sends no SIGINT there")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_launcher_that_is_stopped_leaves_a_checkpoint(tmp_path, processes):
@@ -262,6 +264,7 @@ def test_a_full_export_has_the_frozen_networks_as_they_came(tmp_path):
     assert not torch.equal(next(loaded.unet.parameters()), next(untouched.unet.parameters()))
 
 
+@pytest.mark.slow
 def test_two_exports_are_equal_to_the_byte(tmp_path):
     """Also in another process, where a set of names has another order."""
     code = (

@@ -68,6 +68,7 @@ def test_gradient_by_hand(tmp_path: Path, guidance: float) -> None:
         assert torch.allclose(p.grad, gradients[name], rtol=1e-3, atol=1e-5 * largest.item()), name
 
 
+@pytest.mark.slow
 def test_loss_falls_and_each_pair_is_drawn_once(tmp_path: Path) -> None:
     drawn: list[None] = []
 

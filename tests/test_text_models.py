@@ -277,6 +277,7 @@ def test_a_skipped_minibatch_moves_no_weight() -> None:
     assert all(torch.equal(p, q) for p, q in zip(trainer.model.parameters(), before, strict=True))
 
 
+@pytest.mark.slow
 def test_runs_repeat_with_the_seed_and_learn() -> None:
     settings = {"batch_size": 16, "minibatch_size": 8, "learning_rate": 1e-2, "kl_coef": 0.0}
     trainers = [make_trainer(**settings) for _ in range(2)]
@@ -308,6 +309,7 @@ def test_measure_by_hand() -> None:
 
 
 # ------------------------------------------------------------------------------------------ the checkpoint
+@pytest.mark.slow
 def test_the_shipped_checkpoint_is_small_and_what_it_says() -> None:
     files = [path for path in models.CHECKPOINT.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 4_000_000
@@ -319,6 +321,7 @@ def test_the_shipped_checkpoint_is_small_and_what_it_says() -> None:
     assert said["reward model: accuracy where negated"] > 0.9
 
 
+@pytest.mark.slow
 def test_the_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["recipe", "--output", str(tmp_path), "--scale", "0.001"])
     recipe.main()

@@ -83,6 +83,7 @@ def test_generated_scores_by_hand():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_recipe_runs_end_to_end_in_small(tmp_path, capsys):
     recipe.main(["--output", str(tmp_path), "--scale", "0.001", "--images", "20"])
     table = json.loads((tmp_path / "evaluation.json").read_text())

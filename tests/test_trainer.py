@@ -110,6 +110,7 @@ def test_first_replay_has_ratio_one(tmp_path, guidance, use_lora, dropout, as_im
     assert error < FLOAT32_TOLERANCE * max(1, guidance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_images", [False, True])
 @pytest.mark.parametrize("prompts", [[""] * 4, ["a red three", "", "a two", "a green digit"]])
 @pytest.mark.parametrize("use_lora", [True, False])
@@ -225,6 +226,7 @@ def difference(gradient: torch.Tensor, reference: torch.Tensor) -> float:
     return ((gradient - reference).norm() / reference.norm()).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("use_lora", "guidance", "learning_rate"), [(True, 3.0, 1e-3), (False, 1.0, 2e-5)])
 def test_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guidance, learning_rate):
     """Before any update and after one, where part of the ratios is clipped, against the reference.
@@ -428,6 +430,7 @@ TRACKING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_prompts", "changes"),
     [
