@@ -117,7 +117,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     named = {f"{stem}|{name}": tensor for stem, group in tensors.items() for name, tensor in group.items()}
     return {
         "tensors": {name: (str(tensor.dtype), tensor.numpy().tobytes()) for name, tensor in named.items()},
-        "counters": (state["epochs_done"], state["global_step"], state["stat_tracker"]),
+        "counters": (state["epochs_done"], state["global_step"], state["algorithm"]),
         "steps": read_metrics(folder, "step"),
         "epochs": epochs,
     }
