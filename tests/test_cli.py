@@ -24,7 +24,6 @@ from PIL import Image
 
 import ddpo_lessons
 from ddpo_lessons import rewards
-from ddpo_lessons.algorithms import ALGORITHMS
 from ddpo_lessons.app import cli, demo, doctor, sample, train
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.compat import LORA_FILE
@@ -410,7 +409,6 @@ def test_help_explains_every_field(
 
 def test_names_of_flags_are_those_of_the_registries() -> None:
     assert tuple(rewards.REWARDS) == cli.REWARDS
-    assert tuple(ALGORITHMS) == cli.ALGORITHMS
     assert get_args(cli.Damage) == tuple(world.DAMAGES)
     assert cli.Demo.epochs == demo.SETTINGS["num_epochs"]
     assert set(cli.BASIC) <= {field.name for field in dataclasses.fields(DDPOConfig)}

@@ -20,6 +20,7 @@ from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_i
 from safetensors import safe_open
 
 from ddpo_lessons import compat
+from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.data.starts import FromImages, FromNoise
@@ -327,6 +328,13 @@ def test_the_names_are_the_combinations(tmp_path):
         named.train()
         built.train()
         assert torch.equal(weights(named), weights(built))
+
+
+def test_an_algorithm_is_made_by_its_name():
+    assert {name: make_algorithm(name).name for name in ALGORITHMS} == {name: name for name in ALGORITHMS}
+    assert make_algorithm("rwr", top_share=0.5).identity()["top_share"] == 0.5
+    with pytest.raises(ValueError, match="'sft' does not exist: use one of ddpo, rwr"):
+        make_algorithm("sft")
 
 
 def test_a_checkpoint_of_compat_is_not_one_of_the_trainer(tmp_path):

@@ -1,12 +1,33 @@
 """Algorithms: how rewards weigh samples, and the loss; one file each, to be read from top to bottom.
 
-To add one, write a file with a subclass of `base.Algorithm` and register it here.
+To add one, write a file with a subclass of `base.Algorithm` and register it here. Modules are imported when
+an algorithm is made: the command line has the names before torch loads.
 """
 
 from __future__ import annotations
 
-from ddpo_lessons.algorithms.base import Algorithm as Algorithm
-from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.algorithms.rwr import RWR
+import importlib
+from typing import TYPE_CHECKING, Any
 
-ALGORITHMS: dict[str, type[Algorithm]] = {kind.name: kind for kind in (DDPO, RWR)}
+if TYPE_CHECKING:
+    from ddpo_lessons.algorithms.base import Algorithm
+
+ALGORITHMS = {"ddpo": "DDPO", "rwr": "RWR"}  # module: class
+
+
+def make_algorithm(name: str, **settings: Any) -> Algorithm:
+    """Make an algorithm by its name, which is that of its module.
+
+    Args:
+        name: a key of `ALGORITHMS`.
+        settings: arguments of its class.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        ValueError: if the name does not exist; the message lists those that do.
+    """
+    if name not in ALGORITHMS:
+        raise ValueError(f"algorithm={name!r} does not exist: use one of {', '.join(ALGORITHMS)}")
+    return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])(**settings)

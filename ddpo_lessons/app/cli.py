@@ -29,6 +29,7 @@ from tyro.constructors import (
 )
 
 from ddpo_lessons import __version__
+from ddpo_lessons.algorithms import ALGORITHMS
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, Preset, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import from_file, get_prompts
@@ -39,7 +40,6 @@ REWARDS = (
     "legibility_gain", "digit_margin", "prompt_alignment", "clip_score", "clip_margin", "clip_change",
     "aesthetic_score", "distance_penalty", "recolouring", "edit",
 )  # fmt: skip
-ALGORITHMS = ("ddpo", "rwr")
 Damage = Literal["noisy", "blurry", "foggy", "blocky", "faded", "dark"]
 
 # The fields of DDPOConfig that most runs set; `--help` shows the others below them.

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpo_lessons.algorithms import ALGORITHMS
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app.presets import Preset
 from ddpo_lessons.app.sample import NOISE_STRENGTH, image_size
 from ddpo_lessons.compat import load_pipeline
@@ -63,7 +63,7 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     if images is not None:
         return _make_image_trainer(arguments, preset, images, config, reward, model)
     prompts = arguments.choose_prompts(preset, config.seed)
-    algorithm, start = ALGORITHMS[arguments.algorithm](), FromNoise()
+    algorithm, start = make_algorithm(arguments.algorithm), FromNoise()
     pipeline = load_pipeline(model)
     return Runner(config, get_reward(reward), prompts, pipeline, algorithm=algorithm, start=start)
 
@@ -90,7 +90,7 @@ def _make_image_trainer(
     )
     given = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
     strength = next(value for value in given if value is not None)
-    algorithm, start = ALGORITHMS[arguments.algorithm](), FromImages(strength)
+    algorithm, start = make_algorithm(arguments.algorithm), FromImages(strength)
     return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start)
 
 

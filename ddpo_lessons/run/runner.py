@@ -21,8 +21,7 @@ from accelerate.utils import gather_object, set_seed
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
-from ddpo_lessons.algorithms import Algorithm
-from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.base import Algorithm, Samples
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import (
     Context,
