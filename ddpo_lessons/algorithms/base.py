@@ -49,7 +49,8 @@ class Learner(Protocol):
         """Accumulate the gradient of `loss(denoiser, group)` over the groups, and step once.
 
         A loss is a mean over its group's pairs. Beside it, it returns statistics: each a mean over the pairs
-        or, if its name begins with "max", a maximum. The groups' tensors reach the device in one piece.
+        or, if its name begins with "max", a maximum. "max_ratio_error" of an epoch's first step is kept as
+        the replay's error. The groups' tensors reach the device in one piece.
         """
         ...
 
@@ -59,11 +60,11 @@ class Learner(Protocol):
 
 
 class Algorithm:
-    """How rewards weigh samples, and the loss.
+    """How rewards weigh samples, and the loss. Settings of its own are constructor arguments with defaults.
 
     Attributes:
         name: what checkpoints and the command line call it.
-        unused: fields of the config that it does not use, and that must therefore be empty.
+        unused: fields of the config that it does not use, and that must therefore keep their defaults.
     """
 
     name: ClassVar[str]
@@ -75,7 +76,7 @@ class Algorithm:
     def check(self, config: DDPOConfig) -> None:
         """Refuse settings that ask for what the algorithm does not have, with a ValueError."""
         for name in self.unused:
-            if getattr(config, name):
+            if getattr(config, name) != getattr(DDPOConfig, name):
                 raise ValueError(f"{self.name} does not use {name}={getattr(config, name)}: leave it out")
 
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
@@ -89,7 +90,12 @@ class Algorithm:
         self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Weigh all samples of an epoch (N,) by their rewards (N,); `keys` name their contexts."""
+        """Turn the rewards (N,) of all samples of an epoch into advantages, or other weights (N,).
+
+        Args:
+            rewards: (N,), of all processes.
+            keys: names of the samples' contexts, N.
+        """
         raise NotImplementedError
 
     def update(self, samples: Samples, learner: Learner) -> None:
