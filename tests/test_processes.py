@@ -128,7 +128,8 @@ def test_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_th
     alone = train(tmp_path, name, **changes)
     for key, parameter in alone.learner.trainable.items():
         assert torch.equal(ranks[0][key], ranks[1][key])
-        torch.testing.assert_close(ranks[0][key], parameter.detach(), atol=2e-6, rtol=0)
+        tolerance = 2e-6 if name == "skipped" else 1e-6  # its statistics divide by small spreads
+        torch.testing.assert_close(ranks[0][key], parameter.detach(), atol=tolerance, rtol=0)
 
     def records(kind: str) -> zip[tuple[dict[str, Any], dict[str, Any]]]:
         """Pair the records of two epochs; "lora" was then resumed for a third."""
