@@ -103,3 +103,10 @@ def test_a_state_that_a_checkpoint_could_not_give_back_is_refused(state):
 def test_rewards_come_with_info_or_without(returned):
     contexts = [text_context(("", {}))] * 2
     assert score(lambda *_: returned, torch.zeros(2, 3, 4, 4), contexts)[3].tolist() == [0.25, 0.75]
+
+
+@pytest.mark.parametrize("names", [["state_dict"], ["load_state_dict"], ["skip"], ["skip", "state_dict"]])
+def test_a_prompt_function_with_half_a_state_is_refused(names):
+    prompts = type("Half", (), {name: lambda self, *state: {} for name in ["__call__", *names]})()
+    with pytest.raises(TypeError, match="belong together"):
+        check_functions(len, prompts)

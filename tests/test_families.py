@@ -34,9 +34,9 @@ from helpers import (
 )
 from safetensors.torch import load_file, save_file
 
-from ddpo_lessons.algorithms import RWR
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
+from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app import cli
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.data.starts import FromImages

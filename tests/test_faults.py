@@ -334,7 +334,7 @@ def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused
         DDPOTrainer(config, brightness, red_three, make_pipeline(seed=1))
     with pytest.raises(ValueError, match="scheduler"):
         DDPOTrainer(config, brightness, red_three, make_pipeline(prediction_type="epsilon"))
-    with pytest.raises(ValueError, match="algorithm: 'ddpo' there, 'rwr' here"):
+    with pytest.raises(ValueError, match="algorithm: 'DDPO' there, 'RWR' here"):
         RWRTrainer(config, brightness, red_three, make_pipeline())
     with pytest.raises(ValueError, match="start: 'noise' there, 'images' here"):
         ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.7)

@@ -118,6 +118,50 @@ def test_an_epoch_that_failed_never_was(tmp_path, prompts, place):
     assert without_times(tmp_path / "failed") == without_times(tmp_path / "straight")
 
 
+def test_a_reward_that_draws_at_random_draws_the_same_when_an_epoch_is_done_again(tmp_path):
+    def train(folder: str, fails: bool) -> list[float]:
+        drawn: list[float] = []
+
+        def reward(images: torch.Tensor, *arguments: Any) -> torch.Tensor:
+            noise = torch.rand(len(images))
+            if fails and len(drawn) == 1:
+                fails_left.pop()
+                drawn.clear()
+                raise OSError("out of luck")
+            drawn.append(noise.sum().item())
+            return brightness(images) + noise
+
+        fails_left = [1]
+        config = make_config(tmp_path / folder, **TWO_PASSES)
+        trainer = DDPOTrainer(config, reward, Counting(), make_pipeline())
+        if fails:
+            with pytest.raises(OSError, match="out of luck"):
+                trainer.train()
+            fails = False
+        trainer.train()
+        return drawn
+
+    assert train("failed", True) == train("straight", False)
+
+
+def test_a_trainer_that_was_refused_its_folder_is_refused_again(tmp_path):
+    """As a notebook's cell that is run again."""
+    late = DDPOTrainer(make_config(tmp_path, num_epochs=2), brightness, red_three, make_pipeline())
+    DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
+    for _ in range(2):
+        with pytest.raises((ValueError, RuntimeError), match="resume_from='latest'"):
+            late.train()
+    assert len(read_metrics(tmp_path, "epoch")) == 1
+
+
+def test_statistics_are_those_of_one_run(tmp_path):
+    algorithm = DDPO()
+    for folder, settings in (("a", TRACKING), ("b", {})):
+        config = make_config(tmp_path / folder, **settings)
+        Runner(config, brightness, red_three, make_pipeline(), algorithm=algorithm, start=FromNoise())
+    assert algorithm.tracker is None
+
+
 # ------------------------------------------------------------------------------------- interrupts
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("place", ["sampling", "training"])
@@ -243,6 +287,12 @@ def test_trainers_of_two_precisions_live_in_one_process(tmp_path):
     again.train()
     assert torch.equal(weights(plain), weights(again))
     assert next(low.pipeline.unet.parameters()).dtype == torch.bfloat16
+    pipeline = make_pipeline()
+    DDPOTrainer(make_config(tmp_path / "d", mixed_precision="bf16"), brightness, red_three, pipeline)
+    seen: list[torch.dtype] = []
+    pipeline.unet.conv_in.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    DDPOTrainer(make_config(tmp_path / "e"), brightness, red_three, pipeline).train()
+    assert set(seen) == {torch.float32}  # nothing of the first one's autocast is left
 
 
 def test_tf32_is_switched_for_products_and_convolutions(tmp_path):

@@ -48,6 +48,7 @@ class DDPO(Algorithm):
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
         """Get to know the run; with per-prompt statistics, begin to keep them."""
         super().begin(config, family, num_train_timesteps)
+        self.tracker = None
         if config.per_prompt_stat_tracking:
             self.tracker = PerPromptStatTracker(
                 config.per_prompt_stat_tracking_buffer_size, config.per_prompt_stat_tracking_min_count

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
-from ddpo_lessons.algorithms.ddpo import shuffled_pairs
+from ddpo_lessons.algorithms.ddpo import SHUFFLE, shuffled_pairs
 from ddpo_lessons.rollout import sample_seed
 
 
@@ -99,7 +99,7 @@ class RWR(Algorithm):
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
         for inner_epoch in range(config.train_num_inner_epochs):
-            seed = sample_seed(config.seed, samples.epoch, 2, inner_epoch, samples.process)
+            seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
             generator = torch.Generator().manual_seed(seed)
             shape = samples.trajectory.log_probs.shape
             for pairs in shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator):

@@ -44,6 +44,12 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
     ):
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
+    has = {name for name in ("state_dict", "load_state_dict", "skip") if hasattr(prompt_function, name)}
+    if has and not {"state_dict", "load_state_dict"} <= has:
+        raise TypeError(
+            f"prompt_function has {', '.join(sorted(has))} alone: state_dict() and load_state_dict() belong "
+            "together, and skip() needs both"
+        )
     if hasattr(prompt_function, "state_dict"):
         remedy = (
             "prompt_function.state_dict() must return what JSON holds and gives back: dicts with text as "

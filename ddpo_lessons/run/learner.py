@@ -20,6 +20,7 @@ from ddpo_lessons.run.compiled import Recorder, check_gradients
 
 # GradScaler halves its scale at every skipped step: from 65536 it is at 1 after 16 of them.
 MAX_SKIPPED = 20
+COPY_BYTES = 2**28  # of one transfer: so much memory is needed beside what is copied
 
 
 class Learner:
@@ -195,14 +196,26 @@ def move_together(groups: Sequence[Pairs], device: torch.device) -> list[Pairs]:
 
 
 def copy_together(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """Copy tensors to a device in one transfer, as the bytes of one tensor."""
-    if not tensors:
-        return {}
-    # Those with larger elements first, so that each lies at a multiple of its element's size.
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-    raw = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in ordered.values()]
+    """Copy tensors to a device as the bytes of a few large ones, with a transfer for each of these."""
+    # By device, since optimizers keep some numbers on the host; those with larger elements first, so that
+    # each lies at a multiple of its element's size.
+    ordered = sorted(tensors.items(), key=lambda item: (str(item[1].device), -item[1].element_size()))
+    copies: dict[str, torch.Tensor] = {}
+    batch: list[tuple[str, torch.Tensor]] = []
+    for number, (name, tensor) in enumerate(ordered, start=1):
+        batch.append((name, tensor.detach()))
+        following = ordered[number][1] if number < len(ordered) else None
+        size = sum(t.numel() * t.element_size() for _, t in batch)
+        if following is None or following.device != tensor.device or size >= COPY_BYTES:
+            copies |= _copy_as_one(batch, device)
+            batch = []
+    return copies
+
+
+def _copy_as_one(batch: list[tuple[str, torch.Tensor]], device: torch.device) -> dict[str, torch.Tensor]:
+    raw = [tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in batch]
     pieces = torch.cat(raw).to(device).split([len(piece) for piece in raw])
     return {
         name: piece.view(tensor.dtype).view(tensor.shape)
-        for (name, tensor), piece in zip(ordered.items(), pieces, strict=True)
+        for (name, tensor), piece in zip(batch, pieces, strict=True)
     }

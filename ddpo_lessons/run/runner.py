@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import random
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object, set_seed
 from diffusers.utils import logging as diffusers_logging
@@ -177,6 +180,8 @@ class Runner:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.allow_tf32
         set_seed(config.seed % 2**32)  # numpy takes no larger one
         unet: Any = family.denoiser
+        if "_original_forward" in vars(unet):  # an earlier trainer's, with its precision
+            unet.forward = vars(unet).pop("_original_forward")
         had_adapter = bool(getattr(unet, "peft_config", None))
         self._originals = originals(family, config, self.use_lora)
         trainable = prepare_policy(
@@ -214,7 +219,9 @@ class Runner:
             hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
             DeferredInterrupt(message) as self._interrupt,
             self._bar("epochs", config.num_epochs, initial=self.epochs_done) as bar,
+            contextlib.ExitStack() as stack,
         ):
+            stack.callback(setattr, self, "_interrupt", None)
             while self.epochs_done < config.num_epochs:
                 try:
                     metrics = self.step(self.epochs_done)
@@ -225,7 +232,6 @@ class Runner:
                 bar.update()
                 if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
                     self.save()
-        self._interrupt = None
 
     def step(self, epoch: int) -> dict[str, float]:
         """Do one epoch: sample, score, weigh, update; return its metrics. If it fails, it never was."""
@@ -251,6 +257,8 @@ class Runner:
         sampled = time.perf_counter()
         numbers = self._own_rows().flatten()  # (B,)
         device, process = self.accelerator.device, self.accelerator.process_index
+        if self.config.torch_compile:  # parts that share predictions would all differ in shape
+            trajectory = replace(trajectory, group_size=1)
         self.learner.begin_epoch(trajectory)
         with self._bar("training", self.plan.optimizer_steps, leave=False) as self._step_bar:
             self._epoch_now, self._first_step = epoch, self.global_step
@@ -308,6 +316,7 @@ class Runner:
         self.epochs_done = before["epochs_done"]
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(before["grad_scaler"])
+            self.accelerator.scaler._per_optimizer_states.clear()  # of a step that was broken off
         if self.log is not None:
             self.log.rewind(before["log"])
         self._rewind_prompts()
@@ -328,6 +337,11 @@ class Runner:
             except BaseException:
                 self._rewind_prompts()
                 raise
+            self._random_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        else:  # done again: a reward that draws from global generators finds them as they were
+            random.setstate(self._random_state[0])
+            np.random.set_state(self._random_state[1])
+            torch.set_rng_state(self._random_state[2])
         return self._drawn[1]
 
     def _rewind_prompts(self) -> None:
@@ -374,7 +388,9 @@ class Runner:
         """Refuse a prompt function that gives each process something else: rewards would be mixed up."""
         if self.accelerator.num_processes == 1:
             return
-        seen: Any = self._prompts_before if self._skips else list(map(_mark, contexts.values()))
+        own_contexts = list(contexts.values())
+        size = self.start.size(own_contexts)
+        seen: Any = (self._prompts_before, size) if self._skips else list(map(_mark, own_contexts))
         own = zlib.crc32(repr(seen).encode())
         all_of_them = self.accelerator.gather(torch.tensor([own], device=self.accelerator.device))
         if (all_of_them != own).any():
@@ -442,11 +458,11 @@ class Runner:
         return [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def _gather_keys(self, contexts: dict[int, Context]) -> list[Any]:
-        """Return what each sample of the epoch (N,) is compared by; others know those of their samples."""
+        """Return what each sample of the epoch (N,) is compared by, if it is; others know those of theirs."""
         keys = {number: context.key for number, context in contexts.items()}
-        if len(keys) < self.plan.total_samples:
+        if self._skips and self.config.per_prompt_stat_tracking:
             keys = dict(pair for pairs in gather_object([keys]) for pair in pairs.items())
-        return [keys[number] for number in range(self.plan.total_samples)]
+        return [keys.get(number) for number in range(self.plan.total_samples)]
 
     def _gather_rewards(self, own: torch.Tensor) -> torch.Tensor:
         """Return the rewards of the whole epoch (N,) in the order of its samples, on every process."""
@@ -462,7 +478,6 @@ class Runner:
         """Open metrics.jsonl and the trackers, and drop what an older run left; only once."""
         if self._log_is_open:
             return
-        self._log_is_open = True
         self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
         if self.accelerator.is_main_process:
             self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self._metrics_mark)
@@ -473,6 +488,7 @@ class Runner:
                 config={k: v if isinstance(v, (int, float, str)) else str(v) for k, v in fields},
                 init_kwargs=self.config.tracker_kwargs,
             )
+        self._log_is_open = True
 
     def _record(self, kind: str, values: dict[str, float]) -> None:
         if self.log is not None:
@@ -520,7 +536,7 @@ class Runner:
     def _identity(self) -> dict[str, Any]:
         """Return what decides the weights, and so must be the same when a run is continued."""
         return {
-            "algorithm": self.algorithm.name,
+            "algorithm": type(self.algorithm).__qualname__,  # a subclass is another algorithm
             **self.algorithm.identity(),
             **self.start.identity(),
             "num_processes": self.accelerator.num_processes,
