@@ -89,6 +89,9 @@ class Prompts:
     def state_dict(self) -> Any:
         return self.state
 
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
 
 @pytest.mark.parametrize("state", [{"rng": (1, 2)}, {0: "a"}, {"rng": object()}])
 def test_a_state_that_a_checkpoint_could_not_give_back_is_refused(state):

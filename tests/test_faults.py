@@ -54,6 +54,9 @@ class Unsavable:
     def state_dict(self) -> dict[str, Any]:
         return {"generator": torch.zeros(3)}
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("not reached")
+
 
 # ------------------------------------------------------------------- bad input, before any forward pass
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_reward_that_draws_at_random_draws_the_same_when_an_epoch_is_done_agai
                 drawn.clear()
                 raise OSError("out of luck")
             drawn.append(noise.sum().item())
-            return brightness(images) + noise
+            return brightness(images, *arguments) + noise
 
         fails_left = [1]
         config = make_config(tmp_path / folder, **TWO_PASSES)
