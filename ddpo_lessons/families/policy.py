@@ -193,7 +193,8 @@ def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.
 def originals(family: Family, config: DDPOConfig, use_lora: bool) -> dict[str, nn.Module]:
     """Return copies of the frozen networks that an export of the whole pipeline needs.
 
-    Half precision rounds them in place, and an export must not. An adapter's export has no networks in it.
+    Half precision rounds them in place, and an export must not. With an adapter nothing is kept: what plain
+    diffusers loads of it has no networks in it.
     """
     if use_lora or config.mixed_precision == "no":
         return {}
