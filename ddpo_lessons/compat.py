@@ -311,7 +311,7 @@ class _Methods(trainer.Runner):
         return loss, stats.approx_kl, stats.clip_fraction
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write the pipeline and, beside it, the LoRA weights; in half precision its base is rounded, as by TRL.
+        """Write the pipeline and, beside it, the LoRA weights; half precision rounds its base, as in TRL.
 
         Args:
             save_directory: where to write to.
