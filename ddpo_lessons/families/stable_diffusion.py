@@ -76,7 +76,7 @@ class StableDiffusion:
         guidance_scale: float,
     ) -> torch.Tensor:
         """Predict the noise (or v, or sample) of each latent; the UNet sees all in its own precision."""
-        dtype = self.denoiser.dtype
+        dtype = next(self.denoiser.parameters()).dtype  # diffusers' own property goes through all of them
         # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
         latents, timesteps = latents.to(dtype).contiguous(), timesteps.to(latents.device)
         told = {name: value.to(dtype) for name, value in conditioning.items()}

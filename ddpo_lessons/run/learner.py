@@ -202,13 +202,14 @@ def copy_together(tensors: dict[str, torch.Tensor], device: torch.device) -> dic
     ordered = sorted(tensors.items(), key=lambda item: (str(item[1].device), -item[1].element_size()))
     copies: dict[str, torch.Tensor] = {}
     batch: list[tuple[str, torch.Tensor]] = []
+    size = 0
     for number, (name, tensor) in enumerate(ordered, start=1):
         batch.append((name, tensor.detach()))
         following = ordered[number][1] if number < len(ordered) else None
-        size = sum(t.numel() * t.element_size() for _, t in batch)
+        size += tensor.numel() * tensor.element_size()
         if following is None or following.device != tensor.device or size >= COPY_BYTES:
             copies |= _copy_as_one(batch, device)
-            batch = []
+            batch, size = [], 0
     return copies
 
 
