@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Learner(Protocol):
         ...
 
 
-class Algorithm:
+class Algorithm(abc.ABC):
     """How rewards weigh samples, and the loss. Settings of its own are constructor arguments with defaults.
 
     Attributes:
@@ -89,6 +90,7 @@ class Algorithm:
         """
         self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
 
+    @abc.abstractmethod
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Turn the rewards (N,) of all samples of an epoch into advantages, or other weights (N,).
 
@@ -96,11 +98,10 @@ class Algorithm:
             rewards: (N,), of all processes.
             keys: names of the samples' contexts, N.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def update(self, samples: Samples, learner: Learner) -> None:
         """Take the optimizer steps of an epoch."""
-        raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
         """Return settings of its own that decide the weights."""
@@ -112,3 +113,5 @@ class Algorithm:
 
     def load_state_dict(self, state: Any) -> None:
         """Take that back."""
+        if state is not None:
+            raise ValueError(f"{self.name} remembers nothing, and was given {state!r:.200}")

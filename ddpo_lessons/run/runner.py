@@ -168,9 +168,7 @@ class Runner:
 
     def _look_at_model(self) -> dict[str, Any]:
         prints = checkpoint.fingerprints(self.family)
-        if (
-            self.config.train_kl_coefficient > 0
-        ):  # the penalty holds on to the adapter that was there at the start
+        if self.config.train_kl_coefficient > 0:  # which holds on to the adapter that was there at the start
             prints["adapter at the start"] = checkpoint.fingerprint(self.family.denoiser, adapter=True)
         return prints
 
@@ -219,19 +217,22 @@ class Runner:
             hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
             DeferredInterrupt(message) as self._interrupt,
             self._bar("epochs", config.num_epochs, initial=self.epochs_done) as bar,
-            contextlib.ExitStack() as stack,
         ):
-            stack.callback(setattr, self, "_interrupt", None)
-            while self.epochs_done < config.num_epochs:
-                try:
-                    metrics = self.step(self.epochs_done)
-                except Stopped:
-                    self.save()
-                    break
-                bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
-                bar.update()
-                if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
-                    self.save()
+            try:
+                self._train_until_stopped(bar)
+            except Stopped:
+                self.save()
+            finally:
+                self._interrupt = None
+
+    def _train_until_stopped(self, bar: Any) -> None:
+        config = self.config
+        while self.epochs_done < config.num_epochs:
+            metrics = self.step(self.epochs_done)
+            bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
+            bar.update()
+            if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
+                self.save()
 
     def step(self, epoch: int) -> dict[str, float]:
         """Do one epoch: sample, score, weigh, update; return its metrics. If it fails, it never was."""
@@ -396,7 +397,7 @@ class Runner:
         if (all_of_them != own).any():
             raise RuntimeError(
                 "prompt_function gives each process something else: seed it alike in all of them, for each "
-                "draws the whole epoch and takes its own samples"
+                "takes its own samples of one epoch"
             )
 
     # --------------------------------------------------------------------------------------- sampling
@@ -412,9 +413,7 @@ class Runner:
         own_rows = self._own_rows()  # (batches, B)
         shape = self.family.latents_shape(self.start.size(list(contexts.values())))
         samples, _ = self.config.forward_sizes(math.prod(shape))
-        schedule = self.start.schedule(
-            self.family, self.config
-        )  # a hook may have used the scheduler otherwise
+        schedule = self.start.schedule(self.family, self.config)  # a hook may have set another one
         with self._bar("sampling", len(own_rows), leave=False) as bar:
             for group in own_rows.chunk(math.ceil(own_rows.numel() / samples)):  # (G, B)
                 rows = group.flatten().tolist()
