@@ -24,7 +24,8 @@ if importlib.util.find_spec("ddpo_lessons") is None:
 from ddpo_lessons.app.profiles import pick_profile
 
 print(f"profile: {pick_profile()}")"""
-CHECKED = "# NBVAL_CHECK_OUTPUT"
+CHECKED = "nbval-check-output"  # a cell's tag
+GLOSSARY = ROOT / "docs" / "glossary.md"
 
 every_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
@@ -39,6 +40,16 @@ def code_cells(path: Path) -> list[NotebookNode]:
 
 def prose(path: Path) -> str:
     return "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def symbols(text: str) -> list[str]:
+    """The rows of a page's tables of symbols."""
+    table = r"^\| symbol \| in code \| shape \| meaning \|\n\| --- .*\n((?:\|.*\n?)+)"
+    return [row for rows in re.findall(table, text, re.MULTILINE) for row in rows.splitlines()]
 
 
 def texts(cell: NotebookNode) -> list[str]:
@@ -78,13 +89,29 @@ def test_opening_and_closing_cells(path):
     cells = read(path).cells
     opening, closing = cells[0].source, cells[-1].source
     assert opening.startswith(f"# {path.name[:2]} · ")
-    for part in ("You will be able to", "You need", "Running time", "Device"):
+    assert opening.index("](../images/") < opening.index("**You will be able to**")  # a picture comes first
+    for part in ("You need", "Running time", "your time", "Device"):
         assert f"**{part}" in opening, part
     assert closing.startswith("## What you learned")
     assert "## Sources" in prose(path)
-    assert re.search(r"^\| symbol \| in code \| shape \| meaning \|$", prose(path), re.MULTILINE)
     assert "**Predict**" in prose(path)
     assert re.search(r"^## .*break it on purpose", prose(path), re.MULTILINE | re.IGNORECASE)
+
+
+@every_notebook
+def test_notation_is_the_courses(path):
+    """The table comes after the exercises, and each of its rows stands in the glossary, to the letter."""
+    rows = symbols(prose(path))
+    assert rows
+    assert [row for row in rows if row not in symbols(GLOSSARY.read_text("utf-8"))] == []
+    assert prose(path).index("### Exercise 1") < prose(path).index("| symbol |")
+    assert "glossary.md" in prose(path)
+
+
+def test_no_symbol_has_two_meanings():
+    named = [row.split("|")[1].strip() for row in symbols(GLOSSARY.read_text("utf-8"))]
+    each = [symbol for cell in named for symbol in re.findall(r"\$[^$]+\$", cell)]
+    assert len(each) == len(set(each)) > 30
 
 
 @every_notebook
@@ -104,36 +131,50 @@ def test_cells_are_short(path):
 
 
 @every_notebook
-def test_exercises_have_stub_check_and_a_collapsed_solution(path):
+def test_exercises_have_a_stub_a_check_and_a_closed_solution(path):
     parts: list[list[NotebookNode]] = []
     for cell in read(path).cells:
         if cell.cell_type == "markdown" and re.search(r"^### Exercise \d", cell.source, re.MULTILINE):
             parts.append([])
-        elif cell.cell_type == "markdown" and cell.source.startswith("## Sources"):
-            break
+        elif cell.cell_type == "markdown" and cell.source.startswith("## "):
+            parts.append([])  # what follows the last exercise
         if parts:
             parts[-1].append(cell)
+    parts = [cells for cells in parts if re.search(r"^### Exercise \d", cells[0].source, re.MULTILINE)]
     assert len(parts) >= 3
     for cells in parts:
-        code = [cell for cell in cells if cell.cell_type == "code"]
-        solutions = [cell for cell in code if "solution" in cell.metadata.get("tags", [])]
-        assert any("NotImplementedError" in cell.source for cell in code)
-        assert any(re.search(r"^def check_", cell.source, re.MULTILINE) for cell in code)
-        assert len(solutions) >= 1
-        assert all(cell.metadata["jupyter"]["source_hidden"] for cell in solutions)  # Jupyter
-        assert all(cell.metadata["cellView"] == "form" for cell in solutions)  # Colab
-        assert any("correct" in text for cell in solutions for text in texts(cell))
+        stub, check, solution = (cell for cell in cells if cell.cell_type == "code")
+        assert "NotImplementedError" in stub.source
+        assert re.search(r"^def check_(\w+)[^§]*^check_mine\(check_\1, \1\)$", check.source, re.MULTILINE)
+        assert texts(check) == ["not yet: your turn\n"]
+        assert {"solution", "hide-cell"} <= {*tags(solution)}  # hide-cell: closed on the site
+        assert solution.metadata["jupyter"] == {"outputs_hidden": True, "source_hidden": True}  # JupyterLab
+        assert solution.metadata["cellView"] == "form"  # Colab
+        assert any("correct" in text for text in texts(solution))
 
 
 @every_notebook
 def test_the_lesson_is_in_checked_text(path):
-    checked = [cell for cell in code_cells(path) if cell.source.startswith(CHECKED)]
+    checked = [cell for cell in code_cells(path) if CHECKED in tags(cell)]
     assert len(checked) >= 5
     for cell in checked:
         assert any(text.strip() for text in texts(cell)), f"nothing to compare:\n{cell.source}"
-        assert not [o for o in cell.outputs if o.get("name") == "stderr"], cell.source
-    misplaced = [c.source for c in code_cells(path) if CHECKED in c.source and c not in checked]
-    assert misplaced == []
+
+
+@every_notebook
+def test_readers_see_neither_stderr_nor_marks_for_tools(path):
+    for cell in code_cells(path):
+        assert not [output for output in cell.outputs if output.get("name") == "stderr"], cell.source
+        assert not re.search(r"NBVAL|noqa|fmt: ", cell.source), cell.source
+
+
+@every_notebook
+def test_opening_it_in_jupyterlab_changes_nothing(path):
+    """JupyterLab writes the kernel's own metadata into a file that has others."""
+    metadata = read(path).metadata
+    display = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    assert metadata.kernelspec == display
+    assert {"codemirror_mode", "file_extension", "mimetype", "pygments_lexer"} < {*metadata.language_info}
 
 
 @every_notebook
