@@ -55,8 +55,8 @@ lab: .venv/all.stamp ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab $(if $(NOTEBOOKS),notebooks)
 
 notebooks: .venv/all.stamp ## execute every notebook in place
-	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(NOTEBOOKS))
-	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS))
+	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False $(NOTEBOOKS))
+	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams --TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_all_outputs_tags slider $(NOTEBOOKS))
 
 clean: ## remove the environment, caches and build folders
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
