@@ -1,4 +1,4 @@
-"""Diagrams of lesson 03: rollouts with and without noise, the denoising MDP, one denoising step, the log-ratio.
+"""Diagrams of lesson 03: rollouts with and without noise, the denoising MDP, a denoising step, the log-ratio.
 
 The pictures are of runs of tiny-sd that happened: `denoise` makes them, and `03-frames.png` keeps them, so
 that the diagrams are the same on every machine. Delete that file to run them again.
