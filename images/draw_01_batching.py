@@ -1,13 +1,15 @@
-"""Draw the diagrams of lesson 01: the loop, samples travelling through an epoch, the levels of an epoch."""
+"""Draw the pictures of lesson 01: two runs, the loop, samples travelling through an epoch, its levels."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
-from ddpo_lessons.batching import EpochPlan, minibatches, shuffle_samples
+from ddpo_lessons.batching import EpochPlan, Samples, minibatches, shuffle_samples
 from ddpo_lessons.tiny.world import COLOURS, handwriting, render
 
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
@@ -22,6 +24,39 @@ PLAN = EpochPlan(
     num_inner_epochs=1,
     num_timesteps=3,
 )
+# The notebook's toy: latents are numbers, the reward is minus the distance of the last one from GOAL.
+STD, GOAL, STEPS, SAMPLES, EPOCHS, SEEDS = 0.5, 3.0, 3, 64, 20, 10
+Damage = Callable[[Samples, torch.Generator], Samples]
+
+
+def _sample(shift: float, generator: torch.Generator) -> Samples:
+    states = [torch.randn(SAMPLES, generator=generator)]
+    for _ in range(STEPS):
+        states.append(states[-1] + shift + STD * torch.randn(SAMPLES, generator=generator))
+    path = torch.stack(states, dim=1)  # (B, T + 1)
+    rewards = -(path[:, -1] - GOAL).abs()
+    advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
+    return {"moves": path.diff(dim=1), "last": path[:, -1], "rewards": rewards, "advantages": advantages}
+
+
+def _tear(samples: Samples, generator: torch.Generator) -> Samples:
+    """Give each sample the advantage of another one."""
+    order = torch.randperm(SAMPLES, generator=generator)
+    return samples | {"advantages": samples["advantages"][order]}
+
+
+def _learn(seed: int, damage: Damage | None = None) -> list[Samples]:
+    """Train the toy as the notebook's `learn` does; its gradient is written out here."""
+    shift, generator, history = 0.0, torch.Generator().manual_seed(seed), []
+    for _ in range(EPOCHS):
+        samples, old = _sample(shift, generator), shift
+        history.append(samples)
+        damaged = damage(samples, generator) if damage else samples
+        for batch in minibatches(shuffle_samples(damaged, generator), 16):  # of an optimizer step
+            now, then = batch["moves"] - shift, batch["moves"] - old
+            ratio = ((then.square() - now.square()) / (2 * STD**2)).exp()  # (16, T)
+            shift += 0.1 * float((batch["advantages"][:, None] * ratio * now / STD**2).mean())
+    return history
 
 
 def _digit(digit: int, strength: float) -> torch.Tensor:
@@ -41,6 +76,50 @@ def _signed(value: float) -> str:
 def _picture(axes: Axes, x: float, y: float, size: float, image: torch.Tensor) -> None:
     pixels = image.clamp(0, 1).numpy()
     axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="nearest", zorder=3)
+
+
+def draw_silent() -> Figure:
+    """Ten healthy runs and ten with one wrong line: rewards by epoch, and where the samples end."""
+    figure, _ = diagram(10, 4.3)
+    runs = {
+        "healthy": ([_learn(seed) for seed in range(SEEDS)], BLUE),
+        "one line wrong": ([_learn(seed, _tear) for seed in range(SEEDS)], RED),
+    }
+    left = figure.add_axes((0.075, 0.135, 0.42, 0.72), facecolor=CARD)
+    for histories, colour in runs.values():
+        for history in histories:
+            means = [round(float(samples["rewards"].mean()), 2) for samples in history]
+            left.plot(range(1, EPOCHS + 1), means, color=colour, linewidth=1.3, alpha=0.8)
+    left.text(20, -0.45, "healthy, 10 runs", color=BLUE, fontsize=12, weight="bold", ha="right")
+    left.text(2.2, -4.45, "one line wrong, 10 runs", color=RED, fontsize=12, weight="bold")
+    left.set(xlim=(0.5, 20.5), ylim=(-5.2, 0), xticks=(1, 5, 10, 15, 20))
+    left.set_xlabel("epoch", color=INK, fontsize=11)
+    left.set_title("mean reward of an epoch (best: 0)", color=INK, fontsize=12, loc="left")
+    edges = [-4.5 + 0.5 * number for number in range(26)]
+    for row, epoch in enumerate((1, 3, EPOCHS)):
+        for column, (histories, colour) in enumerate(runs.values()):
+            axes = figure.add_axes((0.6 + 0.2 * column, 0.65 - row * 0.2575, 0.18, 0.205), facecolor=CARD)
+            last = torch.cat([history[epoch - 1]["last"] for history in histories])
+            axes.hist(last.tolist(), bins=edges, color=colour, alpha=0.85)
+            axes.axvline(GOAL, color=INK, linewidth=1.6, linestyle=(0, (3, 2)))
+            axes.set(xlim=(-4.5, 8), ylim=(0, 125), yticks=[], xticks=(-3, 0, 3))
+            axes.tick_params(labelbottom=row == 2)
+            _bare(axes)
+            if not column:
+                label_style = {"color": MUTED, "fontsize": 11, "rotation": 0, "ha": "right", "va": "center"}
+                axes.set_ylabel(f"epoch {epoch}", **label_style)
+            if not row:
+                axes.text(GOAL + 0.2, 108, "goal", color=INK, fontsize=10.5)
+    figure.text(0.6, 0.885, "where the samples of the 10 runs end", color=INK, fontsize=12)
+    _bare(left)
+    return figure
+
+
+def _bare(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    if not axes.get_yticks().size:
+        axes.spines["left"].set_visible(False)
+    axes.tick_params(colors=INK, labelsize=10.5)
 
 
 def draw_loop() -> Figure:
@@ -70,10 +149,10 @@ def draw_loop() -> Figure:
     box(axes, 6.75, 1.0, 3.1, 4.1, color=PALE_ORANGE, edge=ORANGE)
     label(axes, 6.95, 4.82, "2  Training phase", ink=ORANGE, size=13, weight="bold", align="left")
     steps = (
-        "shuffle the samples, cut them\ninto groups of minibatches",
+        "shuffle the samples,\ncut them into minibatches",
         "replay the recorded steps:\nhow likely are they now?",
         "advantage above 0: more likely\nbelow 0: less likely",
-        "average a group's gradients,\ntake an optimizer step",
+        "average the gradients of some\nminibatches, move the weights",
     )
     for number, text in enumerate(steps):
         y = 3.83 - number * 0.9
@@ -83,7 +162,7 @@ def draw_loop() -> Figure:
     axes.plot([9.37, 9.52, 9.52], [1.46, 1.46, 3.26], color=ORANGE, linewidth=1.3)
     arrow(axes, (9.52, 3.26), (9.39, 3.26), ink=ORANGE)
     axes.text(
-        9.68, 2.36, "repeat per group", color=ORANGE, fontsize=10, rotation=90, ha="center", va="center"
+        9.68, 2.36, "next minibatches", color=ORANGE, fontsize=10, rotation=90, ha="center", va="center"
     )
     arrow(axes, (6.22, 3.0), (6.73, 3.0), width=2)
     axes.plot([8.3, 8.3, 3.2], [0.98, 0.42, 0.42], color=INK, linewidth=2)
@@ -133,14 +212,14 @@ def draw_travel() -> Figure:
                     centre[row] - 0.19,
                     width - 0.03,
                     0.38,
-                    f"t{j}",
+                    f"j={j}",
                     color=colour[order[row]],
                     size=10,
                 )
     for column in range(PLAN.minibatches_per_inner_epoch * T):
         x = left + (column + 0.48) * width + gap * (column // (PLAN.gradient_accumulation_steps * T))
         label(axes, x, 4.62, str(column), ink=MUTED, size=9)
-    label(axes, left - 0.12, 4.62, "call", ink=MUTED, size=9, align="right")
+    label(axes, left - 0.12, 4.62, "forward\npass", ink=MUTED, size=9, align="right")
     for step in range(steps):
         calls = PLAN.gradient_accumulation_steps * T
         x0 = left + step * (calls * width + gap)
@@ -157,26 +236,56 @@ def draw_travel() -> Figure:
 
 
 def draw_nesting() -> Figure:
-    """The levels of an epoch inside each other, with how often each runs and what it does."""
-    figure, axes = diagram(9, 4.8)
-    label(axes, 0.2, 4.5, "Settings (c) of the table below", size=12, weight="bold", align="left")
+    """The levels of an epoch inside each other: each with its line of the loop and the count so far."""
+    figure, axes = diagram(10, 4.6)
+    plan = PLAN
+    passes = plan.minibatches_per_inner_epoch * plan.num_timesteps
+    pairs = plan.total_forward_passes  # counted one pair at a time
     rows = (
-        ("epoch", "sample 2 sample batches of 4, then train on these 8 samples", "", MUTED),
-        ("inner epoch", "shuffle all 8 samples, use each of them once", "× 1", PALETTE[3]),
-        ("optimizer step", "average the gradients of 4 samples, then move the weights", "× 2", PALETTE[1]),
-        ("minibatch", "2 samples that fit into memory together", "× 2", PALETTE[0]),
-        ("timestep", "one call of the model, forward and backward", "× 3", PALETTE[2]),
+        (
+            "inner epoch",
+            "for inner_epoch in range(E):",
+            "1",
+            f"{plan.num_inner_epochs} inner epoch",
+            PALETTE[3],
+        ),
+        (
+            "optimizer step",
+            "    if m minibatches are done: step",
+            "× 2",
+            f"{plan.optimizer_steps} steps",
+            ORANGE,
+        ),
+        (
+            "minibatch",
+            "    for batch in minibatches:",
+            "× 2",
+            f"{plan.minibatches_per_inner_epoch} minibatches",
+            BLUE,
+        ),
+        ("denoising step", "        for j in range(T):", "× 3", f"{passes} forward passes", GREEN),
+        ("sample", "            b samples at once", "× 2", f"{pairs} pairs", PALETTE[4]),
     )
-    for depth, (name, text, times, colour) in enumerate(rows):
-        x, y = 0.2 + depth * 0.38, 0.2 + depth * 0.13
-        top = 4.2 - depth * 0.72
-        shade = ("#f1f2f4", "#f0e6f2", "#faebe0", "#e6edf7", "#e3f0e8")[depth]
-        box(axes, x, y, 8.8 - x - depth * 0.1, top - y, color=shade, edge=colour)
-        label(axes, x + 0.2, top - 0.33, name, ink=colour, size=12, weight="bold", align="left")
-        label(axes, x + 1.95, top - 0.33, text, size=10.5, align="left")
-        label(axes, 8.6 - depth * 0.1, top - 0.33, times, ink=colour, size=13, weight="bold", align="right")
+    for x, text in ((0.35, "level"), (3.1, "line of the loop"), (6.75, "times"), (7.75, "running product")):
+        label(axes, x, 4.3, text, ink=MUTED, size=11, align="left")
+    shades = ("#f0e6f2", "#faebe0", "#e6edf7", "#e3f0e8", "#f3eddd")
+    for depth, ((name, code, times, product, colour), shade) in enumerate(zip(rows, shades, strict=True)):
+        x, bottom, top = 0.15 + 0.24 * depth, 0.12 + 0.11 * depth, 4.05 - 0.72 * depth
+        box(axes, x, bottom, 9.85 - x - 0.11 * depth, top - bottom, color=shade, edge=colour)
+        y = top - 0.36
+        label(axes, x + 0.18, y, name, ink=colour, size=12, weight="bold", align="left")
+        axes.text(3.1, y, code, color=INK, fontsize=11, family="DejaVu Sans Mono", va="center")
+        label(axes, 7.0, y, times, ink=colour, size=13, weight="bold")
+        label(axes, 7.75, y, product, size=11.5, align="left")
     return figure
 
 
 if __name__ == "__main__":
-    main({"01-loop": draw_loop, "01-travel": draw_travel, "01-nesting": draw_nesting})
+    main(
+        {
+            "01-silent": draw_silent,
+            "01-loop": draw_loop,
+            "01-travel": draw_travel,
+            "01-nesting": draw_nesting,
+        }
+    )

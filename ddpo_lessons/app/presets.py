@@ -34,9 +34,10 @@ class Preset:
     damages: tuple[str, ...] = ()
 
 
-# config/dgx.py of kvablack/ddpo-pytorch, the experiments of the DDPO paper, section 6. Sizes are per
-# process and were run with 8 of them (alignment: 6), 256 (288) samples an epoch; one process sees as
-# many with 8 (6) times the sample_num_batches_per_epoch and train_gradient_accumulation_steps.
+# config/dgx.py of kvablack/ddpo-pytorch: the experiments of the DDPO paper, section 6, as its first author
+# repeated them in PyTorch. Sizes are per process and were run with 8 of them (alignment: 6), 256 (288)
+# samples an epoch; one process sees as many with 8 (6) times the sample_num_batches_per_epoch and
+# train_gradient_accumulation_steps.
 _PAPER: dict[str, Any] = {
     "num_epochs": 100,
     "num_checkpoint_limit": 100_000_000,
