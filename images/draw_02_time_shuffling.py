@@ -1,16 +1,27 @@
-"""Draw the diagrams of lesson 02: shuffled clocks, and pairs that index a trajectory."""
+"""Draw the figures of lesson 02: shuffled clocks, torn ones, pairs; and gradients, from clocks.json."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 from ddpo_lessons.batching import Samples, minibatches, shuffle_samples, shuffle_time
 
 SEED = 0  # the notebook's, so that its tables and these pictures show the same shuffles
 WIDTH, HEIGHT = 0.84, 0.5  # of a card
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"  # clocks.py writes there
+BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
+ORDERS = {"time order": ORANGE, "shuffled": BLUE}
 
 
 def _recorded() -> Samples:
@@ -39,47 +50,144 @@ def _card(axes: Axes, x: float, y: float, samples: Samples, row: int, column: in
     box(axes, x, y, WIDTH - 0.03, HEIGHT - 0.03, f"t = {t}\n{before} → {after}", color=color, size=9)
 
 
+def _samples(axes: Axes, x: float, y: float, samples: Samples) -> None:
+    """Draw the cards of some samples, with their numbers before them."""
+    label(axes, x - 0.22, y + HEIGHT + 0.13, "sample", ink=MUTED, size=9)
+    for row in range(len(samples["id"])):
+        below = y - row * HEIGHT
+        label(axes, x - 0.22, below + 0.23, f"{samples['id'][row]}", ink=MUTED, size=10)
+        for column in range(3):
+            _card(axes, x + column * WIDTH, below, samples, row, column)
+
+
 def draw_clocks() -> Figure:
     """Four samples: as recorded, whole samples shuffled, every clock shuffled, and the training order."""
-    figure, axes = diagram(10, 6.1)
+    figure, axes = diagram(10, 5.1)
     titles = ("1  as recorded", "2  samples shuffled", "3  every clock shuffled")
     stages = _stages()
     for panel, (title, samples) in enumerate(zip(titles, stages, strict=True)):
-        x = 0.72 + 3.33 * panel
-        label(axes, x + 1.5 * WIDTH - 0.1, 5.83, title, size=12, weight="bold")
-        for row in range(4):
-            y = 5.02 - row * HEIGHT
-            label(axes, x - 0.33, y + 0.23, f"sample\n{samples['id'][row]}", ink=MUTED, size=9)
-            for column in range(3):
-                _card(axes, x + column * WIDTH, y, samples, row, column)
+        x = 0.55 + 3.42 * panel
+        label(axes, x + 1.5 * WIDTH, 4.85, title, size=12, weight="bold")
+        _samples(axes, x, 3.85, samples)
         if panel:
-            arrow(axes, (x - 0.8, 4.49), (x - 0.4, 4.49), width=2)
-    left = "noisy"
-    for x, text in ((1.1, left), (2.8, "almost clean")):
-        label(axes, x, 5.6, text, ink=MUTED, size=9)
-    arrow(axes, (1.4, 5.6), (2.3, 5.6), ink=MUTED)
+            arrow(axes, (x - 0.79, 3.35), (x - 0.46, 3.35), width=2)
     title = "4  cut into minibatches of two samples; one column is one forward pass"
-    label(axes, 5.0, 3.18, title, size=12, weight="bold")
+    label(axes, 5.0, 1.98, title, size=12, weight="bold")
     for number, batch in enumerate(minibatches(stages[2], 2)):
-        x = 1.55 + number * 4.0
-        for row in range(2):
-            label(
-                axes, x - 0.33, 2.12 - row * HEIGHT + 0.23, f"sample\n{batch['id'][row]}", ink=MUTED, size=9
-            )
-            for column in range(3):
-                _card(axes, x + column * WIDTH, 2.12 - row * HEIGHT, batch, row, column)
+        x = 1.75 + number * 4.1
+        _samples(axes, x, 1.0, batch)
+        label(axes, x + 1.5 * WIDTH, 1.64, f"minibatch {number}", ink=MUTED, size=10)
         for column in range(3):
             middle = x + (column + 0.5) * WIDTH - 0.015
-            axes.plot([middle - 0.36, middle + 0.36], [1.5, 1.5], color=INK, linewidth=1.5)
-            label(axes, middle, 1.33, f"pass {3 * number + column + 1}", size=9.5)
-        label(axes, x + 1.5 * WIDTH, 2.8, f"minibatch {number}", ink=MUTED, size=10)
-    notes = (
-        "Colour: the place of the step in time. Hundreds of the latents: the sample.",
-        "A card never comes apart: t, latents before and after, and log-prob (not shown) move together.",
-        "After stage 2, a forward pass holds one noise level. After stage 3, it mixes them.",
+            axes.plot([middle - 0.36, middle + 0.36], [0.4, 0.4], color=INK, linewidth=1.5)
+            label(axes, middle, 0.22, f"pass {3 * number + column + 1}", size=9.5)
+    return figure
+
+
+def _read() -> dict[str, Any]:
+    return json.loads((RESULTS / "clocks.json").read_text(encoding="utf-8"))
+
+
+def _pictures() -> list[np.ndarray]:
+    """The seven states of one sample, decoded, and the finished picture, (32, 32, 3) each."""
+    strip = np.asarray(Image.open(RESULTS / "clocks.png").convert("RGB"))
+    return [strip[:, x : x + 32] for x in range(0, strip.shape[1], 32)]
+
+
+def _picture(axes: Axes, x: float, y: float, size: float, pixels: np.ndarray) -> None:
+    axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="nearest", zorder=3)
+
+
+def draw_torn() -> Figure:
+    """Seven shuffled steps of one real sample: whole, with timesteps left behind, with a wrong advantage."""
+    figure, axes = diagram(10, 5.1)
+    torn, pictures, x0, pitch, size = _read()["torn"], _pictures(), 1.95, 0.96, 0.8
+    whole = torn["whole"]
+    rows = (
+        ("whole", "every card whole", "seven steps\nof one sample"),
+        ("timesteps", "timesteps\nleft behind", "no error is raised"),
+        ("advantages", "advantage of\nanother sample", "no error is raised"),
     )
-    for number, note in enumerate(notes):
-        label(axes, 5.0, 0.88 - 0.3 * number, note, ink=MUTED, size=10)
+    for number, (case, title, note) in enumerate(rows):
+        y = 3.72 - number * 1.66
+        here = torn[case]
+        label(axes, 0.15, y + 0.6, title, size=11, weight="bold", align="left")
+        label(axes, 0.15, y + 0.17, note, size=9.5, ink=MUTED, align="left")
+        label(axes, x0 - 0.12, y - 0.17, "|ρ − 1|", size=9.5, ink=MUTED, align="right")
+        for place, step in enumerate(torn["order"]):
+            x = x0 + place * pitch
+            _picture(axes, x, y, size, pictures[step])
+            t, distance = here["timesteps"][place], here["distance"][place]
+            ink = INK if t == whole["timesteps"][place] else RED
+            label(axes, x + size / 2, y + size + 0.14, f"t = {t}", size=9.5, ink=ink)
+            ink, text = (RED, f"{distance:.2f}") if distance > 1e-4 else (GREEN, f"{distance:.4f}")
+            label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
+        x = x0 + 7 * pitch + 0.28
+        _picture(axes, x, y, size, pictures[-1])
+        ink = INK if here["advantage"] == whole["advantage"] else RED
+        text = f"A = {here['advantage']:+.1f}".replace("-", "−")
+        label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
+        if number == 0:
+            label(axes, x + size / 2, y + size + 0.14, "finished", size=9.5, ink=MUTED)
+    axes.set_aspect("auto")
+    axes.set(xlim=(0, 10), ylim=(0, 5.1))
+    return figure
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
+
+
+def _plain(axes: Axes) -> None:
+    axes.set_facecolor(CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_directions() -> Figure:
+    """Cosines of consecutive gradients, a dot for each rollout: DDPO, and ordinary denoising training."""
+    figure = Figure(figsize=(8, 2.7), facecolor=CARD, layout="constrained")
+    axes = figure.subplots()
+    _plain(axes)
+    rollouts = _read()["rollouts"]
+    rows = [(loss, order) for loss in ("neighbours", "control") for order in ORDERS]
+    names = {"neighbours": "DDPO", "control": "denoising (control)"}
+    for place, (loss, order) in enumerate(rows):
+        values = [rollout[order][loss] for rollout in rollouts if loss in rollout[order]]
+        mean, error = _mean_and_error(values)
+        color = ORDERS[order]
+        axes.plot(values, [-place] * len(values), "o", color=color, markersize=6, alpha=0.45)
+        axes.plot([mean, mean], [-place - 0.3, -place + 0.3], color=color, linewidth=2.5)
+        text = f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
+        axes.text(max(values) + 0.03, -place, text, color=color, va="center", weight="bold")
+    axes.axvline(0, color=MUTED, linewidth=0.9, linestyle="--")
+    axes.set_yticks([-place for place in range(len(rows))], [f"{names[a]}, {b}" for a, b in rows])
+    axes.set(xlim=(-0.25, 1.08), ylim=(-len(rows) + 0.5, 0.5))
+    axes.set_xlabel("cosine of consecutive gradients, mean of a rollout")
+    return figure
+
+
+def draw_lengths() -> Figure:
+    """Length of a forward pass's gradient, and its cosine with the sum of all, along the clock."""
+    figure = Figure(figsize=(8.4, 3.3), facecolor=CARD, layout="constrained")
+    result = _read()
+    panels = (
+        ("lengths", "length of the pass's gradient", 0.62, ((4.2, 0.45), (1, 0.33))),
+        ("shares", "cosine with the sum of all", 1.0, ((4.6, 0.65), (1, 0.48))),
+    )
+    for axes, (name, title, top, places) in zip(figure.subplots(1, 2), panels, strict=True):
+        _plain(axes)
+        for (order, color), place in zip(ORDERS.items(), places, strict=True):
+            columns = zip(*(rollout[order][name] for rollout in result["rollouts"]), strict=True)
+            means, errors = zip(*map(_mean_and_error, columns), strict=True)
+            axes.errorbar(range(7), means, errors, fmt="o-", color=color, capsize=3, markersize=5)
+            axes.text(*place, order, color=color, weight="bold", ha="center")
+        ticks = [f"pass {k + 1}\nt = {t}" for k, t in enumerate(result["timesteps"])]
+        ticks[1:-1] = [tick.replace("pass ", "").replace("t = ", "") for tick in ticks[1:-1]]
+        axes.set_xticks(range(7), ticks, fontsize=8.5)
+        axes.set(ylim=(0, top))
+        axes.set_title(title, fontsize=11)
     return figure
 
 
@@ -112,7 +220,7 @@ def draw_pairs() -> Figure:
                 if chosen:
                     t, log_prob = (1000, 800, 300)[k], f"{r}.{k + 1}"
                     label(axes, (start + end) / 2, y + 0.3, f"t = {t}", ink=ink, size=9.5)
-                    label(axes, (start + end) / 2, y - 0.33, f"log p\n{log_prob}", ink=ink, size=9.5)
+                    label(axes, (start + end) / 2, y - 0.33, f"log π\n{log_prob}", ink=ink, size=9.5)
     for k in range(4):
         label(axes, x0 + k * gap, 0.82, f"latents[:, {k}]", ink=MUTED, size=9.5)
     label(
@@ -148,4 +256,12 @@ def draw_pairs() -> Figure:
 
 
 if __name__ == "__main__":
-    main({"02-clocks": draw_clocks, "02-pairs": draw_pairs})
+    main(
+        {
+            "02-torn": draw_torn,
+            "02-clocks": draw_clocks,
+            "02-directions": draw_directions,
+            "02-lengths": draw_lengths,
+            "02-pairs": draw_pairs,
+        }
+    )
