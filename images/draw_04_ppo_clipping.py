@@ -152,8 +152,8 @@ def stages() -> Figure:
     width, height = 2.05, 0.95
     tops = [(0.2, 2.3), (2.65, 2.3), (5.1, 2.3), (7.55, 2.3)]
     names = [
-        ("1  sample", "images, actions and\ntheir log-probs, kept", BLUE),
-        ("2  score", "one reward\nper image", GREEN),
+        ("1  sample", "pictures, actions and\ntheir log-probs, kept", BLUE),
+        ("2  score", "one reward\nper picture", GREEN),
         ("3  advantages", "rewards in standard\ndeviations", GREEN),
         ("4  shuffle", "(sample, timestep)\npairs, minibatches", BLUE),
     ]
@@ -165,7 +165,7 @@ def stages() -> Figure:
     names = [
         ("5  replay", "log-probs of the same\nactions, with gradient", PURPLE),
         ("6  clipped loss", "ratio to the kept\nlog-probs, clipped", PURPLE),
-        ("7  step", "gradient, its norm\ncut, optimizer", PURPLE),
+        ("7  optimizer step", "gradient, its norm\ncut, new weights", PURPLE),
     ]
     for (x, y), (name, text, color) in zip(bottoms, names, strict=True):
         _stage(axes, (x, y, width, height), name, text, color)
@@ -175,7 +175,12 @@ def stages() -> Figure:
     # Back to the next minibatch, and to the next epoch.
     arrow(axes, (4.0, 1.45), (8.2, 1.45), bend=-0.13, ink=MUTED)
     label(
-        axes, 5.7, 1.92, "every minibatch of the epoch; the ratio is 1 in the first only", ink=MUTED, size=9
+        axes,
+        5.7,
+        1.92,
+        "every minibatch of every inner epoch; ρ is 1 in the very first only",
+        ink=MUTED,
+        size=9,
     )
     arrow(axes, (2.65, 0.975), (1.225, 2.3), bend=-0.35, ink=MUTED)
     label(axes, 1.0, 1.1, "next epoch:\na new policy\nsamples", ink=MUTED, size=9)
