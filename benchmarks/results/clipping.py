@@ -50,9 +50,7 @@ class Loss(DDPO):
     def __init__(self, clips: bool) -> None:
         self.clips, self.stats = clips, list[Any]()
 
-    def loss(
-        self, samples: Any, learner: Any, denoiser: Any, pairs: Any
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss(self, samples: Any, learner: Any, denoiser: Any, pairs: Any) -> Any:
         new = replay(self.family, denoiser, samples.trajectory, pairs, "mean").log_prob
         log_ratio = new - samples.trajectory.log_probs[pairs["rows"], pairs["columns"]]  # (N,)
         self.stats.append(ratio_stats(log_ratio.detach(), CLIP_RANGE))
@@ -71,7 +69,7 @@ def train(run: Variant) -> list[dict[str, Any]]:
     pipeline, algorithm, rows = load_tiny_sd(), Loss(run.variant == "clipped"), []
     with tempfile.TemporaryDirectory() as folder:
         config = DDPOConfig(**SETTINGS, seed=run.seed, output_dir=folder)
-        task = (redness, lambda: (f"a {NAMES[random.randrange(10)]}", {}), pipeline)
+        task: Any = (redness, lambda: (f"a {NAMES[random.randrange(10)]}", {}), pipeline)
         trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
         for epoch in range(0 if run.variant == "before training" else EPOCHS):
             algorithm.stats.clear()
@@ -84,8 +82,8 @@ def train(run: Variant) -> list[dict[str, Any]]:
     rows = rows or [{"epoch": 0}]
     rows[-1] |= {"redness": redness(images).mean().item(), "judge": read}
     if run.seed == 0:
-        picture = RESULT.with_name(f"clipping_{run.variant.replace(' ', '_')}.png")
-        image_grid(images[:20], 10, scale=1).save(picture)
+        name = f"clipping_{run.variant.replace(' ', '_')}.png"
+        image_grid(images[:20], 10, scale=1).save(RESULT.with_name(name))
     return [{"variant": run.variant, "seed": run.seed, **row} for row in rows]
 
 
