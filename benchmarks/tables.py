@@ -214,7 +214,8 @@ def torture_totals(result: Row) -> str:
     """Return how many cases there were, how long they took and how many failed."""
     reports = result["experiments"].values()
     cases, seconds = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
-    totals = f"{cases:,} cases in {seconds / 60:.0f} minutes, {result['failures']} failures"
+    failures = sum(len(report["failures"]) for report in reports)
+    totals = f"{cases:,} cases in {seconds / 60:.0f} minutes, {failures} failures"
     return f"{totals}. Measured on: {result['machine']}."
 
 
