@@ -27,37 +27,20 @@ def seeded_normal(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 def tiny_scheduler(**changes: Any) -> DDIMScheduler:
     """Stable Diffusion's schedule, with latents left unclipped."""
-    config: dict[str, Any] = {
-        "beta_start": 0.00085,
-        "beta_end": 0.012,
-        "beta_schedule": "scaled_linear",
-        "steps_offset": 1,
-        "clip_sample": False,
-        "set_alpha_to_one": False,
-    }
+    config: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+    config |= {"steps_offset": 1, "clip_sample": False, "set_alpha_to_one": False}
     return DDIMScheduler(**(config | changes))
 
 
 def make_tiny_pipeline(**scheduler_changes: Any) -> StableDiffusionPipeline:
     """Make a pipeline shaped like Stable Diffusion (16 x 16 pixels) with the same weights everywhere."""
-    unet = UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        norm_num_groups=4,
-        cross_attention_dim=8,
-        attention_head_dim=4,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8),
-        norm_num_groups=4,
-        latent_channels=4,
-        sample_size=16,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-    )
+    blocks = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1, "sample_size": 8}
+    blocks |= {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D")}
+    blocks |= {"up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}
+    unet = UNet2DConditionModel(**blocks, cross_attention_dim=8, attention_head_dim=4)
+    blocks = {"block_out_channels": (8, 8), "norm_num_groups": 4, "latent_channels": 4, "sample_size": 16}
+    blocks |= {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    vae = AutoencoderKL(**blocks)
     tokenizer = _character_tokenizer()
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -1,8 +1,8 @@
 """Runs in the peers' environment: each entry runs the peers once and returns what happened.
 
 Entries are named as in tests/golden/peers.json: the peers' defects (docs/peers.md), or the functions of ours
-that reproduce their numbers. The numbers come from the peers' own code; this file chooses only the inputs, and
-it imports nothing of ``ddpo_lessons``. Started by ``record``.
+that reproduce their numbers. The numbers come from the peers' own code; this file chooses only the inputs,
+and it imports nothing of ``ddpo_lessons``. Started by ``record``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.peers import inputs
 from benchmarks.peers.inputs import DDIMCase, seeded_normal
 
 Row = dict[str, Any]
+TRL, IMAGE = "trl", "imageddpo"
 CLIP_RANGE = 1e-4  # the peers' default
 
 # ------------------------------------------------------------------ single functions of the peers
@@ -117,15 +118,17 @@ def _tracked(updates: list[tuple[str, np.ndarray]], buffer_size: int = 16, min_c
 
     stats, rows = PerPromptStatTracker(buffer_size, min_count), []
     for keys, rewards in updates:
-        advantages = stats.update(list(keys), rewards)
-        rows.append({"keys": keys, "rewards": rewards, "advantages": advantages})
+        rows.append({"rewards": rewards, "advantages": stats.update(list(keys), rewards)})
     return {"buffer_size": buffer_size, "min_count": min_count, "updates": rows}
 
 
 def tracker(folder: Path) -> Row:
     """Updates of uneven size, through the min_count threshold."""
-    updates = enumerate(("aabbc", "aabcc", "abbbb", "ccaab"))
-    return _tracked([(keys, seeded_normal((len(keys),), 400 + seed).numpy()) for seed, keys in updates], 6, 4)
+    prompts = ("aabbc", "aabcc", "abbbb", "ccaab")
+    updates = [(keys, seeded_normal((5,), 400 + seed).numpy()) for seed, keys in enumerate(prompts)]
+    found = _tracked(updates, buffer_size=6, min_count=4)
+    found["updates"] = [{"keys": keys, **row} for keys, row in zip(prompts, found["updates"], strict=True)]
+    return found
 
 
 def stale_mean_biases_advantages(folder: Path) -> Row:
@@ -188,39 +191,36 @@ class Recorder:
         return loss
 
 
-def make_trainer(
-    peer: str,
-    folder: Path,
-    *,
-    use_lora: bool = False,
-    noise_strength: float | None = None,
-    reward: Callable[[torch.Tensor], Any] = lambda images: images.float().mean((1, 2, 3)),
-    image_samples_hook: Callable[..., None] | None = None,
-    **config: Any,
+def peer_trainer(
+    peer: str, config: Row, folder: Path | str, *task: Any, lora: bool = True, mixins: Any = (), **extra: Any
 ) -> Any:
-    """Build a peer's trainer on the tiny folder; one optimizer step per epoch, at its end."""
+    """Make a peer's trainer for a task, a reward and a prompt function, with the pipeline in a folder."""
     import imageddpo
     import trl
 
-    settings: Row = {"mixed_precision": "no", "allow_tf32": False, "sample_num_steps": 4}
-    settings |= dict(zip(_BATCHES, (2, 2, 2, 2, 1), strict=True))
-    extra = {} if noise_strength is None else {"noise_strength": noise_strength}
-    image: tuple[torch.Tensor, ...] = ()
-    if peer == "trl":
+    base, pipeline = imageddpo.ImageDDPOTrainer, imageddpo.I2IDDPOStableDiffusionPipeline
+    if peer == TRL:
         base, pipeline = trl.DDPOTrainer, trl.DefaultDDPOStableDiffusionPipeline
-    else:
-        base, pipeline = imageddpo.ImageDDPOTrainer, imageddpo.I2IDDPOStableDiffusionPipeline
-        image = (seeded_normal((3, 16, 16), 800).sigmoid(),)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return type("RecordedTrainer", (Recorder, base), {})(
-            trl.DDPOConfig(**(settings | config)),
-            lambda images, prompts, metadata: (reward(images), {}),
-            lambda: ("a red cat", *image, {}),
-            pipeline(str(folder), use_lora=use_lora),
-            image_samples_hook,
-            **extra,
-        )
+        trainer = type("RecordedTrainer", (*mixins, base), {})
+        return trainer(trl.DDPOConfig(**config), *task, pipeline(str(folder), use_lora=lora), **extra)
+
+
+def make_trainer(
+    peer: str,
+    folder: Path,
+    use_lora: bool = False,
+    reward: Callable[[torch.Tensor], Any] = lambda images: images.float().mean((1, 2, 3)),
+    **config: Any,
+) -> Any:
+    """Build a peer's trainer on the tiny folder; one optimizer step per epoch, at its end."""
+    settings: Row = {"mixed_precision": "no", "allow_tf32": False, "sample_num_steps": 4}
+    settings |= dict(zip(_BATCHES, (2, 2, 2, 2, 1), strict=True)) | config
+    extra = {name: settings.pop(name) for name in ("noise_strength", "image_samples_hook") if name in config}
+    image = () if peer == TRL else (seeded_normal((3, 16, 16), 800).sigmoid(),)
+    task = (lambda images, *_: (reward(images), {}), lambda: ("a red cat", *image, {}))
+    return peer_trainer(peer, settings, folder, *task, lora=use_lora, mixins=(Recorder,), **extra)
 
 
 def run(peer: str, folder: Path, *, epochs: int = 1, **settings: Any) -> Row:
@@ -258,7 +258,6 @@ def _error_of(action: Callable[[], Any]) -> Row | None:
     return None
 
 
-TRL, IMAGE = "trl", "imageddpo"
 FROM_NOISE: Row = {"noise_strength": 1.0}
 GUIDED_OR_NOT = {f"train_cfg={cfg}": {"train_cfg": cfg} for cfg in (True, False)}
 # Entries that are a run with some settings, or several.
@@ -359,7 +358,6 @@ def integer_rewards_cut_advantages(folder: Path) -> Row:
     rewards = torch.tensor([3, 1, 4, 1])
     advantages = _advantages_in_training(folder, rewards, per_prompt_stat_tracking=True)
     (update,) = _tracked([("aaaaaaaa", np.array([3, 1, 4, 1, 5, 9, 2, 6]))])["updates"]
-    del update["keys"]
     return {"tracker": update, "run": {"rewards": rewards, "sorted_advantages": advantages}}
 
 

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def passes(pipeline: Any, precision: str, batch: int, repeats: int, compiled: bo
     gradients = budget.parameter_bytes(p for p in networks.unet.parameters() if p.requires_grad)
     for checkpointing in (False, True):
         for network in (unet, networks.unet):
-            network.enable_gradient_checkpointing() if checkpointing else network.disable_gradient_checkpointing()
+            getattr(network, f"{'enable' if checkpointing else 'disable'}_gradient_checkpointing")()
         cost = budget.training_cost(networks.unet, batch, tokens, autocast)
         row |= {"tflop": cost.flops / 1e12, "paper_gb": (weights + gradients + cost.peak) / 1e9}
         row |= {"work": "training pass", "checkpointing": checkpointing}
