@@ -12,7 +12,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +23,7 @@ from accelerate.state import AcceleratorState
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 from transformers import CLIPTokenizer
 
-from benchmarks.common import machine, write_json, write_rows
+from benchmarks.common import machine, seconds_of, write_json, write_rows
 from benchmarks.speed.cases import redness
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
@@ -66,16 +65,15 @@ def reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def seconds_of(run: Callable[[], Any], repeats: int) -> float:
+def median_seconds(run: Callable[[], Any], repeats: int) -> float:
     """Median seconds of a few calls, after two that do not count."""
-    times = []
-    for _ in range(2 + repeats):
-        started = time.perf_counter()
+
+    def whole() -> None:
         run()
         if device() == "cuda":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[2:])
+
+    return statistics.median([seconds_of(whole) for _ in range(2 + repeats)][2:])
 
 
 def attempt(row: Row, work: Callable[[], Row]) -> Row:
@@ -111,7 +109,7 @@ def passes(pipeline: Any, precision: str, batch: int, repeats: int, compiled: bo
     row: Row = {"work": "sampling pass", "batch": batch, "compiled": compiled}
     cost = budget.sampling_cost(networks.unet, batch, tokens, autocast)
     row |= {"tflop": cost.flops / 1e12, "paper_gb": (weights + cost.peak) / 1e9}
-    yield attempt(row, lambda: {"seconds": seconds_of(torch.no_grad()(forward), repeats)})
+    yield attempt(row, lambda: {"seconds": median_seconds(torch.no_grad()(forward), repeats)})
     gradients = budget.parameter_bytes(p for p in networks.unet.parameters() if p.requires_grad)
     for checkpointing in (False, True):
         for network in (unet, networks.unet):
@@ -119,7 +117,7 @@ def passes(pipeline: Any, precision: str, batch: int, repeats: int, compiled: bo
         cost = budget.training_cost(networks.unet, batch, tokens, autocast)
         row |= {"tflop": cost.flops / 1e12, "paper_gb": (weights + gradients + cost.peak) / 1e9}
         row |= {"work": "training pass", "checkpointing": checkpointing}
-        yield attempt(row, lambda: {"seconds": seconds_of(lambda: forward().mean().backward(), repeats)})
+        yield attempt(row, lambda: {"seconds": median_seconds(lambda: forward().mean().backward(), repeats)})
     unet.disable_gradient_checkpointing()
     unet.zero_grad()
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.common import seconds_of
 from benchmarks.peers.worker import peer_trainer
 from benchmarks.speed.cases import CASES, Case, picture, redness, serve
 
@@ -94,10 +95,8 @@ def main() -> None:
         path = line.removeprefix("gradient ")
         clip_fractions = record_gradient(trainer, path) if path != line else []
         phases.update(sampling=0.0, reward=0.0)
-        started = time.perf_counter()
-        trainer.step(epochs, epochs)
+        whole = seconds_of(lambda: trainer.step(epochs, epochs))
         epochs += 1
-        whole = time.perf_counter() - started
         answer = {**phases, "training": whole - sum(phases.values()), "whole": whole}
         return answer | ({"first_clip_fraction": statistics.mean(clip_fractions)} if clip_fractions else {})
 

@@ -7,12 +7,12 @@ of rank 4 in the attention layers, which no setting changes.
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.common import seconds_of
 from benchmarks.peers.worker import IMAGE, peer_trainer
 from benchmarks.speed.cases import serve
 from benchmarks.speed.peer_epochs import trainable
@@ -61,9 +61,7 @@ def main() -> None:
     def epoch(path: str) -> dict[str, float]:
         """Do an epoch, and then write the adapter to the path."""
         nonlocal epochs
-        started = time.perf_counter()
-        trainer.step(epochs, epochs)
-        seconds = time.perf_counter() - started
+        seconds = seconds_of(lambda: trainer.step(epochs, epochs))
         epochs += 1
         save_file({name: p.detach().contiguous() for name, p in trainable(trainer).items()}, path)
         return {"seconds": seconds, "samples": config.sample_batch_size * config.sample_num_batches_per_epoch}

@@ -25,15 +25,15 @@ RESULT = Path(__file__).parent / "counts.json"
 
 # What prepares each experiment in a folder and returns its case; and the number of cases in a full run.
 EXPERIMENTS: dict[str, tuple[Callable[[Path], Case], int]] = {
-    "kills": (runs.kills, 60),
-    "pairs": (runs.pairs, 10),
-    "full_disk": (runs.full_disk, 50),
-    "read_only": (runs.read_only, 20),
-    "second_trainer": (runs.second_trainer, 30),
-    "damage": (damage.damage, 400),
-    "generated": (generated.generated, 800),
-    "reward_functions": (rewards.reward_functions, 40),
-    "http_service": (rewards.http_service, 50),
+    "kills": (runs.kills, 20),
+    "pairs": (runs.pairs, 4),
+    "full_disk": (runs.full_disk, 20),
+    "read_only": (runs.read_only, 8),
+    "second_trainer": (runs.second_trainer, 10),
+    "damage": (damage.damage, 150),
+    "generated": (generated.generated, 300),
+    "reward_functions": (rewards.reward_functions, 15),
+    "http_service": (rewards.http_service, 20),
 }
 
 
