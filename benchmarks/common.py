@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import platform
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ def machine() -> str:
         named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         processor = named[0].split(":")[1].strip() if named else processor
     return f"{os.cpu_count()} cores, {processor}, torch {torch.__version__}"
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
 
 
 def free_port() -> int:

@@ -22,49 +22,25 @@ PAGES = (
     "README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/damage.md",
     "notebooks/07_img2img_ddpo.ipynb",
 )  # fmt: skip
-# What each lesson teaches, the modules that it builds, and its figure in images/.
-LESSONS = {
-    "01_batching": (
-        "the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes",
-        ("batching",),
-        "01-travel",
-    ),
-    "02_time_shuffling": (
-        "shuffling every sample's timesteps on their own, what must move with them, pairs for speed",
-        ("batching",),
-        "02-clocks",
-    ),
-    "03_ddim_log_probs": (
-        "a denoising step is an action: its log-probability, replaying it, and where it has none",
-        ("ddim",),
-        "03-mdp",
-    ),
-    "04_ppo_clipping": (
-        "from REINFORCE to the clipped surrogate; advantages and their traps; a first live run",
-        ("ppo", "advantages"),
-        "04-rollouts",
-    ),
-    "05_text_ppo_with_gae": (
-        "RLHF's PPO for text from its parts, GAE, reward hacking, TRL's PPO; tokens beside denoising steps",
-        ("text/ppo", "text/trainer"),
-        "05-two-mdps",
-    ),
-    "06_text_to_image_ddpo": (
-        "the whole loop, DDPO beside RWR, reward hacking and the KL that holds it back, a table of symptoms",
-        ("algorithms/ddpo", "rollout", "algorithms/rwr"),
-        "06-loop",
-    ),
-    "07_img2img_ddpo": (
-        "obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines",
-        ("rollout", "data/prompts", "rewards/digits"),
-        "07-dilemma",
-    ),
-    "08_full_gpu_run": (
-        "Stable Diffusion's size: memory and time on paper, one command, several GPUs, kill and resume",
-        ("app/budget", "app/presets", "data/folders"),
-        "08-memory",
-    ),
-}
+# Each lesson, the modules that it builds, its figure in images/, and what it teaches.
+LESSONS = """
+01_batching | batching | 01-travel
+the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes
+02_time_shuffling | batching | 02-clocks
+shuffling every sample's timesteps on their own, what must move with them, pairs for speed
+03_ddim_log_probs | ddim | 03-mdp
+a denoising step is an action: its log-probability, replaying it, and where it has none
+04_ppo_clipping | ppo advantages | 04-rollouts
+from REINFORCE to the clipped surrogate; advantages and their traps; a first live run
+05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
+RLHF's PPO for text from its parts, GAE, reward hacking, TRL's PPO; tokens beside denoising steps
+06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-loop
+the whole loop, DDPO beside RWR, reward hacking and the KL that holds it back, a table of symptoms
+07_img2img_ddpo | rollout data/prompts rewards/digits | 07-dilemma
+obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines
+08_full_gpu_run | app/budget app/presets data/folders | 08-memory
+Stable Diffusion's size: memory and time on paper, one command, several GPUs, kill and resume
+"""
 TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
     "darkness": "darkness",
@@ -108,31 +84,26 @@ def demo_table(result: Row) -> str:
     best, before = (runs[0][name] for name in ("untrained_best", "before"))
     after = [run["after"] for run in runs]
     rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best), ""]]
-    rows += [["untrained, as RL begins", *shares(before), ""]]
-    rows += [
-        [f"after RL, seed {run['seed']}", *shares(run["after"]), f"{run['seconds'] / 60:.1f}"] for run in runs
-    ]
-    rows += [
-        [
-            "**after RL, mean**",
-            *(percent(mean(after, name)) for name in SHARES),
-            f"{mean(runs, 'seconds') / 60:.1f}",
-        ]
-    ]
+    rows.append(["untrained, as RL begins", *shares(before), ""])
+    for run in runs:
+        rows.append([f"after RL, seed {run['seed']}", *shares(run["after"]), f"{run['seconds'] / 60:.1f}"])
+    means = [percent(mean(after, name)) for name in SHARES]
+    rows.append(["**after RL, mean**", *means, f"{mean(runs, 'seconds') / 60:.1f}"])
     return table(["", *SHARES.values(), "minutes"], "lrrrrr", rows) + f"\n\nMeasured on: {result['machine']}."
 
 
 def edit_table(result: Row, rows: list[Row]) -> str:
     """Return what else does the demo's task: means of the seeds, for "both" the lowest and highest too."""
     best = result["runs"][0]["untrained_best"]
-    own = {
-        what: [row for row in rows if row["what"] == what] for what in ("untouched", "program", "supervised")
-    }
+
+    def own(what: str) -> list[Row]:
+        return [row for row in rows if row["what"] == what]
+
     found = {
-        "nothing": own["untouched"],
+        "nothing": own("untouched"),
         f"turning the knobs ({best_setting(best)})": [best],
-        "a program for this world": own["program"],
-        "supervised on pairs, as many samples": own["supervised"],
+        "a program for this world": own("program"),
+        "supervised on pairs, as many samples": own("supervised"),
         "RL, from a score": [run["after"] for run in result["runs"]],
     }
     lines = []
@@ -153,10 +124,11 @@ def ablation_table(rows: list[Row]) -> str:
 
 def lesson_table(times: Row) -> str:
     """Return the table of lessons, with the time that each took."""
-    rows = []
-    for name, (teaches, modules, figure) in LESSONS.items():
+    rows, lines = [], LESSONS.strip().splitlines()
+    for about, teaches in zip(lines[::2], lines[1::2], strict=True):
+        name, modules, figure = about.split(" | ")
         title = name.replace("_", " ")
-        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules)
+        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
         picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
         link = f"[{title}](notebooks/{name}.ipynb)<br>{links}"
         rows.append([link, teaches, f"{times['seconds'][name]:.0f} s", picture])
@@ -214,16 +186,13 @@ def torture_totals(result: Row) -> str:
     """Return how many cases there were, how long they took and how many failed."""
     reports = result["experiments"].values()
     cases, seconds = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
-    totals = f"{cases:,} cases in {seconds / 60:.0f} minutes, {result['failures']} failures"
+    failures = sum(len(report["failures"]) for report in reports)
+    totals = f"{cases:,} cases in {seconds / 60:.0f} minutes, {failures} failures"
     return f"{totals}. Measured on: {result['machine']}."
 
 
-OWN = ("ours", "compiled", "floor", "ordered floor")  # of side_by_side.py, beside the peer
-RATIOS = (
-    *(("peer", "ours"), ("peer", "compiled")),
-    *(("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor")),
-)
-PHASES = ("sampling", "reward", "training", "whole")
+RATIOS = (("peer", "ours"), ("peer", "compiled"))  # of side_by_side.py
+RATIOS += (("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor"))
 
 
 def _outcome(row: Row) -> str:
@@ -236,10 +205,9 @@ def _outcome(row: Row) -> str:
     return f"gradients {apart} apart"
 
 
-def _ratio(row: Row, one: str, other: str, phase: str = "whole") -> str:
-    """Divide medians, if there are both: some peers fail, and no reward model is asked here."""
-    seconds = [row[name][phase][0] if name in row else 0.0 for name in (one, other)]
-    return f"{seconds[0] / seconds[1]:.2f}" if min(seconds) > 0.001 else "–"
+def _ratio(row: Row, one: str, other: str) -> str:
+    """Divide medians, if there are both: some peers fail."""
+    return f"{row[one]['whole'][0] / row[other]['whole'][0]:.2f}" if {one, other} <= row.keys() else "–"
 
 
 def peers_table(result: Row) -> str:
@@ -253,20 +221,6 @@ def peers_table(result: Row) -> str:
         ratios = [_ratio(row, *pair) for pair in RATIOS]
         rows.append([row["case"], row["size"], row["against"], *seconds, *ratios, _outcome(row)])
     return table(titles, "lll" + 8 * "r" + "l", rows) + "\n\n" + _measured_on(result)
-
-
-def peers_phase_table(result: Row) -> str:
-    """Return seconds of every phase (the median; in brackets the smallest and largest), and their ratios."""
-    rows = []
-    for row in result["rows"]:
-        case = [row["case"], row["size"]]
-        for name, who in {"peer": row["against"], **{name: name for name in OWN}}.items():
-            if name in row:
-                spread = [row[name][phase] for phase in PHASES]
-                rows.append([*case, who, *(f"{mid:.2f} ({low:.2f}–{high:.2f})" for mid, low, high in spread)])
-        for one, other in (pair for pair in RATIOS if pair[0] in row):
-            rows.append([*case, f"{one} / {other}", *(_ratio(row, one, other, phase) for phase in PHASES)])
-    return table(["case", "batches", "who", *PHASES], "lllrrrr", rows) + "\n\n" + _measured_on(result)
 
 
 def _versions(versions: dict[str, str]) -> str:
@@ -294,9 +248,8 @@ def result_table(rows: list[Row], about: Row) -> str:
         cells += [_median(runs, "samples", "–"), f"{samples / seconds:.1f}", percent(own[0]["both"])]
         lines.append([variant, *cells, percent(max(float(row["both"]) for row in own))])
     found = table([*titles.split(" | "), "right before", "best"], "lrrrrrr", lines)
-    return (
-        f"{found}\n\nMeasured on: {about['machine']}, one thread a run. Peers: {_versions(about['peers'])}."
-    )
+    measured = f"Measured on: {about['machine']}, one thread a run. Peers: {_versions(about['peers'])}."
+    return f"{found}\n\n{measured}"
 
 
 def _reached(run: list[Row], column: str) -> float:
@@ -332,7 +285,6 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "torture": lambda: torture_table(read("torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("torture/counts.json")),
     "peers": lambda: peers_table(read("speed/side_by_side.json")),
-    "peers-phases": lambda: peers_phase_table(read("speed/side_by_side.json")),
     "time-to-result": lambda: result_table(read(f"{TO_RESULT}.csv"), read(f"{TO_RESULT}.json")),
 }
 

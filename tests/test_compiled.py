@@ -1,7 +1,7 @@
 """A compiled UNet trains the same weights, or the run ends before a step.
 
 The backends here trace the UNet as torch.compile does and then run torch's own kernels, which takes seconds;
-inductor's, which takes minutes, is run by benchmarks/speed/compiled_gradient.py.
+inductor's takes minutes and is not run.
 """
 
 from __future__ import annotations

@@ -12,18 +12,8 @@ from typing import Any
 
 from benchmarks.common import ROOT
 
-PEERS = (
-    *(
-        "trl==0.21.0",
-        "imageddpo==0.1.2",
-        "transformers<5",
-        "diffusers==0.39.0",
-        "peft",
-        "accelerate",
-        "wandb",
-    ),
-    "scikit-learn",  # the handwriting that time_to_result trains on
-)
+PEERS = ("trl==0.21.0", "imageddpo==0.1.2", "transformers<5", "diffusers==0.39.0", "peft", "accelerate")
+OTHERS = ("wandb", "scikit-learn")  # what imageddpo imports; the handwriting that time_to_result trains on
 TORCH = "torch==2.13.0"
 PACKAGES = ("trl", "imageddpo", "torch", "diffusers", "transformers", "peft", "accelerate")
 SETTINGS = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
@@ -31,14 +21,14 @@ SETTINGS = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
 def make_environment() -> str:
     """Install the peers into an environment of their own, unless it is there; return its interpreter."""
-    folder = ROOT / "build" / "peers"
-    python = folder / "bin" / "python"
+    folder = ROOT / "build/peers"
+    python = folder / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         # uv's resolver: that of an old pip looks for versions for ten minutes
         subprocess.run([python, "-m", "pip", "install", "--quiet", "uv", TORCH], check=True)
         install = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
-        subprocess.run([*install, *PEERS, TORCH], check=True)
+        subprocess.run([*install, *PEERS, *OTHERS, TORCH], check=True)
     return str(python)
 
 

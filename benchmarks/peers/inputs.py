@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,54 +27,38 @@ def seeded_normal(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 def tiny_scheduler(**changes: Any) -> DDIMScheduler:
     """Stable Diffusion's schedule, with latents left unclipped."""
-    config: dict[str, Any] = {
-        "beta_start": 0.00085,
-        "beta_end": 0.012,
-        "beta_schedule": "scaled_linear",
-        "steps_offset": 1,
-        "clip_sample": False,
-        "set_alpha_to_one": False,
-    }
+    config: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+    config |= {"steps_offset": 1, "clip_sample": False, "set_alpha_to_one": False}
     return DDIMScheduler(**(config | changes))
 
 
-def make_tiny_folder(folder: Path, **scheduler_changes: Any) -> Path:
-    """Write a Stable-Diffusion-shaped folder (16 x 16 pixels) with the same weights everywhere."""
-    unet = UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        norm_num_groups=4,
-        cross_attention_dim=8,
-        attention_head_dim=4,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )
-    vae = AutoencoderKL(
-        block_out_channels=(8, 8),
-        norm_num_groups=4,
-        latent_channels=4,
-        sample_size=16,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-    )
-    tokenizer = _character_tokenizer(folder / "vocabulary")
+def make_tiny_pipeline(**scheduler_changes: Any) -> StableDiffusionPipeline:
+    """Make a pipeline shaped like Stable Diffusion (16 x 16 pixels) with the same weights everywhere."""
+    blocks = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1, "sample_size": 8}
+    blocks |= {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D")}
+    blocks |= {"up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}
+    unet = UNet2DConditionModel(**blocks, cross_attention_dim=8, attention_head_dim=4)
+    blocks = {"block_out_channels": (8, 8), "norm_num_groups": 4, "latent_channels": 4, "sample_size": 16}
+    blocks |= {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    vae = AutoencoderKL(**blocks)
+    tokenizer = _character_tokenizer()
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = CLIPTextConfig(vocab_size=len(tokenizer), max_position_embeddings=16, **shape, **ids)
     text_encoder = CLIPTextModel(config)
     for seed, model in enumerate((unet, vae, text_encoder)):
-        _fill_weights(model, seed)
-    StableDiffusionPipeline(
-        vae=vae,
-        text_encoder=text_encoder,
-        tokenizer=tokenizer,
-        unet=unet,
-        scheduler=tiny_scheduler(**scheduler_changes),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    ).save_pretrained(folder)
+        _fill_weights(model.eval(), seed)
+    scheduler, unused = (
+        tiny_scheduler(**scheduler_changes),
+        {"safety_checker": None, "feature_extractor": None},
+    )
+    parts = {"vae": vae, "text_encoder": text_encoder, "tokenizer": tokenizer, "unet": unet}
+    return StableDiffusionPipeline(**parts, **unused, scheduler=scheduler, requires_safety_checker=False)
+
+
+def make_tiny_folder(folder: Path, **scheduler_changes: Any) -> Path:
+    """Write that pipeline into a folder."""
+    make_tiny_pipeline(**scheduler_changes).save_pretrained(folder)
     return folder
 
 
@@ -85,15 +70,14 @@ def tiny_noise_pred(pipeline: StableDiffusionPipeline) -> torch.Tensor:
     return pipeline.unet(seeded_normal((1, 4, 8, 8), 900), 501, embeddings).sample
 
 
-def _character_tokenizer(folder: Path) -> CLIPTokenizer:
+def _character_tokenizer() -> CLIPTokenizer:
     """Spell words letter by letter: a vocabulary that needs no merges."""
-    folder.mkdir(parents=True)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters)]
-    tokens += ["<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    return CLIPTokenizer.from_pretrained(folder, model_max_length=16)
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+        Path(folder, "merges.txt").write_text("#version: 0.2\n")
+        return CLIPTokenizer.from_pretrained(folder, model_max_length=16)
 
 
 @torch.no_grad()

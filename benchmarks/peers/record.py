@@ -72,12 +72,12 @@ def _run(
     (accelerate 1.15), and torchrun gives its workers sessions of their own, out of reach of a kill.
     """
     print(f"{group}: the peers run in {processes} process(es) ...", flush=True)
-    folders = [_folder(scratch, group, processes, rank) for rank in range(processes)]
     # One thread: sums in one order, so that a second recording gives the same.
     environment = os.environ | SETTINGS | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     if processes > 1:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    folders = [_folder(scratch, group, processes, rank) for rank in range(processes)]
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank, folder in enumerate(folders):
@@ -86,28 +86,21 @@ def _run(
             command = [python, "-m", "benchmarks.peers.worker", group, "--scratch", str(folder)]
             with (folder / "log.txt").open("w") as log:
                 workers.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=log))
-        for rank in _failed(workers, deadlocked):
-            text = (folders[rank] / "log.txt").read_text()
-            raise RuntimeError(f"{group} failed in process {rank}:\n{text[-3000:]}")
+        end = time.monotonic() + RUN_SECONDS
+        while None in (codes := [worker.poll() for worker in workers]) and not any(codes):
+            if deadlocked():
+                raise DeadlockError
+            if time.monotonic() > end:
+                raise TimeoutError(f"{group}: no end after {RUN_SECONDS} s")
+            time.sleep(1)
     finally:
-        for worker in workers:
+        for worker in workers:  # one that failed leaves the other waiting for ever
             worker.kill()
             worker.wait()
+    for folder, code in zip(folders, codes, strict=True):
+        if code:
+            raise RuntimeError(f"{group} failed:\n{(folder / 'log.txt').read_text()[-3000:]}")
     return json.loads((folders[0] / "rows.json").read_text())
-
-
-def _failed(workers: list[subprocess.Popen[bytes]], deadlocked: Callable[[], bool]) -> list[int]:
-    """Wait for all to end, or for one to fail: the other would then wait for it for ever."""
-    end = time.monotonic() + RUN_SECONDS
-    while time.monotonic() < end:
-        codes = [worker.poll() for worker in workers]
-        failed = [rank for rank, code in enumerate(codes) if code]
-        if failed or None not in codes:
-            return failed
-        if deadlocked():
-            raise DeadlockError
-        time.sleep(1)
-    raise TimeoutError(f"no end after {RUN_SECONDS} s")
 
 
 def main() -> None:

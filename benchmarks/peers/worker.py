@@ -1,8 +1,8 @@
-"""Runs in the peers' environment: each function runs the peers once and returns what happened.
+"""Runs in the peers' environment: each entry runs the peers once and returns what happened.
 
-Functions are named after the entries of tests/golden/peers.json: the peers' defects (docs/peers.md), or the
-functions of ours that reproduce their numbers. The numbers come from the peers' own code; this file
-chooses only the inputs, and it imports nothing of ``ddpo_lessons``. Started by ``record``.
+Entries are named as in tests/golden/peers.json: the peers' defects (docs/peers.md), or the functions of ours
+that reproduce their numbers. The numbers come from the peers' own code; this file chooses only the inputs,
+and it imports nothing of ``ddpo_lessons``. Started by ``record``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import faulthandler
 import json
-import math
 import re
 import tempfile
 import warnings
@@ -24,17 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers.inputs import (
-    DDIMCase,
-    fifty_steps,
-    make_tiny_folder,
-    moved_output,
-    seeded_normal,
-    steps_of_size,
-    tiny_noise_pred,
-)
+from benchmarks.peers import inputs
+from benchmarks.peers.inputs import DDIMCase, seeded_normal
 
 Row = dict[str, Any]
+TRL, IMAGE = "trl", "imageddpo"
 CLIP_RANGE = 1e-4  # the peers' default
 
 # ------------------------------------------------------------------ single functions of the peers
@@ -57,58 +50,38 @@ def last_step_ignores_final_alpha(folder: Path) -> list[Row]:
     rows = []
     for set_alpha_to_one in (False, True):
         case = DDIMCase(seed=9, timesteps=(1,), scheduler={"set_alpha_to_one": set_alpha_to_one})
-        model_output, timesteps, sample, noise = case.tensors()
-        own = case.make_scheduler().step(
-            model_output, timesteps[0], sample, eta=case.eta, variance_noise=noise
-        )
-        rows.append(_trl_step(case) | {"scheduler_prev_sample": _numbers(own.prev_sample)})
+        output, timesteps, sample, noise = case.tensors()
+        own = case.make_scheduler().step(output, timesteps[0], sample, eta=case.eta, variance_noise=noise)
+        rows.append(_trl_step(case) | {"scheduler_prev_sample": own.prev_sample})
     return rows
 
 
 def _trl_step(case: DDIMCase) -> Row:
     step = _draw(case)
-    return {
-        "case": dataclasses.asdict(case),
-        "prev_sample": _numbers(step.latents),
-        "log_prob": _numbers(step.log_probs),
-    }
+    return {"case": dataclasses.asdict(case), "prev_sample": step.latents, "log_prob": step.log_probs}
 
 
 def _draw(case: DDIMCase, dtype: torch.dtype = torch.float32) -> Any:
     """Let TRL draw the outcome of a case, with the case's noise in the place of its own."""
     from trl.models import modeling_sd_base
 
-    model_output, timesteps, sample, noise = case.tensors()
+    output, timesteps, sample, noise = case.tensors()
     drawn, modeling_sd_base.randn_tensor = modeling_sd_base.randn_tensor, lambda *_, **__: noise
     try:
         return modeling_sd_base.scheduler_step(
-            case.make_scheduler(), model_output.to(dtype), timesteps, sample.to(dtype), eta=case.eta
+            case.make_scheduler(), output.to(dtype), timesteps, sample.to(dtype), eta=case.eta
         )
     finally:
         modeling_sd_base.randn_tensor = drawn
 
 
-def _replay(case: DDIMCase, model_output: torch.Tensor, prev_sample: torch.Tensor) -> torch.Tensor:
+def _replay(case: DDIMCase, output: torch.Tensor, prev_sample: torch.Tensor) -> torch.Tensor:
     """TRL's log-probs of a given outcome."""
     from trl.models.modeling_sd_base import scheduler_step
 
     _, timesteps, sample, _ = case.tensors()
-    sample = sample.to(model_output.dtype)
-    scheduler = case.make_scheduler()
-    return scheduler_step(
-        scheduler, model_output, timesteps, sample, eta=case.eta, prev_sample=prev_sample
-    ).log_probs
-
-
-def _replay_without_noise() -> Row:
-    """imageddpo replays a batch that holds the deterministic last step among noisy ones."""
-    from imageddpo.pipeline import scheduler_step
-
-    case = DDIMCase(seed=10, scheduler={"set_alpha_to_one": True})
-    model_output, timesteps, sample, noise = case.tensors()
-    step = scheduler_step(case.make_scheduler(), model_output, timesteps, sample, eta=1.0, prev_sample=noise)
-    log_prob = [None if math.isnan(value) else value for value in _numbers(step.log_probs)]
-    return {"case": dataclasses.asdict(case), "log_prob": log_prob}
+    arguments = (case.make_scheduler(), output, timesteps, sample.to(output.dtype))
+    return scheduler_step(*arguments, eta=case.eta, prev_sample=prev_sample).log_probs
 
 
 def surrogate(folder: Path) -> list[Row]:
@@ -118,17 +91,12 @@ def surrogate(folder: Path) -> list[Row]:
         old = seeded_normal((16,), 100 + seed)
         new = old + spread * seeded_normal((16,), 200 + seed)
         advantages = 3 * seeded_normal((16,), 300 + seed)  # some beyond the clamp at 5
-        loss, approx_kl, clip_fraction = _trl_loss(old, new, advantages, clip_range)
-        row = {"log_prob": new, "old_log_prob": old, "advantages": advantages, "loss": loss}
-        row |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction}
-        rows.append({key: _numbers(value) for key, value in row.items()})
-        rows[-1]["clip_range"] = clip_range
+        given = {"log_prob": new, "old_log_prob": old, "advantages": advantages, "clip_range": clip_range}
+        rows.append({**given, **_trl_loss(old, new, advantages, clip_range)})
     return rows
 
 
-def _trl_loss(
-    old: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, clip_range: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _trl_loss(old: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> Row:
     from trl import DDPOConfig, DDPOTrainer
 
     stand_in = SimpleNamespace(
@@ -140,94 +108,67 @@ def _trl_loss(
         ),
     )
     stand_in.loss = lambda *args: DDPOTrainer.loss(stand_in, *args)
-    return DDPOTrainer.calculate_loss(stand_in, None, None, None, old, advantages, None)
+    found = DDPOTrainer.calculate_loss(stand_in, None, None, None, old, advantages, None)
+    return dict(zip(("loss", "approx_kl", "clip_fraction"), found, strict=True))
+
+
+def _tracked(updates: list[tuple[str, np.ndarray]], buffer_size: int = 16, min_count: int = 16) -> Row:
+    """What TRL's PerPromptStatTracker makes of some updates, each of prompts (a letter each) and rewards."""
+    from trl.trainer.utils import PerPromptStatTracker
+
+    stats, rows = PerPromptStatTracker(buffer_size, min_count), []
+    for keys, rewards in updates:
+        rows.append({"rewards": rewards, "advantages": stats.update(list(keys), rewards)})
+    return {"buffer_size": buffer_size, "min_count": min_count, "updates": rows}
 
 
 def tracker(folder: Path) -> Row:
-    """TRL's PerPromptStatTracker over updates of uneven size, through the min_count threshold."""
-    from trl.trainer.utils import PerPromptStatTracker
-
-    stats = PerPromptStatTracker(buffer_size=6, min_count=4)
-    updates = []
-    for seed, keys in enumerate(("aabbc", "aabcc", "abbbb", "ccaab")):
-        rewards = seeded_normal((len(keys),), 400 + seed).numpy()
-        advantages = stats.update(list(keys), rewards)
-        updates.append({"keys": keys, "rewards": _numbers(rewards), "advantages": _numbers(advantages)})
-    return {"buffer_size": 6, "min_count": 4, "updates": updates}
+    """Updates of uneven size, through the min_count threshold."""
+    prompts = ("aabbc", "aabcc", "abbbb", "ccaab")
+    updates = [(keys, seeded_normal((5,), 400 + seed).numpy()) for seed, keys in enumerate(prompts)]
+    found = _tracked(updates, buffer_size=6, min_count=4)
+    found["updates"] = [{"keys": keys, **row} for keys, row in zip(prompts, found["updates"], strict=True)]
+    return found
 
 
-def _integers_in_tracker() -> Row:
-    from trl.trainer.utils import PerPromptStatTracker
+def stale_mean_biases_advantages(folder: Path) -> Row:
+    """Default sizes and rewards that improve by 0.5 an epoch (sigma 0.2).
 
-    rewards = np.array([3, 1, 4, 1, 5, 9, 2, 6])
-    advantages = PerPromptStatTracker(buffer_size=16, min_count=16).update(["a"] * 8, rewards)
-    return {"rewards": rewards.tolist(), "advantages": advantages.tolist()}
-
-
-def _bf16_replay() -> Row:
-    """TRL scores bf16 latents: 50 steps drawn, then replayed on the latents that were stored."""
-    case = fifty_steps()
-    drawn = _draw(case, torch.bfloat16)
-    log_prob = _replay(case, case.tensors()[0].bfloat16(), drawn.latents)
-    error = (torch.exp(log_prob - drawn.log_probs) - 1).abs()
-    return {
-        "latents_dtype": str(drawn.latents.dtype),
-        "ratio_errors": _numbers(error),
-        "steps_outside_clip_range": int((error > CLIP_RANGE).sum()),
-    }
+    "small": a buffer that can never hold min_count rewards; two prompts, far apart, share one mean.
+    """
+    improving = [0.5 * epoch + 0.2 * seeded_normal((4,), 500 + epoch).numpy() for epoch in range(12)]
+    apart = [seeded_normal((8,), 600 + seed).numpy() + np.repeat([0, 10], 4) for seed in range(6)]
+    small = _tracked([("aaaabbbb", rewards) for rewards in apart], buffer_size=8)
+    last = small["updates"][-1]["advantages"]
+    small |= {"updates": 6, "mean_advantage_by_prompt": [last[:4].mean(), last[4:].mean()]}
+    return {**_tracked([("aaaa", rewards) for rewards in improving]), "small": small}
 
 
 def clip_range_depends_on_latent_size(folder: Path) -> list[Row]:
     """The same change per dimension for three latent sizes: TRL's KL and clip fraction shrink."""
     rows = []
     for size in (4, 16, 64):
-        case = steps_of_size(size)
+        case = inputs.steps_of_size(size)
         drawn = _draw(case)
-        new = _replay(case, moved_output(case), drawn.latents)
-        _, approx_kl, clip_fraction = _trl_loss(drawn.log_probs, new, torch.ones(len(new)), CLIP_RANGE)
-        row = {"log_ratio": new - drawn.log_probs, "approx_kl": approx_kl}
-        row |= {"clip_fraction": clip_fraction}
-        rows.append({"latent_size": size} | {key: _numbers(value) for key, value in row.items()})
+        new = _replay(case, inputs.moved_output(case), drawn.latents)
+        found = _trl_loss(drawn.log_probs, new, torch.ones(len(new)), CLIP_RANGE)
+        del found["loss"]
+        rows.append({"latent_size": size, "log_ratio": new - drawn.log_probs, **found})
     return rows
 
 
-def stale_mean_biases_advantages(folder: Path) -> Row:
-    """TRL's tracker with its default sizes and rewards that improve by 0.5 an epoch (sigma 0.2)."""
-    from trl.trainer.utils import PerPromptStatTracker
+def tiny_model(folder: Path) -> Row:
+    """The tiny folder's text encoder and UNet: proof that two environments hold one model."""
+    from diffusers import StableDiffusionPipeline
 
-    improving = PerPromptStatTracker(buffer_size=16, min_count=16)
-    updates = []
-    for epoch in range(12):
-        rewards = 0.5 * epoch + 0.2 * seeded_normal((4,), 500 + epoch).numpy()
-        advantages = improving.update(["a"] * 4, rewards)
-        updates.append({"rewards": _numbers(rewards), "advantages": _numbers(advantages)})
-    return {"buffer_size": 16, "min_count": 16, "updates": updates, "small": _small_buffer()}
-
-
-def _small_buffer() -> Row:
-    """A buffer that can never hold min_count rewards: two prompts, far apart, share one mean."""
-    from trl.trainer.utils import PerPromptStatTracker
-
-    stats = PerPromptStatTracker(buffer_size=8, min_count=16)
-    for seed in range(6):
-        rewards = seeded_normal((8,), 600 + seed).numpy() + np.repeat([0, 10], 4)
-        advantages = stats.update(list("aaaabbbb"), rewards)
-    return {
-        "buffer_size": 8,
-        "min_count": 16,
-        "updates": 6,
-        "mean_advantage_by_prompt": [float(advantages[:4].mean()), float(advantages[4:].mean())],
-    }
+    return {"noise_pred": inputs.tiny_noise_pred(StableDiffusionPipeline.from_pretrained(folder))}
 
 
 # ------------------------------------------------------------------------ whole runs of the peers
 
-ONE_MINIBATCH: Row = {
-    "sample_batch_size": 4,
-    "sample_num_batches_per_epoch": 1,
-    "train_batch_size": 4,
-    "train_gradient_accumulation_steps": 1,
-}
+_BATCHES = ("sample_batch_size", "sample_num_batches_per_epoch", "train_batch_size")
+_BATCHES += ("train_gradient_accumulation_steps", "train_num_inner_epochs")
+ONE_MINIBATCH: Row = dict(zip(_BATCHES, (4, 1, 4, 1, 1), strict=True))
 
 
 class Recorder:
@@ -245,82 +186,62 @@ class Recorder:
 
     def loss(self, advantages: torch.Tensor, clip_range: float, ratio: torch.Tensor) -> torch.Tensor:
         loss = super().loss(advantages, clip_range, ratio)  # type: ignore[misc]
-        self.losses.append(
-            {"advantages": advantages.detach(), "ratio": ratio.detach(), "loss": loss.detach()}
-        )
+        entry = {"advantages": advantages, "ratio": ratio, "loss": loss}
+        self.losses.append({name: tensor.detach() for name, tensor in entry.items()})
         return loss
+
+
+def peer_trainer(
+    peer: str, config: Row, folder: Path | str, *task: Any, lora: bool = True, mixins: Any = (), **extra: Any
+) -> Any:
+    """Make a peer's trainer for a task, a reward and a prompt function, with the pipeline in a folder."""
+    import imageddpo
+    import trl
+
+    base, pipeline = imageddpo.ImageDDPOTrainer, imageddpo.I2IDDPOStableDiffusionPipeline
+    if peer == TRL:
+        base, pipeline = trl.DDPOTrainer, trl.DefaultDDPOStableDiffusionPipeline
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = type("RecordedTrainer", (*mixins, base), {})
+        return trainer(trl.DDPOConfig(**config), *task, pipeline(str(folder), use_lora=lora), **extra)
 
 
 def make_trainer(
     peer: str,
     folder: Path,
-    *,
     use_lora: bool = False,
-    noise_strength: float | None = None,
     reward: Callable[[torch.Tensor], Any] = lambda images: images.float().mean((1, 2, 3)),
-    image_samples_hook: Callable[..., None] | None = None,
     **config: Any,
 ) -> Any:
     """Build a peer's trainer on the tiny folder; one optimizer step per epoch, at its end."""
-    from trl import DDPOConfig, DDPOTrainer
-
-    settings: Row = {
-        "mixed_precision": "no",
-        "allow_tf32": False,
-        "sample_num_steps": 4,
-        "sample_batch_size": 2,
-        "sample_num_batches_per_epoch": 2,
-        "train_batch_size": 2,
-        "train_gradient_accumulation_steps": 2,
-    }
-    extra: Row = {}
-    image: tuple[torch.Tensor, ...] = ()
-    if peer == "trl":
-        from trl import DefaultDDPOStableDiffusionPipeline as Pipeline
-
-        base = DDPOTrainer
-    else:
-        from imageddpo import I2IDDPOStableDiffusionPipeline as Pipeline
-        from imageddpo import ImageDDPOTrainer
-
-        base, image = ImageDDPOTrainer, (seeded_normal((3, 16, 16), 800).sigmoid(),)
-        if noise_strength is not None:
-            extra["noise_strength"] = noise_strength
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return type("RecordedTrainer", (Recorder, base), {})(
-            DDPOConfig(**(settings | config)),
-            lambda images, prompts, metadata: (reward(images), {}),
-            lambda: ("a red cat", *image, {}),
-            Pipeline(str(folder), use_lora=use_lora),
-            image_samples_hook,
-            **extra,
-        )
+    settings: Row = {"mixed_precision": "no", "allow_tf32": False, "sample_num_steps": 4}
+    settings |= dict(zip(_BATCHES, (2, 2, 2, 2, 1), strict=True)) | config
+    extra = {name: settings.pop(name) for name in ("noise_strength", "image_samples_hook") if name in config}
+    image = () if peer == TRL else (seeded_normal((3, 16, 16), 800).sigmoid(),)
+    task = (lambda images, *_: (reward(images), {}), lambda: ("a red cat", *image, {}))
+    return peer_trainer(peer, settings, folder, *task, lora=use_lora, mixins=(Recorder,), **extra)
 
 
 def run(peer: str, folder: Path, *, epochs: int = 1, **settings: Any) -> Row:
     """Train and report: error, steps, and how far the ratios are from 1 before any update."""
     trainer = make_trainer(peer, folder, **settings)
     error = _error_of(lambda: trainer.train(epochs))
-    config = trainer.config
-    minibatches = config.sample_batch_size // config.train_batch_size
-    minibatches *= config.sample_num_batches_per_epoch
     report: Row = {"error": error, "sampled_steps": trainer.sampled_steps}
-    if not error:
-        ratios = torch.stack([entry["ratio"] for entry in trainer.losses])
-        losses = torch.stack([entry["loss"] for entry in trainer.losses])
-        outside = (ratios - 1).abs() > config.train_clip_range
-        weights = [parameter.detach() for parameter in trainer.sd_pipeline.unet.parameters()]
-        report |= {
-            "trained_steps": len(trainer.losses) // minibatches // config.train_num_inner_epochs,
-            "clip_fraction_before_update": _numbers(outside.float().mean()),
-            "ratios_nan": bool(ratios.isnan().any()),
-            "losses_nan": int(losses.isnan().sum()),
-            "weights_finite": all(bool(weight.isfinite().all()) for weight in weights),
-        }
-        if not ratios.isnan().any():
-            report["max_ratio_error_before_update"] = _numbers((ratios - 1).abs().max())
-    return report
+    if error:
+        return report
+    config = trainer.config
+    minibatches = config.sample_batch_size // config.train_batch_size * config.sample_num_batches_per_epoch
+    ratios, losses = (torch.stack([entry[key] for entry in trainer.losses]) for key in ("ratio", "loss"))
+    away, weights = (ratios - 1).abs(), trainer.sd_pipeline.unet.parameters()
+    report |= {
+        "trained_steps": len(trainer.losses) // minibatches // config.train_num_inner_epochs,
+        "clip_fraction_before_update": (away > config.train_clip_range).float().mean(),
+        "ratios_nan": bool(ratios.isnan().any()),
+        "losses_nan": int(losses.isnan().sum()),
+        "weights_finite": all(bool(weight.isfinite().all()) for weight in weights),
+    }
+    return report if report["ratios_nan"] else report | {"max_ratio_error_before_update": away.max()}
 
 
 def _error_of(action: Callable[[], Any]) -> Row | None:
@@ -337,109 +258,98 @@ def _error_of(action: Callable[[], Any]) -> Row | None:
     return None
 
 
+FROM_NOISE: Row = {"noise_strength": 1.0}
+GUIDED_OR_NOT = {f"train_cfg={cfg}": {"train_cfg": cfg} for cfg in (True, False)}
+# Entries that are a run with some settings, or several.
+RUNS: dict[str, Any] = {
+    "asynchronous_rewards_fail": (TRL, {"async_reward_computation": True}),
+    "no_guidance_is_a_shape_error": {
+        str(scale): (TRL, {"sample_guidance_scale": scale}) for scale in (0.0, 1.0)
+    },
+    "no_guidance_trains_another_prompt": {  # trained with and without the pair of embeddings
+        name: (IMAGE, {**FROM_NOISE, "sample_guidance_scale": 1.0, **train_cfg})
+        for name, train_cfg in GUIDED_OR_NOT.items()
+    },
+    # with guidance 5: trained with it (the control), then without
+    "guidance_is_left_out_of_training": {name: (TRL, cfg) for name, cfg in GUIDED_OR_NOT.items()},
+    # the default noise_strength of 0.2 with the default train_timestep_fraction of 1
+    "default_noise_strength_fails": (IMAGE, {"sample_num_steps": 10}),
+    "fewer_steps_trained_than_sampled": (
+        IMAGE, {"noise_strength": 0.8, "sample_num_steps": 10, "train_timestep_fraction": 0.8},
+    ),
+    "eta_zero_is_trained": {
+        "trl": (TRL, {"sample_eta": 0.0}), "imageddpo": (IMAGE, {**FROM_NOISE, "sample_eta": 0.0}),
+    },
+}  # fmt: skip
+
+
+def planned(entry: Any, folder: Path) -> Row:
+    """Return the report of an entry of RUNS."""
+    if isinstance(entry, dict):
+        return {name: planned(part, folder) for name, part in entry.items()}
+    peer, settings = entry
+    return run(peer, folder, **settings)
+
+
 def resumed_lora_is_an_empty_adapter(folder: Path) -> Row:
     """TRL: train LoRA, save, resume; which adapter holds the weights, which the optimizer."""
     trained, project = _trained_and_saved(folder, use_lora=True, epochs=2)
     checkpoint = str(project / "checkpoints" / "checkpoint_0")
-    resumed = make_trainer("trl", folder, use_lora=True, resume_from=checkpoint)
+    resumed = make_trainer(TRL, folder, use_lora=True, resume_from=checkpoint)
     unet = resumed.sd_pipeline.unet
     held = {id(weight) for group in resumed.optimizer.param_groups for weight in group["params"]}
-    adapters = {}
-    for adapter in unet.peft_config:
-        weights = {k: v for k, v in unet.named_parameters() if f"lora_B.{adapter}." in k}
-        adapters[adapter] = {
-            "max_abs_lora_b": _numbers(max(weight.abs().max() for weight in weights.values())),
-            "held_by_optimizer": all(id(weight) in held for weight in weights.values()),
+
+    def lora_b(unet: Any, adapter: str = "") -> list[torch.Tensor]:
+        return [weight for name, weight in unet.named_parameters() if f"lora_B.{adapter}" in name]
+
+    def largest(weights: list[torch.Tensor]) -> torch.Tensor:
+        return max(weight.abs().max() for weight in weights)
+
+    adapters = {
+        name: {
+            "max_abs_lora_b": largest(lora_b(unet, f"{name}.")),
+            "held_by_optimizer": all(id(weight) in held for weight in lora_b(unet, f"{name}.")),
         }
-    lora_b = [v for k, v in trained.sd_pipeline.unet.named_parameters() if "lora_B" in k]
-    saved = max(weight.abs().max() for weight in lora_b)
-    active = unet.active_adapters()
-    return {"saved_max_abs_lora_b": _numbers(saved), "resumed": adapters, "active": active}
+        for name in unet.peft_config
+    }
+    saved = largest(lora_b(trained.sd_pipeline.unet))
+    return {"saved_max_abs_lora_b": saved, "resumed": adapters, "active": unet.active_adapters()}
 
 
 def checkpoint_numbers_count_saves(folder: Path) -> Row:
-    """TRL: seven epochs, saved every second; what the folders are called, and what is resumed."""
-    _, project = _trained_and_saved(folder, epochs=7, save_freq=2)
-    names = sorted(path.name for path in (project / "checkpoints").iterdir())
-    _, odd = _trained_and_saved(folder, epochs=6, save_freq=2)
-    resumed = make_trainer("trl", folder, resume_from=str(project / "checkpoints"))
-    return {
-        "epochs": 7,
-        "save_freq": 2,
-        "checkpoints": names,
-        "checkpoints_after_6_epochs": sorted(path.name for path in (odd / "checkpoints").iterdir()),
-        "first_epoch_after_resume": resumed.first_epoch,
-    }
+    """TRL: seven epochs, and six, saved every second; what the folders are called, and what is resumed."""
+    projects = [
+        _trained_and_saved(folder, epochs=epochs, save_freq=2)[1] / "checkpoints" for epochs in (7, 6)
+    ]
+    names, of_six = (sorted(path.name for path in project.iterdir()) for project in projects)
+    resumed = make_trainer(TRL, folder, resume_from=str(projects[0]))
+    found = {"checkpoints": names, "checkpoints_after_6_epochs": of_six}
+    return {"epochs": 7, "save_freq": 2, **found, "first_epoch_after_resume": resumed.first_epoch}
 
 
 def _trained_and_saved(folder: Path, epochs: int, **settings: Any) -> tuple[Any, Path]:
+    """Train with the project_kwargs without which TRL cannot save."""
     project = Path(tempfile.mkdtemp(dir=folder.parent))
-    trainer = make_trainer("trl", folder, project_kwargs=_project(project), **settings)
+    kwargs = {"project_dir": str(project), "automatic_checkpoint_naming": True}
+    trainer = make_trainer(TRL, folder, project_kwargs=kwargs, **settings)
     trainer.train(epochs)
     return trainer, project
 
 
-def _project(folder: Path) -> Row:
-    """The project_kwargs without which TRL cannot save."""
-    return {"project_dir": str(folder), "automatic_checkpoint_naming": True}
-
-
-def asynchronous_rewards_fail(folder: Path) -> Row:
-    return run("trl", folder, async_reward_computation=True)
-
-
-def no_guidance_is_a_shape_error(folder: Path) -> Row:
-    return {str(scale): run("trl", folder, sample_guidance_scale=scale) for scale in (0.0, 1.0)}
-
-
-def no_guidance_trains_another_prompt(folder: Path) -> Row:
-    """imageddpo without guidance, trained with and without the pair of embeddings."""
-    return {
-        f"train_cfg={train_cfg}": run(
-            "imageddpo",
-            folder,
-            noise_strength=1.0,
-            sample_guidance_scale=1.0,
-            train_cfg=train_cfg,
-        )
-        for train_cfg in (True, False)
-    }
-
-
-def guidance_is_left_out_of_training(folder: Path) -> Row:
-    """TRL with guidance 5: trained with it (the control), then without."""
-    return {f"train_cfg={cfg}": run("trl", folder, train_cfg=cfg) for cfg in (True, False)}
-
-
 def last_step_without_noise_is_nan(folder: Path) -> Row:
-    """imageddpo on a schedule that ends in a deterministic step.
+    """imageddpo on a schedule that ends in a deterministic step: one replay, and a run.
 
     With seed 0 a whole minibatch falls on that step, and its loss has no gradient: an error.
     """
-    ends_clean = make_tiny_folder(folder.with_name("set_alpha_to_one"), set_alpha_to_one=True)
-    run_report = run("imageddpo", ends_clean, noise_strength=1.0, seed=1, **ONE_MINIBATCH)
-    return {"step": _replay_without_noise(), "run": run_report}
+    from imageddpo.pipeline import scheduler_step
 
-
-def default_noise_strength_fails(folder: Path) -> Row:
-    """imageddpo's default noise_strength of 0.2 with the default train_timestep_fraction of 1."""
-    return run("imageddpo", folder, sample_num_steps=10)
-
-
-def fewer_steps_trained_than_sampled(folder: Path) -> Row:
-    return run(
-        "imageddpo",
-        folder,
-        noise_strength=0.8,
-        sample_num_steps=10,
-        train_timestep_fraction=0.8,
-    )
-
-
-def eta_zero_is_trained(folder: Path) -> Row:
+    case = DDIMCase(seed=10, scheduler={"set_alpha_to_one": True})
+    output, timesteps, sample, noise = case.tensors()
+    step = scheduler_step(case.make_scheduler(), output, timesteps, sample, eta=1.0, prev_sample=noise)
+    ends_clean = inputs.make_tiny_folder(folder.with_name("set_alpha_to_one"), set_alpha_to_one=True)
     return {
-        "trl": run("trl", folder, sample_eta=0.0),
-        "imageddpo": run("imageddpo", folder, noise_strength=1.0, sample_eta=0.0),
+        "step": {"case": dataclasses.asdict(case), "log_prob": step.log_probs},
+        "run": run(IMAGE, ends_clean, seed=1, **FROM_NOISE, **ONE_MINIBATCH),
     }
 
 
@@ -447,30 +357,29 @@ def integer_rewards_cut_advantages(folder: Path) -> Row:
     """TRL with per-prompt statistics and integer rewards: the advantages that it trains on."""
     rewards = torch.tensor([3, 1, 4, 1])
     advantages = _advantages_in_training(folder, rewards, per_prompt_stat_tracking=True)
-    run_report = {"rewards": rewards.tolist(), "sorted_advantages": advantages.tolist()}
-    return {"tracker": _integers_in_tracker(), "run": run_report}
+    (update,) = _tracked([("aaaaaaaa", np.array([3, 1, 4, 1, 5, 9, 2, 6]))])["updates"]
+    return {"tracker": update, "run": {"rewards": rewards, "sorted_advantages": advantages}}
 
 
 def global_advantages(folder: Path) -> Row:
     """Without per-prompt statistics: rewards in, advantages out of TRL's own training step."""
     rewards = seeded_normal((4,), seed=700)
-    advantages = _advantages_in_training(folder, rewards)
-    return {"rewards": _numbers(rewards), "sorted_advantages": _numbers(advantages)}
+    return {"rewards": rewards, "sorted_advantages": _advantages_in_training(folder, rewards)}
 
 
 def _advantages_in_training(folder: Path, rewards: torch.Tensor, **settings: Any) -> torch.Tensor:
-    trainer = make_trainer("trl", folder, reward=lambda _: rewards, **ONE_MINIBATCH, **settings)
+    trainer = make_trainer(TRL, folder, reward=lambda _: rewards, **ONE_MINIBATCH, **settings)
     trainer.train(1)
     return trainer.losses[0]["advantages"].sort().values  # the trainer had shuffled them
 
 
 def defaults_cannot_save(folder: Path) -> Row:
     """TRL's defaults: saving in training, save_pretrained, and an image hook without a tracker."""
-    trainer = make_trainer("trl", folder)
+    trainer = make_trainer(TRL, folder)
     return {
-        "save_state": run("trl", folder, epochs=2)["error"],
+        "save_state": run(TRL, folder, epochs=2)["error"],
         "save_pretrained": _error_of(lambda: trainer.save_pretrained(folder.with_name("save_pretrained"))),
-        "image_samples_hook": run("trl", folder, image_samples_hook=lambda *_: None)["error"],
+        "image_samples_hook": run(TRL, folder, image_samples_hook=lambda *_: None)["error"],
     }
 
 
@@ -483,34 +392,26 @@ def readme_shows_no_constructor(folder: Path) -> Row:
 
 
 def bf16_latents_leave_the_clip_range(folder: Path) -> Row:
-    """TRL in bf16: one run with LoRA and guidance 5, and the same on latents of full size."""
+    """TRL in bf16: a run with LoRA and guidance 5, and 50 steps of full size, drawn and then replayed."""
     settings: Row = {"use_lora": True, "mixed_precision": "bf16", "sample_num_steps": 50}
-    return {"step": _bf16_replay(), "run": run("trl", folder, **settings)}
+    case = inputs.fifty_steps()
+    drawn = _draw(case, torch.bfloat16)
+    log_prob = _replay(case, case.tensors()[0].bfloat16(), drawn.latents)
+    error = (torch.exp(log_prob - drawn.log_probs) - 1).abs()
+    step = {"latents_dtype": str(drawn.latents.dtype), "ratio_errors": error}
+    step["steps_outside_clip_range"] = int((error > CLIP_RANGE).sum())
+    return {"step": step, "run": run(TRL, folder, **settings)}
 
 
 def batching(folder: Path) -> list[Row]:
     """How many forward passes and optimizer steps an epoch of TRL takes."""
-    plans = [(2, 2, 2, 1, 1), (4, 2, 2, 2, 1), (4, 1, 1, 4, 3), (6, 2, 3, 2, 2)]
-    names = (
-        "sample_batch_size",
-        "sample_num_batches_per_epoch",
-        "train_batch_size",
-        "train_gradient_accumulation_steps",
-        "train_num_inner_epochs",
-    )
     rows = []
-    for plan in plans:
-        settings: Row = dict(zip(names, plan, strict=True))
-        trainer = make_trainer("trl", folder, **settings)
-        optimizer_steps = trainer.step(epoch=0, global_step=0)
-        rows.append(
-            settings
-            | {
-                "num_timesteps": trainer.num_train_timesteps,
-                "optimizer_steps": optimizer_steps,
-                "forward_passes": len(trainer.losses) * settings["train_batch_size"],
-            }
-        )
+    for plan in ((2, 2, 2, 1, 1), (4, 2, 2, 2, 1), (4, 1, 1, 4, 3), (6, 2, 3, 2, 2)):
+        settings: Row = dict(zip(_BATCHES, plan, strict=True))
+        trainer = make_trainer(TRL, folder, **settings)
+        found = {"num_timesteps": trainer.num_train_timesteps, "optimizer_steps": trainer.step(0, 0)}
+        passes = len(trainer.losses) * settings["train_batch_size"]
+        rows.append({**settings, **found, "forward_passes": passes})
     return rows
 
 
@@ -520,21 +421,20 @@ def batching(folder: Path) -> list[Row]:
 def gradients_never_synchronise(folder: Path) -> Row:
     """Two processes: largest difference between their weights before and after one epoch."""
     return {
-        f"{peer} {'LoRA' if use_lora else 'full'}": _drift(peer, folder, use_lora)
-        for peer in ("trl", "imageddpo")
+        f"{peer} {'LoRA' if use_lora else 'full'}": _drift(peer, folder, use_lora, **strength)
+        for peer, strength in ((TRL, {}), (IMAGE, FROM_NOISE))
         for use_lora in (False, True)
     }
 
 
-def _drift(peer: str, folder: Path, use_lora: bool) -> Row:
-    strength: Row = {"noise_strength": 1.0} if peer == "imageddpo" else {}
+def _drift(peer: str, folder: Path, use_lora: bool, **strength: Any) -> Row:
     trainer = make_trainer(peer, folder, use_lora=use_lora, **strength)
 
-    def gap() -> Any:
+    def gap() -> torch.Tensor:
         trainable = [p for p in trainer.sd_pipeline.unet.parameters() if p.requires_grad]
         weights = torch.cat([parameter.detach().flatten() for parameter in trainable])
         first, second = trainer.accelerator.gather(weights[None])
-        return _numbers((first - second).abs().max())
+        return (first - second).abs().max()
 
     before = gap()
     trainer.train(1)
@@ -553,30 +453,25 @@ def saving_in_two_processes_deadlocks(folder: Path) -> Row:
 # --------------------------------------------------------------------------- what is written
 
 
-def _numbers(values: np.ndarray | torch.Tensor) -> Any:
-    """Plain floats, with the nine digits that identify a float32."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    text = json.dumps(values.tolist())
-    return json.loads(text, parse_float=lambda number: float(f"{float(number):.9g}"))
-
-
-def tiny_model(folder: Path) -> Row:
-    """The tiny folder's text encoder and UNet: proof that two environments hold one model."""
-    from diffusers import StableDiffusionPipeline
-
-    return {"noise_pred": _numbers(tiny_noise_pred(StableDiffusionPipeline.from_pretrained(folder)))}
+def plain(value: Any) -> Any:
+    """Turn tensors into lists, floats into the nine digits that identify a float32, NaN into None."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return None if value != value else float(f"{value:.9g}")
+    return value
 
 
 GROUPS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     "one_process": (
         tiny_model, ddim_steps, surrogate, global_advantages, tracker, batching,
-        resumed_lora_is_an_empty_adapter, checkpoint_numbers_count_saves, asynchronous_rewards_fail,
-        no_guidance_is_a_shape_error, no_guidance_trains_another_prompt,
-        guidance_is_left_out_of_training, last_step_ignores_final_alpha, last_step_without_noise_is_nan,
-        default_noise_strength_fails, fewer_steps_trained_than_sampled, eta_zero_is_trained,
-        integer_rewards_cut_advantages, defaults_cannot_save, readme_shows_no_constructor,
-        clip_range_depends_on_latent_size, stale_mean_biases_advantages,
+        resumed_lora_is_an_empty_adapter, checkpoint_numbers_count_saves, last_step_ignores_final_alpha,
+        last_step_without_noise_is_nan, integer_rewards_cut_advantages, defaults_cannot_save,
+        readme_shows_no_constructor, clip_range_depends_on_latent_size, stale_mean_biases_advantages,
     ),
     "bf16": (bf16_latents_leave_the_clip_range,),  # one precision per process
     "drift": (gradients_never_synchronise,),
@@ -589,9 +484,11 @@ def main() -> None:
     parser.add_argument("group", choices=GROUPS)
     parser.add_argument("--scratch", type=Path, required=True, help="empty folder to work in")
     arguments = parser.parse_args()
-    folder = make_tiny_folder(arguments.scratch / "tiny")
+    folder = inputs.make_tiny_folder(arguments.scratch / "tiny")
     rows = {function.__name__: function(folder) for function in GROUPS[arguments.group]}
-    (arguments.scratch / "rows.json").write_text(json.dumps(rows, allow_nan=False))
+    if arguments.group == "one_process":
+        rows |= {name: planned(entry, folder) for name, entry in RUNS.items()}
+    (arguments.scratch / "rows.json").write_text(json.dumps(plain(rows), allow_nan=False))
 
 
 if __name__ == "__main__":

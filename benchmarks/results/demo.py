@@ -11,22 +11,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, machine, write_json
+from benchmarks.common import ROOT, machine, seconds_of, write_json
 
 RESULT = Path(__file__).with_suffix(".json")
 
 
 def run_demo(seed: int, folder: Path) -> dict[str, Any]:
     """Run `ddpo-lessons demo` as a command and return its results with the seconds it took."""
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "ddpo_lessons.app.cli", "demo"]
-    subprocess.run([*command, "--seed", str(seed), "--output-dir", str(folder)], check=True)
+    command = [sys.executable, "-m", "ddpo_lessons.app.cli", "demo", "--seed", str(seed)]
+    command += ["--output-dir", str(folder)]
+    seconds = seconds_of(lambda: subprocess.run(command, check=True))
     results = json.loads((folder / "results.json").read_text())
-    return {"seed": seed, **results, "seconds": round(time.perf_counter() - started, 1)}
+    return {"seed": seed, **results, "seconds": round(seconds, 1)}
 
 
 def main() -> None:

@@ -110,13 +110,6 @@ def taught(seed: int, learning_rate: float, share: float = 1.0) -> Any:
     return pipeline
 
 
-def search() -> float:
-    """Return the learning rate with which most validation pictures are right."""
-    exam = Exam(world.draw_edits(*VALIDATION))
-    candidates = {rate: taught(SEEDS[0], rate, SEARCH_SHARE) for rate in LEARNING_RATES}
-    return max(candidates, key=lambda rate: exam.shares(exam.images(candidates[rate], TAUGHT))["both"])
-
-
 def compare(alternative: Alternative) -> list[dict[str, Any]]:
     """Return the row of an alternative."""
     torch.set_num_threads(1)
@@ -124,18 +117,20 @@ def compare(alternative: Alternative) -> list[dict[str, Any]]:
     started, test = time.perf_counter(), Exam(world.draw_edits(*TEST))
     row: dict[str, Any] = {"what": alternative.what, "seed": alternative.seed}
     if alternative.what == "supervised":
-        row["learning_rate"] = search() if alternative.seed == SEEDS[0] else chosen_rate()
+        row["learning_rate"] = learning_rate(alternative.seed)
         images = test.images(taught(alternative.seed, row["learning_rate"]), TAUGHT)
     else:
         images = test.edits.pictures.images if alternative.what == "untouched" else by_program(test.edits)
     return [{**row, **test.shares(images), "seconds": time.perf_counter() - started}]
 
 
-def chosen_rate() -> float:
-    """Return the learning rate that was found for the first seed."""
-    found = (row for row in read_rows(RESULTS) if (row["what"], row["seed"]) == ("supervised", "0"))
-    (rate,) = (row["learning_rate"] for row in found)
-    return float(rate)
+def learning_rate(seed: int) -> float:
+    """Return the rate with which most validation pictures are right; later seeds take the first one's."""
+    if seed != SEEDS[0]:
+        return next(float(row["learning_rate"]) for row in read_rows(RESULTS) if row["what"] == "supervised")
+    exam = Exam(world.draw_edits(*VALIDATION))
+    found = {rate: taught(seed, rate, SEARCH_SHARE) for rate in LEARNING_RATES}
+    return max(found, key=lambda rate: exam.shares(exam.images(found[rate], TAUGHT))["both"])
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ draws them. CLIP ViT-L/14, the reward model, is counted with its 427,616,513 par
 
 from __future__ import annotations
 
-import csv
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import write_rows
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
@@ -24,23 +24,10 @@ def row(gigabytes: int) -> dict[str, Any]:
     """Return the budget of the experiment, whole on one card."""
     config = DDPOConfig(**fit_to_memory(PRESETS["camouflage"].config, gigabytes))
     found = budget.estimate(budget.sd15(), config, TIMESTEPS, from_images=True, reward_bytes=CLIP_BYTES)
-    return {
-        "gpu_memory": gigabytes,
-        "sample_batch_size": config.sample_batch_size,
-        "train_batch_size": config.train_batch_size,
-        "checkpointing": config.train_gradient_checkpointing,
-        **asdict(found),
-    }
-
-
-def main() -> None:
-    """Write a row for each card."""
-    rows = [row(gigabytes) for gigabytes in GPU_MEMORY]
-    with open(RESULT, "w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    sizes = {name: getattr(config, name) for name in ("sample_batch_size", "train_batch_size")}
+    checkpointing = config.train_gradient_checkpointing
+    return {"gpu_memory": gigabytes, **sizes, "checkpointing": checkpointing, **asdict(found)}
 
 
 if __name__ == "__main__":
-    main()
+    write_rows(RESULT, [row(gigabytes) for gigabytes in GPU_MEMORY])

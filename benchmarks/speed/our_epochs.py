@@ -16,6 +16,7 @@ from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging
 from safetensors.torch import load_file
 
+from benchmarks.common import seconds_of
 from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness, serve
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
@@ -38,13 +39,8 @@ def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings
 
     if case.noise_strength is None:
         return DDPOTrainer(config, reward, lambda: (case.prompt, {}), pipeline)
-    return ImageDDPOTrainer(
-        config,
-        reward,
-        lambda: (case.prompt, picture(), {}),
-        pipeline,
-        noise_strength=case.noise_strength,
-    )
+    task = (reward, lambda: (case.prompt, picture(), {}), pipeline)
+    return ImageDDPOTrainer(config, *task, noise_strength=case.noise_strength)
 
 
 def embedding(trainer: Runner, case: Case) -> torch.Tensor:
@@ -60,13 +56,12 @@ def trajectory_of(tensors: dict[str, torch.Tensor], case: Case, schedule: Schedu
     rows = torch.arange(len(order))[:, None]
     states, outcomes = (sample[name][rows, order] for name in ("latents", "next_latents"))  # (B, T, C, h, w)
     latents = torch.cat([states, outcomes[:, -1:]], dim=1)  # (B, T+1, C, h, w)
+    embeds = ("prompt_embeds", "negative_prompt_embeds")[: case.evaluations]
     return Trajectory(
         latents=latents,
         timesteps=sample["timesteps"][rows, order],
         log_probs=sample["log_probs"][rows, order],
-        conditioning={
-            name: sample[name] for name in ("prompt_embeds", "negative_prompt_embeds")[: case.evaluations]
-        },
+        conditioning={name: sample[name] for name in embeds},
         guidance_scale=case.guidance_scale,
         schedule=schedule,
         final_latents=latents[:, -1],
@@ -84,15 +79,12 @@ def step_gradient(trainer: Runner, trajectory: Trajectory, advantages: torch.Ten
 
     learner, count = trainer.learner, trajectory.num_steps
     samples = Samples(0, 0, 0, torch.arange(len(advantages)), trajectory, advantages)
-    (pairs,) = shuffled_pairs(
-        trajectory.log_probs.shape, count, len(advantages), torch.Generator().manual_seed(0)
-    )
+    shape, generator = trajectory.log_probs.shape, torch.Generator().manual_seed(0)
+    (pairs,) = shuffled_pairs(shape, count, len(advantages), generator)
     learner.begin_epoch(trajectory)
     groups = [share_predictions(group, group_size=1) for group in learner.split(pairs)]
-    with (
-        mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch),
-        mock.patch.object(learner, "_on_step"),
-    ):
+    watching = mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch)
+    with watching, mock.patch.object(learner, "_on_step"):
         learner.step(partial(trainer.algorithm.loss, samples, learner), groups)
     return gradient
 
@@ -135,26 +127,18 @@ class Floor:
         self.evaluations = samples * case.actions * case.evaluations
         limits = samples * case.evaluations, samples_of_a_step * case.actions * case.evaluations
         forward, backward = limits if in_order else (self.evaluations, self.evaluations)
-        self.passes = (
-            (self._forward, self._fastest(self._forward, forward)),
-            (self._backward, self._fastest(self._backward, backward)),
-        )
+        work = ((self._forward, forward), (self._backward, backward))
+        self.passes = [(run, self._fastest(run, limit)) for run, limit in work]
 
     def _fastest(self, run: Callable[[int], None], limit: int) -> list[int]:
         """Return the sizes of an epoch's passes, of which as many as `limit` evaluations can share one."""
-        sizes = {min(size, limit) for size in GROUP_SIZES}
-        fastest = min(sizes, key=lambda size: self._rate(run, size))
+        fastest = min({min(size, limit) for size in GROUP_SIZES}, key=lambda size: self._rate(run, size))
         step = torch.arange(limit).chunk(math.ceil(limit / fastest))
         return [len(group) for group in step] * (self.evaluations // limit)
 
     def _rate(self, run: Callable[[int], None], count: int) -> float:
         """Return the best of five times per evaluation, in seconds."""
-        times = []
-        for _ in range(5):
-            started = time.perf_counter()
-            run(count)
-            times.append(time.perf_counter() - started)
-        return min(times) / count
+        return min(seconds_of(lambda: run(count)) for _ in range(5)) / count
 
     def _predict(self, count: int) -> torch.Tensor:
         latents, timesteps = torch.zeros(count, 4, 8, 8), torch.full((count,), 500)
@@ -169,13 +153,10 @@ class Floor:
 
     def epoch(self) -> dict[str, float]:
         """Do the evaluations of sampling and of training; return seconds of each."""
-        seconds = []
-        for run, sizes in self.passes:
-            started = time.perf_counter()
-            for size in sizes:
-                run(size)
-            seconds.append(time.perf_counter() - started)
-        sampling, training = seconds
+        sampling, training = (
+            seconds_of(lambda run=run, sizes=sizes: [run(size) for size in sizes])
+            for run, sizes in self.passes
+        )
         return {"sampling": sampling, "reward": 0.0, "training": training, "whole": sampling + training}
 
 

@@ -5,40 +5,26 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-import warnings
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.common import seconds_of
+from benchmarks.peers.worker import peer_trainer
 from benchmarks.speed.cases import CASES, Case, picture, redness, serve
 
 
 def make_trainer(case: Case, size: str, folder: str) -> Any:
     """Build the peer's trainer with LoRA, as its documentation does."""
-    from trl import DDPOConfig, DDPOTrainer
-
-    config = DDPOConfig(
+    config = {
         **case.settings(size),
-        train_timestep_fraction=case.actions / case.num_steps,  # imageddpo trains as many as this says
-        project_kwargs={"project_dir": folder, "automatic_checkpoint_naming": True},
-    )
-    if case.peer == "TRL":
-        from trl import DefaultDDPOStableDiffusionPipeline as Pipeline
-
-        base, image, extra = DDPOTrainer, (), {}
-    else:
-        from imageddpo import I2IDDPOStableDiffusionPipeline as Pipeline
-        from imageddpo import ImageDDPOTrainer
-
-        base, image, extra = ImageDDPOTrainer, (picture(),), {"noise_strength": case.noise_strength}
-    return base(
-        config,
-        lambda images, prompts, metadata: (redness(images), {}),
-        lambda: (case.prompt, *image, {}),
-        Pipeline(folder, use_lora=True),
-        **extra,
-    )
+        "train_timestep_fraction": case.actions / case.num_steps,  # imageddpo trains as many as this says
+        "project_kwargs": {"project_dir": folder, "automatic_checkpoint_naming": True},
+    }
+    image, extra = ((), {}) if case.peer == "TRL" else ((picture(),), {"noise_strength": case.noise_strength})
+    task = (lambda images, *_: (redness(images), {}), lambda: (case.prompt, *image, {}))
+    return peer_trainer(case.peer.lower(), config, folder, *task, **extra)
 
 
 def timed(owner: Any, name: str, seconds: dict[str, float], phase: str) -> None:
@@ -97,9 +83,7 @@ def record_gradient(trainer: Any, path: str) -> list[float]:
 def main() -> None:
     """Serve epochs of the case, size and folder that the command line names."""
     case, size, folder = CASES[sys.argv[1]], sys.argv[2], sys.argv[3]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = make_trainer(case, size, folder)
+    trainer = make_trainer(case, size, folder)
     trainer.sd_pipeline.set_progress_bar_config(disable=True)
     phases: dict[str, float] = {}
     timed(trainer, "_generate_samples", phases, "sampling")
@@ -111,10 +95,8 @@ def main() -> None:
         path = line.removeprefix("gradient ")
         clip_fractions = record_gradient(trainer, path) if path != line else []
         phases.update(sampling=0.0, reward=0.0)
-        started = time.perf_counter()
-        trainer.step(epochs, epochs)
+        whole = seconds_of(lambda: trainer.step(epochs, epochs))
         epochs += 1
-        whole = time.perf_counter() - started
         answer = {**phases, "training": whole - sum(phases.values()), "whole": whole}
         return answer | ({"first_clip_fraction": statistics.mean(clip_fractions)} if clip_fractions else {})
 

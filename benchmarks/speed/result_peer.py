@@ -7,13 +7,13 @@ of rank 4 in the attention layers, which no setting changes.
 from __future__ import annotations
 
 import sys
-import time
-import warnings
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.common import seconds_of
+from benchmarks.peers.worker import IMAGE, peer_trainer
 from benchmarks.speed.cases import serve
 from benchmarks.speed.peer_epochs import trainable
 from ddpo_lessons.app.demo import POLICY, SETTINGS
@@ -49,32 +49,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_trainer(variant: str, seed: int, folder: str) -> Any:
-    """Build imageddpo's trainer on the pipeline in a folder."""
-    from imageddpo import I2IDDPOStableDiffusionPipeline, ImageDDPOTrainer
-    from trl import DDPOConfig
-
-    task = (recolouring(), edit_requests(seed))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        config = DDPOConfig(**NEEDED, **VARIANTS[variant], seed=seed)
-        pipeline = I2IDDPOStableDiffusionPipeline(folder, use_lora=True)
-        return ImageDDPOTrainer(config, *task, pipeline, noise_strength=POLICY.strength)
-
-
 def main() -> None:
     """Serve epochs of the variant, seed and folder that the command line names."""
     torch.set_num_threads(1)
-    trainer = make_trainer(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    variant, seed, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    settings, task = {**NEEDED, **VARIANTS[variant], "seed": seed}, (recolouring(), edit_requests(seed))
+    trainer = peer_trainer(IMAGE, settings, folder, *task, noise_strength=POLICY.strength)
     trainer.sd_pipeline.set_progress_bar_config(disable=True)
     config, epochs = trainer.config, 0
 
     def epoch(path: str) -> dict[str, float]:
         """Do an epoch, and then write the adapter to the path."""
         nonlocal epochs
-        started = time.perf_counter()
-        trainer.step(epochs, epochs)
-        seconds = time.perf_counter() - started
+        seconds = seconds_of(lambda: trainer.step(epochs, epochs))
         epochs += 1
         save_file({name: p.detach().contiguous() for name, p in trainable(trainer).items()}, path)
         return {"seconds": seconds, "samples": config.sample_batch_size * config.sample_num_batches_per_epoch}

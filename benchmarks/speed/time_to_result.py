@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from diffusers.utils import logging
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from benchmarks.common import machine, run_all, write_json
+from benchmarks.common import machine, run_all, seconds_of, write_json
 from benchmarks.peers.environment import make_environment, started, unfailing, versions
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
@@ -71,9 +70,8 @@ def our_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
         numbers = itertools.count()
 
         def epoch() -> dict[str, float]:
-            started_at = time.perf_counter()
-            trainer.step(next(numbers))
-            return {"seconds": time.perf_counter() - started_at, "samples": trainer.plan.total_samples}
+            seconds = seconds_of(lambda: trainer.step(next(numbers)))
+            return {"seconds": seconds, "samples": trainer.plan.total_samples}
 
         yield epoch
 

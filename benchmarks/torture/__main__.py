@@ -1,6 +1,7 @@
 """Try to break training runs, count what happens, and write counts.json: `python -m benchmarks.torture`.
 
 A failure is printed and recorded with the arguments that repeat it, and makes the command end with status 1.
+Each experiment that is run whole replaces its part of counts.json.
 """
 
 from __future__ import annotations
@@ -17,67 +18,69 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 
 from benchmarks.common import machine, write_json
-from benchmarks.torture import damage, disks, generated, kills, rewards
-from benchmarks.torture.harness import Counts
+from benchmarks.torture import damage, generated, rewards, runs
+from benchmarks.torture.harness import Case, each_case
 
 RESULT = Path(__file__).parent / "counts.json"
 
-# Each experiment and the number of its cases in a full run.
-EXPERIMENTS: dict[str, tuple[Callable[[int, range, Path], Counts], int]] = {
-    "kills": (kills.kills, 60),
-    "pairs": (kills.pairs, 10),
-    "full_disk": (disks.full_disk, 50),
-    "read_only": (disks.read_only, 20),
-    "clock": (disks.clock, 10),
-    "second_trainer": (disks.second_trainer, 30),
-    "damage": (damage.damage, 600),
-    "metrics": (damage.metrics, 400),
-    "generated": (generated.generated, 2000),
-    "reward_functions": (rewards.reward_functions, 40),
-    "http_service": (rewards.http_service, 50),
+# What prepares each experiment in a folder and returns its case; and the number of cases in a full run.
+EXPERIMENTS: dict[str, tuple[Callable[[Path], Case], int]] = {
+    "kills": (runs.kills, 20),
+    "pairs": (runs.pairs, 4),
+    "full_disk": (runs.full_disk, 20),
+    "read_only": (runs.read_only, 8),
+    "second_trainer": (runs.second_trainer, 10),
+    "damage": (damage.damage, 150),
+    "generated": (generated.generated, 300),
+    "reward_functions": (rewards.reward_functions, 15),
+    "http_service": (rewards.http_service, 20),
 }
 
 
 def run(name: str, seed: int, cases: range) -> dict[str, Any]:
     """Run one experiment in a folder that is deleted afterwards; return its part of the report."""
     before = time.perf_counter()
+    prepare = EXPERIMENTS[name][0]
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         Path(folder).chmod(0o755)  # "read_only" trains as another user
-        counts = EXPERIMENTS[name][0](seed, cases, Path(folder))
+        counts = each_case(name, prepare(Path(folder)), seed, cases, Path(folder))
     report = {
-        "what": (EXPERIMENTS[name][0].__doc__ or "").splitlines()[0],
+        "what": (prepare.__doc__ or "").splitlines()[0],
         "cases": len(cases),
         "outcomes": dict(counts.outcomes.most_common()),
         "failures": counts.failures,
         "seconds": round(time.perf_counter() - before, 1),
-        **counts.notes,
     }
     print(f"{name}: {json.dumps(report, indent=1, ensure_ascii=False)}", flush=True)
     return report
 
 
+def record(name: str, seed: int, report: dict[str, Any]) -> None:
+    """Replace an experiment's part of counts.json."""
+    reports = json.loads(RESULT.read_text("utf-8"))["experiments"] | {name: report}
+    reports = {name: reports[name] for name in EXPERIMENTS if name in reports}
+    write_json(RESULT, {"machine": machine(), "seed": seed, "experiments": reports})
+
+
 def main() -> int:
-    """Run the experiments that were asked for; write the report after a full run."""
+    """Run the experiments that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), help="these experiments")
+    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS))
     parser.add_argument("--scale", type=float, default=1.0, help="share of the cases that are tried")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="the one case with this number, as a failure names it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     diffusers_logging.disable_progress_bar()
-    names = arguments.only or list(EXPERIMENTS)
-    reports = {}
-    for name in names:
+    cases = failures = 0
+    for name in arguments.only:
         count = max(1, round(arguments.scale * EXPERIMENTS[name][1]))
-        cases = range(count) if arguments.case is None else range(arguments.case, arguments.case + 1)
-        reports[name] = run(name, arguments.seed, cases)
-    failures = sum(len(report["failures"]) for report in reports.values())
-    print(f"{sum(report['cases'] for report in reports.values())} cases, {failures} failures")
-    if len(reports) == len(EXPERIMENTS) and arguments.scale >= 1 and arguments.case is None:
-        whole = {"machine": machine(), "seed": arguments.seed, "failures": failures, "experiments": reports}
-        write_json(RESULT, whole)
-        print(f"wrote {RESULT.name}")
+        chosen = range(count) if arguments.case is None else range(arguments.case, arguments.case + 1)
+        report = run(name, arguments.seed, chosen)
+        cases, failures = cases + len(chosen), failures + len(report["failures"])
+        if arguments.scale >= 1 and arguments.case is None:
+            record(name, arguments.seed, report)
+    print(f"{cases} cases, {failures} failures")
     return 1 if failures else 0
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torture.harness import Counts, each_case, expect, is_clear
-from benchmarks.torture.model import make_trainer, result_of
+from benchmarks.torture.harness import Case, expect, is_clear, make_trainer, whole_run
 from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import METRICS, read_metrics
+from ddpo_lessons.run.runlog import METRICS
 
 EPOCHS = 3
 executed: list[str] = []  # what Python itself reports of unpickling and of programs that were started
@@ -32,53 +31,46 @@ class _Payload:
         return os.system, ("true",)
 
 
-def _flip(data: bytearray, generator: random.Random) -> bytes:
+def _flip(data: bytes, generator: random.Random) -> bytes:
+    changed = bytearray(data)
     for _ in range(generator.choice([1, 1, 1, 2, 8])):
-        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
-    return bytes(data)
+        changed[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    return bytes(changed)
 
 
-def _overwrite(data: bytearray, generator: random.Random) -> bytes:
-    start = generator.randrange(len(data))
-    length = min(generator.choice([1, 16, 512]), len(data) - start)
-    data[start : start + length] = generator.choice([bytes(length), generator.randbytes(length)])
-    return bytes(data)
+def _replace(data: bytes, generator: random.Random) -> bytes:
+    """Exchange a block for zeros or noise, or leave it out."""
+    start, length = generator.randrange(len(data)), generator.choice([1, 16, 512])
+    block = generator.choice([b"", bytes(length), generator.randbytes(length)])
+    return data[:start] + block + data[start + length :]
 
 
-def _leave_out(data: bytearray, generator: random.Random) -> bytes:
-    del data[generator.randrange(len(data))]
-    return bytes(data)
-
-
-DAMAGES: dict[str, Callable[[bytearray, random.Random], bytes | None]] = {
+DAMAGES: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
     "bits flipped": _flip,
-    "cut off": lambda data, generator: bytes(data[: generator.randrange(len(data))]),
-    "a block overwritten": _overwrite,
-    "bytes left out": _leave_out,
-    "bytes added": lambda data, generator: bytes(data) + generator.randbytes(generator.choice([1, 100])),
+    "cut off": lambda data, generator: data[: generator.randrange(len(data))],
+    "a block replaced": _replace,
+    "bytes added": lambda data, generator: data + generator.randbytes(generator.choice([1, 100])),
     "a pickle": lambda data, generator: pickle.dumps(_Payload()),
     "removed": lambda data, generator: None,
 }
 
 
-def _spoil(path: Path, generator: random.Random) -> tuple[str, bool]:
-    """Damage a file; return in which way, and whether it changed."""
+def _spoil(path: Path, generator: random.Random) -> bool:
+    """Damage a file in one of these ways; tell whether it changed."""
     before = path.read_bytes()
-    damage = generator.choice(list(DAMAGES))
-    after = DAMAGES[damage](bytearray(before), generator)
+    after = generator.choice(list(DAMAGES.values()))(before, generator)
     if after is None:
         path.unlink()
     else:
         path.write_bytes(after)
-    return damage, after != before
+    return after != before
 
 
 def _continued(place: Path, source: str = "latest") -> dict[str, Any]:
-    make_trainer(place, num_epochs=EPOCHS + 1, resume_from=source, overwrite=False).train()
-    return result_of(place)
+    return whole_run(place, num_epochs=EPOCHS + 1, resume_from=source, overwrite=False)
 
 
-def damage(seed: int, cases: range, folder: Path) -> Counts:
+def damage(folder: Path) -> Case:
     """Damage the newest checkpoint or the metrics of a run, and continue it with resume_from='latest'."""
     make_trainer(folder / "run", num_epochs=EPOCHS, num_checkpoint_limit=3).train()
     shutil.copytree(folder / "run", folder / "whole")
@@ -89,30 +81,27 @@ def damage(seed: int, cases: range, folder: Path) -> Counts:
         shutil.copytree(folder / "run", place, dirs_exist_ok=True)
         newest = place / checkpoint.name_of(EPOCHS)
         path = generator.choice([*sorted(newest.iterdir()), place / METRICS, place / METRICS])
-        _, changed = _spoil(path, generator)
-        executed.clear()
+        changed = _spoil(path, generator)
         what = "metrics" if path.name == METRICS else "checkpoint"
         falls_back = newest not in checkpoint.list_checkpoints(place)
-        unclear: ValueError | None = None
+        executed.clear()
         try:
             result = _continued(place)
         except ValueError as error:
-            unclear = error
-        expect(not executed, f"code ran: {executed}")
-        if unclear is not None:
-            clear = path.parent.name in str(unclear) and "damaged" in str(unclear)
-            expect(is_clear(unclear, ValueError) and clear and changed, f"unclear: {unclear}")
-            if generator.random() < 0.2:
-                _follow_advice(place, what, whole)
-                return f"{what}: clear error; its advice followed: equal"
-            return f"{what}: clear error"
-        expect(result["tensors"] == whole["tensors"], "a wrong resume: other weights")
-        expect(result["counters"] == whole["counters"], "a wrong resume: other counters")
+            named = path.parent.name in str(error) and "damaged" in str(error)
+            expect(is_clear(error, ValueError) and named and changed, f"unclear: {error}")
+            if generator.random() < 0.8:
+                return f"{what}: clear error"
+            _follow_advice(place, what, whole)
+            return f"{what}: clear error; its advice followed: equal"
+        finally:
+            expect(not executed, f"code ran: {executed}")
+        for name in ("tensors", "counters"):
+            expect(result[name] == whole[name], f"a wrong resume: other {name}")
         if what == "metrics":
             if result["steps"] == whole["steps"]:
                 return "metrics: nothing that the checkpoint knows was changed, equal"
-            left = len(result["steps"])
-            expect(result["steps"] == whole["steps"][-left:], "records changed unnoticed")
+            expect(result["steps"] == whole["steps"][-len(result["steps"]) :], "records changed unnoticed")
             return "metrics: file removed: continued without the older records, weights equal"
         expect(result == whole, "records differ")
         if falls_back:
@@ -120,7 +109,7 @@ def damage(seed: int, cases: range, folder: Path) -> Counts:
         expect(path.name == checkpoint.MANIFEST or not changed, f"damage of {path.name} went unnoticed")
         return "checkpoint: nothing but white space or the like was changed, equal"
 
-    return each_case("damage", case, seed, cases, folder)
+    return case
 
 
 def _follow_advice(place: Path, what: str, whole: dict[str, Any]) -> None:
@@ -131,27 +120,3 @@ def _follow_advice(place: Path, what: str, whole: dict[str, Any]) -> None:
     else:
         before = str(place / checkpoint.name_of(EPOCHS - 1))
         expect(_continued(place, before) == whole, "the continued run differs")
-
-
-def metrics(seed: int, cases: range, folder: Path) -> Counts:
-    """Damage metrics.jsonl and read it."""
-    make_trainer(folder / "run", num_epochs=EPOCHS).train()
-    whole = read_metrics(folder / "run")
-
-    def case(generator: random.Random, place: Path) -> str:
-        shutil.copy(folder / "run" / METRICS, place)
-        damage, _ = _spoil(place / METRICS, generator)
-        try:
-            found = read_metrics(place)
-        except ValueError as error:
-            expect(is_clear(error, ValueError) and "line" in str(error), f"unclear: {error}")
-            return "clear error"
-        shorter_by_one = len(found) >= len(whole) - 1
-        if found == whole[: len(found)]:
-            # Other damage can look like a cut only in the last record.
-            expect(damage in ("cut off", "removed") or shorter_by_one, f"{damage} went unnoticed")
-            return "all records, or those before a cut"
-        expect(shorter_by_one, f"{damage} changed and lost records")
-        return "a number or name changed: read as it stands (resuming checks a hash)"
-
-    return each_case("metrics", case, seed, cases, folder)

@@ -1,7 +1,9 @@
-"""Cases, what comes of them, and processes that can be killed."""
+"""Cases and what comes of them, processes that can be killed, and a run of a tiny model that trains fast."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import random
 import shutil
@@ -14,18 +16,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.state import AcceleratorState
+from diffusers import StableDiffusionPipeline
 
 import ddpo_lessons
+from benchmarks.peers.inputs import make_tiny_pipeline
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer
 
 PACKAGE = str(Path(ddpo_lessons.__file__).parent)
+PROMPTS = ("a red three", "", "a blue four on a white background", "a green digit")
+Case = Callable[[random.Random, Path], str]  # works in an empty folder; says what came of it
 
 
 @dataclass
 class Counts:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)  # each says how to repeat it
-    notes: dict[str, Any] = field(default_factory=dict)  # measured numbers
 
 
 class BrokenPromiseError(AssertionError):
@@ -37,18 +47,10 @@ def expect(holds: bool, message: str) -> None:
         raise BrokenPromiseError(message)
 
 
-def described(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {error!s:.300}"
-
-
 def is_clear(error: BaseException, *kinds: type[BaseException]) -> bool:
     """Tell whether an error is of these kinds and was raised by the package itself."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     return isinstance(error, kinds) and raised_in.startswith(PACKAGE)
-
-
-Case = Callable[[random.Random, Path], str]
 
 
 def each_case(name: str, case: Case, seed: int, cases: range, folder: Path) -> Counts:
@@ -58,10 +60,11 @@ def each_case(name: str, case: Case, seed: int, cases: range, folder: Path) -> C
         place = folder / f"{name}-{number}"
         place.mkdir(parents=True)
         try:
-            outcome = case(random.Random(f"{name} {seed} {number}"), place)
-            counts.outcomes[outcome] += 1
+            counts.outcomes[case(random.Random(f"{name} {seed} {number}"), place)] += 1
         except Exception as error:
-            counts.failures.append(f"--only {name} --seed {seed} --case {number}: {described(error)}")
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
+            counts.failures.append(f"--only {name} --seed {seed} --case {number}: {where}: {error!s:.300}")
         AcceleratorState._reset_state(reset_partial_state=True)
         shutil.rmtree(place)
     return counts
@@ -111,3 +114,76 @@ def wait_for(path: Path, seconds: float = 120) -> None:
     while not path.exists():
         expect(time.monotonic() < deadline, f"{path.name} did not come within {seconds:g} s")
         time.sleep(0.002)
+
+
+# ------------------------------------------------------------------------------------------------ runs
+@functools.cache
+def _pipeline() -> StableDiffusionPipeline:
+    return make_tiny_pipeline(prediction_type="v_prediction", timestep_spacing="trailing")
+
+
+def make_pipeline() -> StableDiffusionPipeline:
+    return copy.deepcopy(_pipeline())
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Settings of a run of one epoch: two samples, three timesteps, two optimizer steps."""
+    return {
+        "output_dir": str(folder),
+        "num_epochs": 1,
+        "num_checkpoint_limit": 2,
+        "image_grid_freq": 0,
+        "sample_num_steps": 3,
+        "sample_guidance_scale": 1.0,
+        "sample_batch_size": 2,
+        "sample_num_batches_per_epoch": 1,
+        "train_learning_rate": 1e-2,
+        "train_clip_range": 1e-2,
+        **changes,
+    }
+
+
+def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    return images.mean(dim=(1, 2, 3))
+
+
+def any_prompt() -> tuple[str, dict[str, Any]]:
+    """Prompt function that draws from torch's global generator, which the trainer seeds."""
+    return PROMPTS[int(torch.randint(len(PROMPTS), ()))], {}
+
+
+def make_trainer(folder: Path, reward: Any = brightness, **changes: Any) -> DDPOTrainer:
+    """Make a trainer that continues what the folder holds, or begins anew."""
+    resume = "latest" if checkpoint.list_checkpoints(folder) else ""
+    merged = settings(folder, **{"resume_from": resume, "overwrite": not resume, **changes})
+    return DDPOTrainer(DDPOConfig(**merged), reward, any_prompt, make_pipeline())
+
+
+def whole_run(folder: Path, reward: Any = brightness, **changes: Any) -> dict[str, Any]:
+    """Return the result of a run that nothing happens to."""
+    make_trainer(folder, reward, **changes).train()
+    return result_of(folder)
+
+
+def continue_run(folder: Path, whole: dict[str, Any], reward: Any = brightness, **changes: Any) -> None:
+    """Continue a run to its end, which must be that of a run that nothing happened to."""
+    expect(whole_run(folder, reward, **changes) == whole, "the continued run differs")
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """Return what a finished run is judged by: its last checkpoint's tensors and counters, and its records.
+
+    The times of the epoch records are the clock's; everything else must repeat.
+    """
+    tensors, state = checkpoint.read(checkpoint.list_checkpoints(folder)[-1])
+    epochs = [
+        {name: value for name, value in record.items() if not name.startswith("seconds")}
+        for record in read_metrics(folder, "epoch")
+    ]
+    named = {f"{stem}|{name}": tensor for stem, group in tensors.items() for name, tensor in group.items()}
+    return {
+        "tensors": {name: (str(tensor.dtype), tensor.numpy().tobytes()) for name, tensor in named.items()},
+        "counters": (state["epochs_done"], state["global_step"], state["algorithm"]),
+        "steps": read_metrics(folder, "step"),
+        "epochs": epochs,
+    }

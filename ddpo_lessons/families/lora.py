@@ -2,8 +2,8 @@
 
 A LoRA layer computes W x + s B (A x) (Hu et al. 2021, arXiv 2106.09685, section 4.1), peft's with five
 operations on activations. (W + s B A) x is the same function with the same gradients, with one operation on
-activations and one on weights, which are few: on the CPU that is faster (benchmarks/NOTES.md). It needs a
-frozen W in float32, for the sum in bfloat16 would round small updates away.
+activations and one on weights, which are few. It needs a frozen W in float32, for the sum in bfloat16 would
+round small updates away.
 """
 
 from __future__ import annotations

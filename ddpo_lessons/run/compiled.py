@@ -1,7 +1,7 @@
 """Beside lesson 08: is a compiled UNet still the same function?
 
 torch.compile makes kernels of its own, and those of the backward pass can be wrong where the forward pass is
-right (benchmarks/NOTES.md has a case). Ratios are then 1 as they should be, no metric of PPO shows anything,
+right (PyTorch's issue 185509). Ratios are then 1 as they should be, no metric of PPO shows anything,
 and whole blocks learn nothing. So gradients are compared before they are used.
 """
 
