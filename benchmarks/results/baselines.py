@@ -1,6 +1,6 @@
 """What RL of an img2img task has to be better than: no change, pixel operations, the untrained policy, pairs.
 
-`python -m benchmarks.results.baselines` measures them on the tasks of img2img.py and on strong noise, and
+`python -m benchmarks.results.baselines` measures them on the tasks of img2img.py, and
 appends a row per setting to baselines.csv; what the file already holds is not run again. Settings are chosen
 on validation pictures. Only the chosen ones have an entry in the column "test": the share that the judge
 reads of the 500 pictures on which RL was measured.
@@ -34,7 +34,6 @@ VALIDATION_IMAGES = 200
 STEPS = range(2, 9)  # of NUM_STEPS
 PROMPTS = ("", "a clear digit")
 *SINGLE, FOUR = EXPERIMENTS["tasks"]  # four corruptions last: they are twenty kinds of pictures
-NOISE = Run("tasks", "noise", 0, ("noisy",), (5,))  # RL was not run on it
 Change = Callable[[torch.Tensor], torch.Tensor]  # (N, 3, 32, 32) in [0, 1] to the same
 Row = dict[str, Any]
 
@@ -143,7 +142,7 @@ def measure(baseline: Baseline) -> list[Row]:
 def main() -> None:
     """Measure everything, the first seed before the others."""
     *unlearned, _ = CHANGES  # all but supervised
-    runs = [Baseline(task, what) for what in unlearned for task in (*SINGLE, NOISE)]
+    runs = [Baseline(task, what) for what in unlearned for task in SINGLE]
     runs += [Baseline(task, "supervised", seed) for seed in SEEDS for task in SINGLE]
     runs += [Baseline(FOUR, what) for what in CHANGES]
     run_all(measure, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)

@@ -227,6 +227,7 @@ EXPERIMENTS: dict[str, list[Run]] = {
         Run("tasks", "darkness", 0, ("dark",), epochs=30),
         Run("tasks", "fading", 0, ("faded",), epochs=30),
         Run("tasks", "blur", 0, ("blurry",), (5,), epochs=30),
+        Run("tasks", "noise", 0, ("noisy",), (5,), epochs=30),
         Run("tasks", "four corruptions", 0, FOUR, (1, 2, 3, 4, 5), epochs=30),
     ],
     "rewards": [
