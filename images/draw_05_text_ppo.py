@@ -202,19 +202,24 @@ def name_lines(plot: Axes, ends: Sequence[tuple[float, str, str]], at: float) ->
         plot.text(at, y, text, color=color, fontsize=10, va="center")
 
 
-def sweep(plots: Sequence[Axes], columns: Sequence[str], variants: dict[str, tuple[str, str]], named: int) -> None:
-    """Plot columns of the sweep for some variants, with their names in one of the panels."""
+def sweep(
+    plots: Sequence[Axes],
+    columns: Sequence[str],
+    variants: dict[str, tuple[str, str]],
+    shares: tuple[float, float],
+) -> None:
+    """Plot columns of the sweep for some variants, with their names beside the shares of positive reviews."""
     rows = read_rows("sweep")
-    for number, (plot, column) in enumerate(zip(plots, columns, strict=True)):
+    for plot, column in zip(plots, columns, strict=True):
         scale = 100 if column in ("parses", "positive") else 1
         ends = []
         for variant, (text, color) in variants.items():
             mine = [row for row in rows if row["variant"] == variant]
             ends.append((seeds(plot, mine, "iteration", column, color, scale), text, color))
-        if scale == 100:
-            plot.set(ylim=(0, 103))
+        if column == "positive":
+            plot.set(ylim=shares)
         plot.set(xlabel="iteration", xlim=(0, 30))
-        if number == named:
+        if column == "positive":
             name_lines(plot, ends, 30.6)
 
 
@@ -225,9 +230,9 @@ def lambdas() -> Figure:
         "plain": ("λ = 0.95", BLUE),
         "lambda 0": ("λ = 0", ORANGE),
         "lambda 1": ("λ = 1", GREEN),
-        "same for every token": ("the same for\nevery token", PURPLE),
+        "same for every token": ("same for\nall tokens", PURPLE),
     }
-    sweep((left, right), ("score", "positive"), variants, 1)
+    sweep((left, right), ("score", "positive"), variants, (28, 70))
     left.set(title="held-out score of the reward model")
     right.set(title="positive reviews by the grammar (%)")
     return figure
@@ -237,7 +242,7 @@ def hacking() -> Figure:
     """Plot what the reward model says, what the grammar says, and the KL, for three prices of a nat."""
     figure, (left, middle, right) = panels(3)
     variants = {"beta 0": ("β = 0", ORANGE), "beta 0.3": ("β = 0.3", GREEN), "plain": ("β = 1", BLUE)}
-    sweep((left, middle, right), ("score", "positive", "kl"), variants, 1)
+    sweep((left, middle, right), ("score", "positive", "kl"), variants, (0, 100))
     left.set(title="score of the reward model")
     middle.set(title="positive by the grammar (%)")
     right.set(title="KL per text (nats)")
@@ -253,8 +258,8 @@ def trl() -> Figure:
             mine = [row for row in rows if row["trainer"] == name]
             values = [scale * float(row[column]) for row in mine]
             plot.plot([int(row["samples"]) for row in mine], values, color=color, marker="o", markersize=4)
-    left.text(1500, 3.35, "TRL 1.12", color=ORANGE, fontsize=11, ha="right")
-    left.text(1650, 2.2, "ours", color=BLUE, fontsize=11)
+    left.text(1700, 3.8, "TRL 1.12", color=ORANGE, fontsize=11, ha="right")
+    left.text(1950, 3.0, "ours", color=BLUE, fontsize=11)
     left.set(title="held-out score", xlabel="samples")
     right.set(title="texts that parse (%)", xlabel="samples", ylim=(0, 103))
     return figure
@@ -267,11 +272,11 @@ def bridge() -> Figure:
     plain, with_value = ([r for r in rows if r["variant"].startswith(name)] for name in ("DDPO", "value, λ = 0.95"))
     for mine, color in ((plain, BLUE), (with_value, ORANGE)):
         seeds(left, mine, "epoch", "reward", color)
-    left.text(9.9, 0.27, "one advantage\nper picture", color=BLUE, fontsize=11, ha="right")
-    left.text(6.3, 0.56, "value network\nand GAE", color=ORANGE, fontsize=11, ha="right")
-    for name, color, y in (("first", MUTED, -0.62), ("last", ORANGE, 0.72)):
+    left.text(10, 0.12, "one advantage\nper picture", color=BLUE, fontsize=11, ha="right")
+    left.text(4.9, 0.53, "value network\nand GAE", color=ORANGE, fontsize=11, ha="right")
+    for name, color, y in (("first", MUTED, -0.85), ("last", ORANGE, 0.72)):
         seeds(right, with_value, "epoch", name, color)
-        right.text(5.5, y, f"at the {name} denoising step", color=color, fontsize=11, ha="center", va="top")
+        right.text(4.2, y, f"at the {name} denoising step", color=color, fontsize=11, ha="center", va="top")
     right.axhline(0, color=MUTED, linewidth=0.6)
     left.set(title="redness of the pictures", xlabel="epoch")
     right.set(title="share of the reward's variance that the value knows", xlabel="epoch", ylim=(-1.2, 1.05))
