@@ -1,4 +1,4 @@
-"""Draw the pictures of lesson 05: two decision processes, the loop, one review in numbers, and its experiments."""
+"""Draw the pictures of lesson 05: two decision processes, the loop, one review in numbers, experiments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHADES = LinearSegmentedColormap.from_list("shades", ["#e8a27c", CARD, "#8fb3e6"
 
 # --------------------------------------------------------------------------------- two decision processes
 def two_mdps() -> Figure:
-    """Draw a text and a picture as the same thing: states, actions with log-probs, and a reward at the end."""
+    """Draw a text and a picture as the same thing: states, actions with log-probs, a reward at the end."""
     figure, axes = diagram(9.6, 5.3)
     told = json.loads((DATA / "strip.json").read_text(encoding="utf-8"))
     _text_row(axes, told["text"])
@@ -57,7 +57,16 @@ def one_digit(number: float, sign: str = "") -> str:
 
 
 def _picture_row(axes: Axes, picture: dict[str, Any]) -> None:
-    label(axes, 0.3, 2.62, "DDPO: an action is a denoising step", weight="bold", size=13, align="left", ink=ORANGE)
+    label(
+        axes,
+        0.3,
+        2.62,
+        "DDPO: an action is a denoising step",
+        weight="bold",
+        size=13,
+        align="left",
+        ink=ORANGE,
+    )
     label(axes, 9.3, 2.62, f"prompt: “{picture['prompt']}”", size=10, ink=MUTED, align="right")
     size, states = picture["size"], picture["states"]
     side, gap, low = 1.0, 0.46, 1.3
@@ -79,10 +88,12 @@ def _picture_row(axes: Axes, picture: dict[str, Any]) -> None:
     axes.set(xlim=(0, 9.6), ylim=(0, 5.3), aspect="auto")
     label(axes, 0.3, 0.72, "advantage", size=10.5, ink=ORANGE, align="left", weight="bold")
     label(axes, 6.0, 0.72, "the same for all steps of a picture", size=10, align="left")
-    red, green, blue = np.frombuffer(base64.b64decode(states[-1]), dtype=np.uint8).reshape(-1, 3).mean(0) / 255
+    red, green, blue = (
+        np.frombuffer(base64.b64decode(states[-1]), dtype=np.uint8).reshape(-1, 3).mean(0) / 255
+    )
     label(axes, 9.05, low + 0.62, "reward", size=10.5, weight="bold")
     label(axes, 9.05, low + 0.36, f"{blue - (red + green) / 2:+.2f}", size=10.5)
-    note = "On the arrows: log-probs, means over 256 numbers. The schedule ends the episode. The reward here is blueness."
+    note = "On the arrows: log-probs, means over 256 numbers. The schedule ends it. Reward: blueness."
     label(axes, 0.3, 0.3, note, size=9.5, ink=MUTED, align="left")
 
 
@@ -140,7 +151,15 @@ def strip() -> Figure:
     left, width, height, top = 3.0, 0.645, 0.4, 3.55
     query = " ".join(text["query"])
     label(axes, 0.3, 4.45, f"query: {query}", size=11, weight="bold", align="left")
-    label(axes, 9.45, 4.45, f"score of the whole review {text['score']:+.2f}", size=10.5, align="right", ink=MUTED)
+    label(
+        axes,
+        9.45,
+        4.45,
+        f"score of the whole review {text['score']:+.2f}",
+        size=10.5,
+        align="right",
+        ink=MUTED,
+    )
     for column, token in enumerate(text["tokens"]):
         shown = token if len(token) < 8 else token[:7]
         box(axes, left + column * width, top + 0.08, width, 0.44, shown, color=BLUE, size=9.5)
@@ -269,7 +288,9 @@ def bridge() -> Figure:
     """Plot DDPO with and without a value network, and what that network knew."""
     figure, (left, right) = panels(2)
     rows = read_rows("bridge")
-    plain, with_value = ([r for r in rows if r["variant"].startswith(name)] for name in ("DDPO", "value, λ = 0.95"))
+    plain, with_value = (
+        [r for r in rows if r["variant"].startswith(name)] for name in ("DDPO", "value, λ = 0.95")
+    )
     for mine, color in ((plain, BLUE), (with_value, ORANGE)):
         seeds(left, mine, "epoch", "reward", color)
     left.text(10, 0.12, "one advantage\nper picture", color=BLUE, fontsize=11, ha="right")

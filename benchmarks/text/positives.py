@@ -1,8 +1,8 @@
 """Fine-tuning on good examples in place of RL: `python -m benchmarks.text.positives`; two minutes.
 
-As many optimizer steps as thirty iterations of the lesson's run, with next-token cross-entropy: on positive reviews
-that the grammar writes, or on the policy's own answers that the reward model scores highest. Three seeds; what the
-policy then answers to test queries goes to positives.csv.
+As many optimizer steps as thirty iterations of the lesson's run, with next-token cross-entropy: on positive
+reviews that the grammar writes, or on the policy's own answers that the reward model scores highest. Three
+seeds; what the policy then answers to test queries goes to positives.csv.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ KEPT = 0.25  # share of the policy's own answers
 
 def written(models: Any, seed: int) -> list[str]:
     """Positive reviews that others wrote."""
-    return [text for text, kind in world.reviews(4 * SAMPLES, "train", 10 + seed) if kind == "positive"][:SAMPLES]
+    return [text for text, kind in world.reviews(4 * SAMPLES, "train", 10 + seed) if kind == "positive"][
+        :SAMPLES
+    ]
 
 
 def own(models: Any, seed: int) -> list[str]:

@@ -1,8 +1,8 @@
 """One text and one picture, decision by decision: `python -m benchmarks.text.strip`; a minute.
 
-The lesson's live run stops after some iterations and answers test queries. Of the first answer that negates and
-parses, every number that text PPO makes of its tokens goes to strip.json; and, for the picture beside it, the states
-and log-probs of one rollout of tiny-sd.
+The lesson's live run stops after some iterations and answers test queries. Of the first answer that negates
+and parses, every number that text PPO makes of its tokens goes to strip.json; and, for the picture beside
+it, the states and log-probs of one rollout of tiny-sd.
 """
 
 from __future__ import annotations

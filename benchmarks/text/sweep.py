@@ -1,8 +1,8 @@
 """The lesson's run with one setting changed: `python -m benchmarks.text.sweep`, see benchmarks/README.md.
 
-β is 1, 0.3 or 0; λ is 0.95, 0 or 1; or every token of a text gets the same advantage, as in DDPO. Each with three
-seeds. What reward model, grammar and reference say of answers to test queries goes to sweep.csv, appended run by
-run; runs that it holds are skipped.
+β is 1, 0.3 or 0; λ is 0.95, 0 or 1; or every token of a text gets the same advantage, as in DDPO. Each with
+three seeds. What reward model, grammar and reference say of answers to test queries goes to sweep.csv,
+appended run by run; runs that it holds are skipped.
 """
 
 from __future__ import annotations

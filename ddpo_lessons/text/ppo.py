@@ -261,8 +261,8 @@ def loss_stats(
 
     `policy/approx_kl` (d^2 / 2) and `policy/kl` (-d) estimate KL(old || new) from d = log ratio;
     `policy/clip_fraction` and `value/clip_fraction` count the actions where clipping decides the loss;
-    `policy/ratio_error` is the largest ``|ratio - 1|``, which has to be 0 on the first minibatch after sampling
-    (the mean ratio is near 1 whatever the policies: it estimates a sum of probabilities);
+    `policy/ratio_error` is the largest ``|ratio - 1|``, which has to be 0 on the first minibatch after
+    sampling (the mean ratio is near 1 whatever the policies: it estimates a sum of probabilities);
     `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant.
 
     Args:

@@ -176,7 +176,8 @@ class TextPPOTrainer:
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Take the optimizer steps of one iteration; return the mean of each statistic over them.
 
-        Also `policy/first_ratio_error`, of the first minibatch: above rounding, what trains is not what sampled.
+        Also `policy/first_ratio_error`, of the first minibatch: above rounding, what trains is not what
+        sampled.
         """
         records = []
         for _ in range(self.config.inner_epochs):
