@@ -67,7 +67,15 @@ def _picture_row(axes: Axes, picture: dict[str, Any]) -> None:
         align="left",
         ink=ORANGE,
     )
-    label(axes, 9.3, 2.62, f"prompt: “{picture['prompt']}”", size=10, ink=MUTED, align="right")
+    label(
+        axes,
+        9.3,
+        2.62,
+        f"prompt: “{picture['prompt']}”; the schedule ends the episode",
+        size=10,
+        ink=MUTED,
+        align="right",
+    )
     size, states = picture["size"], picture["states"]
     side, gap, low = 1.0, 0.46, 1.3
     names = [f"$x_{{{t}}}$" for t in picture["timesteps"]] + ["$x_{199}$", "$x_0$"]
@@ -87,13 +95,13 @@ def _picture_row(axes: Axes, picture: dict[str, Any]) -> None:
             label(axes, middle, 0.72, "A", size=11, weight="bold")
     axes.set(xlim=(0, 9.6), ylim=(0, 5.3), aspect="auto")
     label(axes, 0.3, 0.72, "advantage", size=10.5, ink=ORANGE, align="left", weight="bold")
-    label(axes, 6.0, 0.72, "the same for all steps of a picture", size=10, align="left")
+    label(axes, 6.15, 0.72, "the same for all steps of a picture", size=10, align="left")
     red, green, blue = (
         np.frombuffer(base64.b64decode(states[-1]), dtype=np.uint8).reshape(-1, 3).mean(0) / 255
     )
     label(axes, 9.05, low + 0.62, "reward", size=10.5, weight="bold")
     label(axes, 9.05, low + 0.36, f"{blue - (red + green) / 2:+.2f}", size=10.5)
-    note = "On the arrows: log-probs, means over 256 numbers. The schedule ends it. Reward: blueness."
+    note = "On the arrows: log-probs, means over 256 numbers. The reward here: how blue the picture is."
     label(axes, 0.3, 0.3, note, size=9.5, ink=MUTED, align="left")
 
 
