@@ -83,6 +83,7 @@ def test_kl_penalty_by_hand() -> None:
     assert kl_penalty(log_probs, reference, "kl").tolist() == [[1.0, -0.5]]
     assert kl_penalty(log_probs, reference, "abs").tolist() == [[1.0, 0.5]]
     assert kl_penalty(log_probs, reference, "mse").tolist() == [[0.5, 0.125]]
+    close(kl_penalty(log_probs, reference, "k3"), [[math.exp(-1), math.exp(0.5) - 1.5]])
 
 
 def test_full_kl_by_hand() -> None:

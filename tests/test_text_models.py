@@ -217,7 +217,7 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
     trainer = TextPPOTrainer(
         config, loaded.policy, loaded.value, loaded.tokenizer, loaded.reward, ["the plot was"]
     )
-    assert trainer.step()["policy/ratio"] == pytest.approx(1, abs=0.1)
+    assert trainer.step()["policy/first_ratio_error"] < 1e-4
 
 
 def test_queries_come_from_a_folder_of_reviews(tmp_path: Path) -> None:
@@ -236,8 +236,20 @@ def test_first_ratio_is_one_whatever_the_padding() -> None:
     rollout = trainer.rollout(["the plot", "i", "honestly , the songs were"])
     assert len({tuple(row) for row in rollout.attention_mask.tolist()}) > 1
     stats = trainer.train_minibatch(rollout, torch.tensor([2, 0]))  # another batch than when sampled
-    assert stats["policy/ratio"] == pytest.approx(1, abs=1e-5)
+    assert stats["policy/ratio_error"] < 1e-5  # the largest: the mean ratio is near 1 for any two policies
     assert stats["policy/approx_kl"] < 1e-9
+    assert trainer.step()["policy/first_ratio_error"] < 1e-5
+
+
+def test_the_mean_ratio_is_blind_to_log_probs_of_other_places_and_the_largest_is_not() -> None:
+    trainer = make_trainer(["the plot", "i loved the"])
+    rollout = trainer.rollout(["the plot", "i loved the"] * 200)
+    with torch.no_grad():
+        trainer.model.policy.transformer.wpe.weight.copy_(trainer.model.policy.transformer.wpe.weight.flip(0))
+        trainer.model.policy.transformer.wpe.weight.mul_(30)
+    stats = trainer.train_minibatch(rollout, torch.arange(400))
+    assert stats["policy/ratio"] == pytest.approx(1, abs=0.1)
+    assert stats["policy/ratio_error"] > 0.5
 
 
 def test_rollout_records_what_the_loop_would() -> None:
@@ -255,7 +267,7 @@ def test_rollout_records_what_the_loop_would() -> None:
     torch.testing.assert_close(rollout.rewards.sum(1), rollout.scores)
 
 
-@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "full"])
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "k3", "full"])
 def test_a_step_trains_policy_and_value_and_leaves_the_reference(kind: Any) -> None:
     trainer = make_trainer(kl_kind=kind)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}

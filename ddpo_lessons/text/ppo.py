@@ -16,8 +16,8 @@ import torch
 
 from ddpo_lessons.ppo import clipped_loss
 
-KLKind = Literal["kl", "abs", "mse", "full"]
-KL_KINDS: tuple[KLKind, ...] = ("kl", "abs", "mse", "full")
+KLKind = Literal["kl", "abs", "mse", "k3", "full"]
+KL_KINDS: tuple[KLKind, ...] = ("kl", "abs", "mse", "k3", "full")
 
 
 # ------------------------------------------------------------------------------------- masks, log-probs
@@ -98,10 +98,12 @@ def kl_penalty(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: KLKin
         kl    d                    unbiased; may be negative; its sum is the whole sequence's log ratio
         abs   |d|
         mse   d^2 / 2              never negative, biased
+        k3    exp(-d) - 1 + d      unbiased and never negative
         full  sum_v p(v) (log p(v) - log p_ref(v))   exact, over the vocabulary
 
-    The first three need the sampled token only, (B, T); `full` needs log-probs of the vocabulary, (B, T, V).
-    Sources: TRL 0.11's ``_kl_penalty``; Schulman 2020, "Approximating KL divergence" (k1 is kl, k2 is mse).
+    `full` needs log-probs of the vocabulary, (B, T, V); the others need the sampled token only, (B, T).
+    Sources: TRL 0.11's ``_kl_penalty``; Schulman 2020, "Approximating KL divergence" (k1 is kl, k2 is mse);
+    TRL 1.12 offers k1 and k3.
 
     Args:
         log_probs: of the policy, nats.
@@ -124,6 +126,8 @@ def kl_penalty(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: KLKin
         return difference.abs()
     if kind == "mse":
         return 0.5 * difference.square()
+    if kind == "k3":
+        return (-difference).exp() - 1 + difference
     if kind == "full":
         return (log_probs.exp() * difference).sum(-1)
     raise ValueError(f"kind={kind!r} is unknown: use one of {KL_KINDS}")
@@ -257,6 +261,8 @@ def loss_stats(
 
     `policy/approx_kl` (d^2 / 2) and `policy/kl` (-d) estimate KL(old || new) from d = log ratio;
     `policy/clip_fraction` and `value/clip_fraction` count the actions where clipping decides the loss;
+    `policy/ratio_error` is the largest ``|ratio - 1|``, which has to be 0 on the first minibatch after
+    sampling (the mean ratio is near 1 whatever the policies: it estimates a sum of probabilities);
     `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant.
 
     Args:
@@ -279,6 +285,7 @@ def loss_stats(
     spread = returns[mask].var(correction=0).item()
     return {
         "policy/ratio": masked_mean(ratio, mask).item(),
+        "policy/ratio_error": (ratio - 1).abs()[mask].max().item(),
         "policy/approx_kl": masked_mean(0.5 * log_ratio.square(), mask).item(),
         "policy/kl": masked_mean(-log_ratio, mask).item(),
         "policy/clip_fraction": masked_mean(policy_clipped.float(), mask).item(),

@@ -174,14 +174,19 @@ class TextPPOTrainer:
 
     # ------------------------------------------------------------------------------------ training
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Take the optimizer steps of one iteration; return the mean of each statistic over them."""
+        """Take the optimizer steps of one iteration; return the mean of each statistic over them.
+
+        Also `policy/first_ratio_error`, of the first minibatch: above rounding, what trains is not what
+        sampled.
+        """
         records = []
         for _ in range(self.config.inner_epochs):
             rows = {"rows": torch.arange(len(rollout.texts))}
             for minibatch in minibatches(shuffle_samples(rows, self.generator), self.config.minibatch_size):
                 records.append(self.train_minibatch(rollout, minibatch["rows"].to(self.device)))
         names = records[0].keys()
-        return {name: sum(record[name] for record in records) / len(records) for name in names}
+        means = {name: sum(record[name] for record in records) / len(records) for name in names}
+        return means | {"policy/first_ratio_error": records[0]["policy/ratio_error"]}
 
     def train_minibatch(self, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
         """Take one optimizer step on some rows of a rollout; return its statistics."""
@@ -254,7 +259,7 @@ def answer(policy: Any, tokenizer: Any, queries: Sequence[str], max_new_tokens: 
 
 
 def measure(texts: Sequence[str], scores: torch.Tensor) -> dict[str, float]:
-    """Say how good texts are by the reward model, and by the grammar, which cannot be fooled.
+    """Say how good texts are by the reward model, and by the grammar, which training never asks.
 
     Args:
         texts: of the review world; of other texts nothing parses.
