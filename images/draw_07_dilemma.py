@@ -45,7 +45,8 @@ def draw_untrained(axes: Axes) -> None:
         if color is BROWN:
             for row, place in zip(own, places, strict=True):
                 text = f"{float(row['strength']):g}"
-                axes.annotate(text, place, (-5, -10), textcoords="offset points", fontsize=8, color=MUTED)
+                offset = (-20, -3) if row is own[-1] else (-5, -10)  # the last two lie close together
+                axes.annotate(text, place, offset, textcoords="offset points", fontsize=8, color=MUTED)
 
 
 def draw_rl(axes: Axes) -> None:
@@ -80,21 +81,24 @@ def draw_alternatives(axes: Axes) -> None:
 
 
 def dilemma() -> Figure:
-    """Draw all of it."""
+    """Draw all of it, and the corner where RL ends once more, larger."""
     figure = Figure(figsize=(9.4, 5.4), facecolor=CARD, layout="constrained")
-    axes = figure.subplots()
-    axes.set_facecolor(CARD)
+    axes, corner = figure.subplots(1, 2, width_ratios=(2.1, 1))
     draw_untrained(axes)
-    draw_rl(axes)
-    draw_alternatives(axes)
+    for part in (axes, corner):
+        draw_rl(part)
+        draw_alternatives(part)
+        part.set_facecolor(CARD)
+        part.set_xlabel("colours obeyed (%)", color=INK)
+        part.spines[["top", "right"]].set_visible(False)
+        part.grid(alpha=0.25)
     axes.set(xlim=(-4, 104), ylim=(-2, 104))
-    axes.set_xlabel("colours obeyed (%)", color=INK)
     axes.set_ylabel("digit kept (%)", color=INK)
     axes.set_title("Turning the knobs moves along a curve; RL leaves it", fontsize=12, color=INK)
-    axes.text(2, 2, f"small numbers: noise strength; {STEPS} steps, η = 1", fontsize=8.5, color=MUTED)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
+    axes.legend(loc="lower left", fontsize=8.5, frameon=False)
+    axes.text(28, 97, f"small numbers: noise strength; {STEPS} steps, η = 1", fontsize=8.5, color=MUTED)
+    corner.set(xlim=(93, 100.7), ylim=(80, 100.5))
+    corner.set_title("the upper right corner, larger", fontsize=10, color=MUTED)
     return figure
 
 

@@ -20,7 +20,7 @@ TIMESTEPS = (999, 799, 599, 399, 199)  # five steps of tiny-sd
 NUM_RUN = 2
 UNUSED = "#d9d9d0"
 SEEDS = ("0", "1", "2")
-VARIANTS = {"tasks": 6, "rewards": 9, "baselines": 4, "strength": 5, "glasses": 4}  # of img2img.py there
+VARIANTS = {"tasks": 7, "rewards": 9, "baselines": 4, "strength": 5, "glasses": 4}  # of img2img.py there
 TASKS = ("fog", "darkness", "fading", "camouflage", "blur", "four corruptions")
 COMPARED = {  # of baselines.py there
     "untouched": (INK, ":"),
@@ -49,9 +49,9 @@ def start() -> Figure:
     figure, axes = diagram(9.4, 4.1)
     label(axes, 0.25, 3.82, "The picture is the first state", weight="bold", size=12.5, align="left")
     stages = (
-        (0.25, 1.3, "picture y\n(3, 32, 32)", BLUE),
-        (2.45, 1.3, "latent z\n(4, 8, 8)", BLUE),
-        (4.65, 1.8, "first state\n√ᾱ z + √(1 − ᾱ) ε", ORANGE),
+        (0.25, 1.3, "picture\n(3, 32, 32)", BLUE),
+        (2.45, 1.3, "clean latent x₀\n(4, 8, 8)", BLUE),
+        (4.65, 1.8, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", ORANGE),
         (7.85, 1.3, "result\n(3, 32, 32)", GREEN),
     )
     for x, width, text, color in stages:

@@ -12,6 +12,10 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Of plot_dilemma, and of images/draw_07_dilemma.py: the same thing has the same colour.
+CURVE_COLORS = ("#86660f", "#8a3f96", "#c04f12", "#b03050")
+PATH_COLORS = ("#3568b0", "#2e7d4f", "#22262e")
+
 
 def plot_run(records: Sequence[dict[str, Any]], judge: Sequence[dict[str, float]] = ()) -> Figure:
     """Draw the reward of a run over its samples, beside the judge's accuracy where it was measured.
@@ -58,15 +62,15 @@ def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: 
     from matplotlib.figure import Figure
 
     count = min(count, len(prompts))
-    figure = Figure(figsize=(1.6 * count + 1.4, 1.6 * len(rows) + 0.5), layout="constrained")
+    figure = Figure(figsize=(1.25 * count + 1.2, 1.25 * len(rows) + 0.5), layout="constrained")
     grid = figure.subplots(len(rows), count, squeeze=False)
     for axes, (name, images) in zip(grid, rows.items(), strict=True):
         for axis, image in zip(axes, images, strict=False):
             axis.imshow(image.permute(1, 2, 0).cpu(), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-        axes[0].set_ylabel(textwrap.fill(name, 14), rotation=0, ha="right", va="center", fontsize=11)
+        axes[0].set_ylabel(textwrap.fill(name, 14), rotation=0, ha="right", va="center", fontsize=9.5)
     for axis, prompt in zip(grid[0], prompts, strict=False):
-        axis.set_title(textwrap.fill(prompt, 16), fontsize=10)
+        axis.set_title(textwrap.fill(prompt, 16), fontsize=8.5)
     return figure
 
 
@@ -87,22 +91,17 @@ def plot_dilemma(
 
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
-    for name, points in curves.items():
+    for color, (name, points) in zip(CURVE_COLORS, curves.items(), strict=False):
         x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
-        (line,) = axes.plot(x, y, "o-", markersize=4, linewidth=1.2, label=name)
-        for point, colours, digit in zip(points, x, y, strict=True):
-            axes.annotate(
-                f"{point['strength']:g}",
-                (colours, digit),
-                (4, 4),
-                textcoords="offset points",
-                fontsize=8,
-                color=line.get_color(),
-            )
-    for name, points in paths.items():
+        axes.plot(x, y, "o-", markersize=4, linewidth=1.2, color=color, label=name)
+        for n, point in enumerate(points):
+            place = (5, 4) if n % 2 else (-14, -11)  # neighbours lie close together
+            text = f"{point['strength']:g}"
+            axes.annotate(text, (x[n], y[n]), place, textcoords="offset points", fontsize=8, color=color)
+    for color, (name, points) in zip(PATH_COLORS, paths.items(), strict=False):
         x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
-        (line,) = axes.plot(x, y, ".-", linewidth=2, label=name)
-        axes.plot(x[-1], y[-1], "*", markersize=16, color=line.get_color(), markeredgecolor="black")
+        axes.plot(x, y, ".-", linewidth=2, color=color, label=name)
+        axes.plot(x[-1], y[-1], "*", markersize=16, color=color, markeredgecolor="black")
     axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel="colours obeyed (%)", ylabel="digit kept (%)")
     axes.set_title("small numbers: noise strength; stars: the end of training", fontsize=10)
     axes.legend(fontsize=9, loc="lower left")
