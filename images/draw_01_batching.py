@@ -155,7 +155,7 @@ def draw_loop() -> Figure:
     label(axes, 6.95, 4.82, "2  Training phase", ink=ORANGE, size=13, weight="bold", align="left")
     steps = (
         "shuffle the samples,\ncut them into minibatches",
-        "replay the recorded steps:\nhow likely are they now?",
+        "replay the denoising steps:\nhow likely are they now?",
         "advantage above 0: more likely\nbelow 0: less likely",
         "average the gradients of some\nminibatches, move the weights",
     )
