@@ -81,14 +81,14 @@ class EpochPlan:
         return self.train_batch_size * self.gradient_accumulation_steps * self.num_processes
 
     @property
-    def forward_passes_per_sample(self) -> int:
+    def pairs_per_sample(self) -> int:
         """How often an epoch trains on one sample: once per timestep and inner epoch."""
         return self.num_timesteps * self.num_inner_epochs
 
     @property
-    def total_forward_passes(self) -> int:
-        """Training passes per epoch, counted one (sample, timestep) pair at a time."""
-        return self.total_samples * self.forward_passes_per_sample
+    def total_pairs(self) -> int:
+        """(sample, timestep) pairs that an epoch trains on, over all processes and inner epochs."""
+        return self.total_samples * self.pairs_per_sample
 
 
 def check_divides(name: str, value: int, total: int, things: str) -> None:

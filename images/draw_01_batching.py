@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -90,11 +91,15 @@ def draw_silent() -> Figure:
         for history in histories:
             means = [round(float(samples["rewards"].mean()), 2) for samples in history]
             left.plot(range(1, EPOCHS + 1), means, color=colour, linewidth=1.3, alpha=0.8)
-    left.text(20, -0.45, "healthy, 10 runs", color=BLUE, fontsize=12, weight="bold", ha="right")
+    # E|x - GOAL| of a normal x around GOAL: the weight moves its mean, not its spread
+    best = -math.sqrt(2 / math.pi * (1 + STEPS * STD**2))
+    left.axhline(best, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), zorder=3)
+    left.text(20, -0.6, f"best that one weight can do: −{-best:.2f}", color=INK, fontsize=10.5, ha="right")
+    left.text(20, -0.3, "healthy, 10 runs", color=BLUE, fontsize=12, weight="bold", ha="right")
     left.text(2.2, -4.45, "one line wrong, 10 runs", color=RED, fontsize=12, weight="bold")
     left.set(xlim=(0.5, 20.5), ylim=(-5.2, 0), xticks=(1, 5, 10, 15, 20))
     left.set_xlabel("epoch", color=INK, fontsize=11)
-    left.set_title("mean reward of an epoch (best: 0)", color=INK, fontsize=12, loc="left")
+    left.set_title("mean reward of an epoch", color=INK, fontsize=12, loc="left")
     edges = [-4.5 + 0.5 * number for number in range(26)]
     for row, epoch in enumerate((1, 3, EPOCHS)):
         for column, (histories, colour) in enumerate(runs.values()):
@@ -150,7 +155,7 @@ def draw_loop() -> Figure:
     label(axes, 6.95, 4.82, "2  Training phase", ink=ORANGE, size=13, weight="bold", align="left")
     steps = (
         "shuffle the samples,\ncut them into minibatches",
-        "replay the recorded steps:\nhow likely are they now?",
+        "replay the denoising steps:\nhow likely are they now?",
         "advantage above 0: more likely\nbelow 0: less likely",
         "average the gradients of some\nminibatches, move the weights",
     )
@@ -240,7 +245,6 @@ def draw_nesting() -> Figure:
     figure, axes = diagram(10, 4.6)
     plan = PLAN
     passes = plan.minibatches_per_inner_epoch * plan.num_timesteps
-    pairs = plan.total_forward_passes  # counted one pair at a time
     rows = (
         (
             "inner epoch",
@@ -251,20 +255,20 @@ def draw_nesting() -> Figure:
         ),
         (
             "optimizer step",
-            "    if m minibatches are done: step",
+            "    for m minibatches at a time:",
             "× 2",
             f"{plan.optimizer_steps} steps",
             ORANGE,
         ),
         (
             "minibatch",
-            "    for batch in minibatches:",
+            "        for batch in these m:",
             "× 2",
             f"{plan.minibatches_per_inner_epoch} minibatches",
             BLUE,
         ),
-        ("denoising step", "        for j in range(T):", "× 3", f"{passes} forward passes", GREEN),
-        ("sample", "            b samples at once", "× 2", f"{pairs} pairs", PALETTE[4]),
+        ("denoising step", "            for j in range(T):", "× 3", f"{passes} forward passes", GREEN),
+        ("sample", "                b samples at once", "× 2", f"{plan.total_pairs} pairs", PALETTE[4]),
     )
     for x, text in ((0.35, "level"), (3.1, "line of the loop"), (6.75, "times"), (7.75, "running product")):
         label(axes, x, 4.3, text, ink=MUTED, size=11, align="left")

@@ -37,8 +37,8 @@ def test_plan_of_the_seed_notebook() -> None:
     assert seed.minibatches_per_inner_epoch == 4
     assert seed.samples_per_optimizer_step == 4
     assert seed.optimizer_steps == 2
-    assert seed.forward_passes_per_sample == 3
-    assert seed.total_forward_passes == 24
+    assert seed.pairs_per_sample == 3
+    assert seed.total_pairs == 24
 
 
 def test_inner_epochs_repeat_the_samples() -> None:
@@ -46,8 +46,8 @@ def test_inner_epochs_repeat_the_samples() -> None:
     assert repeated.total_samples == 8
     assert repeated.minibatches_per_inner_epoch == 4
     assert repeated.optimizer_steps == 6
-    assert repeated.forward_passes_per_sample == 9
-    assert repeated.total_forward_passes == 72
+    assert repeated.pairs_per_sample == 9
+    assert repeated.total_pairs == 72
 
 
 def test_processes_multiply_samples_and_not_steps() -> None:
@@ -56,7 +56,7 @@ def test_processes_multiply_samples_and_not_steps() -> None:
     assert parallel.minibatches_per_inner_epoch == 4
     assert parallel.samples_per_optimizer_step == 12
     assert parallel.optimizer_steps == 2
-    assert parallel.total_forward_passes == 72
+    assert parallel.total_pairs == 72
 
 
 def test_plan_is_frozen() -> None:
@@ -70,16 +70,16 @@ def test_plan_agrees_with_counting(numbers: tuple[int, ...]) -> None:
     batch, batches, train_batch, accumulation, inner_epochs, timesteps, processes = numbers
     assume(batch * batches % train_batch == 0)
     assume(batch * batches // train_batch % accumulation == 0)
-    counted_steps = counted_passes = 0
+    counted_steps = counted_pairs = 0
     for _ in range(inner_epochs):
         for i, _ in enumerate(range(0, batch * batches, train_batch)):
-            counted_passes += train_batch * timesteps * processes
+            counted_pairs += train_batch * timesteps * processes
             counted_steps += (i + 1) % accumulation == 0
     planned = EpochPlan(*numbers)
     assert planned.optimizer_steps == counted_steps
     assert planned.samples_per_optimizer_step * counted_steps == planned.total_samples * inner_epochs
-    assert planned.total_forward_passes == counted_passes
-    assert planned.total_samples * planned.forward_passes_per_sample == counted_passes
+    assert planned.total_pairs == counted_pairs
+    assert planned.total_samples * planned.pairs_per_sample == counted_pairs
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_epoch_plan_counts_what_trl_runs(row: dict[str, Any]) -> None:
         num_timesteps=row["num_timesteps"],
     )
     assert plan.optimizer_steps == row["optimizer_steps"]
-    assert plan.total_forward_passes == row["forward_passes"]
+    assert plan.total_pairs == row["forward_passes"]
 
 
 def test_last_step_uses_final_alpha_cumprod() -> None:
