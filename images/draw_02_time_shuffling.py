@@ -183,9 +183,11 @@ def draw_lengths() -> Figure:
             means, errors = zip(*map(_mean_and_error, columns), strict=True)
             axes.errorbar(range(7), means, errors, fmt="o-", color=color, capsize=3, markersize=5)
             axes.text(*place, order, color=color, weight="bold", ha="center")
-        ticks = [f"pass {k + 1}\nt = {t}" for k, t in enumerate(result["timesteps"])]
-        ticks[1:-1] = [tick.replace("pass ", "").replace("t = ", "") for tick in ticks[1:-1]]
-        axes.set_xticks(range(7), ticks, fontsize=8.5)
+        axes.set_xticks(range(7), [f"pass {k + 1}" if k in (0, 6) else f"{k + 1}" for k in range(7)])
+        for k, t in enumerate(result["timesteps"]):  # of the time order alone, hence its colour
+            text = f"t = {t}" if k in (0, 6) else f"{t}"
+            below = axes.get_xaxis_transform()
+            axes.text(k, -0.115, text, transform=below, color=ORANGE, fontsize=8.5, ha="center", va="top")
         axes.set(ylim=(0, top))
         axes.set_title(title, fontsize=11)
     return figure
