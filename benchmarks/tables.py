@@ -19,27 +19,27 @@ from ddpo_lessons.tiny.recipe import markdown
 HERE = Path(__file__).parent
 TO_RESULT = "speed/time_to_result"
 PAGES = (
-    "README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/damage.md",
-    "notebooks/07_img2img_ddpo.ipynb",
+    "README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/beside-peers.md", "docs/damage.md",
+    "docs/tiny-sd.md", "notebooks/07_img2img_ddpo.ipynb",
 )  # fmt: skip
 # Each lesson, the modules that it builds, its figure in images/, and what it teaches.
 LESSONS = """
-01_batching | batching | 01-travel
-the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes
-02_time_shuffling | batching | 02-clocks
-shuffling every sample's timesteps on their own, what must move with them, pairs for speed
-03_ddim_log_probs | ddim | 03-mdp
+01_batching | batching | 01-silent
+the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes; when samples are too old
+02_time_shuffling | batching | 02-torn
+shuffling every sample's denoising steps, what must move with them, and two checks that see what is torn
+03_ddim_log_probs | ddim | 03-filmstrip
 a denoising step is an action: its log-probability, replaying it, and where it has none
-04_ppo_clipping | ppo advantages | 04-rollouts
-from REINFORCE to the clipped surrogate; advantages and their traps; a first live run
+04_ppo_clipping | ppo advantages | 04-clipping
+advantages and the clipped surrogate; what DDPO's ratio is and is not; clipping decides a live run
 05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
-RLHF's PPO for text from its parts, GAE, reward hacking, TRL's PPO; tokens beside denoising steps
-06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-loop
-the whole loop, DDPO beside RWR, reward hacking and the KL that holds it back, a table of symptoms
+RLHF's PPO for text from its parts, GAE derived, reward hacking, TRL's PPO; tokens beside denoising steps
+06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-fog
+the whole loop built, DDPO beside RWR, reward hacking and the KL that holds it back, guidance
 07_img2img_ddpo | rollout data/prompts rewards/digits | 07-dilemma
 obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines
 08_full_gpu_run | app/budget app/presets data/folders | 08-memory
-Stable Diffusion's size: memory and time on paper, one command, several GPUs, kill and resume
+Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
 """
 TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
@@ -191,6 +191,18 @@ def torture_totals(result: Row) -> str:
     return f"{totals}. Measured on: {result['machine']}."
 
 
+def speed_sentence(result: Row) -> str:
+    """Return how much longer the peers' epochs take, in the batches that each documents."""
+    documented = {"TRL": "TRL", "imageddpo": "gaussian-glasses"}
+    rows = [r for r in result["rows"] if "peer" in r and r["size"] == documented[r["against"]]]
+    rows = [row for row in rows if row["gradient_difference"]]  # of the same mathematics
+    ratios = [row["peer"]["whole"][0] / row["ours"]["whole"][0] for row in rows]
+    return (
+        f"In the batches that TRL 0.21 and imageddpo document, an epoch takes them {min(ratios):.1f} to "
+        f"{max(ratios):.1f} times as long, with equal gradients ({result['machine']})."
+    )
+
+
 RATIOS = (("peer", "ours"), ("peer", "compiled"))  # of side_by_side.py
 RATIOS += (("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor"))
 
@@ -284,6 +296,7 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
     "torture": lambda: torture_table(read("torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("torture/counts.json")),
+    "speed": lambda: speed_sentence(read("speed/side_by_side.json")),
     "peers": lambda: peers_table(read("speed/side_by_side.json")),
     "time-to-result": lambda: result_table(read(f"{TO_RESULT}.csv"), read(f"{TO_RESULT}.json")),
 }

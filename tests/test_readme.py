@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddpo_lessons.app.cli import main
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.tiny import world
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -19,20 +21,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-@pytest.fixture
-def demo_folder(tmp_path, monkeypatch):
-    """An empty folder in which the demo ran, in short."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--epochs", "1", "--eval-images", "16"]) == 0
-    return tmp_path
-
-
 @pytest.mark.slow
-def test_python_blocks_run(demo_folder):
+def test_python_blocks_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my-images").mkdir()
+    for number, image in enumerate(world.draw_pictures(3, "test", 0).images):
+        world.to_pil(image).save(f"my-images/{number}.png")
     assert len(blocks("python")) == 2
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {})
-    assert (demo_folder / "red-run" / "lora").is_dir()
+    assert (tmp_path / "red-run" / "lora").is_dir()
+    assert len(read_metrics("edit-run", "epoch")) == 2
 
 
 @pytest.mark.slow
@@ -40,8 +39,8 @@ def test_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("ddpo-lessons ")]
-    assert [command[0] for command in commands] == ["demo", "demo", "train", "sample"]
-    for command in commands[2:]:
+    assert [command[0] for command in commands] == ["train", "sample"]
+    for command in commands:
         assert main(command) == 0
     assert list((tmp_path / "pictures").glob("*.png"))
 
