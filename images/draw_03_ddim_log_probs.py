@@ -89,7 +89,7 @@ def filmstrip() -> Figure:
             edge = (ORANGE if row < 2 else BLUE) if last else None
             picture(axes, left + column * pitch, y, size, pixels, edge)
     for y, color, text in (
-        (2.71, ORANGE, "fresh noise at\nevery denoising\nstep (η = 1):\ntwo endings"),
+        (2.71, ORANGE, "with fresh noise\non the way\n(η = 1):\ntwo endings"),
         (1.13, BLUE, "no fresh noise\n(η = 0):\none ending,\ntwice"),
     ):
         label(axes, 0.9, y, text, ink=color, size=10, weight="bold")
