@@ -13,7 +13,7 @@ class PPOStats(NamedTuple):
 
     ratio: torch.Tensor  # (N,) pi_new / pi_old
     approx_kl: torch.Tensor  # () mean of (log ratio)^2 / 2, the estimator that DDPO codes log
-    kl_k3: torch.Tensor  # () mean of ratio - 1 - log ratio, unbiased and never negative
+    kl_k3: torch.Tensor  # () mean of ratio - 1 - log ratio, never negative
     clip_fraction: torch.Tensor  # () share of pairs with |ratio - 1| above the clip range
 
 
@@ -26,14 +26,15 @@ def clipped_surrogate(
 ) -> tuple[torch.Tensor, PPOStats]:
     r"""PPO's clipped objective, as a loss to minimise.
 
-    With ``r = exp(log_prob - old_log_prob)``, ``A`` the advantage clamped to ±adv_clip_max and
-    ``c`` the clip range::
+    With ``ρ = exp(log_prob - old_log_prob)`` and ``A`` the advantage clamped to ±adv_clip_max::
 
-        loss = mean(max(-A r, -A clip(r, 1 - c, 1 + c)))
+        loss = mean(max(-A ρ, -A clip(ρ, 1 - clip_range, 1 + clip_range)))
 
     Source: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7), for denoising steps DDPO
     (Black et al. 2023, arXiv 2305.13301, section 4.3). ``kl_k3`` estimates KL(old || new) from
-    samples of the old policy (Schulman 2020, "Approximating KL divergence", estimator k3).
+    samples of the old policy (Schulman 2020, "Approximating KL divergence", estimator k3): without
+    bias if the log-probs are of whole actions. If they are means over the latents, ρ is no importance
+    weight, and ``kl_k3``, like ``approx_kl``, only compares optimizer steps at one size of the latents.
 
     The loss is the mean over the pairs of this call. To split an optimizer step into groups, weigh
     each group's loss by its share of the pairs: the sum is then the mean over all of them.
@@ -86,7 +87,7 @@ def check_finite(**tensors: torch.Tensor) -> None:
 
 
 def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
-    """PPO's clipped loss of each pair, before the mean: ``max(-A r, -A clip(r, 1 - c, 1 + c))``.
+    """PPO's clipped loss of each pair: ``max(-A ρ, -A clip(ρ, 1 - clip_range, 1 + clip_range))``.
 
     Args:
         ratio: pi_new / pi_old of the recorded actions, any shape.
