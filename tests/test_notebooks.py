@@ -15,11 +15,17 @@ from nbformat import NotebookNode
 ROOT = Path(__file__).parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SETUP = """\
-# Installs the package where it is missing, as on Colab; does nothing elsewhere.
+# Finds the package: installed, in the checkout around this notebook, or in a wheel or zip beside it.
 import importlib.util
+from pathlib import Path
 
+SOURCE = None  # what pip installs instead, once the project is published
 if importlib.util.find_spec("ddpo_lessons") is None:
-    %pip install -q "ddpo-lessons[notebooks]"
+    files = [path for path in Path().resolve().glob("ddpo[-_]lessons*") if path.suffix in (".whl", ".zip")]
+    source = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else next(iter(files), SOURCE)
+    if source is None:
+        raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")
+    %pip install -q "{source}[lessons]"
 
 from ddpo_lessons.app.profiles import pick_profile
 

@@ -105,7 +105,7 @@ def test_the_extra_brings_what_the_notebooks_import_and_runs_one(
 
     `make test` executes every notebook with the packages of the tests and beside the repository. What that
     cannot show is that the extra "notebooks" and the files of the wheel are enough: every import and the
-    shortest lesson show it.
+    shortest lesson show it. The lesson finds the wheel, and says what is missing where there is none.
     """
     python, pins = programs / "python", ROOT / "constraints.txt"
     run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, f"{wheel}[notebooks]", cwd=tmp_path)
@@ -121,6 +121,12 @@ def test_the_extra_brings_what_the_notebooks_import_and_runs_one(
     }
     assert len(imports) > len(paths)
     run(python, "-c", "\n".join(sorted(imports)), cwd=tmp_path)
+    run(python, "-m", "pip", "uninstall", "-q", "-y", "ddpo-lessons", cwd=tmp_path)
     notebook = Path(shutil.copy(paths[0], tmp_path))
     execute = (python, "-m", "jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace")
+    before = run(python, "-m", "pip", "list", cwd=tmp_path)
+    with pytest.raises(AssertionError, match="put its wheel or zip beside this notebook"):
+        run(*execute, notebook, cwd=tmp_path)
+    assert run(python, "-m", "pip", "list", cwd=tmp_path) == before  # nothing is installed by its name
+    shutil.copy(wheel, tmp_path)
     run(*execute, notebook, cwd=tmp_path)

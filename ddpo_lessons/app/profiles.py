@@ -1,7 +1,7 @@
 """Profiles: how large the lessons are on this machine.
 
-`cpu` trains the embedded tiny-sd, `gpu` uses larger settings on a CUDA device, and `hub` adds the
-model hub: Stable Diffusion 1.5.
+`cpu` trains the embedded tiny-sd, `gpu` uses larger settings on a CUDA device, and `hub`, never chosen
+by itself, adds the model hub: Stable Diffusion 1.5, gigabytes of downloads.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ def hub_reachable(timeout: float = 3.0) -> bool:
 
 
 def pick_profile() -> str:
-    """Choose the largest profile that this machine can run.
+    """Choose "gpu" where there is a CUDA device, else "cpu".
 
-    The environment variable `DDPO_LESSONS_PROFILE` overrides the choice. It can name `hub` without
-    a network, for models that are already in the cache.
+    The environment variable `DDPO_LESSONS_PROFILE` overrides the choice, and only it chooses `hub`.
 
     Returns:
         "cpu", "gpu" or "hub".
@@ -53,7 +52,7 @@ def pick_profile() -> str:
     cuda = torch.cuda.is_available()
     wanted = os.environ.get(PROFILE_VARIABLE)
     if not wanted:
-        return ("hub" if hub_reachable() else "gpu") if cuda else "cpu"
+        return "gpu" if cuda else "cpu"
     if wanted not in PROFILES:
         raise ValueError(f"{PROFILE_VARIABLE}={wanted!r} is no profile: use cpu, gpu or hub")
     if wanted != "cpu" and not cuda:

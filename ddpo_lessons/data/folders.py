@@ -59,7 +59,7 @@ class ImageFolder:
         return tuple(sorted(set(self.labels or ())))
 
 
-def find_images(folder: Path) -> ImageFolder:
+def find_images(folder: str | Path) -> ImageFolder:
     """Find image files in a folder, or in its subfolders; each is opened, so that what is no image is found.
 
     Text files that share no image's name are notes, and are passed over.
@@ -76,6 +76,7 @@ def find_images(folder: Path) -> ImageFolder:
             captions for some images only, or one that is empty or not UTF-8.
         OSError: if an image cannot be opened.
     """
+    folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"--images {folder} is not a folder")
     flat = _image_files(folder)
