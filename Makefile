@@ -16,11 +16,6 @@ endif
 PIP_INSTALL := $(BIN)/python -m pip install --no-compile $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
-# Sliders live in a running kernel; what they leave in a file is an error message in every other reader.
-WITHOUT_WIDGETS := --TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_all_outputs_tags=slider \
-	--ClearMetadataPreprocessor.enabled=True --ClearMetadataPreprocessor.clear_cell_metadata=False \
-	--ClearMetadataPreprocessor.preserve_nb_metadata_mask=kernelspec \
-	--ClearMetadataPreprocessor.preserve_nb_metadata_mask=language_info
 # Two processes of one thread each. A file stays in one of them, because the cells of a notebook share a
 # kernel and the tests of a file their fixtures; tests/conftest.py puts the long files first.
 # ARGS="-n 0" runs everything in one process.
@@ -61,7 +56,8 @@ lab: .venv/all.stamp ## open the notebooks in JupyterLab
 
 notebooks: .venv/all.stamp ## execute every notebook in place
 	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(NOTEBOOKS))
-	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(WITHOUT_WIDGETS) $(NOTEBOOKS))
+	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS))
+	$(if $(NOTEBOOKS),$(BIN)/python tests/tidy_notebooks.py $(NOTEBOOKS))
 
 clean: ## remove the environment, caches and build folders
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

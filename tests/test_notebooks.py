@@ -180,6 +180,8 @@ def test_opening_it_in_jupyterlab_changes_nothing(path):
     metadata = read(path).metadata
     display = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     assert metadata.kernelspec == display
+    assert "widgets" not in metadata  # of sliders: tests/tidy_notebooks.py
+    assert not any(cell.outputs for cell in code_cells(path) if "slider" in tags(cell))
     assert {"codemirror_mode", "file_extension", "mimetype", "pygments_lexer"} < {*metadata.language_info}
 
 
