@@ -92,7 +92,13 @@ def picture() -> dict[str, Any]:
     coded = [base64.b64encode(image.numpy().tobytes()).decode() for image in pixels]
     scored = {"advantage": round(advantage, 2)}
     told = {"prompt": PROMPT, "timesteps": trajectory.timesteps[0].tolist()}
-    return {**told, "log_probs": numbers(trajectory.log_probs[0]), "size": pixels.shape[1], "states": coded, **scored}
+    return {
+        **told,
+        "log_probs": numbers(trajectory.log_probs[0]),
+        "size": pixels.shape[1],
+        "states": coded,
+        **scored,
+    }
 
 
 def main() -> None:
