@@ -92,16 +92,19 @@ def _picture_row(axes: Axes, picture: dict[str, Any]) -> None:
         told = one_digit(picture["log_probs"][number]) if acts else "no\nnoise"
         label(axes, middle, low + (0.72 if acts else 0.8), told, size=9.5, ink=ink)
         if acts:
-            label(axes, middle, 0.72, "A", size=11, weight="bold")
+            label(axes, middle, 0.72, one_digit(picture["advantage"], "+"), size=10.5, weight="bold")
     axes.set(xlim=(0, 9.6), ylim=(0, 5.3), aspect="auto")
     label(axes, 0.3, 0.72, "advantage", size=10.5, ink=ORANGE, align="left", weight="bold")
-    label(axes, 6.15, 0.72, "the same for all steps of a picture", size=10, align="left")
+    label(axes, 6.15, 0.72, "the same for all steps", size=10, align="left")
     red, green, blue = (
         np.frombuffer(base64.b64decode(states[-1]), dtype=np.uint8).reshape(-1, 3).mean(0) / 255
     )
     label(axes, 9.05, low + 0.62, "reward", size=10.5, weight="bold")
     label(axes, 9.05, low + 0.36, f"{blue - (red + green) / 2:+.2f}", size=10.5)
-    note = "On the arrows: log-probs, means over 256 numbers. The reward here: how blue the picture is."
+    note = (
+        "On the arrows: log-probs, means over 256 numbers. Reward: how blue the picture is; "
+        "advantage: among 32 pictures of this prompt."
+    )
     label(axes, 0.3, 0.3, note, size=9.5, ink=MUTED, align="left")
 
 
@@ -214,19 +217,22 @@ def seeds(plot: Axes, rows: Sequence[dict[str, str]], x: str, y: str, color: str
     for row in rows:
         runs.setdefault(row["seed"], []).append((float(row[x]), scale * float(row[y])))
     for run in runs.values():
-        plot.plot(*zip(*run, strict=True), color=color, linewidth=0.7, alpha=0.5)
+        plot.plot(*zip(*run, strict=True), color=color, linewidth=0.6, alpha=0.35)
     lines = np.array([[value for _, value in run] for run in runs.values()])
     plot.plot([at for at, _ in next(iter(runs.values()))], lines.mean(0), color=color, linewidth=2.4)
     return float(lines.mean(0)[-1])
 
 
 def name_lines(plot: Axes, ends: Sequence[tuple[float, str, str]], at: float) -> None:
-    """Write each line's name at its end, a little apart from the others."""
+    """Write each line's name beside its end, apart from the others, and join the two."""
     low, high = plot.get_ylim()
     step, y = 0.085 * (high - low), -float("inf")
     for end, text, color in sorted(ends):
-        y = max(end, y + step)
-        plot.text(at, y, text, color=color, fontsize=10, va="center")
+        lines = 1 + text.count("\n")
+        y = max(end, y + step * (1 + lines) / 2)
+        plot.plot([30, at], [end, y], color=color, linewidth=0.8, clip_on=False)
+        plot.text(at + 0.2, y, text, color=color, fontsize=10, va="center")
+        y += step * (lines - 1) / 2
 
 
 def sweep(
@@ -235,7 +241,7 @@ def sweep(
     variants: dict[str, tuple[str, str]],
     shares: tuple[float, float],
 ) -> None:
-    """Plot columns of the sweep for some variants, with their names beside the shares of positive reviews."""
+    """Plot columns of the sweep for some variants, with their names beside the lines."""
     rows = read_rows("sweep")
     for plot, column in zip(plots, columns, strict=True):
         scale = 100 if column in ("parses", "positive") else 1
@@ -246,12 +252,11 @@ def sweep(
         if column == "positive":
             plot.set(ylim=shares)
         plot.set(xlabel="iteration", xlim=(0, 30))
-        if column == "positive":
-            name_lines(plot, ends, 30.6)
+        name_lines(plot, ends, 31.2)
 
 
 def lambdas() -> Figure:
-    """Plot the held-out score and the share of positive reviews for three λ and one advantage per text."""
+    """Plot the score and the share of positive reviews for three λ and one advantage per text."""
     figure, (left, right) = panels(2)
     variants = {
         "plain": ("λ = 0.95", BLUE),
@@ -260,7 +265,7 @@ def lambdas() -> Figure:
         "same for every token": ("same for\nall tokens", PURPLE),
     }
     sweep((left, right), ("score", "positive"), variants, (28, 70))
-    left.set(title="held-out score of the reward model")
+    left.set(title="score of the reward model, test queries")
     right.set(title="positive reviews by the grammar (%)")
     return figure
 
@@ -287,7 +292,7 @@ def trl() -> Figure:
             plot.plot([int(row["samples"]) for row in mine], values, color=color, marker="o", markersize=4)
     left.text(1700, 3.8, "TRL 1.12", color=ORANGE, fontsize=11, ha="right")
     left.text(1950, 3.0, "ours", color=BLUE, fontsize=11)
-    left.set(title="held-out score", xlabel="samples")
+    left.set(title="score, test queries", xlabel="samples")
     right.set(title="texts that parse (%)", xlabel="samples", ylim=(0, 103))
     return figure
 
@@ -307,8 +312,9 @@ def bridge() -> Figure:
         seeds(right, with_value, "epoch", name, color)
         right.text(4.2, y, f"at the {name} denoising step", color=color, fontsize=11, ha="center", va="top")
     right.axhline(0, color=MUTED, linewidth=0.6)
+    right.text(10, 0.03, "0 = a constant", color=MUTED, fontsize=9.5, ha="right", va="bottom")
     left.set(title="redness of the pictures", xlabel="epoch")
-    right.set(title="share of the reward's variance that the value knows", xlabel="epoch", ylim=(-1.2, 1.05))
+    right.set(title="share of the reward's variance that the value knows", xlabel="epoch", ylim=(-1.6, 1.05))
     return figure
 
 

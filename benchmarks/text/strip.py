@@ -2,7 +2,7 @@
 
 The lesson's live run stops after some iterations and answers test queries. Of the first answer that negates
 and parses, every number that text PPO makes of its tokens goes to strip.json; and, for the picture beside
-it, the states and log-probs of one rollout of tiny-sd.
+it, the states and log-probs of one rollout of tiny-sd, and its advantage among 32 pictures of its prompt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import write_json
-from ddpo_lessons.advantages import gae
+from ddpo_lessons.advantages import gae, normalize
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rollout import text2img_rollout
 from ddpo_lessons.text import world
@@ -23,7 +23,7 @@ from ddpo_lessons.text.ppo import token_log_probs
 from ddpo_lessons.text.trainer import Rollout, TextPPOConfig, TextPPOTrainer
 from ddpo_lessons.tiny import load_tiny_sd
 
-ITERATIONS, STEPS, PROMPT = 12, 5, "a red three on blue"
+ITERATIONS, STEPS, PROMPT, PICTURES = 12, 5, "a red three on blue", 32
 
 
 def numbers(tensor: torch.Tensor) -> list[float]:
@@ -69,18 +69,36 @@ def text() -> dict[str, Any]:
 
 def picture() -> dict[str, Any]:
     pipeline = load_tiny_sd()
-    generator = torch.Generator().manual_seed(0)
-    _, trajectory = text2img_rollout(
-        pipeline, [PROMPT], num_inference_steps=STEPS, guidance_scale=4.0, generator=generator
-    )
     family = family_of(pipeline)
+    trajectories = [
+        text2img_rollout(
+            pipeline,
+            [PROMPT],
+            num_inference_steps=STEPS,
+            guidance_scale=4.0,
+            generator=torch.Generator().manual_seed(seed),
+        )[1]
+        for seed in range(PICTURES)
+    ]
+    with torch.no_grad():
+        finished = torch.cat([family.decode(made.final_latents) for made in trajectories])  # (32, 3, H, W)
+    red, green, blue = finished.mean((2, 3)).unbind(1)
+    advantage = normalize(blue - (red + green) / 2)[0].item()
+    trajectory = trajectories[0]
     states = torch.cat([trajectory.latents[0], trajectory.final_latents])  # (T + 1 or T + 2, C, h, w)
     with torch.no_grad():
         images = torch.cat([family.decode(state[None]) for state in states])
     pixels = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8)  # (states, H, W, 3)
     coded = [base64.b64encode(image.numpy().tobytes()).decode() for image in pixels]
+    scored = {"advantage": round(advantage, 2)}
     told = {"prompt": PROMPT, "timesteps": trajectory.timesteps[0].tolist()}
-    return {**told, "log_probs": numbers(trajectory.log_probs[0]), "size": pixels.shape[1], "states": coded}
+    return {
+        **told,
+        "log_probs": numbers(trajectory.log_probs[0]),
+        "size": pixels.shape[1],
+        "states": coded,
+        **scored,
+    }
 
 
 def main() -> None:

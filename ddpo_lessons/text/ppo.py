@@ -260,9 +260,10 @@ def loss_stats(
     """Numbers to watch, all means over the actions of a minibatch.
 
     `policy/approx_kl` (d^2 / 2) and `policy/kl` (-d) estimate KL(old || new) from d = log ratio;
-    `policy/clip_fraction` and `value/clip_fraction` count the actions where clipping decides the loss;
+    `policy/clip_fraction` and `value/clip_fraction` count the actions where clipping decides the
+    loss (lesson 04 counts all ratios outside the clip range);
     `policy/ratio_error` is the largest ``|ratio - 1|``, which has to be 0 on the first minibatch after
-    sampling (the mean ratio is near 1 whatever the policies: it estimates a sum of probabilities);
+    sampling (the mean ratio is near 1 for any new policy: it estimates a sum of probabilities);
     `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant.
 
     Args:

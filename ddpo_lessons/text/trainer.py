@@ -240,7 +240,7 @@ class TextPPOTrainer:
         """Answer queries without training; see `measure`.
 
         Args:
-            queries: openings that training did not draw from.
+            queries: openings, best of reviews that training does not draw from.
             seed: of the sampling, the same from one call to the next.
 
         Returns:
