@@ -2,70 +2,61 @@
 
 from __future__ import annotations
 
-import csv
+import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-TABLE = Path(__file__).parents[1] / "benchmarks/speed/budget.csv"  # `python -m benchmarks.speed.budget_table`
-PARTS = {  # what is drawn as one piece: its colour and the columns that it adds up
-    "frozen networks": (BLUE, ("frozen",)),
-    "LoRA, gradients, moments": (RED, ("trained", "gradients", "moments")),
-    "reward model (CLIP)": (PURPLE, ("reward",)),
-    "the epoch's latents": (GREEN, ("latents",)),
-    "its images and embeddings": (BROWN, ("images", "embeddings")),
-    "activations, at their peak": (ORANGE, ("activations_sampling", "activations_training")),
-}
-
-
-def pieces(row: dict[str, str]) -> dict[str, float]:
-    """Return GB of every part; of the two peaks of activations the larger."""
-    sizes = {}
-    for name, (_, columns) in PARTS.items():
-        values = [float(row[column]) / 1e9 for column in columns]
-        sizes[name] = max(values) if name.startswith("activations") else sum(values)
-    return sizes
+# `python -m benchmarks.speed.paper_run`
+PAPER = Path(__file__).parents[1] / "benchmarks/speed/paper_run.json"
+PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
+CARDS = (10, 16, 24)  # GB
 
 
 def memory() -> Figure:
-    """Draw the parts of each card's memory, with a line at its end."""
-    with open(TABLE, newline="") as file:
-        rows = list(csv.DictReader(file))
-    figure, axes = diagram(10, 4.3)
-    label(
-        axes, 0.25, 4.05, "Camouflage at 512 px, worked out on paper", size=12.5, weight="bold", align="left"
-    )
-    explained = (
-        "The line is the end of the card. LoRA, its gradients and moments (0.013 GB) are too thin to see."
-    )
-    label(axes, 0.25, 3.72, explained, ink=MUTED, size=9.5, align="left")
-    left, width = 2.35, 6.3
-    for number, row in enumerate(rows):
-        y, card = 3.0 - 0.86 * number, float(row["gpu_memory"])
-        at = left
-        for name, size in pieces(row).items():
-            length = width * size / card
-            axes.barh(y, length, left=at, height=0.46, color=PARTS[name][0], edgecolor=CARD, linewidth=0.6)
-            at += length
-        total = sum(pieces(row).values())
-        axes.plot([left + width] * 2, [y - 0.36, y + 0.36], color=INK, linewidth=2)
-        label(axes, left + width + 0.12, y, f"{card:.0f} GB", weight="bold", align="left")
-        label(axes, at + 0.1, y, f"{total:.1f} GB", ink=MUTED, size=9.5, align="left")
-        recomputed = "checkpointing" if row["checkpointing"] == "True" else "no checkpointing"
-        label(
-            axes,
-            0.25,
-            y + 0.12,
-            f"sample {row['sample_batch_size']}, train {row['train_batch_size']}",
-            align="left",
+    """Draw what a card holds at each station of an epoch of `edit`, and the ends of three cards."""
+    stations = json.loads(PAPER.read_text(encoding="utf-8"))["memory"]
+    figure, axes = diagram(10, 5.2)
+    label(axes, 0.3, 4.92, "What bursts a card", size=13, weight="bold", align="left")
+    explained = "Preset edit, Stable Diffusion 1.5 at 512 pixels, in GB: worked out on paper, no GPU was used"
+    label(axes, 0.3, 4.63, explained, ink=MUTED, size=10, align="left")
+    left, bottom, unit, step = 0.75, 0.95, 3.4 / 44, 0.97  # inches: of a GB, and from bar to bar
+    for card in CARDS:
+        y = bottom + unit * card
+        axes.plot([0.3, 9.75], [y, y], color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=0)
+        label(axes, 0.3, y + 0.11, f"a card of {card} GB", size=9.5, align="left")
+    for number, station in enumerate(stations):
+        x, at = left + step * number + 0.25, 0.0
+        for name, color in PARTS.items():
+            size = station.get(name, 0) / 1e9
+            axes.bar(x, unit * size, 0.56, bottom + unit * at, color=color, edgecolor=CARD, linewidth=0.6)
+            at += size
+        fits = at + 1 < CARDS[-1]  # CUDA's own
+        words = f"{at:.1f}" if fits else f"{at:.1f}: out of memory"
+        axes.text(
+            x,
+            bottom + unit * at + 0.13,
+            words,
+            color=INK if fits else RED,
+            fontsize=10,
+            fontweight="bold",
+            ha="center" if fits else "right",
+            va="center",
+            bbox={"facecolor": CARD, "edgecolor": "none", "pad": 1},
         )
-        label(axes, 0.25, y - 0.13, recomputed, ink=MUTED, size=9, align="left")
-    for number, (name, (color, _)) in enumerate(PARTS.items()):
-        x, y = 0.35 + 3.2 * (number % 3), 0.45 - 0.27 * (number // 3)
-        axes.barh(y, 0.2, left=x, height=0.15, color=color)
-        label(axes, x + 0.3, y, name, size=9.5, align="left")
+        text = station["station"].replace(", ", ",\n").replace("checkpointing", "checkpoint-\ning")
+        for word in ("models ", "samples ", "train ", "denoise ", "decode "):
+            text = text.replace(word, word.strip() + "\n")
+        axes.text(x, bottom - 0.08, text, color=INK, fontsize=9.5, ha="center", va="top")
+    for number, (name, color) in enumerate(reversed(PARTS.items())):
+        y = 4.1 - 0.25 * number
+        axes.bar(0.45, 0.15, 0.2, y - 0.075, color=color)
+        note = " (LoRA with moments: 0.013)" if name == "networks" else ""
+        label(axes, 0.65, y, name + note, size=10, align="left")
+    words = "CUDA itself takes about 1 GB more. Sampling and training come one after the other."
+    label(axes, 0.3, 0.2, words, ink=MUTED, size=10, align="left")
     return figure
 
 
@@ -78,38 +69,25 @@ def precision() -> Figure:
     box(axes, 0.25, 2.0, 1.75, 0.95, "latent $x_t$\nfloat32", color=BLUE)
     box(axes, 3.0, 1.8, 2.3, 1.35, "frozen UNet\nbfloat16\nproducts: autocast", color=ORANGE)
     box(axes, 3.0, 0.55, 2.3, 0.85, "LoRA weights,\nmoments: float32", color=BLUE)
-    box(axes, 6.3, 2.0, 1.5, 0.95, "noise $\\epsilon$\nfloat32", color=BLUE)
-    box(axes, 8.3, 2.0, 1.5, 0.95, "mean, $\\sigma$\nfloat32", color=BLUE)
-    box(axes, 8.3, 0.5, 1.5, 0.95, "action $x_{t-1}$\nfloat32", color=BLUE)
-    box(axes, 6.3, 0.5, 1.5, 0.95, "log-prob\nfloat32", color=BLUE)
+    box(axes, 6.2, 2.0, 1.5, 0.95, "noise $\\hat\\varepsilon$\nfloat32", color=BLUE)
+    box(axes, 8.15, 2.0, 1.5, 0.95, "$\\mu$, $\\sigma$\nfloat32", color=BLUE)
+    box(axes, 8.15, 0.5, 1.5, 0.95, "action $x_{t-1}$\nfloat32", color=BLUE)
+    box(axes, 6.2, 0.5, 1.5, 0.95, "log-prob\nfloat32", color=BLUE)
     arrow(axes, (2.0, 2.48), (3.0, 2.48))
-    label(axes, 2.5, 2.72, "rounded", ink=ORANGE, size=9)
-    arrow(axes, (5.3, 2.48), (6.3, 2.48))
-    label(axes, 5.8, 2.72, ".float()", ink=MUTED, size=9)
+    label(axes, 2.5, 2.7, "rounded", ink=ORANGE, size=9.5)
+    arrow(axes, (5.3, 2.48), (6.2, 2.48))
+    label(axes, 5.75, 2.7, ".float()", ink=MUTED, size=9.5)
     arrow(axes, (4.15, 1.4), (4.15, 1.8))
-    arrow(axes, (7.8, 2.48), (8.3, 2.48))
-    arrow(axes, (9.05, 2.0), (9.05, 1.45))
-    arrow(axes, (8.3, 0.98), (7.8, 0.98))
-    label(axes, 9.15, 1.73, "draw", ink=MUTED, size=9, align="left")
+    arrow(axes, (7.7, 2.48), (8.15, 2.48))
+    arrow(axes, (8.9, 2.0), (8.9, 1.45))
+    arrow(axes, (8.15, 0.98), (7.7, 0.98))
+    label(axes, 9.0, 1.73, "draw", ink=MUTED, size=9.5, align="left")
     arrow(axes, (1.12, 3.3), (1.12, 2.95))
-    axes.plot([9.9, 9.9, 1.12], [0.98, 3.3, 3.3], color=INK, linewidth=1.3)
-    axes.plot([9.8, 9.9], [0.98, 0.98], color=INK, linewidth=1.3)
-    label(
-        axes,
-        5.5,
-        3.48,
-        "the same float32 numbers: the next state, and what training replays",
-        ink=MUTED,
-        size=9,
-    )
-    label(
-        axes,
-        0.25,
-        0.18,
-        "Rounding happens inside the UNet, the same way in sampling and in training.",
-        size=9.5,
-        align="left",
-    )
+    axes.plot([9.65, 9.82, 9.82, 1.12], [0.98, 0.98, 3.3, 3.3], color=INK, linewidth=1.3)
+    words = "the same float32 numbers: the next state, and what training replays"
+    label(axes, 5.5, 3.48, words, ink=MUTED, size=9.5)
+    words = "Only the UNet rounds. It rounds alike in sampling and in training if their passes have one size."
+    label(axes, 0.25, 0.18, words, size=10, align="left")
     return figure
 
 
