@@ -46,9 +46,10 @@ def memory() -> Figure:
             va="center",
             bbox={"facecolor": CARD, "edgecolor": "none", "pad": 1},
         )
-        text = station["station"].replace(", ", ",\n").replace("checkpointing", "checkpoint-\ning")
-        for word in ("models ", "samples ", "train ", "denoise ", "decode "):
+        text = station["station"].replace(" pairs, checkpointing", ",\ncheckpoint-\ning")
+        for word in ("models ", "samples ", "denoise ", "decode "):
             text = text.replace(word, word.strip() + "\n")
+        text = text if "checkpoint" in text else text.replace("train ", "train\n")
         axes.text(x, bottom - 0.08, text, color=INK, fontsize=9.5, ha="center", va="top")
     for number, (name, color) in enumerate(reversed(PARTS.items())):
         y = 4.1 - 0.25 * number

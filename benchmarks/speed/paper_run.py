@@ -1,8 +1,8 @@
 """Work out full-size runs on paper: `python -m benchmarks.speed.paper_run` writes paper_run.json.
 
-What a GPU would do is counted, never measured: bytes and FLOPs are those of `ddpo_lessons.app.budget`, times are
-FLOPs over a share of a card's peak. What the host does is measured here, in CPU seconds of one core: reading
-photographs, and the size of a grid of images on disk. Lesson 08 and its pictures read the file.
+What a GPU would do is counted, never measured: bytes and FLOPs are those of `ddpo_lessons.app.budget`, times
+are FLOPs over a share of a card's peak. What the host does is measured here, in CPU seconds of one core:
+reading photographs, and the size of a grid of images on disk. Lesson 08 and its pictures read the file.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def memory() -> list[dict[str, Any]]:
 
 
 def sdxl() -> dict[str, Any]:
-    """Count the UNet of Stable Diffusion XL at 1024 pixels; sizes as in unet/config.json of the base model."""
+    """Count Stable Diffusion XL's UNet at 1024 pixels; sizes as in unet/config.json of the base model."""
     with torch.device("meta"):
         unet = UNet2DConditionModel(
             sample_size=128,

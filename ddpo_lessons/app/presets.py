@@ -149,8 +149,8 @@ PRESETS: dict[str, Preset] = {
 
 # The most that fits, by GB: Stable Diffusion 1.5 at 512 px, LoRA, guidance, 256 samples an epoch and CLIP as
 # the reward stay under 85% of the card with 1 GB left for CUDA (tests/test_presets.py, lesson 08).
-# Both batch sizes are one number: in bf16 and fp16 a network rounds differently in passes of another size, and
-# training is to replay what sampling did.
+# Both batch sizes are one number: in bf16 and fp16 a network may round differently in passes of another
+# size, and training is to replay what sampling did.
 GPU_MEMORY: dict[int, dict[str, Any]] = {
     10: {"sample_batch_size": 2, "train_batch_size": 2, "train_gradient_checkpointing": True},
     16: {"sample_batch_size": 2, "train_batch_size": 2, "train_gradient_checkpointing": False},
