@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ import pytest
 import torch
 from diffusers.utils import logging
 
-from benchmarks.speed import budget_table, gpu
+from benchmarks.speed import budget_table, gpu, paper_run
 from benchmarks.speed.cases import CASES
-from ddpo_lessons.app import budget
+from ddpo_lessons.app import budget, cli
 from ddpo_lessons.app.presets import GPU_MEMORY
 from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.tiny import load_tiny_sd
 
+ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -126,3 +129,18 @@ def test_the_committed_budget_is_that_of_the_package() -> None:
         assert committed[24][name] == str(value) or float(committed[24][name]) == pytest.approx(
             value, rel=0.01
         )
+
+
+def test_the_smoke_run_on_paper_is_the_lessons_command() -> None:
+    cells = json.loads((ROOT / "notebooks" / "08_full_gpu_run.ipynb").read_text("utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells)
+    (command,) = re.findall(r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```", text, re.MULTILINE)
+    arguments = cli.parse(shlex.split(command.replace("\\\n", " ")))
+    assert isinstance(arguments, cli.Train)
+    config = arguments.make_config(arguments.choose_preset())
+    expected, paper = paper_run.estimate("smoke", 24)
+    assert config.to_dict() == {**expected.to_dict(), "output_dir": "smoke"}
+    rows = json.loads(paper_run.RESULT.read_text("utf-8"))["runs"]
+    (row,) = [row for row in rows if (row["run"], row["card"]) == ("smoke", "RTX 4090")]
+    assert row["peak_gb"] == pytest.approx(paper.peak / 1e9, rel=0.01)
+    assert row["training_s"] == pytest.approx(paper.seconds(165.2, 0.3)[1], rel=0.01)
