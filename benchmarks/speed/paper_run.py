@@ -40,7 +40,7 @@ CARDS = {
     "A100": (80, 312.0),
 }
 UTILISATION = 0.3  # an assumption
-SMOKE = {  # lesson 08's run of half an hour: `edit` with these fields
+SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "num_epochs": 10,
     "image_grid_freq": 1,
     "sample_num_steps": 20,
