@@ -180,7 +180,7 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(
 
 def test_gpu_memory_cuts_what_the_other_flags_ask_for() -> None:
     config = parse(*shlex.split("--gpu-memory 24 --sample-batch-size 32 --sample-num-batches-per-epoch 2"))
-    assert (config.sample_batch_size, config.sample_num_batches_per_epoch) == (8, 8)
+    assert (config.sample_batch_size, config.sample_num_batches_per_epoch) == (4, 16)
     assert not config.train_gradient_checkpointing
     assert not parse("--gpu-memory", "10", "--no-train-gradient-checkpointing").train_gradient_checkpointing
     assert parse("--gpu-memory", "10").train_gradient_checkpointing

@@ -162,7 +162,7 @@ def test_memory_and_disk_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [*doctor.check_memory(), *doctor.check_disk()]
     assert checks == [
         (True, "Memory: 2.0 of 4.0 GiB free (the demo needs 2)"),
-        (True, "Disk: 1.0 GiB free (a run needs 1)"),
+        (True, "Disk: 1.0 GiB free (the demo needs 1, Stable Diffusion 10)"),
     ]
     memory.available -= 1
     disk.free -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_card_changes_no_count_of_samples(name: str, gigabytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("samples", "step", "expected"),
-    [((8, 4), (4, 2), (8, 4, 4, 2)), ((9, 1), (3, 3), (3, 3, 3, 3)), ((7, 1), (7, 1), (7, 1, 1, 7))],
+    [((8, 4), (4, 2), (4, 8, 4, 2)), ((9, 1), (3, 3), (3, 3, 3, 3)), ((7, 1), (7, 1), (1, 7, 1, 7))],
 )
 def test_largest_batches_that_divide(
     samples: tuple[int, int], step: tuple[int, int], expected: tuple[int, ...]
@@ -104,13 +105,21 @@ def test_largest_batches_that_divide(
         "train_batch_size",
         "train_gradient_accumulation_steps",
     )
-    fitted = fit_to_memory(dict(zip(names, samples + step, strict=True)), 24)  # at most 8 and 4
+    fitted = fit_to_memory(dict(zip(names, samples + step, strict=True)), 24)  # at most 4
     assert tuple(fitted[name] for name in names) == expected
 
 
 def test_a_card_that_is_not_in_the_table_is_named() -> None:
-    with pytest.raises(ValueError, match="gpu_memory=16"):
-        fit_to_memory({}, 16)
+    with pytest.raises(ValueError, match="gpu_memory=12"):
+        fit_to_memory({}, 12)
+
+
+@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
+@pytest.mark.parametrize("name", ["camouflage", "corruption", "edit"])
+def test_a_card_samples_and_trains_in_passes_of_one_size(name: str, gigabytes: int) -> None:
+    config = DDPOConfig(**fit_to_memory(PRESETS[name].config, gigabytes))
+    sampled, trained = config.forward_sizes(4 * 64 * 64)
+    assert sampled == trained
 
 
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)
@@ -137,3 +146,23 @@ def test_the_heaviest_preset_fits_every_card_on_paper(gigabytes: int) -> None:
     found = budget.estimate(budget.sd15(), config, 50, from_images=False, reward_bytes=clip)
     assert found.peak + 1e9 < 0.85 * gigabytes * 1e9
     assert found.peak > 0.5 * gigabytes * 1e9  # and uses it
+
+
+def settings_row(name: str) -> str:
+    """A line of docs/full-size.md."""
+    preset, config = PRESETS[name], DDPOConfig(**PRESETS[name].config)
+    strength = preset.noise_strength
+    start = "noise" if strength is None else f"pictures, {strength}"
+    actions = int(config.sample_num_steps * (strength or 1) + 1e-6)
+    plan = config.epoch_plan(actions)
+    processes = {"alignment": 6}.get(name, 8 if config.per_prompt_stat_tracking else 1)
+    cells = [f"`{name}`", f"`{preset.reward}`", start, f"{config.sample_guidance_scale:g}", actions]
+    cells += [f"{config.train_learning_rate:g}", config.num_epochs, plan.total_samples]
+    cells += [plan.samples_per_optimizer_step, processes]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def test_the_page_of_presets_is_theirs() -> None:
+    page = Path(__file__).parents[1] / "docs" / "full-size.md"
+    lines = page.read_text("utf-8").splitlines()
+    assert [row for row in map(settings_row, PRESETS) if row not in lines] == []

@@ -41,6 +41,7 @@ class Preset:
 _PAPER: dict[str, Any] = {
     "num_epochs": 100,
     "num_checkpoint_limit": 100_000_000,
+    "image_grid_freq": 10,  # a grid at 512 pixels is a PNG of some 15 MB
     "mixed_precision": "fp16",
     "sample_batch_size": 8,
     "sample_num_batches_per_epoch": 4,
@@ -58,6 +59,7 @@ _SD_1_4 = "CompVis/stable-diffusion-v1-4"
 # sample_num_batches_per_epoch and train_gradient_accumulation_steps by N.
 _GLASSES: dict[str, Any] = {
     "num_epochs": 500,
+    "image_grid_freq": 10,
     "mixed_precision": "bf16",
     "sample_num_steps": 50,
     "sample_guidance_scale": 0.0,
@@ -148,10 +150,13 @@ PRESETS: dict[str, Preset] = {
 
 # The most that fits, by GB: Stable Diffusion 1.5 at 512 px, LoRA, guidance, 256 samples an epoch and CLIP as
 # the reward stay under 85% of the card with 1 GB left for CUDA (tests/test_presets.py, lesson 08).
+# Both batch sizes are one number: in bf16 and fp16 a network may round differently in passes of another
+# size, and training is to replay what sampling did.
 GPU_MEMORY: dict[int, dict[str, Any]] = {
     10: {"sample_batch_size": 2, "train_batch_size": 2, "train_gradient_checkpointing": True},
-    24: {"sample_batch_size": 8, "train_batch_size": 4, "train_gradient_checkpointing": False},
-    80: {"sample_batch_size": 32, "train_batch_size": 16, "train_gradient_checkpointing": False},
+    16: {"sample_batch_size": 2, "train_batch_size": 2, "train_gradient_checkpointing": False},
+    24: {"sample_batch_size": 4, "train_batch_size": 4, "train_gradient_checkpointing": False},
+    80: {"sample_batch_size": 16, "train_batch_size": 16, "train_gradient_checkpointing": False},
 }
 
 

@@ -1,0 +1,247 @@
+"""Work out full-size runs on paper: `python -m benchmarks.speed.paper_run` writes paper_run.json.
+
+What a GPU would do is counted, never measured: bytes and FLOPs are those of `ddpo_lessons.app.budget`, times
+are FLOPs over a share of a card's peak. What the host does is measured here, in CPU seconds of one core:
+reading photographs, and the size of a grid of images on disk. Lesson 08 and its pictures read the file.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib.cbook
+import numpy as np
+import torch
+from diffusers import UNet2DConditionModel
+from PIL import Image
+from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, ResNetConfig, ResNetModel
+
+from benchmarks.common import machine, write_json
+from ddpo_lessons.app import budget
+from ddpo_lessons.app.presets import PRESETS, fit_to_memory
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.folders import fit, open_image
+from ddpo_lessons.data.images import image_grid, to_tensor
+from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.tiny.world import to_pil
+
+RESULT = Path(__file__).parent / "paper_run.json"
+CLIP, RESNET = 427_616_513 * 4, 11_176_512 * 4  # bytes of ViT-L/14 and of ResNet-18 without head, float32
+# TFLOP/s of dense bf16 with float32 accumulation, as NVIDIA gives them; TF32 is half of it on each of these.
+CARDS = {
+    "RTX 3080": (10, 59.5),
+    "RTX 4080": (16, 97.5),
+    "RTX 3090": (24, 71.2),
+    "RTX 4090": (24, 165.2),
+    "A100": (80, 312.0),
+}
+UTILISATION = 0.3  # an assumption
+SMOKE = {  # lesson 08's smoke run: `edit` with these fields
+    "num_epochs": 10,
+    "image_grid_freq": 1,
+    "sample_num_steps": 20,
+    "sample_num_batches_per_epoch": 16,
+    "train_gradient_accumulation_steps": 8,
+}
+RUNS = {  # name: preset, changed fields, bytes of its reward's models
+    "smoke": ("edit", SMOKE, CLIP + RESNET),
+    "edit": ("edit", {}, CLIP + RESNET),
+    "camouflage": ("camouflage", {}, CLIP),
+}
+
+
+# --------------------------------------------------------------------------------------- what a GPU does
+def reward_flops() -> dict[str, float]:
+    """Return FLOPs that the rewards of the presets take for one sample."""
+    with torch.device("meta"):
+        sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+        vision = CLIPVisionConfig(
+            **sizes, num_attention_heads=16, patch_size=14, image_size=224, projection_dim=768
+        )
+        clip = CLIPVisionModelWithProjection(vision)
+        resnet = ResNetModel(
+            ResNetConfig(
+                hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", embedding_size=64
+            )
+        )
+        small, large = torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 512, 512)
+        tokens = torch.zeros(1, 77, dtype=torch.long)
+    text = budget.sd15_text_encoder()
+    with torch.no_grad(), budget.as_on_cuda():
+        image = budget.count_flops(lambda: clip(pixel_values=small))
+        distance = budget.count_flops(lambda: resnet(large))
+    with torch.no_grad():
+        sentence = budget.count_flops(lambda: text(tokens))
+    # edit: the result and its sentence, features of result and input; camouflage: result and input
+    return {"edit": image + sentence + 2 * distance, "camouflage": 2 * image}
+
+
+def estimate(run: str, gigabytes: int) -> tuple[DDPOConfig, budget.Budget]:
+    """Return a run's settings on a card, and its budget."""
+    preset, changes, models = RUNS[run]
+    config = DDPOConfig(**fit_to_memory({**PRESETS[preset].config, **changes}, gigabytes))
+    actions = int(config.sample_num_steps * (PRESETS[preset].noise_strength or 1) + 1e-6)
+    return config, budget.estimate(budget.sd15(), config, actions, from_images=True, reward_bytes=models)
+
+
+def rows(host: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every run on every card."""
+    flops, found, table = reward_flops(), {}, []
+    for run, (preset, _, _) in RUNS.items():
+        for card, (gigabytes, tflops) in CARDS.items():
+            if (run, gigabytes) not in found:
+                found[run, gigabytes] = estimate(run, gigabytes)
+            config, paper = found[run, gigabytes]
+            samples = config.sample_batch_size * config.sample_num_batches_per_epoch
+            sampling, training = paper.seconds(tflops, UTILISATION)
+            reward = samples * flops[preset] / (tflops / 2 * 1e12 * UTILISATION)
+            drawn = samples // config.sample_group_size  # pictures that are read
+            seconds = sampling + training + reward
+            table.append(
+                {
+                    "run": run,
+                    "card": card,
+                    "gpu_memory": gigabytes,
+                    "pairs": config.train_batch_size,
+                    "checkpointing": config.train_gradient_checkpointing,
+                    "peak_gb": paper.peak / 1e9,
+                    "epochs": config.num_epochs,
+                    "sampling_s": sampling,
+                    "training_s": training,
+                    "reward_s": reward,
+                    "photos_s": drawn * host["photo_12mp_s"],
+                    "small_photos_s": drawn * host["photo_512px_s"],
+                    "hours": config.num_epochs * (seconds + drawn * host["photo_512px_s"]) / 3600,
+                }
+            )
+    return table
+
+
+def memory() -> list[dict[str, Any]]:
+    """Return GB at the stations of an epoch of `edit`, and in training passes of several sizes."""
+    config, paper = estimate("edit", 24)
+    models = {
+        "networks": paper.frozen + paper.trained + paper.gradients + paper.moments,
+        "reward models": paper.reward,
+    }
+    epoch = {**models, "the epoch's samples": paper.latents + paper.images + paper.embeddings}
+    networks = budget.sd15()
+    others = {"vae": networks.vae, "text_encoder": networks.text_encoder}
+    prepare_policy(networks.unet, others, config, use_lora=True, device=torch.device("meta"))
+    low = torch.bfloat16
+    step = budget.sampling_cost(networks.unet, 8, autocast=low).peak
+    decoded = budget.decoding_cost(networks.vae, 4, 512, autocast=low).peak
+    stations = [("models loaded", models, 0), ("256 samples kept", epoch, 0)]
+    stations += [("denoise 4", epoch, step), ("decode 4", epoch, decoded)]
+    networks.unet.enable_gradient_checkpointing()
+    again = budget.training_cost(networks.unet, 4, autocast=low).peak
+    networks.unet.disable_gradient_checkpointing()
+    stations.append(("train 2 pairs, checkpointing", epoch, again))
+    two = budget.training_cost(networks.unet, 4, autocast=low).peak
+    stations += [(f"train {pairs} pairs", epoch, two * pairs // 2) for pairs in (2, 4, 8, 16)]
+    return [{"station": name, **parts, "activations": peak} for name, parts, peak in stations]
+
+
+def sdxl() -> dict[str, Any]:
+    """Count Stable Diffusion XL's UNet at 1024 pixels; sizes as in unet/config.json of the base model."""
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(
+            sample_size=128,
+            block_out_channels=(320, 640, 1280),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10),
+            attention_head_dim=(5, 10, 20),
+            cross_attention_dim=2048,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=256,
+            projection_class_embeddings_input_dim=2816,
+        )
+    parameters = sum(p.numel() for p in unet.parameters())
+    config = DDPOConfig(mixed_precision="bf16")
+    trained = prepare_policy(unet, {}, config, use_lora=True, device=torch.device("meta"))
+    with torch.device("meta"):
+        told = {"text_embeds": torch.zeros(2, 1280), "time_ids": torch.zeros(2, 6)}
+
+    def run() -> None:
+        latents, timesteps, embeds = budget.unet_inputs(unet, 2, 77)
+        out = unet(latents, timesteps, encoder_hidden_states=embeds, added_cond_kwargs=told).sample
+        out.float().mean().backward()
+
+    peaks = []
+    for change in (unet.disable_gradient_checkpointing, unet.enable_gradient_checkpointing):
+        change()
+        with budget.as_on_cuda(torch.bfloat16):
+            peaks.append(budget.peak_bytes(run, unet.parameters()))
+    return {
+        "parameters": parameters,
+        "lora": sum(p.numel() for p in trained.values()),
+        "gb_bf16": parameters * 2 / 1e9,
+        "guided_pair_gb": peaks[0] / 1e9,
+        "guided_pair_checkpointing_gb": peaks[1] / 1e9,
+    }
+
+
+# ------------------------------------------------------------------------------------- what the host does
+def host() -> dict[str, Any]:
+    """Measure photographs that are read, and a grid of images that is written."""
+    photo = Image.open(matplotlib.cbook.get_sample_data("grace_hopper.jpg")).convert("RGB")  # 512 x 606
+    found: dict[str, Any] = {"machine": machine()}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in (("photo_12mp_s", (3000, 4000)), ("photo_512px_s", (512, 606))):
+            file = Path(folder, f"{name}.jpg")
+            to_pil(with_grain(to_tensor(photo.resize(size, Image.Resampling.BICUBIC)))).save(file, quality=90)
+            found[name] = fastest(lambda file=file: fit(open_image(file), 512))
+    tile, buffer = to_tensor(photo.crop((0, 47, 512, 559))), io.BytesIO()
+    image_grid(torch.stack([with_grain(tile, seed) for seed in range(32)]), columns=8).save(buffer, "PNG")
+    found["grid_png_mb"] = buffer.tell() / 1e6
+    return found
+
+
+def with_grain(image: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Add the noise that a camera would (3, H, W): an enlarged picture has none, and is read too fast."""
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed))
+    return (image + 0.02 * noise).clamp(0, 1)
+
+
+def fastest(run: Any, repeats: int = 3) -> float:
+    """Return the CPU seconds of the fastest of some runs."""
+    seconds = []
+    for _ in range(repeats):
+        started = time.process_time()
+        run()
+        seconds.append(time.process_time() - started)
+    return float(np.min(seconds))
+
+
+def rounded(value: Any) -> Any:
+    """Round decimals for the file."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Write the file."""
+    measured = host()
+    found = {
+        "command": "python -m benchmarks.speed.paper_run",
+        "utilisation": UTILISATION,
+        "host": measured,
+        "reward_tflop_per_sample": {name: flops / 1e12 for name, flops in reward_flops().items()},
+        "memory": memory(),
+        "sdxl": sdxl(),
+        "runs": rows(measured),
+    }
+    write_json(RESULT, rounded(found))
+
+
+if __name__ == "__main__":
+    main()
