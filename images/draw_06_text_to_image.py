@@ -23,10 +23,12 @@ from ddpo_lessons.tiny.world import DIGITS
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/algorithms.csv"
-PICTURES = RESULTS.with_suffix("")
+AGREEMENT = RESULTS.with_name("agreement.csv")
+PICTURES = RESULTS.with_suffix("")  # a folder
 METHODS = {"DDPO-IS": BLUE, "DDPO-SF": PURPLE, "RWR": BROWN, "sparse RWR": ORANGE}
 STATISTICS = {"per prompt": BLUE, "global": ORANGE}
 TITLES = {"alignment": "alignment, fog asked for", "compressibility": "compressibility (minus kB)"}
+SCALES = {"1": BLUE, "3": ORANGE}  # of guidance
 SNAPSHOTS = {0: "before", 4: "after 4 epochs", 8: "after 8", 12: "after 12"}
 COUNT, TILE = 10, 32  # pictures in a row, and their pixels
 
@@ -72,9 +74,9 @@ def loop() -> Figure:
     xs = [1.75 + 0.83 * n for n in range(6)]
     for row, sample in enumerate(epoch["shown"]):
         bottom = 4.1 - 0.86 * row
-        words = sample["prompt"].removeprefix("a foggy ").split(" on a ")
-        label(axes, 0.12, bottom + 0.36, f"“a foggy\n{words[0]} on\na {words[1]}”".replace(" background", ""),
-              size=8.5, align="left")  # fmt: skip
+        words = sample["prompt"].removeprefix("a foggy ").removesuffix(" background").split(" on a ")
+        lines = f"“a foggy\n{words[0]}\non {words[1]}”"
+        label(axes, 0.12, bottom + 0.36, lines, size=9.5, align="left")
         for column, x in enumerate(xs):
             tile = pixels[TILE * row : TILE * (row + 1), TILE * column : TILE * (column + 1)]
             show(axes, tile, x, bottom, size)
@@ -120,8 +122,8 @@ def loop() -> Figure:
     arrow(axes, (3.3, 1.28), (2.62, 1.28))
     arrow(axes, (4.05, 1.5), (4.05, 2.05), ink=ORANGE)
     label(axes, 4.2, 1.78, "the new weights sample the next epoch", size=9.5, ink=ORANGE, align="left")
-    label(axes, 0.15, 0.25, f"Three of an epoch's {epoch['samples']} samples, untrained tiny-sd: highest, median and "
-          "lowest reward. Latents: three of four channels.", size=9, ink=MUTED, align="left")  # fmt: skip
+    what = f"Three of {epoch['samples']} samples of untrained tiny-sd: highest, median and lowest reward."
+    label(axes, 0.15, 0.25, f"{what} Latents: three of four channels.", size=9, ink=MUTED, align="left")
     return figure
 
 
@@ -164,28 +166,27 @@ def algorithms() -> Figure:
 
 
 def hacking() -> Figure:
-    """Draw the judge against the reward for every price of the KL, with the distance beside each."""
+    """Draw the judge against the reward for every price of the KL, with the distance beside it."""
     figure = Figure(figsize=(9, 3.9), facecolor=CARD, layout="constrained")
     axes = figure.subplots()
     ends = [row for row in rows_of("kl") if row["test_reward"]]
-    for column, name, filled in (
-        ("seen", "prompts as in training", True),
-        ("left_out", "left-out prompts", False),
-    ):
-        prefix = "test" if column == "seen" else column
+    kinds = {"test": ("prompts as in training", BLUE, BLUE), "left_out": ("left-out prompts", ORANGE, CARD)}
+    for prefix, (name, color, filling) in kinds.items():
         points = [(float(row[f"{prefix}_reward"]), 100 * float(row[f"{prefix}_judge"])) for row in ends]
-        axes.plot(*zip(*points, strict=True), "o-" if filled else "o--", color=BLUE if filled else ORANGE,
-                  markerfacecolor=BLUE if filled else CARD, markersize=8, linewidth=1.2, label=name)  # fmt: skip
-        if filled:
-            for row, (x, y) in zip(ends, points, strict=True):
-                far = f"β = {row['variant']}\ndistance {float(row['distance']):.1g}"
-                free = row["variant"] == "0"
-                place, align = ((0, 14), "center") if free else ((0, -14), "center")
-                axes.annotate(far, (x, y), place, textcoords="offset points", ha=align, fontsize=9,
-                              va="bottom" if free else "top", color=INK)  # fmt: skip
+        style = {"color": color, "markerfacecolor": filling, "markersize": 8, "linewidth": 1.2}
+        axes.plot(*zip(*points, strict=True), "o-" if prefix == "test" else "o--", label=name, **style)
+    far = {row["variant"]: row for row in ends}
+    texts = {
+        "1": "β = 1 and 10\ndistance below 0.001",
+        "0.1": "β = 0.1\ndistance 0.004",
+        "0": "β = 0: free\ndistance 0.10",
+    }
+    for beta, text in texts.items():
+        place = (float(far[beta]["test_reward"]), 100 * float(far[beta]["test_judge"]))
+        axes.annotate(text, place, (0, 10), textcoords="offset points", ha="center", fontsize=9.5, color=INK)
     axes.set_xlabel("reward of the test pictures (minus kB): smaller files to the right", color=INK)
     axes.set_ylabel("judge reads (%)", color=INK)
-    axes.set(ylim=(0, 108))
+    axes.set(ylim=(0, 122), yticks=range(0, 101, 20), xlim=(-1.1, -0.92))
     axes.legend(loc="lower left", fontsize=9.5, frameon=False, labelcolor=INK)
     _plain(axes)
     return figure
@@ -206,33 +207,28 @@ def statistics() -> Figure:
 
 
 def guidance() -> Figure:
-    """Draw reward, judge and distance over the learning rate, trained and tested without and with guidance."""
-    ends = [row for row in rows_of("guidance") if row["variant"].startswith("at ") and row["test_reward"]]
-    figure = Figure(figsize=(9, 3.3), facecolor=CARD, layout="constrained")
-    whats = (
-        ("test_reward", "reward", 1),
-        ("test_judge", "judge reads (%)", 100),
-        ("distance", "distance", 1),
-    )
-    for axes, (column, name, scale) in zip(figure.subplots(1, 3), whats, strict=True):
-        for variant, color in (("at 1", BLUE), ("at 3", ORANGE)):
-            points: dict[float, list[float]] = defaultdict(list)
-            for row in ends:
-                if row["variant"] == variant:
-                    points[float(row["learning_rate"])].append(scale * float(row[column]))
-            rates = sorted(points)
-            axes.plot(rates, [sum(points[r]) / len(points[r]) for r in rates], color=color, linewidth=1.5,
-                      label=f"$w$ = {variant[3:]}")  # fmt: skip
-            for rate in rates:
-                axes.plot([rate] * len(points[rate]), points[rate], "o", color=color, markersize=5)
-        axes.set_xscale("log")
-        axes.set_title(name, fontsize=11, color=INK)
-        axes.set_xlabel("learning rate", color=INK)
+    """Draw a run without guidance and one with it, and how well gradients of separate epochs agree."""
+    figure = Figure(figsize=(9, 3.4), facecolor=CARD, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    for scale, color in SCALES.items():
+        rows = [row for row in rows_of("guidance") if row["variant"] == f"trained at {scale}"]
+        left.plot([int(r["queries"]) for r in rows], [float(r["reward_mean"]) for r in rows], color=color)
+        end, far = float(rows[14]["reward_mean"]), float(rows[14]["distance"])
+        text = f"$w$ = {scale}: distance {far:.1g}"
+        left.annotate(text, (960, end), (-8, 10), textcoords="offset points", ha="right", color=color)
+    left.set_title("reward: alignment, fog asked for", fontsize=11, color=INK)
+    left.set_xlabel("queries", color=INK)
+    left.set_ylim(-2.4, -0.1)
+    with open(AGREEMENT, newline="") as file:
+        found = {f"{float(row['guidance']):g}": row for row in csv.DictReader(file)}
+    for place, (scale, color) in enumerate(SCALES.items()):
+        mean, error = (float(found[scale][column]) for column in ("cosine_mean", "cosine_error"))
+        right.bar(place, mean, 0.55, yerr=2 * error, color=color, ecolor=INK, capsize=4)
+    right.set_xticks(range(2), [f"$w$ = {scale}" for scale in SCALES])
+    right.axhline(0, color=INK, linewidth=0.8)
+    right.set_title("cosine of two epochs' gradients", fontsize=11, color=INK)
+    for axes in (left, right):
         _plain(axes)
-        if column == "distance":
-            axes.set_yscale("log")
-        if column == "test_reward":
-            axes.legend(fontsize=9.5, frameon=False, labelcolor=INK)
     return figure
 
 

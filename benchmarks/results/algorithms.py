@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 
 from benchmarks.common import parse, run_all
-from ddpo_lessons.algorithms.ddpo import replay, share_predictions
+from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.data.prompts import PromptSampler, digit_world_prompts
+from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.ddim import gaussian_kl
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import (
@@ -34,7 +35,7 @@ from ddpo_lessons.rewards import (
 from ddpo_lessons.rollout import Trajectory, sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
-from ddpo_lessons.trainer import DDPOTrainer, RWRTrainer
+from ddpo_lessons.trainer import DDPOTrainer, Runner, RWRTrainer
 
 RESULT = Path(__file__).parent / "algorithms.csv"
 PICTURES = Path(__file__).parent / "algorithms"  # what `Run.snapshots` keeps
@@ -70,6 +71,7 @@ class Run:
     learning_rate: float
     config: dict[str, Any] = field(default_factory=dict)
     rwr: dict[str, Any] | None = None  # arguments of RWRTrainer; None for DDPO
+    algorithm: Callable[[], DDPO] | None = None  # of its own
     prompts: str = ""  # "" for the reward's own, "few" for eight of unequal difficulty
     epochs: int = EPOCHS
     test_guidance: tuple[float, ...] = ()
@@ -79,6 +81,16 @@ class Run:
     def key(self) -> tuple[str, ...]:
         """What names the run in the CSV."""
         return (self.experiment, self.variant, self.reward, str(self.seed), f"{self.learning_rate:g}")
+
+
+class OnlyPraise(DDPO):
+    """DDPO without negative advantages (lesson 06, exercise 3)."""
+
+    name = "only praise"
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
+        """Return DDPO's advantages where they are above 0, and 0 elsewhere."""
+        return super().advantages(rewards, keys).clamp(min=0)
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -99,7 +111,7 @@ COMPARED = ("compressibility", "alignment")
 # tiny-sd draws what it is asked for; in fog there is something left to gain.
 DAMAGE = {"alignment": "foggy"}
 KL_COEFFICIENTS = (0.0, 0.1, 1.0, 10.0)
-NAMES = ["methods", "kl", "statistics", "guidance", "larger files", "pictures"]
+NAMES = ["methods", "kl", "statistics", "guidance", "larger files", "only praise", "pictures"]
 GUIDANCE_RATES = ((3.0, 1e-2), (3.0, 3e-3), (1.0, 3e-3), (3.0, 3e-2), (1.0, 1e-2))  # the most telling first
 
 
@@ -199,7 +211,9 @@ def train(run: Run) -> list[dict[str, Any]]:
             overwrite=True,
         )
         arguments = (config, REWARDS[run.reward](), prompts_of(run, "seen", run.seed), pipeline, hook)
-        trainer = RWRTrainer(*arguments, **run.rwr) if run.rwr else DDPOTrainer(*arguments)
+        trainer: Runner = RWRTrainer(*arguments, **run.rwr) if run.rwr else DDPOTrainer(*arguments)
+        if run.algorithm:
+            trainer = Runner(*arguments, algorithm=run.algorithm(), start=FromNoise())
         started = time.perf_counter()
         for epoch in range(run.epochs):
             metrics = trainer.step(epoch)
@@ -265,6 +279,10 @@ def further_runs() -> list[Run]:
         runs.append(Run("guidance", f"at {guidance:g}", "alignment", seed, rate, config))
     runs += [
         Run("larger files", "DDPO-IS", "incompressibility", s, CHOSEN["incompressibility"]) for s in SEEDS
+    ]
+    runs += [
+        Run("only praise", "DDPO-IS", "alignment", seed, CHOSEN["alignment"], algorithm=OnlyPraise)
+        for seed in SEEDS
     ]
     kept = {"epochs": 12, "snapshots": (4, 8, 12)}
     runs.append(Run("pictures", "DDPO-IS", "alignment", 0, CHOSEN["alignment"], **kept))
