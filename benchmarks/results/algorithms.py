@@ -277,6 +277,9 @@ def further_runs() -> list[Run]:
     for seed, (guidance, rate) in itertools.product(SEEDS, GUIDANCE_RATES):
         config = {"sample_guidance_scale": guidance}
         runs.append(Run("guidance", f"at {guidance:g}", "alignment", seed, rate, config))
+    for seed in SEEDS:  # what the prompt explains is taken out of the advantages
+        config = {"sample_guidance_scale": 3.0, "sample_group_size": 8}
+        runs.append(Run("guidance", "at 3, groups of 8", "alignment", seed, CHOSEN["alignment"], config))
     runs += [
         Run("larger files", "DDPO-IS", "incompressibility", s, CHOSEN["incompressibility"]) for s in SEEDS
     ]
