@@ -177,13 +177,13 @@ def hacking() -> Figure:
         axes.plot(*zip(*points, strict=True), "o-" if prefix == "test" else "o--", label=name, **style)
     far = {row["variant"]: row for row in ends}
     texts = {
-        "1": "β = 1 and 10\ndistance below 0.001",
-        "0.1": "β = 0.1\ndistance 0.004",
-        "0": "β = 0: free\ndistance 0.10",
+        "1": ("β = 1 and 10\ndistance below 0.001", (-30, 10)),
+        "0.1": ("β = 0.1\ndistance 0.004", (16, 10)),
+        "0": ("β = 0: free\ndistance 0.10", (0, -36)),
     }
-    for beta, text in texts.items():
+    for beta, (text, away) in texts.items():
         place = (float(far[beta]["test_reward"]), 100 * float(far[beta]["test_judge"]))
-        axes.annotate(text, place, (0, 10), textcoords="offset points", ha="center", fontsize=9.5, color=INK)
+        axes.annotate(text, place, away, textcoords="offset points", ha="center", fontsize=9.5, color=INK)
     axes.set_xlabel("reward of the test pictures (minus kB): smaller files to the right", color=INK)
     axes.set_ylabel("judge reads (%)", color=INK)
     axes.set(ylim=(0, 122), yticks=range(0, 101, 20), xlim=(-1.1, -0.92))
