@@ -29,6 +29,12 @@ METHODS = {"DDPO-IS": BLUE, "DDPO-SF": PURPLE, "RWR": BROWN, "sparse RWR": ORANG
 STATISTICS = {"per prompt": BLUE, "global": ORANGE}
 TITLES = {"alignment": "alignment, fog asked for", "compressibility": "compressibility (minus kB)"}
 SCALES = {"1": BLUE, "3": ORANGE}  # of guidance
+BEFORE = {"1": -2.184, "3": -1.998}  # rewards of the test pictures before training, as the lesson prints them
+SWEPT = {  # name, colour, and a shift aside
+    "at 1": ("$w$ = 1", BLUE, 0.93),
+    "at 3": ("$w$ = 3", ORANGE, 1.0),
+    "at 3, groups of 8": ("$w$ = 3, groups of 8", GREEN, 1.1),
+}
 SNAPSHOTS = {0: "before", 4: "after 4 epochs", 8: "after 8", 12: "after 12"}
 COUNT, TILE = 10, 32  # pictures in a row, and their pixels
 
@@ -207,18 +213,31 @@ def statistics() -> Figure:
 
 
 def guidance() -> Figure:
-    """Draw a run without guidance and one with it, and how well gradients of separate epochs agree."""
-    figure = Figure(figsize=(9, 3.4), facecolor=CARD, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
-    for scale, color in SCALES.items():
-        rows = [row for row in rows_of("guidance") if row["variant"] == f"trained at {scale}"]
-        left.plot([int(r["queries"]) for r in rows], [float(r["reward_mean"]) for r in rows], color=color)
-        end, far = float(rows[14]["reward_mean"]), float(rows[14]["distance"])
-        text = f"$w$ = {scale}: distance {far:.1g}"
-        left.annotate(text, (960, end), (-8, 10), textcoords="offset points", ha="right", color=color)
-    left.set_title("reward: alignment, fog asked for", fontsize=11, color=INK)
-    left.set_xlabel("queries", color=INK)
-    left.set_ylim(-2.4, -0.1)
+    """Draw where runs end, by guidance and learning rate, and how well gradients of separate epochs agree."""
+    figure = Figure(figsize=(9, 3.5), facecolor=CARD, layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 0.8))
+    ends = [row for row in rows_of("guidance") if row["variant"].startswith("at") and row["test_reward"]]
+    for variant, (name, color, shift) in SWEPT.items():
+        own = [row for row in ends if row["variant"] == variant]
+        rates = [shift * float(row["learning_rate"]) for row in own]
+        style = {"color": color, "markersize": 6, "alpha": 0.85, "linestyle": "none"}
+        left.plot(rates, [float(row["test_reward"]) for row in own], "o", label=name, **style)
+        middle.plot(rates, [float(row["distance"]) for row in own], "o", **style)
+    for scale, before in BEFORE.items():
+        left.axhline(before, color=SCALES[scale], linewidth=1, linestyle="--")
+    left.text(4.8e-2, -1.94, "before", fontsize=8.5, color=MUTED, ha="right", va="bottom")
+    left.set_title("reward after 512 queries", fontsize=11, color=INK)
+    middle.set_title("distance", fontsize=11, color=INK)
+    middle.set_yscale("log")
+    middle.set_ylim(1e-3, 0.4)
+    middle.set_yticks([1e-3, 1e-2, 1e-1], ["0.001", "0.01", "0.1"])
+    left.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left")
+    for axes in (left, middle):
+        axes.set_xscale("log")
+        axes.set_xlim(2e-3, 5e-2)
+        axes.set_xticks([3e-3, 1e-2, 3e-2], ["0.003", "0.01", "0.03"])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("learning rate", color=INK)
     with open(AGREEMENT, newline="") as file:
         found = {f"{float(row['guidance']):g}": row for row in csv.DictReader(file)}
     for place, (scale, color) in enumerate(SCALES.items()):
@@ -226,8 +245,8 @@ def guidance() -> Figure:
         right.bar(place, mean, 0.55, yerr=2 * error, color=color, ecolor=INK, capsize=4)
     right.set_xticks(range(2), [f"$w$ = {scale}" for scale in SCALES])
     right.axhline(0, color=INK, linewidth=0.8)
-    right.set_title("cosine of two epochs' gradients", fontsize=11, color=INK)
-    for axes in (left, right):
+    right.set_title("gradients: cosine", fontsize=11, color=INK)
+    for axes in (left, middle, right):
         _plain(axes)
     return figure
 
