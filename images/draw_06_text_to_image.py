@@ -91,7 +91,7 @@ def loop() -> Figure:
         label(axes, 7.22, bottom + 0.36, signed(sample["reward"]), size=12)
         color = BLUE if sample["advantage"] > 0 else RED
         label(axes, 8.85, bottom + 0.36, signed(sample["advantage"], True), size=14, weight="bold", ink=color)
-    for x, text in zip(xs, ("$x_T$", "", "", "", "", "picture"), strict=True):
+    for x, text in zip(xs, ("noise", "", "", "", "", "picture"), strict=True):
         label(axes, x + size / 2, 2.22, text, size=9.5, ink=MUTED)
     label(
         axes,
@@ -118,7 +118,7 @@ def loop() -> Figure:
             "the recorded actions again: weights\nchange, and ratios leave 1",
             ORANGE,
         ),
-        (0.15, 2.45, "7  report", "reward, judge, ratios,\ndistance", PURPLE),
+        (0.15, 2.45, "7  report", "reward, judge, ratios", PURPLE),
     )
     for x, width, head, text, color in lower:
         box(axes, x, 1.08, width, 0.4, head, color=color, size=10.5)
@@ -179,8 +179,8 @@ def hacking() -> Figure:
     kinds = {"test": ("prompts as in training", BLUE, BLUE), "left_out": ("left-out prompts", ORANGE, CARD)}
     for prefix, (name, color, filling) in kinds.items():
         points = [(float(row[f"{prefix}_reward"]), 100 * float(row[f"{prefix}_judge"])) for row in ends]
-        style = {"color": color, "markerfacecolor": filling, "markersize": 8, "linewidth": 1.2}
-        axes.plot(*zip(*points, strict=True), "o-" if prefix == "test" else "o--", label=name, **style)
+        style = {"color": color, "markerfacecolor": filling, "markersize": 8, "linestyle": "none"}
+        axes.plot(*zip(*points, strict=True), "o", label=name, **style)
     far = {row["variant"]: row for row in ends}
     texts = {
         "1": ("β = 1 and 10\ndistance below 0.001", (-30, 10)),
@@ -190,6 +190,12 @@ def hacking() -> Figure:
     for beta, (text, away) in texts.items():
         place = (float(far[beta]["test_reward"]), 100 * float(far[beta]["test_judge"]))
         axes.annotate(text, place, away, textcoords="offset points", ha="center", fontsize=9.5, color=INK)
+    for beta, away in (("0.1", (8, -4)), ("0", (-8, -4))):  # the left-out points that are alone
+        place = (float(far[beta]["left_out_reward"]), 100 * float(far[beta]["left_out_judge"]))
+        side = "left" if away[0] > 0 else "right"
+        axes.annotate(
+            f"β = {beta}", place, away, textcoords="offset points", ha=side, fontsize=9.5, color=INK
+        )
     axes.set_xlabel("reward of the test pictures (minus kB): smaller files to the right", color=INK)
     axes.set_ylabel("judge reads (%)", color=INK)
     axes.set(ylim=(0, 122), yticks=range(0, 101, 20), xlim=(-1.1, -0.92))
@@ -225,17 +231,19 @@ def guidance() -> Figure:
         middle.plot(rates, [float(row["distance"]) for row in own], "o", **style)
     for scale, before in BEFORE.items():
         left.axhline(before, color=SCALES[scale], linewidth=1, linestyle="--")
-    left.text(4.8e-2, -1.94, "before", fontsize=8.5, color=MUTED, ha="right", va="bottom")
+    for scale, gap, side in (("1", -0.05, "top"), ("3", 0.05, "bottom")):
+        style = {"fontsize": 8.5, "color": MUTED, "ha": "right", "va": side}
+        left.text(4.8e-2, BEFORE[scale] + gap, f"before, $w$ = {scale}", **style)
     left.set_title("reward after 512 queries", fontsize=11, color=INK)
     middle.set_title("distance", fontsize=11, color=INK)
     middle.set_yscale("log")
-    middle.set_ylim(1e-3, 0.4)
+    middle.set_ylim(4e-4, 0.4)
     middle.set_yticks([1e-3, 1e-2, 1e-1], ["0.001", "0.01", "0.1"])
     left.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left")
     for axes in (left, middle):
         axes.set_xscale("log")
-        axes.set_xlim(2e-3, 5e-2)
-        axes.set_xticks([3e-3, 1e-2, 3e-2], ["0.003", "0.01", "0.03"])
+        axes.set_xlim(7e-4, 5e-2)
+        axes.set_xticks([1e-3, 3e-3, 1e-2, 3e-2], ["0.001", "0.003", "0.01", "0.03"])
         axes.set_xticks([], minor=True)
         axes.set_xlabel("learning rate", color=INK)
     with open(AGREEMENT, newline="") as file:

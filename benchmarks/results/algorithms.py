@@ -112,7 +112,8 @@ COMPARED = ("compressibility", "alignment")
 DAMAGE = {"alignment": "foggy"}
 KL_COEFFICIENTS = (0.0, 0.1, 1.0, 10.0)
 NAMES = ["methods", "kl", "statistics", "guidance", "larger files", "only praise", "pictures"]
-GUIDANCE_RATES = ((3.0, 1e-2), (3.0, 3e-3), (1.0, 3e-3), (3.0, 3e-2), (1.0, 1e-2))  # the most telling first
+# (guidance, learning rate), the most telling first
+GUIDANCE_RATES = ((3.0, 1e-2), (3.0, 3e-3), (1.0, 3e-3), (3.0, 3e-2), (1.0, 1e-2), (3.0, 1e-3))
 
 
 def prompts_of(run: Run, split: str, seed: int) -> PromptFunction:
