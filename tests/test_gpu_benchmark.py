@@ -85,7 +85,7 @@ def test_failures_are_rows(error: Exception, result: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--samples", "6"], "multiple of 4"), ([], "--size tiny"), (["--gpu-memory", "16"], "invalid choice")],
+    [(["--samples", "6"], "multiple of 4"), ([], "--size tiny"), (["--gpu-memory", "17"], "invalid choice")],
 )
 def test_bad_input_is_named(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
