@@ -322,7 +322,7 @@ def test_the_edit_preset_obeys_captions(
 
     written = config_of(here / "run")
     assert (written["sample_guidance_scale"], written["train_cfg"]) == (5, True)
-    assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (8, 4)
+    assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (4, 8)
     assert [len(set(seen[first : first + 4])) for first in range(0, 32, 4)] == [
         1
     ] * 8  # groups of one request
@@ -569,7 +569,7 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy, blurry"),
         (["train", "--images", "PHOTOS", "--damage", ","], "noisy, blurry"),
         (["train", "--images", "PHOTOS", "--damage", "foggy", "--severity", "0,1"], "1, 2, 3, 4, 5"),
-        (["train", "--gpu-memory", "16"], "--gpu-memory"),
+        (["train", "--gpu-memory", "17"], "--gpu-memory"),
         (["train", "--preset", "camouflage"], "--images FOLDER"),
         (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
         (["train", *TINY, "--images", "PHOTOS", "--reward", "decorruption"], "--damage"),
