@@ -12,7 +12,7 @@ from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 # `python -m benchmarks.speed.paper_run`
-PAPER = Path(__file__).parents[1] / "benchmarks/speed/paper_run.json"
+PAPER = Path(__file__).parents[1] / "ddpo_lessons/app/paper_run.json"
 PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
 CARDS = (10, 16, 24)  # GiB, as cards are sold
 SPARE, OWN = 0.15, 1  # share of a card that a run should leave, and GB of CUDA itself

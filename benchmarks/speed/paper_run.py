@@ -1,4 +1,4 @@
-"""Work out full-size runs on paper: `python -m benchmarks.speed.paper_run` writes paper_run.json.
+"""Work out full-size runs on paper: `python -m benchmarks.speed.paper_run` writes ddpo_lessons/app/paper_run.json.
 
 What a GPU would do is counted, never measured: bytes and FLOPs are those of `ddpo_lessons.app.budget`, times
 are FLOPs over a share of a card's peak. What the host does is measured here, in CPU seconds of one core:
@@ -20,7 +20,7 @@ from diffusers import UNet2DConditionModel
 from PIL import Image
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, ResNetConfig, ResNetModel
 
-from benchmarks.common import machine, write_json
+from benchmarks.common import ROOT, machine, write_json
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
@@ -29,7 +29,7 @@ from ddpo_lessons.data.images import image_grid, to_tensor
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.tiny.world import to_pil
 
-RESULT = Path(__file__).parent / "paper_run.json"
+RESULT = ROOT / "ddpo_lessons" / "app" / "paper_run.json"  # in the wheel, for lesson 08 reads it
 CLIP, RESNET = 427_616_513 * 4, 11_176_512 * 4  # bytes of ViT-L/14 and of ResNet-18 without head, float32
 # TFLOP/s of dense bf16 with float32 accumulation, as NVIDIA gives them; TF32 is half of it on each of these.
 CARDS = {

@@ -12,7 +12,7 @@ from typing import NamedTuple
 GIB = 2**30
 MEMORY_NEEDED_GIB = 2.0  # the demo peaks at 0.9; the rest is room for the system
 DISK_NEEDED_GIB = 1.0  # the demo writes megabytes
-DISK_FULL_SIZE_GIB = 10  # Stable Diffusion, CLIP, checkpoints and grids (benchmarks/speed/paper_run.json)
+DISK_FULL_SIZE_GIB = 10  # Stable Diffusion, CLIP, checkpoints and grids (paper_run.json)
 CHECKPOINT = Path(__file__).parents[1] / "tiny" / "checkpoint"
 
 
