@@ -1,4 +1,4 @@
-"""Work out full-size runs on paper: `python -m benchmarks.speed.paper_run` writes ddpo_lessons/app/paper_run.json.
+"""Work out full-size runs on paper: `python -m benchmarks.speed.paper_run` writes app/paper_run.json.
 
 What a GPU would do is counted, never measured: bytes and FLOPs are those of `ddpo_lessons.app.budget`, times
 are FLOPs over a share of a card's peak. What the host does is measured here, in CPU seconds of one core:
