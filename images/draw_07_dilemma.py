@@ -12,9 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, main
 
+from ddpo_lessons.app.plotting import CURVE_COLORS
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-GUIDANCES = {"4.0": BROWN, "7.5": PURPLE, "12.0": ORANGE, "30.0": RED}
+BLUE, GREEN = PALETTE[0], PALETTE[2]
+GUIDANCES = dict(zip(("4.0", "7.5", "12.0", "30.0"), CURVE_COLORS, strict=True))
 STEPS, ETA = "10", "1.0"  # of the curves; the grid has others
 NAMED = {
     "untouched": "input, untouched",
@@ -42,7 +44,7 @@ def draw_untrained(axes: Axes) -> None:
         places = [point(row) for row in own]
         name = f"untrained, guidance {float(guidance):g}"
         axes.plot(*zip(*places, strict=True), "o-", color=color, markersize=3.5, linewidth=1, label=name)
-        if color is BROWN:
+        if color == CURVE_COLORS[0]:
             for row, place in zip(own, places, strict=True):
                 text = f"{float(row['strength']):g}"
                 offset = (-20, -3) if row is own[-1] else (-5, -10)  # the last two lie close together

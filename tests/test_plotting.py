@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddpo_lessons.app.plotting import plot_run
+from ddpo_lessons.app.plotting import plot_dilemma, plot_run
 from ddpo_lessons.data.images import image_grid
 
 
@@ -33,3 +33,11 @@ def test_curves_show_the_records():
     left, right = figure.axes
     assert left.lines[0].get_ydata().tolist() == [-1.0, -1.0]
     assert list(right.lines[0].get_ydata()) == [25.0]
+
+
+def test_the_dilemma_draws_every_curve_and_path():
+    """More of them than there are colours, too."""
+    point = {"digit": 0.5, "colours": 0.5, "strength": 0.4}
+    figure = plot_dilemma({f"curve {n}": [point] for n in range(5)}, {f"path {n}": [point] for n in range(4)})
+    _, names = figure.axes[0].get_legend_handles_labels()
+    assert names == [f"curve {n}" for n in range(5)] + [f"path {n}" for n in range(4)]

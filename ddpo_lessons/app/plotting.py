@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of plot_dilemma, and of images/draw_07_dilemma.py: the same thing has the same colour.
+# Of plot_dilemma; images/draw_07_dilemma.py takes them from here, so the same thing has the same colour.
 CURVE_COLORS = ("#86660f", "#8a3f96", "#c04f12", "#b03050")
 PATH_COLORS = ("#3568b0", "#2e7d4f", "#22262e")
 
@@ -91,14 +92,14 @@ def plot_dilemma(
 
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
-    for color, (name, points) in zip(CURVE_COLORS, curves.items(), strict=False):
+    for color, (name, points) in zip(itertools.cycle(CURVE_COLORS), curves.items(), strict=False):
         x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
         axes.plot(x, y, "o-", markersize=4, linewidth=1.2, color=color, label=name)
         for n, point in enumerate(points):
             place = (5, 4) if n % 2 else (-14, -11)  # neighbours lie close together
             text = f"{point['strength']:g}"
             axes.annotate(text, (x[n], y[n]), place, textcoords="offset points", fontsize=8, color=color)
-    for color, (name, points) in zip(PATH_COLORS, paths.items(), strict=False):
+    for color, (name, points) in zip(itertools.cycle(PATH_COLORS), paths.items(), strict=False):
         x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
         axes.plot(x, y, ".-", linewidth=2, color=color, label=name)
         axes.plot(x[-1], y[-1], "*", markersize=16, color=color, markeredgecolor="black")
