@@ -22,7 +22,7 @@ from pathlib import Path
 SOURCE = None  # what pip installs instead, once the project is published
 if importlib.util.find_spec("ddpo_lessons") is None:
     files = [path for path in Path().resolve().glob("ddpo[-_]lessons*") if path.suffix in (".whl", ".zip")]
-    source = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else next(iter(files), SOURCE)
+    source = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else max(files, default=SOURCE)
     if source is None:
         raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")
     %pip install -q "{source}[lessons]"

@@ -1,5 +1,6 @@
 """Every command and every code block of the README runs."""
 
+import json
 import os
 import re
 import shlex
@@ -55,3 +56,10 @@ def test_make_knows_what_to_do():
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "-m pytest" in run.stdout
+
+
+def test_hours_on_a_card_are_the_committed_ones():
+    runs = json.loads((ROOT / "ddpo_lessons" / "app" / "paper_run.json").read_text("utf-8"))["runs"]
+    hours = {run["card"]: run["hours"] for run in runs if run["run"] == "edit"}
+    said = f"about {hours['RTX 4090']:.0f} hours on an RTX 4090 and {hours['RTX 3090']:.0f} on an RTX 3090"
+    assert said in " ".join(README.split())
