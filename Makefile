@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # compiled the first time, unless this variable forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test check torture lab notebooks lint clean
+.PHONY: help demo test check torture lab notebooks colab lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -58,6 +58,11 @@ notebooks: .venv/all.stamp ## execute every notebook in place
 	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(NOTEBOOKS))
 	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS))
 	$(if $(NOTEBOOKS),$(BIN)/python tests/tidy_notebooks.py $(NOTEBOOKS))
+
+colab: .venv/all.stamp ## lessons that carry their figures, and the package's wheel: to upload
+	rm -rf build/colab
+	$(BIN)/python images/inline.py build/colab
+	$(BIN)/python -m pip wheel --no-deps -w build/colab .
 
 clean: ## remove the environment, caches and build folders
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import matplotlib as mpl
 import pytest
 
 IMAGES = Path(__file__).parents[1] / "images"
+LESSON = IMAGES.parent / "notebooks" / "07_img2img_ddpo.ipynb"  # which shows SVGs and PNGs
 SCRIPTS = sorted(IMAGES.glob("draw_*.py"))
 
 
@@ -60,3 +64,21 @@ def test_diagrams_bring_their_own_light_background() -> None:
         first = re.search(r'<g id="patch_1">.*?</g>', path.read_text(encoding="utf-8"), re.DOTALL)
         assert first, path.name
         assert f"fill: {card}" in first[0], path.name
+
+
+@pytest.mark.slow
+def test_a_copy_for_colab_carries_its_figures_and_changes_nothing_else(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, IMAGES / "inline.py", tmp_path, LESSON], check=True)
+    lesson, copy = (json.loads(path.read_text("utf-8")) for path in (LESSON, tmp_path / LESSON.name))
+    count = 0
+    for cell, carried in zip(lesson.pop("cells"), copy.pop("cells"), strict=True):
+        source, inlined = "".join(cell.pop("source")), "".join(carried.pop("source"))
+        pictures = re.findall(r"data:image/png;base64,([\w+/=]+)", inlined)
+        assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
+        assert "../images/" not in inlined or cell["cell_type"] == "code"
+        assert len(pictures) == source.count("../images/") * (cell["cell_type"] == "markdown")
+        assert pictures or inlined == source
+        assert carried == cell
+        count += len(pictures)
+    assert copy == lesson
+    assert count >= 3

@@ -1,0 +1,65 @@
+"""Copies of the lessons that carry their figures: `python images/inline.py FOLDER [NOTEBOOK ...]`.
+
+A lesson shows `../images/NAME.svg`, which is not there when only the notebook was uploaded. In the copies
+each figure stands in the text as a PNG. `make colab` puts the package's wheel beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+IMAGES = Path(__file__).parent
+NOTEBOOKS = IMAGES.parent / "notebooks"
+FIGURE = re.compile(r"\.\./images/([\w-]+)\.(svg|png)")
+
+
+def draw(lesson: str, folder: Path) -> None:
+    """Draw the figures of a lesson, given by its number, as PNGs."""
+    for script in sorted(IMAGES.glob(f"draw_{lesson}_*.py")):
+        subprocess.run([sys.executable, script, "--output", folder, "--png", folder], check=True)
+
+
+def inline(notebook: Path, drawn: Path) -> str:
+    """Return the JSON of a notebook whose figures are in its text.
+
+    Args:
+        notebook: a lesson.
+        drawn: folder of the PNGs that were drawn for it.
+    """
+
+    def data(figure: re.Match[str]) -> str:
+        name, kind = figure.groups()
+        folder = drawn if kind == "svg" else IMAGES
+        return "data:image/png;base64," + base64.b64encode((folder / f"{name}.png").read_bytes()).decode()
+
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    for cell in content["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = FIGURE.sub(data, "".join(cell["source"]))
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def main() -> None:
+    """Write the copies."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("notebooks", type=Path, nargs="*", default=sorted(NOTEBOOKS.glob("*.ipynb")))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for notebook in arguments.notebooks:
+        with tempfile.TemporaryDirectory() as drawn:
+            draw(notebook.name[:2], Path(drawn))
+            copy = inline(notebook, Path(drawn))
+        (arguments.folder / notebook.name).write_text(copy, encoding="utf-8")
+        print(arguments.folder / notebook.name)
+
+
+if __name__ == "__main__":
+    main()
