@@ -13,13 +13,15 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
+from huggingface_hub import ModelCard, ModelCardData
 
 from ddpo_lessons import config, trainer
 from ddpo_lessons.data.contexts import Context, score
@@ -62,6 +64,13 @@ def _save(
         {name.replace(".base_layer", ""): w for name, w in weights.items() if "lora_" not in name}
     )
     with_parts(pipeline, {**originals, "unet": base}).save_pretrained(folder)
+
+
+class SchedulerStep(NamedTuple):
+    """What `scheduler_step` returns, TRL's `DDPOSchedulerOutput`."""
+
+    latents: torch.Tensor
+    log_probs: torch.Tensor
 
 
 def _part(name: str) -> Any:
@@ -112,6 +121,37 @@ class DefaultDDPOStableDiffusionPipeline:
         For latents and log-probabilities too, call `ddpo_lessons.rollout.text2img_rollout`.
         """
         return self.sd_pipeline(*args, **kwargs)
+
+    def scheduler_step(
+        self,
+        model_output: torch.Tensor,
+        timestep: torch.Tensor | int,
+        sample: torch.Tensor,
+        eta: float = 0.0,
+        use_clipped_model_output: bool = False,
+        generator: torch.Generator | None = None,
+        prev_sample: torch.Tensor | None = None,
+    ) -> SchedulerStep:
+        """Take a DDIM step, or replay one.
+
+        Args:
+            model_output: (B, C, h, w), what the UNet predicts.
+            timestep: one, or (B,).
+            sample: latents (B, C, h, w) before the step.
+            eta: η of DDIM; 0 has no log-probability, and is refused.
+            use_clipped_model_output: refused when True: clipped outputs have another density.
+            generator: of the noise.
+            prev_sample: latents (B, C, h, w) after the step, to replay it.
+
+        Returns:
+            `latents` (B, C, h, w) after the step, and their `log_probs` (B,), means over the latent.
+        """
+        if use_clipped_model_output:
+            raise ValueError("use_clipped_model_output=True has another density: leave it out")
+        step = ddim_step_with_logprob(
+            self.scheduler, model_output, timestep, sample, eta, prev_sample, generator
+        )
+        return SchedulerStep(step.prev_sample, step.log_prob)
 
     def save_pretrained(self, output_dir: str | Path) -> None:
         """Write the pipeline and, beside it, the LoRA weights; this class loads both from there."""
@@ -214,13 +254,34 @@ class DDPOConfig(config.DDPOConfig):
         return {name: value for name, value in super().to_dict().items() if name in known}
 
 
+def _name(path: str) -> Any:
+    return property(attrgetter(path), doc=f"TRL's name of `{path}`.")
+
+
 class _Methods(trainer.Runner):
-    """The public methods of TRL's trainer, with its signatures."""
+    """The public methods and attributes of TRL's trainer, with its signatures."""
+
+    prompt_fn = _name("prompt_function")
+    reward_fn = _name("reward_function")
+    image_samples_callback = _name("image_samples_hook")
+    optimizer = _name("learner.optimizer")
+    first_epoch = _name("epochs_done")
 
     @property
     def stat_tracker(self) -> Any:
         """The statistics of prompts, or None."""
         return getattr(self.algorithm, "tracker", None)
+
+    @property
+    def trainable_layers(self) -> list[torch.nn.Parameter]:
+        """The weights that are trained."""
+        return list(self.learner.trainable.values())
+
+    @property
+    def neg_prompt_embed(self) -> torch.Tensor:
+        """The embedding (1, L, D) of the negative prompt."""
+        told = self.family.condition([self.config.negative_prompts], "", guidance_scale=1.0)
+        return told["prompt_embeds"]
 
     def train(self, epochs: int | None = None) -> None:
         """Run the epochs that are left.
@@ -247,7 +308,7 @@ class _Methods(trainer.Runner):
 
     def compute_rewards(
         self, prompt_image_pairs: Sequence[Sequence[Any]], is_async: bool = False
-    ) -> list[tuple[torch.Tensor, Any]]:
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
         """Score batches.
 
         Args:
@@ -255,15 +316,16 @@ class _Methods(trainer.Runner):
             is_async: refused when True, which never worked in TRL.
 
         Returns:
-            (rewards, info) of each batch.
+            The rewards (B,) of each batch, and the info of each batch.
         """
         if is_async:
             raise ValueError("is_async=True stops TRL with an AttributeError: leave it out")
         found = []
         for images, prompts, metadata in prompt_image_pairs:
             contexts = [Context(*each) for each in zip(prompts, metadata, strict=True)]
-            found.append(tuple(score(self.reward_function, images, contexts)[3:]))
-        return found
+            found.append(score(self.reward_function, images, contexts)[3:])
+        rewards, info = zip(*found, strict=True)
+        return rewards, info
 
     def loss(self, advantages: torch.Tensor, clip_range: float, ratio: torch.Tensor) -> torch.Tensor:
         """Return PPO's clipped loss, the mean over pairs (N,)."""
@@ -310,14 +372,51 @@ class _Methods(trainer.Runner):
         )
         return loss, stats.approx_kl, stats.clip_fraction
 
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | Sequence[str] | None = None,
+    ) -> None:
+        """Write a model card, README.md, into the run's folder.
+
+        Args:
+            model_name: its title; the run's folder if not given.
+            dataset_name: on the hub, of what was trained on.
+            tags: beside those of every card.
+        """
+        if self.accelerator.is_main_process:
+            self._write_card(self.config.run_dir, model_name, dataset_name, tags)
+
+    def _write_card(
+        self,
+        folder: str | Path,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | Sequence[str] | None = None,
+    ) -> None:
+        base = getattr(self.sd_pipeline, "pretrained_model", None)
+        data = ModelCardData(
+            base_model=None if base in (None, TINY_SD) or Path(base).exists() else base,
+            datasets=dataset_name,
+            library_name="diffusers",
+            tags=["ddpo", "reinforcement-learning", *([tags] if isinstance(tags, str) else tags or ())],
+        )
+        text = (
+            f"# {model_name or Path(self.config.run_dir).name}\n\nTrained by {self.epochs_done} epochs of "
+            "[DDPO](https://arxiv.org/abs/2305.13301) (Black et al. 2023) with ddpo-lessons.\n"
+        )
+        ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(Path(folder, "README.md"))
+
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write the pipeline and, beside it, the LoRA weights; half precision rounds its base, as in TRL.
+        """Write pipeline, model card and LoRA weights; half precision rounds the base, as in TRL.
 
         Args:
             save_directory: where to write to.
         """
         if self.accelerator.is_main_process:
             _save(self.pipeline, save_directory, self._originals)
+            self._write_card(save_directory)
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Do what `save_pretrained` does; TRL's example calls it.

@@ -13,6 +13,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
 from helpers import brightness, make_pipeline, noisy_image, red_three, stir_adapter
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from ddpo_lessons import compat, families
@@ -400,6 +401,51 @@ def test_the_config_has_the_defaults_of_trl_where_scripts_count_on_them(
     assert compat.DDPOConfig().mixed_precision == "no"
     assert str(compat.DDPOConfig().run_dir) == str(Path("logs", "my_script"))
     assert "max_workers" not in compat.DDPOConfig().to_dict()
+
+
+def test_the_trainer_has_what_scripts_reach_for(tmp_path: Path, model: Path) -> None:
+    """The public attributes and methods of TRL 0.21's trainer, whose pool of threads never worked."""
+    pipeline = compat.DefaultDDPOStableDiffusionPipeline(str(model))
+    hook: Any = lambda *arguments: None  # noqa: E731
+    trainer = compat.DDPOTrainer(config(tmp_path), brightness, red_three, pipeline, hook)
+    assert (trainer.prompt_fn, trainer.reward_fn) == (red_three, brightness)
+    assert trainer.image_samples_callback is hook
+    assert (trainer.first_epoch, trainer.num_train_timesteps, trainer.stat_tracker) == (0, 3, None)
+    optimized = [id(weight) for group in trainer.optimizer.param_groups for weight in group["params"]]
+    assert optimized == [id(weight) for weight in trainer.trainable_layers]
+    empty = pipeline.sd_pipeline.encode_prompt("", "cpu", 1, False)[0]
+    assert torch.allclose(trainer.neg_prompt_embed, empty, atol=1e-6)
+    images = torch.stack([torch.full((3, 32, 32), share) for share in (0.25, 0.5, 0.75)])
+    batches = [(images[:2], ["a"] * 2, [{}] * 2), (images[2:], ["a"], [{}])]
+    rewards, info = trainer.compute_rewards(batches)
+    assert [batch.tolist() for batch in rewards] == [[0.25, 0.5], [0.75]]
+    assert len(info) == 2
+    assert trainer.step(0, 7) == 1  # TRL's count of optimizer steps
+    trainer.create_model_card("Reds", tags="red")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "# Reds" in card.text
+    assert {"ddpo", "red"} <= set(card.data.tags)
+    trainer.save_model(tmp_path / "saved")
+    assert ModelCard.load(tmp_path / "saved" / "README.md").data.base_model is None  # a folder is no name
+
+
+def test_the_wrappers_step_is_the_schedulers_with_log_probs(model: Path) -> None:
+    pipeline = compat.DefaultDDPOStableDiffusionPipeline(str(model))
+    pipeline.scheduler.set_timesteps(5)
+    generator = torch.Generator().manual_seed(0)
+    output, sample = torch.randn(2, 2, 4, 8, 8, generator=generator)
+    timestep = pipeline.scheduler.timesteps[1]
+    drawn = pipeline.scheduler_step(output, timestep, sample, eta=1.0, generator=generator)
+    scheduler = pipeline.scheduler
+    variance = scheduler._get_variance(timestep, timestep - 200) ** 0.5
+    noise = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    mean = scheduler.step(output, timestep, sample, 1.0, variance_noise=0 * noise).prev_sample
+    by_hand = torch.distributions.Normal(mean, variance).log_prob(drawn.latents).mean(dim=(1, 2, 3))
+    assert torch.allclose(drawn.log_probs, by_hand, atol=1e-4)
+    replayed = pipeline.scheduler_step(output, timestep, sample, eta=1.0, prev_sample=drawn.latents)
+    assert torch.equal(replayed.log_probs, drawn.log_probs)
+    with pytest.raises(ValueError, match="use_clipped_model_output"):
+        pipeline.scheduler_step(output, timestep, sample, 1.0, use_clipped_model_output=True)
 
 
 def test_async_rewards_are_refused() -> None:

@@ -15,6 +15,7 @@ import torch
 from helpers import PROMPTS, brightness, each_prompt, make_config, make_pipeline, noisy_image
 from safetensors.torch import load_file, save_file
 
+from ddpo_lessons import compat
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
@@ -84,6 +85,11 @@ def in_each_process(folder: Path) -> None:
         train(folder, "lora")
     except ValueError as error:
         (folder / f"refused-{rank}.json").write_text(json.dumps(str(error)))
+    config = make_config(folder / "compat", **COMMON)
+    old = compat.DDPOTrainer(config, brightness, each_prompt(), make_pipeline())
+    old.train()
+    old.save_model()  # called by every process, as by TRL's example
+    save_file({**old.learner.trainable}, folder / f"compat-{rank}.safetensors")
     resumed = train(folder, "lora", num_epochs=3, resume_from="latest")
     resumed.save()  # once more, after training: nothing hangs
     resumed.save_pretrained(folder / "lora-weights")
@@ -113,6 +119,14 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-4000:]
     return folder
+
+
+def test_compat_trains_the_same_weights_in_each_process(launched: Path) -> None:
+    ours, *compats = (
+        load_file(launched / f"{name}.safetensors") for name in ("lora-0", "compat-0", "compat-1")
+    )
+    assert all(torch.equal(weights[key], ours[key]) for weights in compats for key in ours)
+    assert (launched / "compat" / "README.md").is_file()
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
