@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # compiled the first time, unless this variable forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test check torture lab notebooks colab lint clean
+.PHONY: help demo test check torture lab notebooks colab site lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -64,6 +64,10 @@ colab: .venv/all.stamp ## lessons that carry their figures, and the package's wh
 	$(BIN)/python images/inline.py build/colab
 	$(BIN)/python -m pip wheel --no-deps -w build/colab .
 
+site: .venv/all.stamp ## the pages in build/site, from docs/ and the notebooks as they are
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/site
+	@echo "Open build/site/index.html"
+
 clean: ## remove the environment, caches and build folders
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -76,6 +80,6 @@ clean: ## remove the environment, caches and build folders
 	@touch $@
 
 .venv/all.stamp: .venv/core.stamp
-	@echo "[+] Installing what tests and notebooks need (once; half a minute or more)"
-	@$(PIP_INSTALL) -e ".[notebooks,test]"
+	@echo "[+] Installing what tests, notebooks and site need (once; half a minute or more)"
+	@$(PIP_INSTALL) -e ".[notebooks,site,test]"
 	@touch $@

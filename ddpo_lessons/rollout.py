@@ -30,7 +30,7 @@ class Trajectory:
         timesteps: (B, T) int64, the timestep at which action k was taken.
         log_probs: (B, T) float32, log-probability of action k under the policy that took it.
         conditioning: what the policy was told, (B, ...) each, by names that the family gives; those that
-            begin with "negative_" are there only where guidance needs a second pass.
+            begin with `negative_` are there only where guidance needs a second pass.
         guidance_scale: the guidance that was part of the policy.
         schedule: the steps that were run; replaying takes their numbers from here and nowhere else.
         final_latents: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what a deterministic

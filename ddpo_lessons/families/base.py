@@ -81,7 +81,7 @@ class Family(Protocol):
     ) -> dict[str, torch.Tensor]:
         """Turn B prompts into what the denoiser is told, (B, ...) each.
 
-        Names that begin with "negative_" hold what guidance leads away from; they are left out where one
+        Names that begin with `negative_` hold what guidance leads away from; they are left out where one
         pass is enough: guidance of 1 and below, or prompts that all are the negative one. `size` is (H, W)
         of the images in pixels, the model's own if not given.
         """
@@ -150,10 +150,10 @@ def guided(
     """Predict with classifier-free guidance: e = e_neg + w (e_pos - e_neg).
 
     Source: Ho and Salimans 2022, arXiv 2207.12598, eq. 6 in the convention of Stable Diffusion. Without
-    names that begin with "negative_" one pass gives e_pos.
+    names that begin with `negative_` one pass gives e_pos.
 
     Args:
-        call: (latents, timesteps, **conditioning) to a prediction of the latents' shape.
+        call: `(latents, timesteps, **conditioning)` to a prediction of the latents' shape.
         latents: (N, C, h, w).
         timesteps: (N,).
         conditioning: (N, ...) each.

@@ -132,10 +132,13 @@ def prompt_alignment(
 ) -> RewardFunction:
     """How well an image of the digit world shows what its prompt says.
 
-    digit_weight * log p(digit) - ink_weight * |ink - named ink| - background_weight *
-    |background - named background|: log p from the classifier, colours measured without any
-    model, distances Euclidean in RGB on [0, 1] (at most sqrt(3)). What a prompt leaves unsaid
-    counts 0. The three terms are returned as info, before weighting.
+    With log p from the classifier, colours measured without any model, and distances Euclidean in
+    RGB on [0, 1] (at most sqrt(3))::
+
+        digit_weight * log p(digit) - ink_weight * |ink - named ink|
+            - background_weight * |background - named background|
+
+    What a prompt leaves unsaid counts 0. The three terms are returned as info, before weighting.
 
     Args:
         model: as for `digit_legibility`.
@@ -180,11 +183,13 @@ def recolouring(
 ) -> RewardFunction:
     """Obey a prompt that names ink and background, and keep digit and shape of the input.
 
-    log p(digit) - colour_weight * (|ink - named ink| + |background - named background|) - shape_weight *
-    mean |coverage - coverage of the input|: log p of `metadata["digit"]` from the classifier, colours and
-    coverage measured without any model (`world.measure_colours`, `world.coverage`), colours' distances
-    Euclidean in RGB on [0, 1]. The input is `metadata["image"]` (3, H, W). The four terms are returned as
-    info, before weighting.
+    With log p of `metadata["digit"]` from the classifier, colours and coverage measured without any model
+    (`world.measure_colours`, `world.coverage`), and colours' distances Euclidean in RGB on [0, 1]::
+
+        log p(digit) - colour_weight * (|ink - named ink| + |background - named background|)
+            - shape_weight * mean |coverage - coverage of the input|
+
+    The input is `metadata["image"]` (3, H, W). The four terms are returned as info, before weighting.
 
     Args:
         model: as for `digit_legibility`.

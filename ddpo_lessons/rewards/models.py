@@ -321,8 +321,8 @@ class _Features(nn.Module):
 def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "target") -> RewardFunction:
     """Minus a perceptual distance, LPIPS-style, to the image `metadata[reference]` (3, H, W).
 
-    With f_l the features of stage l, scaled to unit length over the channels at each position,
-    d = mean over l, over positions, of |f_l(image) - f_l(reference)|^2, in [0, 4]. This is LPIPS
+    With f_l the features of stage l, scaled to unit length over the channels at each position, it is the
+    mean over l, over positions, of `|f_l(image) - f_l(reference)|^2`, in [0, 4]. This is LPIPS
     without its learned channel weights and with a mean over stages for its sum (Zhang et al. 2018,
     arXiv 1801.03924, equation 1; section 4 finds unweighted features a good metric already).
 

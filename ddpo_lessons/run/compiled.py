@@ -49,7 +49,7 @@ def check_gradients(
 ) -> None:
     """Refuse gradients of compiled code that are not those of the same code uncompiled.
 
-    Each weight's difference is |compiled - own| / max(|own|, 0.01 largest |own|).
+    Each weight's difference is `|compiled - own| / max(|own|, 0.01 largest |own|)`.
 
     Args:
         names: of the trained weights, for the error.

@@ -131,7 +131,7 @@ class RunLog:
                 path.unlink()
 
     def record(self, kind: str, values: Mapping[str, float]) -> None:
-        """Append one record: {"kind": ..., **values}; numbers that are not finite become null.
+        """Append one record, `{"kind": ..., **values}`; numbers that are not finite become null.
 
         Raises:
             OSError: if the disk is full or the file cannot be written; the records before it stay whole.

@@ -194,7 +194,7 @@ def describe(description: world.Description, rng: random.Random) -> str:
 def train_vae(vae: AutoencoderKL, pictures: torch.Tensor, steps: int, device: torch.device) -> None:
     """Train the autoencoder, weighing each picture by its contrast, so that faint ink counts too.
 
-    Loss: mean over pictures of |x - x'| / std(x), plus 1e-6 times the KL of the posterior to N(0, 1).
+    Loss: mean over pictures of `|x - x'| / std(x)`, plus 1e-6 times the KL of the posterior to N(0, 1).
     Afterwards `scaling_factor` makes the latents' standard deviation 1.
     """
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, weight_decay=1e-4)

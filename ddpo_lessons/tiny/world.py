@@ -159,7 +159,7 @@ def nearest_colour(rgb: torch.Tensor) -> torch.Tensor:
 def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
     """Say how much ink lies on each pixel of pictures of two colours.
 
-    A pixel x = a i + (1 - a) g of ink i and background g has the coverage a = (x - g)·(i - g) / |i - g|².
+    A pixel x = a i + (1 - a) g of ink i and background g has the coverage `a = (x - g)·(i - g) / |i - g|²`.
 
     Args:
         images: (N, 3, H, W) in [0, 1].

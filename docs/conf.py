@@ -1,0 +1,75 @@
+"""How `make site` builds the pages. The repository is the source folder: its links are the site's."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+project = "ddpo-lessons"
+copyright = "ddpo-lessons, MIT licence"
+release = metadata.version("ddpo-lessons")
+root_doc = "docs/index"
+include_patterns = ["docs/**", "notebooks/*", "benchmarks/*.md"]
+exclude_patterns = [".*", "build", "dist", "**/.ipynb_checkpoints"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+
+nb_execution_mode = "off"  # what is committed is shown
+nb_merge_streams = True
+nb_number_source_lines = False
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_dmath_allow_labels = False  # "$$…$$ (text)" is a formula and a text
+myst_heading_anchors = 4  # as GitHub's
+copybutton_selector = "div.highlight:not(.output *) pre"
+
+# MathJax draws SVG: one file, which needs no network and no fonts, and so works from a file system.
+_MATHJAX = "sphinx-mathjax-offline/static/mathjax/tex-svg-full.js"
+html_static_path = ["_static", str(metadata.distribution("sphinx-mathjax-offline").locate_file(_MATHJAX))]
+mathjax_path = "tex-svg-full.js"
+
+autodoc_default_options = {"members": True, "ignore-module-all": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+default_role = "py:obj"  # docstrings have Markdown's single backticks
+
+html_theme = "furo"
+html_title = "ddpo-lessons"
+html_css_files = ["site.css"]
+html_extra_path = ["_root"]
+html_show_sphinx = False
+html_copy_source = False
+
+
+def link_modules(app: Sphinx, name: str, source: list[str]) -> None:
+    """Lead links to a module's file to its place in the reference."""
+
+    def module(match: re.Match[str]) -> str:
+        return f"](#{match[1].replace('/', '.')})"
+
+    source[0] = re.sub(r"\]\((?:\.\./)+(ddpo_lessons/[\w/]+?)(?:/__init__)?\.py\)", module, source[0])
+
+
+def skip_member(app: Sphinx, what: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out fields of named tuples, of which Python says nothing but their number."""
+    return True if str(getattr(member, "__doc__", "")).startswith("Alias for field number") else None
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", link_modules)
+    app.connect("autodoc-skip-member", skip_member)
