@@ -1,0 +1,63 @@
+"""The how-tos' training commands: the command line takes them, for the samples that the pages say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ddpo_lessons.app.cli import Train, parse
+
+HOWTO = Path(__file__).parents[1] / "docs" / "howto"
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of each command of a page's shell blocks."""
+    text = (HOWTO / f"{page}.md").read_text("utf-8")
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    return [
+        shlex.split(line, comments=True)
+        for block in blocks
+        for line in block.replace("\\\n", " ").splitlines()
+        if "train" in shlex.split(line)
+    ]
+
+
+def settings(words: list[str]) -> tuple[int, int]:
+    """Check a command; return the samples of an epoch and of an optimizer step, over all its processes."""
+    processes = int(words[words.index("--num_processes") + 1]) if words[0] == "accelerate" else 1
+    train = parse(words[words.index("train") :])
+    assert isinstance(train, Train)
+    train.check()
+    plan = train.make_config(train.choose_preset()).epoch_plan(25, processes)
+    return plan.total_samples, plan.samples_per_optimizer_step
+
+
+EXPECTED = {
+    "your-card": [(64, 32), (256, 128), (256, 128)],  # smoke, SD 1.5, SDXL
+    "several-gpus": [(256, 128)],
+    "resume": [(64, 64), (64, 64)],
+}
+
+
+@pytest.mark.parametrize("page", EXPECTED)
+def test_commands_train_what_the_page_says(page):
+    assert [settings(words) for words in commands(page)] == EXPECTED[page]
+
+
+def test_hours_on_a_card_are_the_committed_ones():
+    runs = json.loads((HOWTO.parents[1] / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))["runs"]
+    smoke = {run["card"]: run for run in runs if run["run"] == "smoke"}
+    for run in (run for run in runs if run["run"] == "edit"):
+        cells = [
+            run["card"],
+            run["gpu_memory"],
+            f"{run['pairs']}{', with checkpointing' if run['checkpointing'] else ''}",
+            f"{run['peak_gb']:.1f}",
+            f"{smoke[run['card']]['hours']:.2f}",
+            f"{run['hours']:.0f}",
+        ]
+        assert f"| {' | '.join(map(str, cells))} |" in (HOWTO / "your-card.md").read_text("utf-8")

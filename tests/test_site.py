@@ -1,0 +1,144 @@
+"""The site is built without a warning, and all that its pages point to is there, without a network."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import nbformat
+import pytest
+from bs4 import BeautifulSoup, Tag
+
+import ddpo_lessons
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+
+pytestmark = pytest.mark.slow
+in_a_browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `make site` would write."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
+    command += ["-d", str(folder / "doctrees"), ".", str(folder / "html")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return folder / "html"
+
+
+@cache
+def page(path: Path) -> BeautifulSoup:
+    return BeautifulSoup(path.read_text("utf-8"), "html.parser")
+
+
+def article(path: Path) -> Tag:
+    """A page without menus."""
+    found = page(path).find("article")
+    assert isinstance(found, Tag)
+    return found
+
+
+def addresses(path: Path) -> list[str]:
+    """Everything that a page links to or loads."""
+    tags = page(path).find_all(["a", "link", "script", "img", "source"])
+    found = [tag.get("href") or tag.get("src") for tag in tags]
+    return [address for address in found if isinstance(address, str)]
+
+
+def is_broken(path: Path, address: str) -> bool:
+    """Say whether a page's link inside the site leads nowhere."""
+    parts = urlsplit(address)
+    if parts.scheme or parts.netloc:
+        return False
+    target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+    if not target.is_file():
+        return True
+    anchored = parts.fragment and target.suffix == ".html"
+    return bool(anchored) and page(target).find(id=unquote(parts.fragment)) is None
+
+
+def dump(address: str) -> BeautifulSoup:
+    """Open a page in a browser, let its scripts run, and return what has become of it."""
+    assert BROWSER
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"]
+    run = subprocess.run([*command, "--dump-dom", address], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return BeautifulSoup(run.stdout, "html.parser")
+
+
+def test_no_link_picture_or_anchor_is_broken(site):
+    pages = sorted(path for path in site.rglob("*.html") if "_static" not in path.parts)
+    assert len(pages) > 30
+    broken = [
+        f"{path.relative_to(site)}: {address}"
+        for path in pages
+        for address in addresses(path)
+        if address != "#" and is_broken(path, address)
+    ]
+    assert broken == []
+    assert is_broken(pages[0], "no-such-page.html")
+    assert is_broken(site / "docs" / "index.html", "glossary.html#no-such-section")
+
+
+def test_pages_load_nothing_from_a_network(site):
+    for path in site.rglob("*.html"):
+        loaded = page(path).find_all(["script", "img", "link"])
+        remote = [str(tag) for tag in loaded if urlsplit(tag.get("src") or tag.get("href") or "").netloc]
+        assert remote == [], path.name
+        assert page(path).find("a", href=re.compile(r"\.ipynb|\.md")) is None, path.name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
+    cells = nbformat.read(path, as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    outputs = [output for cell in cells for output in cell.get("outputs", []) if "data" in output]
+    figures = [output for output in outputs if any(kind.startswith("image/") for kind in output.data)]
+    lesson = article(site / "notebooks" / f"{path.stem}.html")
+    assert len(lesson.find_all("img")) == len(re.findall(r"!\[", prose)) + len(figures)
+    solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
+    folded = lesson.select("details.hide")
+    assert len(folded) == len(solutions) >= 3
+    assert not any(details.has_attr("open") for details in folded)
+
+
+def test_reference_has_every_module_of_the_package(site):
+    modules = pkgutil.walk_packages(ddpo_lessons.__path__, "ddpo_lessons.")
+    described = {tag["id"] for path in site.glob("docs/api/*.html") for tag in page(path).select("[id]")}
+    bare = {"ddpo_lessons.app", "ddpo_lessons.data", "ddpo_lessons.run", "ddpo_lessons.text"}  # only rooms
+    missing = {module.name for module in modules} - {str(name).removeprefix("module-") for name in described}
+    assert missing == bare
+    assert "ddpo_lessons.ddim.ddim_step_with_logprob" in described
+
+
+@in_a_browser
+def test_every_formula_is_one_that_mathjax_can_set(site):
+    """All formulas of the site on one page, with one that is wrong."""
+    formulas = {str(tag) for path in site.rglob("*.html") for tag in page(path).select(".math")}
+    assert len(formulas) > 200
+    sheet = site / "notebooks" / "formulas.html"
+    strict = "<script>MathJax = {tex: {packages: {'[-]': ['noundefined', 'noerrors']}}}</script>"
+    script = '<script src="../_static/tex-svg-full.js"></script>'
+    wrong = r'<span class="math">\(\nosuchmacro\)</span>'
+    sheet.write_text("<meta charset=utf-8>" + strict + script + "\n".join(formulas) + wrong, "utf-8")
+    shown = dump(sheet.as_uri())
+    assert len(shown.select("mjx-container")) == len(formulas) + 1
+    errors = [tag["data-mjx-error"] for tag in shown.select("[data-mjx-error]")]
+    assert errors == [r"Undefined control sequence \nosuchmacro"]
+
+
+@in_a_browser
+def test_search_finds_from_a_file_system(site):
+    found = dump((site / "search.html").as_uri() + "?q=clipped_surrogate")
+    links = [str(tag["href"]) for tag in found.select("#search-results li a")]
+    assert any("api/lessons.html" in link for link in links), links
