@@ -45,11 +45,13 @@ mathjax_path = "tex-svg-full.js"
 autodoc_default_options = {"members": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+napoleon_use_ivar = True  # attributes as a list
 default_role = "py:obj"  # docstrings have Markdown's single backticks
 
 html_theme = "furo"
 html_title = "ddpo-lessons"
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_extra_path = ["_root"]
 html_show_sphinx = False
 html_copy_source = False
@@ -69,7 +71,14 @@ def skip_member(app: Sphinx, what: str, name: str, member: Any, skip: bool, opti
     return True if str(getattr(member, "__doc__", "")).startswith("Alias for field number") else None
 
 
+def keep_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Put a line before the docstring of an attribute: napoleon takes its first one for "type: text"."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", link_modules)
     app.connect("autodoc-skip-member", skip_member)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
