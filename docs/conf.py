@@ -50,6 +50,7 @@ napoleon_use_ivar = True  # attributes as a list
 default_role = "py:obj"  # docstrings have Markdown's single backticks
 
 html_theme = "furo"
+pygments_dark_style = "monokai"  # furo's own underlines modules as if they were links
 html_title = "ddpo-lessons"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
