@@ -1,8 +1,7 @@
 """Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
 
 Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
-UNet and bare UNet (in passes of any size, and in those that the order of the work allows) take turns, an
-epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and batch size
+UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and batch size
 the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how far the
 gradients of an optimizer step are apart: of the first one after the timed epochs, for then both matrices of
 LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range
@@ -50,8 +49,7 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> di
         step = peer.ask(f"gradient {recording}")
         if case.peer_error not in step.get("error", case.peer_error):
             raise RuntimeError(f"{case.peer} failed, and not as it is known to: {step['error']}")
-        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch")}
-        turns |= {name: (ours, name) for name in ("floor", "ordered floor")}
+        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch"), "floor": (ours, "floor")}
         if "error" not in step:
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
