@@ -203,7 +203,12 @@ def speed_sentence(result: Row) -> str:
     )
 
 
-RATIOS = (("peer", "ours"), ("peer", "compiled"), ("ours", "floor"), ("compiled", "floor"))  # of side_by_side.py
+RATIOS = (
+    ("peer", "ours"),
+    ("peer", "compiled"),
+    ("ours", "floor"),
+    ("compiled", "floor"),
+)  # of side_by_side.py
 
 
 def _outcome(row: Row) -> str:

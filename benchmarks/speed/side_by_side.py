@@ -1,12 +1,12 @@
 """Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
 
 Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
-UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and batch size
-the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how far the
-gradients of an optimizer step are apart: of the first one after the timed epochs, for then both matrices of
-LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range
-before any update, its policy is not the one that sampled, and gradients are not compared; where they are
-compared and differ, it ends.
+UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes
+side_by_side.json: for every case and batch size the seconds of each phase (median, smallest, largest), those
+of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one after
+the timed epochs, for then both matrices of LoRA have gradients. Where the peer fails, its error; where more
+than half of its ratios leave the clip range before any update, its policy is not the one that sampled, and
+gradients are not compared; where they are compared and differ, it ends.
 """
 
 from __future__ import annotations
