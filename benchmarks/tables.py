@@ -7,17 +7,17 @@ import math
 import re
 import statistics
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, read_rows
+from benchmarks.common import ROOT, Row, read_rows
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
 HERE = Path(__file__).parent
-TO_RESULT = "speed/time_to_result"
 PAGES = (
     "README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/beside-peers.md", "docs/damage.md",
     "docs/tiny-sd.md", "notebooks/07_img2img_ddpo.ipynb",
@@ -52,7 +52,6 @@ TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the t
 }
 TWO_TASKS = ("fog", "camouflage")  # in lesson 07
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
-Row = dict[str, Any]
 
 
 def table(titles: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -142,14 +141,12 @@ def task_table(rows: list[Row], baselines: list[Row], tasks: Sequence[str] = tup
     lines = []
     for name in tasks:
         trained = [row for row in rows if row["variant"] == name and row["damage"]]
-        own: dict[str, list[Row]] = {}
+        own: dict[str, list[Row]] = defaultdict(list)
         for row in baselines:
             if row["task"] == name and row["test"]:
-                own.setdefault(row["what"], []).append(row)
-        cells = [_at_best(own.get(what, [])) for what in ("untouched", "operation", "untrained")]
-        lines.append(
-            [TASKS[name], *cells, _seeds(trained, "judge"), _seeds(own.get("supervised", []), "test")]
-        )
+                own[row["what"]].append(row)
+        cells = [_at_best(own[what]) for what in ("untouched", "operation", "untrained")]
+        lines.append([TASKS[name], *cells, _seeds(trained, "judge"), _seeds(own["supervised"], "test")])
     return table(["task", *titles], "lrrrrr", lines)
 
 
@@ -236,18 +233,13 @@ def peers_table(result: Row) -> str:
         seconds = [f"{row[name]['whole'][0]:.2f}" if name in row else "fails" for name in names]
         ratios = [_ratio(row, *pair) for pair in RATIOS]
         rows.append([row["case"], row["size"], row["against"], *seconds, *ratios, _outcome(row)])
-    return table(titles, "lll" + 8 * "r" + "l", rows) + "\n\n" + _measured_on(result)
+    how = f"{result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}"
+    versions = f"Peers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
+    return table(titles, "lll" + 7 * "r" + "l", rows) + f"\n\nSeconds per epoch, {how}. {versions}"
 
 
 def _versions(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _measured_on(result: Row) -> str:
-    return (
-        f"Seconds per epoch, {result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}. "
-        f"Peers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
-    )
 
 
 def result_table(rows: list[Row], about: Row) -> str:
@@ -302,7 +294,9 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "torture-totals": lambda: torture_totals(read("torture/counts.json")),
     "speed": lambda: speed_sentence(read("speed/side_by_side.json")),
     "peers": lambda: peers_table(read("speed/side_by_side.json")),
-    "time-to-result": lambda: result_table(read(f"{TO_RESULT}.csv"), read(f"{TO_RESULT}.json")),
+    "time-to-result": lambda: result_table(
+        read("speed/time_to_result.csv"), read("speed/time_to_result.json")
+    ),
 }
 
 

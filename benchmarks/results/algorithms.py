@@ -7,7 +7,6 @@ appends a row per epoch to algorithms.csv, run by run; what the file already hol
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,15 +26,13 @@ from ddpo_lessons.ddim import gaussian_kl
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import RewardFunction, colourfulness, jpeg_compressibility, prompt_alignment
 from ddpo_lessons.rollout import Trajectory, sample_seed, text2img_rollout
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
 from ddpo_lessons.trainer import Runner
 
 PICTURES = Path(__file__).parent / "algorithms"  # what `Run.snapshots` keeps
 COLUMNS = (
-    "experiment", "variant", "reward", "seed", "learning_rate", "epoch", "queries", "reward_mean",
-    "reward_std", "judge", "kl_reference", "clip_fraction", "seconds", "test_reward", "test_judge",
-    "left_out_reward", "left_out_judge", "distance", "test_kl",
+    "experiment", "variant", "reward", "seed", "learning_rate", "epoch", "queries", "reward_mean", "judge",
+    "test_reward", "test_judge", "left_out_reward", "left_out_judge", "distance", "test_kl",
 )  # fmt: skip
 SEEDS, TEST_IMAGES = (0, 1, 2), 32
 SETTINGS: Row = {
@@ -180,32 +177,20 @@ def train(run: Run) -> list[Row]:
     with scratch_config(SETTINGS, run.config, seed=run.seed, train_learning_rate=run.learning_rate) as config:
         task = (REWARDS[run.reward](), prompts_of(run, "seen", run.seed), pipeline, hook)
         trainer = Runner(config, *task, algorithm=run.algorithm(), start=FromNoise())
-        started = time.perf_counter()
         for epoch in range(run.epochs):
             metrics = trainer.step(epoch)
             row = {name: getattr(run, name) for name in COLUMNS[:5]}
-            row |= {name: metrics[name] for name in ("epoch", "reward_mean", "reward_std")}
-            row |= {"queries": metrics["samples_seen"], "judge": read[-1]}
-            row |= step_means(config.output_dir, epoch + 1)
-            rows.append({**row, "seconds": time.perf_counter() - started})
+            row |= {"epoch": metrics["epoch"], "reward_mean": metrics["reward_mean"]}
+            rows.append({**row, "queries": metrics["samples_seen"], "judge": read[-1]})
             if epoch + 1 in run.snapshots:
                 keep(run, test(run, pipeline, judge, "seen", guidance)[0], epoch + 1)
     rows[-1] |= end_readings(run, pipeline, judge, guidance, before)
     for other in run.test_guidance:
         *_, reward, accuracy = test(run, pipeline, judge, "seen", other)
-        row = {name: value for name, value in rows[-1].items() if name in COLUMNS[:13]}
+        row = {name: value for name, value in rows[-1].items() if name in COLUMNS[:9]}
         rows.append({**row, "variant": f"{run.variant}, tested at {other:g}"})
         rows[-1] |= {"test_reward": reward, "test_judge": accuracy}
     return rows
-
-
-def step_means(folder: str, epoch: int) -> Row:
-    """Return the means of what the optimizer steps of an epoch recorded, where they did."""
-    steps, means = [step for step in read_metrics(folder, "step") if step["epoch"] == epoch], {}
-    for name in ("kl_reference", "clip_fraction"):
-        values = [step[name] for step in steps if name in step]
-        means[name] = sum(values) / len(values) if values else ""
-    return means
 
 
 def end_readings(run: Run, pipeline: Any, judge: Any, guidance: float, before: torch.Tensor) -> Row:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -16,8 +15,9 @@ from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging
 from safetensors.torch import load_file
 
-from benchmarks.common import seconds_of
-from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness, serve
+from benchmarks.common import Row, seconds_of
+from benchmarks.peers.environment import serve
+from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
@@ -117,9 +117,7 @@ class Floor:
         """Find the best size of a forward pass, and of one with its backward pass."""
         self.unet, self.trainable = trainer.learner.denoiser, list(trainer.learner.trainable.values())
         self.embeds = embedding(trainer, case)  # (1, L, D)
-        shape = SIZES[size]
-        samples = shape["sample_batch_size"] * shape["sample_num_batches_per_epoch"]
-        self.evaluations = samples * case.actions * case.evaluations
+        self.evaluations = math.prod(SIZES[size][:2]) * case.actions * case.evaluations
         self.passes = [(run, self._fastest(run)) for run in (self._forward, self._backward)]
 
     def _fastest(self, run: Callable[[int], None]) -> list[int]:
@@ -157,20 +155,15 @@ def main() -> None:
     case, size, folder, compiled = CASES[sys.argv[1]], sys.argv[2], sys.argv[3], sys.argv[4:] == ["compiled"]
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = make_trainer(case, size, folder, output_dir, torch_compile=compiled)
-        floor: Floor | None = None
-        epochs = 0
+        floor = cache(lambda: Floor(trainer, case, size))
 
-        def epoch(line: str) -> dict[str, Any]:
-            nonlocal epochs, floor
+        def epoch(line: str) -> Row:
             if line.startswith("gradient "):
                 return compare_gradient(trainer, case, line.removeprefix("gradient "))
             if line == "floor":
-                floor = floor or Floor(trainer, case, size)
-                return floor.epoch()
-            started = time.perf_counter()
-            metrics = trainer.step(epochs)
-            whole = time.perf_counter() - started
-            epochs += 1
+                return floor().epoch()
+            metrics: dict[str, float] = {}
+            whole = seconds_of(lambda: metrics.update(trainer.step(trainer.epochs_done)))
             phases = {name: metrics[f"seconds_{name}"] for name in ("sampling", "reward", "training")}
             return {**phases, "whole": whole}
 
