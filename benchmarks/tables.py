@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 import textwrap
@@ -242,6 +241,9 @@ def _versions(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
+NEVER = {"seconds": "inf", "samples": "inf"}  # a run that never reads 15 points more
+
+
 def result_table(rows: list[Row], about: Row) -> str:
     """Return the table of seconds until 15 points more pictures are right, per variant."""
     titles = "trainer, settings | seconds, median | seconds, each seed | samples, median | samples a second"
@@ -249,27 +251,19 @@ def result_table(rows: list[Row], about: Row) -> str:
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
+        ends = [first_reached(run) or NEVER for run in runs]
+        median = {key: statistics.median(float(end[key]) for end in ends) for key in NEVER}
+        trained = {key: sum(float(run[-1][key]) for run in runs) for key in NEVER}
         in_vain = [float(run[-1]["seconds"]) for run in runs if first_reached(run) is None]
-        cells = [_median(runs, "seconds", f"not within {min(in_vain, default=0):,.0f}")]
-        cells += [", ".join(f"{_reached(run, 'seconds'):.0f}".replace("inf", "–") for run in runs)]
-        samples, seconds = (sum(float(run[-1][key]) for run in runs) for key in ("samples", "seconds"))
-        cells += [_median(runs, "samples", "–"), f"{samples / seconds:.1f}", percent(own[0]["both"])]
-        lines.append([variant, *cells, percent(max(float(row["both"]) for row in own))])
+        seconds = f"{median['seconds']:,.0f}".replace("inf", f"not within {min(in_vain, default=0):,.0f}")
+        each = ", ".join(f"{float(end['seconds']):.0f}" for end in ends).replace("inf", "–")
+        samples = f"{median['samples']:,.0f}".replace("inf", "–")
+        pace = f"{trained['samples'] / trained['seconds']:.1f}"
+        before, best = own[0]["both"], max(float(row["both"]) for row in own)
+        lines.append([variant, seconds, each, samples, pace, percent(before), percent(best)])
     found = table([*titles.split(" | "), "right before", "best"], "lrrrrrr", lines)
     measured = f"Measured on: {about['machine']}, one thread a run. Peers: {_versions(about['peers'])}."
     return f"{found}\n\n{measured}"
-
-
-def _reached(run: list[Row], column: str) -> float:
-    """Return a column of the first reading of 15 points more; infinity if there is none."""
-    row = first_reached(run)
-    return float(row[column]) if row else math.inf
-
-
-def _median(runs: list[list[Row]], column: str, never: str) -> str:
-    """Return the median of the runs, of which those that never get there are the last."""
-    median = statistics.median(_reached(run, column) for run in runs)
-    return f"{median:,.0f}" if median < math.inf else never
 
 
 def read(name: str) -> Any:
