@@ -9,14 +9,20 @@ import multiprocessing
 import os
 import platform
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.utils import logging
+
+from ddpo_lessons.config import DDPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
+Row = dict[str, Any]
 
 
 def machine() -> str:
@@ -26,6 +32,26 @@ def machine() -> str:
         named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         processor = named[0].split(":")[1].strip() if named else processor
     return f"{os.cpu_count()} cores, {processor}, torch {torch.__version__}"
+
+
+def quiet_thread() -> None:
+    """Compute on one thread, without diffusers' progress bars."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+
+
+@contextmanager
+def scratch_config(*settings: Row, **changes: Any) -> Iterator[DDPOConfig]:
+    """Make a config of settings, later ones first; its run's folder goes with the block."""
+    merged = {name: value for part in (*settings, changes) for name, value in part.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        yield DDPOConfig(**merged, output_dir=folder)
+
+
+def redness(images: torch.Tensor, prompts: Any = None, metadata: Any = None) -> torch.Tensor:
+    """A reward: red less the mean of green and blue, (B,)."""
+    red, green, blue = images.mean((2, 3)).unbind(1)
+    return red - (green + blue) / 2
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
@@ -49,7 +75,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write a CSV with the columns of the first row; decimals are rounded."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -67,7 +93,7 @@ def parse(doc: str | None, **choices: list[Any]) -> argparse.Namespace:
 
 
 def run_all(
-    train: Callable[[Any], list[dict[str, Any]]],
+    train: Callable[[Any], list[Row]],
     runs: Sequence[Any],
     columns: Sequence[str],
     names: int,
@@ -87,14 +113,13 @@ def run_all(
     named = columns[:names]
     held = {tuple(row[name] for name in named) for row in read_rows(path)} if path.exists() else set()
     todo = [run for run in runs if tuple(str(getattr(run, name)) for name in named) not in held]
-    with open(path, "a", newline="") as file, multiprocessing.get_context("spawn").Pool(processes) as pool:
+    pool = multiprocessing.get_context("spawn").Pool(processes, quiet_thread)
+    with open(path, "a", newline="", encoding="utf-8") as file, pool:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         if not file.tell():
             writer.writeheader()
         for rows in pool.imap_unordered(train, todo):
-            short = [
-                {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in r.items()} for r in rows
-            ]
-            writer.writerows(short)
+            for row in rows:
+                writer.writerow({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()})
             file.flush()
-            print(*short[-1].values(), flush=True)
+            print(*rows[-1].values(), flush=True)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, read_rows
+from benchmarks.common import ROOT, Row, read_rows
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
 HERE = Path(__file__).parent
-TO_RESULT = "speed/time_to_result"
 PAGES = (
     "README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/beside-peers.md", "docs/damage.md",
     "docs/tiny-sd.md", "notebooks/07_img2img_ddpo.ipynb",
@@ -52,7 +51,6 @@ TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the t
 }
 TWO_TASKS = ("fog", "camouflage")  # in lesson 07
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
-Row = dict[str, Any]
 
 
 def table(titles: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -142,14 +140,12 @@ def task_table(rows: list[Row], baselines: list[Row], tasks: Sequence[str] = tup
     lines = []
     for name in tasks:
         trained = [row for row in rows if row["variant"] == name and row["damage"]]
-        own: dict[str, list[Row]] = {}
+        own: dict[str, list[Row]] = defaultdict(list)
         for row in baselines:
             if row["task"] == name and row["test"]:
-                own.setdefault(row["what"], []).append(row)
-        cells = [_at_best(own.get(what, [])) for what in ("untouched", "operation", "untrained")]
-        lines.append(
-            [TASKS[name], *cells, _seeds(trained, "judge"), _seeds(own.get("supervised", []), "test")]
-        )
+                own[row["what"]].append(row)
+        cells = [_at_best(own[what]) for what in ("untouched", "operation", "untrained")]
+        lines.append([TASKS[name], *cells, _seeds(trained, "judge"), _seeds(own["supervised"], "test")])
     return table(["task", *titles], "lrrrrr", lines)
 
 
@@ -203,8 +199,12 @@ def speed_sentence(result: Row) -> str:
     )
 
 
-RATIOS = (("peer", "ours"), ("peer", "compiled"))  # of side_by_side.py
-RATIOS += (("ours", "floor"), ("ours", "ordered floor"), ("compiled", "floor"))
+RATIOS = (
+    ("peer", "ours"),
+    ("peer", "compiled"),
+    ("ours", "floor"),
+    ("compiled", "floor"),
+)  # of side_by_side.py
 
 
 def _outcome(row: Row) -> str:
@@ -232,18 +232,16 @@ def peers_table(result: Row) -> str:
         seconds = [f"{row[name]['whole'][0]:.2f}" if name in row else "fails" for name in names]
         ratios = [_ratio(row, *pair) for pair in RATIOS]
         rows.append([row["case"], row["size"], row["against"], *seconds, *ratios, _outcome(row)])
-    return table(titles, "lll" + 8 * "r" + "l", rows) + "\n\n" + _measured_on(result)
+    how = f"{result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}"
+    versions = f"Peers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
+    return table(titles, "lll" + 7 * "r" + "l", rows) + f"\n\nSeconds per epoch, {how}. {versions}"
 
 
 def _versions(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _measured_on(result: Row) -> str:
-    return (
-        f"Seconds per epoch, {result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}. "
-        f"Peers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
-    )
+NEVER = {"seconds": "inf", "samples": "inf"}  # a run that never reads 15 points more
 
 
 def result_table(rows: list[Row], about: Row) -> str:
@@ -253,27 +251,19 @@ def result_table(rows: list[Row], about: Row) -> str:
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
+        ends = [first_reached(run) or NEVER for run in runs]
+        median = {key: statistics.median(float(end[key]) for end in ends) for key in NEVER}
+        trained = {key: sum(float(run[-1][key]) for run in runs) for key in NEVER}
         in_vain = [float(run[-1]["seconds"]) for run in runs if first_reached(run) is None]
-        cells = [_median(runs, "seconds", f"not within {min(in_vain, default=0):,.0f}")]
-        cells += [", ".join(f"{_reached(run, 'seconds'):.0f}".replace("inf", "–") for run in runs)]
-        samples, seconds = (sum(float(run[-1][key]) for run in runs) for key in ("samples", "seconds"))
-        cells += [_median(runs, "samples", "–"), f"{samples / seconds:.1f}", percent(own[0]["both"])]
-        lines.append([variant, *cells, percent(max(float(row["both"]) for row in own))])
+        seconds = f"{median['seconds']:,.0f}".replace("inf", f"not within {min(in_vain, default=0):,.0f}")
+        each = ", ".join(f"{float(end['seconds']):.0f}" for end in ends).replace("inf", "–")
+        samples = f"{median['samples']:,.0f}".replace("inf", "–")
+        pace = f"{trained['samples'] / trained['seconds']:.1f}"
+        before, best = own[0]["both"], max(float(row["both"]) for row in own)
+        lines.append([variant, seconds, each, samples, pace, percent(before), percent(best)])
     found = table([*titles.split(" | "), "right before", "best"], "lrrrrrr", lines)
     measured = f"Measured on: {about['machine']}, one thread a run. Peers: {_versions(about['peers'])}."
     return f"{found}\n\n{measured}"
-
-
-def _reached(run: list[Row], column: str) -> float:
-    """Return a column of the first reading of 15 points more; infinity if there is none."""
-    row = first_reached(run)
-    return float(row[column]) if row else math.inf
-
-
-def _median(runs: list[list[Row]], column: str, never: str) -> str:
-    """Return the median of the runs, of which those that never get there are the last."""
-    median = statistics.median(_reached(run, column) for run in runs)
-    return f"{median:,.0f}" if median < math.inf else never
 
 
 def read(name: str) -> Any:
@@ -298,7 +288,9 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "torture-totals": lambda: torture_totals(read("torture/counts.json")),
     "speed": lambda: speed_sentence(read("speed/side_by_side.json")),
     "peers": lambda: peers_table(read("speed/side_by_side.json")),
-    "time-to-result": lambda: result_table(read(f"{TO_RESULT}.csv"), read(f"{TO_RESULT}.json")),
+    "time-to-result": lambda: result_table(
+        read("speed/time_to_result.csv"), read("speed/time_to_result.json")
+    ),
 }
 
 

@@ -281,22 +281,6 @@ def hacking() -> Figure:
     return figure
 
 
-def trl() -> Figure:
-    """Plot TRL's run beside ours."""
-    figure, (left, right) = panels(2)
-    rows = read_rows("trl_ppo")
-    for plot, column, scale in ((left, "score", 1), (right, "parses", 100)):
-        for color, name in ((BLUE, "ours"), (ORANGE, "TRL 1.12")):
-            mine = [row for row in rows if row["trainer"] == name]
-            values = [scale * float(row[column]) for row in mine]
-            plot.plot([int(row["samples"]) for row in mine], values, color=color, marker="o", markersize=4)
-    left.text(1700, 3.8, "TRL 1.12", color=ORANGE, fontsize=11, ha="right")
-    left.text(1950, 3.0, "ours", color=BLUE, fontsize=11)
-    left.set(title="score, test queries", xlabel="samples")
-    right.set(title="texts that parse (%)", xlabel="samples", ylim=(0, 103))
-    return figure
-
-
 def bridge() -> Figure:
     """Plot DDPO with and without a value network, and what that network knew."""
     figure, (left, right) = panels(2)
@@ -319,5 +303,5 @@ def bridge() -> Figure:
 
 
 if __name__ == "__main__":
-    experiments = {"05-lambda": lambdas, "05-hacking": hacking, "05-trl": trl, "05-bridge": bridge}
+    experiments = {"05-lambda": lambdas, "05-hacking": hacking, "05-bridge": bridge}
     main({"05-two-mdps": two_mdps, "05-loop": loop, "05-strip": strip, **experiments})

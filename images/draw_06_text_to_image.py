@@ -23,7 +23,6 @@ from ddpo_lessons.tiny.world import DIGITS
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/algorithms.csv"
-AGREEMENT = RESULTS.with_name("agreement.csv")
 PICTURES = RESULTS.with_suffix("")  # a folder
 METHODS = {"DDPO-IS": BLUE, "DDPO-SF": PURPLE, "RWR": BROWN, "sparse RWR": ORANGE}
 STATISTICS = {"per prompt": BLUE, "global": ORANGE}
@@ -219,42 +218,33 @@ def statistics() -> Figure:
 
 
 def guidance() -> Figure:
-    """Draw where runs end, by guidance and learning rate, and how well gradients of separate epochs agree."""
+    """Draw where runs end, and how far they have moved, by guidance and learning rate."""
     figure = Figure(figsize=(9, 3.5), facecolor=CARD, layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 0.8))
+    left, right = figure.subplots(1, 2)
     ends = [row for row in rows_of("guidance") if row["variant"].startswith("at") and row["test_reward"]]
     for variant, (name, color, shift) in SWEPT.items():
         own = [row for row in ends if row["variant"] == variant]
         rates = [shift * float(row["learning_rate"]) for row in own]
         style = {"color": color, "markersize": 6, "alpha": 0.85, "linestyle": "none"}
         left.plot(rates, [float(row["test_reward"]) for row in own], "o", label=name, **style)
-        middle.plot(rates, [float(row["distance"]) for row in own], "o", **style)
+        right.plot(rates, [float(row["distance"]) for row in own], "o", **style)
     for scale, before in BEFORE.items():
         left.axhline(before, color=SCALES[scale], linewidth=1, linestyle="--")
     for scale, gap, side in (("1", -0.05, "top"), ("3", 0.05, "bottom")):
         style = {"fontsize": 8.5, "color": MUTED, "ha": "right", "va": side}
         left.text(4.8e-2, BEFORE[scale] + gap, f"before, $w$ = {scale}", **style)
     left.set_title("reward after 512 queries", fontsize=11, color=INK)
-    middle.set_title("distance", fontsize=11, color=INK)
-    middle.set_yscale("log")
-    middle.set_ylim(4e-4, 0.4)
-    middle.set_yticks([1e-3, 1e-2, 1e-1], ["0.001", "0.01", "0.1"])
+    right.set_title("distance", fontsize=11, color=INK)
+    right.set_yscale("log")
+    right.set_ylim(4e-4, 0.4)
+    right.set_yticks([1e-3, 1e-2, 1e-1], ["0.001", "0.01", "0.1"])
     left.legend(fontsize=8.5, frameon=False, labelcolor=INK, loc="lower left")
-    for axes in (left, middle):
+    for axes in (left, right):
         axes.set_xscale("log")
         axes.set_xlim(7e-4, 5e-2)
         axes.set_xticks([1e-3, 3e-3, 1e-2, 3e-2], ["0.001", "0.003", "0.01", "0.03"])
         axes.set_xticks([], minor=True)
         axes.set_xlabel("learning rate", color=INK)
-    with open(AGREEMENT, newline="") as file:
-        found = {f"{float(row['guidance']):g}": row for row in csv.DictReader(file)}
-    for place, (scale, color) in enumerate(SCALES.items()):
-        mean, error = (float(found[scale][column]) for column in ("cosine_mean", "cosine_error"))
-        right.bar(place, mean, 0.55, yerr=2 * error, color=color, ecolor=INK, capsize=4)
-    right.set_xticks(range(2), [f"$w$ = {scale}" for scale in SCALES])
-    right.axhline(0, color=INK, linewidth=0.8)
-    right.set_title("gradients: cosine", fontsize=11, color=INK)
-    for axes in (left, middle, right):
         _plain(axes)
     return figure
 

@@ -12,7 +12,7 @@ from benchmarks.results.img2img import Run
 from ddpo_lessons.tiny import load_judge, world
 from ddpo_lessons.tiny.classifier import accuracy
 
-TASK = Run("tasks", "noise", 0, ("noisy",), (1, 5))
+TASK = Run("noise", ("noisy",), (1, 5))
 
 
 def reading(setting: str, validation: float) -> dict[str, Any]:

@@ -45,20 +45,10 @@ def test_a_peer_that_fails_or_trains_another_policy_is_not_compared() -> None:
     assert wrong == {"first_clip_fraction": 0.97, "gradient_difference": None}
 
 
-@pytest.mark.parametrize(
-    ("in_order", "sampling", "training"),
-    [
-        # 24 samples, 10 steps, guidance: 480 evaluations, which fall into even passes of at most 128
-        (False, [120] * 4, [120] * 4),
-        # a denoising step of all samples, ten times; an optimizer step of 3 samples, eight times
-        (True, [48] * 10, [60] * 8),
-    ],
-)
-def test_the_ordered_floor_shares_no_pass_between_steps(
-    monkeypatch: pytest.MonkeyPatch, in_order: bool, sampling: list[int], training: list[int]
-) -> None:
+def test_the_floor_takes_even_passes_of_the_fastest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Floor, "_rate", lambda self, run, count: 1 / count)  # the larger, the faster
     family = SimpleNamespace(condition=lambda *arguments, **settings: {"prompt_embeds": None})
     trainer: Any = SimpleNamespace(learner=SimpleNamespace(denoiser=None, trainable={}), family=family)
-    floor = Floor(trainer, CASES["text-to-image, guidance 5"], "TRL", in_order)
-    assert [sizes for _, sizes in floor.passes] == [sampling, training]
+    floor = Floor(trainer, CASES["text-to-image, guidance 5"], "TRL")
+    # 24 samples, 10 steps, guidance: 480 evaluations, which fall into even passes of at most 128
+    assert [sizes for _, sizes in floor.passes] == [[120] * 4, [120] * 4]

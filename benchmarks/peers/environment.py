@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import ROOT
+from benchmarks.common import ROOT, Row
 
 PEERS = ("trl==0.21.0", "imageddpo==0.1.2", "transformers<5", "diffusers==0.39.0", "peft", "accelerate")
 OTHERS = ("wandb", "scikit-learn")  # what imageddpo imports; the handwriting that time_to_result trains on
@@ -41,7 +40,7 @@ def versions(python: str) -> dict[str, str]:
 
 
 class Worker:
-    """A process that does an epoch when told to; `speed.cases.serve` is its other end."""
+    """A process that answers a line with a line, for as long as a `with` block; `serve` is its other end."""
 
     def __init__(self, command: list[str]) -> None:
         # Compiling takes what it takes the first time.
@@ -54,25 +53,29 @@ class Worker:
     def _read(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def ask(self, line: str) -> dict[str, Any]:
-        """Send a line, return the answer."""
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self, line: str, may_fail: bool = False) -> Row:
+        """Send a line, return the answer; an error is one only where the worker may fail."""
         print(line, file=self.process.stdin, flush=True)
-        return json.loads(self._read())
+        answer = json.loads(self._read())
+        if "error" in answer and not may_fail:
+            raise RuntimeError(answer["error"])
+        return answer
 
 
-@contextmanager
-def started(command: list[str]) -> Iterator[Worker]:
-    """Start a worker, and end it with the block."""
-    worker = Worker(command)
-    try:
-        yield worker
-    finally:
-        worker.process.kill()
-        worker.process.wait()
-
-
-def unfailing(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of a worker that has to do what it was told."""
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer
+def serve(answer: Callable[[str], Row]) -> None:
+    """Call `answer` with every line of the standard input; print what it returns or raises, as JSON."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries that print must not disturb
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            found = answer(line.strip())
+        except Exception as error:  # the comparison reports how a peer fails
+            found = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]:.120}"}
+        print(json.dumps(found), file=answers, flush=True)

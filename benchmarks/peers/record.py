@@ -15,9 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from benchmarks.common import ROOT, free_port
+from benchmarks.common import ROOT, Row, free_port
 from benchmarks.peers.environment import SETTINGS, make_environment, versions
 
 RESULT = ROOT / "tests" / "golden" / "peers.json"
@@ -29,11 +28,11 @@ class DeadlockError(Exception):
     """All processes of a run wait for one another."""
 
 
-def _save_from_one_and_from_two(python: str, scratch: Path) -> dict[str, Any]:
+def _save_from_one_and_from_two(python: str, scratch: Path) -> Row:
     """Let TRL train and save: alone, which ends, then in two processes; where these hang."""
     _run(python, "save", 1, scratch)
-    rows: dict[str, Any] = {"processes=1": "finished", "processes=2": "finished"}
-    stacks = [_folder(scratch, "save", 2, rank) / "stack.txt" for rank in range(2)]
+    rows: Row = {"processes=1": "finished", "processes=2": "finished"}
+    stacks = [folder / "stack.txt" for folder in _folders(scratch, "save", 2)]
     try:
         _run(python, "save", 2, scratch, deadlocked=lambda: all(map(_waits_for_ever, stacks)))
     except DeadlockError:
@@ -47,8 +46,8 @@ def _waits_for_ever(stacks: Path) -> bool:
     A time limit would not tell a deadlock from a machine that is busy with something else.
     """
     last = _calls(stacks)[-DEADLOCK_DUMPS:] if stacks.exists() else []
-    in_collective = last and last[-1] and last[-1][0] in ("barrier", "all_gather")
-    return bool(in_collective) and len(last) == DEADLOCK_DUMPS and last.count(last[0]) == len(last)
+    stands = len(last) == DEADLOCK_DUMPS and last.count(last[0]) == len(last)
+    return stands and last[0][:1] in (["barrier"], ["all_gather"])
 
 
 def _calls(stacks: Path) -> list[list[str]]:
@@ -59,13 +58,13 @@ def _calls(stacks: Path) -> list[list[str]]:
     return [re.findall(rf"{files}\", line \d+ in (\w+)", thread) for thread in main_threads]
 
 
-def _folder(scratch: Path, group: str, processes: int, rank: int) -> Path:
-    return scratch / f"{group}-{processes}-{rank}"
+def _folders(scratch: Path, group: str, processes: int) -> list[Path]:
+    return [scratch / f"{group}-{processes}-{rank}" for rank in range(processes)]
 
 
 def _run(
     python: str, group: str, processes: int, scratch: Path, deadlocked: Callable[[], bool] = lambda: False
-) -> dict[str, Any]:
+) -> Row:
     """Run a group of the worker's rows and return the first process's results.
 
     The processes get the variables that torchrun sets: ``accelerate launch --cpu`` starts only one
@@ -77,13 +76,13 @@ def _run(
     if processes > 1:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
-    folders = [_folder(scratch, group, processes, rank) for rank in range(processes)]
+    folders = _folders(scratch, group, processes)
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank, folder in enumerate(folders):
             folder.mkdir()
             own = environment | (dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) if processes > 1 else {})
-            command = [python, "-m", "benchmarks.peers.worker", group, "--scratch", str(folder)]
+            command = [python, "-m", "benchmarks.peers.worker", group, str(folder)]
             with (folder / "log.txt").open("w") as log:
                 workers.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=log))
         end = time.monotonic() + RUN_SECONDS

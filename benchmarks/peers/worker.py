@@ -7,11 +7,11 @@ and it imports nothing of ``ddpo_lessons``. Started by ``record``.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import faulthandler
 import json
 import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -234,13 +234,10 @@ def run(peer: str, folder: Path, *, epochs: int = 1, **settings: Any) -> Row:
     minibatches = config.sample_batch_size // config.train_batch_size * config.sample_num_batches_per_epoch
     ratios, losses = (torch.stack([entry[key] for entry in trainer.losses]) for key in ("ratio", "loss"))
     away, weights = (ratios - 1).abs(), trainer.sd_pipeline.unet.parameters()
-    report |= {
-        "trained_steps": len(trainer.losses) // minibatches // config.train_num_inner_epochs,
-        "clip_fraction_before_update": (away > config.train_clip_range).float().mean(),
-        "ratios_nan": bool(ratios.isnan().any()),
-        "losses_nan": int(losses.isnan().sum()),
-        "weights_finite": all(bool(weight.isfinite().all()) for weight in weights),
-    }
+    report |= {"trained_steps": len(trainer.losses) // minibatches // config.train_num_inner_epochs}
+    report |= {"clip_fraction_before_update": (away > config.train_clip_range).float().mean()}
+    report |= {"ratios_nan": bool(ratios.isnan().any()), "losses_nan": int(losses.isnan().sum())}
+    report |= {"weights_finite": all(bool(weight.isfinite().all()) for weight in weights)}
     return report if report["ratios_nan"] else report | {"max_ratio_error_before_update": away.max()}
 
 
@@ -305,13 +302,11 @@ def resumed_lora_is_an_empty_adapter(folder: Path) -> Row:
     def largest(weights: list[torch.Tensor]) -> torch.Tensor:
         return max(weight.abs().max() for weight in weights)
 
-    adapters = {
-        name: {
-            "max_abs_lora_b": largest(lora_b(unet, f"{name}.")),
-            "held_by_optimizer": all(id(weight) in held for weight in lora_b(unet, f"{name}.")),
-        }
-        for name in unet.peft_config
-    }
+    adapters = {}
+    for name in unet.peft_config:
+        weights = lora_b(unet, f"{name}.")
+        holds = all(id(weight) in held for weight in weights)
+        adapters[name] = {"max_abs_lora_b": largest(weights), "held_by_optimizer": holds}
     saved = largest(lora_b(trained.sd_pipeline.unet))
     return {"saved_max_abs_lora_b": saved, "resumed": adapters, "active": unet.active_adapters()}
 
@@ -480,15 +475,13 @@ GROUPS: dict[str, tuple[Callable[[Path], Any], ...]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("group", choices=GROUPS)
-    parser.add_argument("--scratch", type=Path, required=True, help="empty folder to work in")
-    arguments = parser.parse_args()
-    folder = inputs.make_tiny_folder(arguments.scratch / "tiny")
-    rows = {function.__name__: function(folder) for function in GROUPS[arguments.group]}
-    if arguments.group == "one_process":
+    """Run the group that the command line names, in the empty folder that it names."""
+    group, scratch = sys.argv[1], Path(sys.argv[2])
+    folder = inputs.make_tiny_folder(scratch / "tiny")
+    rows = {function.__name__: function(folder) for function in GROUPS[group]}
+    if group == "one_process":
         rows |= {name: planned(entry, folder) for name, entry in RUNS.items()}
-    (arguments.scratch / "rows.json").write_text(json.dumps(plain(rows), allow_nan=False))
+    (scratch / "rows.json").write_text(json.dumps(plain(rows), allow_nan=False))
 
 
 if __name__ == "__main__":

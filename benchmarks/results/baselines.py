@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import logging
 
-from benchmarks.common import parse, run_all
+from benchmarks.common import Row, parse, run_all
 from benchmarks.results.img2img import EXPERIMENTS, NUM_STEPS, SEEDS, SETTINGS, TABLE_IMAGES, Run
 from benchmarks.results.pixel_operations import OPERATIONS
 from benchmarks.results.supervised import train_supervised
@@ -35,7 +34,6 @@ STEPS = range(2, 9)  # of NUM_STEPS
 PROMPTS = ("", "a clear digit")
 *SINGLE, FOUR = EXPERIMENTS["tasks"]  # four corruptions last: they are twenty kinds of pictures
 Change = Callable[[torch.Tensor], torch.Tensor]  # (N, 3, 32, 32) in [0, 1] to the same
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,6 @@ def measure(baseline: Baseline) -> list[Row]:
     A policy that was trained on several kinds of pictures is one for all of them. The rest is chosen for each
     kind by itself, which only helps what RL is compared with.
     """
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
     started = time.perf_counter()
     changes = CHANGES[baseline.what](baseline)
     rows = readings(baseline.run, changes)

@@ -8,29 +8,25 @@ digit a judge reads. Pictures of seed 0 go to clipping_*.png; images/draw_04_ppo
 from __future__ import annotations
 
 import random
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import logging
 
-from benchmarks.common import parse, run_all
+from benchmarks.common import Row, parse, redness, run_all, scratch_config
 from ddpo_lessons.algorithms.ddpo import DDPO, replay
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
-from ddpo_lessons.tiny import load_judge, load_tiny_sd
+from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.trainer import Runner
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "epoch", "reward_mean", "approx_kl", "clip_fraction", "redness", "judge")
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CLIP_RANGE, EPOCHS, PICTURES = 5e-3, 5, 100
-SETTINGS: dict[str, Any] = {
+SETTINGS: Row = {
     "sample_num_steps": 8, "sample_guidance_scale": 1.0, "sample_batch_size": 32,
     "sample_num_batches_per_epoch": 1, "train_batch_size": 8, "train_num_inner_epochs": 4,
     "train_use_lora": False, "train_learning_rate": 2e-4, "image_grid_freq": 0,
@@ -58,33 +54,25 @@ class Loss(DDPO):
         return clipped_loss(log_ratio.exp(), advantages, CLIP_RANGE if self.clips else 1e9).mean(), {}
 
 
-def redness(images: torch.Tensor, prompts: Any = None, metadata: Any = None) -> torch.Tensor:
-    red, green, blue = images.mean((2, 3)).unbind(1)
-    return red - (green + blue) / 2
-
-
-def train(run: Variant) -> list[dict[str, Any]]:
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    pipeline, algorithm, rows = load_tiny_sd(), Loss(run.variant == "clipped"), []
-    with tempfile.TemporaryDirectory() as folder:
-        config = DDPOConfig(**SETTINGS, seed=run.seed, output_dir=folder)
-        task: Any = (redness, lambda: (f"a {NAMES[random.randrange(10)]}", {}), pipeline)
+def train(run: Variant) -> list[Row]:
+    pipeline, algorithm, rows = load_tiny_sd(), Loss(run.variant == "clipped"), list[Row]()
+    with scratch_config(SETTINGS, seed=run.seed) as config:
+        task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), pipeline)
         trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
         for epoch in range(0 if run.variant == "before training" else EPOCHS):
             algorithm.stats.clear()
             row = {"epoch": epoch + 1, "reward_mean": trainer.step(epoch)["reward_mean"]}
             rows.append(row | {k: max(getattr(s, k).item() for s in algorithm.stats) for k in COLUMNS[4:6]})
+    rows = rows or [{"epoch": 0}]
     noise = [torch.Generator().manual_seed(sample_seed(0, 99, row)) for row in range(PICTURES)]
-    asked = [f"a {NAMES[row % 10]}" for row in range(PICTURES)]
+    asked = [f"a {world.DIGITS[row % 10]}" for row in range(PICTURES)]
     images = text2img_rollout(pipeline, asked, num_inference_steps=8, guidance_scale=1.0, generator=noise)[0]
     read = (load_judge()(images).argmax(1) == torch.arange(PICTURES) % 10).float().mean().item()
-    rows = rows or [{"epoch": 0}]
     rows[-1] |= {"redness": redness(images).mean().item(), "judge": read}
     if run.seed == 0:
         name = f"clipping_{run.variant.replace(' ', '_')}.png"
         image_grid(images[:20], 10, scale=1).save(RESULT.with_name(name))
-    return [{"variant": run.variant, "seed": run.seed, **row} for row in rows]
+    return [{**vars(run), **row} for row in rows]
 
 
 if __name__ == "__main__":

@@ -18,14 +18,12 @@ has the ratios of three batches of the lesson's own rollout; `clocks.png` the st
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.common import machine, parse, write_json
+from benchmarks.common import Row, machine, redness, write_json
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.batching import Samples, shuffle_samples, shuffle_time
 from ddpo_lessons.data.images import image_grid
@@ -41,6 +39,10 @@ TIME_KEYS = ["timesteps", "latents", "next_latents", "log_probs", "noise"]
 Gradient = Callable[[Samples], torch.Tensor]
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(SEED + seed)
+
+
 class Policy:
     """tiny-sd with the weights that it comes with."""
 
@@ -52,60 +54,49 @@ class Policy:
 
     def rollout(self, seed: int) -> tuple[torch.Tensor, Trajectory, Samples]:
         """Sample; the samples' rewards say how red a picture is."""
-        generator = torch.Generator().manual_seed(SEED + seed)
-        images, trajectory = text2img_rollout(
-            self.family,
-            [PROMPT] * SAMPLES,
-            num_inference_steps=STEPS,
-            guidance_scale=1.0,
-            generator=generator,
-        )
-        rewards = (images[:, 0] - (images[:, 1] + images[:, 2]) / 2).mean((1, 2))  # (B,)
-        final = trajectory.final_latents  # (B, C, h, w)
-        noise = torch.randn(final.shape, generator=generator)
-        return (
-            images,
-            trajectory,
-            {
-                "timesteps": trajectory.timesteps,
-                "latents": trajectory.latents[:, :-1],
-                "next_latents": trajectory.latents[:, 1:],
-                "log_probs": trajectory.log_probs,
-                "noise": noise[:, None].expand(-1, trajectory.num_steps, -1, -1, -1),
-                "id": torch.arange(SAMPLES),
-                "rewards": rewards,
-                "advantages": normalize(rewards),
-                "final": final,
-                "prompt_embeds": trajectory.conditioning["prompt_embeds"],
-            },
-        )
+        settings = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "generator": seeded(seed)}
+        images, made = text2img_rollout(self.family, [PROMPT] * SAMPLES, **settings)
+        rewards = redness(images)  # (B,)
+        noise = torch.randn(made.final_latents.shape, generator=settings["generator"])  # (B, C, h, w)
+        samples = {
+            "timesteps": made.timesteps,
+            "latents": made.latents[:, :-1],
+            "next_latents": made.latents[:, 1:],
+            "log_probs": made.log_probs,
+            "noise": noise[:, None].expand(-1, made.num_steps, -1, -1, -1),
+            "id": torch.arange(SAMPLES),
+            "rewards": rewards,
+            "advantages": normalize(rewards),
+            "final": made.final_latents,
+            "prompt_embeds": made.conditioning["prompt_embeds"],
+        }
+        return images, made, samples
 
     def predict(self, latents: torch.Tensor, batch: Samples) -> torch.Tensor:
         told = {"prompt_embeds": batch["prompt_embeds"]}
         return self.family.predict(self.family.denoiser, latents, batch["timesteps"], told, 1.0)
 
-    def log_ratio(self, trajectory: Trajectory, batch: Samples) -> torch.Tensor:
+    def log_ratio(self, made: Trajectory, batch: Samples) -> torch.Tensor:
         """Return log ρ of the pairs of a batch, (N,)."""
-        output = self.predict(batch["latents"], batch)
-        step = trajectory.schedule.step(
-            output, batch["timesteps"], batch["latents"], prev_sample=batch["next_latents"]
-        )
+        output, outcome = self.predict(batch["latents"], batch), batch["next_latents"]
+        step = made.schedule.step(output, batch["timesteps"], batch["latents"], prev_sample=outcome)
         return step.log_prob - batch["log_probs"]
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.weights)])
 
-    def ddpo(self, trajectory: Trajectory) -> Gradient:
+    def ddpo(self, made: Trajectory) -> Gradient:
         """Return the gradient of the mean of −A ρ as a function of a batch."""
-        return lambda batch: self.gradient(
-            -(batch["advantages"] * self.log_ratio(trajectory, batch).exp()).mean()
-        )
+
+        def gradient(batch: Samples) -> torch.Tensor:
+            return self.gradient(-(batch["advantages"] * self.log_ratio(made, batch).exp()).mean())
+
+        return gradient
 
     def denoising(self, batch: Samples) -> torch.Tensor:
         """Return the gradient of the control."""
-        clean, noise, t = batch["final"], batch["noise"], batch["timesteps"]
-        target = self.family.denoising_target(clean, noise, t)
-        noisy = self.family.add_noise(clean, noise, t)
+        given = batch["final"], batch["noise"], batch["timesteps"]
+        target, noisy = self.family.denoising_target(*given), self.family.add_noise(*given)
         return self.gradient((self.predict(noisy, batch) - target).square().mean())
 
 
@@ -119,7 +110,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def neighbours(gradients: torch.Tensor) -> float:
     pairs = itertools.pairwise(gradients)
-    return sum(cosine(a, b) for a, b in pairs) / (len(gradients) - 1)
+    return round(sum(cosine(a, b) for a, b in pairs) / (len(gradients) - 1), 4)
 
 
 def of_passes(gradient: Gradient, samples: Samples) -> torch.Tensor:
@@ -127,57 +118,54 @@ def of_passes(gradient: Gradient, samples: Samples) -> torch.Tensor:
     return torch.stack([gradient(column(samples, j)) for j in range(samples["timesteps"].shape[1])])
 
 
-def measure(policy: Policy, seed: int) -> tuple[dict[str, Any], torch.Tensor]:
+def measure(policy: Policy, seed: int) -> tuple[Row, torch.Tensor]:
     """Return what a rollout says, and its whole gradient (P,)."""
-    _, trajectory, samples = policy.rollout(100 + seed)
-    shuffled = shuffle_time(samples, TIME_KEYS, torch.Generator().manual_seed(SEED + 200 + seed))
-    found: dict[str, Any] = {}
-    whole = torch.empty(0)
-    for order, batch in (("time order", samples), ("shuffled", shuffled)):
-        gradients = of_passes(policy.ddpo(trajectory), batch)
+    _, made, samples = policy.rollout(100 + seed)
+    orders = {"time order": samples, "shuffled": shuffle_time(samples, TIME_KEYS, seeded(200 + seed))}
+    found: Row = {}
+    for order, batch in orders.items():
+        gradients = of_passes(policy.ddpo(made), batch)
         whole = gradients.sum(0)
         found[order] = {
-            "neighbours": round(neighbours(gradients), 4),
+            "neighbours": neighbours(gradients),
             "lengths": [round(float(g.norm()), 5) for g in gradients],
             "shares": [round(cosine(g, whole), 4) for g in gradients],
             "first_three": round(cosine(gradients[:3].sum(0), whole), 4),
         }
         if seed < CONTROLS:
-            found[order]["control"] = round(neighbours(of_passes(policy.denoising, batch)), 4)
+            found[order]["control"] = neighbours(of_passes(policy.denoising, batch))
     return found, whole
 
 
 @torch.no_grad()
-def torn(policy: Policy) -> dict[str, Any]:
+def torn(policy: Policy) -> Row:
     """Return timesteps and ratios of one sample: whole, its timesteps forgotten, its advantage forgotten."""
-    images, trajectory, samples = policy.rollout(0)
+    images, made, samples = policy.rollout(0)
     number = int(samples["rewards"].argmax())
-    mixed = shuffle_samples(samples, torch.Generator().manual_seed(SEED + 6))
+    states = policy.family.decode(made.latents[number, :-1])  # (T, 3, 32, 32)
+    shown = torch.cat([states, images[number : number + 1]])
+    image_grid(shown, columns=STEPS, scale=1).save(HERE / "clocks.png")
+    mixed = shuffle_samples(samples, seeded(6))
     row = mixed["id"].tolist().index(number)
-    whole = shuffle_time(mixed, TIME_KEYS, torch.Generator().manual_seed(SEED))
+    whole = shuffle_time(mixed, TIME_KEYS, seeded(0))
     cases = {
         "whole": whole,
         "timesteps": whole | {"timesteps": mixed["timesteps"]},
         "advantages": whole | {"advantages": samples["advantages"]},
     }
-    states = policy.family.decode(trajectory.latents[number, :-1])  # (T, 3, 32, 32)
-    image_grid(torch.cat([states, images[number : number + 1]]), columns=STEPS, scale=1).save(
-        HERE / "clocks.png"
-    )
     step = torch.arange(STEPS - 1).expand(SAMPLES, -1)
-    order = shuffle_time({"step": step}, ["step"], torch.Generator().manual_seed(SEED))["step"][row]
-    found: dict[str, Any] = {"order": order.tolist()}
+    found: Row = {"order": shuffle_time({"step": step}, ["step"], seeded(0))["step"][row].tolist()}
     for name, batch in cases.items():
-        log_ratio = torch.stack([policy.log_ratio(trajectory, column(batch, j)) for j in range(STEPS - 1)], 1)
+        log_ratio = torch.stack([policy.log_ratio(made, column(batch, j))[row] for j in range(STEPS - 1)])
         found[name] = {
             "timesteps": batch["timesteps"][row].tolist(),
-            "distance": [float(f"{x:.2e}") for x in (log_ratio[row].exp() - 1).abs().tolist()],
+            "distance": [float(f"{x:.2e}") for x in (log_ratio.exp() - 1).abs().tolist()],
             "advantage": round(float(batch["advantages"][row]), 2),
         }
     return found
 
 
-def across(alike: torch.Tensor) -> tuple[float, float]:
+def across(alike: torch.Tensor) -> Row:
     """Return the mean of a symmetric (R, R) without its diagonal, and the jackknife's standard error."""
 
     def mean(kept: torch.Tensor) -> float:
@@ -187,38 +175,28 @@ def across(alike: torch.Tensor) -> tuple[float, float]:
     numbers = torch.arange(len(alike))
     without = torch.tensor([mean(numbers[numbers != n]) for n in numbers])
     error = (without.var(correction=0) * (len(alike) - 1)).sqrt()
-    return round(mean(numbers), 4), round(float(error), 4)
+    return {"mean": round(mean(numbers), 4), "error": round(float(error), 4)}
 
 
-def rollouts(policy: Policy) -> dict[str, Any]:
-    """Return what every rollout says, and how alike their whole gradients are."""
-    found, wholes = [], []
+def main() -> None:
+    policy, found, wholes = Policy(), list[Row](), list[torch.Tensor]()
+    tears = torn(policy)
     for seed in range(ROLLOUTS):
         one, whole = measure(policy, seed)
         found.append(one)
         wholes.append(whole / whole.norm())
         print(seed, one["time order"]["neighbours"], one["shuffled"]["neighbours"], flush=True)
-    alike = torch.stack(wholes) @ torch.stack(wholes).T  # (R, R)
     schedule = policy.family.schedule(STEPS)
-    actions = slice(0, STEPS - 1)
-    return {
+    result = {
+        "prompt": PROMPT,
+        "torn": tears,
         "machine": machine(),
-        "timesteps": schedule.timesteps[actions].tolist(),
-        "sigma": [round(float(std), 4) for std in schedule.stds[actions]],
-        "across": dict(zip(("mean", "error"), across(alike), strict=True)),
+        "timesteps": schedule.timesteps[: STEPS - 1].tolist(),
+        "sigma": [round(float(std), 4) for std in schedule.stds[: STEPS - 1]],
+        "across": across(torch.stack(wholes) @ torch.stack(wholes).T),
         "rollouts": found,
     }
-
-
-def main() -> None:
-    arguments = parse(__doc__, parts=["torn", "rollouts"])
-    policy, path = Policy(), HERE / "clocks.json"
-    result = json.loads(path.read_text()) if path.exists() else {"prompt": PROMPT}
-    if "torn" in arguments.parts:
-        result["torn"] = torn(policy)
-    if "rollouts" in arguments.parts:
-        result |= rollouts(policy)
-    write_json(path, result)
+    write_json(HERE / "clocks.json", result)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import logging
 
-from benchmarks.common import ROOT, parse, read_rows, run_all
+from benchmarks.common import ROOT, Row, parse, read_rows, run_all
 from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img, untrained
 from ddpo_lessons.app.plotting import plot_strip, save_figure
@@ -40,9 +39,8 @@ TAUGHT = replace(POLICY, guidance=1.0)  # who has the answers needs no guidance,
 SEEDS = (0, 1, 2)
 
 
-def measure(setting: Img2Img) -> list[dict[str, Any]]:
+def measure(setting: Img2Img) -> list[Row]:
     """Return the judges' verdict on the untrained pipeline with a setting."""
-    torch.set_num_threads(1)
     pipeline, exam = loaded()
     return [{**asdict(setting), **exam.shares(untrained(pipeline, exam.edits, setting))}]
 
@@ -50,7 +48,6 @@ def measure(setting: Img2Img) -> list[dict[str, Any]]:
 @functools.cache
 def loaded() -> tuple[Any, Exam]:
     """Load the pipeline and the judges once in a process."""
-    logging.disable_progress_bar()
     return load_tiny_sd(), Exam(world.draw_edits(*VALIDATION))
 
 
@@ -104,18 +101,15 @@ def taught(seed: int, learning_rate: float, share: float = 1.0) -> Any:
     """Return a pipeline trained on pairs, in batches of 64: the demo's layers and a share of its samples."""
     pipeline = load_tiny_sd()
     changes = {"train_learning_rate": learning_rate, "num_epochs": int(share * SETTINGS["num_epochs"])}
-    changes["sample_guidance_scale"] = TAUGHT.guidance
-    config = DDPOConfig(**{**SETTINGS, **changes, "train_batch_size": 64}, seed=seed)
+    changes |= {"sample_guidance_scale": TAUGHT.guidance, "train_batch_size": 64, "seed": seed}
+    config = DDPOConfig(**{**SETTINGS, **changes})
     train_supervised(pipeline, edit_requests(seed), TAUGHT.strength, config)
     return pipeline
 
 
-def compare(alternative: Alternative) -> list[dict[str, Any]]:
+def compare(alternative: Alternative) -> list[Row]:
     """Return the row of an alternative."""
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    started, test = time.perf_counter(), Exam(world.draw_edits(*TEST))
-    row: dict[str, Any] = {"what": alternative.what, "seed": alternative.seed}
+    started, test, row = time.perf_counter(), Exam(world.draw_edits(*TEST)), asdict(alternative)
     if alternative.what == "supervised":
         row["learning_rate"] = learning_rate(alternative.seed)
         images = test.images(taught(alternative.seed, row["learning_rate"]), TAUGHT)

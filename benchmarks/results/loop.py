@@ -10,12 +10,11 @@ from __future__ import annotations
 import torch
 from PIL import Image
 
-from benchmarks.common import write_json
-from benchmarks.results.algorithms import PICTURES, SETTINGS, draw_prompts
+from benchmarks.common import quiet_thread, write_json
+from benchmarks.results.algorithms import PICTURES, SETTINGS, draw_prompts, paint
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.data.prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
-from ddpo_lessons.rollout import text2img_rollout
 from ddpo_lessons.tiny import load_reward_model, load_tiny_sd
 
 
@@ -27,17 +26,11 @@ def tiles(latents: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     """Sample, and write both files."""
-    torch.set_num_threads(1)
+    quiet_thread()
     prompts, metadata = draw_prompts(digit_world_prompts(0, damage="foggy"), SETTINGS["sample_batch_size"])
-    images, trajectory = text2img_rollout(
-        load_tiny_sd(),
-        prompts,
-        num_inference_steps=SETTINGS["sample_num_steps"],
-        guidance_scale=SETTINGS["sample_guidance_scale"],
-        generator=torch.Generator().manual_seed(0),
-    )
+    images, trajectory = paint(load_tiny_sd(), prompts, 1.0, torch.Generator().manual_seed(0))
     rewards = prompt_alignment(load_reward_model())(images, prompts, metadata)[0]  # (64,)
-    advantages = normalize(rewards)
+    columns = {"reward": rewards, "advantage": normalize(rewards)}
     order = rewards.argsort(descending=True).tolist()
     shown = [order[0], order[len(order) // 2], order[-1]]
     rows = [torch.cat([*tiles(trajectory.latents[n]), images[n]], dim=2) for n in shown]  # (3, 32, 192) each
@@ -45,11 +38,7 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     Image.fromarray((picture * 255).round().byte().numpy()).save(PICTURES / "loop.png")
     numbers = [
-        {
-            "prompt": prompts[n],
-            "reward": round(rewards[n].item(), 2),
-            "advantage": round(advantages[n].item(), 2),
-        }
+        {"prompt": prompts[n], **{name: round(values[n].item(), 2) for name, values in columns.items()}}
         for n in shown
     ]
     epoch = {"samples": len(prompts), "mean": round(rewards.mean().item(), 2)}

@@ -8,22 +8,15 @@ epoch into one optimizer step; here an epoch has 32. `large` is what a user sets
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 PROMPT = "a red three on a blue background"
-_NUMBERS = ("sample_batch_size", "sample_num_batches_per_epoch", "train_batch_size")
-_NUMBERS += ("train_gradient_accumulation_steps",)
-SIZES: dict[str, dict[str, int]] = {
-    "TRL": dict(zip(_NUMBERS, (6, 4, 3, 1), strict=True)),
-    "gaussian-glasses": dict(zip(_NUMBERS, (4, 8, 4, 8), strict=True)),
-    "large": dict(zip(_NUMBERS, (16, 2, 16, 1), strict=True)),
-}
+NUMBERS = ("sample_batch_size", "sample_num_batches_per_epoch", "train_batch_size")
+NUMBERS += ("train_gradient_accumulation_steps",)
+SIZES = {"TRL": (6, 4, 3, 1), "gaussian-glasses": (4, 8, 4, 8), "large": (16, 2, 16, 1)}
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Case:
     def settings(self, size: str) -> dict[str, Any]:
         """Fields that TRL's DDPOConfig and ours share."""
         return {
-            **SIZES[size],
+            **dict(zip(NUMBERS, SIZES[size], strict=True)),
             "num_epochs": 1000,
             "save_freq": 1000,
             "sample_num_steps": self.num_steps,
@@ -94,15 +87,3 @@ def picture() -> torch.Tensor:
     """A picture that follows from nothing: (3, 32, 32) in [0, 1]."""
     ramp = torch.linspace(0, 1, 32)
     return torch.stack([ramp.expand(32, 32), ramp[:, None].expand(32, 32), torch.full((32, 32), 0.5)])
-
-
-def serve(epoch: Callable[[str], dict[str, Any]]) -> None:
-    """Call `epoch` with every line of the standard input; answer with what it returns or raises, as JSON."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries that print must not disturb
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        try:
-            answer = epoch(line.strip())
-        except Exception as error:  # the comparison reports how a peer fails
-            answer = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]:.120}"}
-        print(json.dumps(answer), file=answers, flush=True)

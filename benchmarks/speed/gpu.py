@@ -1,45 +1,40 @@
-"""Fill lesson 08's table: time and memory of Stable Diffusion 1.5's shape on this machine, beside the budget.
+"""Check lesson 08's paper on a card: seconds and memory of epochs at Stable Diffusion 1.5's shape.
 
-`python -m benchmarks.speed.gpu` needs a CUDA device and writes gpu.csv and gpu.json. Weights are random, for
-they change neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, in
-float32, also without a GPU; peaks of memory stay empty there, for the CPU's allocator keeps no such count.
-Single passes of the UNet come first; then whole epochs of lesson 08's preset on every card.
+`python -m benchmarks.speed.gpu` needs a CUDA device and writes gpu.csv and gpu.json, with what
+`ddpo_lessons.app.budget` says in the columns "tflop" and "paper_gb". Weights are random, for they change
+neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, in float32, also
+without a GPU; peaks of memory stay empty there, for the CPU's allocator keeps no such count.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from accelerate.state import AcceleratorState
 from diffusers import DDIMScheduler, StableDiffusionPipeline
+from diffusers.utils import logging
 from transformers import CLIPTokenizer
 
-from benchmarks.common import machine, seconds_of, write_json, write_rows
+from benchmarks.common import Row, machine, scratch_config, write_json, write_rows
 from benchmarks.speed.cases import redness
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.tiny import CHECKPOINT, load_tiny_sd
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
-HERE = Path(__file__).parent
 PRESET = PRESETS["camouflage"]
-Row = dict[str, Any]
-COLUMNS = ("work", "gpu_memory", "batch", "checkpointing", "compiled", "samples", "result", "seconds")
+COLUMNS = ("phase", "gpu_memory", "batch", "checkpointing", "compiled", "samples", "result", "seconds")
 COLUMNS += ("tflop", "peak_gb", "paper_gb")
+PHASES = ("sampling", "reward", "training")
 
 
 def device() -> str:
@@ -65,23 +60,13 @@ def reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def median_seconds(run: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of a few calls, after two that do not count."""
-
-    def whole() -> None:
-        run()
-        if device() == "cuda":
-            torch.cuda.synchronize()
-
-    return statistics.median([seconds_of(whole) for _ in range(2 + repeats)][2:])
-
-
-def attempt(row: Row, work: Callable[[], Row]) -> Row:
-    """Complete a row with what `work` measures; too small a card and other failures are results, too."""
+def attempt(row: Row, work: Callable[[], Any]) -> Row:
+    """Complete a row with the peak of some work; too small a card and other failures are results, too."""
     reset_peak()
     try:
-        measured = {"result": "ok", **work()}
-        measured["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9 if device() == "cuda" else ""
+        work()
+        peak = torch.cuda.max_memory_allocated() / 1e9 if device() == "cuda" else ""
+        measured = {"result": "ok", "peak_gb": peak}
     except torch.cuda.OutOfMemoryError:
         measured = {"result": "out of memory"}
     except WrongGradientsError:
@@ -89,37 +74,6 @@ def attempt(row: Row, work: Callable[[], Row]) -> Row:
     except RuntimeError as error:  # of a kernel or a compiler: the rows after it can still be measured
         measured = {"result": f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.100}"}
     return {**dict.fromkeys(COLUMNS, ""), **row, **measured}
-
-
-def passes(pipeline: Any, precision: str, batch: int, repeats: int, compiled: bool) -> Iterator[Row]:
-    """Measure a sampling pass and training passes of a policy that `prepare_policy` made."""
-    family, unet = family_of(pipeline), pipeline.unet
-    tokens = pipeline.text_encoder.config.max_position_embeddings
-    autocast, networks = budget.AUTOCAST[precision], budget.like(pipeline)
-    frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
-    config = DDPOConfig(mixed_precision=precision)
-    prepare_policy(networks.unet, frozen, config, True, torch.device("meta"))
-    weights = sum(budget.parameter_bytes(network.parameters()) for network in vars(networks).values())
-    latents, timesteps, embeds = budget.unet_inputs(unet, batch, tokens)
-
-    def forward() -> torch.Tensor:
-        with torch.autocast(unet.device.type, autocast or torch.bfloat16, enabled=autocast is not None):
-            return family.predict(unet, latents.float(), timesteps, {"prompt_embeds": embeds}, 1.0)
-
-    row: Row = {"work": "sampling pass", "batch": batch, "compiled": compiled}
-    cost = budget.sampling_cost(networks.unet, batch, tokens, autocast)
-    row |= {"tflop": cost.flops / 1e12, "paper_gb": (weights + cost.peak) / 1e9}
-    yield attempt(row, lambda: {"seconds": median_seconds(torch.no_grad()(forward), repeats)})
-    gradients = budget.parameter_bytes(p for p in networks.unet.parameters() if p.requires_grad)
-    for checkpointing in (False, True):
-        for network in (unet, networks.unet):
-            getattr(network, f"{'enable' if checkpointing else 'disable'}_gradient_checkpointing")()
-        cost = budget.training_cost(networks.unet, batch, tokens, autocast)
-        row |= {"tflop": cost.flops / 1e12, "paper_gb": (weights + gradients + cost.peak) / 1e9}
-        row |= {"work": "training pass", "checkpointing": checkpointing}
-        yield attempt(row, lambda: {"seconds": median_seconds(lambda: forward().mean().backward(), repeats)})
-    unet.disable_gradient_checkpointing()
-    unet.zero_grad()
 
 
 def epochs(pipeline: Any, config: DDPOConfig, row: Row) -> Iterator[Row]:
@@ -135,83 +89,65 @@ def epochs(pipeline: Any, config: DDPOConfig, row: Row) -> Iterator[Row]:
     paper = budget.estimate(budget.like(pipeline), config, trainer.num_train_timesteps, from_images=True)
     metrics: dict[str, float] = {}
 
-    def work() -> Row:
+    def work() -> None:
         trainer.step(0)  # compiles, and compares gradients with the UNet's own, which takes memory of its own
         reset_peak()
         metrics.update(trainer.step(1))
-        return {}
+        metrics["seconds_whole"] = sum(metrics[f"seconds_{phase}"] for phase in PHASES)
 
     row |= {"samples": trainer.plan.total_samples, "paper_gb": paper.peak / 1e9}
     whole = attempt({**row, "checkpointing": config.train_gradient_checkpointing}, work)
-    flops = {"sampling": paper.flops_sampling / 1e12, "reward": "", "training": paper.flops_training / 1e12}
-    batches = {"sampling": config.sample_batch_size, "reward": "", "training": config.train_batch_size}
-    seconds = {phase: metrics.get(f"seconds_{phase}", "") for phase in flops}
-    for phase, tflop in flops.items():
-        found = {"batch": batches[phase], "seconds": seconds[phase], "tflop": tflop}
-        yield {**whole, "work": f"epoch: {phase}", **found}
-    total = {
-        "seconds": sum(seconds.values()) if metrics else "",
-        "tflop": flops["sampling"] + flops["training"],
-    }
-    yield {**whole, "work": "epoch: whole", "batch": config.sample_batch_size, **total}
+    sampling, training = paper.flops_sampling / 1e12, paper.flops_training / 1e12
+    for phase, batch, tflop in (
+        ("sampling", config.sample_batch_size, sampling),
+        ("reward", "", ""),
+        ("training", config.train_batch_size, training),
+        ("whole", config.sample_batch_size, sampling + training),
+    ):
+        found = {"batch": batch, "seconds": metrics.get(f"seconds_{phase}", ""), "tflop": tflop}
+        yield {**whole, "phase": phase, **found}
     pipeline.unet.disable_gradient_checkpointing()
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     """Measure everything that was asked for."""
-    torch.manual_seed(arguments.seed)
-    pipeline, precision = make_pipeline(arguments.size), arguments.precision
-    config, frozen = DDPOConfig(mixed_precision=precision), family_of(pipeline).frozen
-    prepare_policy(pipeline.unet, frozen, config, True, torch.device(device()))
-    fields = {**PRESET.config, "mixed_precision": precision, "image_grid_freq": 0, "overwrite": True}
-    count = arguments.samples // 4  # one optimizer step
+    torch.manual_seed(0)
+    # A graph for every shape and mode; past the limit the UNet would run uncompiled, in silence.
+    torch._dynamo.config.recompile_limit = 64
+    pipeline, count = make_pipeline(arguments.size), arguments.samples // 4  # one optimizer step
+    fields = {**PRESET.config, "mixed_precision": arguments.precision, "image_grid_freq": 0}
     fields |= {"sample_num_batches_per_epoch": count, "train_gradient_accumulation_steps": count}
     for compiled in (False, True) if arguments.compile else (False,):
-        if compiled:
-            # A graph for every shape and mode; past the limit the UNet would run uncompiled, in silence.
-            torch._dynamo.config.recompile_limit = 64
-            pipeline.unet.compile(dynamic=False)  # as the trainer does
-        for batch in arguments.batches:
-            yield from passes(pipeline, precision, batch, arguments.repeats, compiled)
         for gigabytes in arguments.gpu_memory:
-            with tempfile.TemporaryDirectory() as folder:
-                own = {**fit_to_memory(fields, gigabytes), "torch_compile": compiled, "output_dir": folder}
-                yield from epochs(
-                    pipeline, DDPOConfig(**own), {"gpu_memory": gigabytes, "compiled": compiled}
-                )
+            with scratch_config(fit_to_memory(fields, gigabytes), torch_compile=compiled) as config:
+                yield from epochs(pipeline, config, {"gpu_memory": gigabytes, "compiled": compiled})
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, print each row when it is there, and write table and header."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=("sd15", "tiny"), default="sd15")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--gpu-memory", type=int, nargs="+", choices=GPU_MEMORY, default=list(GPU_MEMORY))
-    parser.add_argument("--samples", type=int, help="of an epoch, a multiple of 4 (32; tiny: 8)")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=32, help="of an epoch, a multiple of 4")
     parser.add_argument("--compile", action="store_true", help="all of it again with a compiled UNet")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="CSV; the header becomes a JSON beside it")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".csv"))
     words = sys.argv[1:] if words is None else list(words)
     arguments = parser.parse_args(words)
-    tiny = arguments.size == "tiny"
-    arguments.samples = arguments.samples or (8 if tiny else 32)
-    arguments.precision = "no" if tiny else "bf16"
+    arguments.precision = "no" if arguments.size == "tiny" else "bf16"
     if arguments.samples < 4 or arguments.samples % 4:
         parser.error(f"--samples {arguments.samples}: use a multiple of 4")
-    if not tiny and not torch.cuda.is_available():
+    if arguments.size != "tiny" and not torch.cuda.is_available():
         parser.error("there is no CUDA device: --size tiny runs the same on tiny-sd")
-    output = arguments.output or HERE / ("gpu_cpu.csv" if tiny else "gpu.csv")
-    diffusers.utils.logging.disable_progress_bar()
-    header = {"command": " ".join(["python -m benchmarks.speed.gpu", *words]), "seed": arguments.seed}
+    logging.disable_progress_bar()
+    header = {"command": " ".join(["python -m benchmarks.speed.gpu", *words])}
     header |= {"machine": torch.cuda.get_device_name() if device() == "cuda" else machine()}
     libraries = {name: metadata.version(name) for name in ("torch", "diffusers", "peft", "accelerate")}
-    write_json(output.with_suffix(".json"), {**header, "precision": arguments.precision, **libraries})
+    write_json(arguments.output.with_suffix(".json"), {**header, **libraries})
     rows = []
     for row in measure(arguments):
         rows.append(row)
         print(", ".join(f"{key} {value}" for key, value in row.items() if value != ""), flush=True)
-        write_rows(output, rows)  # after each, so that a stop loses nothing
+        write_rows(arguments.output, rows)  # after each, so that a stop loses nothing
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -16,8 +15,9 @@ from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging
 from safetensors.torch import load_file
 
-from benchmarks.common import seconds_of
-from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness, serve
+from benchmarks.common import Row, seconds_of
+from benchmarks.peers.environment import serve
+from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
@@ -111,30 +111,20 @@ def compare_gradient(trainer: Runner, case: Case, path: str) -> dict[str, float]
 
 # ---------------------------------------------------------------------------------------------- floor
 class Floor:
-    """An epoch's UNet evaluations and nothing else, at the group sizes that are fastest here.
+    """An epoch's UNet evaluations and nothing else, in passes of the size that is fastest here."""
 
-    In order, a forward pass is no larger than a denoising step of all samples, one with its backward pass no
-    larger than an optimizer step: what comes later needs their results. Else any size will do.
-    """
-
-    def __init__(self, trainer: Runner, case: Case, size: str, in_order: bool) -> None:
-        """Find the best group sizes."""
+    def __init__(self, trainer: Runner, case: Case, size: str) -> None:
+        """Find the best size of a forward pass, and of one with its backward pass."""
         self.unet, self.trainable = trainer.learner.denoiser, list(trainer.learner.trainable.values())
         self.embeds = embedding(trainer, case)  # (1, L, D)
-        shape = SIZES[size]
-        samples = shape["sample_batch_size"] * shape["sample_num_batches_per_epoch"]
-        samples_of_a_step = shape["train_batch_size"] * shape["train_gradient_accumulation_steps"]
-        self.evaluations = samples * case.actions * case.evaluations
-        limits = samples * case.evaluations, samples_of_a_step * case.actions * case.evaluations
-        forward, backward = limits if in_order else (self.evaluations, self.evaluations)
-        work = ((self._forward, forward), (self._backward, backward))
-        self.passes = [(run, self._fastest(run, limit)) for run, limit in work]
+        self.evaluations = math.prod(SIZES[size][:2]) * case.actions * case.evaluations
+        self.passes = [(run, self._fastest(run)) for run in (self._forward, self._backward)]
 
-    def _fastest(self, run: Callable[[int], None], limit: int) -> list[int]:
-        """Return the sizes of an epoch's passes, of which as many as `limit` evaluations can share one."""
-        fastest = min({min(size, limit) for size in GROUP_SIZES}, key=lambda size: self._rate(run, size))
-        step = torch.arange(limit).chunk(math.ceil(limit / fastest))
-        return [len(group) for group in step] * (self.evaluations // limit)
+    def _fastest(self, run: Callable[[int], None]) -> list[int]:
+        """Return the sizes of an epoch's passes."""
+        fastest = min(GROUP_SIZES, key=lambda size: self._rate(run, size))
+        groups = torch.arange(self.evaluations).chunk(math.ceil(self.evaluations / fastest))
+        return [len(group) for group in groups]
 
     def _rate(self, run: Callable[[int], None], count: int) -> float:
         """Return the best of five times per evaluation, in seconds."""
@@ -165,21 +155,15 @@ def main() -> None:
     case, size, folder, compiled = CASES[sys.argv[1]], sys.argv[2], sys.argv[3], sys.argv[4:] == ["compiled"]
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = make_trainer(case, size, folder, output_dir, torch_compile=compiled)
-        floors: dict[str, Floor] = {}
-        epochs = 0
+        floor = cache(lambda: Floor(trainer, case, size))
 
-        def epoch(line: str) -> dict[str, Any]:
-            nonlocal epochs
+        def epoch(line: str) -> Row:
             if line.startswith("gradient "):
                 return compare_gradient(trainer, case, line.removeprefix("gradient "))
-            if line in ("floor", "ordered floor"):
-                if line not in floors:
-                    floors[line] = Floor(trainer, case, size, in_order=line == "ordered floor")
-                return floors[line].epoch()
-            started = time.perf_counter()
-            metrics = trainer.step(epochs)
-            whole = time.perf_counter() - started
-            epochs += 1
+            if line == "floor":
+                return floor().epoch()
+            metrics: dict[str, float] = {}
+            whole = seconds_of(lambda: metrics.update(trainer.step(trainer.epochs_done)))
             phases = {name: metrics[f"seconds_{name}"] for name in ("sampling", "reward", "training")}
             return {**phases, "whole": whole}
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import io
 import tempfile
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib.cbook
-import numpy as np
 import torch
 from diffusers import UNet2DConditionModel
 from PIL import Image
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, ResNetConfig, ResNetModel
 
-from benchmarks.common import ROOT, machine, write_json
+from benchmarks.common import ROOT, Row, machine, write_json
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
@@ -32,13 +33,8 @@ from ddpo_lessons.tiny.world import to_pil
 RESULT = ROOT / "ddpo_lessons" / "app" / "paper_run.json"  # in the wheel, for lesson 08 reads it
 CLIP, RESNET = 427_616_513 * 4, 11_176_512 * 4  # bytes of ViT-L/14 and of ResNet-18 without head, float32
 # TFLOP/s of dense bf16 with float32 accumulation, as NVIDIA gives them; TF32 is half of it on each of these.
-CARDS = {
-    "RTX 3080": (10, 59.5),
-    "RTX 4080": (16, 97.5),
-    "RTX 3090": (24, 71.2),
-    "RTX 4090": (24, 165.2),
-    "A100": (80, 312.0),
-}
+CARDS = {"RTX 3080": (10, 59.5), "RTX 4080": (16, 97.5), "RTX 3090": (24, 71.2), "RTX 4090": (24, 165.2)}
+CARDS["A100"] = (80, 312.0)
 UTILISATION = 0.3  # an assumption
 SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "num_epochs": 10,
@@ -58,16 +54,11 @@ RUNS = {  # name: preset, changed fields, bytes of its reward's models
 def reward_flops() -> dict[str, float]:
     """Return FLOPs that the rewards of the presets take for one sample."""
     with torch.device("meta"):
-        sizes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
-        vision = CLIPVisionConfig(
-            **sizes, num_attention_heads=16, patch_size=14, image_size=224, projection_dim=768
-        )
-        clip = CLIPVisionModelWithProjection(vision)
-        resnet = ResNetModel(
-            ResNetConfig(
-                hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", embedding_size=64
-            )
-        )
+        sizes: Row = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+        sizes |= {"num_attention_heads": 16, "patch_size": 14, "image_size": 224, "projection_dim": 768}
+        clip = CLIPVisionModelWithProjection(CLIPVisionConfig(**sizes))
+        sizes = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "embedding_size": 64}
+        resnet = ResNetModel(ResNetConfig(**sizes, layer_type="basic"))
         small, large = torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 512, 512)
         tokens = torch.zeros(1, 77, dtype=torch.long)
     text = budget.sd15_text_encoder()
@@ -88,46 +79,31 @@ def estimate(run: str, gigabytes: int) -> tuple[DDPOConfig, budget.Budget]:
     return config, budget.estimate(budget.sd15(), config, actions, from_images=True, reward_bytes=models)
 
 
-def rows(host: dict[str, Any]) -> list[dict[str, Any]]:
+def rows(host: Row) -> list[Row]:
     """Return every run on every card."""
-    flops, found, table = reward_flops(), {}, []
+    flops, table, estimated = reward_flops(), list[Row](), cache(estimate)
     for run, (preset, _, _) in RUNS.items():
         for card, (gigabytes, tflops) in CARDS.items():
-            if (run, gigabytes) not in found:
-                found[run, gigabytes] = estimate(run, gigabytes)
-            config, paper = found[run, gigabytes]
+            config, paper = estimated(run, gigabytes)
             samples = config.sample_batch_size * config.sample_num_batches_per_epoch
             sampling, training = paper.seconds(tflops, UTILISATION)
             reward = samples * flops[preset] / (tflops / 2 * 1e12 * UTILISATION)
             drawn = samples // config.sample_group_size  # pictures that are read
-            seconds = sampling + training + reward
-            table.append(
-                {
-                    "run": run,
-                    "card": card,
-                    "gpu_memory": gigabytes,
-                    "pairs": config.train_batch_size,
-                    "checkpointing": config.train_gradient_checkpointing,
-                    "peak_gb": paper.peak / 1e9,
-                    "epochs": config.num_epochs,
-                    "sampling_s": sampling,
-                    "training_s": training,
-                    "reward_s": reward,
-                    "photos_s": drawn * host["photo_12mp_s"],
-                    "small_photos_s": drawn * host["photo_512px_s"],
-                    "hours": config.num_epochs * (seconds + drawn * host["photo_512px_s"]) / 3600,
-                }
-            )
+            photos, small = drawn * host["photo_12mp_s"], drawn * host["photo_512px_s"]
+            row = {"run": run, "card": card, "gpu_memory": gigabytes, "pairs": config.train_batch_size}
+            row |= {"checkpointing": config.train_gradient_checkpointing, "peak_gb": paper.peak / 1e9}
+            row |= {"epochs": config.num_epochs, "sampling_s": sampling, "training_s": training}
+            row |= {"reward_s": reward, "photos_s": photos, "small_photos_s": small}
+            hours = config.num_epochs * (sampling + training + reward + small) / 3600
+            table.append({**row, "hours": hours})
     return table
 
 
-def memory() -> list[dict[str, Any]]:
+def memory() -> list[Row]:
     """Return GB at the stations of an epoch of `edit`, and in training passes of several sizes."""
     config, paper = estimate("edit", 24)
-    models = {
-        "networks": paper.frozen + paper.trained + paper.gradients + paper.moments,
-        "reward models": paper.reward,
-    }
+    networks_bytes = paper.frozen + paper.trained + paper.gradients + paper.moments
+    models = {"networks": networks_bytes, "reward models": paper.reward}
     epoch = {**models, "the epoch's samples": paper.latents + paper.images + paper.embeddings}
     networks = budget.sd15()
     others = {"vae": networks.vae, "text_encoder": networks.text_encoder}
@@ -146,27 +122,27 @@ def memory() -> list[dict[str, Any]]:
     return [{"station": name, **parts, "activations": peak} for name, parts, peak in stations]
 
 
-def sdxl() -> dict[str, Any]:
+def sdxl() -> Row:
     """Count Stable Diffusion XL's UNet at 1024 pixels; sizes as in unet/config.json of the base model."""
+    sizes: Row = {
+        "sample_size": 128,
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": (1, 2, 10),
+        "attention_head_dim": (5, 10, 20),
+        "cross_attention_dim": 2048,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    }
     with torch.device("meta"):
-        unet = UNet2DConditionModel(
-            sample_size=128,
-            block_out_channels=(320, 640, 1280),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10),
-            attention_head_dim=(5, 10, 20),
-            cross_attention_dim=2048,
-            use_linear_projection=True,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=256,
-            projection_class_embeddings_input_dim=2816,
-        )
+        unet = UNet2DConditionModel(**sizes)
+        told = {"text_embeds": torch.zeros(2, 1280), "time_ids": torch.zeros(2, 6)}
     parameters = sum(p.numel() for p in unet.parameters())
     config = DDPOConfig(mixed_precision="bf16")
     trained = prepare_policy(unet, {}, config, use_lora=True, device=torch.device("meta"))
-    with torch.device("meta"):
-        told = {"text_embeds": torch.zeros(2, 1280), "time_ids": torch.zeros(2, 6)}
 
     def run() -> None:
         latents, timesteps, embeds = budget.unet_inputs(unet, 2, 77)
@@ -188,10 +164,10 @@ def sdxl() -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------- what the host does
-def host() -> dict[str, Any]:
+def host() -> Row:
     """Measure photographs that are read, and a grid of images that is written."""
     photo = Image.open(matplotlib.cbook.get_sample_data("grace_hopper.jpg")).convert("RGB")  # 512 x 606
-    found: dict[str, Any] = {"machine": machine()}
+    found: Row = {"machine": machine()}
     with tempfile.TemporaryDirectory() as folder:
         for name, size in (("photo_12mp_s", (3000, 4000)), ("photo_512px_s", (512, 606))):
             file = Path(folder, f"{name}.jpg")
@@ -209,14 +185,15 @@ def with_grain(image: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return (image + 0.02 * noise).clamp(0, 1)
 
 
-def fastest(run: Any, repeats: int = 3) -> float:
-    """Return the CPU seconds of the fastest of some runs."""
-    seconds = []
-    for _ in range(repeats):
+def fastest(run: Callable[[], Any]) -> float:
+    """Return the CPU seconds of the fastest of three runs."""
+
+    def once() -> float:
         started = time.process_time()
         run()
-        seconds.append(time.process_time() - started)
-    return float(np.min(seconds))
+        return time.process_time() - started
+
+    return min(once() for _ in range(3))
 
 
 def rounded(value: Any) -> Any:

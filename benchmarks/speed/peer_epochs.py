@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.common import seconds_of
+from benchmarks.common import Row, seconds_of
+from benchmarks.peers.environment import serve
 from benchmarks.peers.worker import peer_trainer
-from benchmarks.speed.cases import CASES, Case, picture, redness, serve
+from benchmarks.speed.cases import CASES, Case, picture, redness
 
 
 def make_trainer(case: Case, size: str, folder: str) -> Any:
@@ -85,18 +87,16 @@ def main() -> None:
     case, size, folder = CASES[sys.argv[1]], sys.argv[2], sys.argv[3]
     trainer = make_trainer(case, size, folder)
     trainer.sd_pipeline.set_progress_bar_config(disable=True)
-    phases: dict[str, float] = {}
+    phases, numbers = dict[str, float](), itertools.count()
     timed(trainer, "_generate_samples", phases, "sampling")
     timed(trainer, "compute_rewards", phases, "reward")
-    epochs = 0
 
-    def epoch(line: str) -> dict[str, Any]:
-        nonlocal epochs
+    def epoch(line: str) -> Row:
         path = line.removeprefix("gradient ")
         clip_fractions = record_gradient(trainer, path) if path != line else []
         phases.update(sampling=0.0, reward=0.0)
-        whole = seconds_of(lambda: trainer.step(epochs, epochs))
-        epochs += 1
+        number = next(numbers)
+        whole = seconds_of(lambda: trainer.step(number, number))
         answer = {**phases, "training": whole - sum(phases.values()), "whole": whole}
         return answer | ({"first_clip_fraction": statistics.mean(clip_fractions)} if clip_fractions else {})
 

@@ -6,22 +6,22 @@ of rank 4 in the attention layers, which no setting changes.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.common import seconds_of
+from benchmarks.common import Row, seconds_of
+from benchmarks.peers.environment import serve
 from benchmarks.peers.worker import IMAGE, peer_trainer
-from benchmarks.speed.cases import serve
 from benchmarks.speed.peer_epochs import trainable
 from ddpo_lessons.app.demo import POLICY, SETTINGS
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 
 # The task, and what imageddpo needs to run at all.
-NEEDED: dict[str, Any] = {
+NEEDED: Row = {
     "sample_num_steps": POLICY.steps,
     # At its default of 1 the trainer asks for steps that img2img has not taken: IndexError.
     "train_timestep_fraction": POLICY.strength,
@@ -31,7 +31,7 @@ NEEDED: dict[str, Any] = {
 }
 SHARED = ("sample_guidance_scale", "train_batch_size", "train_learning_rate", "train_clip_range")
 # Beside NEEDED. And the pipeline's folder has set_alpha_to_one=False: a step without noise trains it on NaN.
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, Row] = {
     "imageddpo, gaussian-glasses": {  # rl/rl_trainer.py of the project that the README names as an example
         # Guidance: TRL's 5, as in its code; the 0 of its page is for empty prompts, and here they matter.
         "sample_batch_size": 4,
@@ -56,15 +56,15 @@ def main() -> None:
     settings, task = {**NEEDED, **VARIANTS[variant], "seed": seed}, (recolouring(), edit_requests(seed))
     trainer = peer_trainer(IMAGE, settings, folder, *task, noise_strength=POLICY.strength)
     trainer.sd_pipeline.set_progress_bar_config(disable=True)
-    config, epochs = trainer.config, 0
+    samples = trainer.config.sample_batch_size * trainer.config.sample_num_batches_per_epoch
+    numbers = itertools.count()
 
-    def epoch(path: str) -> dict[str, float]:
+    def epoch(path: str) -> Row:
         """Do an epoch, and then write the adapter to the path."""
-        nonlocal epochs
-        seconds = seconds_of(lambda: trainer.step(epochs, epochs))
-        epochs += 1
+        number = next(numbers)
+        seconds = seconds_of(lambda: trainer.step(number, number))
         save_file({name: p.detach().contiguous() for name, p in trainable(trainer).items()}, path)
-        return {"seconds": seconds, "samples": config.sample_batch_size * config.sample_num_batches_per_epoch}
+        return {"seconds": seconds, "samples": samples}
 
     serve(epoch)
 

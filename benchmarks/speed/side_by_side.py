@@ -1,13 +1,12 @@
 """Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
 
 Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
-UNet and bare UNet (in passes of any size, and in those that the order of the work allows) take turns, an
-epoch each, in processes that live through all rounds. Writes side_by_side.json: for every case and batch size
-the seconds of each phase (median, smallest, largest), those of the first compiled epoch, and how far the
-gradients of an optimizer step are apart: of the first one after the timed epochs, for then both matrices of
-LoRA have gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range
-before any update, its policy is not the one that sampled, and gradients are not compared; where they are
-compared and differ, it ends.
+UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes
+side_by_side.json: for every case and batch size the seconds of each phase (median, smallest, largest), those
+of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one after
+the timed epochs, for then both matrices of LoRA have gradients. Where the peer fails, its error; where more
+than half of its ratios leave the clip range before any update, its policy is not the one that sampled, and
+gradients are not compared; where they are compared and differ, it ends.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ import tempfile
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 from diffusers import DDIMScheduler
 from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
-from benchmarks.common import machine, write_json
-from benchmarks.peers.environment import Worker, make_environment, started, unfailing, versions
+from benchmarks.common import Row, machine, write_json
+from benchmarks.peers.environment import Worker, make_environment, versions
 from benchmarks.speed.cases import CASES, Case
 from ddpo_lessons.tiny import load_tiny_sd
 
@@ -38,35 +36,34 @@ EQUAL = 1e-3  # how far gradients of the same step may be apart, relative to the
 PHASES = ("sampling", "reward", "training", "whole")
 
 
-def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> dict[str, Any]:
+def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> Row:
     """Let all take turns for some rounds, after an epoch to warm up; then compare gradients."""
     arguments = [case.name, size, str(folder)]
     command = [sys.executable, "-m", "benchmarks.speed.our_epochs", *arguments]
     with ExitStack() as stack:
-        peer = stack.enter_context(started([python, "-m", "benchmarks.speed.peer_epochs", *arguments]))
-        ours = stack.enter_context(started(command))
-        compiled = stack.enter_context(started([*command, "compiled"]))
+        peer_command = [python, "-m", "benchmarks.speed.peer_epochs", *arguments]
+        commands = (peer_command, command, [*command, "compiled"])
+        peer, ours, compiled = (stack.enter_context(Worker(words)) for words in commands)
         recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
-        step = peer.ask(f"gradient {recording}")
+        step = peer.ask(f"gradient {recording}", may_fail=True)
         if case.peer_error not in step.get("error", case.peer_error):
             raise RuntimeError(f"{case.peer} failed, and not as it is known to: {step['error']}")
-        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch")}
-        turns |= {name: (ours, name) for name in ("floor", "ordered floor")}
+        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch"), "floor": (ours, "floor")}
         if "error" not in step:
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
         for _ in range(rounds + 1):  # the first is to warm up
             for name, (worker, line) in turns.items():
-                times[name].append(unfailing(worker.ask(line)))
+                times[name].append(worker.ask(line))
         if "error" not in step:
-            step = unfailing(peer.ask(f"gradient {recording}"))
+            step = peer.ask(f"gradient {recording}")
         found = outcome(step, {"ours": ours, "compiled": compiled}, recording)
     found |= {"first_compiled_epoch": round(times["compiled"][0]["whole"], 1)}
     found |= {name: summary(epochs[1:]) for name, epochs in times.items()}
     return {"case": case.name, "size": size, "against": case.peer, **found}
 
 
-def outcome(step: dict[str, Any], workers: dict[str, Worker], recording: str) -> dict[str, Any]:
+def outcome(step: Row, workers: dict[str, Worker], recording: str) -> Row:
     """Return how the peer's step fails, or how far other gradients of it are apart.
 
     Raises:
@@ -76,20 +73,20 @@ def outcome(step: dict[str, Any], workers: dict[str, Worker], recording: str) ->
         return {"error": step["error"]}
     apart = None
     if step["first_clip_fraction"] <= WRONG_POLICY:
-        answers = {name: unfailing(worker.ask(f"gradient {recording}")) for name, worker in workers.items()}
-        apart = {name: answer["gradient_difference"] for name, answer in answers.items()}
+        line, key = f"gradient {recording}", "gradient_difference"
+        apart = {name: worker.ask(line)[key] for name, worker in workers.items()}
         if not all(value <= EQUAL for value in apart.values()):
             raise RuntimeError(f"these gradients are not the peer's: {apart}")
     return {"first_clip_fraction": step["first_clip_fraction"], "gradient_difference": apart}
 
 
-def summary(epochs: list[dict[str, float]]) -> dict[str, Any]:
+def summary(epochs: list[dict[str, float]]) -> Row:
     """Median, smallest and largest seconds of every phase."""
-    columns = {phase: [epoch[phase] for epoch in epochs] for phase in PHASES}
-    return {
-        phase: [round(number, 4) for number in (statistics.median(column), min(column), max(column))]
-        for phase, column in columns.items()
-    }
+    found = {}
+    for phase in PHASES:
+        column = [epoch[phase] for epoch in epochs]
+        found[phase] = [round(number, 4) for number in (statistics.median(column), min(column), max(column))]
+    return found
 
 
 def tiny_folder(folder: Path) -> Path:

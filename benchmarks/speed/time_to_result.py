@@ -11,7 +11,6 @@ time_to_result.json tells the machine.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import logging
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from benchmarks.common import machine, run_all, seconds_of, write_json
-from benchmarks.peers.environment import make_environment, started, unfailing, versions
+from benchmarks.common import Row, machine, run_all, scratch_config, seconds_of, write_json
+from benchmarks.peers.environment import Worker, make_environment, versions
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
 from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
@@ -38,7 +36,7 @@ from ddpo_lessons.trainer import ImageDDPOTrainer
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colours", "both")
-OURS: dict[str, dict[str, Any]] = {
+OURS: dict[str, Row] = {
     "ddpo-lessons, the demo": SETTINGS,
     # The task's number of steps, and no pictures, since the peer draws none.
     "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
@@ -63,14 +61,12 @@ class Run:
 @contextmanager
 def our_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
     """Train the pipeline with our trainer."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = DDPOConfig(**OURS[run.variant], seed=run.seed, output_dir=folder)
+    with scratch_config(OURS[run.variant], seed=run.seed) as config:
         task = (recolouring(), edit_requests(run.seed), pipeline)
         trainer = ImageDDPOTrainer(config, *task, noise_strength=POLICY.strength)
-        numbers = itertools.count()
 
         def epoch() -> dict[str, float]:
-            seconds = seconds_of(lambda: trainer.step(next(numbers)))
+            seconds = seconds_of(lambda: trainer.step(trainer.epochs_done))
             return {"seconds": seconds, "samples": trainer.plan.total_samples}
 
         yield epoch
@@ -82,11 +78,11 @@ def peer_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
     attention = ["to_k", "to_q", "to_v", "to_out.0"]
     pipeline.unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=attention))
     command = [run.python, "-m", "benchmarks.speed.result_peer", run.variant, str(run.seed), run.folder]
-    with tempfile.TemporaryDirectory() as folder, started(command) as peer:
+    with tempfile.TemporaryDirectory() as folder, Worker(command) as peer:
         path = f"{folder}/lora.safetensors"
 
         def epoch() -> dict[str, float]:
-            answer = unfailing(peer.ask(path))
+            answer = peer.ask(path)
             load_adapter(pipeline.unet, load_file(path))
             return answer
 
@@ -103,16 +99,14 @@ def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-def train(run: Run) -> list[dict[str, Any]]:
+def train(run: Run) -> list[Row]:
     """Train until the gain or the limit, and return a row for every reading."""
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
     pipeline, exam = load_tiny_sd(), Exam(world.draw_edits(PICTURES, "validation", 0))
     settings = {**DDPOConfig().to_dict(), **{**OURS, **PEERS}[run.variant]}
     policy = Img2Img(POLICY.strength, settings["sample_guidance_scale"], POLICY.steps)
     epochs = our_epochs if run.variant in OURS else peer_epochs
     row = {"variant": run.variant, "seed": run.seed, "epoch": 0, "seconds": 0.0, "samples": 0}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
 
     def read() -> None:
         shares = exam.shares(exam.images(pipeline, policy))
@@ -128,7 +122,7 @@ def train(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def first_reached(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def first_reached(rows: Sequence[Row]) -> Row | None:
     """Return the first of a run's rows in which 15 points more are right than in row 0, if there is one."""
     before = float(rows[0]["both"])
     reached = (row for row in rows if float(row["both"]) >= before + GAIN - 1e-6)  # it counts in 0.005

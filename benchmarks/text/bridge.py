@@ -9,17 +9,15 @@ bridge.csv.
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import logging as diffusers_logging
 from torch import nn
 
-from benchmarks.common import write_rows
+from benchmarks.common import Row, quiet_thread, redness, scratch_config, write_rows
 from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -29,22 +27,20 @@ from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import Runner
 
-SEEDS, EPOCHS, STEPS, SAMPLES = (0, 1, 2), 10, 8, 32
-VARIANTS: dict[str, float | None] = {
-    "DDPO: one advantage": None,
-    "value, λ = 0.95": 0.95,
-    "value, λ = 1": 1.0,
-}
+SEEDS, EPOCHS, STEPS = (0, 1, 2), 10, 8
+VARIANTS = {"DDPO: one advantage": None, "value, λ = 0.95": 0.95, "value, λ = 1": 1.0}
 VALUE_STEPS, VALUE_RATE = 40, 1e-3
-
-
-def draw_prompt() -> tuple[str, dict[str, Any]]:
-    return f"a {random.choice(world.DIGITS)}", {}
-
-
-def redness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-    red, green, blue = images.mean((2, 3)).unbind(1)
-    return red - (green + blue) / 2
+SETTINGS: Row = {
+    "sample_num_steps": STEPS,
+    "sample_guidance_scale": 1.0,
+    "sample_batch_size": 32,
+    "sample_num_batches_per_epoch": 1,
+    "train_batch_size": 8,
+    "train_use_lora": False,
+    "train_learning_rate": 1e-4,
+    "train_clip_range": 5e-3,
+    "image_grid_freq": 0,
+}
 
 
 class ValueNetwork(nn.Module):
@@ -56,13 +52,11 @@ class ValueNetwork(nn.Module):
 
     def forward(self, trajectory: Trajectory) -> torch.Tensor:
         """Return values (B, T) of the states that actions were taken in."""
-        batch, time_steps = trajectory.timesteps.shape
+        batch, steps = trajectory.timesteps.shape
         latents = trajectory.latents[:, :-1].flatten(2)  # (B, T, C h w)
-        prompts = (
-            trajectory.conditioning["prompt_embeds"].mean(1, keepdim=True).expand(-1, time_steps, -1)
-        )  # (B, T, D)
-        clock = torch.eye(STEPS)[:time_steps].expand(batch, -1, -1)  # (B, T, STEPS)
-        return self.layers(torch.cat([latents, prompts, clock], dim=2)).squeeze(-1)
+        prompts = trajectory.conditioning["prompt_embeds"].mean(1, keepdim=True)  # (B, 1, D)
+        clock = torch.eye(STEPS)[:steps].expand(batch, -1, -1)  # (B, T, STEPS)
+        return self.layers(torch.cat([latents, prompts.expand(-1, steps, -1), clock], dim=2)).squeeze(-1)
 
 
 class PairAdvantages:
@@ -80,7 +74,6 @@ class ValueDDPO(DDPO):
 
     def __init__(self, lam: float) -> None:
         self.lam = lam
-        self.explained: list[float] = []
 
     def begin(self, config: DDPOConfig, family: Any, num_train_timesteps: int) -> None:
         super().begin(config, family, num_train_timesteps)
@@ -99,8 +92,7 @@ class ValueDDPO(DDPO):
             values = self.values(trajectory)
         advantages, returns = gae(rewards, values, gamma=1.0, lam=self.lam)
         targets = scores[:, None].expand_as(values)
-        left = (targets - values).var(0) / targets.var(0)  # (T,) what the value did not know
-        self.explained = (1 - left).tolist()
+        self.explained = 1 - (targets - values).var(0) / targets.var(0)  # (T,) what the value knew
         for _ in range(VALUE_STEPS):
             loss = (self.values(trajectory) - returns).square().mean()
             self.value_optimizer.zero_grad()
@@ -108,53 +100,33 @@ class ValueDDPO(DDPO):
             self.value_optimizer.step()
         super().update(replace(samples, advantages=masked_whiten(advantages)), learner)
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs
-    ) -> tuple[torch.Tensor, Any]:
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> Any:
         own: Any = PairAdvantages(samples.advantages, pairs["columns"])
         return super().loss(replace(samples, advantages=own), learner, denoiser, pairs)
 
 
-def run(variant: str, seed: int, folder: str, epochs: int) -> list[dict[str, Any]]:
-    lam = VARIANTS[variant]
-    config = DDPOConfig(
-        output_dir=folder,
-        seed=seed,
-        num_epochs=epochs,
-        sample_num_steps=STEPS,
-        sample_guidance_scale=1.0,
-        sample_batch_size=SAMPLES,
-        sample_num_batches_per_epoch=1,
-        train_batch_size=8,
-        train_use_lora=False,
-        train_learning_rate=1e-4,
-        train_clip_range=5e-3,
-        image_grid_freq=0,
-    )
-    torch.manual_seed(seed)
-    arguments = (config, redness, draw_prompt, load_tiny_sd())
+def run(variant: str, seed: int) -> list[Row]:
+    lam, rows = VARIANTS[variant], list[Row]()
     algorithm = DDPO() if lam is None else ValueDDPO(lam)
-    trainer = Runner(*arguments, algorithm=algorithm, start=FromNoise())
-    rows = []
-    for epoch in range(epochs):
-        started = time.process_time()
-        metrics = trainer.step(epoch)
-        explained = getattr(algorithm, "explained", [])
-        row = {"variant": variant, "seed": seed, "epoch": epoch + 1, "reward": metrics["reward_mean"]}
-        row["first"] = explained[0] if explained else ""
-        row["last"] = explained[-1] if explained else ""
-        rows.append({**row, "cpu_seconds": time.process_time() - started})
+    with scratch_config(SETTINGS, seed=seed) as config:
+        torch.manual_seed(seed)
+        task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), load_tiny_sd())
+        trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
+        for epoch in range(EPOCHS):
+            started = time.process_time()
+            metrics = trainer.step(epoch)
+            row = {"variant": variant, "seed": seed, "epoch": epoch + 1, "reward": metrics["reward_mean"]}
+            row |= {"first": "", "last": ""}
+            if isinstance(algorithm, ValueDDPO):
+                row |= {"first": algorithm.explained[0].item(), "last": algorithm.explained[-1].item()}
+            rows.append({**row, "cpu_seconds": time.process_time() - started})
     print(variant, seed, [round(row["reward"], 3) for row in rows], flush=True)
     return rows
 
 
 def main() -> None:
-    diffusers_logging.disable_progress_bar()
-    rows = []
-    for seed in SEEDS:
-        for variant in VARIANTS:
-            with tempfile.TemporaryDirectory() as folder:
-                rows += run(variant, seed, folder, EPOCHS)
+    quiet_thread()
+    rows = [row for seed in SEEDS for variant in VARIANTS for row in run(variant, seed)]
     write_rows(Path(__file__).with_suffix(".csv"), rows)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import write_rows
+from benchmarks.common import Row, write_rows
 from benchmarks.text.sweep import ITERATIONS, SEEDS, TEST_QUERIES, look
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import load_text_models
@@ -27,9 +27,8 @@ KEPT = 0.25  # share of the policy's own answers
 
 def written(models: Any, seed: int) -> list[str]:
     """Positive reviews that others wrote."""
-    return [text for text, kind in world.reviews(4 * SAMPLES, "train", 10 + seed) if kind == "positive"][
-        :SAMPLES
-    ]
+    reviews = world.reviews(4 * SAMPLES, "train", 10 + seed)
+    return [text for text, kind in reviews if kind == "positive"][:SAMPLES]
 
 
 def own(models: Any, seed: int) -> list[str]:
@@ -40,9 +39,12 @@ def own(models: Any, seed: int) -> list[str]:
     return [texts[row] for row in best.tolist()]
 
 
-def train(name: str, seed: int) -> dict[str, Any]:
+TEXTS = {"written": written, "own": own}
+
+
+def train(name: str, seed: int) -> Row:
     models, reference = load_text_models(), load_text_models().policy
-    texts = {"written": written, "own": own}[name](models, seed)
+    texts = TEXTS[name](models, seed)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(models.policy.parameters(), CONFIG.learning_rate, weight_decay=0.0)
     for _ in range(STEPS):
@@ -64,7 +66,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rows = [train(name, seed) for seed in SEEDS for name in ("written", "own")]
+    rows = [train(name, seed) for seed in SEEDS for name in TEXTS]
     write_rows(Path(__file__).with_suffix(".csv"), rows)
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.common import write_json
+from benchmarks.common import Row, redness, write_json
+from benchmarks.text.sweep import lesson_trainer
 from ddpo_lessons.advantages import gae, normalize
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rollout import text2img_rollout
 from ddpo_lessons.text import world
-from ddpo_lessons.text.models import load_text_models, read
+from ddpo_lessons.text.models import read
 from ddpo_lessons.text.ppo import token_log_probs
-from ddpo_lessons.text.trainer import Rollout, TextPPOConfig, TextPPOTrainer
+from ddpo_lessons.text.trainer import Rollout
 from ddpo_lessons.tiny import load_tiny_sd
 
 ITERATIONS, STEPS, PROMPT, PICTURES = 12, 5, "a red three on blue", 32
@@ -36,68 +36,53 @@ def wanted(rollout: Rollout, row: int) -> bool:
     return bool({"not", "never"} & set(words)) and world.parse(rollout.texts[row]) is not None
 
 
-@torch.no_grad()
-def text() -> dict[str, Any]:
-    models, queries = load_text_models(), world.queries(2000, "train", seed=1)
-    config = TextPPOConfig()
-    trainer = TextPPOTrainer(config, models.policy, models.value, models.tokenizer, models.reward, queries)
+def text() -> Row:
+    models, trainer = lesson_trainer()
     for _ in range(ITERATIONS):
-        with torch.enable_grad():
-            trainer.step()
-    rollout = trainer.rollout(world.queries(128, "test", seed=2))
+        trainer.step()
+    with torch.no_grad():
+        rollout = trainer.rollout(world.queries(128, "test", seed=2))
+        reference = read(trainer.reference, rollout.input_ids, rollout.attention_mask)
     row = next(row for row in range(128) if wanted(rollout, row))
-    ids, attention, t = rollout.input_ids, rollout.attention_mask, rollout.targets
-    reference = token_log_probs(read(trainer.reference, ids, attention), ids)
+    t, config = rollout.targets, trainer.config
     advantages, returns = gae(rollout.rewards, t.values, config.gamma, config.lam, t.mask)
-    td, _ = gae(rollout.rewards, t.values, config.gamma, 0.0, t.mask)
     columns = {
         "log_prob": t.log_probs,
-        "ref_log_prob": reference,
+        "ref_log_prob": token_log_probs(reference, rollout.input_ids),
         "kl": rollout.kl,
         "reward": rollout.rewards,
         "value": t.values,
-        "delta": td,
+        "delta": gae(rollout.rewards, t.values, config.gamma, 0.0, t.mask)[0],
         "advantage": advantages,
         "return": returns,
     }
-    tokens = models.tokenizer.convert_ids_to_tokens(ids[row, 1:][t.mask[row]])
-    real = int(attention[row].sum())
-    query = models.tokenizer.convert_ids_to_tokens(ids[row][attention[row].bool()][: real - len(tokens)])
     kept = {name: numbers(values[row][t.mask[row]]) for name, values in columns.items()}
-    return {"query": query, "tokens": tokens, "score": round(rollout.scores[row].item(), 2), **kept}
+    whole = rollout.input_ids[row][rollout.attention_mask[row].bool()]
+    words, count = models.tokenizer.convert_ids_to_tokens(whole), int(t.mask[row].sum())
+    score = round(rollout.scores[row].item(), 2)
+    return {"query": words[:-count], "tokens": words[-count:], "score": score, **kept}
 
 
-def picture() -> dict[str, Any]:
-    pipeline = load_tiny_sd()
-    family = family_of(pipeline)
-    trajectories = [
-        text2img_rollout(
-            pipeline,
-            [PROMPT],
-            num_inference_steps=STEPS,
-            guidance_scale=4.0,
-            generator=torch.Generator().manual_seed(seed),
-        )[1]
+@torch.no_grad()
+def picture() -> Row:
+    family, settings = family_of(load_tiny_sd()), {"num_inference_steps": STEPS, "guidance_scale": 4.0}
+    made = [
+        text2img_rollout(family, [PROMPT], **settings, generator=torch.Generator().manual_seed(seed))[1]
         for seed in range(PICTURES)
     ]
-    with torch.no_grad():
-        finished = torch.cat([family.decode(made.final_latents) for made in trajectories])  # (32, 3, H, W)
-    red, green, blue = finished.mean((2, 3)).unbind(1)
-    advantage = normalize(blue - (red + green) / 2)[0].item()
-    trajectory = trajectories[0]
-    states = torch.cat([trajectory.latents[0], trajectory.final_latents])  # (T + 1 or T + 2, C, h, w)
-    with torch.no_grad():
-        images = torch.cat([family.decode(state[None]) for state in states])
+    finished = torch.cat([family.decode(trajectory.final_latents) for trajectory in made])  # (32, 3, H, W)
+    advantages = normalize(redness(finished.flip(1)))  # (32,) of how blue they are
+    first = made[0]
+    states = torch.cat([first.latents[0], first.final_latents])  # (T + 1 or T + 2, C, h, w)
+    images = torch.cat([family.decode(state[None]) for state in states])
     pixels = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8)  # (states, H, W, 3)
-    coded = [base64.b64encode(image.numpy().tobytes()).decode() for image in pixels]
-    scored = {"advantage": round(advantage, 2)}
-    told = {"prompt": PROMPT, "timesteps": trajectory.timesteps[0].tolist()}
     return {
-        **told,
-        "log_probs": numbers(trajectory.log_probs[0]),
+        "prompt": PROMPT,
+        "timesteps": first.timesteps[0].tolist(),
+        "log_probs": numbers(first.log_probs[0]),
         "size": pixels.shape[1],
-        "states": coded,
-        **scored,
+        "states": [base64.b64encode(image.numpy().tobytes()).decode() for image in pixels],
+        "advantage": round(advantages[0].item(), 2),
     }
 
 

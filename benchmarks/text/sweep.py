@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import parse, run_all
+from benchmarks.common import Row, parse, run_all
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import generate, load_text_models, read
 from ddpo_lessons.text.ppo import action_mask, kl_penalty
 from ddpo_lessons.text.trainer import Rollout, TextPPOConfig, TextPPOTrainer, measure
 
-VARIANTS: dict[str, dict[str, float]] = {
+VARIANTS: dict[str, Row] = {
     "plain": {},
     "beta 0": {"kl_coef": 0.0},
     "lambda 0": {"lam": 0.0},
@@ -63,12 +63,16 @@ def look(policy: Any, models: Any, reference: Any, queries: Sequence[str]) -> di
     return {"kl": kl, **measure(texts, models.reward(texts))}
 
 
-def train(run: Run) -> list[dict[str, Any]]:
-    torch.set_num_threads(1)
+def lesson_trainer(kind: Any = TextPPOTrainer, **settings: Any) -> tuple[Any, TextPPOTrainer]:
+    """Return the lesson's models, and a trainer of them."""
     models, queries = load_text_models(), world.queries(2000, "train", seed=1)
+    parts = (models.policy, models.value, models.tokenizer, models.reward)
+    return models, kind(TextPPOConfig(**settings), *parts, queries)
+
+
+def train(run: Run) -> list[Row]:
     kind = SameForEveryToken if run.variant == "same for every token" else TextPPOTrainer
-    config = TextPPOConfig(seed=run.seed, **VARIANTS[run.variant])
-    trainer = kind(config, models.policy, models.value, models.tokenizer, models.reward, queries)
+    models, trainer = lesson_trainer(kind, seed=run.seed, **VARIANTS[run.variant])
     test, rows = world.queries(TEST_QUERIES, "test", seed=2), []
     for iteration in range(ITERATIONS + 1):
         if iteration % EVERY == 0:

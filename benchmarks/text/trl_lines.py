@@ -12,25 +12,19 @@ import json
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
+
+from benchmarks.common import Row
 
 GOLDEN = Path(__file__).parents[2] / "tests/golden/trl_text_ppo.json"
 VERSION = "1.12.0"
 # The settings of every case, under TRL's names.
-ARGS = {
-    "gamma": 0.99,
-    "lam": 0.9,
-    "cliprange": 0.2,
-    "cliprange_value": 0.2,
-    "vf_coef": 0.1,
-    "kl_coef": 0.05,
-    "kl_estimator": "k1",
-}
+ARGS = {"gamma": 0.99, "lam": 0.9, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 0.1}
+ARGS |= {"kl_coef": 0.05, "kl_estimator": "k1"}
 
 
-def make_case(seed: int, lengths: tuple[int, ...], places: int = 6, vocabulary: int = 11) -> dict[str, Any]:
+def make_case(seed: int, lengths: tuple[int, ...], places: int = 6, vocabulary: int = 11) -> Row:
     """Draw the tensors of one minibatch, responses (B, T) padded on the right to `places`."""
     generator = torch.Generator().manual_seed(seed)
     batch = len(lengths)
@@ -62,7 +56,7 @@ def is_installed() -> bool:
         return False
 
 
-def run_lines(first: str, last: str, names: dict[str, Any]) -> dict[str, Any]:
+def run_lines(first: str, last: str, names: Row) -> Row:
     """Execute TRL's lines from the one that begins with `first` to the one that begins with `last`."""
     from trl.experimental.ppo import ppo_trainer
 
@@ -74,51 +68,34 @@ def run_lines(first: str, last: str, names: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def trl_results(case: dict[str, Any]) -> dict[str, Any]:
+def trl_results(case: Row) -> Row:
     """Return what TRL computes from a case, stage by stage."""
     from trl.experimental.ppo.ppo_trainer import masked_whiten, selective_log_softmax
 
-    padding, everything = ~case["mask"], slice(None)
+    padding = ~case["mask"]
     log_probs, new, ref = (
         selective_log_softmax(case[f"{name}_logits"], case["responses"]).masked_fill(padding, 1.0)
         for name in ("old", "new", "ref")
     )
     lengths = case["mask"].sum(1) - 1  # TRL's "sequence length" is the index of the last token
-    shaped = run_lines(
-        "logr =",
-        "rewards[actual_start",
-        {
-            "logprobs": log_probs,
-            "ref_logprobs": ref,
-            "scores": case["scores"],
-            "sequence_lengths": lengths,
-            "sequence_lengths_p1": lengths + 1,
-        },
-    )
+    given = {"logprobs": log_probs, "ref_logprobs": ref, "scores": case["scores"]}
+    given |= {"sequence_lengths": lengths, "sequence_lengths_p1": lengths + 1}
+    shaped = run_lines("logr =", "rewards[actual_start", given)
     # GAE and loss get our rewards, so that they are compared whatever is thought of the score's place.
     rewards = torch.where(case["mask"], shaped["non_score_reward"], 0)
     rewards[torch.arange(len(rewards)), lengths] += case["scores"]
-    estimated = run_lines(
-        "lastgaelam = 0",
-        "returns =",
-        {"rewards": rewards, "values": case["values"], "gen_length": rewards.shape[1], "responses": rewards},
-    )
+    given = {
+        "rewards": rewards,
+        "values": case["values"],
+        "gen_length": rewards.shape[1],
+        "responses": rewards,
+    }
+    estimated = run_lines("lastgaelam = 0", "returns =", given)
     advantages = masked_whiten(estimated["advantages"], case["mask"]).masked_fill(padding, 0)
-    trained = run_lines(
-        "vpredclipped =",
-        "loss = pg_loss",
-        {
-            "vpred": case["new_values"],
-            "mb_values": case["values"],
-            "mb_return": estimated["returns"],
-            "mb_advantage": advantages,
-            "new_logprobs": new,
-            "mb_logprobs": log_probs,
-            "padding_mask": padding,
-            "padding_mask_p1": padding,
-            "micro_batch_inds": everything,
-        },
-    )
+    given = {"vpred": case["new_values"], "mb_values": case["values"], "mb_return": estimated["returns"]}
+    given |= {"new_logprobs": new, "mb_logprobs": log_probs, "mb_advantage": advantages}
+    given |= {"padding_mask": padding, "padding_mask_p1": padding, "micro_batch_inds": slice(None)}
+    trained = run_lines("vpredclipped =", "loss = pg_loss", given)
     return {
         "log_probs": log_probs.masked_fill(padding, 0).tolist(),
         "rewards": shaped["rewards"].tolist(),

@@ -12,35 +12,31 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-from diffusers.utils import logging as diffusers_logging
-
-from benchmarks.common import machine, write_json
+from benchmarks.common import Row, machine, quiet_thread, write_json
 from benchmarks.torture import damage, generated, rewards, runs
 from benchmarks.torture.harness import Case, each_case
 
 RESULT = Path(__file__).parent / "counts.json"
 
 # What prepares each experiment in a folder and returns its case; and the number of cases in a full run.
-EXPERIMENTS: dict[str, tuple[Callable[[Path], Case], int]] = {
-    "kills": (runs.kills, 20),
-    "pairs": (runs.pairs, 4),
-    "full_disk": (runs.full_disk, 20),
-    "read_only": (runs.read_only, 8),
-    "second_trainer": (runs.second_trainer, 10),
-    "damage": (damage.damage, 150),
-    "generated": (generated.generated, 300),
-    "reward_functions": (rewards.reward_functions, 15),
-    "http_service": (rewards.http_service, 20),
+EXPERIMENTS: dict[Callable[[Path], Case], int] = {
+    runs.kills: 20,
+    runs.pairs: 4,
+    runs.full_disk: 20,
+    runs.read_only: 8,
+    runs.second_trainer: 10,
+    damage.damage: 150,
+    generated.generated: 300,
+    rewards.reward_functions: 15,
+    rewards.http_service: 20,
 }
+NAMES = {prepare.__name__: prepare for prepare in EXPERIMENTS}
 
 
-def run(name: str, seed: int, cases: range) -> dict[str, Any]:
+def run(name: str, seed: int, cases: range) -> Row:
     """Run one experiment in a folder that is deleted afterwards; return its part of the report."""
-    before = time.perf_counter()
-    prepare = EXPERIMENTS[name][0]
+    before, prepare = time.perf_counter(), NAMES[name]
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         Path(folder).chmod(0o755)  # "read_only" trains as another user
         counts = each_case(name, prepare(Path(folder)), seed, cases, Path(folder))
@@ -55,26 +51,25 @@ def run(name: str, seed: int, cases: range) -> dict[str, Any]:
     return report
 
 
-def record(name: str, seed: int, report: dict[str, Any]) -> None:
+def record(name: str, seed: int, report: Row) -> None:
     """Replace an experiment's part of counts.json."""
     reports = json.loads(RESULT.read_text("utf-8"))["experiments"] | {name: report}
-    reports = {name: reports[name] for name in EXPERIMENTS if name in reports}
+    reports = {name: reports[name] for name in NAMES if name in reports}
     write_json(RESULT, {"machine": machine(), "seed": seed, "experiments": reports})
 
 
 def main() -> int:
     """Run the experiments that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS))
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--scale", type=float, default=1.0, help="share of the cases that are tried")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="the one case with this number, as a failure names it")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    diffusers_logging.disable_progress_bar()
+    quiet_thread()
     cases = failures = 0
     for name in arguments.only:
-        count = max(1, round(arguments.scale * EXPERIMENTS[name][1]))
+        count = max(1, round(arguments.scale * EXPERIMENTS[NAMES[name]]))
         chosen = range(count) if arguments.case is None else range(arguments.case, arguments.case + 1)
         report = run(name, arguments.seed, chosen)
         cases, failures = cases + len(chosen), failures + len(report["failures"])

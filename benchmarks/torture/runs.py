@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import errno
 import io
 import os
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from accelerate.utils import InitProcessGroupKwargs
 
-from benchmarks.common import free_port
+from benchmarks.common import Row, free_port
 from benchmarks.torture.harness import (
     Case,
     brightness,
@@ -37,25 +37,25 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 
 EPOCHS = 6
-RUN: dict[str, Any] = {"num_epochs": EPOCHS, "image_grid_freq": 2}
+RUN: Row = {"num_epochs": EPOCHS, "image_grid_freq": 2}
 NOBODY = 65534
 GENTLE = {"train_learning_rate": 1e-3, "train_adam_epsilon": 1e-2}  # or Adam enlarges what is rounding
 PEER_SECONDS = 60.0  # in which a process must notice that the other one is gone
 
 
-def _train(folder: Path, **changes: Any) -> None:
-    """Train to the end; the file "started" says when."""
+def _train(folder: Path, rank: int = 0, **changes: Any) -> None:
+    """Train to the end; the file "started-RANK" says when."""
     trainer = make_trainer(folder, **RUN, **changes)
-    (folder / "started").touch()
+    (folder / f"started-{rank}").touch()
     trainer.train()
 
 
 def _start(folder: Path) -> int:
     """Start or continue the run; return its process when it trains."""
     folder.mkdir(exist_ok=True)
-    (folder / "started").unlink(missing_ok=True)
+    (folder / "started-0").unlink(missing_ok=True)
     process = fork(lambda: _train(folder))
-    wait_for(folder / "started")
+    wait_for(folder / "started-0")
     return process
 
 
@@ -93,18 +93,15 @@ def _start_pair(folder: Path) -> list[int]:
 
     def work(rank: int) -> None:
         os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank), ACCELERATE_USE_CPU="true")
-        trainer = make_trainer(folder, **RUN, **GENTLE, **shared)
-        expect(trainer.accelerator.num_processes == 2, "the processes did not find each other")
-        (folder / f"started-{rank}").touch()
-        trainer.train()
+        _train(folder, rank, **GENTLE, **shared)  # alone, one would refuse the other the folder
 
     return [fork(lambda rank=rank: work(rank)) for rank in (0, 1)]
 
 
-def _distance(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
+def _distance(mine: Row, theirs: Row) -> float:
     """Return the largest difference between two runs' weights."""
 
-    def weights(run: dict[str, Any]) -> torch.Tensor:
+    def weights(run: Row) -> torch.Tensor:
         found = (data for name, (_, data) in sorted(run["tensors"].items()) if name.startswith("policy|"))
         return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32)
 
@@ -142,13 +139,11 @@ def pairs(folder: Path) -> Case:
 
 
 # ------------------------------------------------------------------------------------- disks and folders
-
-
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@contextlib.contextmanager
+@contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[None]:
     """Let files in a folder take so many bytes together; a write beyond that is short, or fails."""
     real_open = builtins.open
