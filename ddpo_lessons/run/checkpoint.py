@@ -160,7 +160,11 @@ def read_state(folder: Path) -> dict[str, Any]:
 def _read_files(folder: Path, only: str = "") -> dict[str, bytes]:
     """Read all files of a checkpoint, or one, and compare them with the manifest."""
     if not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package")
+        newest = list_checkpoints(folder)[-1:]  # where the folder of the run was given
+        hint = f"; give one of its checkpoints, such as {newest[0]}" if newest else ""
+        raise ValueError(
+            f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package{hint}"
+        )
     try:
         sums = json.loads((folder / MANIFEST).read_text())["sha256"]
         contents = {name: (folder / name).read_bytes() for name in sums if only in ("", name)}

@@ -29,8 +29,14 @@ def hold(run_dir: Path) -> Iterator[None]:
 
     Raises:
         RuntimeError: if another one trains there.
+        OSError: if the folder cannot be made.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"cannot make the folder {run_dir} ({error.strerror}): choose another output_dir"
+        ) from error
     lock = FileLock(run_dir / ".lock", timeout=0)
     try:
         lock.acquire()
@@ -53,17 +59,23 @@ def claim(config: DDPOConfig) -> Path | None:
         ValueError: if the folder holds another run, or there is nothing to resume.
     """
     run_dir = config.run_dir
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ValueError(f"output_dir={str(run_dir)!r} is a file: choose another output_dir")
     checkpoints = checkpoint.list_checkpoints(run_dir)
     if config.resume_from == "latest":
         if not checkpoints:
-            raise ValueError(
-                f"resume_from='latest', but {run_dir} holds no checkpoint: leave resume_from empty"
-            )
+            begin = "set overwrite=True to begin anew" if read_metrics(run_dir) else "leave resume_from empty"
+            raise ValueError(f"resume_from='latest', but {run_dir} holds no checkpoint: {begin}")
         return checkpoints[-1]
     source = Path(config.resume_from) if config.resume_from else None
     if config.overwrite or _is_inside(source, run_dir):
         return source
-    if checkpoints or read_metrics(run_dir):
+    if not checkpoints and read_metrics(run_dir):
+        raise ValueError(
+            f"{run_dir} holds the records of a run that ended before its first checkpoint: set "
+            "overwrite=True to replace them, or choose another output_dir"
+        )
+    if checkpoints:
         raise ValueError(
             f"{run_dir} already holds a run: set resume_from='latest' to continue it, overwrite=True to "
             "replace it, or choose another output_dir"

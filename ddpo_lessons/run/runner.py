@@ -31,6 +31,7 @@ from ddpo_lessons.data.contexts import (
     PromptFunction,
     RewardFunction,
     check_functions,
+    check_hook,
     check_key,
     check_rewards,
     score,
@@ -100,6 +101,7 @@ class Runner:
     ) -> None:
         """Check everything, build the policy and, when asked, resume."""
         check_functions(reward_function, prompt_function)
+        check_hook("image_samples_hook", image_samples_hook)
         config.check()
         algorithm.check(config)
         self.config, self.algorithm, self.start = config, algorithm, start
@@ -206,7 +208,8 @@ class Runner:
         """Run the epochs that are left.
 
         Ctrl-C or SIGTERM ends the run within a sampling pass or an optimizer step: the epoch is dropped, and
-        what was before it is saved. A second one stops at once.
+        what was before it is saved. A second one stops at once. An epoch that fails is dropped too, and what
+        was before it is saved.
 
         Raises:
             RuntimeError: if another trainer trains in the run's folder.
@@ -222,6 +225,9 @@ class Runner:
                 self._train_until_stopped(bar)
             except Stopped:
                 self.save()
+            except Exception:
+                self._save_what_was_before()
+                raise
             finally:
                 self._interrupt = None
 
@@ -513,10 +519,21 @@ class Runner:
         self.accelerator.wait_for_everyone()
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
         if self.accelerator.is_main_process:
-            checkpoint.write(self.config.run_dir, self.epochs_done, self.learner.tensors(), self._state())
-            checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
+            self._write_checkpoint()
         self.accelerator.wait_for_everyone()
         return folder
+
+    def _save_what_was_before(self) -> None:
+        """Write the epochs before one that failed; what failed is told, not what fails here on top of it."""
+        folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
+        if self.log is None or self.epochs_done == 0 or folder.exists():
+            return
+        with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a folder that is another's by now
+            self._write_checkpoint()  # waits for nobody: other processes may not have failed
+
+    def _write_checkpoint(self) -> None:
+        checkpoint.write(self.config.run_dir, self.epochs_done, self.learner.tensors(), self._state())
+        checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
 
     def _state(self) -> dict[str, Any]:
         scaler = self.accelerator.scaler
