@@ -383,7 +383,7 @@ def test_ctrl_c_drops_the_epoch_saves_and_stops(tmp_path):
     assert signal.getsignal(signal.SIGINT) is handler
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path / "a")]
     assert names == ["checkpoint-000001"]
-    resumed = run(tmp_path / "a", num_epochs=3, resume_from="latest")
+    resumed = run(tmp_path / "a", num_epochs=3, resume_from="latest", resume_anyway=True)
     straight = run(tmp_path / "b", num_epochs=3)
     pairs = (trainer.learner.trainable.values() for trainer in (resumed, straight))
     assert all(map(torch.equal, *pairs))

@@ -8,6 +8,7 @@ one a line.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -93,7 +94,26 @@ def find_images(folder: str | Path) -> ImageFolder:
     files = tuple(flat or (file for file, _ in sorted_in))
     check_files(files)
     labels = None if flat else tuple(label for _, label in sorted_in)
-    return ImageFolder(folder, files, labels, _find_captions(folder, files))
+    return ImageFolder(folder, files, labels, find_captions(folder, files))
+
+
+def summary(images: ImageFolder) -> str:
+    """Say in one line what a folder holds: images, labels, captions, and files that are passed over."""
+    counts = Counter(images.labels or ())
+    labels = ", ".join(f"{name} {number}" for name, number in sorted(counts.items())) or "none"
+    captions = "none" if images.captions is None else f"{sum(map(len, images.captions))} prompts"
+    known = {file.with_suffix("") for file in images.files} if images.captions is not None else set()
+    beside = [path for place in {file.parent for file in images.files} for path in place.iterdir()]
+    skipped = [
+        path
+        for path in sorted(beside)
+        if path.is_file() and path not in images.files and not path.name.startswith(".")
+        and not (path.suffix.lower() == ".txt" and path.with_suffix("") in known)
+    ]  # fmt: skip
+    return (
+        f"{images.folder}: {len(images.files)} images; labels: {labels}; captions: {captions}; skipped: "
+        f"{_name_files(images.folder, skipped) or 'none'}"
+    )
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -101,8 +121,19 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if kinds.get(path.suffix.lower()) in Image.OPEN)
 
 
-def _find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
-    """Read the prompts of every image; None where none has a text file beside it."""
+def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
+    """Read the prompts of every image; None where none has a text file beside it.
+
+    Args:
+        folder: of the images, for messages.
+        files: the images.
+
+    Returns:
+        The lines of each one's caption.
+
+    Raises:
+        ValueError: if some images have none, or a caption is empty or not UTF-8.
+    """
     places = sorted({file.parent for file in files})
     beside = [path for place in places for path in sorted(place.iterdir()) if path.suffix.lower() == ".txt"]
     texts = {path.with_suffix(""): path for path in beside}

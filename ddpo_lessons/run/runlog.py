@@ -10,16 +10,18 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.record import CONFIG
+from ddpo_lessons.run.record import METRICS as METRICS
 
-METRICS = "metrics.jsonl"
 NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
@@ -91,7 +93,12 @@ class RunLog:
     """Writes the records of one run."""
 
     def __init__(
-        self, config: DDPOConfig, source: Path | None, epochs_done: int, mark: Mapping[str, Any] = NO_RECORDS
+        self,
+        config: DDPOConfig,
+        source: Path | None,
+        epochs_done: int,
+        mark: Mapping[str, Any] = NO_RECORDS,
+        record: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Write config.json; drop what older runs left here and the epochs that will be done again.
 
@@ -100,6 +107,7 @@ class RunLog:
             source: the checkpoint that is continued, if any.
             epochs_done: its number, or 0.
             mark: what `mark` returned when that checkpoint was written.
+            record: what else the run was made with.
 
         Raises:
             ValueError: if the records that are continued are not those that the checkpoint knows.
@@ -117,7 +125,8 @@ class RunLog:
         kept = self._records_until(mark)
         self._drop_after(epochs_done)
         _write(self.run_dir / METRICS, kept)
-        _write(self.run_dir / "config.json", (json.dumps(config.to_dict(), indent=1) + "\n").encode())
+        made_with = {**config.to_dict(), RUN: dict(record)}
+        _write(self.run_dir / CONFIG, (json.dumps(made_with, indent=1) + "\n").encode())
         self._bytes, self._sum = len(kept), hashlib.sha256(kept)
 
     def _records_until(self, mark: Mapping[str, Any]) -> bytes:

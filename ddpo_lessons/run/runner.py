@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import math
 import random
 import time
+import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -23,9 +26,11 @@ import torch
 from accelerate.utils import gather_object, set_seed
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
+from tqdm.auto import tqdm
 
+from ddpo_lessons import __version__
 from ddpo_lessons.algorithms.base import Algorithm, Samples
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import (
     Context,
     PromptFunction,
@@ -37,13 +42,21 @@ from ddpo_lessons.data.contexts import (
     score,
 )
 from ddpo_lessons.data.starts import FromNoise
-from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import Reference, make_optimizer, originals, prepare_policy, save_policy
+from ddpo_lessons.families import family_of, model_name
+from ddpo_lessons.families.policy import (
+    Reference,
+    load_adapter,
+    make_optimizer,
+    originals,
+    prepare_policy,
+    save_policy,
+)
 from ddpo_lessons.rollout import Trajectory, play, sample_seed
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.run.learner import Learner
 from ddpo_lessons.run.processes import make_accelerator, make_autocast
+from ddpo_lessons.run.record import changed_fields, changed_sources, continued, name_of
 from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold
 
 # A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
@@ -82,6 +95,8 @@ class Runner:
             tracker is None when none was asked for.
         algorithm: such as `DDPO()` or `RWR()`.
         start: `FromNoise()` or `FromImages(noise_strength)`.
+        about: more that config.json is to say of the run, such as {"reward": name}, and that a resume
+            compares, see `run.record`. Model, start, algorithm and the functions' names are found without it.
 
     Raises:
         ValueError: if settings do not fit each other, the pipeline, the run's folder or the checkpoint.
@@ -98,6 +113,7 @@ class Runner:
         *,
         algorithm: Algorithm,
         start: FromNoise,
+        about: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Check everything, build the policy and, when asked, resume."""
         check_functions(reward_function, prompt_function)
@@ -116,7 +132,13 @@ class Runner:
         self.accelerator = make_accelerator(config)
         self._check_plan()
         self._resumed_from = claim(config)
+        has_checkpoint = (
+            self._resumed_from is not None
+        )  # then the weights may be gone that the run began with
+        if config.train_lora_from and not (has_checkpoint and not Path(config.train_lora_from).is_dir()):
+            load_adapter(self.family, config)
         self._fingerprints = self._look_at_model()
+        self.record = self._describe(about)
         saved = self._read_checkpoint()
         self.autocast = make_autocast(config.mixed_precision, self.accelerator.device)
         self.learner = self._make_learner()
@@ -125,6 +147,8 @@ class Runner:
         self._log_is_open = False
         self._metrics_mark: dict[str, Any] = NO_RECORDS  # what the resumed checkpoint knows of metrics.jsonl
         self._interrupt: DeferredInterrupt | None = None
+        self._warned = False  # of an epoch that teaches nothing
+        self.stopped_by: int | None = None  # the number of the signal that ended `train` early
         self._drawn: tuple[int, dict[int, Context]] | None = None  # the contexts of an epoch that is not done
         self._prompts_before: Any = None  # the prompt function's state before it
         if saved is not None:
@@ -167,6 +191,20 @@ class Runner:
                 "an epoch of one sample teaches nothing, for its reward is its own mean: raise "
                 "sample_batch_size or sample_num_batches_per_epoch"
             )
+
+    def _describe(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is known of the run beside its config, in what JSON holds."""
+        known = {
+            "version": __version__,
+            "model": model_name(self.pipeline),
+            "pipeline": type(self.pipeline).__name__,
+            "algorithm": {"name": type(self.algorithm).__name__, **self.algorithm.identity()},
+            **self.start.identity(),
+            "reward_function": name_of(self.reward_function),
+            "prompt_function": name_of(self.prompt_function),
+            **about,
+        }
+        return {name: value for name, value in json.loads(json.dumps(known)).items() if value is not None}
 
     def _look_at_model(self) -> dict[str, Any]:
         prints = checkpoint.fingerprints(self.family)
@@ -214,7 +252,10 @@ class Runner:
         Raises:
             RuntimeError: if another trainer trains in the run's folder.
         """
-        config = self.config
+        config, self.stopped_by = self.config, None
+        if self.epochs_done >= config.num_epochs and self.accelerator.is_main_process:
+            asked = config.num_epochs
+            tqdm.write(f"nothing to do: the run has {self.epochs_done} epochs, and {asked} are asked for")
         message = "stopping: dropping this epoch, then saving; once more to stop at once"
         with (
             hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
@@ -255,12 +296,26 @@ class Runner:
         self._drawn = None
         return metrics
 
+    def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
+        """Say it once where an epoch teaches nothing, because nothing was better than anything else."""
+        constant = bool(rewards.min() == rewards.max())
+        if self._warned or not (constant or not advantages.any()):
+            return
+        self._warned = True
+        what = f"all {len(rewards)} rewards are {rewards[0]:g}" if constant else "all advantages are 0"
+        warnings.warn(
+            f"epoch {epoch + 1} teaches nothing: {what}; look at the reward function, and at whether what it "
+            "scores differs within an epoch (or within a group)",
+            stacklevel=4,
+        )
+
     def _epoch(self, epoch: int, contexts: dict[int, Context]) -> tuple[dict[str, float], list[list[Any]]]:
         started = time.perf_counter()
         batches, trajectory, reward_seconds = self._sample(epoch, contexts)
         own = check_rewards(batches)  # (B,)
         rewards = self._gather_rewards(own)  # (N,)
         advantages = self.algorithm.advantages(rewards, self._gather_keys(contexts))  # (N,)
+        self._warn_if_constant(epoch, rewards, advantages)
         sampled = time.perf_counter()
         numbers = self._own_rows().flatten()  # (B,)
         device, process = self.accelerator.device, self.accelerator.process_index
@@ -300,9 +355,10 @@ class Runner:
             return
         asked = self._interrupt.requested
         if self.accelerator.num_processes > 1:
-            flags = torch.tensor([float(asked)], device=self.accelerator.device)
-            asked = bool(self.accelerator.gather(flags).sum() > 0)
+            numbers = torch.tensor([float(asked)], device=self.accelerator.device)
+            asked = int(self.accelerator.gather(numbers).max())
         if asked:
+            self.stopped_by = asked
             raise Stopped
 
     def _snapshot(self) -> dict[str, Any]:
@@ -485,7 +541,9 @@ class Runner:
             return
         self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
         if self.accelerator.is_main_process:
-            self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self._metrics_mark)
+            self.log = RunLog(
+                self.config, self._resumed_from, self.epochs_done, self._metrics_mark, self.record
+            )
         if self.config.log_with:
             fields = self.config.to_dict().items()
             self.accelerator.init_trackers(
@@ -543,6 +601,7 @@ class Runner:
             "global_step": self.global_step,
             "config": self.config.to_dict(),
             "identity": self._identity(),
+            RUN: self.record,
             "algorithm": self.algorithm.state_dict(),
             "prompt_function": None if prompts is None else prompts(),
             "grad_scaler": None if scaler is None else scaler.state_dict(),
@@ -566,7 +625,14 @@ class Runner:
         if self._resumed_from is None:
             return None
         tensors, state = checkpoint.read(self._resumed_from)
-        checkpoint.check_identity(self._resumed_from, state["identity"], self._identity())
+        before = state.get(RUN, {})  # older checkpoints have none
+        changed = changed_sources(before, self.record)
+        refused = [] if self.config.resume_anyway else list(changed.values())
+        checkpoint.check_identity(self._resumed_from, state["identity"], self._identity(), refused)
+        self.record = continued(before, self.record, changed)
+        news = [*changed.values(), *changed_fields(state["config"], self.config)]
+        if news and self.accelerator.is_main_process:
+            tqdm.write(f"continuing {self._resumed_from} with changes: {'; '.join(news)}")
         return tensors, state
 
     def _restore(self, tensors: dict[str, Any], state: dict[str, Any]) -> None:
