@@ -99,8 +99,8 @@ def load_adapter(family: Family, config: DDPOConfig) -> None:
         config: its rank, alpha and layers become the adapter's where they are the defaults.
 
     Raises:
-        ValueError: if the weights do not fit the model, it has an adapter already, or a field (no default)
-            is not what the adapter has.
+        ValueError: if the weights do not fit the model, it has an adapter already, or a field that is no
+            default is not what the adapter has.
     """
     unet, folder = family.denoiser, config.train_lora_from
     if getattr(unet, "peft_config", None):

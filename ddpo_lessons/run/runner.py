@@ -134,7 +134,7 @@ class Runner:
         self._resumed_from = claim(config)
         has_checkpoint = (
             self._resumed_from is not None
-        )  # then the weights may be gone that the run began with
+        )  # its weights are enough
         if config.train_lora_from and not (has_checkpoint and not Path(config.train_lora_from).is_dir()):
             load_adapter(self.family, config)
         self._fingerprints = self._look_at_model()
