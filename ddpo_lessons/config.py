@@ -247,7 +247,7 @@ class DDPOConfig:
 def _similar(name: str) -> str:
     """Say which field may have been meant."""
     names = [spec.name for spec in dataclasses.fields(DDPOConfig)]
-    ends = [field for field in names if field.endswith(name)]  # steps, learning_rate
+    ends = [field for field in names if field.endswith(name)][:3]  # steps, learning_rate
     close = ends or difflib.get_close_matches(name, names, n=2)
     return f" (perhaps {' or '.join(close)})" if close else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,8 @@ def test_a_new_run_starts_from_lora_weights_with_a_fresh_optimizer(tmp_path: Pat
     assert second.epochs_done == 0
     second.train()
     assert not torch.equal(weights(second), weights(first))
-    assert read_run(tmp_path / "b")[0].train_lora_from == start
+    assert read_run(tmp_path / "b")[0].train_lora_from == str(Path(start).resolve())
+    shutil.rmtree(start)  # a checkpoint needs it no more
     resumed = DDPOTrainer.from_checkpoint(
         tmp_path / "b" / "checkpoint-000001", darkness, red_three, make_pipeline()
     )

@@ -136,7 +136,8 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # diffusers prints, layer by layer, what it raises too
     try:
-        pipeline.load_lora_weights(folder, weight_name=LORA_FILE)
+        # As peft calls the adapter of a fresh run: the names of weights in checkpoints hold it.
+        pipeline.load_lora_weights(folder, weight_name=LORA_FILE, adapter_name="default")
     except RuntimeError as error:
         raise ValueError(f"the LoRA weights of {folder} do not fit the model: {error!s:.200}") from error
     finally:

@@ -132,10 +132,8 @@ class Runner:
         self.accelerator = make_accelerator(config)
         self._check_plan()
         self._resumed_from = claim(config)
-        has_checkpoint = (
-            self._resumed_from is not None
-        )  # its weights are enough
-        if config.train_lora_from and not (has_checkpoint and not Path(config.train_lora_from).is_dir()):
+        is_gone = not Path(config.train_lora_from).is_dir()
+        if config.train_lora_from and not (is_gone and self._resumed_from):  # a checkpoint has the weights
             load_adapter(self.family, config)
         self._fingerprints = self._look_at_model()
         self.record = self._describe(about)
@@ -204,7 +202,8 @@ class Runner:
             "prompt_function": name_of(self.prompt_function),
             **about,
         }
-        return {name: value for name, value in json.loads(json.dumps(known)).items() if value is not None}
+        plain = json.loads(json.dumps(known, default=str))
+        return {name: value for name, value in plain.items() if value is not None}
 
     def _look_at_model(self) -> dict[str, Any]:
         prints = checkpoint.fingerprints(self.family)
@@ -299,9 +298,11 @@ class Runner:
     def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
         """Say it once where an epoch teaches nothing, because nothing was better than anything else."""
         constant = bool(rewards.min() == rewards.max())
-        if self._warned or not (constant or not advantages.any()):
+        if self._warned or (advantages.any() and not constant):
             return
         self._warned = True
+        if not self.accelerator.is_main_process:
+            return
         what = f"all {len(rewards)} rewards are {rewards[0]:g}" if constant else "all advantages are 0"
         warnings.warn(
             f"epoch {epoch + 1} teaches nothing: {what}; look at the reward function, and at whether what it "
@@ -677,7 +678,8 @@ class Runner:
             reward_function: as in the constructor.
             prompt_function: as in the constructor.
             sd_pipeline: the pipeline that the run started from.
-            changes: fields of the config that do not decide the weights, such as `num_epochs`; and objects in
+            changes: fields of the config that do not decide the weights, such as `num_epochs`;
+                `resume_anyway`, where reward, prompts or images have other names now; and objects in
                 `accelerator_kwargs` and the like, which the checkpoint holds as text only.
             **arguments: further arguments of the constructor.
 
