@@ -589,7 +589,7 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--model", "nosuchfolder"], "--model nosuchfolder is neither a folder"),
         (["train", "--model", "PHOTOS", "--reward", "colourfulness"], "holds no model_index.json"),
         (["train", "--resume-from", "latest", "--output-dir", "new"], "leave --resume-from empty"),
-        (["train", "--resume-from", "nowhere"], "--resume-from nowhere is no folder"),
+        (["train", "--resume-from", "nowhere"], "--resume-from nowhere is not a folder"),
         (["train", "--train-lora-from", "PHOTOS"], f"--train-lora-from PHOTOS holds no {LORA_FILE}"),
         (["train", "--output-dir", "PHOTOS/a.png"], "is a file: choose another --output-dir"),
         (["sample", "--run", "PHOTOS"], "holds no config.json"),

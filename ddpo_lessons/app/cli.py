@@ -185,16 +185,14 @@ class Train:
         if not (self.reward or preset.reward):
             raise ValueError("a model without a preset needs a reward: give --reward")
         config = self.make_config(preset)
-        if self.images is None:
-            self.choose_prompts(preset, config.seed)
-        elif not self.images.is_dir():
+        if self.images is not None and not self.images.is_dir():
             raise ValueError(f"--images {self.images} is not a folder")
         if config.resume_from not in ("", "latest") and not Path(config.resume_from).is_dir():
-            raise ValueError(
-                f"--resume-from {config.resume_from} is not a folder: give a checkpoint, or latest"
-            )
+            raise ValueError(f"--resume-from {config.resume_from} is not a folder: give a checkpoint")
         if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
+        if self.images is None:
+            self.choose_prompts(preset, config.seed)  # last, since those of the digit world need torch
 
     def make_config(self, preset: Preset) -> DDPOConfig:
         """Return the preset's settings, overridden by those that were given, cut to the GPU's memory."""
