@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app.presets import Preset
+from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import NOISE_STRENGTH, image_size
 from ddpo_lessons.compat import load_pipeline
 from ddpo_lessons.config import DDPOConfig
@@ -111,7 +111,8 @@ def _make_image_trainer(
 
 def _about(arguments: Train, preset: Preset, images: ImageFolder | None, reward: str) -> dict[str, Any]:
     """Return what the command line knows of a run: names, and hashes that tell their contents apart."""
-    about: dict[str, Any] = {"preset": arguments.preset, "reward": reward}
+    name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
+    about: dict[str, Any] = {"preset": name, "reward": reward}
     if images is None:
         return {**about, "prompts": _prompt_source(arguments, preset)}
     names = [file.relative_to(images.folder).as_posix() for file in images.files]
