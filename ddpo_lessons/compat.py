@@ -24,6 +24,7 @@ from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 from huggingface_hub import ModelCard, ModelCardData
 
 from ddpo_lessons import config, trainer
+from ddpo_lessons.config import LORA_FILE as LORA_FILE
 from ddpo_lessons.data.contexts import Context, score
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.ddim import ddim_step_with_logprob
@@ -33,8 +34,6 @@ from ddpo_lessons.families.policy import save_policy, with_parts
 from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.ppo import clipped_loss, clipped_surrogate
 from ddpo_lessons.tiny import CHECKPOINT
-
-LORA_FILE = "pytorch_lora_weights.safetensors"
 
 
 # ---------------------------------------------------------------------------------------- pipelines

@@ -7,13 +7,16 @@ why they exist.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_origin, get_type_hints
 
 from ddpo_lessons.plan import EpochPlan
 
+LORA_FILE = "pytorch_lora_weights.safetensors"  # of the adapter, as diffusers names it
+RUN = "run"  # beside the fields in config.json: what else a run was made with, see run/record.py
 FORWARD_NUMEL = 64 * 256  # elements of latents that a forward pass is filled up to, where its size is 0
 
 
@@ -67,6 +70,9 @@ class DDPOConfig:
     resume_from: str = ""
     """"latest", or the path of a checkpoint folder; what the run did after it is dropped once training goes
     on."""
+    resume_anyway: bool = False
+    """Continue although reward, prompts or images are not those that the checkpoint names. New: without it
+    they are refused, as every setting is that decides the weights."""
 
     # --- sampling
     sample_num_steps: int = 50
@@ -103,6 +109,10 @@ class DDPOConfig:
     """Scale of the adapter times its rank. New: the peers fix 4."""
     train_lora_target_modules: tuple[str, ...] = ("to_k", "to_q", "to_v", "to_out.0")
     """Layers that get an adapter. New: the peers fix these."""
+    train_lora_from: str = ""
+    """Folder of LoRA weights, such as `RUN/lora`, that a new run starts from, with a fresh optimizer. Rank,
+    alpha and layers are taken from there; those that are set here must agree. New: for another learning rate,
+    reward or strength in a second run."""
     train_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time. New: for 512 px on 10 GB."""
     train_use_8bit_adam: bool = False
@@ -146,6 +156,13 @@ class DDPOConfig:
     """Rewards remembered per prompt."""
     per_prompt_stat_tracking_min_count: int = 16
     """Below so many rewards a prompt uses the epoch's statistics."""
+
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        """Name the field that an unknown one may have meant; Python's own TypeError does not."""
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        for name in fields.keys() - known:
+            raise TypeError(f"{cls.__name__} has no field {name!r}{_similar(name)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -218,10 +235,21 @@ class DDPOConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DDPOConfig:
         """Make a config of config.json's fields; an unknown field is a ValueError."""
-        unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
+        fields = {name: value for name, value in values.items() if name != RUN}
+        unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
-            raise ValueError(f"unknown fields {sorted(unknown)}: was this config written by another version?")
-        return cls(**values)
+            raise ValueError(
+                f"unknown fields {unknown}{_similar(unknown[0])}: was this config written by another version?"
+            )
+        return cls(**fields)
+
+
+def _similar(name: str) -> str:
+    """Say which field may have been meant."""
+    names = [spec.name for spec in dataclasses.fields(DDPOConfig)]
+    ends = [field for field in names if field.endswith(name)][:3]  # steps, learning_rate
+    close = ends or difflib.get_close_matches(name, names, n=2)
+    return f" (perhaps {' or '.join(close)})" if close else ""
 
 
 # What may differ between a run and its continuation without changing a weight by more than rounding.
@@ -229,7 +257,8 @@ _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
     "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
-    "torch_compile", "train_learning_rate", "train_forward_size", "train_gradient_checkpointing",
+    "resume_anyway", "torch_compile", "train_lora_from", "train_learning_rate", "train_forward_size",
+    "train_gradient_checkpointing",
 }  # fmt: skip
 _AT_LEAST_ONE = (
     "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",
@@ -304,6 +333,11 @@ def _check_values(config: DDPOConfig) -> None:
 
 
 def _check_combinations(config: DDPOConfig) -> None:
+    if config.train_lora_from and not config.train_use_lora:
+        raise ValueError(
+            f"train_lora_from={config.train_lora_from!r} starts an adapter, and train_use_lora=False trains "
+            "none: leave one of them out"
+        )
     reserved = sorted(config.accelerator_kwargs.keys() & set(_RESERVED))
     if reserved:
         raise ValueError(f"accelerator_kwargs may not hold {reserved}: other fields of the config set them")

@@ -102,7 +102,7 @@ def ddim_step_with_logprob(
     Raises:
         TypeError: the scheduler is not a DDIMScheduler, or the timesteps are not integers.
         ValueError: eta is not above 0 or too large for a timestep, ``reduction`` is unknown, shapes
-            differ, ``set_timesteps`` was not called, a timestep is outside the scheduler's table or
+            differ, ``set_timesteps`` was not called, a timestep is not one of ``scheduler.timesteps`` or
             its prediction undefined, or a deterministic step is replayed.
     """
     if reduction not in ("mean", "sum"):
@@ -110,6 +110,12 @@ def ddim_step_with_logprob(
     _check_shapes(model_output, sample, prev_sample)
     timesteps = _per_sample(timestep, batch_size=sample.shape[0])
     coefficients = step_coefficients(scheduler, timesteps, eta)  # (4, B)
+    _refuse_where(
+        ~torch.isin(timesteps.cpu(), scheduler.timesteps.cpu()),
+        timesteps,
+        f"a schedule of {scheduler.num_inference_steps} steps does not stop there; take timesteps of "
+        "scheduler.timesteps",
+    )
     if prev_sample is not None:
         _refuse_where(
             coefficients[3] == 0,

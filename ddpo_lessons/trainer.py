@@ -12,7 +12,7 @@ from typing import Any
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.contexts import PromptFunction, RewardFunction
+from ddpo_lessons.data.contexts import PromptFunction, RewardFunction, check_hook
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.run.runner import ImageSamplesHook as ImageSamplesHook
 from ddpo_lessons.run.runner import Runner as Runner
@@ -82,6 +82,7 @@ class ImageDDPOTrainer(Runner):
         noise_strength: float = 0.2,
         debug_hook: DebugHook | None = None,
     ) -> None:
+        check_hook("debug_hook", debug_hook)
         self.noise_strength, self.debug_hook = noise_strength, debug_hook
         super().__init__(
             config,

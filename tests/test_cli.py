@@ -8,6 +8,7 @@ import logging
 import os
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,7 +25,7 @@ from PIL import Image
 
 import ddpo_lessons
 from ddpo_lessons import rewards
-from ddpo_lessons.app import cli, demo, doctor, sample, train
+from ddpo_lessons.app import cli, demo, doctor, runs, sample, train
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
@@ -114,10 +115,8 @@ def test_train_then_sample(here: Path, model: str, capsys: pytest.CaptureFixture
     assert len(read_metrics("a run", "step")) == 1
     assert config_of(here / "a run")["train_learning_rate"] == 1e-3
     assert (here / "a run" / "lora" / LORA_FILE).is_file()
-    # The command that it prints works once TEXT has become a text.
-    line = capsys.readouterr().out.splitlines()[-1].strip()
-    command = ["a red three" if word == "TEXT" else word for word in shlex.split(line)]
-    assert command[:2] == ["ddpo-lessons", "sample"]
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command == ["ddpo-lessons", "sample", "--run", "a run"]
     run(*command[1:], "--count", "3")
     paths = capsys.readouterr().out.split()
     assert paths == [
@@ -132,8 +131,7 @@ def test_full_training_writes_a_pipeline(here: Path, model: str, capsys: pytest.
     trained = StableDiffusionPipeline.from_pretrained(here / "run" / "pipeline").unet.state_dict()
     first = make_pipeline().unet.state_dict()
     assert any(not torch.equal(trained[name], first[name]) for name in first)
-    line = capsys.readouterr().out.splitlines()[-1].strip()
-    run(*[word.replace("TEXT", "") for word in shlex.split(line)[1:]], "--count", "1")
+    run(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:], "--count", "1")
     assert (here / "samples" / "sample-000.png").is_file()
 
 
@@ -144,10 +142,11 @@ def test_train_on_images(here: Path, model: str, photos: Path, capsys: pytest.Ca
     saved = json.loads(state.read_text())
     assert saved["identity"]["noise_strength"] == 0.7
     assert saved["prompt_function"] == {"seed": 0, "drawn": 2}
-    line = capsys.readouterr().out.splitlines()[-1].strip()
-    assert "--noise-strength 0.7 --images FILE" in line
-    run(*[photos / "a.png" if word == "FILE" else word for word in shlex.split(line)[1:]])
-    assert (here / "samples" / "sample-000.png").is_file()
+    first, *_, line = capsys.readouterr().out.splitlines()
+    assert first == f"{photos}: 3 images; labels: none; captions: none; skipped: notes.txt"
+    run(*shlex.split(line)[1:])
+    names = ["a.png", "b.png", "c.png", "grid.png"]  # those that it was trained on
+    assert sorted(path.name for path in (here / "samples").iterdir()) == names
 
 
 def test_damage_is_repaired_towards_the_clean_image(here: Path, model: str, photos: Path) -> None:
@@ -338,19 +337,8 @@ def test_the_edit_preset_obeys_captions(
         return draw(pipeline, prompts, images, strength, **settings)
 
     monkeypatch.setattr(sample, "img2img_rollout", listen)
-    line = capsys.readouterr().out.splitlines()[-1].strip()
-    assert line.endswith("--prompt TEXT --noise-strength 0.5 --images FILE")
-    words = {"TEXT": "a red three", "FILE": str(captioned / "a.png")}
-    run(*[words.get(word, word) for word in shlex.split(line)[1:]])
-    assert calls == [(["a red three"], 0.5, 4, 5.0)]  # the policy that was trained
-
-
-def test_sample_gets_the_prompt_of_training(
-    here: Path, model: str, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("train", *TINY, "--model", model, "--images", photos, "--prompt", "a fox", "--noise-strength", "0.7")
-    line = capsys.readouterr().out.splitlines()[-1].strip()
-    assert "--prompt 'a fox' --noise-strength 0.7" in line
+    run(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:])
+    assert calls == [(["a red three", "a blue four"], 0.5, 4, 5.0)]  # the policy that was trained
 
 
 @pytest.mark.parametrize(
@@ -359,7 +347,7 @@ def test_sample_gets_the_prompt_of_training(
         (["--images", "PHOTOS"], "--images PHOTOS has no captions"),
         (["--images", "CAPTIONED", "--prompt", "a fox"], "drop --prompt"),
         (["--images", "HALF"], "write the prompt into b.txt"),
-        (["--images", "CAPTIONED", "--sample-group-size", "0"], "sample_group_size=0"),
+        (["--images", "CAPTIONED", "--sample-group-size", "0"], "--sample-group-size 0"),
         ([], "--images FOLDER"),
     ],
 )
@@ -400,7 +388,11 @@ def test_help_explains_every_field(
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     basic, advanced = text.index("basic options"), text.index("advanced options")
-    assert basic < text.index("--train-learning-rate FLOAT Learning rate. (default: 0.0003)") < advanced
+    assert (
+        basic
+        < text.index("--train-learning-rate FLOAT Learning rate. (default: 0.0003; for tiny-sd: 0.002)")
+        < advanced
+    )
     assert text.index("--train-cfg, --no-train-cfg Train the guided policy") > advanced
     for field in dataclasses.fields(DDPOConfig):
         assert f" --{field.name.replace('_', '-')}" in text
@@ -450,19 +442,18 @@ def test_sample_writes_results_beside_the_images(
     flags = ("--model", model, "--noise-strength", "0.5", "--steps", "4", "--images", *images)
     run("sample", *flags, "--output-dir", "one")
     assert "one/grid.png" in capsys.readouterr().out.replace("\\", "/")
-    assert [Image.open(here / "one" / f"sample-00{n}.png").size for n in range(3)] == [(32, 32)] * 3
+    assert [Image.open(here / "one" / f"{name}.png").size for name in "abc"] == [(32, 32)] * 3
     grid = Image.open(here / "one" / "grid.png")
     assert grid.size == (2 * 96, 3 * 96)
     assert grid.getpixel((48, 48)) == (255, 0, 0)  # the red input, left
     assert (
         grid.crop((96, 0, 192, 96)).resize((32, 32), Image.Resampling.NEAREST).tobytes()
-        == Image.open(here / "one" / "sample-000.png").tobytes()
+        == Image.open(here / "one" / "a.png").tobytes()
     )
     run("sample", *flags, "--output-dir", "two", "--batch-size", "1")
     run("sample", *flags, "--output-dir", "three", "--seed", "1")
     first, second, third = (
-        [Image.open(here / folder / f"sample-00{n}.png") for n in range(3)]
-        for folder in ("one", "two", "three")
+        [Image.open(here / folder / f"{name}.png") for name in "abc"] for folder in ("one", "two", "three")
     )
     for a, b, c in zip(first, second, third, strict=True):
         difference = torch.tensor(list(a.tobytes())) - torch.tensor(list(b.tobytes()))
@@ -474,7 +465,7 @@ def test_sizes_are_kept_when_asked_for(here: Path, model: str, photos: Path) -> 
     images = (photos / "a.png", photos / "b.jpg")
     flags = ("--model", model, "--noise-strength", "0.5", "--steps", "2", "--keep-size")
     run("sample", *flags, "--images", *images)
-    assert [Image.open(here / "samples" / f"sample-00{n}.png").size for n in range(2)] == [(40, 48), (20, 20)]
+    assert [Image.open(here / "samples" / f"{name}.png").size for name in "ab"] == [(40, 48), (20, 20)]
     assert Image.open(here / "samples" / "grid.png").size == (2 * 2 * 40, 2 * 2 * 48)  # twice as large
 
 
@@ -512,13 +503,13 @@ def test_sample_takes_the_settings_of_the_run(
     assert (call["eta"], call["negative_prompt"]) == (0.9, "a foggy three")
 
 
-def test_a_stray_config_is_not_that_of_a_run(here: Path) -> None:
+def test_a_stray_config_is_not_that_of_a_run(here: Path, model: str) -> None:
+    shutil.copytree(model, "model")
     Path("config.json").write_text('{"sample_num_steps": 3}')
-    Path("model").mkdir()
-    assert sample.run_settings(Path("tiny-sd")) == sample.run_settings(Path("model")) == DDPOConfig()
+    assert runs.find_policy(None, "model", None).settings == DDPOConfig()
     Path("metrics.jsonl").touch()
-    assert sample.run_settings(Path("model")) == DDPOConfig(sample_num_steps=3)
-    assert sample.run_settings(Path("tiny-sd")) == DDPOConfig()
+    assert runs.find_policy(None, "model", None).settings == DDPOConfig(sample_num_steps=3)
+    assert runs.find_policy(None, "tiny-sd", None).settings == DDPOConfig()
 
 
 def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
@@ -551,8 +542,8 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--no-such-flag"], "--no-such-flag"),
         (["train", "--train-learn", "1"], "--train-learning-rate"),  # no abbreviations
         (["train", "--num-epochs", "many"], "--num-epochs"),
-        (["train", "--num-epochs", "0"], "num_epochs=0"),
-        (["train", "--sample-eta", "0"], "sample_eta"),
+        (["train", "--num-epochs", "0"], "--num-epochs 0 must be at least 1"),
+        (["train", "--sample-eta", "0"], "--sample-eta 0 makes"),
         (["train", "--preset", "nope"], "nope"),
         (["train", "--log-prob-reduction", "max"], "--log-prob-reduction"),
         (["train", "--project-kwargs", "[1]"], "--project-kwargs"),
@@ -579,7 +570,7 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--images", "BROKEN"], "broken.png"),
         (
             ["train", *TINY, "--model", "MODEL", "--images", "PHOTOS", "--noise-strength", "2"],
-            "noise_strength=2",
+            "--noise-strength 2",
         ),
         (["train", *TINY, "--model", "no/model", "--prompt", ""], "hf download"),
         (["sample"], "--prompt"),
@@ -591,8 +582,22 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["sample", "--model", "MODEL", "--prompt", "x", "--lora", "PHOTOS"], LORA_FILE),
         (
             ["sample", "--model", "MODEL", "--images", "PHOTOS/a.png", "--noise-strength", "0"],
-            "noise_strength",
+            "--noise-strength 0.0 must lie in",
         ),
+        (["train", "--lr", "1e-4"], "--train-learning-rate"),
+        (["train", "--prompts", "no.txt"], "neither a file nor one of digit_world"),
+        (["train", "--model", "nosuchfolder"], "--model nosuchfolder is neither a folder"),
+        (["train", "--model", "PHOTOS", "--reward", "colourfulness"], "holds no model_index.json"),
+        (["train", "--resume-from", "latest", "--output-dir", "new"], "leave --resume-from empty"),
+        (["train", "--resume-from", "nowhere"], "--resume-from nowhere is not a folder"),
+        (["train", "--train-lora-from", "PHOTOS"], f"--train-lora-from PHOTOS holds no {LORA_FILE}"),
+        (["train", "--output-dir", "PHOTOS/a.png"], "is a file: choose another --output-dir"),
+        (["sample", "--run", "PHOTOS"], "holds no config.json"),
+        (["sample", "--run", "PHOTOS", "--lora", "PHOTOS"], LORA_FILE),
+        (["sample", "--images", "PHOTOS", "--output-dir", "PHOTOS"], "is an input"),
+        (["sample", "--images", "PHOTOS", "--output-dir", "ZOO"], "--overwrite"),
+        (["sample", "--images", "PHOTOS/a.png", "ZOO/two/a.png"], "would both become a.png"),
+        (["sample", "--images", "BROKEN"], "1 of 1 images cannot be read"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(
@@ -611,6 +616,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
     places = {"MODEL": model, "PHOTOS": str(photos), "ZOO": str(zoo), "BROKEN": str(here / "broken")}
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
+        message = message.replace(name, place)
     before = set(here.iterdir())
     assert cli.main(words) == 2
     *others, line = capsys.readouterr().err.splitlines()
@@ -653,7 +659,7 @@ def test_lora_weights_of_another_model_are_refused(
     diffusers.utils.logging.add_handler(handler)
     assert cli.main(["sample", "--model", "wide", "--lora", "run/lora", "--prompt", ""]) == 2
     diffusers.utils.logging.remove_handler(handler)
-    assert "does not fit the model" in capsys.readouterr().err
+    assert "do not fit the model" in capsys.readouterr().err
     assert messages == []  # diffusers would list every layer
 
 
@@ -692,6 +698,12 @@ def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         "train --reward happiness",
         "train --prompts poems",
         "train --num-epochs 0",
+        "train --images nowhere",
+        "train --model nowhere",
+        "train --preset nope",
+        "train --resume-from nowhere",
+        "sample --images nowhere",
+        "sample --run nowhere",
         "sample --keep-size",
     ],
 )

@@ -345,3 +345,11 @@ def test_predictions_that_would_divide_by_zero_are_refused() -> None:
 def test_unknown_prediction_type_is_refused() -> None:
     with pytest.raises(ValueError, match="prediction_type='flow'"):
         take(make_scheduler(prediction_type="flow"))
+
+
+def test_a_timestep_beside_the_schedule_is_refused():
+    """Its step would lead to a timestep that no other step starts from."""
+    scheduler, sample = make_scheduler(), torch.zeros(2, 4, 2, 2)
+    between = scheduler.timesteps[:2] - 1
+    with pytest.raises(ValueError, match="does not stop there"):
+        ddim_step_with_logprob(scheduler, sample, between, sample)

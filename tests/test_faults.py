@@ -383,7 +383,7 @@ def test_ctrl_c_drops_the_epoch_saves_and_stops(tmp_path):
     assert signal.getsignal(signal.SIGINT) is handler
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path / "a")]
     assert names == ["checkpoint-000001"]
-    resumed = run(tmp_path / "a", num_epochs=3, resume_from="latest")
+    resumed = run(tmp_path / "a", num_epochs=3, resume_from="latest", resume_anyway=True)
     straight = run(tmp_path / "b", num_epochs=3)
     pairs = (trainer.learner.trainable.values() for trainer in (resumed, straight))
     assert all(map(torch.equal, *pairs))
@@ -516,3 +516,71 @@ def test_ctrl_c_in_another_process_ends_it_with_a_usable_checkpoint(tmp_path, pr
     assert process.exitcode == 0
     (found,) = checkpoint.list_checkpoints(tmp_path)
     assert checkpoint.read(found)[1]["epochs_done"] == 1
+
+
+# --------------------------------------------------------------------- functions and folders that are wrong
+@pytest.mark.parametrize("place", ["image_samples_hook", "debug_hook"])
+def test_a_hook_that_is_no_function_is_refused_before_any_epoch(tmp_path, place):
+    with pytest.raises(TypeError, match=f"{place} must be a function or None, not int"):
+        ImageDDPOTrainer(make_config(tmp_path), brightness, noisy_image, make_pipeline(), **{place: 3})
+
+
+def test_a_reward_of_two_arguments_is_refused_before_any_epoch(tmp_path):
+    def two(images: torch.Tensor, prompts: Any) -> torch.Tensor:
+        raise AssertionError("not reached")
+
+    with pytest.raises(TypeError, match=r"takes \(images: .*called with \(images, prompts, metadata\)"):
+        DDPOTrainer(make_config(tmp_path), two, red_three, make_pipeline())  # type: ignore[arg-type]
+
+
+def test_image_prompts_without_an_image_start_are_told_where_they_belong(tmp_path):
+    trainer = RWRTrainer(make_config(tmp_path), brightness, noisy_image, make_pipeline())
+    with pytest.raises(TypeError, match=r"starts from noise: .*start=FromImages"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("place", ["reward", "hook"])
+def test_epochs_before_one_that_fails_are_saved(tmp_path, place):
+    """`save_freq` would have lost two epochs; the run goes on where it was."""
+
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        if place == "reward" and trainer.epochs_done == 2:
+            raise OSError("out of luck")
+        return brightness(images, prompts, metadata)
+
+    def hook(batches: Any, global_step: int, tracker: Any) -> None:
+        if place == "hook" and global_step == 3:
+            raise OSError("out of luck")
+
+    config = make_config(tmp_path, num_epochs=4, save_freq=10)
+    trainer = DDPOTrainer(config, reward, red_three, make_pipeline(), hook)
+    with pytest.raises(OSError, match="out of luck"):
+        trainer.train()
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-000002"]
+    tensors = checkpoint.read(tmp_path / "checkpoint-000002")[0]["policy"]
+    assert all(torch.equal(tensors[name], p) for name, p in trainer.learner.trainable.items())
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_has_one_way_on(tmp_path):
+    """The advice of either error is not the cause of the other one."""
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "epoch": 1}\n')
+    with pytest.raises(ValueError, match=r"before its first checkpoint: set overwrite=True"):
+        run(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no checkpoint: set overwrite=True to begin anew"):
+        run(tmp_path, resume_from="latest")
+    run(tmp_path, overwrite=True)
+    assert len(read_metrics(tmp_path, "epoch")) == 1
+
+
+def test_a_folder_that_cannot_be_one_is_named_with_the_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file' is a file: choose another output_dir"):
+        run(tmp_path / "file")
+    with pytest.raises(OSError, match=r"cannot make the folder .*below .*: choose another output_dir"):
+        run(tmp_path / "file" / "below")
+
+
+def test_the_folder_of_a_run_is_not_a_checkpoint_but_its_checkpoints_are_named(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ValueError, match=r"give one of its checkpoints, such as .*checkpoint-000001"):
+        DDPOTrainer.from_checkpoint(tmp_path, brightness, red_three, make_pipeline())

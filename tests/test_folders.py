@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from ddpo_lessons import rewards
 from ddpo_lessons.data import folders
+from ddpo_lessons.data.images import to_tensor
 from ddpo_lessons.tiny import world
 
 
@@ -298,3 +300,32 @@ def test_an_image_that_is_cut_off_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(OSError, match=r"cut\.jpg is damaged .*replace it, or take it out"):
         folders.open_image(file)
+
+
+# -------------------------------------------------------------------------------------- kinds of files
+def test_sixteen_bits_keep_their_brightness(tmp_path: Path) -> None:
+    for value, expected in ((0, 0), (32896, 128), (65535, 255)):  # 32896 = 128 * 257
+        file = tmp_path / "grey.png"
+        Image.fromarray(np.full((4, 4), value, dtype=np.uint16)).save(file)
+        image = folders.open_image(file)
+        assert (image.mode, image.getpixel((1, 1))) == ("RGB", (expected,) * 3)
+        with Image.open(file) as opened:  # as a prompt function may return it
+            torch.testing.assert_close(to_tensor(opened), torch.full((3, 4, 4), expected / 255))
+
+
+def test_numbers_whose_white_is_unknown_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "a.tiff")
+    with pytest.raises(OSError, match=r"a\.tiff .*32 bits a pixel .*save it with 8 or 16"):
+        folders.find_images(tmp_path)
+
+
+def test_all_damaged_files_are_named_before_the_first_is_drawn(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    for name in ("a.jpg", "b.png", "c.jpg", "d.png"):
+        Image.fromarray(noise).save(tmp_path / name)
+    for name in ("a.jpg", "b.png"):  # their headers are whole
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(OSError, match=r"2 of 4 images cannot be read: .*a\.jpg \(.*b\.png \(") as caught:
+        folders.find_images(tmp_path)
+    assert "c.jpg" not in str(caught.value)

@@ -24,7 +24,8 @@ from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 FIELDS = {field.name for field in dataclasses.fields(DDPOConfig)}
 NAMES = FIELDS | {"prompt_function", "reward_function", "image", "images", "noise_strength", "metadata"}
 LEFT_ALONE = {  # where a run writes, and what needs minutes, a GPU or an account
-    "output_dir", "logdir", "overwrite", "resume_from", "log_with", "torch_compile", "train_use_8bit_adam",
+    "output_dir", "logdir", "overwrite", "resume_from", "train_lora_from", "log_with", "torch_compile",
+    "train_use_8bit_adam",
 }  # fmt: skip
 ODD = (0, -1, 2.0, 0.5, math.nan, math.inf, True, "2", None, 2**70, [1], "")
 CHOICES: dict[str, Sequence[Any]] = {  # of other fields the default's type says what is good

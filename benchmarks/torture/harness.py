@@ -155,7 +155,9 @@ def any_prompt() -> tuple[str, dict[str, Any]]:
 def make_trainer(folder: Path, reward: Any = brightness, **changes: Any) -> DDPOTrainer:
     """Make a trainer that continues what the folder holds, or begins anew."""
     resume = "latest" if checkpoint.list_checkpoints(folder) else ""
-    merged = settings(folder, **{"resume_from": resume, "overwrite": not resume, **changes})
+    # Faults are put into rewards, so that one run has several by name.
+    usual = {"resume_from": resume, "overwrite": not resume, "resume_anyway": True}
+    merged = settings(folder, **{**usual, **changes})
     return DDPOTrainer(DDPOConfig(**merged), reward, any_prompt, make_pipeline())
 
 

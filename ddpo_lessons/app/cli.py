@@ -30,9 +30,11 @@ from tyro.constructors import (
 
 from ddpo_lessons import __version__
 from ddpo_lessons.algorithms import ALGORITHMS
+from ddpo_lessons.app.flags import in_flags
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, Preset, fit_to_memory
-from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.prompts import from_file, get_prompts
+from ddpo_lessons.app.runs import Policy, check_model, find_policy
+from ddpo_lessons.config import LORA_FILE, DDPOConfig
+from ddpo_lessons.data.prompts import PROMPTS, from_file, get_prompts
 
 # Names in registries whose modules load torch; tests/test_cli.py compares them.
 REWARDS = (
@@ -47,6 +49,7 @@ BASIC = (
     "num_epochs", "seed", "output_dir", "overwrite", "resume_from", "mixed_precision", "sample_num_steps",
     "sample_guidance_scale", "sample_batch_size", "sample_num_batches_per_epoch", "sample_group_size",
     "train_batch_size", "train_gradient_accumulation_steps", "train_learning_rate", "train_lora_rank",
+    "train_lora_from",
 )  # fmt: skip
 ADVANCED = tuple(spec.name for spec in dataclasses.fields(DDPOConfig) if spec.name not in BASIC)
 
@@ -73,13 +76,15 @@ JSON = PrimitiveConstructorSpec(
 def _settings(names: Sequence[str]) -> Any:
     """Make the type of a dict of fields of `DDPOConfig`; tyro puts those in that are given."""
     hints, defaults = get_type_hints(DDPOConfig), DDPOConfig().to_dict()
+    preset = PRESETS["digit_world"].config  # of tiny-sd, where no preset is asked for
     docs = {doc.arg_name: doc.description for doc in docstring_parser.parse_from_object(DDPOConfig).params}
     flags = {}
     for name in names:
         shown = ",".join(defaults[name]) if isinstance(defaults[name], list) else str(defaults[name])
-        about = tyro.conf.arg(
-            help=" ".join(str(docs[name]).split()), help_behavior_hint=f"(default: {shown or repr(shown)})"
-        )
+        default = f"default: {shown or repr(shown)}"
+        if preset.get(name, defaults[name]) != defaults[name]:
+            default += f"; for tiny-sd: {preset[name]}"
+        about = tyro.conf.arg(help=" ".join(str(docs[name]).split()), help_behavior_hint=f"({default})")
         written = (JSON,) if get_origin(hints[name]) is dict else ()
         flags[name] = Annotated[hints[name], about, *written]
     return TypedDict("Settings", flags, total=False)  # type: ignore[operator]
@@ -164,6 +169,8 @@ class Train:
 
     def check(self) -> None:
         """Raise a ValueError for flags that do not go together, and for settings that cannot work."""
+        if self.model is not None:
+            check_model(self.model)
         preset = self.choose_preset()
         if self.images is None:
             for name in ("noise_strength", "damage", "severity"):
@@ -178,13 +185,22 @@ class Train:
         if not (self.reward or preset.reward):
             raise ValueError("a model without a preset needs a reward: give --reward")
         config = self.make_config(preset)
+        if self.images is not None and not self.images.is_dir():
+            raise ValueError(f"--images {self.images} is not a folder")
+        if config.resume_from not in ("", "latest") and not Path(config.resume_from).is_dir():
+            raise ValueError(f"--resume-from {config.resume_from} is not a folder: give a checkpoint")
+        if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
+            raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         if self.images is None:
-            self.choose_prompts(preset, config.seed)
+            self.choose_prompts(preset, config.seed)  # last, since those of the digit world need torch
 
     def make_config(self, preset: Preset) -> DDPOConfig:
         """Return the preset's settings, overridden by those that were given, cut to the GPU's memory."""
         given = {**self.basic, **self.advanced}
-        asked = {**preset.config, **given}
+        settings = preset.config
+        if given.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
+            settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
+        asked = {**settings, **given}
         if self.gpu_memory is None:
             return DDPOConfig(**asked)
         kept = {name: given[name] for name in given.keys() & {"train_gradient_checkpointing"}}
@@ -198,27 +214,33 @@ class Train:
         name = self.prompts or preset.prompts
         if not name:
             raise ValueError("a model without a preset needs prompts: give --prompts, --prompt or --images")
-        return from_file(name, seed) if Path(name).is_file() else get_prompts(name, seed)
+        if Path(name).is_file():
+            return from_file(name, seed)
+        if name not in PROMPTS:
+            raise ValueError(f"--prompts {name} is neither a file nor one of {', '.join(PROMPTS)}")
+        return get_prompts(name, seed)
 
 
 @dataclass
 class Sample:
-    """Use what was trained."""
+    """Use what was trained: --run RUN samples its policy, on prompts or images as in training."""
 
-    model: str = "tiny-sd"
-    """Folder or name on the hub."""
+    run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
+    """Folder of a run, which gives model, weights, prompts, images and settings that no flag below gives."""
+    model: str | None = None
+    """Folder or name on the hub; the run's, or tiny-sd."""
     lora: Path | None = None
-    """Folder of LoRA weights: a run's lora folder."""
+    """Folder of LoRA weights; one that lies in a run's folder brings its settings."""
     images: list[Path] = field(default_factory=list)
-    """Img2img: files to start from."""
+    """Img2img: folders or files to start from, whose names the results keep; the run's if not given."""
     prompt: str | None = None
-    """What the images show; may be left out with --images."""
+    """What the images show; the run's prompt or prompts, or the first line of NAME.txt, if not given."""
     count: int | None = None
     """Images without --images; 4 if not given."""
     noise_strength: float | None = None
-    """With --images: share of the schedule that is run; 0.2 if not given."""
+    """Of img2img: share of the schedule that is run; the run's, or 0.2."""
     keep_size: bool = False
-    """With --images: keep sizes that the model can take, instead of making all the model's own."""
+    """Of img2img: keep sizes that the model can take, instead of making all the model's own."""
     steps: int | None = None
     """Of the whole schedule; the run's, or 50."""
     guidance_scale: float | None = None
@@ -228,7 +250,9 @@ class Sample:
     batch_size: int = 4
     """Images that are made together; changes none of them."""
     output_dir: Path = Path("samples")
-    """Folder."""
+    """Folder, which has to be empty."""
+    overwrite: bool = False
+    """Write into a folder that holds files, over those of the same name."""
 
     def run(self) -> int:
         """Check the flags, then sample."""
@@ -237,18 +261,38 @@ class Sample:
 
         return sample.run(self)
 
+    def choose_policy(self) -> Policy:
+        """Return the model with what its run trained, if there is a run."""
+        return find_policy(self.run_dir, self.model, self.lora)
+
+    def starts_from_images(self, policy: Policy) -> bool:
+        """Tell whether this is img2img: of images given, or else of those of the run."""
+        return bool(self.images) or "images" in policy.record
+
     def check(self) -> None:
         """Raise a ValueError for values that cannot work and for flags that do not go together."""
         for name in ("count", "steps", "batch_size"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {number}: use a number of at least 1")
-        if not self.images:
-            if self.prompt is None:
-                raise ValueError("there is nothing to start from: give --prompt or --images")
-            if self.noise_strength is not None or self.keep_size:
-                raise ValueError("--noise-strength and --keep-size are about images: give --images too")
-        elif self.count is not None:
-            raise ValueError("--count is for images from noise: leave it out, or --images")
+        for place in self.images:
+            if not place.exists():
+                raise ValueError(f"--images {place} does not exist")
+        if self.images and self.count is not None:
+            raise ValueError("--count is for images from noise, or a run's: leave it out, or --images")
+        policy = self.choose_policy()
+        trained_on = policy.record.get("images", {}).get("folder")
+        if self.starts_from_images(policy):
+            if not self.images and not Path(trained_on).is_dir():
+                raise ValueError(f"the run was trained on {trained_on}, which is not there: give --images")
+            return
+        if self.noise_strength is not None or self.keep_size:
+            raise ValueError("--noise-strength and --keep-size are about images: give --images too")
+        if policy.record.get("start", "noise") != "noise":
+            raise ValueError("the run was trained on images of a Python function: give --images")
+        if self.prompt is None and "prompts" not in policy.record:
+            raise ValueError(
+                "there is nothing to start from: give --prompt or --images, or the --run of train"
+            )
 
 
 @dataclass
@@ -333,9 +377,19 @@ def _parse(kind: Any, program: str, words: Sequence[str]) -> Any:
     _, message, *_ = re.split("[─-]{5,}", text)  # a title, a rule, the message, a rule, hints
     message = " ".join(re.sub("[│╮]", " ", message).split())
     similar = re.findall(r"^[│ ]{6}(--[a-z][\w-]*)", text, flags=re.MULTILINE)[:3]
+    if "Unrecognized" in message and not similar:
+        similar = _by_initials(kind, message)
     if "Unrecognized" in message and similar:
         message += f"; perhaps you meant {' or '.join(similar)}"
     raise ValueError(f"{message.removeprefix('Error parsing ')} (see {program} --help)")
+
+
+def _by_initials(kind: Any, message: str) -> list[str]:
+    """Return flags of `train` that a short one may stand for: --lr for --train-learning-rate."""
+    (word,) = re.findall(r"options: --([a-z]+)", message)[:1] or [""]
+    names = [spec.name for spec in dataclasses.fields(DDPOConfig)] if kind is Train and word else []
+    initials = {name: "".join(part[0] for part in name.split("_")) for name in names}
+    return [f"--{name.replace('_', '-')}" for name in names if initials[name].endswith(word)][:3]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -345,7 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after the program's name; those of the process if not given.
 
     Returns:
-        The exit status: 2 after an error, which is printed in one line.
+        The exit status: 0; 2 after an error, which is printed in one line; 130 after Ctrl-C and 143 after
+        SIGTERM, as shells count, also where what was done is saved.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv == ["--version"]:
@@ -356,7 +411,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return parse(argv).run()
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        message = in_flags(" ".join(str(error).split()), argv[0] if argv else "")
+        print(f"error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count

@@ -2,54 +2,82 @@
 
 from __future__ import annotations
 
-import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
 from diffusers import StableDiffusionPipeline
-from diffusers.utils import logging
 from PIL import Image, ImageOps
 from tqdm.auto import tqdm
 
-from ddpo_lessons.compat import LORA_FILE, load_pipeline
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.app.runs import Policy
 from ddpo_lessons.data.contexts import to_tensor
-from ddpo_lessons.data.folders import fit, open_image
+from ddpo_lessons.data.folders import (
+    MOST_NAMED,
+    ImageFolder,
+    check_files,
+    damage,
+    find_captions,
+    find_images,
+    fit,
+    open_image,
+)
 from ddpo_lessons.data.images import image_grid
-from ddpo_lessons.families import family_of
+from ddpo_lessons.data.prompts import from_file, get_prompts
+from ddpo_lessons.families import family_of, load_pipeline
+from ddpo_lessons.families.policy import read_lora
 from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
-from ddpo_lessons.run.runlog import METRICS
 from ddpo_lessons.tiny.world import to_pil
 
 if TYPE_CHECKING:
     from ddpo_lessons.app.cli import Sample
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
+COUNT = 4  # images where no number is asked for
+GRID = "grid.png"
+MOST_IN_GRID = 16
+LARGEST = 4  # times the pixels of the model's own images: memory grows with them, attention's time squared
+
+
+@dataclass(frozen=True)
+class Job:
+    """One image to be made: the name of its file, its prompt, and the file that it starts from, if any."""
+
+    name: str
+    prompt: str
+    file: Path | None = None
 
 
 def run(arguments: Sample) -> int:
-    """Sample, and write the images.
+    """Sample, and write each image as soon as it is there.
 
     Args:
         arguments: the command line's, checked.
 
     Returns:
-        0.
+        0, or 130 after Ctrl-C.
     """
-    if arguments.lora is not None and not (arguments.lora / LORA_FILE).is_file():
-        raise ValueError(f"--lora {arguments.lora} holds no {LORA_FILE}: give the lora folder of a run")
-    settings = run_settings(arguments.lora or Path(arguments.model))
-    inputs = [open_image(file) for file in arguments.images]
-    pipeline = load_pipeline(arguments.model)
-    if arguments.lora is not None:
-        _load_lora(pipeline, arguments.lora)
+    policy = arguments.choose_policy()
+    jobs = choose_jobs(arguments, policy)
+    _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
+    files = [job.file for job in jobs if job.file is not None]
+    check_files(files)
+    pipeline = load_pipeline(policy.model)
+    if arguments.keep_size:
+        _check_sizes(files, image_size(pipeline), vae_factor(pipeline.vae))
+    if policy.lora is not None:
+        read_lora(pipeline, policy.lora)
     pipeline.to(PartialState().device)
-    images = _choose_inputs(inputs, image_size(pipeline), arguments.keep_size)
-    _write_samples(arguments.output_dir, images, _draw(arguments, settings, pipeline, images))
-    return 0
+    if files:  # refuses a strength that cannot work
+        family_of(pipeline).schedule(
+            _settings(arguments, policy)["num_inference_steps"], _strength(arguments, policy)
+        )
+    return _sample(arguments, policy, pipeline, jobs)
 
 
 def image_size(pipeline: StableDiffusionPipeline) -> int:
@@ -57,70 +85,185 @@ def image_size(pipeline: StableDiffusionPipeline) -> int:
     return pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
 
 
-def run_settings(result: Path) -> DDPOConfig:
-    """Return the config of the run whose folder holds `result`, or the defaults."""
-    run_dir = result.parent
-    if not (result.is_dir() and (run_dir / METRICS).is_file()):
-        return DDPOConfig()
-    return DDPOConfig.from_dict(json.loads((run_dir / "config.json").read_text(encoding="utf-8")))
+# ----------------------------------------------------------------------------------------- what to make
+def choose_jobs(arguments: Sample, policy: Policy) -> list[Job]:
+    """Return what is to be made: of the flags, or else of what the policy was trained on.
+
+    Args:
+        arguments: the command line's.
+        policy: with the record of its run.
+
+    Returns:
+        The jobs; those from images are named after them.
+
+    Raises:
+        ValueError: if there is no image, two have the same name, or one lacks its caption.
+    """
+    if arguments.starts_from_images(policy):
+        return _jobs_from_images(arguments, policy)
+    count, source = arguments.count or COUNT, policy.record.get("prompts", {})
+    if arguments.prompt is not None:
+        prompts = [arguments.prompt] * count
+    elif "prompt" in source:
+        prompts = [source["prompt"]] * count
+    else:
+        draw = (from_file if "file" in source else get_prompts)(
+            source.get("file") or source["name"], arguments.seed
+        )
+        prompts = [draw()[0] for _ in range(count)]
+    return [Job(f"sample-{number:03d}.png", prompt) for number, prompt in enumerate(prompts)]
 
 
-def _load_lora(pipeline: StableDiffusionPipeline, folder: Path) -> None:
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # diffusers prints, layer by layer, what it raises too
-    try:
-        pipeline.load_lora_weights(folder, weight_name=LORA_FILE)
-    except RuntimeError as error:
-        raise ValueError(f"--lora {folder} does not fit the model: {error!s:.200}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-def _choose_inputs(inputs: list[Image.Image], size: int, keep_size: bool) -> list[torch.Tensor]:
-    return [to_tensor(image) if keep_size else fit(image, size) for image in inputs]
-
-
-def _draw(
-    arguments: Sample,
-    settings: DDPOConfig,
-    pipeline: StableDiffusionPipeline,
-    inputs: list[torch.Tensor],
-) -> list[torch.Tensor]:
-    """Sample an image (3, H, W) for every input, or as many as were asked for without."""
-    scale, strength = arguments.guidance_scale, arguments.noise_strength
-    sampling: dict[str, Any] = {
-        "num_inference_steps": arguments.steps or settings.sample_num_steps,
-        "guidance_scale": settings.sample_guidance_scale if scale is None else scale,
-        "eta": settings.sample_eta,
-        "negative_prompt": settings.negative_prompts,
-    }
-    family = family_of(pipeline)  # remembers the prompt's embedding
-    count = len(inputs) or arguments.count or 4
-    size = 1 if arguments.keep_size else arguments.batch_size  # sizes may differ
-    images: list[torch.Tensor] = []
-    for first in tqdm(range(0, count, size), desc="sampling"):
-        numbers = range(first, min(first + size, count))
-        prompts = [arguments.prompt or ""] * len(numbers)
-        seeds = [sample_seed(arguments.seed, number) for number in numbers]
-        sampling["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
-        if inputs:
-            batch = torch.stack([inputs[number] for number in numbers])
-            noise = NOISE_STRENGTH if strength is None else strength
-            images.extend(img2img_rollout(family, prompts, batch, noise, **sampling)[0].cpu())
+def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
+    """Return a job for every image asked for, or for the first ones that the policy was trained on."""
+    found: list[tuple[Path, str, Sequence[str]]] = []  # file, name, caption
+    for place in arguments.images or [Path(policy.record["images"]["folder"])]:
+        if place.is_dir():
+            found.extend(_with_names(find_images(place)))
         else:
-            images.extend(text2img_rollout(family, prompts, **sampling)[0].cpu())
-    return images
+            captions = find_captions(place.parent, [place]) or [()]
+            found.append((place, f"{place.stem}.png", captions[0]))
+    if not arguments.images:
+        found = found[: arguments.count or COUNT]
+    jobs = [Job(name, _choose_prompt(arguments, policy, file, lines), file) for file, name, lines in found]
+    names: dict[str, Path | str] = {GRID: "the grid"}
+    for job in jobs:
+        if job.name in names:
+            raise ValueError(f"{names[job.name]} and {job.file} would both become {job.name}: rename one")
+        names[job.name] = str(job.file)
+    return jobs
 
 
-def _write_samples(folder: Path, inputs: list[torch.Tensor], images: list[torch.Tensor]) -> None:
-    """Write each image, and a grid of all of them, beside the inputs where there are any."""
+def _with_names(images: ImageFolder) -> list[tuple[Path, str, Sequence[str]]]:
+    captions = images.captions or ((),) * len(images.files)
+    names = [file.relative_to(images.folder).with_suffix(".png").as_posix() for file in images.files]
+    return list(zip(images.files, names, captions, strict=True))
+
+
+def _choose_prompt(arguments: Sample, policy: Policy, file: Path, caption: Sequence[str]) -> str:
+    """Return the flag's prompt, or that of training, or the first line of the caption."""
+    source = policy.record.get("prompts", {})
+    if arguments.prompt is not None:
+        return arguments.prompt
+    if "prompt" in source:
+        return source["prompt"]
+    if "captions" in source and not caption:
+        raise ValueError(
+            f"the policy was trained on captions, and {file} has none: write it into {file.stem}.txt beside "
+            "it, or give --prompt"
+        )
+    return caption[0] if caption else ""
+
+
+# ------------------------------------------------------------------------------------------- checks
+def _check_outputs(folder: Path, jobs: Sequence[Job], overwrite: bool) -> None:
+    """Refuse to write among files that are there, and over an input in any case."""
+    inputs = {job.file.resolve() for job in jobs if job.file is not None}
+    for job in jobs:
+        if (folder / job.name).resolve() in inputs:
+            raise ValueError(f"{folder / job.name} is an input: choose another --output-dir")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output-dir {folder} is a file: choose another one")
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(
+            f"--output-dir {folder} holds files already: choose another one, or give --overwrite to replace "
+            "those of the same name"
+        )
+
+
+def _check_sizes(files: Sequence[Path], size: int, factor: int) -> None:
+    """Refuse images of sizes that the model cannot take or that would take forever, naming all of them."""
+    wrong = []
+    for file in files:
+        with Image.open(file) as image:
+            width, height = image.size
+        if width * height > LARGEST * size**2 or width % factor or height % factor:
+            wrong.append(f"{file} ({width} x {height})")
+    if wrong:
+        rest = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        raise ValueError(
+            f"--keep-size takes sides that are multiples of {factor} and at most {LARGEST * size**2} pixels, "
+            f"{LARGEST} times the model's own {size} x {size}: resize {', '.join(wrong[:MOST_NAMED])}{rest}, "
+            "or leave out --keep-size"
+        )
+
+
+# ------------------------------------------------------------------------------------------ sampling
+def _sample(arguments: Sample, policy: Policy, pipeline: StableDiffusionPipeline, jobs: Sequence[Job]) -> int:
+    """Make and write image after image; Ctrl-C leaves those that are whole."""
+    folder, shown = arguments.output_dir, []
     folder.mkdir(parents=True, exist_ok=True)
-    for number, image in enumerate(images):
-        path = folder / f"sample-{number:03d}.png"
-        to_pil(image).save(path)
-        print(path)
-    tiles = [tile for pair in zip(inputs, images, strict=True) for tile in pair] if inputs else images
+    family, settings = family_of(pipeline), _settings(arguments, policy)  # a family remembers embeddings
+    size = 1 if arguments.keep_size else arguments.batch_size  # sizes may differ
+    done = 0
+    try:
+        for first in tqdm(range(0, len(jobs), size), desc="sampling"):
+            numbers = range(first, min(first + size, len(jobs)))
+            batch = [jobs[number] for number in numbers]
+            inputs = [_load(arguments, policy, image_size(pipeline), n, jobs[n]) for n in numbers]
+            seeds = [sample_seed(arguments.seed, number) for number in numbers]
+            settings["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
+            prompts, given = [job.prompt for job in batch], [image for image in inputs if image is not None]
+            if given:
+                strength = _strength(arguments, policy)
+                made, _ = img2img_rollout(family, prompts, torch.stack(given), strength, **settings)
+            else:
+                made, _ = text2img_rollout(family, prompts, **settings)
+            for job, image, start in zip(batch, made.cpu(), inputs, strict=True):
+                _write(folder / job.name, to_pil(image))
+                tqdm.write(str(folder / job.name))
+                done += 1
+                if done <= MOST_IN_GRID:
+                    shown.append([image] if start is None else [start, image])
+    except KeyboardInterrupt:
+        tqdm.write(f"stopped: {done} of {len(jobs)} images are in {folder}")
+        return 130
+    _write(folder / GRID, _grid(shown))
+    print(f"{folder / GRID}{': left the input, right the result' if len(shown[0]) == 2 else ''}")
+    return 0
+
+
+def _settings(arguments: Sample, policy: Policy) -> dict[str, Any]:
+    """Return the arguments of a rollout: the flags', or those that were trained with."""
+    scale, trained = arguments.guidance_scale, policy.settings
+    return {
+        "num_inference_steps": arguments.steps or trained.sample_num_steps,
+        "guidance_scale": trained.sample_guidance_scale if scale is None else scale,
+        "eta": trained.sample_eta,
+        "negative_prompt": trained.negative_prompts,
+    }
+
+
+def _strength(arguments: Sample, policy: Policy) -> float:
+    given = arguments.noise_strength
+    return policy.record.get("noise_strength", NOISE_STRENGTH) if given is None else given
+
+
+def _load(arguments: Sample, policy: Policy, size: int, number: int, job: Job) -> torch.Tensor | None:
+    """Return the image (3, H, W) that a job starts from; the run's own images get the run's damage."""
+    if job.file is None:
+        return None
+    image = open_image(job.file)
+    pixels = to_tensor(image) if arguments.keep_size else fit(image, size)
+    trained_on = {} if arguments.images else policy.record["images"]
+    if trained_on.get("damages"):
+        chooser = random.Random(f"{arguments.seed}-{number}")
+        name, severity = chooser.choice(trained_on["damages"]), chooser.choice(trained_on["severities"])
+        pixels = damage(pixels, name, severity, torch.Generator().manual_seed(chooser.getrandbits(62)))
+    return pixels
+
+
+def _write(path: Path, picture: Image.Image) -> None:
+    """Write a picture in one step, so that no half of one is ever there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.new")
+    picture.save(aside, format="PNG")
+    aside.replace(path)
+
+
+def _grid(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
+    """Show images, each beside its input where there is one; different sizes are padded with white."""
+    tiles = [tile for row in rows for tile in row]
     box = (max(tile.shape[2] for tile in tiles), max(tile.shape[1] for tile in tiles))
     padded = [to_tensor(ImageOps.pad(to_pil(tile), box, color="white")) for tile in tiles]
-    image_grid(torch.stack(padded), columns=2 if inputs else min(4, len(tiles))).save(folder / "grid.png")
-    print(f"{folder / 'grid.png'}{': left the input, right the result' if inputs else ''}")
+    return image_grid(torch.stack(padded), columns=2 if len(rows[0]) == 2 else min(4, len(tiles)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app.presets import Preset
+from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import NOISE_STRENGTH, image_size
 from ddpo_lessons.compat import load_pipeline
 from ddpo_lessons.config import DDPOConfig
@@ -18,13 +18,18 @@ from ddpo_lessons.data.folders import (
     find_images,
     image_prompts,
     make_reward,
+    summary,
 )
+from ddpo_lessons.data.prompts import prompts_of_file
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.rewards import get_reward
+from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.trainer import Runner
 
 if TYPE_CHECKING:
     from ddpo_lessons.app.cli import Train
+
+SEVERITIES = (1, 2, 3, 4, 5)  # where none is asked for
 
 
 def run(arguments: Train) -> int:
@@ -34,17 +39,23 @@ def run(arguments: Train) -> int:
         arguments: the command line's, checked.
 
     Returns:
-        0.
+        0, or 128 and the number of the signal that stopped the run, as shells count.
     """
     images = None if arguments.images is None else find_images(arguments.images)
     trainer = make_trainer(arguments, images)
+    is_main = trainer.accelerator.is_main_process
+    if is_main and images is not None:
+        print(summary(images))
     trainer.train()
-    folder = trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline")
-    trainer.save_pretrained(folder)
-    if trainer.accelerator.is_main_process:
-        model = arguments.model or arguments.choose_preset().model
-        _print_places(trainer, model, folder, _sample_prompt(arguments, images))
-    return 0
+    trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
+    if is_main:
+        _print_places(trainer)
+    if trainer.stopped_by is None:
+        return 0
+    if is_main:
+        done, asked = trainer.epochs_done, trainer.config.num_epochs
+        print(f"stopped after epoch {done} of {asked}; continue with the same flags and --resume-from latest")
+    return 128 + trainer.stopped_by
 
 
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
@@ -65,7 +76,10 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     prompts = arguments.choose_prompts(preset, config.seed)
     algorithm, start = make_algorithm(arguments.algorithm), FromNoise()
     pipeline = load_pipeline(model)
-    return Runner(config, get_reward(reward), prompts, pipeline, algorithm=algorithm, start=start)
+    about = _about(arguments, preset, None, reward)
+    return Runner(
+        config, get_reward(reward), prompts, pipeline, algorithm=algorithm, start=start, about=about
+    )
 
 
 def _make_image_trainer(
@@ -86,27 +100,49 @@ def _make_image_trainer(
         image_size(pipeline),
         config.seed,
         damages,
-        arguments.severity or (1, 2, 3, 4, 5),
+        arguments.severity or SEVERITIES,
     )
     given = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
     strength = next(value for value in given if value is not None)
     algorithm, start = make_algorithm(arguments.algorithm), FromImages(strength)
-    return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start)
+    about = _about(arguments, preset, images, reward)
+    return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
 
 
-def _sample_prompt(arguments: Train, images: ImageFolder | None) -> list[str]:
-    """Return the prompt's flag for `sample`: the one of training, or TEXT where there were several."""
+def _about(arguments: Train, preset: Preset, images: ImageFolder | None, reward: str) -> dict[str, Any]:
+    """Return what the command line knows of a run: names, and hashes that tell their contents apart."""
+    name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
+    about: dict[str, Any] = {"preset": name, "reward": reward}
+    if images is None:
+        return {**about, "prompts": _prompt_source(arguments, preset)}
+    names = [file.relative_to(images.folder).as_posix() for file in images.files]
+    damages = arguments.damage or preset.damages
+    about["images"] = {
+        "folder": str(images.folder.resolve()),
+        "files": len(names),
+        "digest": digest_of(names),
+        "damages": damages,
+        "severities": (arguments.severity or SEVERITIES) if damages else (),
+    }
+    about["prompts"] = {"prompt": arguments.prompt or ""}
+    if images.captions is not None:
+        lines = [line for caption in images.captions for line in caption]
+        about["prompts"] = {"captions": len(lines), "digest": digest_of(lines)}
+    return about
+
+
+def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
     if arguments.prompt is not None:
-        return ["--prompt", arguments.prompt]
-    return ["--prompt", "TEXT"] if images is None or images.captions is not None else []
+        return {"prompt": arguments.prompt}
+    name = arguments.prompts or preset.prompts
+    if not Path(name).is_file():
+        return {"name": name}
+    return {"file": str(Path(name).resolve()), "digest": digest_of(prompts_of_file(name))}
 
 
-def _print_places(trainer: Runner, model: str, folder: Path, prompt: list[str]) -> None:
+def _print_places(trainer: Runner) -> None:
     run_dir = trainer.config.run_dir
     print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from latest")
-    command = ["ddpo-lessons", "sample"]
-    command += ["--model", str(folder)] if not trainer.use_lora else ["--model", model, "--lora", str(folder)]
-    command += prompt
-    if isinstance(trainer.start, FromImages):
-        command += ["--noise-strength", str(trainer.start.noise_strength), "--images", "FILE"]
-    print(f"{folder}: what was trained; use it with\n  {shlex.join(command)}")
+    folder = run_dir / ("lora" if trainer.use_lora else "pipeline")
+    command = shlex.join(["ddpo-lessons", "sample", "--run", str(run_dir)])
+    print(f"{folder}: what was trained; use it with\n  {command}")

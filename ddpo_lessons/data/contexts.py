@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ class Context:
         return self.metadata["id"] if has_id else self.prompt
 
 
+def check_hook(name: str, hook: Any) -> None:
+    """Refuse a hook that is neither a function nor None, with a TypeError."""
+    if hook is not None and not callable(hook):
+        raise TypeError(f"{name} must be a function or None, not {type(hook).__name__}")
+
+
 def check_functions(reward_function: Any, prompt_function: Any) -> None:
     """Refuse functions that cannot be called, and a prompt function whose state no checkpoint can hold.
 
@@ -44,6 +51,7 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
     ):
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
+    _check_arguments(reward_function)
     has = {name for name in ("state_dict", "load_state_dict", "skip") if hasattr(prompt_function, name)}
     if has and not {"state_dict", "load_state_dict"} <= has:
         raise TypeError(
@@ -64,8 +72,28 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
             raise TypeError(remedy)
 
 
+def _check_arguments(reward_function: Callable[..., Any]) -> None:
+    """Refuse a reward function that does not take three arguments; not every callable says what it takes."""
+    try:
+        signature = inspect.signature(reward_function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind("images", "prompts", "metadata")
+    except TypeError as error:
+        raise TypeError(
+            f"reward_function takes {signature} and is called with (images, prompts, metadata): give it "
+            "these three arguments"
+        ) from error
+
+
 def text_context(drawn: Any) -> Context:
     """Make a context of what a text-to-image prompt function returned; refuse anything else."""
+    if isinstance(drawn, tuple) and len(drawn) == 3 and isinstance(drawn[0], str):
+        raise TypeError(
+            "prompt_function returned (prompt, image, metadata), and this run starts from noise: return "
+            "(prompt, metadata), or take ImageDDPOTrainer, or Runner(..., start=FromImages(noise_strength))"
+        )
     if not isinstance(drawn, tuple) or len(drawn) != 2 or not isinstance(drawn[0], str):
         raise TypeError(f"prompt_function must return (prompt, metadata), not {drawn!r:.200}")
     return Context(_check_prompt(drawn[0]), drawn[1])

@@ -8,7 +8,9 @@ one a line.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from PIL import Image, ImageOps
 
 from ddpo_lessons.data.contexts import to_tensor
+from ddpo_lessons.data.images import to_rgb
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward
 from ddpo_lessons.tiny import world
@@ -34,6 +37,8 @@ NEEDS = {
 }
 NEED_A_PROMPT = ("clip_score", "prompt_alignment", "recolouring", "edit")  # rewards that score what it says
 MOST_NAMED = 10  # files in a message
+# What PIL raises of files that are cut off, broken, bombs, or none of its kinds.
+_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 REFERENCE_SIZE = 224  # pixels for which the benchmark of corruptions (arXiv 1903.12261) is made
 
 
@@ -60,7 +65,7 @@ class ImageFolder:
 
 
 def find_images(folder: str | Path) -> ImageFolder:
-    """Find image files in a folder, or in its subfolders; each is opened, so that what is no image is found.
+    """Find image files in a folder, or in its subfolders; each is decoded, so that what is damaged is found.
 
     Text files that share no image's name are notes, and are passed over.
 
@@ -74,7 +79,7 @@ def find_images(folder: str | Path) -> ImageFolder:
     Raises:
         ValueError: if it is no folder, holds no image, holds images both in itself and in subfolders, or has
             captions for some images only, or one that is empty or not UTF-8.
-        OSError: if an image cannot be opened.
+        OSError: naming all images that cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -87,10 +92,28 @@ def find_images(folder: str | Path) -> ImageFolder:
     if not flat and not sorted_in:
         raise ValueError(f"--images {folder} holds no image file, nor do its subfolders")
     files = tuple(flat or (file for file, _ in sorted_in))
-    for file in files:
-        Image.open(file).close()
+    check_files(files)
     labels = None if flat else tuple(label for _, label in sorted_in)
-    return ImageFolder(folder, files, labels, _find_captions(folder, files))
+    return ImageFolder(folder, files, labels, find_captions(folder, files))
+
+
+def summary(images: ImageFolder) -> str:
+    """Say in one line what a folder holds: images, labels, captions, and files that are passed over."""
+    counts = Counter(images.labels or ())
+    labels = ", ".join(f"{name} {number}" for name, number in sorted(counts.items())) or "none"
+    captions = "none" if images.captions is None else f"{sum(map(len, images.captions))} prompts"
+    known = {file.with_suffix("") for file in images.files} if images.captions is not None else set()
+    beside = [path for place in {file.parent for file in images.files} for path in place.iterdir()]
+    skipped = [
+        path
+        for path in sorted(beside)
+        if path.is_file() and path not in images.files and not path.name.startswith(".")
+        and not (path.suffix.lower() == ".txt" and path.with_suffix("") in known)
+    ]  # fmt: skip
+    return (
+        f"{images.folder}: {len(images.files)} images; labels: {labels}; captions: {captions}; skipped: "
+        f"{_name_files(images.folder, skipped) or 'none'}"
+    )
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -98,8 +121,19 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if kinds.get(path.suffix.lower()) in Image.OPEN)
 
 
-def _find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
-    """Read the prompts of every image; None where none has a text file beside it."""
+def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
+    """Read the prompts of every image; None where none has a text file beside it.
+
+    Args:
+        folder: of the images, for messages.
+        files: the images.
+
+    Returns:
+        The lines of each one's caption.
+
+    Raises:
+        ValueError: if some images have none, or a caption is empty or not UTF-8.
+    """
     places = sorted({file.parent for file in files})
     beside = [path for place in places for path in sorted(place.iterdir()) if path.suffix.lower() == ".txt"]
     texts = {path.with_suffix(""): path for path in beside}
@@ -134,12 +168,39 @@ def _name_files(folder: Path, files: Sequence[Path]) -> str:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Open an image file upright and in RGB; one that is cut off is an OSError that names it."""
+    """Open an image file upright and in RGB; one that cannot be read is an OSError that names it."""
     try:
         with Image.open(file) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except OSError as error:
+            return to_rgb(ImageOps.exif_transpose(image))
+    except _UNREADABLE as error:
         raise OSError(f"{file} is damaged ({error}): replace it, or take it out") from error
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Decode every image once, several at a time, so that a damaged one is found before any compute.
+
+    Raises:
+        OSError: naming all files that cannot be decoded, with the reasons.
+    """
+    with ThreadPoolExecutor() as pool:  # decoders leave Python's lock
+        reasons = pool.map(_why_unreadable, files)
+        bad = [f"{file} ({reason})" for file, reason in zip(files, reasons, strict=True) if reason]
+    if bad:
+        rest = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        raise OSError(
+            f"{len(bad)} of {len(files)} images cannot be read: {', '.join(bad[:MOST_NAMED])}{rest}: replace "
+            "them, or take them out"
+        )
+
+
+def _why_unreadable(file: Path) -> str:
+    try:
+        with Image.open(file) as image:
+            image.draft("RGB", (1, 1))  # JPEG is read to its end, and computed at an eighth of its size
+            to_rgb(image)
+    except _UNREADABLE as error:
+        return str(error).replace(f" {str(file)!r}", "")
+    return ""
 
 
 def fit(image: Image.Image, size: int) -> torch.Tensor:

@@ -9,10 +9,23 @@ import torch
 from PIL import Image
 
 
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert a PIL image to RGB of 8 bits, also one of 16, which PIL itself would turn white.
+
+    Raises:
+        ValueError: for 32 bits a pixel, whose white could be any number.
+    """
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.array(image) / 257).round().astype(np.uint8))  # 65535 becomes 255
+    if image.mode in ("I", "F"):
+        raise ValueError(f"an image of 32 bits a pixel (mode {image.mode!r}): save it with 8 or 16")
+    return image.convert("RGB")
+
+
 def to_tensor(image: Any) -> torch.Tensor:
     """Turn a PIL image into a tensor (3, H, W) float32 in [0, 1], and an array into a tensor."""
     if hasattr(image, "convert"):
-        pixels = np.array(image.convert("RGB"))  # (H, W, 3)
+        pixels = np.array(to_rgb(image))  # (H, W, 3)
         return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
     is_array = isinstance(image, np.ndarray) and image.dtype.name in ("float16", "float32", "float64")
     if not is_array and not isinstance(image, torch.Tensor):

@@ -7,6 +7,7 @@ run draws what the uninterrupted run would have drawn.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ class PromptSampler:
     """
 
     def __init__(self, draw: Callable[[random.Random], Prompt], seed: int) -> None:
+        functools.update_wrapper(self, draw)  # a run is known by what draws
         self._draw = draw
         self.seed = seed
         self.drawn = 0
@@ -222,13 +224,19 @@ def from_file(path: str | Path, seed: int) -> PromptSampler:
     Raises:
         ValueError: if there is no such file or no prompt in it.
     """
+    prompts = prompts_of_file(path)
+    return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
+
+
+def prompts_of_file(path: str | Path) -> list[str]:
+    """Return the lines of a UTF-8 text file that are not empty; a ValueError where there is none."""
     if not Path(path).is_file():
         raise ValueError(f"path={str(path)!r} is not a file: give a text file with one prompt a line")
     lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
     prompts = [line for line in lines if line]
     if not prompts:
         raise ValueError(f"path={str(path)!r} holds no prompt: write one prompt a line")
-    return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
+    return prompts
 
 
 PROMPTS: dict[str, Callable[[int], PromptSampler]] = {

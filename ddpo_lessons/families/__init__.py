@@ -54,6 +54,15 @@ def family_of(pipeline: Any) -> Family:
     return family_class(known[0] if known else type(pipeline).__name__)(pipeline)
 
 
+def model_name(pipeline: Any) -> str | None:
+    """Return what `load_pipeline` takes to load a pipeline's model again; None for one made in memory."""
+    name = getattr(pipeline, "name_or_path", None)
+    if not name or not Path(name).is_dir():
+        return name or None
+    place = Path(name).resolve()  # also from another working directory
+    return TINY_SD if place == Path(CHECKPOINT).resolve() else str(place)
+
+
 def load_pipeline(model: str | Path, revision: str = "main") -> Any:
     """Load a pipeline of a known family in float32, with a DDIMScheduler and no safety checker.
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from diffusers.training_utils import cast_training_params
+from diffusers.utils import logging
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.families.base import Family
 from ddpo_lessons.families.lora import use_summed_weights
 
@@ -88,6 +89,59 @@ def prepare_policy(
         unet.enable_gradient_checkpointing()
     unet.eval()
     return {name: p for name, p in unet.named_parameters() if p.requires_grad}
+
+
+def load_adapter(family: Family, config: DDPOConfig) -> None:
+    """Load the LoRA weights of `config.train_lora_from`, and set the config's fields to what is loaded.
+
+    Args:
+        family: its denoiser gets the adapter, which then is the policy.
+        config: its rank, alpha and layers become the adapter's where they are the defaults.
+
+    Raises:
+        ValueError: if the weights do not fit the model, it has an adapter already, or a field that is no
+            default is not what the adapter has.
+    """
+    unet, folder = family.denoiser, config.train_lora_from
+    if getattr(unet, "peft_config", None):
+        raise ValueError(
+            f"train_lora_from={folder!r}, but the pipeline already has an adapter: load a fresh pipeline, or "
+            "leave train_lora_from empty"
+        )
+    if not Path(folder, LORA_FILE).is_file():
+        raise ValueError(f"train_lora_from={folder!r} holds no {LORA_FILE}: give the lora folder of a run")
+    read_lora(family.pipeline, folder)
+    config.train_lora_from = str(Path(folder).resolve())  # also from another working directory
+    found = unet.peft_config[unet.active_adapters()[0]]
+    layers = found.target_modules
+    for name, value in (
+        ("train_lora_rank", found.r),
+        ("train_lora_alpha", found.lora_alpha),
+        ("train_lora_target_modules", (layers,) if isinstance(layers, str) else tuple(sorted(layers))),
+    ):
+        asked, default = getattr(config, name), getattr(DDPOConfig, name)
+        same = set(asked) == set(value) if isinstance(asked, tuple) else asked == value
+        if asked != default and not same:
+            raise ValueError(f"{name}={asked}, but the adapter of {folder} has {value}: leave it out")
+        if not same:
+            setattr(config, name, value)
+
+
+def read_lora(pipeline: Any, folder: str | Path) -> None:
+    """Load the LoRA weights of a folder into a pipeline.
+
+    Raises:
+        ValueError: if they do not fit the model.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # diffusers prints, layer by layer, what it raises too
+    try:
+        # As peft calls the adapter of a fresh run: the names of weights in checkpoints hold it.
+        pipeline.load_lora_weights(folder, weight_name=LORA_FILE, adapter_name="default")
+    except RuntimeError as error:
+        raise ValueError(f"the LoRA weights of {folder} do not fit the model: {error!s:.200}") from error
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 class Reference:

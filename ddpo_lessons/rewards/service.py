@@ -8,6 +8,7 @@ line of JSON and raw float32 pixels, and the answer is JSON: neither can hold co
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -97,6 +98,7 @@ def time_limit(reward_function: RewardFunction, seconds: float) -> RewardFunctio
     name = getattr(reward_function, "__name__", type(reward_function).__name__)
     message = f"reward_function {name!r} took longer than {seconds:g} s: raise its time_limit, or mend it"
 
+    @functools.wraps(reward_function)  # a run is known by its reward's name
     def limited(images: torch.Tensor, prompts: tuple[str, ...], metadata: tuple[Any, ...]) -> Any:
         return within(seconds, message, lambda: reward_function(images, prompts, metadata))
 

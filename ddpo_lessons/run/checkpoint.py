@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,11 @@ def read_state(folder: Path) -> dict[str, Any]:
 def _read_files(folder: Path, only: str = "") -> dict[str, bytes]:
     """Read all files of a checkpoint, or one, and compare them with the manifest."""
     if not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package")
+        newest = list_checkpoints(folder)[-1:]  # where the folder of the run was given
+        hint = f"; give one of its checkpoints, such as {newest[0]}" if newest else ""
+        raise ValueError(
+            f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package{hint}"
+        )
     try:
         sums = json.loads((folder / MANIFEST).read_text())["sha256"]
         contents = {name: (folder / name).read_bytes() for name in sums if only in ("", name)}
@@ -259,21 +264,32 @@ def is_same(saved: Any, mine: Any) -> bool:
     return is_near and bool(agree > 0.9)
 
 
-def check_identity(folder: Path, saved: dict[str, Any], mine: dict[str, Any]) -> None:
+def check_identity(
+    folder: Path, saved: dict[str, Any], mine: dict[str, Any], changed_sources: Sequence[str] = ()
+) -> None:
     """Refuse a checkpoint whose run differs from this one in anything that decides the weights.
 
+    Args:
+        folder: the checkpoint, for the message.
+        saved: its identity.
+        mine: that of the run that is to continue it.
+        changed_sources: which of reward, prompts and images differ, by their names.
+
     Raises:
-        ValueError: naming every field that differs, with both values.
+        ValueError: naming everything that differs, with both values.
     """
     mine = json.loads(json.dumps(mine))
-    changed = [name for name in mine if name not in saved or not is_same(saved[name], mine[name])]
-    if changed:
-        detail = "; ".join(
-            f"{name}: {_show(saved.get(name))} there, {_show(mine[name])} here" for name in changed
-        )
-        raise ValueError(
-            f"checkpoint {folder} belongs to another run ({detail}): resume with what it was made with"
-        )
+    names = [name for name in mine if name not in saved or not is_same(saved[name], mine[name])]
+    changed = [f"{name}: {_show(saved.get(name))} there, {_show(mine[name])} here" for name in names]
+    if not changed and not changed_sources:
+        return
+    remedy = "start a new run from its LoRA weights (train_lora_from)"
+    if not changed:
+        remedy = "say with resume_anyway=True that you mean it"
+    raise ValueError(
+        f"checkpoint {folder} belongs to another run ({'; '.join([*changed, *changed_sources])}): resume "
+        f"with what it was made with, or {remedy}"
+    )
 
 
 def _show(value: Any) -> str:

@@ -16,7 +16,7 @@ class Stopped(Exception):  # noqa: N818 - nothing went wrong
 
 
 class DeferredInterrupt:
-    """While entered, the first signal sets `requested`; a second one raises KeyboardInterrupt.
+    """While entered, the first signal sets `requested` to its number; a second one raises KeyboardInterrupt.
 
     Python delivers signals to the main thread only, so in another thread this does nothing.
     """
@@ -24,13 +24,13 @@ class DeferredInterrupt:
     def __init__(self, message: str) -> None:
         """Remember what to tell the user at the first signal."""
         self.message = message
-        self.requested = False
+        self.requested = 0
         self._previous: dict[int, Any] = {}
 
     def _handle(self, signum: int, frame: Any) -> None:
         if self.requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self.requested = signum
         tqdm.write(self.message)
 
     def __enter__(self) -> DeferredInterrupt:

@@ -10,16 +10,18 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.record import CONFIG
+from ddpo_lessons.run.record import METRICS as METRICS
 
-METRICS = "metrics.jsonl"
 NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
@@ -29,8 +31,14 @@ def hold(run_dir: Path) -> Iterator[None]:
 
     Raises:
         RuntimeError: if another one trains there.
+        OSError: if the folder cannot be made.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"cannot make the folder {run_dir} ({error.strerror}): choose another output_dir"
+        ) from error
     lock = FileLock(run_dir / ".lock", timeout=0)
     try:
         lock.acquire()
@@ -53,17 +61,23 @@ def claim(config: DDPOConfig) -> Path | None:
         ValueError: if the folder holds another run, or there is nothing to resume.
     """
     run_dir = config.run_dir
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ValueError(f"output_dir={str(run_dir)!r} is a file: choose another output_dir")
     checkpoints = checkpoint.list_checkpoints(run_dir)
     if config.resume_from == "latest":
         if not checkpoints:
-            raise ValueError(
-                f"resume_from='latest', but {run_dir} holds no checkpoint: leave resume_from empty"
-            )
+            begin = "set overwrite=True to begin anew" if read_metrics(run_dir) else "leave resume_from empty"
+            raise ValueError(f"resume_from='latest', but {run_dir} holds no checkpoint: {begin}")
         return checkpoints[-1]
     source = Path(config.resume_from) if config.resume_from else None
     if config.overwrite or _is_inside(source, run_dir):
         return source
-    if checkpoints or read_metrics(run_dir):
+    if not checkpoints and read_metrics(run_dir):
+        raise ValueError(
+            f"{run_dir} holds the records of a run that ended before its first checkpoint: set "
+            "overwrite=True to replace them, or choose another output_dir"
+        )
+    if checkpoints:
         raise ValueError(
             f"{run_dir} already holds a run: set resume_from='latest' to continue it, overwrite=True to "
             "replace it, or choose another output_dir"
@@ -79,7 +93,12 @@ class RunLog:
     """Writes the records of one run."""
 
     def __init__(
-        self, config: DDPOConfig, source: Path | None, epochs_done: int, mark: Mapping[str, Any] = NO_RECORDS
+        self,
+        config: DDPOConfig,
+        source: Path | None,
+        epochs_done: int,
+        mark: Mapping[str, Any] = NO_RECORDS,
+        record: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Write config.json; drop what older runs left here and the epochs that will be done again.
 
@@ -88,6 +107,7 @@ class RunLog:
             source: the checkpoint that is continued, if any.
             epochs_done: its number, or 0.
             mark: what `mark` returned when that checkpoint was written.
+            record: what else the run was made with.
 
         Raises:
             ValueError: if the records that are continued are not those that the checkpoint knows.
@@ -105,7 +125,8 @@ class RunLog:
         kept = self._records_until(mark)
         self._drop_after(epochs_done)
         _write(self.run_dir / METRICS, kept)
-        _write(self.run_dir / "config.json", (json.dumps(config.to_dict(), indent=1) + "\n").encode())
+        made_with = {**config.to_dict(), RUN: dict(record)}
+        _write(self.run_dir / CONFIG, (json.dumps(made_with, indent=1) + "\n").encode())
         self._bytes, self._sum = len(kept), hashlib.sha256(kept)
 
     def _records_until(self, mark: Mapping[str, Any]) -> bytes:

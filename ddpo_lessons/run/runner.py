@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import math
 import random
 import time
+import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -23,26 +26,37 @@ import torch
 from accelerate.utils import gather_object, set_seed
 from diffusers.utils import logging as diffusers_logging
 from torch import nn
+from tqdm.auto import tqdm
 
+from ddpo_lessons import __version__
 from ddpo_lessons.algorithms.base import Algorithm, Samples
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import (
     Context,
     PromptFunction,
     RewardFunction,
     check_functions,
+    check_hook,
     check_key,
     check_rewards,
     score,
 )
 from ddpo_lessons.data.starts import FromNoise
-from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import Reference, make_optimizer, originals, prepare_policy, save_policy
+from ddpo_lessons.families import family_of, model_name
+from ddpo_lessons.families.policy import (
+    Reference,
+    load_adapter,
+    make_optimizer,
+    originals,
+    prepare_policy,
+    save_policy,
+)
 from ddpo_lessons.rollout import Trajectory, play, sample_seed
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.run.learner import Learner
 from ddpo_lessons.run.processes import make_accelerator, make_autocast
+from ddpo_lessons.run.record import changed_fields, changed_sources, continued, name_of
 from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold
 
 # A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
@@ -81,6 +95,8 @@ class Runner:
             tracker is None when none was asked for.
         algorithm: such as `DDPO()` or `RWR()`.
         start: `FromNoise()` or `FromImages(noise_strength)`.
+        about: more that config.json is to say of the run, such as {"reward": name}, and that a resume
+            compares, see `run.record`. Model, start, algorithm and the functions' names are found without it.
 
     Raises:
         ValueError: if settings do not fit each other, the pipeline, the run's folder or the checkpoint.
@@ -97,9 +113,11 @@ class Runner:
         *,
         algorithm: Algorithm,
         start: FromNoise,
+        about: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Check everything, build the policy and, when asked, resume."""
         check_functions(reward_function, prompt_function)
+        check_hook("image_samples_hook", image_samples_hook)
         config.check()
         algorithm.check(config)
         self.config, self.algorithm, self.start = config, algorithm, start
@@ -114,7 +132,11 @@ class Runner:
         self.accelerator = make_accelerator(config)
         self._check_plan()
         self._resumed_from = claim(config)
+        is_gone = not Path(config.train_lora_from).is_dir()
+        if config.train_lora_from and not (is_gone and self._resumed_from):  # a checkpoint has the weights
+            load_adapter(self.family, config)
         self._fingerprints = self._look_at_model()
+        self.record = self._describe(about)
         saved = self._read_checkpoint()
         self.autocast = make_autocast(config.mixed_precision, self.accelerator.device)
         self.learner = self._make_learner()
@@ -123,6 +145,8 @@ class Runner:
         self._log_is_open = False
         self._metrics_mark: dict[str, Any] = NO_RECORDS  # what the resumed checkpoint knows of metrics.jsonl
         self._interrupt: DeferredInterrupt | None = None
+        self._warned = False  # of an epoch that teaches nothing
+        self.stopped_by: int | None = None  # the number of the signal that ended `train` early
         self._drawn: tuple[int, dict[int, Context]] | None = None  # the contexts of an epoch that is not done
         self._prompts_before: Any = None  # the prompt function's state before it
         if saved is not None:
@@ -166,6 +190,21 @@ class Runner:
                 "sample_batch_size or sample_num_batches_per_epoch"
             )
 
+    def _describe(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is known of the run beside its config, in what JSON holds."""
+        known = {
+            "version": __version__,
+            "model": model_name(self.pipeline),
+            "pipeline": type(self.pipeline).__name__,
+            "algorithm": {"name": type(self.algorithm).__name__, **self.algorithm.identity()},
+            **self.start.identity(),
+            "reward_function": name_of(self.reward_function),
+            "prompt_function": name_of(self.prompt_function),
+            **about,
+        }
+        plain = json.loads(json.dumps(known, default=str))
+        return {name: value for name, value in plain.items() if value is not None}
+
     def _look_at_model(self) -> dict[str, Any]:
         prints = checkpoint.fingerprints(self.family)
         if self.config.train_kl_coefficient > 0:  # which holds on to the adapter that was there at the start
@@ -206,12 +245,16 @@ class Runner:
         """Run the epochs that are left.
 
         Ctrl-C or SIGTERM ends the run within a sampling pass or an optimizer step: the epoch is dropped, and
-        what was before it is saved. A second one stops at once.
+        what was before it is saved. A second one stops at once. An epoch that fails is dropped too, and what
+        was before it is saved.
 
         Raises:
             RuntimeError: if another trainer trains in the run's folder.
         """
-        config = self.config
+        config, self.stopped_by = self.config, None
+        if self.epochs_done >= config.num_epochs and self.accelerator.is_main_process:
+            asked = config.num_epochs
+            tqdm.write(f"nothing to do: the run has {self.epochs_done} epochs, and {asked} are asked for")
         message = "stopping: dropping this epoch, then saving; once more to stop at once"
         with (
             hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
@@ -222,6 +265,9 @@ class Runner:
                 self._train_until_stopped(bar)
             except Stopped:
                 self.save()
+            except Exception:
+                self._save_what_was_before()
+                raise
             finally:
                 self._interrupt = None
 
@@ -249,12 +295,28 @@ class Runner:
         self._drawn = None
         return metrics
 
+    def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
+        """Say it once where an epoch teaches nothing, because nothing was better than anything else."""
+        constant = bool(rewards.min() == rewards.max())
+        if self._warned or (advantages.any() and not constant):
+            return
+        self._warned = True
+        if not self.accelerator.is_main_process:
+            return
+        what = f"all {len(rewards)} rewards are {rewards[0]:g}" if constant else "all advantages are 0"
+        warnings.warn(
+            f"epoch {epoch + 1} teaches nothing: {what}; look at the reward function, and at whether what it "
+            "scores differs within an epoch (or within a group)",
+            stacklevel=4,
+        )
+
     def _epoch(self, epoch: int, contexts: dict[int, Context]) -> tuple[dict[str, float], list[list[Any]]]:
         started = time.perf_counter()
         batches, trajectory, reward_seconds = self._sample(epoch, contexts)
         own = check_rewards(batches)  # (B,)
         rewards = self._gather_rewards(own)  # (N,)
         advantages = self.algorithm.advantages(rewards, self._gather_keys(contexts))  # (N,)
+        self._warn_if_constant(epoch, rewards, advantages)
         sampled = time.perf_counter()
         numbers = self._own_rows().flatten()  # (B,)
         device, process = self.accelerator.device, self.accelerator.process_index
@@ -294,9 +356,10 @@ class Runner:
             return
         asked = self._interrupt.requested
         if self.accelerator.num_processes > 1:
-            flags = torch.tensor([float(asked)], device=self.accelerator.device)
-            asked = bool(self.accelerator.gather(flags).sum() > 0)
+            numbers = torch.tensor([float(asked)], device=self.accelerator.device)
+            asked = int(self.accelerator.gather(numbers).max())
         if asked:
+            self.stopped_by = asked
             raise Stopped
 
     def _snapshot(self) -> dict[str, Any]:
@@ -479,7 +542,9 @@ class Runner:
             return
         self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
         if self.accelerator.is_main_process:
-            self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self._metrics_mark)
+            self.log = RunLog(
+                self.config, self._resumed_from, self.epochs_done, self._metrics_mark, self.record
+            )
         if self.config.log_with:
             fields = self.config.to_dict().items()
             self.accelerator.init_trackers(
@@ -513,10 +578,21 @@ class Runner:
         self.accelerator.wait_for_everyone()
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
         if self.accelerator.is_main_process:
-            checkpoint.write(self.config.run_dir, self.epochs_done, self.learner.tensors(), self._state())
-            checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
+            self._write_checkpoint()
         self.accelerator.wait_for_everyone()
         return folder
+
+    def _save_what_was_before(self) -> None:
+        """Write the epochs before one that failed; what failed is told, not what fails here on top of it."""
+        folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
+        if self.log is None or self.epochs_done == 0 or folder.exists():
+            return
+        with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a folder that is another's by now
+            self._write_checkpoint()  # waits for nobody: other processes may not have failed
+
+    def _write_checkpoint(self) -> None:
+        checkpoint.write(self.config.run_dir, self.epochs_done, self.learner.tensors(), self._state())
+        checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
 
     def _state(self) -> dict[str, Any]:
         scaler = self.accelerator.scaler
@@ -526,6 +602,7 @@ class Runner:
             "global_step": self.global_step,
             "config": self.config.to_dict(),
             "identity": self._identity(),
+            RUN: self.record,
             "algorithm": self.algorithm.state_dict(),
             "prompt_function": None if prompts is None else prompts(),
             "grad_scaler": None if scaler is None else scaler.state_dict(),
@@ -549,7 +626,14 @@ class Runner:
         if self._resumed_from is None:
             return None
         tensors, state = checkpoint.read(self._resumed_from)
-        checkpoint.check_identity(self._resumed_from, state["identity"], self._identity())
+        before = state.get(RUN, {})  # older checkpoints have none
+        changed = changed_sources(before, self.record)
+        refused = [] if self.config.resume_anyway else list(changed.values())
+        checkpoint.check_identity(self._resumed_from, state["identity"], self._identity(), refused)
+        self.record = continued(before, self.record, changed)
+        news = [*changed.values(), *changed_fields(state["config"], self.config)]
+        if news and self.accelerator.is_main_process:
+            tqdm.write(f"continuing {self._resumed_from} with changes: {'; '.join(news)}")
         return tensors, state
 
     def _restore(self, tensors: dict[str, Any], state: dict[str, Any]) -> None:
@@ -594,7 +678,8 @@ class Runner:
             reward_function: as in the constructor.
             prompt_function: as in the constructor.
             sd_pipeline: the pipeline that the run started from.
-            changes: fields of the config that do not decide the weights, such as `num_epochs`; and objects in
+            changes: fields of the config that do not decide the weights, such as `num_epochs`;
+                `resume_anyway`, where reward, prompts or images have other names now; and objects in
                 `accelerator_kwargs` and the like, which the checkpoint holds as text only.
             **arguments: further arguments of the constructor.
 

@@ -1,0 +1,297 @@
+"""A run from the command line, and what comes after it: sampling, stopping, continuing, starting anew."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import make_pipeline
+from PIL import Image
+
+from ddpo_lessons import rewards
+from ddpo_lessons.app import cli, sample
+from ddpo_lessons.app.flags import in_flags
+from ddpo_lessons.compat import LORA_FILE
+from ddpo_lessons.data.prompts import activities
+from ddpo_lessons.run.record import read_run
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.tiny import world
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY = shlex.split("""
+--num-epochs 1 --image-grid-freq 0 --sample-num-steps 3 --sample-batch-size 2
+--sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colourfulness
+--output-dir run
+""")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_pipeline().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pictures(folder: Path, *names: str, size: tuple[int, int] = (32, 32)) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, "red").save(folder / name)
+    return folder
+
+
+def run(*words: str | Path, status: int = 0) -> None:
+    assert cli.main([str(word) for word in words]) == status
+
+
+def files(folder: str) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*.*"))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What `sample` asks of the policy."""
+    seen: list[dict[str, Any]] = []
+
+    def listen(name: str) -> Any:
+        draw = getattr(sample, name)
+
+        def wrapped(family: Any, prompts: Any, *rest: Any, **settings: Any) -> Any:
+            seen.append({"kind": name, "prompts": list(prompts), "rest": rest, **settings})
+            return draw(family, prompts, *rest, **settings)
+
+        return wrapped
+
+    for name in ("text2img_rollout", "img2img_rollout"):
+        monkeypatch.setattr(sample, name, listen(name))
+    return seen
+
+
+# ----------------------------------------------------------------------------- the policy that was trained
+def test_a_run_is_sampled_as_it_was_trained(
+    here: Path, model: str, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = ("--sample-guidance-scale", "2.5", "--sample-eta", "0.9", "--negative-prompts", "a foggy three")
+    run("train", *TINY, *policy, "--model", model, "--prompt", "a red three")
+    loaded: list[str] = []
+    load = sample.load_pipeline
+    monkeypatch.setattr(sample, "load_pipeline", lambda name: loaded.append(name) or load(name))
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    run("sample", "--run", here / "run")
+    assert loaded == [str(Path(model).resolve())]
+    (call,) = calls
+    assert (call["kind"], call["prompts"]) == ("text2img_rollout", ["a red three"] * 4)
+    assert (call["num_inference_steps"], call["guidance_scale"], call["eta"]) == (3, 2.5, 0.9)
+    assert call["negative_prompt"] == "a foggy three"
+    other = ("--prompt", "a blue two", "--steps", "2", "--count", "1", "--overwrite")
+    run("sample", "--run", here / "run", *other)
+    assert (calls[1]["prompts"], calls[1]["num_inference_steps"]) == (["a blue two"], 2)
+
+
+def test_prompts_are_drawn_from_where_training_drew_them(
+    here: Path, model: str, calls: list[dict[str, Any]]
+) -> None:
+    Path("mine.txt").write_text("a green five\n")
+    for number, given in enumerate(("mine.txt", "activities")):
+        run("train", *TINY[:-1], f"run{number}", "--model", model, "--prompts", given)
+        run("sample", "--run", f"run{number}", "--output-dir", f"samples{number}")
+    assert calls[0]["prompts"] == ["a green five"] * 4
+    draw = activities(0)
+    assert calls[1]["prompts"] == [draw()[0] for _ in range(4)]
+
+
+def test_images_of_a_run_get_the_damage_that_it_was_trained_on(
+    here: Path, model: str, calls: list[dict[str, Any]]
+) -> None:
+    pictures(here / "pics", "cat/a.png", "dog/a.png")
+    damage = ("--damage", "dark", "--severity", "5", "--noise-strength", "0.7")
+    run("train", *TINY, "--model", model, "--images", "pics", *damage)
+    run("sample", "--run", "run")
+    assert files("samples") == ["cat/a.png", "dog/a.png", "grid.png"]
+    images, strength = calls[0]["rest"]
+    assert strength == 0.7
+    clean = torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 32, 32)
+    dark = world.DAMAGES["dark"](clean[None], 5, torch.Generator())[0]
+    for image in images:
+        torch.testing.assert_close(image, dark, atol=0.05, rtol=0)
+    # Images that are given are taken as they are.
+    run("sample", "--run", "run", "--images", "pics", "--output-dir", "clean")
+    torch.testing.assert_close(calls[1]["rest"][0][0], clean)
+
+
+def test_captions_are_read_beside_images_of_a_policy_that_had_them(
+    here: Path, model: str, calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(here / "pics", "a.png", "b.png")
+    for name in "ab":
+        (here / "pics" / f"{name}.txt").write_text(f"a red {name}\na blue {name}")
+    run("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
+    run("sample", "--run", "run", "--images", "pics/b.png")
+    assert calls[0]["prompts"] == ["a red b"]
+    pictures(here / "more", "c.png")
+    run("sample", "--run", "run", "--images", "more", "--output-dir", "other", status=2)
+    assert "write it into c.txt beside it, or give --prompt" in capsys.readouterr().err
+    run("sample", "--run", "run", "--images", "more", "--output-dir", "other", "--prompt", "a cat")
+    assert calls[1]["prompts"] == ["a cat"]
+
+
+def test_a_run_without_results_or_whose_images_are_gone_says_so(
+    here: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(here / "pics", "a.png")
+    run("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
+    (here / "pics").rename("gone")
+    run("sample", "--run", "run", status=2)
+    assert "which is not there: give --images" in capsys.readouterr().err
+    (here / "run" / "lora" / LORA_FILE).unlink()
+    run("sample", "--run", "run", "--images", "gone", status=2)
+    assert "continue it with --resume-from latest" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ files of samples
+def test_results_keep_their_names_and_mix_with_nothing(
+    here: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(here / "pics", "a.png", "b.jpg")
+    flags = ("sample", "--model", model, "--steps", "2", "--noise-strength", "0.5")
+    run(*flags, "--images", "pics")
+    assert files("samples") == ["a.png", "b.png", "grid.png"]
+    before = Path("samples/b.png").read_bytes()
+    run(*flags, "--images", "pics/b.jpg", "--seed", "1", status=2)
+    assert "--output-dir samples holds files already" in capsys.readouterr().err
+    assert Path("samples/b.png").read_bytes() == before
+    run(*flags, "--images", "pics/b.jpg", "--seed", "1", "--overwrite")
+    assert Path("samples/b.png").read_bytes() != before
+    run(*flags, "--images", "pics/a.png", "--output-dir", "pics", "--overwrite", status=2)
+    assert "is an input" in capsys.readouterr().err
+
+
+def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compute(
+    here: Path, model: str, calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(here / "pics", "fits.png", size=(64, 64))  # exactly four times the model's own 32 x 32
+    pictures(here / "pics", "odd.png", size=(30, 32))
+    pictures(here / "pics", "huge.png", size=(4000, 3000))
+    run("sample", "--model", model, "--images", "pics", "--keep-size", "--steps", "2", status=2)
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "pics/huge.png (4000 x 3000), pics/odd.png (30 x 32), or leave out --keep-size" in line
+    assert "fits.png" not in line
+    assert (calls, Path("samples").exists()) == ([], False)
+
+
+def test_ctrl_c_leaves_the_samples_that_are_whole(
+    here: Path, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw, made = sample.text2img_rollout, []
+
+    def interrupted(*arguments: Any, **settings: Any) -> Any:
+        made.append(1)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return draw(*arguments, **settings)
+
+    monkeypatch.setattr(sample, "text2img_rollout", interrupted)
+    flags = ("--model", model, "--prompt", "", "--count", "5", "--steps", "2", "--batch-size", "1")
+    run("sample", *flags, status=130)
+    assert files("samples") == ["sample-000.png", "sample-001.png"]
+    assert "stopped: 2 of 5 images are in samples" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------- stopping and continuing
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_says_where_it_stands_and_can_be_sampled(
+    here: Path,
+    model: str,
+    signum: int,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scored: list[int] = []
+
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        scored.append(1)
+        if len(scored) == 2:
+            signal.raise_signal(signum)
+        return images.mean(dim=(1, 2, 3))
+
+    monkeypatch.setitem(rewards.REWARDS, "colourfulness", lambda: reward)
+    flags = ("train", *TINY, "--model", model, "--prompt", "", "--num-epochs", "3")
+    run(*flags, status=status)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "stopped after epoch 1 of 3; continue with the same flags and --resume-from latest"
+    run(*flags, "--resume-from", "latest")
+    assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2, 3]
+    capsys.readouterr()
+    run(*flags, "--resume-from", "latest", "--num-epochs", "2")
+    out = capsys.readouterr().out
+    assert "nothing to do: the run has 3 epochs, and 2 are asked for" in out
+    run("sample", "--run", "run", "--count", "1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("--reward", "jpeg_compressibility"), "reward: colourfulness there, jpeg_compressibility here"),
+        (("--images", "other"), "files 2, digest"),
+        (("--prompt", "a fox"), "prompts: prompt '' there, prompt 'a fox' here"),
+    ],
+)
+def test_another_reward_prompt_or_folder_is_refused_unless_it_is_meant(
+    here: Path, model: str, changes: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(here / "pics", "a.png")
+    pictures(here / "moved", "a.png")
+    pictures(here / "other", "a.png", "b.png")
+    flags = ("train", *TINY, "--model", model, "--noise-strength", "0.7", "--images", "pics")
+    run(*flags)
+    run(*flags, "--images", "moved", "--num-epochs", "2", "--resume-from", "latest")
+    again = (*flags, *changes, "--num-epochs", "3", "--resume-from", "latest")
+    run(*again, status=2)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error
+    assert "say with --resume-anyway that you mean it" in error
+    run(*flags, "--noise-strength", "1.0", "--resume-from", "latest", "--resume-anyway", status=2)
+    assert "--noise-strength: 0.7 there, 1.0 here" in capsys.readouterr().err
+    run(*again, "--resume-anyway")
+    assert len(read_metrics("run", "epoch")) == 3
+
+
+def test_a_new_run_starts_from_the_weights_of_another(here: Path, model: str) -> None:
+    """Of tiny-sd's preset, whose rank is 16; the adapter's is 2."""
+    run("train", *TINY, "--model", model, "--prompt", "", "--train-lora-rank", "2")
+    start = ("--preset", "digit_world", "--sample-group-size", "1", "--train-lora-from", "run/lora")
+    run("train", *TINY[:-1], "second", "--model", model, "--prompt", "", *start)
+    settings, record = read_run(Path("second"))
+    assert (record["preset"], record["reward"]) == ("digit_world", "colourfulness")
+    assert (settings.train_lora_rank, settings.train_lora_from) == (2, str(here.resolve() / "run" / "lora"))
+
+
+# -------------------------------------------------------------------------------------------- messages
+@pytest.mark.parametrize(
+    ("message", "command", "expected"),
+    [
+        ("resume_from='latest', but x", "train", "--resume-from latest, but x"),
+        ("set overwrite=True to", "train", "set --overwrite to"),
+        ("train_cfg=False trains", "train", "--no-train-cfg trains"),
+        ("seed=-1 must not", "train", "--seed -1 must not"),
+        ("sample_eta=1.5: eta=1.5 adds", "train", "--sample-eta 1.5: eta=1.5 adds"),
+        ("raise train_batch_size or sample_eta.", "train", "raise --train-batch-size or --sample-eta."),
+        ("the seed of /a/output_dir/b", "train", "the seed of /a/output_dir/b"),
+        ("5 steps (sample_num_steps) of", "sample", "5 steps (--steps) of"),
+        ("num_epochs=0", "doctor", "num_epochs=0"),
+    ],
+)
+def test_messages_name_flags(message: str, command: str, expected: str) -> None:
+    assert in_flags(message, command) == expected
