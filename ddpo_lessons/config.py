@@ -108,10 +108,11 @@ class DDPOConfig:
     train_use_8bit_adam: bool = False
     """AdamW of bitsandbytes."""
     train_learning_rate: float = 3e-4
-    """Learning rate; the highest one, where a schedule changes it."""
+    """Learning rate."""
     train_lr_schedule: str = "constant"
-    """"constant", "linear" or "cosine": the last two end at 0 with the last of `num_epochs`. New: as
-    diffusers' `get_scheduler`; a run that goes on with another `num_epochs` follows the new curve."""
+    """"constant", "linear" or "cosine", from `train_learning_rate`: the last two end at 0 with the last of
+    `num_epochs`. New: as diffusers' `get_scheduler`; a run that goes on with another `num_epochs` follows the
+    new curve."""
     train_lr_warmup_steps: int = 0
     """Optimizer steps in which the learning rate rises from 0. New, see `train_lr_schedule`."""
     train_adam_beta1: float = 0.9
