@@ -50,7 +50,7 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
     if not preset.config:
         plan = config.epoch_plan(num_timesteps=1, num_processes=processes)
         say(
-            f"no --preset: what no flag says is DDPOConfig's default, for trying out: {plan.total_samples} "
+            f"without --preset, settings that no flag gives are for trying out: {plan.total_samples} "
             f"samples an epoch, {plan.samples_per_optimizer_step} an optimizer step, "
             f"mixed_precision={config.mixed_precision}, learning rate {config.train_learning_rate:g}"
         )

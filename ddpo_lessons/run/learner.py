@@ -202,12 +202,12 @@ def learning_rates(config: DDPOConfig, num_steps: int) -> Callable[[int], float]
     Returns:
         Steps done, from 0, to the learning rate of the next step, as diffusers' schedulers have it.
     """
-    name = config.train_lr_schedule
-    if name == "constant" and config.train_lr_warmup_steps:
+    name = config.train_learning_rate_schedule
+    if name == "constant" and config.train_learning_rate_warmup_steps:
         name = "constant_with_warmup"
     stand_in = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     factors = get_scheduler(
-        name, stand_in, num_warmup_steps=config.train_lr_warmup_steps, num_training_steps=num_steps
+        name, stand_in, num_warmup_steps=config.train_learning_rate_warmup_steps, num_training_steps=num_steps
     )
     (factor,) = factors.lr_lambdas
     return lambda steps_done: config.train_learning_rate * factor(steps_done)

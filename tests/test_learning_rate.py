@@ -28,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ],
 )
 def test_rates_are_those_of_a_scheduler_that_is_stepped(name: str, warmup: int, theirs: str) -> None:
-    config = DDPOConfig(train_learning_rate=0.3, train_lr_schedule=name, train_lr_warmup_steps=warmup)
+    config = DDPOConfig(
+        train_learning_rate=0.3, train_learning_rate_schedule=name, train_learning_rate_warmup_steps=warmup
+    )
     rates = learning_rates(config, 8)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=warmup, num_training_steps=8)
@@ -39,7 +41,9 @@ def test_rates_are_those_of_a_scheduler_that_is_stepped(name: str, warmup: int, 
 
 
 def test_by_hand() -> None:
-    config = DDPOConfig(train_learning_rate=1.0, train_lr_schedule="linear", train_lr_warmup_steps=2)
+    config = DDPOConfig(
+        train_learning_rate=1.0, train_learning_rate_schedule="linear", train_learning_rate_warmup_steps=2
+    )
     rates = learning_rates(config, 6)
     assert [rates(step) for step in range(6)] == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
 
@@ -48,7 +52,9 @@ def test_a_resumed_run_is_on_the_curve(tmp_path: Path) -> None:
     """Stopped in the middle, as a kill does it: `num_epochs` is that of the whole run."""
 
     def train(folder: str, **changes: object) -> DDPOTrainer:
-        config = make_config(tmp_path / folder, num_epochs=4, train_lr_schedule="cosine", **changes)
+        config = make_config(
+            tmp_path / folder, num_epochs=4, train_learning_rate_schedule="cosine", **changes
+        )
         return DDPOTrainer(config, brightness, red_three, make_pipeline())
 
     whole, first = train("whole"), train("parts")
@@ -66,5 +72,5 @@ def test_a_resumed_run_is_on_the_curve(tmp_path: Path) -> None:
 
 
 def test_a_schedule_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="train_lr_schedule='step' must be one of"):
-        DDPOConfig(train_lr_schedule="step")
+    with pytest.raises(ValueError, match="train_learning_rate_schedule='step' must be one of"):
+        DDPOConfig(train_learning_rate_schedule="step")
