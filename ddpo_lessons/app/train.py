@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.app import reward_flag
 from ddpo_lessons.app.presets import Preset
 from ddpo_lessons.app.sample import NOISE_STRENGTH, image_size
 from ddpo_lessons.compat import load_pipeline
@@ -17,12 +19,10 @@ from ddpo_lessons.data.folders import (
     check_prompt,
     find_images,
     image_prompts,
-    make_reward,
     summary,
 )
 from ddpo_lessons.data.prompts import prompts_of_file
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.rewards import get_reward
 from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.trainer import Runner
 
@@ -70,16 +70,14 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     """
     preset = arguments.choose_preset()
     config = arguments.make_config(preset)
-    reward, model = arguments.reward or preset.reward, arguments.model or preset.model
+    rewards, model = arguments.choose_rewards(preset), arguments.model or preset.model
     if images is not None:
-        return _make_image_trainer(arguments, preset, images, config, reward, model)
+        return _make_image_trainer(arguments, preset, images, config, rewards, model)
     prompts = arguments.choose_prompts(preset, config.seed)
     algorithm, start = make_algorithm(arguments.algorithm), FromNoise()
-    pipeline = load_pipeline(model)
-    about = _about(arguments, preset, None, reward)
-    return Runner(
-        config, get_reward(reward), prompts, pipeline, algorithm=algorithm, start=start, about=about
-    )
+    reward_function, pipeline = reward_flag.make(rewards), load_pipeline(model)
+    about = _about(arguments, preset, None, rewards)
+    return Runner(config, reward_function, prompts, pipeline, algorithm=algorithm, start=start, about=about)
 
 
 def _make_image_trainer(
@@ -87,13 +85,14 @@ def _make_image_trainer(
     preset: Preset,
     images: ImageFolder,
     config: DDPOConfig,
-    reward: str,
+    rewards: Sequence[reward_flag.Term],
     model: str,
 ) -> Runner:
     damages = arguments.damage or preset.damages
-    check_needs(reward, images, damages)
-    check_prompt(reward, images, arguments.prompt)
-    reward_function, pipeline = make_reward(reward, images), load_pipeline(model)
+    for term in rewards:
+        check_needs(term.registered, images, damages)
+        check_prompt(term.registered, images, arguments.prompt)
+    reward_function, pipeline = reward_flag.make(rewards, images, damages), load_pipeline(model)
     sampler = image_prompts(
         images,
         arguments.prompt or "",
@@ -105,13 +104,15 @@ def _make_image_trainer(
     given = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
     strength = next(value for value in given if value is not None)
     algorithm, start = make_algorithm(arguments.algorithm), FromImages(strength)
-    about = _about(arguments, preset, images, reward)
+    about = _about(arguments, preset, images, rewards)
     return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
 
 
-def _about(arguments: Train, preset: Preset, images: ImageFolder | None, reward: str) -> dict[str, Any]:
+def _about(
+    arguments: Train, preset: Preset, images: ImageFolder | None, rewards: Sequence[reward_flag.Term]
+) -> dict[str, Any]:
     """Return what the command line knows of a run: names, and hashes that tell their contents apart."""
-    about: dict[str, Any] = {"preset": arguments.preset, "reward": reward}
+    about: dict[str, Any] = {"preset": arguments.preset, "reward": reward_flag.describe(rewards)}
     if images is None:
         return {**about, "prompts": _prompt_source(arguments, preset)}
     names = [file.relative_to(images.folder).as_posix() for file in images.files]

@@ -10,6 +10,7 @@ arXiv 2305.13301, section 5).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, check_images
 from ddpo_lessons.rewards.combined import edit, weighted_sum
@@ -69,7 +70,7 @@ __all__ = [
     "weighted_sum",
 ]
 
-REWARDS: dict[str, Callable[[], RewardFunction]] = {
+REWARDS: dict[str, Callable[..., RewardFunction]] = {
     "jpeg_compressibility": jpeg_compressibility,
     "jpeg_incompressibility": jpeg_incompressibility,
     "colourfulness": colourfulness,
@@ -88,11 +89,13 @@ REWARDS: dict[str, Callable[[], RewardFunction]] = {
 }
 
 
-def get_reward(name: str) -> RewardFunction:
-    """Make the reward function of a name in `REWARDS`, with its default arguments.
+def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
+    """Make the reward function of a name in `REWARDS`.
 
     Args:
         name: a key of `REWARDS`.
+        *arguments: of the factory; none for its defaults.
+        **settings: more of them, by name.
 
     Returns:
         The reward function.
@@ -103,4 +106,4 @@ def get_reward(name: str) -> RewardFunction:
     """
     if name not in REWARDS:
         raise ValueError(f"reward={name!r} does not exist: use one of {', '.join(sorted(REWARDS))}")
-    return REWARDS[name]()
+    return REWARDS[name](*arguments, **settings)

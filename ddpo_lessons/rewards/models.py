@@ -58,7 +58,8 @@ def load_from_hub(model: str | Path, load: Callable[[Path], T]) -> T:
         raise RuntimeError(
             f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason}). "
             "On a machine with a network run `hf download MODEL --local-dir FOLDER`, copy the "
-            "folder here and pass its path; or set HF_HOME to a cache that already holds it"
+            "folder here and pass its path, on the command line as --reward NAME@FOLDER; or set HF_HOME to a "
+            "cache that already holds it"
         ) from error
 
 
