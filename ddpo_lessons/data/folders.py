@@ -34,7 +34,9 @@ NEEDS = {
     "recolouring": "digit",
     "decorruption": "target",
 }
-NEED_A_PROMPT = ("clip_score", "prompt_alignment", "recolouring", "edit")  # rewards that score what it says
+NEED_A_PROMPT = (  # rewards that score what it says
+    "clip_score", "pick_score", "hps_v2", "image_reward", "prompt_alignment", "recolouring", "edit",
+)  # fmt: skip
 MOST_NAMED = 10  # files in a message
 # What PIL raises of files that are cut off, broken, bombs, or none of its kinds.
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
