@@ -56,6 +56,11 @@ class Sampler(PromptSampler):
         return generator.choice(PROMPTS), {"id": generator.randrange(2)}
 
 
+def bright_and_red(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
+    """Reward of the mean pixel, and how red the images are beside it."""
+    return brightness(images, prompts, metadata), {"red": images[:, 0].mean(dim=(1, 2))}
+
+
 def train(folder: Path, name: str, **changes: Any) -> DDPOTrainer:
     config = make_config(folder / name, **{**COMMON, **SCENARIOS[name], **changes})
     if name == "image":
@@ -64,7 +69,7 @@ def train(folder: Path, name: str, **changes: Any) -> DDPOTrainer:
         )
     else:
         prompts = Sampler() if name == "skipped" else each_prompt()
-        trainer = DDPOTrainer(config, brightness, prompts, make_pipeline())
+        trainer = DDPOTrainer(config, bright_and_red, prompts, make_pipeline())
     trainer.train()
     return trainer
 
@@ -140,6 +145,8 @@ def test_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_th
         assert two["samples_seen"] == one["samples_seen"]
         assert two["reward_mean"] == pytest.approx(one["reward_mean"], abs=1e-6)
         assert two["advantage_mean"] == pytest.approx(one["advantage_mean"], abs=1e-3)
+        if name != "image":
+            assert two["reward/red"] == pytest.approx(one["reward/red"], abs=1e-6)
     for two, one in records("step"):
         assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
