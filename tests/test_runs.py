@@ -273,7 +273,8 @@ def test_a_new_run_starts_from_the_weights_of_another(here: Path, model: str) ->
     run("train", *TINY, "--model", model, "--prompt", "", "--train-lora-rank", "2")
     start = ("--preset", "digit_world", "--sample-group-size", "1", "--train-lora-from", "run/lora")
     run("train", *TINY[:-1], "second", "--model", model, "--prompt", "", *start)
-    settings, _ = read_run(Path("second"))
+    settings, record = read_run(Path("second"))
+    assert (record["preset"], record["reward"]) == ("digit_world", "colourfulness")
     assert (settings.train_lora_rank, settings.train_lora_from) == (2, str(here.resolve() / "run" / "lora"))
 
 

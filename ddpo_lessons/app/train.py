@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import reward_flag
-from ddpo_lessons.app.presets import Preset
+from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import NOISE_STRENGTH, image_size
 from ddpo_lessons.compat import load_pipeline
 from ddpo_lessons.config import DDPOConfig
@@ -112,7 +112,8 @@ def _about(
     arguments: Train, preset: Preset, images: ImageFolder | None, rewards: Sequence[reward_flag.Term]
 ) -> dict[str, Any]:
     """Return what the command line knows of a run: names, and hashes that tell their contents apart."""
-    about: dict[str, Any] = {"preset": arguments.preset, "reward": reward_flag.describe(rewards)}
+    name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
+    about: dict[str, Any] = {"preset": name, "reward": reward_flag.describe(rewards)}
     if images is None:
         return {**about, "prompts": _prompt_source(arguments, preset)}
     names = [file.relative_to(images.folder).as_posix() for file in images.files]
