@@ -8,7 +8,14 @@ import torch
 from helpers import brightness, counted_passes, make_config, make_pipeline
 from PIL import Image
 
-from ddpo_lessons.data.contexts import check_functions, check_key, score, text_context, to_tensor
+from ddpo_lessons.data.contexts import (
+    check_functions,
+    check_key,
+    info_means,
+    score,
+    text_context,
+    to_tensor,
+)
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,4 +119,23 @@ def test_rewards_come_with_info_or_without(returned):
 def test_a_prompt_function_with_half_a_state_is_refused(names):
     prompts = type("Half", (), {name: lambda self, *state: {} for name in ["__call__", *names]})()
     with pytest.raises(TypeError, match="belong together"):
-        check_functions(len, prompts)
+        check_functions(brightness, prompts)
+
+
+def test_the_info_is_recorded_where_it_is_a_number_for_every_sample():
+    images = torch.zeros(2, 3, 8, 8)
+
+    def batch(info):
+        return [images, ("a", "b"), ({}, {}), torch.zeros(2), info]
+
+    first = {
+        "tensor": torch.tensor([1, 2]),
+        "list": [0.5, 1.5],
+        "one": 3.0,
+        "text": ["x", "y"],
+        "rare": [1, 1],
+    }
+    second = {"tensor": torch.tensor([4.0, 5.0]), "list": (True, False), "one": 3.0, "text": "xy"}
+    assert info_means([batch(first), batch(second)]) == {"tensor": 3.0, "list": 0.75}
+    assert info_means([batch({}), batch(second)]) == {}
+    assert info_means([batch("seen"), batch(None)]) == {}

@@ -66,7 +66,11 @@ def test_rewards_of_ones_own_train(here: Path) -> None:
     for line in lines:
         words = shlex.split(line)[1:]
         assert cli.main([*words, *SMALL]) == 0
-        runs[words[-1]] = [record["reward_mean"] for record in read_metrics(words[-1], "epoch")]
+        records = read_metrics(words[-1], "epoch")
+        runs[words[-1]] = [record["reward_mean"] for record in records]
+        assert all(
+            0 < record["reward/blueness" if "=" not in line else "reward/red"] < 1 for record in records
+        )
     assert {name: len(rewards) for name, rewards in runs.items()} == {
         "red-run": 2,
         "edit-run": 2,

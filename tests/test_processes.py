@@ -58,6 +58,11 @@ class Sampler(PromptSampler):
         return generator.choice(PROMPTS), {"id": generator.randrange(2)}
 
 
+def bright_and_red(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
+    """Reward of the mean pixel, and how red the images are beside it."""
+    return brightness(images, prompts, metadata), {"red": images[:, 0].mean(dim=(1, 2))}
+
+
 def train(folder: Path, name: str, **changes: Any) -> DDPOTrainer:
     config = make_config(folder / name, **{**COMMON, **SCENARIOS[name], **changes})
     if name == "image":
@@ -67,7 +72,7 @@ def train(folder: Path, name: str, **changes: Any) -> DDPOTrainer:
         trainer.image_samples_hook = Validation(trainer, [("", torch.full((3, 32, 32), 0.5), {})], every=1)
     else:
         prompts = Sampler() if name == "skipped" else each_prompt()
-        trainer = DDPOTrainer(config, brightness, prompts, make_pipeline())
+        trainer = DDPOTrainer(config, bright_and_red, prompts, make_pipeline())
     trainer.train()
     return trainer
 
@@ -156,6 +161,8 @@ def test_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_th
         assert two["samples_seen"] == one["samples_seen"]
         assert two["reward_mean"] == pytest.approx(one["reward_mean"], abs=1e-6)
         assert two["advantage_mean"] == pytest.approx(one["advantage_mean"], abs=1e-3)
+        if name != "image":
+            assert two["reward/red"] == pytest.approx(one["reward/red"], abs=1e-6)
     for two, one in records("validation"):
         assert two["validation_reward"] == pytest.approx(one["validation_reward"], abs=1e-5)
     for two, one in records("step"):

@@ -18,6 +18,7 @@ from ddpo_lessons import rewards
 from ddpo_lessons.app import cli, reward_flag
 from ddpo_lessons.app.reward_flag import Term, parse
 from ddpo_lessons.data import folders
+from ddpo_lessons.run.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -232,13 +233,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_a_resume_tells_one_sum_from_another(
+def test_a_sum_is_recorded_and_a_resume_tells_it_from_another(
     mine: str, model: str, clip_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reward = f"clip_score@{clip_folder}=1,{mine}.py:red=0.2"
     flags = ["train", *TINY, "--model", model, "--prompt", "a red three"]
     assert cli.main([*flags, "--reward", reward]) == 0
     assert sys.modules[mine].calls == [("a red three",) * 2]
+    (epoch,) = read_metrics("run", "epoch")
+    parts = {name: epoch[f"reward/{name}"] for name in ("clip_score", "red", "red/blue")}  # all unweighted
+    assert epoch["reward_mean"] == pytest.approx(parts["clip_score"] + 0.2 * parts["red"], abs=1e-6)
     capsys.readouterr()
     other = reward.replace("0.2", "0.3")
     assert cli.main([*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other]) == 2

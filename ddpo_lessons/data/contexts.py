@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,6 +164,36 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
             f"return one reward per image, ({len(images)},)"
         )
     return [images, prompts, metadata, rewards, info]
+
+
+def info_means(batches: list[list[Any]]) -> dict[str, float]:
+    """Return the mean of each entry of the info that holds a number for every sample.
+
+    Args:
+        batches: as `score` returns them.
+
+    Returns:
+        The means by name; other entries, and those that a batch lacks, are left out.
+    """
+    infos = [batch[4] for batch in batches]
+    if not all(isinstance(info, Mapping) for info in infos):
+        return {}
+    means = {}
+    for name in infos[0]:
+        columns = [_column(batch[4].get(name), len(batch[0])) for batch in batches]
+        found = [column for column in columns if column is not None]
+        if len(found) == len(columns):
+            means[str(name)] = torch.cat(found).mean().item()
+    return means
+
+
+def _column(value: Any, size: int) -> torch.Tensor | None:
+    """Return an entry of the info as float32 (B,), or None if it is anything but B numbers."""
+    try:
+        column = torch.as_tensor(value, dtype=torch.float32).detach()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return column if column.shape == (size,) else None
 
 
 def check_rewards(batches: list[list[Any]]) -> torch.Tensor:

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -39,6 +40,7 @@ from ddpo_lessons.data.contexts import (
     check_hook,
     check_key,
     check_rewards,
+    info_means,
     score,
 )
 from ddpo_lessons.data.starts import FromNoise
@@ -84,8 +86,9 @@ class Runner:
     Args:
         config: the settings.
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
-            (B, 3, H, W) float in [0, 1]. What it raises ends the run, as do rewards that are not finite, and
-            nothing is trained on that epoch; `rewards.service.time_limit` ends one that hangs.
+            (B, 3, H, W) float in [0, 1]. The means of what a dict `info` holds for every sample are recorded
+            as `reward/NAME`. What it raises ends the run, as do rewards that are not finite, and nothing is
+            trained on that epoch; `rewards.service.time_limit` ends one that hangs.
         prompt_function: returns what `start` says. If it holds state, give it `state_dict()` and
             `load_state_dict()`; without them a resumed run calls it as often as the old run did. With
             `skip()` beside them a process leaves out what others sample, and makes its own images only. A
@@ -324,6 +327,7 @@ class Runner:
         batches, trajectory, reward_seconds = self._sample(epoch, contexts)
         own = check_rewards(batches)  # (B,)
         rewards = self._gather_rewards(own)  # (N,)
+        told = self._gather_info(batches)
         advantages = self.algorithm.advantages(rewards, self._gather_keys(contexts))  # (N,)
         self._warn_if_constant(epoch, rewards, advantages)
         sampled = time.perf_counter()
@@ -342,6 +346,7 @@ class Runner:
             "epoch": self.epochs_done,
             "reward_mean": rewards.mean().item(),
             "reward_std": rewards.std(correction=0).item(),
+            **told,
             "advantage_mean": advantages.mean().item(),
             "samples_seen": self.epochs_done * self.plan.total_samples,
             "seconds_sampling": sampled - started - reward_seconds,
@@ -546,6 +551,14 @@ class Runner:
         gathered = self.accelerator.gather(own.to(self.accelerator.device)).cpu()  # process by process
         by_process = gathered.view(self.accelerator.num_processes, -1, size)
         return by_process.transpose(0, 1).flatten()
+
+    def _gather_info(self, batches: list[list[Any]]) -> dict[str, float]:
+        """Return the means, over the whole epoch, of what the reward function told beside the rewards."""
+        parts = [info_means(batches)]
+        if self.accelerator.num_processes > 1:
+            parts = gather_object(parts)  # all score as many samples
+        names = [name for name in parts[0] if all(name in part for part in parts)]
+        return {f"reward/{name}": fmean(part[name] for part in parts) for name in names}
 
     # ----------------------------------------------------------------------------------- what is kept
     def _open_log(self) -> None:
