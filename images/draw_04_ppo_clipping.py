@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 COMPARED = {  # variants of clipping.py there
     "before training": "before training",
     "clipped": "trained, with clipping",
-    "not clipped": "trained, without",
+    "not clipped": "trained, without clipping",
 }
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 CLIP_RANGE = 0.2
@@ -67,8 +67,8 @@ def clipping() -> Figure:
     axes.set(xlim=(0, 10), ylim=(0, 5.2), aspect="auto")
     seeds = len({row["seed"] for row in rows})
     notes = (
-        f"Pictures: the first twenty of seed 0. Numbers: mean of {seeds} seeds, and lowest to highest; "
-        "before training, one reading. Yellow scores about 0.5.",
+        f"Pictures: the first twenty of seed 0. Numbers: mean of {seeds} seeds, and lowest to highest. "
+        "Yellow scores about 0.5.",
         "Readable: share of 100 pictures in which a judge, unused in training, names the right digit.",
     )
     for y, note in zip((0.38, 0.17), notes, strict=True):
@@ -139,7 +139,7 @@ def rollouts() -> Figure:
 
 
 def stages() -> Figure:
-    """Draw one epoch of DDPO as the seven stages that the loop of section 6 marks."""
+    """Draw one epoch of DDPO as the seven stages that the loop of section 5 marks."""
     figure, axes = diagram(10, 4.55)
     label(
         axes,

@@ -2,7 +2,8 @@
 
 Four inner epochs, three seeds. A row per epoch goes to clipping.csv: the reward, the largest KL estimate and
 clip fraction of an optimizer step, and after the last epoch the redness of 100 pictures and the share whose
-digit a judge reads. Pictures of seed 0 go to clipping_*.png; images/draw_04_ppo_clipping.py draws both.
+digit a judge reads, from starts of each seed's own. Pictures of seed 0 go to clipping_*.png;
+images/draw_04_ppo_clipping.py draws both.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def train(run: Variant) -> list[Row]:
             row = {"epoch": epoch + 1, "reward_mean": trainer.step(epoch)["reward_mean"]}
             rows.append(row | {k: max(getattr(s, k).item() for s in algorithm.stats) for k in COLUMNS[4:6]})
     rows = rows or [{"epoch": 0}]
-    noise = [torch.Generator().manual_seed(sample_seed(0, 99, row)) for row in range(PICTURES)]
+    noise = [torch.Generator().manual_seed(sample_seed(run.seed, 99, row)) for row in range(PICTURES)]
     asked = [f"a {world.DIGITS[row % 10]}" for row in range(PICTURES)]
     images = text2img_rollout(pipeline, asked, num_inference_steps=8, guidance_scale=1.0, generator=noise)[0]
     read = (load_judge()(images).argmax(1) == torch.arange(PICTURES) % 10).float().mean().item()
@@ -76,6 +77,6 @@ def train(run: Variant) -> list[Row]:
 
 
 if __name__ == "__main__":
-    compared = [Variant("before training", 0)]
-    compared += [Variant(name, seed) for seed in (0, 1, 2) for name in ("clipped", "not clipped")]
+    names = ("before training", "clipped", "not clipped")
+    compared = [Variant(name, seed) for seed in (0, 1, 2) for name in names]
     run_all(train, compared, COLUMNS, 2, RESULT, parse(__doc__).processes)
