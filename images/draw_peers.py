@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from style import CARD, INK, MUTED, PALETTE, label, main
 
-BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
+BLUE, ORANGE, *_, RED = PALETTE
 RESULT = Path(__file__).parents[1] / "benchmarks/speed/side_by_side.json"
-PHASES = {"sampling": BLUE, "reward": PURPLE, "training": ORANGE}
+PHASES = {"sampling": BLUE, "training": ORANGE}  # the reward takes nothing that can be seen
 RUNS = ("peer", "ours", "compiled", "floor")
 SIZES = {"TRL": "TRL's example", "gaussian-glasses": "gaussian-glasses", "large": "large"}
 HEIGHT = 0.155  # of a bar, where a case is 1 high
@@ -82,7 +82,7 @@ def peers() -> Figure:
         handles=[Patch(color=color, label=phase) for phase, color in PHASES.items()],
         fontsize=9.5,
         frameon=False,
-        ncols=3,
+        ncols=2,
         loc="outside lower center",
     )
     figure.suptitle("The same epochs side by side", fontsize=12, color=INK)
