@@ -32,7 +32,6 @@ BEFORE = {"1": -2.184, "3": -1.998}  # rewards of the test pictures before train
 SWEPT = {  # name, colour, and a shift aside
     "at 1": ("$w$ = 1", BLUE, 0.93),
     "at 3": ("$w$ = 3", ORANGE, 1.0),
-    "at 3, groups of 8": ("$w$ = 3, groups of 8", GREEN, 1.1),
 }
 SNAPSHOTS = {0: "before", 4: "after 4 epochs", 8: "after 8", 12: "after 12"}
 COUNT, TILE = 10, 32  # pictures in a row, and their pixels
