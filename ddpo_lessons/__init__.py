@@ -26,7 +26,12 @@ _HOMES = {
     "RWRTrainer": "trainer",
     "get_reward": "rewards",
     "get_prompts": "data.prompts",
+    "find_images": "data.folders",
+    "image_prompts": "data.folders",
+    "load_pipeline": "families",
     "load_tiny_sd": "tiny",
+    "Validation": "run.validation",
+    "PRESETS": "app.presets",
 }
 __all__ = ["__version__", *_HOMES]
 
@@ -34,15 +39,20 @@ if TYPE_CHECKING:
     from ddpo_lessons.advantages import PerPromptStatTracker as PerPromptStatTracker
     from ddpo_lessons.advantages import gae as gae
     from ddpo_lessons.advantages import normalize as normalize
+    from ddpo_lessons.app.presets import PRESETS as PRESETS
     from ddpo_lessons.batching import EpochPlan as EpochPlan
     from ddpo_lessons.config import DDPOConfig as DDPOConfig
+    from ddpo_lessons.data.folders import find_images as find_images
+    from ddpo_lessons.data.folders import image_prompts as image_prompts
     from ddpo_lessons.data.prompts import get_prompts as get_prompts
     from ddpo_lessons.ddim import ddim_step_with_logprob as ddim_step_with_logprob
+    from ddpo_lessons.families import load_pipeline as load_pipeline
     from ddpo_lessons.ppo import clipped_surrogate as clipped_surrogate
     from ddpo_lessons.rewards import get_reward as get_reward
     from ddpo_lessons.rollout import Trajectory as Trajectory
     from ddpo_lessons.rollout import img2img_rollout as img2img_rollout
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
+    from ddpo_lessons.run.validation import Validation as Validation
     from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer

@@ -119,6 +119,12 @@ class DDPOConfig:
     """AdamW of bitsandbytes."""
     train_learning_rate: float = 3e-4
     """Learning rate."""
+    train_learning_rate_schedule: str = "constant"
+    """"constant", "linear" or "cosine", from `train_learning_rate`: the last two end at 0 with the last of
+    `num_epochs`. New: as diffusers' `get_scheduler`; a run that goes on with another `num_epochs` follows the
+    new curve."""
+    train_learning_rate_warmup_steps: int = 0
+    """Optimizer steps in which the learning rate rises from 0. New, see `train_learning_rate_schedule`."""
     train_adam_beta1: float = 0.9
     """Adam's β₁."""
     train_adam_beta2: float = 0.999
@@ -257,7 +263,8 @@ _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
     "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
-    "resume_anyway", "torch_compile", "train_lora_from", "train_learning_rate", "train_forward_size",
+    "resume_anyway", "torch_compile", "train_lora_from", "train_learning_rate",
+    "train_learning_rate_schedule", "train_learning_rate_warmup_steps", "train_forward_size",
     "train_gradient_checkpointing",
 }  # fmt: skip
 _AT_LEAST_ONE = (
@@ -272,12 +279,13 @@ _POSITIVE = (
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "seed", "image_grid_freq", "sample_guidance_scale", "train_adam_weight_decay", "sample_forward_size",
-    "train_forward_size", "train_kl_coefficient",
+    "train_forward_size", "train_kl_coefficient", "train_learning_rate_warmup_steps",
 )  # fmt: skip
 _CHOICES = {
     "mixed_precision": ("no", "bf16", "fp16"),
     "log_with": (None, "tensorboard", "wandb"),
     "log_prob_reduction": ("mean", "sum"),
+    "train_learning_rate_schedule": ("constant", "linear", "cosine"),
 }
 # What the trainer decides itself.
 _RESERVED = (

@@ -142,8 +142,9 @@ def test_train_on_images(here: Path, model: str, photos: Path, capsys: pytest.Ca
     saved = json.loads(state.read_text())
     assert saved["identity"]["noise_strength"] == 0.7
     assert saved["prompt_function"] == {"seed": 0, "drawn": 2}
-    first, *_, line = capsys.readouterr().out.splitlines()
-    assert first == f"{photos}: 3 images; labels: none; captions: none; skipped: notes.txt"
+    warning, found, *_, line = capsys.readouterr().out.splitlines()
+    assert "2 samples an epoch" in warning  # of a model without a preset
+    assert found == f"{photos}: 3 images; labels: none; captions: none; skipped: notes.txt"
     run(*shlex.split(line)[1:])
     names = ["a.png", "b.png", "c.png", "grid.png"]  # those that it was trained on
     assert sorted(path.name for path in (here / "samples").iterdir()) == names
@@ -177,12 +178,51 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(
     assert ("target" in damaged) == ("corruption" in flags)
 
 
-def test_gpu_memory_cuts_what_the_other_flags_ask_for() -> None:
-    config = parse(*shlex.split("--gpu-memory 24 --sample-batch-size 32 --sample-num-batches-per-epoch 2"))
-    assert (config.sample_batch_size, config.sample_num_batches_per_epoch) == (4, 16)
-    assert not config.train_gradient_checkpointing
-    assert not parse("--gpu-memory", "10", "--no-train-gradient-checkpointing").train_gradient_checkpointing
-    assert parse("--gpu-memory", "10").train_gradient_checkpointing
+def test_a_dry_run_counts_and_loads_no_weights(
+    here: Path,
+    model: str,
+    captioned: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(train, "load_pipeline", lambda model: pytest.fail("weights were loaded"))
+    sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
+    flags = (
+        *TINY,
+        *sizes.split(),
+        "--images",
+        captioned,
+        "--noise-strength",
+        "0.7",
+        "--sample-num-steps",
+        "10",
+    )
+    run("train", "--model", model, *flags, "--train-use-lora", "--dry-run", "--output-dir", "run")
+    text = capsys.readouterr().out
+    assert "images: 2 in" in text
+    assert "prompts: captions, 3 different ones" in text
+    assert "samples: 6 an epoch, 2 an optimizer step; 3 optimizer steps an epoch, 18 in all 6 epochs" in text
+    # 6 samples, 7 steps, two passes of each
+    assert "UNet passes an epoch: 84 of sampling, 84 of training" in text
+    assert "RTX 4090: " in text
+    assert "3 checkpoints of" in text
+    assert list(here.iterdir()) == []
+
+
+def test_validation_of_images_and_of_prompts(here: Path, model: str, photos: Path) -> None:
+    flags = (*TINY, "--model", model, "--validation-freq", "1")
+    Path("held-out.txt").write_text("a red three\na blue four\n")
+    run("train", *flags, "--prompt", "a red three", "--validation", "held-out.txt", "--output-dir", "text")
+    images = ("--images", photos, "--validation", held_out(here), "--noise-strength", "0.7")
+    run("train", *flags, *images, "--output-dir", "images")
+    for folder in ("text", "images"):
+        assert [r["epoch"] for r in read_metrics(folder, "validation")] == [0, 1]
+
+
+def held_out(folder: Path) -> Path:
+    (folder / "held-out").mkdir()
+    Image.new("RGB", (32, 32), "blue").save(folder / "held-out" / "a.png")
+    return folder / "held-out"
 
 
 def test_images_become_squares_of_the_model(photos: Path) -> None:
@@ -285,14 +325,14 @@ def test_img2img_presets_train_on_class_folders(
     monkeypatch.setitem(rewards.REWARDS, "clip_change", clip_change)
     sizes = ("--sample-num-batches-per-epoch", "1", "--train-gradient-accumulation-steps", "1")
     flags = ("--model", model, "--images", zoo, "--num-epochs", "1", "--mixed-precision", "no")
-    run("train", "--preset", "camouflage", *flags, *sizes, "--gpu-memory", "10", "--output-dir", "run")
+    run("train", "--preset", "camouflage", *flags, *sizes, "--gpu-memory", "4", "--output-dir", "run")
     assert {classes for classes, _ in seen} == {("three", "two")}
     assert {label for _, label in seen} <= {"three", "two"}
     written = config_of(here / "run")
     assert written["sample_guidance_scale"] == 0
-    # 4 x 1 samples were asked for; a card of 10 GB takes 2 at a time
-    assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (2, 2)
-    assert written["train_gradient_checkpointing"]
+    # The tiny model leaves room for all 4 samples of a step, beside the 1.7 GB of CLIP
+    assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (4, 1)
+    assert (written["sample_forward_size"], written["train_forward_size"]) == (4, 4)
 
 
 @pytest.mark.parametrize("name", ["MODEL", "tiny-sd"])
@@ -560,8 +600,16 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy, blurry"),
         (["train", "--images", "PHOTOS", "--damage", ","], "noisy, blurry"),
         (["train", "--images", "PHOTOS", "--damage", "foggy", "--severity", "0,1"], "1, 2, 3, 4, 5"),
-        (["train", "--gpu-memory", "17"], "--gpu-memory"),
+        (["train", "--gpu-memory", "many"], "such as 24, or auto"),
+        (["train", "--gpu-memory", "0"], "such as 24, or auto"),
+        (["train", "--gpu-memory", "auto"], "there is none: give GB"),
+        (["train", "--gpu-memory", "8", "--train-forward-size", "2"], "leave one of them out"),
+        (["train", *TINY, "--model", "MODEL", "--prompt", "", "--gpu-memory", "1"], "and with room for CUDA"),
+        (["train", *TINY, "--model", "no/model", "--prompt", "", "--gpu-memory", "24"], "size of 'no/model'"),
         (["train", "--preset", "camouflage"], "--images FOLDER"),
+        (["train", *TINY, "--images", "PHOTOS", "--validation", "PHOTOS"], "what is trained on"),
+        (["train", *TINY, "--validation", "no-file.txt"], "no-file.txt is not a file"),
+        (["train", "--train-use-8bit-adam"], "pip install bitsandbytes"),
         (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
         (["train", *TINY, "--images", "PHOTOS", "--reward", "decorruption"], "--damage"),
         (["train", "--images", "ZOO", "--preset", "corruption", "--reward", "nope"], "clip_change"),

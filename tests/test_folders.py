@@ -154,6 +154,99 @@ def test_a_caption_that_is_not_utf_8_is_named(captioned: Path) -> None:
         folders.find_images(captioned)
 
 
+# ------------------------------------------------------------------------------- metadata.jsonl, labels
+def write_metadata(folder: Path, *lines: str) -> None:
+    (folder / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+
+def test_captions_of_metadata_jsonl(zoo: Path) -> None:
+    write_metadata(
+        zoo,
+        '{"file_name": "dog/a.png", "text": "a black dog"}',
+        '{"file_name": "cat/a.png", "text": ["a white cat", "a striped cat"], "other": 3}',
+        "",
+        '{"file_name": "cat/b.png", "prompt": "ein grünes Kätzchen"}',
+        '{"file_name": "gone.png", "text": "of no image"}',
+    )
+    images = folders.find_images(zoo)
+    assert images.captions == (("a white cat", "a striped cat"), ("ein grünes Kätzchen",), ("a black dog",))
+    with pytest.raises(ValueError, match=r"metadata\.jsonl has one of each: drop --prompt"):
+        folders.check_prompt("edit", images, "a dog")
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ('{"file_name": "dog/a.png", "text": "a dog"}', r"has no text for cat/a\.png, cat/b\.png: add"),
+        ('{"file_name": "dog/a.png"}', "line 1 is not like"),
+        ("dog/a.png,a dog", "line 1 is not like"),
+        ('{"file_name": "dog/a.png", "text": 3}', "line 1 is not like"),
+    ],
+)
+def test_a_metadata_jsonl_that_lacks_something_is_refused(zoo: Path, line: str, match: str) -> None:
+    write_metadata(zoo, line)
+    with pytest.raises(ValueError, match=match):
+        folders.find_images(zoo)
+
+
+def test_two_kinds_of_captions_are_refused(captioned: Path) -> None:
+    write_metadata(captioned, '{"file_name": "dog/a.png", "text": "a dog"}')
+    with pytest.raises(ValueError, match="keep one of both"):
+        folders.find_images(captioned)
+
+
+def test_a_prompt_names_the_class(zoo: Path, tmp_path: Path) -> None:
+    images = folders.find_images(zoo)
+    folders.check_prompt("clip_score", images, "a photo of a {label}")
+    sampler = folders.image_prompts(images, "a photo of a {label}", 16, seed=3)
+    said = {(metadata["id"], prompt) for prompt, _, metadata in (sampler() for _ in range(30))}
+    assert said == {
+        ("cat/a.png", "a photo of a cat"),
+        ("cat/b.png", "a photo of a cat"),
+        ("dog/a.png", "a photo of a dog"),
+    }
+    without = folders.ImageFolder(zoo, images.files, None)
+    with pytest.raises(ValueError, match="names classes, but"):
+        folders.check_prompt("clip_score", without, "a photo of a {label}")
+
+
+# ---------------------------------------------------------------------------------- reading in parallel
+def test_reading_ahead_changes_no_draw_and_reads_only_what_is_wanted(zoo: Path) -> None:
+    images = folders.find_images(zoo)
+    plain, ahead = (folders.image_prompts(images, "", 16, 5, ("noisy",)) for _ in range(2))
+    calls = [True, False, True, True, False]
+    ahead.prefetch(calls)
+    read = ahead._fitted.cache_info().misses
+    for is_call in calls:
+        if not is_call:
+            plain.skip()
+            ahead.skip()
+            continue
+        (_, one, about), (_, other, told) = plain(), ahead()
+        assert about["id"] == told["id"]
+        assert torch.equal(one, other)
+    assert ahead._fitted.cache_info().misses == read  # nothing was read twice, or late
+    assert ahead.state_dict() == plain.state_dict() == {"seed": 5, "drawn": 5}
+
+
+def test_every_image_once_whatever_was_drawn(zoo: Path) -> None:
+    images = folders.find_images(zoo)
+    sampler = folders.image_prompts(images, "", 16, 5, ("noisy",))
+    before = sampler.every()
+    sampler()
+    after = sampler.every()
+    assert [about["id"] for _, _, about in before] == ["cat/a.png", "cat/b.png", "dog/a.png"]
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(before, after, strict=True))
+
+
+def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo: Path) -> None:
+    images = folders.find_images(zoo)
+    for file in images.files:
+        file.write_bytes(file.read_bytes()[:60])
+    with pytest.raises(OSError, match="is damaged"):
+        folders.image_prompts(images, "", 16, 5).prefetch([True] * 4)
+
+
 @pytest.mark.parametrize(
     ("reward", "with_captions", "prompt", "match"),
     [

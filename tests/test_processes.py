@@ -19,6 +19,7 @@ from ddpo_lessons import compat
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.slow
@@ -63,6 +64,7 @@ def train(folder: Path, name: str, **changes: Any) -> DDPOTrainer:
         trainer: DDPOTrainer = ImageDDPOTrainer(
             config, brightness, noisy_image, make_pipeline(), noise_strength=0.7
         )
+        trainer.image_samples_hook = Validation(trainer, [("", torch.full((3, 32, 32), 0.5), {})], every=1)
     else:
         prompts = Sampler() if name == "skipped" else each_prompt()
         trainer = DDPOTrainer(config, brightness, prompts, make_pipeline())
@@ -154,6 +156,8 @@ def test_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_th
         assert two["samples_seen"] == one["samples_seen"]
         assert two["reward_mean"] == pytest.approx(one["reward_mean"], abs=1e-6)
         assert two["advantage_mean"] == pytest.approx(one["advantage_mean"], abs=1e-3)
+    for two, one in records("validation"):
+        assert two["validation_reward"] == pytest.approx(one["validation_reward"], abs=1e-5)
     for two, one in records("step"):
         assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import brightness, make_config, make_pipeline, red_three
+from PIL import Image
 
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import METRICS, RunLog, hold, read_metrics
@@ -220,3 +221,26 @@ def test_metrics_hold_what_every_reader_of_json_takes(tmp_path):
     run(tmp_path)
     for line in (tmp_path / METRICS).read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+@pytest.mark.parametrize(("side", "ending"), [(128, "png"), (256, "jpg")])
+def test_a_grid_of_large_images_is_a_jpeg(side: int, ending: str, tmp_path: Path) -> None:
+    log = RunLog(make_config(tmp_path), None, 0)
+    images = torch.full((9, 3, side, side), 0.5)
+    path = log.images(3, images)
+    assert path == tmp_path / "images" / f"epoch-000003.{ending}"
+    with Image.open(path) as grid:
+        assert grid.size == (8 * side, 2 * side)
+        assert grid.format == {"png": "PNG", "jpg": "JPEG"}[ending]
+        assert abs(grid.getpixel((5, 5))[0] - 128) <= 1
+
+
+def test_grids_of_epochs_that_are_done_again_are_dropped(tmp_path: Path) -> None:
+    run(tmp_path, num_epochs=2)
+    (tmp_path / "images").mkdir()
+    kept = ["epoch-000001.jpg", "validation-000000.png", "notes-000009.png"]
+    for name in [*kept, "epoch-000002.jpg", "validation-000002.png"]:
+        (tmp_path / "images" / name).touch()
+    again = make_trainer(tmp_path, num_epochs=2, resume_from=str(tmp_path / "checkpoint-000001"))
+    again.train()
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == sorted(kept)

@@ -130,6 +130,16 @@ def test_images_of_a_run_get_the_damage_that_it_was_trained_on(
     torch.testing.assert_close(calls[1]["rest"][0][0], clean)
 
 
+def test_a_label_in_the_prompt_is_the_images_folder(
+    here: Path, model: str, calls: list[dict[str, Any]]
+) -> None:
+    pictures(here / "photos", "cat/1.png", "dog/2.png")
+    prompt = ("--prompt", "a photo of a {label}")
+    run("train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7", *prompt)
+    run("sample", "--run", "run")
+    assert calls[0]["prompts"] == ["a photo of a cat", "a photo of a dog"]
+
+
 def test_captions_are_read_beside_images_of_a_policy_that_had_them(
     here: Path, model: str, calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,25 +17,21 @@ from typing import Any
 
 import matplotlib.cbook
 import torch
-from diffusers import UNet2DConditionModel
 from PIL import Image
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, ResNetConfig, ResNetModel
 
 from benchmarks.common import ROOT, Row, machine, write_json
 from ddpo_lessons.app import budget
+from ddpo_lessons.app.memory import CARDS, UTILISATION
 from ddpo_lessons.app.presets import PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import fit, open_image
-from ddpo_lessons.data.images import image_grid, to_tensor
+from ddpo_lessons.data.images import JPEG_QUALITY, image_grid, to_tensor
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.tiny.world import to_pil
 
 RESULT = ROOT / "ddpo_lessons" / "app" / "paper_run.json"  # in the wheel, for lesson 08 reads it
 CLIP, RESNET = 427_616_513 * 4, 11_176_512 * 4  # bytes of ViT-L/14 and of ResNet-18 without head, float32
-# TFLOP/s of dense bf16 with float32 accumulation, as NVIDIA gives them; TF32 is half of it on each of these.
-CARDS = {"RTX 3080": (10, 59.5), "RTX 4080": (16, 97.5), "RTX 3090": (24, 71.2), "RTX 4090": (24, 165.2)}
-CARDS["A100"] = (80, 312.0)
-UTILISATION = 0.3  # an assumption
 SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "num_epochs": 10,
     "image_grid_freq": 1,
@@ -123,30 +119,16 @@ def memory() -> list[Row]:
 
 
 def sdxl() -> Row:
-    """Count Stable Diffusion XL's UNet at 1024 pixels; sizes as in unet/config.json of the base model."""
-    sizes: Row = {
-        "sample_size": 128,
-        "block_out_channels": (320, 640, 1280),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": (1, 2, 10),
-        "attention_head_dim": (5, 10, 20),
-        "cross_attention_dim": 2048,
-        "use_linear_projection": True,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": 2816,
-    }
-    with torch.device("meta"):
-        unet = UNet2DConditionModel(**sizes)
-        told = {"text_embeds": torch.zeros(2, 1280), "time_ids": torch.zeros(2, 6)}
+    """Count Stable Diffusion XL's UNet at 1024 pixels."""
+    unet = budget.sdxl().unet
     parameters = sum(p.numel() for p in unet.parameters())
     config = DDPOConfig(mixed_precision="bf16")
     trained = prepare_policy(unet, {}, config, use_lora=True, device=torch.device("meta"))
 
     def run() -> None:
         latents, timesteps, embeds = budget.unet_inputs(unet, 2, 77)
-        out = unet(latents, timesteps, encoder_hidden_states=embeds, added_cond_kwargs=told).sample
+        added = budget.added_inputs(unet, 2)
+        out = unet(latents, timesteps, encoder_hidden_states=embeds, **added).sample
         out.float().mean().backward()
 
     peaks = []
@@ -174,8 +156,12 @@ def host() -> Row:
             to_pil(with_grain(to_tensor(photo.resize(size, Image.Resampling.BICUBIC)))).save(file, quality=90)
             found[name] = fastest(lambda file=file: fit(open_image(file), 512))
     tile, buffer = to_tensor(photo.crop((0, 47, 512, 559))), io.BytesIO()
-    image_grid(torch.stack([with_grain(tile, seed) for seed in range(32)]), columns=8).save(buffer, "PNG")
+    grid = image_grid(torch.stack([with_grain(tile, seed) for seed in range(32)]), columns=8)
+    grid.save(buffer, "PNG")
     found["grid_png_mb"] = buffer.tell() / 1e6
+    buffer = io.BytesIO()
+    grid.save(buffer, "JPEG", quality=JPEG_QUALITY)
+    found["grid_jpeg_mb"] = buffer.tell() / 1e6
     return found
 
 

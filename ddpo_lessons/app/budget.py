@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import CLIPTextConfig, CLIPTextModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.policy import prepare_policy
@@ -40,6 +40,32 @@ class Networks:
     unet: Any
     vae: Any
     text_encoder: Any
+
+    autocasts_vae: ClassVar[bool] = True
+
+    @property
+    def keeps_float32(self) -> frozenset[str]:
+        """Names of the networks that float16 breaks."""
+        return frozenset()
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        """All but the UNet, by name."""
+        return {name: network for name, network in vars(self).items() if name != "unet"}
+
+
+@dataclass
+class NetworksXL(Networks):
+    """The four networks of Stable Diffusion XL."""
+
+    text_encoder_2: Any
+
+    autocasts_vae: ClassVar[bool] = False  # as the family does it
+
+    @property
+    def keeps_float32(self) -> frozenset[str]:
+        """Names of the networks that float16 breaks."""
+        return frozenset({"vae"} if self.vae.config.force_upcast else ())
 
 
 def sd15_unet(device: str = "meta") -> UNet2DConditionModel:
@@ -97,14 +123,46 @@ def sd15(device: str = "meta") -> Networks:
     return Networks(sd15_unet(device), sd15_vae(device), sd15_text_encoder(device))
 
 
+def sdxl() -> NetworksXL:
+    """Make the four networks of Stable Diffusion XL base 1.0 on the `meta` device: a UNet of 2,567,463,684.
+
+    Source: the config.json of each network of the published model, and its paper (arXiv 2307.01952, table 1).
+    """
+    encoder = CLIPTextConfig(
+        hidden_size=1280,
+        intermediate_size=5120,
+        num_hidden_layers=32,
+        num_attention_heads=20,
+        hidden_act="gelu",
+        projection_dim=1280,
+    )
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(
+            sample_size=128,
+            block_out_channels=(320, 640, 1280),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10),
+            attention_head_dim=(5, 10, 20),
+            cross_attention_dim=2048,
+            use_linear_projection=True,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=256,
+            projection_class_embeddings_input_dim=2816,
+        )
+        return NetworksXL(unet, sd15_vae(), sd15_text_encoder(), CLIPTextModelWithProjection(encoder))
+
+
 def like(pipeline: Any) -> Networks:
     """Make networks of a pipeline's architecture on the `meta` device; adapters are left out."""
+    kind = NetworksXL if getattr(pipeline, "text_encoder_2", None) is not None else Networks
     with torch.device("meta"):
-        return Networks(
-            type(pipeline.unet).from_config(pipeline.unet.config),
-            type(pipeline.vae).from_config(pipeline.vae.config),
-            type(pipeline.text_encoder)(pipeline.text_encoder.config),
-        )
+        made = {}
+        for spec in fields(kind):
+            network = getattr(pipeline, spec.name)
+            make = getattr(type(network), "from_config", type(network))  # diffusers', or transformers'
+            made[spec.name] = make(network.config)
+        return kind(**made)
 
 
 # -------------------------------------------------------------------------------------------- counts
@@ -289,6 +347,18 @@ def unet_inputs(unet: Any, rows: int, tokens: int) -> tuple[torch.Tensor, torch.
     return latents, torch.zeros(rows, dtype=torch.long, device=first.device), embeds
 
 
+def added_inputs(unet: Any, rows: int) -> dict[str, Any]:
+    """Make what Stable Diffusion XL's UNet is told besides: pooled embeddings (N, P), sizes (N, 6)."""
+    config = unet.config
+    if config.addition_embed_type != "text_time":
+        return {}
+    first = next(unet.parameters())
+    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+    sizes = {"text_embeds": (rows, pooled), "time_ids": (rows, 6)}
+    added = {name: torch.zeros(s, device=first.device, dtype=first.dtype) for name, s in sizes.items()}
+    return {"added_cond_kwargs": added}
+
+
 def sampling_cost(unet: Any, rows: int, tokens: int = 77, autocast: torch.dtype | None = None) -> Cost:
     """Count one forward pass without gradients.
 
@@ -305,7 +375,7 @@ def sampling_cost(unet: Any, rows: int, tokens: int = 77, autocast: torch.dtype 
     def run() -> None:
         with torch.no_grad():
             latents, timesteps, embeds = unet_inputs(unet, rows, tokens)
-            unet(latents, timesteps, encoder_hidden_states=embeds)
+            unet(latents, timesteps, encoder_hidden_states=embeds, **added_inputs(unet, rows))
 
     return _cost(run, unet, autocast)
 
@@ -328,7 +398,8 @@ def training_cost(unet: Any, rows: int, tokens: int = 77, autocast: torch.dtype 
 
     def run() -> None:
         latents, timesteps, embeds = unet_inputs(unet, rows, tokens)
-        output = unet(latents, timesteps, encoder_hidden_states=embeds).sample
+        added = added_inputs(unet, rows)
+        output = unet(latents, timesteps, encoder_hidden_states=embeds, **added).sample
         output.float().mean().backward()
 
     return _cost(run, unet, autocast)
@@ -363,7 +434,8 @@ class Budget:
     """Bytes on one device, and FLOPs of one epoch of one process.
 
     Attributes:
-        frozen: weights of UNet, VAE and text encoder that are not trained.
+        frozen: weights of UNet, VAE and text encoders that are not trained, and the UNet's copy that a KL
+            penalty holds on to where the UNet itself is trained.
         trained: weights that are.
         gradients: of those.
         moments: AdamW's two.
@@ -451,16 +523,19 @@ def estimate(
         raise ValueError(f"networks are on {networks.unet.device}: count sd15() or like(pipeline)")
     if num_timesteps < 1:
         raise ValueError(f"num_timesteps={num_timesteps} must be at least 1")
-    frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
-    meta = torch.device("meta")
-    trained = list(prepare_policy(networks.unet, frozen, config, config.train_use_lora, meta).values())
+    meta, kept = torch.device("meta"), networks.keeps_float32
+    prepared = prepare_policy(networks.unet, networks.frozen, config, config.train_use_lora, meta, kept)
+    trained = list(prepared.values())
     unet, vae = networks.unet, networks.vae
     everything = parameter_bytes(p for net in vars(networks).values() for p in net.parameters())
+    if config.train_kl_coefficient > 0 and not config.train_use_lora:
+        everything += parameter_bytes(unet.parameters())
     samples = config.sample_batch_size * config.sample_num_batches_per_epoch
     latent = unet.config.in_channels * unet.config.sample_size**2  # elements of one
     side = unet.config.sample_size * vae_factor(vae)  # pixels
     tokens = networks.text_encoder.config.max_position_embeddings
-    embedding = tokens * unet.config.cross_attention_dim * 4  # float32, as normalisations leave it
+    pooled = sum(t[0].numel() for kw in added_inputs(unet, 1).values() for t in kw.values())
+    embedding = (tokens * unet.config.cross_attention_dim + pooled) * 4  # float32, as normalisations leave it
     sampling, training = _epoch_costs(networks, config, num_timesteps, from_images, latent, side, tokens)
     return Budget(
         frozen=everything - parameter_bytes(trained),
@@ -497,9 +572,10 @@ def _epoch_costs(
     samples = config.sample_batch_size * config.sample_num_batches_per_epoch
     batch, size = config.forward_sizes(latent)
     step = sampling_cost(networks.unet, batch * passes, tokens, autocast)
-    coded = [decoding_cost(networks.vae, batch, side, autocast)]
+    of_vae = autocast if networks.autocasts_vae else None
+    coded = [decoding_cost(networks.vae, batch, side, of_vae)]
     if from_images:
-        coded.append(encoding_cost(networks.vae, batch, side, autocast))
+        coded.append(encoding_cost(networks.vae, batch, side, of_vae))
     sampling = Cost(
         (num_timesteps * step.flops + sum(cost.flops for cost in coded)) * samples // batch,
         max(step.peak, *(cost.peak for cost in coded)),

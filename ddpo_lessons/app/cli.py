@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -31,7 +32,7 @@ from tyro.constructors import (
 from ddpo_lessons import __version__
 from ddpo_lessons.algorithms import ALGORITHMS
 from ddpo_lessons.app.flags import in_flags
-from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, Preset, fit_to_memory
+from ddpo_lessons.app.presets import PRESETS, Preset, divide, world_size
 from ddpo_lessons.app.runs import Policy, check_model, find_policy
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import PROMPTS, from_file, get_prompts
@@ -102,6 +103,15 @@ def _rewards() -> Iterable[str]:
     return REWARDS if registry is None else registry.REWARDS
 
 
+def check_packages(config: DDPOConfig) -> None:
+    """Raise an ImportError for a package that the settings need and that is not installed."""
+    adam = "bitsandbytes" if config.train_use_8bit_adam else None
+    for name, package in (("log_with", config.log_with), ("train_use_8bit_adam", adam)):
+        ways = ["tensorboard", "tensorboardX"] if package == "tensorboard" else [package]
+        if package and not any(importlib.util.find_spec(str(way)) for way in ways):
+            raise ImportError(f"{name} needs a package that is not installed: pip install {package}")
+
+
 # ------------------------------------------------------------------------------------------- commands
 @dataclass
 class Demo:
@@ -151,8 +161,15 @@ class Train:
     """With --images: damage to clean images, one for each; the preset's if not given."""
     severity: tuple[Literal[1, 2, 3, 4, 5], ...] | None = None
     """Of the damage; any of them if not given."""
-    gpu_memory: Annotated[int | None, _one_of(GPU_MEMORY)] = None
-    """GB of each GPU: cuts batches to what fits; samples per epoch and optimizer step stay the same."""
+    validation: Path | None = None
+    """Not trained on, but made and scored from the same noise again and again: a folder of images as those of
+    --images; without --images a file, a prompt a line."""
+    validation_freq: int = 10
+    """Epochs from one validation to the next; there is one before the first and after the last."""
+    gpu_memory: str | None = None
+    """GB of each GPU, or auto: cuts passes to what fits; samples per epoch and optimizer step stay."""
+    dry_run: bool = False
+    """Say what the run would do and cost, and end; no weights are loaded."""
 
     def run(self) -> int:
         """Check everything that can be checked without torch, then train."""
@@ -180,6 +197,7 @@ class Train:
                 raise ValueError(f"--preset {self.preset} trains on images: give --images FOLDER")
         if self.prompts is not None and (self.images, self.prompt) != (None, None):
             raise ValueError("--prompts does not go with --prompt or --images: leave it out")
+        self.check_validation()
         if self.severity is not None and not (self.damage or preset.damages):
             raise ValueError("--severity says how strong damage is: give --damage too")
         if not (self.reward or preset.reward):
@@ -191,20 +209,47 @@ class Train:
             raise ValueError(f"--resume-from {config.resume_from} is not a folder: give a checkpoint")
         if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
+        check_packages(config)
+        self.check_gpu_memory()
         if self.images is None:
             self.choose_prompts(preset, config.seed)  # last, since those of the digit world need torch
 
+    def check_validation(self) -> None:
+        """Refuse what cannot be validated on."""
+        if self.validation is None:
+            return
+        if self.validation_freq < 1:
+            raise ValueError(f"--validation-freq {self.validation_freq}: use a number of at least 1")
+        if self.images is None and not self.validation.is_file():
+            raise ValueError(f"--validation {self.validation} is not a file: give one, with a prompt a line")
+        if self.images is not None and self.validation.resolve() == self.images.resolve():
+            raise ValueError(
+                f"--validation {self.validation} is what is trained on: take some of its images out into a "
+                "folder of their own"
+            )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields of `DDPOConfig` that were given as flags."""
+        return {**self.basic, **self.advanced}
+
     def make_config(self, preset: Preset) -> DDPOConfig:
-        """Return the preset's settings, overridden by those that were given, cut to the GPU's memory."""
-        given = {**self.basic, **self.advanced}
-        settings = preset.config
-        if given.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
+        """Return the preset's settings for one of the processes, overridden by those that were given."""
+        settings = divide(preset, world_size(), self.given)
+        if self.given.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
             settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
-        asked = {**settings, **given}
+        return DDPOConfig(**{**settings, **self.given})
+
+    def check_gpu_memory(self) -> None:
+        """Refuse a memory that is no number of GB, and flags that it would override."""
         if self.gpu_memory is None:
-            return DDPOConfig(**asked)
-        kept = {name: given[name] for name in given.keys() & {"train_gradient_checkpointing"}}
-        return DDPOConfig(**{**fit_to_memory(asked, self.gpu_memory), **kept})
+            return
+        is_number = re.fullmatch(r"\d+(\.\d+)?", self.gpu_memory) and float(self.gpu_memory) > 0
+        if self.gpu_memory != "auto" and not is_number:
+            raise ValueError(f"--gpu-memory {self.gpu_memory}: give the GB of each GPU, such as 24, or auto")
+        for name in ("sample_forward_size", "train_forward_size"):
+            if self.given.get(name):
+                raise ValueError(f"--gpu-memory decides {name}: leave one of them out")
 
     def choose_prompts(self, preset: Preset, seed: int) -> Callable[[], tuple[str, dict[str, Any]]]:
         """Return the prompt function of text-to-image."""

@@ -1,10 +1,13 @@
 """Named settings for `ddpo-lessons train`; flags of the command line override them.
 
-`GPU_MEMORY` says how much of a preset a card takes at a time, which changes speed and no result.
+`GPU_MEMORY` is lesson 08's table of what cards take at a time; `app.memory` works it out for all others.
 """
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +27,7 @@ class Preset:
         config: fields of `DDPOConfig`.
         noise_strength: of img2img, on a folder of images; None for text-to-image.
         damages: of img2img, names of `world.DAMAGES` that are done to clean images.
+        processes: for how many processes `config` holds the batches of one.
     """
 
     model: str
@@ -32,6 +36,7 @@ class Preset:
     config: dict[str, Any]
     noise_strength: float | None = None
     damages: tuple[str, ...] = ()
+    processes: int = 1
 
 
 # config/dgx.py of kvablack/ddpo-pytorch: the experiments of the DDPO paper, section 6, as its first author
@@ -41,7 +46,7 @@ class Preset:
 _PAPER: dict[str, Any] = {
     "num_epochs": 100,
     "num_checkpoint_limit": 100_000_000,
-    "image_grid_freq": 10,  # a grid at 512 pixels is a PNG of some 18 MB
+    "image_grid_freq": 10,  # a grid at 512 pixels is a JPEG of some 3 MB
     "mixed_precision": "fp16",
     "sample_batch_size": 8,
     "sample_num_batches_per_epoch": 4,
@@ -55,8 +60,7 @@ _SD_1_4 = "CompVis/stable-diffusion-v1-4"
 # hectorastrom/gaussian-glasses (rl/rl_trainer.py and the project's page): img2img with an empty prompt and
 # no guidance, noise strength 0.2 to 0.4 of 50 steps, 256 samples an optimizer step, 256 to 1,028 images, up
 # to 500 epochs. The peer ran fp16, 8-bit Adam, CLIP ViT-B/16's logit of the true class, and a penalty on the
-# distance to the input; here bf16, AdamW, and ViT-L/14's margin. One process: with N, divide
-# sample_num_batches_per_epoch and train_gradient_accumulation_steps by N.
+# distance to the input; here bf16, AdamW, and ViT-L/14's margin. Of one process; `divide` makes more.
 _GLASSES: dict[str, Any] = {
     "num_epochs": 500,
     "image_grid_freq": 10,
@@ -75,7 +79,7 @@ _SD_1_5 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 # rate, clip range (DDPOConfig's), and 256 samples in two optimizer steps are those of the DDPO paper's
 # aesthetic experiment, groups are the demo's; that they go together is a guess. Guidance is part of the
 # policy: both of its passes are trained. LoRA is on attention only (DDPOConfig's default): the prompt enters
-# there, and every tool for Stable Diffusion loads such weights. One process: with N, divide as above.
+# there, and every tool for Stable Diffusion loads such weights. Of one process, as above.
 _EDIT: dict[str, Any] = {
     "num_epochs": 100,
     "save_freq": 5,
@@ -113,13 +117,14 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     # The peer drew from 398 animals of ImageNet for these two.
-    "compressibility": Preset(_SD_1_4, "jpeg_compressibility", "animals", _PAPER),
-    "incompressibility": Preset(_SD_1_4, "jpeg_incompressibility", "animals", _PAPER),
+    "compressibility": Preset(_SD_1_4, "jpeg_compressibility", "animals", _PAPER, processes=8),
+    "incompressibility": Preset(_SD_1_4, "jpeg_incompressibility", "animals", _PAPER, processes=8),
     "aesthetic": Preset(
         _SD_1_4,
         "aesthetic_score",
         "animals",
         {**_PAPER_HARDER, "train_gradient_accumulation_steps": 4},
+        processes=8,
     ),
     # The peer asked LLaVA what it sees; CLIP's score is the nearest reward here.
     "alignment": Preset(
@@ -131,6 +136,7 @@ PRESETS: dict[str, Preset] = {
             "sample_num_batches_per_epoch": 6,
             "train_gradient_accumulation_steps": 6,
         },
+        processes=6,
     ),
     # The peer reports 14.5% for what it trained, 11.4% before, and 44.6% for the images as they are.
     "camouflage": Preset(_SD_1_5, "clip_change", "", _GLASSES, noise_strength=0.4),
@@ -147,6 +153,49 @@ PRESETS: dict[str, Preset] = {
     # what noise hides, no policy brings back; with less of it, the rollouts of a group hardly differ.
     "edit": Preset(_SD_1_5, "edit", "", _EDIT, noise_strength=0.5),
 }
+
+
+def world_size() -> int:
+    """Return the number of processes, as accelerate launch and torchrun say it before torch is loaded."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def divide(preset: Preset, processes: int, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return a preset's fields for each of several processes, which together do its experiment.
+
+    One process alone keeps what `config` says, also of a preset that was run with more.
+
+    Args:
+        preset: whose samples per epoch and per optimizer step are kept.
+        processes: that work side by side.
+        given: fields that were given, for each process, and so are not divided.
+
+    Returns:
+        The fields.
+
+    Raises:
+        ValueError: if the samples do not divide.
+    """
+    if processes == 1 or not preset.config:
+        return preset.config
+    config, fields = DDPOConfig(**preset.config), dict(preset.config)
+    for size, count, things in (
+        ("sample_batch_size", "sample_num_batches_per_epoch", "an epoch"),
+        ("train_batch_size", "train_gradient_accumulation_steps", "an optimizer step"),
+    ):
+        if {size, count} & set(given):
+            continue
+        batch = getattr(config, size)
+        samples = batch * getattr(config, count) * preset.processes
+        if samples % processes:
+            raise ValueError(
+                f"{processes} processes do not divide the preset's {samples} samples of {things}: launch "
+                f"another number, or give --{size.replace('_', '-')} and --{count.replace('_', '-')} of each"
+            )
+        fields[size] = math.gcd(batch, samples // processes)
+        fields[count] = samples // processes // fields[size]
+    return fields
+
 
 # The most that fits, by GB: Stable Diffusion 1.5 at 512 px, LoRA, guidance, 256 samples an epoch and CLIP as
 # the reward stay under 85% of the card with 1 GB left for CUDA (tests/test_presets.py, lesson 08).

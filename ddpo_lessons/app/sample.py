@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from ddpo_lessons.app.runs import Policy
 from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.folders import (
+    LABEL,
     MOST_NAMED,
     ImageFolder,
     check_files,
@@ -143,10 +144,9 @@ def _with_names(images: ImageFolder) -> list[tuple[Path, str, Sequence[str]]]:
 def _choose_prompt(arguments: Sample, policy: Policy, file: Path, caption: Sequence[str]) -> str:
     """Return the flag's prompt, or that of training, or the first line of the caption."""
     source = policy.record.get("prompts", {})
-    if arguments.prompt is not None:
-        return arguments.prompt
-    if "prompt" in source:
-        return source["prompt"]
+    if arguments.prompt is not None or "prompt" in source:
+        prompt = source["prompt"] if arguments.prompt is None else arguments.prompt
+        return prompt.replace(LABEL, file.parent.name)
     if "captions" in source and not caption:
         raise ValueError(
             f"the policy was trained on captions, and {file} has none: write it into {file.stem}.txt beside "

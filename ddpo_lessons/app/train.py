@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.app import forecast
 from ddpo_lessons.app.presets import PRESETS, Preset
-from ddpo_lessons.app.sample import NOISE_STRENGTH, image_size
+from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.compat import load_pipeline
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import (
     ImageFolder,
+    ImagePrompts,
     check_needs,
     check_prompt,
     find_images,
@@ -20,10 +22,11 @@ from ddpo_lessons.data.folders import (
     make_reward,
     summary,
 )
-from ddpo_lessons.data.prompts import prompts_of_file
+from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.rewards import get_reward
 from ddpo_lessons.run.record import digest_of
+from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Runner
 
 if TYPE_CHECKING:
@@ -42,10 +45,15 @@ def run(arguments: Train) -> int:
         0, or 128 and the number of the signal that stopped the run, as shells count.
     """
     images = None if arguments.images is None else find_images(arguments.images)
+    held_out = find_held_out(arguments)
+    if arguments.dry_run:
+        return forecast.dry_run(arguments, images)
     trainer = make_trainer(arguments, images)
     is_main = trainer.accelerator.is_main_process
     if is_main and images is not None:
         print(summary(images))
+    if held_out is not None:
+        trainer.image_samples_hook = make_validation(arguments, trainer, held_out)
     trainer.train()
     trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
     if is_main:
@@ -69,7 +77,7 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
         The trainer.
     """
     preset = arguments.choose_preset()
-    config = arguments.make_config(preset)
+    config = forecast.settle(arguments, preset, images is not None)
     reward, model = arguments.reward or preset.reward, arguments.model or preset.model
     if images is not None:
         return _make_image_trainer(arguments, preset, images, config, reward, model)
@@ -90,23 +98,46 @@ def _make_image_trainer(
     reward: str,
     model: str,
 ) -> Runner:
-    damages = arguments.damage or preset.damages
-    check_needs(reward, images, damages)
+    check_needs(reward, images, arguments.damage or preset.damages)
     check_prompt(reward, images, arguments.prompt)
     reward_function, pipeline = make_reward(reward, images), load_pipeline(model)
-    sampler = image_prompts(
-        images,
-        arguments.prompt or "",
-        image_size(pipeline),
-        config.seed,
-        damages,
-        arguments.severity or SEVERITIES,
+    sampler = _sampler(arguments, images, pipeline, config.seed)
+    algorithm, start = (
+        make_algorithm(arguments.algorithm),
+        FromImages(forecast.noise_strength(arguments, preset)),
     )
-    given = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
-    strength = next(value for value in given if value is not None)
-    algorithm, start = make_algorithm(arguments.algorithm), FromImages(strength)
     about = _about(arguments, preset, images, reward)
     return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
+
+
+def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
+    """Find the images, or prompts, of `--validation`, and check that they go with the reward."""
+    if arguments.validation is None:
+        return None
+    if arguments.images is None:
+        return read_prompts(arguments.validation)
+    preset, held_out = arguments.choose_preset(), find_images(arguments.validation)
+    reward = arguments.reward or preset.reward
+    check_needs(reward, held_out, arguments.damage or preset.damages)
+    check_prompt(reward, held_out, arguments.prompt)
+    return held_out
+
+
+def make_validation(arguments: Train, trainer: Runner, held_out: ImageFolder | list[str]) -> Validation:
+    """Make what renders and scores them; images get the prompts and the damage of training."""
+    if isinstance(held_out, list):
+        samples: list[Any] = [(prompt, {}) for prompt in held_out]
+    else:
+        sampler = _sampler(arguments, held_out, trainer.pipeline, trainer.config.seed)
+        samples = sampler.every()
+    return Validation(trainer, samples, arguments.validation_freq)
+
+
+def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
+    damages = arguments.damage or arguments.choose_preset().damages
+    severities = arguments.severity or SEVERITIES
+    prompt = arguments.prompt or ""
+    return image_prompts(images, prompt, image_size(pipeline), seed, damages, severities)
 
 
 def _about(arguments: Train, preset: Preset, images: ImageFolder | None, reward: str) -> dict[str, Any]:
@@ -137,7 +168,7 @@ def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
     name = arguments.prompts or preset.prompts
     if not Path(name).is_file():
         return {"name": name}
-    return {"file": str(Path(name).resolve()), "digest": digest_of(prompts_of_file(name))}
+    return {"file": str(Path(name).resolve()), "digest": digest_of(read_prompts(name))}
 
 
 def _print_places(trainer: Runner) -> None:

@@ -2,11 +2,15 @@
 
 `FOLDER/cat/*.png` gives every image of that subfolder the label "cat". Images that lie in the folder itself
 have no label. `NAME.txt` beside `NAME.png` is the image's caption: the prompt that it is to obey, or several,
-one a line.
+one a line. Or `metadata.jsonl` in the folder holds all captions, as for datasets' imagefolder:
+{"file_name": "cat/a.png", "text": "a white cat"}.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +40,9 @@ NEEDS = {
     "distance_penalty": "target",
 }
 NEED_A_PROMPT = ("clip_score", "prompt_alignment", "recolouring", "edit")  # rewards that score what it says
+METADATA = "metadata.jsonl"  # captions of a whole folder
+LABEL = "{label}"  # in a prompt: the image's class
+CACHE_BYTES = 2**30  # of images that are kept fitted
 MOST_NAMED = 10  # files in a message
 # What PIL raises of files that are cut off, broken, bombs, or none of its kinds.
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -139,7 +146,11 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
     texts = {path.with_suffix(""): path for path in beside}
     names = [file.with_suffix("") for file in files]
     if not texts.keys() & set(names):
-        return None
+        return _read_metadata(folder, files) if (folder / METADATA).exists() else None
+    if (folder / METADATA).exists():
+        raise ValueError(
+            f"--images {folder} has captions in {METADATA} and in text files beside images: keep one of both"
+        )
     captions = tuple(_read_caption(texts[name]) if name in texts else () for name in names)
     missing = [file.with_suffix(".txt") for file, lines in zip(files, captions, strict=True) if not lines]
     if missing:
@@ -159,6 +170,30 @@ def _read_caption(file: Path) -> tuple[str, ...]:
     except UnicodeDecodeError as error:
         raise ValueError(f"the caption {file} is not UTF-8 text ({error}): save it as UTF-8") from error
     return tuple(line.strip() for line in lines if line.strip())
+
+
+def _read_metadata(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...]:
+    """Return the captions of metadata.jsonl: "text" (or "prompt") is one, or a list of several."""
+    texts: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate((folder / METADATA).read_text(encoding="utf-8-sig").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            said = entry["text"] if "text" in entry else entry["prompt"]
+            lines = [text.strip() for text in ([said] if isinstance(said, str) else said)]
+            texts[Path(entry["file_name"]).as_posix()] = tuple(text for text in lines if text)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f'{folder / METADATA}, line {number} is not like {{"file_name": "a.png", "text": "a cat"}}: '
+                f"{type(error).__name__}: {error}"
+            ) from error
+    missing = [file for file in files if not texts.get(file.relative_to(folder).as_posix())]
+    if missing:
+        raise ValueError(
+            f"{folder / METADATA} has no text for {_name_files(folder, missing)}: add a line for each"
+        )
+    return tuple(texts[file.relative_to(folder).as_posix()] for file in files)
 
 
 def _name_files(folder: Path, files: Sequence[Path]) -> str:
@@ -253,6 +288,16 @@ def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
     Raises:
         ValueError: naming what is missing or too much, and the remedy.
     """
+    if prompt is not None and LABEL in prompt and images.labels is None:
+        raise ValueError(
+            f"--prompt {prompt!r} names classes, but --images {images.folder} has no class subfolders: sort "
+            "the images into FOLDER/cat, FOLDER/dog, ..."
+        )
+    if prompt is not None and (images.folder / METADATA).exists() and images.captions is not None:
+        raise ValueError(
+            f"--prompt {prompt!r} is one prompt for all images, but {images.folder / METADATA} has one of "
+            "each: drop --prompt, or take the file out"
+        )
     if prompt is not None and images.captions is not None:
         file = images.files[0].with_suffix(".txt").relative_to(images.folder).as_posix()
         raise ValueError(
@@ -312,6 +357,71 @@ def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Gener
     return world.DAMAGES[name](image[None], severity, generator)[0]
 
 
+class ImagePrompts(PromptSampler):
+    """A prompt function that draws images of a folder; see `image_prompts`, which makes it.
+
+    Images are read in threads, an epoch's together (`prefetch`), and kept fitted while there is room.
+    """
+
+    def __init__(
+        self,
+        images: ImageFolder,
+        prompt: str,
+        size: int,
+        seed: int,
+        damages: Sequence[str],
+        severities: Sequence[int],
+    ) -> None:
+        super().__init__(self._draw_image, seed)
+        self.images, self.prompt, self.size = images, prompt, size
+        self.damages, self.severities = damages, severities
+        self.kept = max(1, CACHE_BYTES // (3 * size**2))
+        self._fitted = functools.lru_cache(self.kept)(self._read)
+
+    def prefetch(self, calls: Sequence[bool]) -> None:
+        """Read the images of coming draws in parallel: True for a call, False for one to be skipped."""
+        draws = [self.drawn + number for number, is_call in enumerate(calls) if is_call]
+        wanted = dict.fromkeys(self._choose(self._generator(number)) for number in draws)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(self._fitted, list(wanted)[: self.kept]):
+                pass
+
+    def every(self) -> list[Any]:
+        """Return a context of each image in turn, whatever was drawn; damage depends on seed and image."""
+        numbers = range(len(self.images.files))
+        return [self.describe(n, random.Random(f"{self.seed}-validation-{n}")) for n in numbers]
+
+    def _read(self, number: int) -> Image.Image:
+        return ImageOps.fit(open_image(self.images.files[number]), (self.size, self.size))
+
+    def _choose(self, generator: random.Random) -> int:
+        return generator.choice(range(len(self.images.files)))
+
+    def _draw_image(self, generator: random.Random) -> Any:
+        return self.describe(self._choose(generator), generator)
+
+    def describe(self, number: int, generator: random.Random) -> Any:
+        """Return prompt, image (3, size, size) and metadata of an image, by its place in the folder."""
+        images = self.images
+        image = to_tensor(self._fitted(number))
+        metadata: dict[str, Any] = {"id": images.files[number].relative_to(images.folder).as_posix()}
+        wanted = self.prompt
+        if images.captions is not None:
+            wanted = generator.choice(images.captions[number])
+            metadata["id"] += f": {wanted}"
+        if images.labels is not None:
+            label = metadata["label"] = images.labels[number]
+            wanted = wanted.replace(LABEL, label)
+            if label in world.DIGITS:
+                metadata["digit"] = world.DIGITS.index(label)
+        if self.damages:
+            name, severity = generator.choice(self.damages), generator.choice(self.severities)
+            metadata |= {"target": image, "damage": name, "severity": severity}
+            noise = torch.Generator().manual_seed(generator.getrandbits(62))
+            image = damage(image, name, severity, noise)
+        return wanted, image, {**metadata, "image": image}
+
+
 def image_prompts(
     images: ImageFolder,
     prompt: str,
@@ -319,7 +429,7 @@ def image_prompts(
     seed: int,
     damages: Sequence[str] = (),
     severities: Sequence[int] = (1, 2, 3, 4, 5),
-) -> PromptSampler:
+) -> ImagePrompts:
     """Make a prompt function that draws images of a folder.
 
     An image with several prompts in its caption gets one of them, drawn anew each time.
@@ -330,7 +440,7 @@ def image_prompts(
 
     Args:
         images: what to draw from.
-        prompt: of images without captions.
+        prompt: of images without captions; "{label}" in it becomes the image's class.
         size: of the square that they are fitted to, in pixels.
         seed: decides the sequence.
         damages: names of `world.DAMAGES`, one of which is drawn for each image; none for clean images.
@@ -339,25 +449,4 @@ def image_prompts(
     Returns:
         The prompt function, `() -> (prompt, image (3, size, size), metadata)`.
     """
-
-    def draw(generator: random.Random) -> Any:
-        number = generator.choice(range(len(images.files)))
-        file = images.files[number]
-        image = fit(open_image(file), size)
-        metadata: dict[str, Any] = {"id": file.relative_to(images.folder).as_posix()}
-        wanted = prompt
-        if images.captions is not None:
-            wanted = generator.choice(images.captions[number])
-            metadata["id"] += f": {wanted}"
-        if images.labels is not None:
-            label = metadata["label"] = images.labels[number]
-            if label in world.DIGITS:
-                metadata["digit"] = world.DIGITS.index(label)
-        if damages:
-            name, severity = generator.choice(damages), generator.choice(severities)
-            metadata |= {"target": image, "damage": name, "severity": severity}
-            noise = torch.Generator().manual_seed(generator.getrandbits(62))
-            image = damage(image, name, severity, noise)
-        return wanted, image, {**metadata, "image": image}
-
-    return PromptSampler(draw, seed)
+    return ImagePrompts(images, prompt, size, seed, damages, severities)

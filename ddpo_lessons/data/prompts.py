@@ -40,9 +40,12 @@ class PromptSampler:
 
     def __call__(self) -> Prompt:
         """Return the next `(prompt, metadata)`."""
-        generator = random.Random(f"{self.seed}-{self.drawn}")  # a string is hashed alike on every machine
+        generator = self._generator(self.drawn)
         self.drawn += 1
         return self._draw(generator)
+
+    def _generator(self, number: int) -> random.Random:
+        return random.Random(f"{self.seed}-{number}")  # a string is hashed alike on every machine
 
     def skip(self) -> None:
         """Leave out a draw, as a process does whose sample it is not; what follows stays the same."""
@@ -224,12 +227,12 @@ def from_file(path: str | Path, seed: int) -> PromptSampler:
     Raises:
         ValueError: if there is no such file or no prompt in it.
     """
-    prompts = prompts_of_file(path)
+    prompts = read_prompts(path)
     return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
 
 
-def prompts_of_file(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text file that are not empty; a ValueError where there is none."""
+def read_prompts(path: str | Path) -> list[str]:
+    """Return the lines of a UTF-8 text file that are not empty; a ValueError if there are none."""
     if not Path(path).is_file():
         raise ValueError(f"path={str(path)!r} is not a file: give a text file with one prompt a line")
     lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from diffusers.optimization import get_scheduler
 from torch import nn
 
 from ddpo_lessons.algorithms.base import Loss, Pairs
@@ -35,6 +36,7 @@ class Learner:
         reference: the policy before training, if a penalty holds on to it.
         autocast: makes the context of a forward pass.
         on_step: called after every optimizer step with its record.
+        num_steps: optimizer steps of the whole run, for the schedule of the learning rate.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Learner:
         reference: Reference | None,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
         on_step: Callable[[dict[str, float]], None],
+        num_steps: int,
     ) -> None:
         self.config, self.accelerator = config, accelerator
         self.denoiser, self.optimizer, self.trainable = denoiser, optimizer, trainable
@@ -54,6 +57,7 @@ class Learner:
         self._kind: tuple[bool, tuple[int, ...]]
         self._latents_shape: tuple[int, ...]
         self.steps_done = 0
+        self._learning_rate = learning_rates(config, num_steps)
         self.skipped_in_a_row = 0
         self._compared: set[Any] = set()  # shapes whose compiled gradients are right
 
@@ -115,6 +119,8 @@ class Learner:
                     value, group_stats = loss(self.denoiser, group)
                 self.accelerator.backward(value * share)
             stats.append({"loss": value.detach(), **group_stats})
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = self._learning_rate(self.steps_done)
         weights = list(self.trainable.values())
         grad_norm = self.accelerator.clip_grad_norm_(weights, self.config.train_max_grad_norm)
         record = self._summarise(stats, shares, grad_norm)
@@ -184,6 +190,27 @@ class Learner:
                 own = gradients()
         check_gradients(list(self.trainable), compiled, own)
         self._compared.add(shape)
+
+
+def learning_rates(config: DDPOConfig, num_steps: int) -> Callable[[int], float]:
+    """Return the learning rate as a function of the steps done: with no state, it needs no checkpoint.
+
+    Args:
+        config: names schedule, warm-up and the highest rate.
+        num_steps: optimizer steps of the whole run.
+
+    Returns:
+        Steps done, from 0, to the learning rate of the next step, as diffusers' schedulers have it.
+    """
+    name = config.train_learning_rate_schedule
+    if name == "constant" and config.train_learning_rate_warmup_steps:
+        name = "constant_with_warmup"
+    stand_in = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    factors = get_scheduler(
+        name, stand_in, num_warmup_steps=config.train_learning_rate_warmup_steps, num_training_steps=num_steps
+    )
+    (factor,) = factors.lr_lambdas
+    return lambda steps_done: config.train_learning_rate * factor(steps_done)
 
 
 def move_together(groups: Sequence[Pairs], device: torch.device) -> list[Pairs]:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from ddpo_lessons.config import RUN, DDPOConfig
-from ddpo_lessons.data.images import image_grid
+from ddpo_lessons.data.images import save_grid
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.record import CONFIG
 from ddpo_lessons.run.record import METRICS as METRICS
@@ -146,9 +147,9 @@ class RunLog:
         for path in checkpoint.list_checkpoints(self.run_dir):
             if checkpoint.epochs_of(path) > epochs_done:
                 checkpoint.remove(path)
-        for path in self.run_dir.glob("images/epoch-*.png"):
-            number = path.stem.removeprefix("epoch-")
-            if number.isdecimal() and int(number) > epochs_done:
+        for path in self.run_dir.glob("images/*"):
+            grid = re.fullmatch(r"(?:epoch|validation)-(\d+)\.(?:png|jpg)", path.name)
+            if grid and int(grid[1]) > epochs_done:
                 path.unlink()
 
     def record(self, kind: str, values: Mapping[str, float]) -> None:
@@ -198,12 +199,12 @@ class RunLog:
                 "trainer uses the folder; stop one of them and continue with resume_from='latest'"
             )
 
-    def images(self, epoch: int, images: torch.Tensor) -> None:
-        """Save a grid of up to 32 images (N, 3, H, W) as images/epoch-NNNNNN.png."""
-        path = self.run_dir / "images" / f"epoch-{epoch:06d}.png"
+    def images(self, epoch: int, images: torch.Tensor, name: str = "epoch") -> Path:
+        """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg where they are large."""
+        path = self.run_dir / "images" / f"{name}-{epoch:06d}"
         with _writing(path):
             path.parent.mkdir(exist_ok=True)
-            image_grid(images[:32], columns=8).save(path)
+            return save_grid(images, path)
 
 
 def _write(path: Path, data: bytes) -> None:

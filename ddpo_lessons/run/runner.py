@@ -88,7 +88,8 @@ class Runner:
             nothing is trained on that epoch; `rewards.service.time_limit` ends one that hangs.
         prompt_function: returns what `start` says. If it holds state, give it `state_dict()` and
             `load_state_dict()`; without them a resumed run calls it as often as the old run did. With
-            `skip()` beside them a process leaves out what others sample, and makes its own images only.
+            `skip()` beside them a process leaves out what others sample, and makes its own images only. A
+            `prefetch(calls)` is told before each epoch which of its draws will be calls, and which skipped.
         sd_pipeline: a plain diffusers pipeline, or a wrapper of `ddpo_lessons.compat`.
         image_samples_hook: called after every epoch as `(batches, global_step, tracker)`, where each batch
             is `[images, prompts, metadata, rewards, info]`, `global_step` counts optimizer steps, and the
@@ -237,7 +238,15 @@ class Runner:
         denoiser, optimizer = accelerator.prepare(unet, optimizer)
         denoiser.eval()
         return Learner(
-            config, accelerator, denoiser, optimizer, trainable, reference, self.autocast, self._after_step
+            config,
+            accelerator,
+            denoiser,
+            optimizer,
+            trainable,
+            reference,
+            self.autocast,
+            self._after_step,
+            num_steps=config.num_epochs * self.plan.optimizer_steps,
         )
 
     # ----------------------------------------------------------------------------------------- epochs
@@ -434,10 +443,13 @@ class Runner:
         """
         set_seed(sample_seed(self.config.seed, epoch) % 2**32)
         size, own = self.config.sample_group_size, set(self._own_rows().flatten().tolist())
+        groups = [range(first, first + size) for first in range(0, self.plan.total_samples, size)]
+        calls = [not (self._skips and own.isdisjoint(numbers)) for numbers in groups]
+        if hasattr(self.prompt_function, "prefetch"):
+            self.prompt_function.prefetch(calls)
         contexts: dict[int, Context] = {}
-        for first in range(0, self.plan.total_samples, size):
-            numbers = range(first, first + size)
-            if self._skips and own.isdisjoint(numbers):
+        for numbers, is_call in zip(groups, calls, strict=True):
+            if not is_call:
                 self.prompt_function.skip()  # type: ignore[attr-defined]
                 continue
             context = self.start.context(self.prompt_function(), self.family)

@@ -1,0 +1,117 @@
+"""Lesson 08: images that are never trained on, made again every so many epochs from the same noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddpo_lessons.data.contexts import Context, check_rewards, score
+from ddpo_lessons.families import family_of
+from ddpo_lessons.rollout import play, sample_seed
+from ddpo_lessons.run.runner import ImageSamplesHook, Runner
+
+NO_EPOCH = -1  # in the place of an epoch's number: no noise of training is drawn again
+SHOWN = 16
+
+
+class Validation:
+    """A trainer's `image_samples_hook` that renders and scores contexts which are not trained on.
+
+    Before the first epoch, after every `every` epochs and after the last one it writes
+    `images/validation-NNNNNN` (for img2img pairs of input and result) into the run's folder, a record
+    `{"kind": "validation", "epoch", "step", "validation_reward", "validation_reward_std"}` into
+    metrics.jsonl, and both to the trackers. Noise depends on seed and context alone, so that grids differ by
+    what was learned. Nothing of the training changes. The main process does it, while others wait.
+
+        trainer = ImageDDPOTrainer(config, reward, prompts, pipeline)
+        trainer.image_samples_hook = Validation(trainer, held_out, every=10)
+        trainer.train()
+
+    Args:
+        trainer: whose policy, start and reward are used.
+        samples: what a prompt function would return, one for each context: `(prompt, metadata)`, or
+            `(prompt, image, metadata)`.
+        every: epochs from one to the next.
+        hook: another hook, which is called first.
+
+    Raises:
+        TypeError, ValueError: if a sample is not what the trainer's start takes, images differ in size, there
+            are no samples, or `every` is below 1.
+    """
+
+    def __init__(
+        self,
+        trainer: Runner,
+        samples: Sequence[Any],
+        every: int = 10,
+        hook: ImageSamplesHook | None = None,
+    ) -> None:
+        if every < 1 or not samples:
+            raise ValueError(
+                f"validation of {len(samples)} samples every {every} epochs: give one or more of both"
+            )
+        self.trainer, self.every, self.hook = trainer, every, hook
+        self.family = family_of(trainer.pipeline)  # one of its own: training's remembers prompts
+        self.contexts = [trainer.start.context(sample, self.family) for sample in samples]
+        trainer.start.check(self.contexts)
+        is_first = trainer.epochs_done == 0 and trainer.accelerator.is_main_process
+        self._before = self.measure() if is_first else None
+
+    def __call__(self, batches: list[list[Any]], global_step: int, tracker: Any) -> None:
+        """Render and score if the epoch is one of those."""
+        if self.hook is not None:
+            self.hook(batches, global_step, tracker)
+        epochs = self.trainer.epochs_done
+        if epochs == 1 and self._before is not None:  # there was no folder before
+            self._report(0, 0, *self._before)
+        if epochs % self.every == 0 or epochs == self.trainer.config.num_epochs:
+            self._report(epochs, global_step, *self.measure())
+
+    def measure(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Render and score all contexts: images (N, 3, H, W) and rewards (N,), both on the CPU."""
+        numbers = list(range(len(self.contexts)))
+        size, batches = self.trainer.config.sample_batch_size, []
+        for first in range(0, len(numbers), size):
+            rows = numbers[first : first + size]
+            contexts = [self.contexts[row] for row in rows]
+            batches.append(score(self.trainer.reward_function, self._render(rows, contexts), contexts))
+        images = torch.cat([batch[0].cpu() for batch in batches])
+        return images, check_rewards(batches)
+
+    @torch.no_grad()
+    def _render(self, rows: Sequence[int], contexts: Sequence[Context]) -> torch.Tensor:
+        """Play a rollout of each context and decode it: (B, 3, H, W)."""
+        trainer, family, config = self.trainer, self.family, self.trainer.config
+        size, guidance = trainer.start.size(contexts), config.sample_guidance_scale
+        generators = [torch.Generator().manual_seed(sample_seed(config.seed, NO_EPOCH, row)) for row in rows]
+        noise = [torch.randn(family.latents_shape(size), generator=generator) for generator in generators]
+        schedule = trainer.start.schedule(family, config)
+        with trainer.autocast():
+            first = torch.stack(noise).to(trainer.accelerator.device)
+            latents = trainer.start.first_states(family, contexts, schedule, first, 1)
+            prompts = trainer.start.prompts(contexts, config)
+            told = family.condition(prompts, config.negative_prompts, guidance, size)
+            trajectory = play(family, latents, schedule, told, guidance, generators)
+            return family.decode(trajectory.final_latents)
+
+    def _report(self, epochs: int, step: int, images: torch.Tensor, rewards: torch.Tensor) -> None:
+        trainer, shown = self.trainer, []
+        for context, image in zip(self.contexts[:SHOWN], images, strict=False):
+            shown += [image] if context.image is None else [context.image, image]
+        values = {
+            "epoch": epochs,
+            "step": step,
+            "validation_reward": rewards.mean().item(),
+            "validation_reward_std": rewards.std(correction=0).item(),
+        }
+        assert trainer.log is not None, "a hook is called by the main process, whose log is open"
+        trainer.log.record("validation", values)
+        trainer.log.images(epochs, torch.stack(shown), name="validation")
+        pixels = (torch.stack(shown).permute(0, 2, 3, 1) * 255).round().to(torch.uint8)  # (N, H, W, 3)
+        for tracker in trainer.accelerator.trackers:
+            named = {f"validation/{name}": value for name, value in values.items()}
+            tracker.log(named, step=trainer.global_step)
+            tracker.log_images({"validation": np.asarray(pixels)}, step=trainer.global_step)

@@ -1,0 +1,76 @@
+"""The learning rate's curve: diffusers' own scheduler, stepped, and no state to resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers.optimization import get_scheduler
+from helpers import brightness, make_config, make_pipeline, red_three
+
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run.learner import learning_rates
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "theirs"),
+    [
+        ("constant", 0, "constant"),
+        ("constant", 3, "constant_with_warmup"),
+        ("linear", 0, "linear"),
+        ("linear", 3, "linear"),
+        ("cosine", 2, "cosine"),
+    ],
+)
+def test_rates_are_those_of_a_scheduler_that_is_stepped(name: str, warmup: int, theirs: str) -> None:
+    config = DDPOConfig(
+        train_learning_rate=0.3, train_learning_rate_schedule=name, train_learning_rate_warmup_steps=warmup
+    )
+    rates = learning_rates(config, 8)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+    scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=warmup, num_training_steps=8)
+    for step in range(8):
+        assert rates(step) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+
+
+def test_by_hand() -> None:
+    config = DDPOConfig(
+        train_learning_rate=1.0, train_learning_rate_schedule="linear", train_learning_rate_warmup_steps=2
+    )
+    rates = learning_rates(config, 6)
+    assert [rates(step) for step in range(6)] == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
+
+
+def test_a_resumed_run_is_on_the_curve(tmp_path: Path) -> None:
+    """Stopped in the middle, as a kill does it: `num_epochs` is that of the whole run."""
+
+    def train(folder: str, **changes: object) -> DDPOTrainer:
+        config = make_config(
+            tmp_path / folder, num_epochs=4, train_learning_rate_schedule="cosine", **changes
+        )
+        return DDPOTrainer(config, brightness, red_three, make_pipeline())
+
+    whole, first = train("whole"), train("parts")
+    whole.train()
+    for epoch in range(2):
+        first.step(epoch)
+    first.save()
+    train("parts", resume_from="latest").train()
+    found, expected = (
+        [(r["lr"], r["grad_norm"]) for r in read_metrics(tmp_path / name, "step")]
+        for name in ("parts", "whole")
+    )
+    assert found == expected
+    assert [lr for lr, _ in found] == pytest.approx([1e-3, 8.5355e-4, 5e-4, 1.4645e-4], rel=1e-4)
+
+
+def test_a_schedule_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="train_learning_rate_schedule='step' must be one of"):
+        DDPOConfig(train_learning_rate_schedule="step")

@@ -1,0 +1,187 @@
+"""What a GPU takes at a time: by hand on small random networks, and SD 1.5's table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import make_config, make_pipeline, make_xl_pipeline
+
+from ddpo_lessons.app import budget, memory
+from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, divide, fit_to_memory
+from ddpo_lessons.config import DDPOConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EPOCH: dict[str, Any] = {
+    "sample_batch_size": 4,
+    "sample_num_batches_per_epoch": 6,
+    "train_batch_size": 3,
+    "train_gradient_accumulation_steps": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_pipeline().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def xl_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("xl")
+    make_xl_pipeline().save_pretrained(folder)
+    return str(folder)
+
+
+# ---------------------------------------------------------------------------------------- networks
+@pytest.mark.parametrize("kind", ["model", "xl_model"])
+def test_networks_are_those_of_the_folder(kind: str, request: pytest.FixtureRequest) -> None:
+    pipeline = make_pipeline() if kind == "model" else make_xl_pipeline()
+    for networks in (memory.find_networks(request.getfixturevalue(kind)), budget.like(pipeline)):
+        names = {"unet", "vae", "text_encoder"} | ({"text_encoder_2"} if kind == "xl_model" else set())
+        assert set(vars(networks)) == names
+        for name, network in vars(networks).items():
+            shapes = {key: tensor.shape for key, tensor in network.state_dict().items()}
+            assert shapes == {key: t.shape for key, t in getattr(pipeline, name).state_dict().items()}
+            assert {t.device.type for t in network.parameters()} == {"meta"}
+
+
+def test_networks_of_a_name_that_is_not_known() -> None:
+    with pytest.raises(ValueError, match=r"size of 'some/model' is not known here: .*tiny-sd, stable-diff"):
+        memory.find_networks("some/model")
+
+
+def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline", "vae": ["diffusers", "VAE"]}')
+    with pytest.raises(ValueError, match="holds no Stable Diffusion"):
+        memory.find_networks(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_stable_diffusion_xl_has_its_published_sizes() -> None:
+    sizes = {name: sum(p.numel() for p in n.parameters()) for name, n in vars(budget.sdxl()).items()}
+    assert sizes == {
+        "unet": 2_567_463_684,
+        "vae": 83_653_863,
+        "text_encoder": 123_060_480,
+        "text_encoder_2": 694_659_840,
+    }
+
+
+def test_rewards_share_clip() -> None:
+    clip, resnet = 427_616_513 * 4, 11_176_512 * 4
+    assert memory.reward_bytes("clip_score") == memory.reward_bytes("clip_score+0.5*clip_margin") == clip
+    assert memory.reward_bytes("edit") == clip + resnet
+    assert memory.reward_bytes("jpeg_compressibility") == memory.reward_bytes("mine.py:score") == 0
+
+
+# --------------------------------------------------------------------------------------------- fitting
+def peak(model: str, config: DDPOConfig) -> float:
+    """GB that a card needs, counted with passes of the size in question."""
+    found = budget.estimate(memory.find_networks(model), config, 3, from_images=True)
+    return (found.peak / memory.GB + memory.CUDA) / memory.SHARE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "guidance"), [("model", 1.0), ("model", 2.0), ("xl_model", 2.0)])
+def test_the_largest_passes_that_fit(
+    kind: str, guidance: float, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
+    config = make_config(tmp_path, **EPOCH, sample_guidance_scale=guidance, mixed_precision="bf16")
+    # 12 samples an optimizer step: passes of 1, 2, 3, 4, 6 or 12
+    needed = {size: peak(model, memory._with_passes(config, size)) for size in (4, 6, 12)}
+    for size, larger in ((4, 6), (6, 12)):
+        found = memory.fit(model, config, (needed[size] + needed[larger]) / 2, 3, from_images=True).config
+        assert found.forward_sizes(4 * 8 * 8) == (size, size)
+        before, after = (each.epoch_plan(3) for each in (config, found))
+        assert after.total_samples == before.total_samples == 24
+        assert after.samples_per_optimizer_step == before.samples_per_optimizer_step == 12
+        assert not found.train_gradient_checkpointing
+
+
+def test_checkpointing_is_for_what_does_not_fit_without(model: str, tmp_path: Path) -> None:
+    config = make_config(tmp_path, **EPOCH)
+    one = memory._with_passes(config, 1)
+    gigabytes = peak(model, one) * (1 - 1e-9)
+    found = memory.fit(model, config, gigabytes, 3, from_images=True)
+    assert found.config.train_gradient_checkpointing
+    assert found.gigabytes < gigabytes
+    with pytest.raises(ValueError, match="one sample at a time"):
+        memory.fit(model, config, gigabytes, 3, from_images=True, keep_checkpointing=True)
+
+
+def test_the_smallest_card_that_would_do_is_named(model: str, tmp_path: Path) -> None:
+    config = make_config(tmp_path, **EPOCH)
+    with pytest.raises(ValueError, match=r"a card of (\d+\.\d) GB") as caught:
+        memory.fit(model, config, 0.5, 3, from_images=True)
+    checkpointed = memory._with_passes(make_config(tmp_path, **EPOCH, train_gradient_checkpointing=True), 1)
+    assert f"a card of {peak(model, checkpointed):.1f} GB" in str(caught.value)
+
+
+def test_a_kl_penalty_holds_a_second_unet_where_all_of_it_is_trained(model: str, tmp_path: Path) -> None:
+    plain, held = (
+        budget.estimate(
+            memory.find_networks(model),
+            make_config(tmp_path, train_use_lora=False, train_kl_coefficient=weight),
+            3,
+            from_images=False,
+        )
+        for weight in (0.0, 0.1)
+    )
+    assert held.frozen - plain.frozen == 4 * sum(p.numel() for p in make_pipeline().unet.parameters())
+
+
+def test_auto_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="there is none"):
+        memory.device_gigabytes()
+    cards = [type("Card", (), {"total_memory": size}) for size in (80 * 10**9, 24 * 10**9)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: cards[number])
+    assert memory.device_gigabytes() == 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
+def test_the_table_of_lesson_08_is_what_is_worked_out(gigabytes: int) -> None:
+    config = DDPOConfig(**PRESETS["edit"].config)
+    reward = memory.reward_bytes("edit")
+    name = "stable-diffusion-v1-5/stable-diffusion-v1-5"
+    found = memory.fit(name, config, gigabytes, 25, from_images=True, reward_bytes=reward).config
+    table = DDPOConfig(**fit_to_memory(PRESETS["edit"].config, gigabytes))
+    assert found.forward_sizes(4 * 64 * 64) == table.forward_sizes(4 * 64 * 64)
+    assert found.train_gradient_checkpointing == table.train_gradient_checkpointing
+
+
+# ------------------------------------------------------------------------------------------- processes
+@pytest.mark.parametrize(
+    ("name", "processes", "expected"),
+    [
+        ("edit", 4, (4, 16, 4, 8)),  # 256 and 128 samples
+        ("edit", 1, (4, 64, 4, 32)),
+        ("aesthetic", 8, (8, 4, 4, 4)),  # as published
+        ("aesthetic", 2, (8, 16, 4, 16)),
+        ("aesthetic", 1, (8, 4, 4, 4)),  # alone: a process' share
+        ("alignment", 4, (8, 9, 4, 9)),  # 288 and 144 samples
+        ("digit_world", 4, (16, 1, 16, 1)),  # one batch: that is cut
+    ],
+)
+def test_processes_share_the_experiment(name: str, processes: int, expected: tuple[int, ...]) -> None:
+    config = DDPOConfig(**divide(PRESETS[name], processes))
+    assert tuple(getattr(config, field) for field in EPOCH) == expected
+
+
+def test_processes_that_do_not_divide_the_experiment_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 processes do not divide the preset's 256 samples of an epoch"):
+        divide(PRESETS["edit"], 3)
+
+
+def test_what_was_given_is_that_of_each_process() -> None:
+    given = {"sample_num_batches_per_epoch"}
+    assert divide(PRESETS["edit"], 4, given)["sample_num_batches_per_epoch"] == 64
+    assert divide(PRESETS["edit"], 4, given)["train_gradient_accumulation_steps"] == 8

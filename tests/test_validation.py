@@ -1,0 +1,103 @@
+"""Validation: the same noise each time, a record and a grid, and nothing of the training changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image, red_three
+from PIL import Image
+
+from ddpo_lessons import Validation
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HELD_OUT = [(prompt, {}) for prompt in PROMPTS[:3]]
+SECONDS = ("seconds_sampling", "seconds_reward", "seconds_training")
+
+
+def make_trainer(folder: Path, every: int | None, **changes: Any) -> DDPOTrainer:
+    trainer = DDPOTrainer(make_config(folder, **changes), brightness, red_three, make_pipeline())
+    if every is not None:
+        trainer.image_samples_hook = Validation(trainer, HELD_OUT, every)
+    return trainer
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k not in SECONDS} for record in read_metrics(folder)]
+
+
+def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+    for name, every in (("without", None), ("with", 2)):
+        make_trainer(tmp_path / name, every, num_epochs=3).train()
+    found = records(tmp_path / "with")
+    assert [r for r in found if r["kind"] != "validation"] == records(tmp_path / "without")
+    validated = [record for record in found if record["kind"] == "validation"]
+    assert [(record["epoch"], record["step"]) for record in validated] == [(0, 0), (2, 2), (3, 3)]
+    names = {path.name for path in (tmp_path / "with" / "images").iterdir()}
+    assert names == {f"validation-00000{n}.png" for n in (0, 2, 3)}
+
+
+def test_a_resumed_run_validates_as_the_one_that_never_stopped(tmp_path: Path) -> None:
+    make_trainer(tmp_path / "whole", 2, num_epochs=4).train()
+    make_trainer(tmp_path / "parts", 2, num_epochs=2).train()
+    make_trainer(tmp_path / "parts", 2, num_epochs=4, resume_from="latest").train()
+    assert records(tmp_path / "whole") == records(tmp_path / "parts")
+
+
+def test_the_noise_is_the_same_each_time_and_what_differs_was_learned(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, None, train_learning_rate=0.05)
+    validation = Validation(trainer, HELD_OUT)
+    before, rewards = validation.measure()
+    again, _ = validation.measure()
+    assert torch.equal(before, again)
+    torch.testing.assert_close(rewards, before.mean(dim=(1, 2, 3)))
+    trainer.train()
+    assert not torch.equal(before, validation.measure()[0])
+
+
+def test_images_stand_beside_their_results(tmp_path: Path) -> None:
+    trainer = ImageDDPOTrainer(
+        make_config(tmp_path, num_epochs=1), brightness, noisy_image, make_pipeline(), noise_strength=0.7
+    )
+    red = torch.zeros(3, 32, 32)
+    red[0] = 1
+    calls: list[int] = []
+    trainer.image_samples_hook = Validation(
+        trainer, [("", red, {})], every=5, hook=lambda batches, step, tracker: calls.append(step)
+    )
+    trainer.train()
+    assert calls == [1]
+    grid = Image.open(tmp_path / "images" / "validation-000000.png")
+    assert grid.size == (8 * 96, 96)
+    assert grid.getpixel((48, 48)) == (255, 0, 0)
+    assert grid.getpixel((96 + 48, 48)) != (255, 0, 0)
+
+
+def test_trackers_are_told(tmp_path: Path) -> None:
+    told: list[tuple[str, Any, int]] = []
+
+    class Tracker:
+        def log(self, values: dict[str, float], step: int) -> None:
+            told.append(("values", values, step))
+
+        def log_images(self, values: dict[str, Any], step: int) -> None:
+            told.append(("images", values["validation"].shape, step))
+
+    trainer = make_trainer(tmp_path, 1)
+    trainer.accelerator.trackers = [Tracker()]
+    trainer.train()
+    assert [kind for kind, _, _ in told] == ["values", "images"] * 2
+    assert told[1][1] == (3, 32, 32, 3)
+    assert told[2][1]["validation/epoch"] == 1
+
+
+@pytest.mark.parametrize(("samples", "every"), [([], 1), (HELD_OUT, 0)])
+def test_nothing_to_validate_is_refused(samples: list[Any], every: int, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, None)
+    with pytest.raises(ValueError, match="give one or more of both"):
+        Validation(trainer, samples, every)
