@@ -49,7 +49,6 @@ TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the t
     "noise": "noise, severity 5",
     "four corruptions": "noise, blur, fog, JPEG, severities 1 to 5",
 }
-TWO_TASKS = ("fog", "camouflage")  # in lesson 07
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
 
 
@@ -278,7 +277,6 @@ def img2img_tasks() -> list[Row]:
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv")),
-    "two-tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv"), TWO_TASKS),
     "lessons": lambda: lesson_table(read("speed/lesson_times.json")),
     "demo": lambda: demo_table(read("results/demo.json")),
     "ablations": lambda: ablation_table(read("results/demo_ablations.csv")),
