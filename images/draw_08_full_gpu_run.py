@@ -132,7 +132,8 @@ def precision() -> Figure:
     axes.plot([9.65, 9.82, 9.82, 1.12], [0.98, 0.98, 3.3, 3.3], color=INK, linewidth=1.3)
     words = "the same float32 numbers: the next state, and what training replays"
     label(axes, 5.5, 3.48, words, ink=MUTED, size=9.5)
-    words = "VAE and text encoder round too, but what they give is recorded once. Only the UNet is run again in training."
+    words = "VAE and text encoder round too, but what they give is recorded once. "
+    words += "Only the UNet is run again in training."
     label(axes, 0.25, 0.18, words, size=10, align="left")
     return figure
 
