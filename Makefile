@@ -65,7 +65,7 @@ colab: .venv/all.stamp ## lessons that carry their figures, and the package's wh
 	$(BIN)/python -m pip wheel --no-deps -w build/colab .
 
 site: .venv/all.stamp ## the pages in build/site, from docs/ and the notebooks as they are
-	$(BIN)/python -m sphinx -W --keep-going -q -a -c docs -d build/doctrees . build/site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -a -c docs -d build/doctrees . build/site
 	@echo "Open build/site/index.html"
 
 clean: ## remove the environment, caches and build folders

@@ -74,9 +74,9 @@ def skip_member(app: Sphinx, what: str, name: str, member: Any, skip: bool, opti
 
 
 def keep_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Put a line before the docstring of an attribute: napoleon takes its first one for "type: text"."""
+    r"""Put a line of nothing, "\\", before an attribute's docstring, where napoleon looks for its type."""
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "")
+        lines.insert(0, "\\")
 
 
 def setup(app: Sphinx) -> None:

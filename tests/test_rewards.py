@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from ddpo_lessons import rewards, tiny
+from ddpo_lessons.app import reward_flag
 from ddpo_lessons.rewards import models
 from ddpo_lessons.tiny import world
 from ddpo_lessons.tiny.world import COLOURS
@@ -334,7 +335,7 @@ def test_preprocessing_resizes_and_crops_as_pil_does(
     smooth = torch.nn.functional.avg_pool2d(bytes_images(4, 2, 3, *shape), 3, 1, 1)
     images = (255 * smooth).round() / 255
     expected = preprocess(images, 36)
-    result = models.load_from_hub(folder, models._Clip).preprocess(images)
+    result = models.load_clip(folder).preprocess(images)
     assert result.shape == (2, 3, SIZE, SIZE)
     # PIL rounds twice to 8 bits, once after each of its two passes; a standard deviation is 0.26.
     assert (result - expected).abs().max() < 1.6 / 255 / 0.26
@@ -467,13 +468,18 @@ def test_distance_penalty_refuses_a_network_without_maps(resnet_folder: Path, tm
 def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for name in ("clip_score", "clip_margin", "clip_change", "aesthetic_score", "distance_penalty", "edit"):
+    asking = [name for name, asked in reward_flag.REWARDS.items() if asked]
+    assert len(asking) == 9
+    for name in asking:
         with pytest.raises(RuntimeError) as caught:
             rewards.get_reward(name)
         message = str(caught.value)
         assert any(
             model in message
-            for model in (rewards.CLIP_MODEL, rewards.AESTHETIC_HEAD, rewards.PERCEPTUAL_MODEL)
+            for model in (
+                *(rewards.CLIP_MODEL, rewards.AESTHETIC_HEAD, rewards.PERCEPTUAL_MODEL),
+                *(rewards.PICK_SCORE, rewards.HPS_V2, rewards.IMAGE_REWARD),
+            )
         )
         for part in ("LocalEntryNotFoundError", "hf download", "pass its path", "HF_HOME"):
             assert part in message

@@ -31,18 +31,14 @@ from tyro.constructors import (
 
 from ddpo_lessons import __version__
 from ddpo_lessons.algorithms import ALGORITHMS
+from ddpo_lessons.app import reward_flag
 from ddpo_lessons.app.flags import in_flags
 from ddpo_lessons.app.presets import PRESETS, Preset, divide, world_size
 from ddpo_lessons.app.runs import Policy, check_model, find_policy
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import PROMPTS, from_file, get_prompts
 
-# Names in registries whose modules load torch; tests/test_cli.py compares them.
-REWARDS = (
-    "jpeg_compressibility", "jpeg_incompressibility", "colourfulness", "decorruption", "digit_legibility",
-    "legibility_gain", "digit_margin", "prompt_alignment", "clip_score", "clip_margin", "clip_change",
-    "aesthetic_score", "distance_penalty", "recolouring", "edit",
-)  # fmt: skip
+# Names in a registry whose module loads torch; tests/test_cli.py compares them.
 Damage = Literal["noisy", "blurry", "foggy", "blocky", "faded", "dark"]
 
 # The fields of DDPOConfig that most runs set; `--help` shows the others below them.
@@ -97,12 +93,6 @@ def _one_of(names: Iterable[Any], default: Any = None) -> Any:
     return tyro.conf.arg(constructor=choice, help_behavior_hint=f"(default: {default})")
 
 
-def _rewards() -> Iterable[str]:
-    """Return the names of rewards, with those that a program registered which calls `main`."""
-    registry = sys.modules.get("ddpo_lessons.rewards")
-    return REWARDS if registry is None else registry.REWARDS
-
-
 def check_packages(config: DDPOConfig) -> None:
     """Raise an ImportError for a package that the settings need and that is not installed."""
     adam = "bitsandbytes" if config.train_use_8bit_adam else None
@@ -147,8 +137,7 @@ class Train:
     """Named settings, which every other flag overrides; digit_world for tiny-sd."""
     algorithm: Annotated[str, _one_of(ALGORITHMS, "ddpo")] = "ddpo"
     """How rewards become updates."""
-    reward: Annotated[str | None, _one_of(_rewards())] = None
-    """What is trained for; the preset's if not given."""
+    reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     prompts: str | None = None
     """digit_world, digit_world_left_out, animals, activities; or a file, a prompt a line."""
     prompt: str | None = None
@@ -202,6 +191,7 @@ class Train:
             raise ValueError("--severity says how strong damage is: give --damage too")
         if not (self.reward or preset.reward):
             raise ValueError("a model without a preset needs a reward: give --reward")
+        terms = self.choose_rewards(preset)
         config = self.make_config(preset)
         if self.images is not None and not self.images.is_dir():
             raise ValueError(f"--images {self.images} is not a folder")
@@ -211,8 +201,13 @@ class Train:
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)
         self.check_gpu_memory()
+        reward_flag.load_functions(terms)  # late, since a user's file may need torch
         if self.images is None:
             self.choose_prompts(preset, config.seed)  # last, since those of the digit world need torch
+
+    def choose_rewards(self, preset: Preset) -> tuple[reward_flag.Term, ...]:
+        """Return what is trained for."""
+        return reward_flag.parse(self.reward or preset.reward)
 
     def check_validation(self) -> None:
         """Refuse what cannot be validated on."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpo_lessons.app import budget, memory
+from ddpo_lessons.app import budget, memory, reward_flag
 from ddpo_lessons.app.presets import Preset, world_size
 from ddpo_lessons.app.sample import NOISE_STRENGTH
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.folders import ImageFolder, check_needs, check_prompt
+from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.images import grid_bytes_per_pixel
 from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.run.runner import SHOWN_IMAGES
@@ -103,9 +103,8 @@ def dry_run(arguments: Train, images: ImageFolder | None) -> int:
     """
     preset = arguments.choose_preset()
     if images is not None:
-        reward = arguments.reward or preset.reward
-        check_needs(reward, images, arguments.damage or preset.damages)
-        check_prompt(reward, images, arguments.prompt)
+        damages = arguments.damage or preset.damages
+        reward_flag.check(arguments.choose_rewards(preset), images, damages, arguments.prompt)
     config = settle(arguments, preset, images is not None)
     for line in describe(arguments, preset, config, images):
         say(line)

@@ -43,13 +43,18 @@ KNOWN: dict[str, Callable[[], budget.Networks]] = {
     "CompVis/stable-diffusion-v1-4": budget.sd15,
     "stabilityai/stable-diffusion-xl-base-1.0": budget.sdxl,
 }
-# Parameters of what rewards load, all in float32: CLIP ViT-L/14, LAION's head, ResNet-18 without its own.
+# Parameters of what rewards load, all in float32: CLIP ViT-L/14 and ViT-H/14, LAION's head, ResNet-18 without
+# its own, ImageReward.
 _CLIP, _HEAD, _RESNET = 427_616_513, 925_441, 11_176_512
+_CLIP_H, _BLIP = 986_109_441, 446_206_689
 _REWARD_MODELS = {
     "clip_score": {_CLIP},
     "clip_margin": {_CLIP},
     "clip_change": {_CLIP},
     "aesthetic_score": {_CLIP, _HEAD},
+    "pick_score": {_CLIP_H},
+    "hps_v2": {_CLIP_H},
+    "image_reward": {_BLIP},
     "distance_penalty": {_RESNET},
     "edit": {_CLIP, _RESNET},
 }

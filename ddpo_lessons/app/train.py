@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app import forecast
+from ddpo_lessons.app import forecast, reward_flag
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.compat import load_pipeline
@@ -15,16 +16,12 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import (
     ImageFolder,
     ImagePrompts,
-    check_needs,
-    check_prompt,
     find_images,
     image_prompts,
-    make_reward,
     summary,
 )
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.rewards import get_reward
 from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Runner
@@ -78,16 +75,14 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     """
     preset = arguments.choose_preset()
     config = forecast.settle(arguments, preset, images is not None)
-    reward, model = arguments.reward or preset.reward, arguments.model or preset.model
+    rewards, model = arguments.choose_rewards(preset), arguments.model or preset.model
     if images is not None:
-        return _make_image_trainer(arguments, preset, images, config, reward, model)
+        return _make_image_trainer(arguments, preset, images, config, rewards, model)
     prompts = arguments.choose_prompts(preset, config.seed)
     algorithm, start = make_algorithm(arguments.algorithm), FromNoise()
-    pipeline = load_pipeline(model)
-    about = _about(arguments, preset, None, reward)
-    return Runner(
-        config, get_reward(reward), prompts, pipeline, algorithm=algorithm, start=start, about=about
-    )
+    reward_function, pipeline = reward_flag.make(rewards), load_pipeline(model)
+    about = _about(arguments, preset, None, rewards)
+    return Runner(config, reward_function, prompts, pipeline, algorithm=algorithm, start=start, about=about)
 
 
 def _make_image_trainer(
@@ -95,18 +90,15 @@ def _make_image_trainer(
     preset: Preset,
     images: ImageFolder,
     config: DDPOConfig,
-    reward: str,
+    rewards: Sequence[reward_flag.Term],
     model: str,
 ) -> Runner:
-    check_needs(reward, images, arguments.damage or preset.damages)
-    check_prompt(reward, images, arguments.prompt)
-    reward_function, pipeline = make_reward(reward, images), load_pipeline(model)
+    damages = arguments.damage or preset.damages
+    reward_flag.check(rewards, images, damages, arguments.prompt)
+    reward_function, pipeline = reward_flag.make(rewards, images, damages), load_pipeline(model)
     sampler = _sampler(arguments, images, pipeline, config.seed)
-    algorithm, start = (
-        make_algorithm(arguments.algorithm),
-        FromImages(forecast.noise_strength(arguments, preset)),
-    )
-    about = _about(arguments, preset, images, reward)
+    start = FromImages(forecast.noise_strength(arguments, preset))
+    algorithm, about = make_algorithm(arguments.algorithm), _about(arguments, preset, images, rewards)
     return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
 
 
@@ -117,9 +109,8 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     if arguments.images is None:
         return read_prompts(arguments.validation)
     preset, held_out = arguments.choose_preset(), find_images(arguments.validation)
-    reward = arguments.reward or preset.reward
-    check_needs(reward, held_out, arguments.damage or preset.damages)
-    check_prompt(reward, held_out, arguments.prompt)
+    rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
+    reward_flag.check(rewards, held_out, damages, arguments.prompt)
     return held_out
 
 
@@ -140,10 +131,12 @@ def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) ->
     return image_prompts(images, prompt, image_size(pipeline), seed, damages, severities)
 
 
-def _about(arguments: Train, preset: Preset, images: ImageFolder | None, reward: str) -> dict[str, Any]:
+def _about(
+    arguments: Train, preset: Preset, images: ImageFolder | None, rewards: Sequence[reward_flag.Term]
+) -> dict[str, Any]:
     """Return what the command line knows of a run: names, and hashes that tell their contents apart."""
     name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
-    about: dict[str, Any] = {"preset": name, "reward": reward}
+    about: dict[str, Any] = {"preset": name, "reward": reward_flag.describe(rewards)}
     if images is None:
         return {**about, "prompts": _prompt_source(arguments, preset)}
     names = [file.relative_to(images.folder).as_posix() for file in images.files]

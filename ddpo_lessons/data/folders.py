@@ -25,7 +25,7 @@ from PIL import Image, ImageOps
 from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.images import to_rgb
 from ddpo_lessons.data.prompts import PromptSampler
-from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward
+from ddpo_lessons.rewards import RewardFunction, get_reward
 from ddpo_lessons.tiny import world
 
 # What rewards read from the metadata.
@@ -37,9 +37,10 @@ NEEDS = {
     "legibility_gain": "digit",
     "recolouring": "digit",
     "decorruption": "target",
-    "distance_penalty": "target",
 }
-NEED_A_PROMPT = ("clip_score", "prompt_alignment", "recolouring", "edit")  # rewards that score what it says
+NEED_A_PROMPT = (  # rewards that score what it says
+    "clip_score", "pick_score", "hps_v2", "image_reward", "prompt_alignment", "recolouring", "edit",
+)  # fmt: skip
 METADATA = "metadata.jsonl"  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class
 CACHE_BYTES = 2**30  # of images that are kept fitted
@@ -311,12 +312,19 @@ def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
         )
 
 
-def make_reward(name: str, images: ImageFolder) -> RewardFunction:
-    """Make the reward of a name; those that compare classes compare the folder's.
+def make_reward(
+    name: str, images: ImageFolder | None, models: Sequence[str] = (), damages: Sequence[str] = ()
+) -> RewardFunction:
+    """Make the reward of a name.
+
+    Those that compare classes compare the folder's, and `distance_penalty` compares with the original image,
+    which is the input where nothing is damaged.
 
     Args:
         name: a name of `REWARDS`.
-        images: what is trained on.
+        images: what is trained on; None for text-to-image.
+        models: folders, or names on the hub, of the first of the models that the reward asks.
+        damages: what is done to the images.
 
     Returns:
         The reward function.
@@ -325,9 +333,12 @@ def make_reward(name: str, images: ImageFolder) -> RewardFunction:
         ValueError: if the name does not exist.
         RuntimeError: if the reward needs a model that cannot be had.
     """
-    if NEEDS.get(name) == "label":
-        return REWARDS[name](classes=images.classes)  # type: ignore[call-arg]
-    return get_reward(name)
+    settings: dict[str, Any] = {}
+    if images is not None and NEEDS.get(name) == "label":
+        settings["classes"] = images.classes
+    if images is not None and name == "distance_penalty" and not damages:
+        settings["reference"] = "image"
+    return get_reward(name, *models, **settings)
 
 
 # ------------------------------------------------------------------------------------------- contexts

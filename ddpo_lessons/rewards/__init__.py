@@ -10,6 +10,7 @@ arXiv 2305.13301, section 5).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, check_images
 from ddpo_lessons.rewards.combined import edit, weighted_sum
@@ -38,12 +39,27 @@ from ddpo_lessons.rewards.pixels import (
     jpeg_compressibility,
     jpeg_incompressibility,
 )
+from ddpo_lessons.rewards.preferences import (
+    BERT,
+    CLIP_H,
+    HPS_V2,
+    IMAGE_REWARD,
+    PICK_SCORE,
+    hps_v2,
+    image_reward,
+    pick_score,
+)
 
 __all__ = [
     "AESTHETIC_HEAD",
     "ANIMALS",
+    "BERT",
+    "CLIP_H",
     "CLIP_MODEL",
+    "HPS_V2",
+    "IMAGE_REWARD",
     "PERCEPTUAL_MODEL",
+    "PICK_SCORE",
     "REWARDS",
     "Metadata",
     "RewardFunction",
@@ -60,16 +76,19 @@ __all__ = [
     "distance_penalty",
     "edit",
     "get_reward",
+    "hps_v2",
+    "image_reward",
     "jpeg_compressibility",
     "jpeg_incompressibility",
     "legibility_gain",
     "load_from_hub",
+    "pick_score",
     "prompt_alignment",
     "recolouring",
     "weighted_sum",
 ]
 
-REWARDS: dict[str, Callable[[], RewardFunction]] = {
+REWARDS: dict[str, Callable[..., RewardFunction]] = {
     "jpeg_compressibility": jpeg_compressibility,
     "jpeg_incompressibility": jpeg_incompressibility,
     "colourfulness": colourfulness,
@@ -82,17 +101,22 @@ REWARDS: dict[str, Callable[[], RewardFunction]] = {
     "clip_margin": clip_margin,
     "clip_change": clip_change,
     "aesthetic_score": aesthetic_score,
+    "pick_score": pick_score,
+    "hps_v2": hps_v2,
+    "image_reward": image_reward,
     "distance_penalty": distance_penalty,
     "recolouring": recolouring,
     "edit": edit,
 }
 
 
-def get_reward(name: str) -> RewardFunction:
-    """Make the reward function of a name in `REWARDS`, with its default arguments.
+def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
+    """Make the reward function of a name in `REWARDS`.
 
     Args:
         name: a key of `REWARDS`.
+        *arguments: of the factory; none for its defaults.
+        **settings: more of them, by name.
 
     Returns:
         The reward function.
@@ -103,4 +127,4 @@ def get_reward(name: str) -> RewardFunction:
     """
     if name not in REWARDS:
         raise ValueError(f"reward={name!r} does not exist: use one of {', '.join(sorted(REWARDS))}")
-    return REWARDS[name]()
+    return REWARDS[name](*arguments, **settings)

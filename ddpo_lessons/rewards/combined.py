@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward
+from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward, split_info
 from ddpo_lessons.rewards.models import CLIP_MODEL, PERCEPTUAL_MODEL, clip_score, distance_penalty
 
 
 def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    rewards, info = result if isinstance(result, tuple) else (result, {})
+    rewards, info = split_info(result)
     rewards = torch.as_tensor(rewards, dtype=torch.float32, device=like.device)
     if rewards.shape != like.shape[:1]:
         raise ValueError(f"rewards of {name!r} have shape {tuple(rewards.shape)}: return (B,)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,19 +25,24 @@ from ddpo_lessons.rewards.base import (
 CLIP_MODEL = "openai/clip-vit-large-patch14"
 AESTHETIC_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 PERCEPTUAL_MODEL = "microsoft/resnet-18"
+TEXT_FILES = ("*.json", "merges.txt", "vocab.txt")  # configs, tokenizers, preprocessors
+WEIGHTS = "model*.safetensors"
 T = TypeVar("T")
 
 
 # ------------------------------------------------------------------------------------------- the hub
-def load_from_hub(model: str | Path, load: Callable[[Path], T]) -> T:
+def load_from_hub(
+    model: str | Path, load: Callable[[Path], T], files: Sequence[str] = (*TEXT_FILES, WEIGHTS)
+) -> T:
     """Find a model on this machine or on the hub, and load it.
 
-    Only JSON, the tokenizer's merges and safetensors are ever downloaded or read: no pickle, no
-    code of the model's repository.
+    No code of the model's repository runs. Weights are safetensors; checkpoints that are published as pickles
+    only (`preferences`) go through torch's restricted unpickler, which makes tensors and plain values.
 
     Args:
         model: a folder, a file, or the id of a model on the hub.
         load: turns the folder (or file) into what is returned.
+        files: what is downloaded of the repository, as patterns.
 
     Returns:
         What `load` made.
@@ -47,18 +52,18 @@ def load_from_hub(model: str | Path, load: Callable[[Path], T]) -> T:
     """
     from huggingface_hub import snapshot_download
 
-    files = ["*.json", "merges.txt", "model*.safetensors"]
     try:
         here = Path(model)
         if not here.exists():
-            here = Path(snapshot_download(str(model), allow_patterns=files))
+            here = Path(snapshot_download(str(model), allow_patterns=list(files)))
         return load(here)
     except Exception as error:  # network, file and format errors share the remedy, but no base
         reason = " ".join(str(error).split())
         raise RuntimeError(
             f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason}). "
             "On a machine with a network run `hf download MODEL --local-dir FOLDER`, copy the "
-            "folder here and pass its path; or set HF_HOME to a cache that already holds it"
+            "folder here and pass its path, on the command line as --reward NAME@FOLDER; or set HF_HOME to a "
+            "cache that already holds it"
         ) from error
 
 
@@ -88,31 +93,42 @@ class _Normalize(nn.Module):
 
 
 # ---------------------------------------------------------------------------------------------- CLIP
-class _Clip(nn.Module):
-    """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere."""
+def resize_and_crop(images: torch.Tensor, edge: int, crop: int) -> torch.Tensor:
+    """Resize the shorter side to `edge`, and cut out the middle: (B, 3, H, W) to (B, 3, crop, crop).
 
-    def __init__(self, folder: Path) -> None:
-        from transformers import CLIPModel, CLIPTokenizer
+    Bicubic with antialias is what PIL does, but for rounding to 8 bits in between; doing it here spares the
+    detour through PIL images and the need for torchvision.
+    """
+    shape = [edge * side // min(images.shape[2:]) for side in images.shape[2:]]
+    resized = F.interpolate(images, shape, mode="bicubic", antialias=True).clamp(0, 1)
+    top, left = ((side - crop) // 2 for side in shape)
+    return resized[:, :, top : top + crop, left : left + crop]
+
+
+class Clip(nn.Module):
+    """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere.
+
+    Args:
+        model: a CLIPModel.
+        processor: folder of its tokenizer and preprocessor_config.json.
+    """
+
+    model: Any  # of transformers, which mypy does not follow
+
+    def __init__(self, model: nn.Module, processor: Path) -> None:
+        from transformers import CLIPTokenizer
 
         super().__init__()
-        self.model = _pretrained(CLIPModel, folder)
-        self.tokenizer = CLIPTokenizer.from_pretrained(folder)
-        self.normalize = _Normalize(folder)
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = CLIPTokenizer.from_pretrained(processor)
+        self.normalize = _Normalize(processor)
         size, crop = (self.normalize.settings[key] for key in ("size", "crop_size"))
         self.edge = size["shortest_edge"] if isinstance(size, dict) else size
         self.crop = crop["height"] if isinstance(crop, dict) else crop
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
-        """CLIP's own preprocessing in torch: shorter edge resized, centre cropped, normalised.
-
-        Bicubic with antialias is what PIL does, but for rounding to 8 bits in between; doing it
-        here spares the detour through PIL images and the need for torchvision.
-        """
-        shape = [self.edge * side // min(images.shape[2:]) for side in images.shape[2:]]
-        resized = F.interpolate(images, shape, mode="bicubic", antialias=True).clamp(0, 1)
-        top, left = ((side - self.crop) // 2 for side in shape)
-        cropped = resized[:, :, top : top + self.crop, left : left + self.crop]
-        return self.normalize(cropped)
+        """CLIP's own preprocessing in torch: shorter edge resized, centre cropped, normalised."""
+        return self.normalize(resize_and_crop(images, self.edge, self.crop))
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Images (B, 3, H, W) in [0, 1] to unit vectors (B, D)."""
@@ -127,11 +143,30 @@ class _Clip(nn.Module):
         ).to(self.normalize.mean.device)
         return F.normalize(self.model.text_projection(self.model.text_model(**tokens).pooler_output), dim=1)
 
+    def cosines(self, images: torch.Tensor, texts: Sequence[str]) -> torch.Tensor:
+        """Cosine of every image (B, 3, H, W) and its text: (B,)."""
+        self.to(images.device)
+        return (self.embed_images(images) * self.embed_texts(texts)).sum(dim=1)
+
 
 @functools.cache
-def _load_clip(model: str | Path) -> _Clip:
-    # Cached, for a weighted sum of CLIP rewards needs the 1.7 GB only once.
-    return load_from_hub(model, _Clip)
+def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
+    """Load a CLIPModel; cached, for a weighted sum of CLIP rewards needs the 1.7 GB only once.
+
+    Args:
+        model: on the hub, or its folder.
+        processor: where tokenizer and preprocessor are, if they are not with the model.
+
+    Returns:
+        The model.
+
+    Raises:
+        RuntimeError: if one of them cannot be had.
+    """
+    from transformers import CLIPModel
+
+    weights = load_from_hub(model, lambda folder: _pretrained(CLIPModel, folder))
+    return load_from_hub(processor or model, lambda folder: Clip(weights, folder), TEXT_FILES)
 
 
 def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
@@ -149,12 +184,11 @@ def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
     Raises:
         RuntimeError: if the model cannot be had.
     """
-    clip = _load_clip(model)
+    clip = load_clip(model)
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        clip.to(images.device)
-        return (clip.embed_images(images) * clip.embed_texts(prompts)).sum(dim=1)
+        return clip.cosines(images, prompts)
 
     return reward
 
@@ -167,7 +201,7 @@ def _class_logits(
         raise ValueError(f"classes={list(classes)}: give two or more different names")
     if "{}" not in template:
         raise ValueError(f"template={template!r} has no {{}}: it marks the place of the class")
-    clip = _load_clip(model)
+    clip = load_clip(model)
     with torch.no_grad():
         texts = clip.embed_texts([template.format(name) for name in classes])  # (classes, D)
 
@@ -247,9 +281,8 @@ def clip_change(
     return reward
 
 
-def _load_aesthetic_head(path: Path) -> nn.Module:
-    from safetensors.torch import load_file
-
+def score_head(weights: Mapping[str, torch.Tensor], prefix: str) -> nn.Module:
+    """Make the network of LAION's aesthetic score, (B, 768) to (B, 1), of those weights with a prefix."""
     head = nn.Sequential(  # without activations, as published; dropout keeps the published numbers
         nn.Linear(768, 1024),
         nn.Dropout(0.2),
@@ -260,11 +293,14 @@ def _load_aesthetic_head(path: Path) -> nn.Module:
         nn.Linear(64, 16),
         nn.Linear(16, 1),
     )
-    weights = load_file(path if path.is_file() else path / "model.safetensors")
-    prefix = "layers."
-    layers = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-    head.load_state_dict(layers)
+    head.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
     return head.eval().requires_grad_(False)
+
+
+def _load_aesthetic_head(path: Path) -> nn.Module:
+    from safetensors.torch import load_file
+
+    return score_head(load_file(path if path.is_file() else path / "model.safetensors"), "layers.")
 
 
 def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD) -> RewardFunction:
@@ -287,7 +323,7 @@ def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC
         RuntimeError: if a model cannot be had.
     """
     scorer = load_from_hub(head, _load_aesthetic_head)
-    clip = _load_clip(model)
+    clip = load_clip(model)
     width = clip.model.config.projection_dim
     if width != 768:
         raise ValueError(f"model={str(model)!r} embeds in {width} dimensions: use {CLIP_MODEL}")

@@ -1,0 +1,288 @@
+"""`--reward`: names of the package, functions of the user's files, models by path, and weighted sums.
+
+Nothing here imports torch. A file of the user's may, and everything else is checked before it is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddpo_lessons.data.folders import ImageFolder
+    from ddpo_lessons.rewards import RewardFunction
+
+# The registry, whose module loads torch, and the models that each reward asks; tests/test_reward_flag.py
+# compares them.
+REWARDS: dict[str, tuple[str, ...]] = {
+    "jpeg_compressibility": (),
+    "jpeg_incompressibility": (),
+    "colourfulness": (),
+    "decorruption": (),
+    "digit_legibility": (),
+    "legibility_gain": (),
+    "digit_margin": (),
+    "prompt_alignment": (),
+    "clip_score": ("CLIP",),
+    "clip_margin": ("CLIP",),
+    "clip_change": ("CLIP",),
+    "aesthetic_score": ("CLIP", "HEAD"),
+    "pick_score": ("MODEL", "PROCESSOR"),
+    "hps_v2": ("MODEL", "PROCESSOR"),
+    "image_reward": ("MODEL", "TOKENIZER"),
+    "distance_penalty": ("NETWORK",),
+    "recolouring": (),
+    "edit": ("CLIP", "NETWORK"),
+}
+
+
+def known() -> dict[str, tuple[str, ...]]:
+    """Return the rewards by name, with those that a program registered which calls the command line."""
+    registry = sys.modules.get("ddpo_lessons.rewards")
+    mine = {} if registry is None else dict.fromkeys(registry.REWARDS, ())
+    return {**mine, **REWARDS}
+
+
+def help_text() -> str:
+    """Return the flag's help."""
+    asking = ", ".join("@".join((name, *models)) for name, models in REWARDS.items() if models)
+    return (
+        "What is trained for; the preset's if not given. A NAME; or FILE.py:FUNCTION or MODULE:FUNCTION, "
+        "which is called with (images, prompts, metadata) and returns a reward for each image; or a weighted "
+        f"sum, such as clip_score=1,my.py:red=0.2. NAMEs: {', '.join(known())}. After @ stands a folder of a "
+        f"model that is asked, or its name on the hub: {asking}."
+    )
+
+
+@dataclass(frozen=True)
+class Term:
+    """One reward of the flag.
+
+    Attributes:
+        name: of the registry, or of the function.
+        weight: in the sum; None where none was written.
+        place: FILE.py or MODULE of the function; empty for a name of the registry.
+        models: folders or names on the hub of the models that it asks; as many as were given.
+    """
+
+    name: str
+    weight: float | None
+    place: str = ""
+    models: tuple[str, ...] = ()
+
+    @property
+    def registered(self) -> str:
+        """The name in the registry; empty for a function of the user's."""
+        return "" if self.place else self.name
+
+    @property
+    def text(self) -> str:
+        """The term as it is written, without its weight."""
+        return f"{self.place}:{self.name}" if self.place else "@".join((self.name, *self.models))
+
+
+def parse(text: str) -> tuple[Term, ...]:
+    """Read the flag.
+
+    Args:
+        text: what was given.
+
+    Returns:
+        The terms, one or more.
+
+    Raises:
+        ValueError: for a name that does not exist, a weight that is no number, or a model that is not there.
+    """
+    terms = tuple(_term(part.strip()) for part in text.split(","))
+    names = [term.name for term in terms]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"--reward {text} names {name} twice: records tell rewards apart by their names")
+    return terms
+
+
+def _term(part: str) -> Term:
+    written, equals, number = part.rpartition("=")
+    text, weight = (written, _weight(part, number)) if equals else (part, None)
+    if "@" in text:
+        name, *models = text.split("@")
+        _check_name(name)
+        _check_models(text, name, models)
+        return Term(name, weight, models=tuple(models))
+    place, colon, function = text.rpartition(":")
+    if colon:
+        if not place or not function.isidentifier():
+            raise ValueError(f"--reward {text}: write FILE.py:FUNCTION or MODULE:FUNCTION")
+        return Term(function, weight, place)
+    _check_name(text)
+    return Term(text, weight)
+
+
+def _weight(part: str, number: str) -> float:
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = math.nan
+    if not math.isfinite(weight):
+        raise ValueError(f"--reward {part}: after = stands the weight, a finite number such as 0.2")
+    return weight
+
+
+def _check_name(name: str) -> None:
+    names = known()
+    if name not in names:
+        similar = difflib.get_close_matches(name, names, n=1)
+        meant = f"; perhaps you meant {similar[0]}" if similar else ""
+        raise ValueError(
+            f"--reward {name} does not exist{meant}. There are {', '.join(names)}; a function of your own is "
+            "FILE.py:FUNCTION"
+        )
+
+
+def _check_models(text: str, name: str, models: Sequence[str]) -> None:
+    asked = known()[name]
+    if len(models) > len(asked):
+        form = "@".join((name, *asked)) if asked else f"{name} alone, since it asks no model"
+        raise ValueError(f"--reward {text}: write {form}")
+    for model in models:
+        if not Path(model).exists() and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+            raise ValueError(f"--reward {text}: {model!r} is neither a folder nor OWNER/NAME on the hub")
+
+
+# ------------------------------------------------------------------------------------------ functions
+def load_functions(terms: Sequence[Term]) -> dict[str, RewardFunction]:
+    """Import the functions of the user's files and modules.
+
+    Args:
+        terms: what `parse` returned.
+
+    Returns:
+        The functions by name; terms of the registry have none.
+
+    Raises:
+        ValueError: if there is no such file, module or function, or it fails as it is imported.
+        TypeError: if it is no function of (images, prompts, metadata).
+    """
+    return {term.name: _load_function(term) for term in terms if term.place}
+
+
+def _load_function(term: Term) -> RewardFunction:
+    module = _import(term)
+    if not hasattr(module, term.name):
+        own = inspect.getmembers(
+            module, lambda value: inspect.isfunction(value) and value.__module__ == module.__name__
+        )
+        there = ", ".join(name for name, _ in own) or "no function"
+        raise ValueError(f"--reward {term.text}: {term.place} has no {term.name!r}; it has {there}")
+    function = getattr(module, term.name)
+    try:
+        inspect.signature(function).bind("images", "prompts", "metadata")
+    except ValueError:  # not every callable says what it takes
+        pass
+    except TypeError as error:
+        raise TypeError(
+            f"--reward {term.text} is not a function of (images, prompts, metadata); if it makes one, add "
+            f"a line such as `reward = {term.name}()` and give {term.place}:reward"
+        ) from error
+    return function
+
+
+def _import(term: Term) -> Any:
+    """Import a module as `python -m` would from its folder, or the current one, but after installed ones."""
+    name, folder = term.place, Path.cwd()
+    file = Path(name).resolve() if name.endswith(".py") else None
+    if file is not None:
+        if not file.is_file():
+            raise ValueError(f"--reward {term.text}: there is no file {name}")
+        name, folder = file.stem, file.parent
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # whatever the user's code raises
+        raise ValueError(f"--reward {term.text} cannot be imported: {_describe(error, term)}") from error
+    if file is not None and Path(module.__file__ or "").resolve() != file:
+        raise ValueError(
+            f"--reward {term.text}: another module is called {name} ({module.__file__}): rename the file"
+        )
+    return module
+
+
+def _describe(error: Exception, term: Term) -> str:
+    """Name what went wrong, and the last line of the user's file that was reached."""
+    if isinstance(error, ModuleNotFoundError) and error.name == term.place:
+        return f"there is no module {term.place} in {Path.cwd()}, and none is installed"
+    frames = traceback.extract_tb(error.__traceback__)
+    reached = [frame for frame in frames if Path(frame.filename).stem == Path(term.place).stem]
+    line = f" (line {reached[-1].lineno} of {Path(reached[-1].filename).name})" if reached else ""
+    return f"{type(error).__name__}: {error}{line}"
+
+
+# -------------------------------------------------------------------------------------------- rewards
+def check(terms: Sequence[Term], images: ImageFolder, damages: Sequence[str], prompt: str | None) -> None:
+    """Refuse rewards of the registry that lack labels, clean images or prompts.
+
+    Args:
+        terms: what `parse` returned.
+        images: what is trained on.
+        damages: what is done to them.
+        prompt: of every image; None where it was not asked for.
+
+    Raises:
+        ValueError: naming what is missing, and the remedy.
+    """
+    from ddpo_lessons.data.folders import check_needs, check_prompt
+
+    for term in terms:
+        check_needs(term.registered, images, damages)
+        check_prompt(term.registered, images, prompt)
+
+
+def make(
+    terms: Sequence[Term], images: ImageFolder | None = None, damages: Sequence[str] = ()
+) -> RewardFunction:
+    """Make the reward function of the flag.
+
+    Args:
+        terms: what `parse` returned.
+        images: those that are trained on.
+        damages: what is done to them.
+
+    Returns:
+        The reward function: that of a single term without a weight, or else the weighted sum.
+
+    Raises:
+        ValueError: as for `load_functions`.
+        TypeError: as for `load_functions`.
+        RuntimeError: if a reward's model cannot be had.
+    """
+    from ddpo_lessons.data.folders import make_reward
+    from ddpo_lessons.rewards import weighted_sum
+
+    functions = load_functions(terms)
+    made = {
+        term.name: (
+            functions[term.name] if term.place else make_reward(term.name, images, term.models, damages)
+        )
+        for term in terms
+    }
+    if len(terms) == 1 and terms[0].weight is None:
+        return made[terms[0].name]
+    weights = {term.name: 1.0 if term.weight is None else term.weight for term in terms}
+    return weighted_sum({name: (weight, made[name]) for name, weight in weights.items()})
+
+
+def describe(terms: Sequence[Term]) -> str | dict[str, float]:
+    """Return what the record of a run says of its reward: its text, or those of a sum with their weights."""
+    if len(terms) == 1 and terms[0].weight is None:
+        return terms[0].text
+    return {term.text: 1.0 if term.weight is None else term.weight for term in terms}

@@ -1,0 +1,256 @@
+"""`--reward`: its grammar, functions of the user's files, models by path, weighted sums."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import CLIP_SIZE, make_pipeline, write_clip, write_resnet
+from PIL import Image
+
+from ddpo_lessons import rewards
+from ddpo_lessons.app import cli, reward_flag
+from ddpo_lessons.app.reward_flag import Term, parse
+from ddpo_lessons.data import folders
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).parents[1]
+NUMBERS = itertools.count()
+MINE = """
+calls = []
+
+def red(images, prompts, metadata):
+    calls.append(prompts)
+    return images[:, 0].mean(dim=(1, 2)), {"blue": images[:, 2].mean(dim=(1, 2))}
+
+class Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, images, prompts, metadata):
+        return [self.value] * len(images)
+
+two = Constant(2.0)
+
+def make():
+    return red
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file of the user's, in the current folder, under a name that no other test has imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"my_rewards_{next(NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(MINE)
+    return name
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clip"))
+
+
+def pictures(size: int = 8) -> torch.Tensor:
+    return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+# -------------------------------------------------------------------------------------------- grammar
+def test_terms_are_names_functions_and_models_with_weights(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert parse("colourfulness") == (Term("colourfulness", None),)
+    assert parse("a.b:f") == (Term("f", None, "a.b"),)
+    written = f"clip_score@{folder}=1, my.py:red=-0.2,digit_margin,aesthetic_score@openai/clip@{folder}=2e1"
+    assert parse(written) == (
+        Term("clip_score", 1.0, models=(folder,)),
+        Term("red", -0.2, "my.py"),
+        Term("digit_margin", None),
+        Term("aesthetic_score", 20.0, models=("openai/clip", folder)),
+    )
+    assert [term.text for term in parse(written)][1:3] == ["my.py:red", "digit_margin"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("clip_scroe", "clip_scroe does not exist; perhaps you meant clip_score. There are jpeg"),
+        ("clip_scroe=1,edit=2", "--reward clip_scroe does not exist"),
+        ("colourfulness,", "--reward  does not exist"),
+        ("clip_score=high", "after = stands the weight"),
+        ("clip_score=nan", "after = stands the weight"),
+        ("clip_score=", "after = stands the weight"),
+        ("clip_score=1,clip_score@openai/clip=2", "names clip_score twice"),
+        ("my.py:", "write FILE.py:FUNCTION"),
+        (":red", "write FILE.py:FUNCTION"),
+        ("my.py:red()", "write FILE.py:FUNCTION"),
+        ("colourfulness@openai/clip", "write colourfulness alone, since it asks no model"),
+        ("aesthetic_score@a/b@c/d@e/f", "write aesthetic_score@CLIP@HEAD"),
+        ("clip_score@no-such-folder", "'no-such-folder' is neither a folder nor OWNER/NAME"),
+        ("clip_scroe@a/b", "clip_scroe does not exist"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match="--reward") as caught:
+        parse(text)
+    assert message in str(caught.value)
+
+
+def test_names_and_their_models_are_those_of_the_registry() -> None:
+    """The models come first among the arguments of a factory, and are given by name or folder."""
+    assert list(reward_flag.REWARDS) == list(rewards.REWARDS)
+    for name, make in rewards.REWARDS.items():
+        parameters = inspect.signature(make).parameters.values()
+        asked = [spec for spec in parameters if spec.annotation == "str | Path"]
+        assert len(asked) == len(reward_flag.REWARDS[name]), name
+        assert asked == [*parameters][: len(asked)]
+
+
+@pytest.mark.parametrize(
+    "text", ["clip_scroe", "edit=1,clip_scroe=2", "clip_score@nowhere", "NAME.py:bleu", "nowhere:red"]
+)
+def test_what_is_misspelt_is_refused_before_torch_is_imported(mine: str, text: str) -> None:
+    program = (
+        "import sys\nfrom ddpo_lessons.app import cli\nprint(cli.main(sys.argv[1:]))\n"
+        "print({'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules))"
+    )
+    words = ["train", "--reward", text.replace("NAME", mine)]
+    command = [sys.executable, "-c", program, *words]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.stdout.splitlines() == ["2", "set()"]
+    assert result.stderr.startswith(f"error: --reward {words[2].partition('=')[0].replace('edit', 'clip_')}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------------ functions
+@pytest.mark.parametrize("form", ["{}.py:red", "{}:red", "./{}.py:red"])
+def test_a_function_of_the_users_file(mine: str, form: str) -> None:
+    function = reward_flag.make(parse(form.format(mine)))
+    score, info = function(pictures(), ("a", "b"), ({}, {}))
+    assert torch.equal(score, pictures()[:, 0].mean(dim=(1, 2)))
+    assert list(info) == ["blue"]
+    assert function is sys.modules[mine].red  # and no copy of its module
+
+
+def test_an_object_that_is_called_is_a_function_too(mine: str) -> None:
+    assert reward_flag.make(parse(f"{mine}.py:two"))(pictures(), ("a", "b"), ({}, {})) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("NAME.py:bleu", ValueError, "NAME.py has no 'bleu'; it has make, red"),
+        ("nowhere.py:red", ValueError, "there is no file nowhere.py"),
+        ("nowhere:red", ValueError, "there is no module nowhere in"),
+        ("NAME:make", TypeError, r"add a line such as `reward = make\(\)` and give NAME:reward"),
+        ("broken_NAME.py:red", ValueError, r"SyntaxError.*line 2"),
+        (
+            "needy_NAME:red",
+            ValueError,
+            r"ModuleNotFoundError: No module named 'notthere'.*line 3 of needy_NAME",
+        ),
+        ("json.py:red", ValueError, r"another module is called json .*rename the file"),
+    ],
+)
+def test_functions_that_cannot_be_had_are_named(
+    mine: str, text: str, error: type[Exception], message: str
+) -> None:
+    Path(f"broken_{mine}.py").write_text("x = 1\ndef red(:\n")
+    Path(f"needy_{mine}.py").write_text("\n\nimport notthere\n")
+    Path("json.py").touch()
+    with pytest.raises(error, match=message.replace("NAME", mine)):
+        reward_flag.load_functions(parse(text.replace("NAME", mine)))
+
+
+# --------------------------------------------------------------------------------- sums and their models
+def test_a_sum_weighs_its_terms_and_keeps_their_info(mine: str) -> None:
+    Path("other.py").write_text(
+        "def green(images, prompts, metadata): return images[:, 1].mean(dim=(1, 2))\n"
+    )
+    combined = reward_flag.make(parse(f"{mine}.py:red=2,other.py:green=-0.5,{mine}:two"))
+    score, info = combined(pictures(), ("a", "b"), ({}, {}))
+    red, green, blue = pictures().mean(dim=(2, 3)).T
+    torch.testing.assert_close(score, 2 * red - 0.5 * green + 2)
+    torch.testing.assert_close(
+        info, {"red": red, "red/blue": blue, "green": green, "two": torch.full((2,), 2.0)}
+    )
+
+
+def test_a_model_by_path_is_the_one_that_is_asked(clip_folder: Path, tmp_path: Path) -> None:
+    images, prompts = pictures(CLIP_SIZE), ("a red three", "a cat")
+    resnet = write_resnet(tmp_path / "resnet")
+    combined = reward_flag.make(parse(f"clip_score@{clip_folder}=3,distance_penalty@{resnet}=0.5"))
+    metadata = [{"target": 1 - image} for image in images]
+    score, _ = combined(images, prompts, metadata)
+    cosine: Any = rewards.clip_score(clip_folder)(images, prompts, metadata)
+    distance: Any = rewards.distance_penalty(resnet)(images, prompts, metadata)
+    torch.testing.assert_close(score, 3 * cosine + 0.5 * distance)
+    both, _ = reward_flag.make(parse(f"edit@{clip_folder}@{resnet}"))(
+        images, prompts, [{"image": 1 - image} for image in images]
+    )
+    torch.testing.assert_close(both, 5 * cosine + distance)
+
+
+def test_the_distance_is_to_the_original_which_is_the_input_where_nothing_is_damaged(tmp_path: Path) -> None:
+    resnet = write_resnet(tmp_path / "resnet")
+    photos = folders.ImageFolder(tmp_path, (tmp_path / "a.png",), None)
+    images = pictures(32)
+    metadata = [{"image": image, "target": 1 - image} for image in images]
+    terms = parse(f"distance_penalty@{resnet}")
+    to_input: Any = reward_flag.make(terms, photos)(images, ("", ""), metadata)
+    to_target: Any = reward_flag.make(terms, photos, ["foggy"])(images, ("", ""), metadata)
+    assert to_input.tolist() == [0, 0]
+    assert to_target.max() < -0.01
+
+
+def test_a_model_that_is_not_there_names_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(RuntimeError, match="--reward NAME@FOLDER"):
+        reward_flag.make(parse("clip_score"))
+
+
+# --------------------------------------------------------------------------------------------- train
+TINY = (
+    *("--num-epochs", "1", "--image-grid-freq", "0", "--sample-num-steps", "3", "--sample-batch-size", "2"),
+    *("--sample-num-batches-per-epoch", "1", "--train-batch-size", "2", "--output-dir", "run"),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_pipeline().save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_resume_tells_one_sum_from_another(
+    mine: str, model: str, clip_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = f"clip_score@{clip_folder}=1,{mine}.py:red=0.2"
+    flags = ["train", *TINY, "--model", model, "--prompt", "a red three"]
+    assert cli.main([*flags, "--reward", reward]) == 0
+    assert sys.modules[mine].calls == [("a red three",) * 2]
+    capsys.readouterr()
+    other = reward.replace("0.2", "0.3")
+    assert cli.main([*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other]) == 2
+    message = capsys.readouterr().err
+    assert f"{mine}.py:red 0.2 " in message
+    assert f"{mine}.py:red 0.3 " in message
+
+
+def test_images_are_checked_for_every_term(mine: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    Image.new("RGB", (32, 32), "red").save("photos/a.png")
+    flags = ["train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7"]
+    assert cli.main([*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1"]) == 2
+    assert "--reward clip_margin needs to know what the images show" in capsys.readouterr().err
+    assert cli.main([*flags, "--reward", f"{mine}:red"]) == 0
