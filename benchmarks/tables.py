@@ -49,7 +49,6 @@ TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the t
     "noise": "noise, severity 5",
     "four corruptions": "noise, blur, fog, JPEG, severities 1 to 5",
 }
-TWO_TASKS = ("fog", "camouflage")  # in lesson 07
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
 
 
@@ -134,11 +133,11 @@ def lesson_table(times: Row) -> str:
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-def task_table(rows: list[Row], baselines: list[Row], tasks: Sequence[str] = tuple(TASKS)) -> str:
+def task_table(rows: list[Row], baselines: list[Row]) -> str:
     """Return the table of img2img tasks: RL beside what does without a reward, on the same test pictures."""
     titles = ["untouched", "best pixel operation", "untrained, best strength", "RL", "supervised, on pairs"]
     lines = []
-    for name in tasks:
+    for name in TASKS:
         trained = [row for row in rows if row["variant"] == name and row["damage"]]
         own: dict[str, list[Row]] = defaultdict(list)
         for row in baselines:
@@ -278,7 +277,6 @@ def img2img_tasks() -> list[Row]:
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv")),
-    "two-tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv"), TWO_TASKS),
     "lessons": lambda: lesson_table(read("speed/lesson_times.json")),
     "demo": lambda: demo_table(read("results/demo.json")),
     "ablations": lambda: ablation_table(read("results/demo_ablations.csv")),

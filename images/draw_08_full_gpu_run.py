@@ -68,7 +68,7 @@ def question() -> Figure:
         axes.bar(x, UNIT * total, 0.56, bottom=BOTTOM, color=color)
         number_above(axes, x, total)
         axes.text(x, BOTTOM - 0.08, name, color=INK, fontsize=10, ha="center", va="top")
-    words = "A to E: the same samples, the same gradient, the same optimizer step. What differs?"
+    words = "A to E: the same samples and optimizer step, the same gradient up to rounding. What differs?"
     label(axes, 0.3, 0.3, words, size=10.5, align="left")
     return figure
 
@@ -132,7 +132,8 @@ def precision() -> Figure:
     axes.plot([9.65, 9.82, 9.82, 1.12], [0.98, 0.98, 3.3, 3.3], color=INK, linewidth=1.3)
     words = "the same float32 numbers: the next state, and what training replays"
     label(axes, 5.5, 3.48, words, ink=MUTED, size=9.5)
-    words = "VAE and reward see finished samples; no ratio depends on them. Only the UNet rounds."
+    words = "VAE and text encoder round too, but what they give is recorded once. "
+    words += "Only the UNet is run again in training."
     label(axes, 0.25, 0.18, words, size=10, align="left")
     return figure
 

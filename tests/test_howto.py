@@ -26,9 +26,10 @@ def commands(page: str) -> list[list[str]]:
     ]
 
 
-def settings(words: list[str]) -> tuple[int, int]:
+def settings(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Check a command; return the samples of an epoch and of an optimizer step, over all its processes."""
     processes = int(words[words.index("--num_processes") + 1]) if words[0] == "accelerate" else 1
+    monkeypatch.setenv("WORLD_SIZE", str(processes))  # as the launcher does: presets are divided by it
     train = parse(words[words.index("train") :])
     assert isinstance(train, Train)
     train.check()
@@ -44,8 +45,11 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("page", EXPECTED)
-def test_commands_train_what_the_page_says(page):
-    assert [settings(words) for words in commands(page)] == EXPECTED[page]
+def test_commands_train_what_the_page_says(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("small", "large"):  # the pages' folders of images
+        (tmp_path / name).mkdir()
+    assert [settings(words, monkeypatch) for words in commands(page)] == EXPECTED[page]
 
 
 def test_hours_on_a_card_are_the_committed_ones():
