@@ -9,7 +9,8 @@ and after `shuffle_time`, it writes to `clocks.json`:
 - neighbours: the mean cosine of the gradients of consecutive passes; control: the same for ordinary denoising
   training on the finished pictures, with one noise per sample, where nothing is luck;
 - lengths of the passes' gradients; shares, their cosines with the sum of all; first_three, that of the sum of
-  the first three.
+  the first three;
+- last: how many of a pass's samples are at their last timestep, whose gradient is the longest.
 
 "across" has the mean cosine of two rollouts' whole gradients, which share the policy and not the luck. "torn"
 has the ratios of three batches of the lesson's own rollout; `clocks.png` the states of one of its samples.
@@ -131,6 +132,7 @@ def measure(policy: Policy, seed: int) -> tuple[Row, torch.Tensor]:
             "lengths": [round(float(g.norm()), 5) for g in gradients],
             "shares": [round(cosine(g, whole), 4) for g in gradients],
             "first_three": round(cosine(gradients[:3].sum(0), whole), 4),
+            "last": (batch["timesteps"] == samples["timesteps"].min()).sum(0).tolist(),
         }
         if seed < CONTROLS:
             found[order]["control"] = neighbours(of_passes(policy.denoising, batch))
