@@ -47,6 +47,7 @@ autodoc_default_options = {"members": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 napoleon_use_ivar = True  # attributes as a list
+suppress_warnings = ["ref.python"]  # of a name that two modules have, as compat's DDPOConfig
 default_role = "py:obj"  # docstrings have Markdown's single backticks
 
 html_theme = "furo"
