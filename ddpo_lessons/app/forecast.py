@@ -162,8 +162,8 @@ def _hours(paper: budget.Budget, config: DDPOConfig) -> Iterator[str]:
             yield f"{name}: does not fit"
             continue
         speed = tflops if config.mixed_precision != "no" else tflops / 2  # TF32
-        seconds = sum(paper.seconds(speed, memory.UTILISATION)) * config.num_epochs
-        yield f"{name}: {seconds / 3600:.2g}"
+        hours = sum(paper.seconds(speed, memory.UTILISATION)) * config.num_epochs / 3600
+        yield f"{name}: {hours:.2g}" if hours >= 0.01 else f"{name}: below 0.01"
 
 
 def _disk(config: DDPOConfig, paper: budget.Budget, networks: budget.Networks) -> str:
