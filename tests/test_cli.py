@@ -45,19 +45,6 @@ TINY = shlex.split("""
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    make_pipeline().save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with images of several sizes and kinds, and a file that is none."""
     folder = tmp_path_factory.mktemp("photos")

@@ -188,12 +188,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def policy_prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that rollouts of the trainer are given."""
     prompts: list[str] = []

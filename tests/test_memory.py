@@ -24,13 +24,6 @@ EPOCH: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    make_pipeline().save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def xl_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("xl")
     make_xl_pipeline().save_pretrained(folder)

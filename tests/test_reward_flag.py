@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CLIP_SIZE, make_pipeline, write_clip, write_resnet
+from helpers import CLIP_SIZE, write_clip, write_resnet
 from PIL import Image
 
 from ddpo_lessons import rewards
@@ -224,13 +224,6 @@ TINY = (
     *("--num-epochs", "1", "--image-grid-freq", "0", "--sample-num-steps", "3", "--sample-batch-size", "2"),
     *("--sample-num-batches-per-epoch", "1", "--train-batch-size", "2", "--output-dir", "run"),
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    make_pipeline().save_pretrained(folder)
-    return str(folder)
 
 
 def test_a_sum_is_recorded_and_a_resume_tells_it_from_another(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import make_pipeline
 from PIL import Image
 
 from ddpo_lessons import rewards
@@ -28,19 +27,6 @@ TINY = shlex.split("""
 --sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colourfulness
 --output-dir run
 """)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    make_pipeline().save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def pictures(folder: Path, *names: str, size: tuple[int, int] = (32, 32)) -> Path:
