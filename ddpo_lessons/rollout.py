@@ -27,14 +27,14 @@ class Trajectory:
 
     Attributes:
         latents: (B, T+1, C, h, w) float32; action k leads from `latents[:, k]` to `latents[:, k + 1]`.
-        timesteps: (B, T) int64, the timestep at which action k was taken.
+        timesteps: (B, T), the timestep at which action k was taken.
         log_probs: (B, T) float32, log-probability of action k under the policy that took it.
         conditioning: what the policy was told, (B, ...) each, by names that the family gives; those that
             begin with `negative_` are there only where guidance needs a second pass.
         guidance_scale: the guidance that was part of the policy.
         schedule: the steps that were run; replaying takes their numbers from here and nowhere else.
-        final_latents: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what a deterministic
-            last step, which is no action, made of it.
+        final_latents: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what later steps
+            without noise, which are no actions, made of it.
         group_size: so many rollouts side by side began in one state.
     """
 
@@ -129,6 +129,24 @@ def _draw_noise(count: int, latents: torch.Tensor, generator: Generators) -> tor
     return torch.stack(noise).to(latents.device)
 
 
+def recorded_steps(schedule: Schedule) -> tuple[int, int]:
+    """Return the first of the steps that are recorded and the one after the last.
+
+    They are those with noise, which are neighbours; in an ODE they are all.
+
+    Raises:
+        ValueError: if noise is asked for, and no step has it.
+    """
+    noisy = torch.nonzero(schedule.stds > 0).flatten().tolist()
+    if noisy:
+        return noisy[0], noisy[-1] + 1
+    if schedule.eta > 0:
+        raise ValueError(
+            "every step of the schedule is deterministic: use more steps or a larger noise_strength"
+        )
+    return 0, len(schedule.stds)
+
+
 @torch.no_grad()
 def play(
     family: Family,
@@ -140,7 +158,10 @@ def play(
     reduction: Literal["mean", "sum"] = "mean",
     group_size: int = 1,
 ) -> Trajectory:
-    """Run the policy over a schedule; a last step without noise is run, and not recorded as an action.
+    """Run the policy over a schedule; steps without noise are run, and not recorded as actions.
+
+    Where no step has noise, as in the ODE of a flow model, all are recorded, with log-prob 0: such a
+    trajectory serves losses that need no log-probs.
 
     Args:
         family: its denoiser is the policy.
@@ -156,13 +177,10 @@ def play(
         The trajectory.
 
     Raises:
-        ValueError: if no step has noise.
+        ValueError: if noise is asked for, and no step has it.
     """
-    if not (schedule.stds > 0).any():
-        raise ValueError(
-            "every step of the schedule is deterministic: use more steps or a larger noise_strength"
-        )
-    states, log_probs = [latents], []
+    first, end = recorded_steps(schedule)
+    states, log_probs = [], []
     noise = _draw_noise(len(schedule.stds), latents, generator)  # (T, B, C, h, w)
     shared = group_size  # they part with their first actions
     for k, std in enumerate(schedule.stds.tolist()):
@@ -171,16 +189,19 @@ def play(
         output = family.predict(
             family.denoiser, latents[::shared], timesteps[::shared], distinct, guidance_scale
         )
-        output, shared = output.repeat_interleave(shared, dim=0), 1  # (B, C, h, w)
+        output = output.repeat_interleave(shared, dim=0)  # (B, C, h, w)
         step = schedule.step(output, timesteps, latents, noise=noise[k], reduction=reduction)
-        latents = step.prev_sample
-        if std > 0:
+        if first <= k < end:
             states.append(latents)
             log_probs.append(step.log_prob)
-    actions = schedule.timesteps[: len(log_probs)]  # only a last step can be deterministic
+        latents = step.prev_sample
+        if k == end - 1:
+            states.append(latents)
+        if std > 0:
+            shared = 1
     return Trajectory(
         latents=torch.stack(states, dim=1),  # (B, T+1, C, h, w)
-        timesteps=actions.expand(len(latents), -1),  # (B, T)
+        timesteps=schedule.timesteps[first:end].expand(len(latents), -1),  # (B, T)
         log_probs=torch.stack(log_probs, dim=1),  # (B, T)
         conditioning=conditioning,
         guidance_scale=guidance_scale,

@@ -97,12 +97,12 @@ def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
         schedule=trainer.start.schedule(trainer.family, config),
         final_latents=torch.full((2, 4, 8, 8), 3.0),
     )
-    samples = Samples(0, 0, 0, torch.tensor([0, 1]), trajectory, torch.tensor([0.0, 2.0]))
+    samples = Samples(0, 0, 0, torch.tensor([0, 1]), trajectory, torch.tensor([0.0, 2.0]), score=None)
     pairs = {"rows": torch.tensor([0, 1]), "columns": torch.tensor([0, 0])}
     examples = trainer.algorithm.denoising_examples(samples, pairs, step=0)
     timesteps, noise = examples["timesteps"], examples["noise"]
     trainer.family.predict = lambda unet, latents, *_, **__: torch.zeros_like(latents)
-    loss, _ = trainer.algorithm.loss(samples, None, {**pairs, **examples})
+    loss, _ = trainer.algorithm.loss(samples, None, None, {**pairs, **examples})
     alpha_bar = pipeline.scheduler.alphas_cumprod[timesteps[1]]
     target = {
         "epsilon": noise[1],
@@ -146,7 +146,7 @@ def test_a_sample_has_its_noise_in_whatever_process_it_is(tmp_path):
     columns = torch.tensor([0, 1])
 
     def examples(numbers: torch.Tensor, rows: list[int]) -> Any:
-        samples = Samples(0, 0, 0, numbers, trajectory, torch.zeros(2))
+        samples = Samples(0, 0, 0, numbers, trajectory, torch.zeros(2), score=None)
         pairs = {"rows": torch.tensor(rows), "columns": columns}
         return trainer.algorithm.denoising_examples(samples, pairs, step=3)
 

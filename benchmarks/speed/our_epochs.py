@@ -78,7 +78,7 @@ def step_gradient(trainer: Runner, trajectory: Trajectory, advantages: torch.Ten
         return clip(*args)
 
     learner, count = trainer.learner, trajectory.num_steps
-    samples = Samples(0, 0, 0, torch.arange(len(advantages)), trajectory, advantages)
+    samples = Samples(0, 0, 0, torch.arange(len(advantages)), trajectory, advantages, score=None)
     shape, generator = trajectory.log_probs.shape, torch.Generator().manual_seed(0)
     (pairs,) = shuffled_pairs(shape, count, len(advantages), generator)
     learner.begin_epoch(trajectory)

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddpo_lessons.algorithms.base import Algorithm
 
-ALGORITHMS = {"ddpo": "DDPO", "rwr": "RWR"}  # module: class
+ALGORITHMS = {  # module: class
+    "ddpo": "DDPO",
+    "rwr": "RWR",
+    "flow_grpo": "FlowGRPO",
+    "awm": "AWM",
+    "nft": "NFT",
+    "dpo": "DPO",
+    "draft": "DRaFT",
+    "refl": "ReFL",
+}
 
 
 def make_algorithm(name: str, **settings: Any) -> Algorithm:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import Family
+from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.rollout import Trajectory
 
 Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
@@ -29,6 +29,8 @@ class Samples:
         numbers: (B,) on the CPU, which samples of the epoch these are; other processes have the others.
         trajectory: what was done.
         advantages: (B,) what `Algorithm.advantages` made of the rewards.
+        score: `(images, rows) -> rewards`, with a gradient if the reward function has one: asks it again, for
+            other images (N, 3, H, W) made from the contexts of the samples `rows` (N,).
     """
 
     epoch: int
@@ -37,10 +39,17 @@ class Samples:
     numbers: torch.Tensor
     trajectory: Trajectory
     advantages: torch.Tensor
+    score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Learner(Protocol):
-    """Takes optimizer steps."""
+    """Takes optimizer steps.
+
+    Attributes:
+        steps_done: how many were taken.
+    """
+
+    steps_done: int
 
     def split(self, pairs: Pairs) -> list[Pairs]:
         """Cut the pairs of a step into as many groups as forward passes are needed."""
@@ -59,6 +68,14 @@ class Learner(Protocol):
         """Give the denoiser as it was before training, for the time of a `with` block."""
         ...
 
+    def old_policy(self) -> contextlib.AbstractContextManager[Any]:
+        """Give the denoiser with the weights that `follow` keeps, for the time of a `with` block."""
+        ...
+
+    def follow(self, decay: float) -> None:
+        """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
+        ...
+
 
 class Algorithm(abc.ABC):
     """How rewards weigh samples, and the loss. Settings of its own are constructor arguments with defaults.
@@ -66,10 +83,15 @@ class Algorithm(abc.ABC):
     Attributes:
         name: what checkpoints and the command line call it.
         unused: fields of the config that it does not use, and that must therefore keep their defaults.
+        keeps_old: whether the learner is to keep the weights of an older policy, see `Learner.follow`.
+        shares_starts: whether the rollouts of a group begin in one state; where no step has noise they must
+            not.
     """
 
     name: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = ()
+    keeps_old: ClassVar[bool] = False
+    shares_starts: ClassVar[bool] = True
     config: DDPOConfig
     family: Family
     num_train_timesteps: int
@@ -89,6 +111,18 @@ class Algorithm(abc.ABC):
             num_train_timesteps: how many actions of each sample are trained on.
         """
         self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
+
+    def needs_reference(self, config: DDPOConfig) -> bool:
+        """Tell whether `Learner.reference` will be asked for the policy before training."""
+        return config.train_kl_coefficient > 0
+
+    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+        """Return the steps to sample by in an epoch, given those that config and model lead to."""
+        return schedule
+
+    def sampling_policy(self, learner: Learner) -> contextlib.AbstractContextManager[Any]:
+        """Make another policy than the newest one sample, for the time of a `with` block."""
+        return contextlib.nullcontext()
 
     @abc.abstractmethod
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:

@@ -9,14 +9,12 @@ were taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
-from ddpo_lessons.algorithms.ddpo import SHUFFLE, shuffled_pairs
-from ddpo_lessons.rollout import sample_seed
+from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.forward_process import ForwardProcess
 
 
 def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -65,13 +63,11 @@ def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
     return weights
 
 
-class RWR(Algorithm):
+class RWR(ForwardProcess):
     """Reward-weighted regression on the same rollouts, prompts, rewards and settings as DDPO.
 
-    Every (sample, timestep) pair of DDPO becomes one denoising example here, at a random timestep of the
-    whole schedule, so that both methods train on equally many. Guidance samples, as in DDPO, and is not
-    trained, as in ordinary fine-tuning. Clip range and advantages are not used; samples of a group share
-    their start, as in DDPO.
+    Guidance samples, as in DDPO, and is not trained, as in ordinary fine-tuning. Clip range and advantages
+    are not used; samples of a group share their start, as in DDPO.
 
     Args:
         temperature: of `rwr_weights`; not used with top_share.
@@ -94,47 +90,12 @@ class RWR(Algorithm):
             return sparse_rwr_weights(rewards, self.top_share)
         return rwr_weights(rewards, self.temperature)
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take as many optimizer steps as DDPO would, on as many denoising examples."""
-        config, count = self.config, samples.first_step
-        samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
-        for inner_epoch in range(config.train_num_inner_epochs):
-            seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
-            generator = torch.Generator().manual_seed(seed)
-            shape = samples.trajectory.log_probs.shape
-            for pairs in shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator):
-                examples = {**pairs, **self.denoising_examples(samples, pairs, count)}
-                learner.step(partial(self.loss, samples), learner.split(examples))
-                count += 1
-
-    def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
-        """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
-        numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
-        seeds = [
-            sample_seed(self.config.seed, 3, step, 0, number, column)
-            for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
-        ]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        count, shape = self.family.num_train_timesteps, samples.trajectory.final_latents.shape[1:]
-        timesteps = torch.cat([torch.randint(0, count, (1,), generator=g) for g in generators])
-        return {
-            "timesteps": timesteps,
-            "noise": torch.stack([torch.randn(shape, generator=g) for g in generators]),
-        }
-
     def loss(
-        self, samples: Samples, denoiser: Callable[..., Any], pairs: Pairs
+        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the weighted denoising loss of some pairs: mean of w (target - prediction)^2."""
-        family, trajectory, rows = self.family, samples.trajectory, pairs["rows"]
-        clean = trajectory.final_latents[rows]  # (N, C, h, w)
-        noise, timesteps = pairs["noise"], pairs["timesteps"]
-        noisy = family.add_noise(clean, noise, timesteps)
-        told = {n: v[rows] for n, v in trajectory.conditioning.items() if not n.startswith("negative_")}
-        output = family.predict(denoiser, noisy, timesteps, told, guidance_scale=1.0)
-        target = family.denoising_target(clean, noise, timesteps)
-        error = (output - target).square().flatten(1).mean(1)  # (N,)
-        return (samples.advantages[rows] * error).mean(), {"denoising_error": error.detach().mean()}
+        """Return the weighted denoising loss of some examples: mean of w (target - prediction)^2."""
+        error = self.example(samples, pairs).error(denoiser)  # (N,)
+        return (samples.advantages[pairs["rows"]] * error).mean(), {"denoising_error": error.detach().mean()}
 
     def identity(self) -> dict[str, Any]:
         """Return the weights' settings."""

@@ -15,15 +15,18 @@ from torch import nn
 
 from ddpo_lessons.families.base import Family as Family
 from ddpo_lessons.families.base import Schedule as Schedule
-from ddpo_lessons.families.stable_diffusion import StableDiffusion, ddim_scheduler
+from ddpo_lessons.families.stable_diffusion import StableDiffusion
+from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
-from ddpo_lessons.tiny import CHECKPOINT
+from ddpo_lessons.tiny import CHECKPOINTS
 
 FAMILIES: dict[str, type[Family]] = {
     "StableDiffusionPipeline": StableDiffusion,
     "StableDiffusionImg2ImgPipeline": StableDiffusion,
     "StableDiffusionXLPipeline": StableDiffusionXL,
     "StableDiffusionXLImg2ImgPipeline": StableDiffusionXL,
+    "StableDiffusion3Pipeline": StableDiffusion3,
+    "StableDiffusion3Img2ImgPipeline": StableDiffusion3,
 }
 TINY_SD = "tiny-sd"
 
@@ -60,16 +63,17 @@ def model_name(pipeline: Any) -> str | None:
     if not name or not Path(name).is_dir():
         return name or None
     place = Path(name).resolve()  # also from another working directory
-    return TINY_SD if place == Path(CHECKPOINT).resolve() else str(place)
+    embedded = [model for model, folder in CHECKPOINTS.items() if place == folder.resolve()]
+    return embedded[0] if embedded else str(place)
 
 
 def load_pipeline(model: str | Path, revision: str = "main") -> Any:
-    """Load a pipeline of a known family in float32, with a DDIMScheduler and no safety checker.
+    """Load a pipeline of a known family in float32, with the family's scheduler and no safety checker.
 
     Only safetensors are read, no pickle. Of a family that is not known, no weights are read.
 
     Args:
-        model: "tiny-sd" for the embedded one, a folder, or the name of a model on the hub.
+        model: "tiny-sd" or "tiny-sd3" for the embedded ones, a folder, or the name of a model on the hub.
         revision: branch, tag or commit on the hub.
 
     Returns:
@@ -79,12 +83,14 @@ def load_pipeline(model: str | Path, revision: str = "main") -> Any:
         TypeError: if the model is of no known family.
         RuntimeError: if the model cannot be had; says why and what to do.
     """
-    place = str(CHECKPOINT if str(model) == TINY_SD else model)
+    place = str(CHECKPOINTS.get(str(model), model))
     try:
-        name = DiffusionPipeline.load_config(place, revision=revision)["_class_name"]
-        family = family_class(name)
-        pipeline = getattr(diffusers, name).from_pretrained(
-            place, revision=revision, use_safetensors=True, **family.without_checker
+        index = DiffusionPipeline.load_config(place, revision=revision)
+        family = family_class(index["_class_name"])
+        # What was left out when the model was saved, as T5 often is, diffusers wants to be told again.
+        left_out = {part: None for part, classes in index.items() if classes == [None, None]}
+        pipeline = getattr(diffusers, index["_class_name"]).from_pretrained(
+            place, revision=revision, use_safetensors=True, **{**left_out, **family.without_checker}
         )
     except TypeError:
         raise
@@ -99,5 +105,5 @@ def load_pipeline(model: str | Path, revision: str = "main") -> Any:
     for part in pipeline.components.values():
         if isinstance(part, nn.Module):
             part.float()  # text encoders come in the precision of their file
-    pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
+    family(pipeline)  # gives it the scheduler that the family's steps need
     return pipeline

@@ -13,15 +13,17 @@ from ddpo_lessons.ddim import DDIMStep
 
 
 class Schedule(Protocol):
-    """The steps of a run; `ddim.DDIMSchedule` is one.
+    """The steps of a run, as `ddim.DDIMSchedule` and `flow.FlowSchedule` are.
 
     Attributes:
         timesteps: (T,) on the latents' device.
-        stds: (T,) on the CPU; 0 where a step has no noise, which can be the last one only.
+        stds: (T,) on the CPU; 0 where a step has no noise. Those that have noise are neighbours.
+        eta: level of the noise; 0 where no step is to have any.
     """
 
     timesteps: torch.Tensor
     stds: torch.Tensor
+    eta: float
 
     def step(
         self,
@@ -112,6 +114,12 @@ class Family(Protocol):
         """Return what the denoiser is pre-trained to predict, (B, C, h, w)."""
         ...
 
+    def predict_clean(
+        self, noisy: torch.Tensor, output: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the clean latents (B, C, h, w) that a prediction for noisy ones stands for; linear in it."""
+        ...
+
     @property
     def num_train_timesteps(self) -> int:
         """The number of timesteps of the forward process."""
@@ -130,7 +138,11 @@ class Family(Protocol):
         ...
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn latents (B, C, h, w) into images (B, 3, H, W) float32 in [0, 1]."""
+        """Turn latents (B, C, h, w) into images (B, 3, H, W) float32 in [0, 1], without a gradient."""
+        ...
+
+    def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn latents into images like `decode`, for losses that go through the images."""
         ...
 
     def save_lora(

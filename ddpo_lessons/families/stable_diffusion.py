@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +13,8 @@ import torch
 from diffusers import DDIMScheduler
 from torch import nn
 
-from ddpo_lessons.ddim import DDIMSchedule
-from ddpo_lessons.families.base import guided
-
-CACHED_PROMPTS = 1024
+from ddpo_lessons.ddim import DDIMSchedule, predict_x0_and_noise
+from ddpo_lessons.families.base import Schedule, guided
 
 
 class StableDiffusion:
@@ -31,6 +30,7 @@ class StableDiffusion:
     without_checker: ClassVar[dict[str, Any]] = {"safety_checker": None, "requires_safety_checker": False}
     parts: ClassVar[tuple[str, ...]] = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
     text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (("tokenizer", "text_encoder"),)
+    cached_prompts = 1024
 
     def __init__(self, pipeline: Any) -> None:
         for part in self.parts:
@@ -39,6 +39,12 @@ class StableDiffusion:
                     f"sd_pipeline has no {part}: pass a diffusers pipeline such as "
                     "StableDiffusionPipeline.from_pretrained(...)"
                 )
+        self._check(pipeline)
+        self.pipeline = pipeline
+        self._encoded: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
+
+    def _check(self, pipeline: Any) -> None:
+        """Refuse a model that takes more than latents; give it a DDIMScheduler."""
         channels, latents = pipeline.unet.config.in_channels, pipeline.vae.config.latent_channels
         if channels != latents:
             raise TypeError(
@@ -47,8 +53,6 @@ class StableDiffusion:
             )
         if not isinstance(pipeline.scheduler, DDIMScheduler):
             pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
-        self.pipeline = pipeline
-        self._encoded: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
 
     @property
     def denoiser(self) -> Any:
@@ -115,7 +119,7 @@ class StableDiffusion:
         found = [self._encoded[p] for p in prompts]
         for prompt in dict.fromkeys(prompts):
             self._encoded.move_to_end(prompt)
-        while len(self._encoded) > CACHED_PROMPTS:
+        while len(self._encoded) > self.cached_prompts:
             self._encoded.popitem(last=False)
         return {name: torch.stack([row[name] for row in found]) for name in found[0]}
 
@@ -136,7 +140,7 @@ class StableDiffusion:
         """The number of timesteps of the forward process."""
         return self.pipeline.scheduler.config.num_train_timesteps
 
-    def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> DDIMSchedule:
+    def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> Schedule:
         """Set the scheduler and work out the steps that are run; see `make_schedule`."""
         scheduler = self.pipeline.scheduler
         timesteps = make_schedule(scheduler, num_steps, noise_strength)
@@ -159,10 +163,18 @@ class StableDiffusion:
             case _:
                 return clean
 
+    def predict_clean(
+        self, noisy: torch.Tensor, output: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Solve x_t = sqrt(ᾱ_t) z + sqrt(1 - ᾱ_t) ε for z."""
+        scheduler = self.pipeline.scheduler
+        alpha_bars = scheduler.alphas_cumprod.to(noisy)[timesteps].view(-1, *[1] * (noisy.ndim - 1))
+        return predict_x0_and_noise(scheduler, output, noisy, alpha_bars)[0]
+
     # ----------------------------------------------------------------------------------------- images
     def latents_shape(self, size: tuple[int, int] | None = None) -> tuple[int, int, int]:
         """Return (C, h, w) of images of (H, W) pixels, or of the model's own size."""
-        config = self.pipeline.unet.config
+        config = self.denoiser.config
         if size is None:
             return config.in_channels, config.sample_size, config.sample_size
         factor = vae_factor(self.pipeline.vae)
@@ -176,9 +188,14 @@ class StableDiffusion:
         """Turn images into latents; see `encode`."""
         return encode(self.pipeline.vae, images)
 
+    @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn latents into images; see `decode`."""
-        return decode(self.pipeline.vae, latents)
+        return self.decode_with_gradient(latents)
+
+    def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn latents into images, for losses that go through them."""
+        return inspect.unwrap(decode)(self.pipeline.vae, latents)
 
     def save_lora(
         self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]

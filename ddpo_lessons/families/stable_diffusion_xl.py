@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ddpo_lessons.families.stable_diffusion import StableDiffusion, decode, encode, tokenize, vae_factor
+from ddpo_lessons.families.stable_diffusion import StableDiffusion, encode, tokenize, vae_factor
 
 
 class StableDiffusionXL(StableDiffusion):
@@ -100,8 +100,7 @@ class StableDiffusionXL(StableDiffusion):
         with torch.autocast(vae.device.type, enabled=False):  # the images may still be on the CPU
             return encode(vae, images)
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn latents into images, in the autoencoder's own precision."""
-        vae = self.pipeline.vae
-        with torch.autocast(vae.device.type, enabled=False):
-            return decode(vae, latents)
+        with torch.autocast(self.pipeline.vae.device.type, enabled=False):
+            return super().decode_with_gradient(latents)

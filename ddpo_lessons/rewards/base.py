@@ -61,7 +61,7 @@ def check_images(images: torch.Tensor, name: str = "images") -> None:
 
 
 def checked_reward(score: RewardFunction) -> RewardFunction:
-    """Check what comes in, take away gradients, and hand on float32 images clamped to [0, 1]."""
+    """Check what comes in; hand on float32 images clamped to [0, 1], with a gradient if they have one."""
 
     @functools.wraps(score)
     def checked(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
@@ -69,7 +69,7 @@ def checked_reward(score: RewardFunction) -> RewardFunction:
         for name, given in (("prompts", prompts), ("metadata", metadata)):
             if len(given) != len(images):
                 raise ValueError(f"{len(given)} {name} for {len(images)} images: pass one for each")
-        with torch.no_grad():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and images.requires_grad):
             return score(images.float().clamp(0, 1), prompts, metadata)
 
     return checked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Learner:
         autocast: makes the context of a forward pass.
         on_step: called after every optimizer step with its record.
         num_steps: optimizer steps of the whole run, for the schedule of the learning rate.
+        keeps_old: keep the weights of an older policy, at first those of the new one.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Learner:
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
         on_step: Callable[[dict[str, float]], None],
         num_steps: int,
+        keeps_old: bool = False,
     ) -> None:
         self.config, self.accelerator = config, accelerator
         self.denoiser, self.optimizer, self.trainable = denoiser, optimizer, trainable
@@ -57,6 +59,7 @@ class Learner:
         self._kind: tuple[bool, tuple[int, ...]]
         self._latents_shape: tuple[int, ...]
         self.steps_done = 0
+        self.old = {name: p.detach().clone() for name, p in trainable.items()} if keeps_old else {}
         self._learning_rate = learning_rates(config, num_steps)
         self.skipped_in_a_row = 0
         self._compared: set[Any] = set()  # shapes whose compiled gradients are right
@@ -75,20 +78,43 @@ class Learner:
 
     def reference(self) -> contextlib.AbstractContextManager[Any]:
         """Give the denoiser as it was before training, for the time of a `with` block."""
-        assert self._reference is not None, "only with train_kl_coefficient > 0 is it kept"
+        assert self._reference is not None, "Algorithm.needs_reference said that it is not needed"
         return self._reference.weights()
+
+    @contextlib.contextmanager
+    def old_policy(self) -> Iterator[Any]:
+        """Give the denoiser with the weights that `follow` keeps, for the time of a `with` block."""
+        new = {name: parameter.data for name, parameter in self.trainable.items()}
+        self._use(self.old)
+        try:
+            yield self.accelerator.unwrap_model(self.denoiser)
+        finally:
+            self._use(new)
+
+    def _use(self, weights: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.trainable.items():
+            parameter.data = weights[name]  # nothing is copied
+
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
+        for name, parameter in self.trainable.items():
+            self.old[name].lerp_(parameter, 1 - decay)
 
     # ------------------------------------------------------------------------------------- its state
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return weights and optimizer state, for a checkpoint."""
         state = checkpoint.optimizer_tensors(self.optimizer, list(self.trainable))
-        return {"policy": dict(self.trainable), "optimizer": state}
+        kept = {"old": self.old} if self.old else {}
+        return {"policy": dict(self.trainable), "optimizer": state, **kept}
 
     def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
         """Take them back."""
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 parameter.copy_(tensors["policy"][name])
+            for name, tensor in self.old.items():
+                tensor.copy_(tensors["old"][name])
         checkpoint.load_optimizer_tensors(self.optimizer, list(self.trainable), tensors["optimizer"])
 
     def snapshot(self) -> tuple[Any, ...]:

@@ -42,9 +42,10 @@ from ddpo_lessons.data.contexts import (
     check_rewards,
     info_means,
     score,
+    split_info,
 )
 from ddpo_lessons.data.starts import FromNoise
-from ddpo_lessons.families import family_of, model_name
+from ddpo_lessons.families import Schedule, family_of, model_name
 from ddpo_lessons.families.policy import (
     Reference,
     load_adapter,
@@ -53,7 +54,7 @@ from ddpo_lessons.families.policy import (
     prepare_policy,
     save_policy,
 )
-from ddpo_lessons.rollout import Trajectory, play, sample_seed
+from ddpo_lessons.rollout import Trajectory, play, recorded_steps, sample_seed
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.run.learner import Learner
@@ -163,20 +164,26 @@ class Runner:
 
     # ------------------------------------------------------------------------------------ preparation
     def _count_actions(self) -> int:
-        """Return how many steps of a rollout have noise; refuse settings with which a step would fail."""
+        """Return how many steps of a rollout are recorded; refuse settings with which one would fail."""
         config = self.config
         try:
-            stds = self.start.schedule(self.family, config).stds  # (T,)
+            schedule = self._schedule(epoch=0)
+            first, end = recorded_steps(schedule)
         except ValueError as error:
             fields = f"sample_num_steps={config.sample_num_steps}, sample_eta={config.sample_eta}"
             raise ValueError(f"{fields}: {error}") from error
-        noisy = stds[stds > 0]
+        noisy = schedule.stds[schedule.stds > 0]
         if (noisy < MIN_STD).any():
             raise ValueError(
                 f"sample_eta={config.sample_eta} leaves steps with noise of {noisy.min():.1e}, too "
                 f"little for float32 to replay them (at least {MIN_STD:.0e}): raise it"
             )
-        return len(noisy)
+        return end - first
+
+    def _schedule(self, epoch: int) -> Schedule:
+        """Return the steps that an epoch samples by."""
+        asked = self.start.schedule(self.family, self.config)
+        return self.algorithm.explore(asked, self.config, epoch)
 
     def _check_plan(self) -> None:
         """Work out the epoch, and refuse one that teaches nothing."""
@@ -211,7 +218,9 @@ class Runner:
 
     def _look_at_model(self) -> dict[str, Any]:
         prints = checkpoint.fingerprints(self.family)
-        if self.config.train_kl_coefficient > 0:  # which holds on to the adapter that was there at the start
+        if self.algorithm.needs_reference(
+            self.config
+        ):  # which holds on to the adapter that was there at the start
             prints["adapter at the start"] = checkpoint.fingerprint(self.family.denoiser, adapter=True)
         return prints
 
@@ -229,7 +238,7 @@ class Runner:
             unet, family.frozen, config, self.use_lora, accelerator.device, family.keeps_float32
         )
         reference = None
-        if config.train_kl_coefficient > 0:
+        if self.algorithm.needs_reference(config):
             reference = Reference(unet, fresh_adapter=self.use_lora and not had_adapter)
         if config.torch_compile:
             unet.compile(dynamic=False)  # a graph for every shape, so all are compared
@@ -250,6 +259,7 @@ class Runner:
             self.autocast,
             self._after_step,
             num_steps=config.num_epochs * self.plan.optimizer_steps,
+            keeps_old=self.algorithm.keeps_old,
         )
 
     # ----------------------------------------------------------------------------------------- epochs
@@ -339,7 +349,8 @@ class Runner:
         with self._bar("training", self.plan.optimizer_steps, leave=False) as self._step_bar:
             self._epoch_now, self._first_step = epoch, self.global_step
             own_advantages = advantages[numbers].to(device)
-            samples = Samples(epoch, self.global_step, process, numbers, trajectory, own_advantages)
+            scorer = self._scorer([contexts[number] for number in numbers.tolist()])
+            samples = Samples(epoch, self.global_step, process, numbers, trajectory, own_advantages, scorer)
             self.algorithm.update(samples, self.learner)
         self.epochs_done = epoch + 1
         return {
@@ -353,6 +364,16 @@ class Runner:
             "seconds_reward": reward_seconds,
             "seconds_training": time.perf_counter() - sampled,
         }, batches
+
+    def _scorer(self, contexts: Sequence[Context]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return what scores other images (N, 3, H, W) made from contexts of these numbers (N,)."""
+
+        def rescore(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            chosen = [contexts[row] for row in rows.tolist()]
+            prompts, metadata = tuple(c.prompt for c in chosen), tuple(c.metadata for c in chosen)
+            return torch.as_tensor(split_info(self.reward_function(images, prompts, metadata))[0])
+
+        return rescore
 
     def _after_step(self, record: dict[str, float]) -> None:
         """Write the record of an optimizer step, and stop here if somebody asked for it."""
@@ -493,8 +514,11 @@ class Runner:
         own_rows = self._own_rows()  # (batches, B)
         shape = self.family.latents_shape(self.start.size(list(contexts.values())))
         samples, _ = self.config.forward_sizes(math.prod(shape))
-        schedule = self.start.schedule(self.family, self.config)  # a hook may have set another one
-        with self._bar("sampling", len(own_rows), leave=False) as bar:
+        schedule = self._schedule(epoch)  # a hook may have set another one
+        with (
+            self.algorithm.sampling_policy(self.learner),
+            self._bar("sampling", len(own_rows), leave=False) as bar,
+        ):
             for group in own_rows.chunk(math.ceil(own_rows.numel() / samples)):  # (G, B)
                 rows = group.flatten().tolist()
                 piece = self._rollout(epoch, rows, [contexts[row] for row in rows], schedule)
@@ -517,11 +541,12 @@ class Runner:
     ) -> Trajectory:
         """Play some rollouts of an epoch, by their numbers in it."""
         config, family, size = self.config, self.family, self.start.size(contexts)
-        groups = [row // config.sample_group_size for row in rows]
+        shares = self.algorithm.shares_starts
+        groups = [row // config.sample_group_size for row in rows] if shares else rows
         shape = family.latents_shape(size)
         noise = [torch.randn(shape, generator=g) for g in self._generators(epoch, groups, purpose=0)]
         initial_noise = torch.stack(noise).to(self.accelerator.device)
-        shared, guidance = config.shared_starts, config.sample_guidance_scale
+        shared, guidance = config.shared_starts if shares else 1, config.sample_guidance_scale
         with self.autocast(), torch.no_grad():
             latents = self.start.first_states(family, contexts, schedule, initial_noise, shared)
             prompts = self.start.prompts(contexts, config)

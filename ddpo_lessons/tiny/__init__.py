@@ -1,4 +1,4 @@
-"""The embedded default: the digit world, and the `tiny-sd` checkpoint that lives in it."""
+"""The embedded default: the digit world, and the checkpoints that live in it, `tiny-sd` and `tiny-sd3`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
+    from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
 
     from ddpo_lessons.tiny.classifier import Judge, RewardModel, SecondJudge
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
+CHECKPOINTS = {"tiny-sd": CHECKPOINT, "tiny-sd3": CHECKPOINT.with_name("checkpoint_sd3")}
 
 
 def load_tiny_sd() -> StableDiffusionPipeline:
@@ -18,6 +19,20 @@ def load_tiny_sd() -> StableDiffusionPipeline:
     from diffusers import StableDiffusionPipeline
 
     pipeline = StableDiffusionPipeline.from_pretrained(CHECKPOINT, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def load_tiny_sd3() -> StableDiffusion3Pipeline:
+    """Load the flow model of the same world: a plain pipeline, 32x32 images, latents (4, 8, 8).
+
+    Zeros stand for T5, which it lacks. One token of them is enough: call it with `max_sequence_length=1`.
+    """
+    from diffusers import StableDiffusion3Pipeline
+
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        CHECKPOINTS["tiny-sd3"], text_encoder_3=None, local_files_only=True
+    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

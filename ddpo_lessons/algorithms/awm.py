@@ -1,0 +1,99 @@
+"""Lesson 10: advantage-weighted matching (AWM, Xue et al. 2025, arXiv 2509.25050): RWR with signed weights.
+
+RWR trains on the policy's own samples with the loss of pre-training, weighed by how good they were. AWM lets
+the weights be advantages, so that bad samples push away, and holds the steps back as PPO does. The loss of
+pre-training at one time t and noise ε takes the place of a log-probability:
+
+    "log p" = -t^k mean((output - target)²),    ρ = exp("log p" now - "log p" of the policy that sampled)
+
+with the same t and ε in both. Where that policy is still the newest one, ρ = 1 and the gradient is that of
+A t^k mean((output - target)²). How a sample was made is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ddpo_lessons.advantages import normalize, normalize_groups
+from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import Schedule
+from ddpo_lessons.flow import FlowSchedule
+from ddpo_lessons.ppo import clipped_surrogate
+
+
+class AWM(ForwardProcess):
+    """Advantage-weighted matching on as many examples as DDPO has actions.
+
+    Flow models are sampled by their ODE. Advantages are those of a sample's group, if there are groups, or
+    of the epoch. Guidance samples, and is not trained. `train_kl_coefficient` β adds
+    β mean((output - output before training)²).
+
+    Args:
+        time_power: k, by which noisy examples count more; t runs from 0 to 1.
+
+    Raises:
+        ValueError: if time_power is negative.
+    """
+
+    name = "awm"
+    unused: ClassVar[tuple[str, ...]] = ("per_prompt_stat_tracking", "log_prob_reduction")
+    keeps_old = True
+    shares_starts = False
+
+    def __init__(self, time_power: float = 2.0) -> None:
+        if not time_power >= 0:
+            raise ValueError(f"time_power={time_power} must not be negative; 0 weighs all times alike")
+        self.time_power = time_power
+
+    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+        """Return the ODE of a flow model; other models keep their noise."""
+        return schedule.with_noise(eta=0.0) if isinstance(schedule, FlowSchedule) else schedule
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
+        """Return (reward - mean) / std (N,), of the group or the epoch."""
+        size = self.config.sample_group_size
+        return normalize_groups(rewards, size) if size > 1 else normalize(rewards)
+
+    def update(self, samples: Samples, learner: Learner) -> None:
+        """Take the optimizer steps of an epoch, from the policy that sampled."""
+        learner.follow(decay=0.0)
+        super().update(samples, learner)
+
+    def loss(
+        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return PPO's loss of some examples, with a penalty if asked for, and statistics."""
+        config, example = self.config, self.example(samples, pairs)
+        with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
+            old = self.log_prob(example, old_policy)
+        new = self.log_prob(example, denoiser)
+        loss, stats = clipped_surrogate(
+            new, old, samples.advantages[pairs["rows"]], config.train_clip_range, config.train_adv_clip_max
+        )
+        penalty, record = self.penalty(example, learner, denoiser)
+        record["clip_fraction"] = stats.clip_fraction
+        return loss + penalty, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
+
+    def log_prob(self, example: Example, denoiser: Callable[..., Any]) -> torch.Tensor:
+        """Return what takes the place of log-probabilities, (N,)."""
+        return -(example.times**self.time_power) * example.error(denoiser)
+
+    def penalty(
+        self, example: Example, learner: Learner, denoiser: Callable[..., Any]
+    ) -> tuple[torch.Tensor | float, dict[str, torch.Tensor]]:
+        """Return how far outputs have moved from before training, weighed, and as a statistic."""
+        if self.config.train_kl_coefficient == 0:
+            return 0.0, {}
+        with torch.no_grad(), learner.reference() as reference:
+            before = example.predict(reference)
+        distance = (example.predict(denoiser) - before).square().mean()
+        return self.config.train_kl_coefficient * distance, {"distance_reference": distance.detach()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return its setting."""
+        return {"time_power": self.time_power}

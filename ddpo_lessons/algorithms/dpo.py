@@ -1,0 +1,96 @@
+"""Lesson 10: online Diffusion-DPO (Wallace et al. 2023, arXiv 2311.12908).
+
+Direct preference optimisation asks a policy to prefer the better of two samples, measured against what it was
+before training. With the loss of pre-training e in the place of -log p, the same t and ε for both samples,
+and Δe = e_best - e_worst,
+
+    loss = -log sigmoid(-β / 2 (Δe - Δe before training))
+
+The paper has pairs that people chose, once and for all; here the reward chooses among the policy's own
+samples, in every epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ddpo_lessons.algorithms.awm import AWM
+from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.ddpo import shuffled_pairs
+from ddpo_lessons.config import DDPOConfig
+
+
+class DPO(AWM):
+    """Online Diffusion-DPO; sampling and examples are those of `AWM`.
+
+    Args:
+        beta: how sharply preferences are felt, per unit of error.
+
+    Raises:
+        ValueError: if beta is not positive, or the config has no groups.
+    """
+
+    name = "dpo"
+    unused = (*AWM.unused, "train_clip_range", "train_adv_clip_max", "train_kl_coefficient")
+    keeps_old = False
+
+    def __init__(self, beta: float = 1000.0) -> None:
+        if not beta > 0:
+            raise ValueError(f"beta={beta} must be above 0; 1000 is usual")
+        self.beta = beta
+
+    def check(self, config: DDPOConfig) -> None:
+        """Refuse settings without groups, whose best and worst are compared, and those that tear them."""
+        super().check(config)
+        size = config.sample_group_size
+        if size < 2:
+            raise ValueError("dpo compares samples of one prompt: set sample_group_size to 2 or more")
+        samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
+        if config.sample_batch_size % size or samples_per_step % size:
+            raise ValueError(
+                f"dpo needs whole groups: sample_batch_size={config.sample_batch_size} and the "
+                f"{samples_per_step} samples of an optimizer step must be multiples of {size}"
+            )
+
+    def needs_reference(self, config: DDPOConfig) -> bool:
+        """Say that it always does."""
+        return True
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
+        """Return 1 for the best of each group, -1 for the worst, 0 for the others and for ties (N,)."""
+        groups = rewards.view(-1, self.config.sample_group_size)  # (groups, G)
+        best, worst = groups.argmax(dim=1, keepdim=True), groups.argmin(dim=1, keepdim=True)
+        differ = (groups.amax(1, keepdim=True) > groups.amin(1, keepdim=True)).float()
+        return torch.zeros_like(groups).scatter(1, best, differ).scatter(1, worst, -differ).flatten()
+
+    def pairs(self, samples: Samples, samples_per_step: int, generator: torch.Generator) -> list[Pairs]:
+        """Return each optimizer step's (group, timestep) pairs: the best as "rows", and the "worst"."""
+        size = self.config.sample_group_size
+        groups = samples.advantages.cpu().view(-1, size)  # (groups, G)
+        firsts = torch.arange(len(groups)) * size
+        best, worst = (
+            firsts + groups.argmax(dim=1),
+            firsts + groups.argmin(dim=1),
+        )  # one sample if all are alike
+        shape = len(groups), samples.trajectory.log_probs.shape[1]
+        steps = shuffled_pairs(shape, self.num_train_timesteps, samples_per_step // size, generator)
+        return [{**step, "rows": best[step["rows"]], "worst": worst[step["rows"]]} for step in steps]
+
+    def loss(
+        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss of some pairs of samples, and statistics."""
+        best, worst = self.example(samples, pairs), self.example(samples, pairs, rows="worst")
+        with torch.no_grad(), learner.reference() as reference:
+            before = best.error(reference) - worst.error(reference)  # (N,)
+        change = best.error(denoiser) - worst.error(denoiser) - before  # below 0 where the best has gained
+        loss = -F.logsigmoid(-self.beta / 2 * change)
+        return loss.mean(), {"preferred": (change.detach() < 0).float().mean()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return its setting."""
+        return {"beta": self.beta}

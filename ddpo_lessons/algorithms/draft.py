@@ -1,0 +1,131 @@
+"""Lesson 11: DRaFT-K and AlignProp: the gradient of the reward itself, through the last steps of sampling.
+
+If the reward is differentiable, nothing has to be weighed: the loss is -r of images that are made anew from
+recorded states, the last K steps with a gradient,
+
+    x_T → … → x_K (recorded) → K steps, decoder, reward → -mean r
+
+DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3); AlignProp draws it (Prabhudesai et al.
+2023, arXiv 2310.03739, section 4.2). Memory and time grow with K; a small K changes what the last steps can:
+colours more than shapes. What the reward has wrong is found fast: `train_kl_coefficient` β adds β
+mean((output - output before)²), as DRaFT+ of NeMo-Aligner does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ddpo_lessons.advantages import normalize
+from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
+from ddpo_lessons.batching import minibatches, shuffle_samples
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import Schedule
+from ddpo_lessons.flow import FlowSchedule
+from ddpo_lessons.rollout import sample_seed
+
+SHUFFLE, STEPS = 2, 5  # purposes of seeds
+
+
+def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Ask the reward function for rewards (N,) of images that carry a gradient.
+
+    Raises:
+        ValueError: if the rewards have none.
+    """
+    rewards = samples.score(images, rows)
+    if not rewards.requires_grad:
+        raise ValueError(
+            "the reward function returns rewards without a gradient, so nothing can be learned through them: "
+            "compute them with torch from the images, without no_grad, or use another algorithm"
+        )
+    return rewards
+
+
+class DRaFT(Algorithm):
+    """Gradient ascent on the reward through the last K steps. Flow models are sampled by their ODE.
+
+    Args:
+        last_steps: K, how many steps have a gradient.
+        draws_steps: draw K from 1 to `last_steps` anew for every optimizer step, as AlignProp does.
+
+    Raises:
+        ValueError: if there is no step with a gradient.
+    """
+
+    name = "draft"
+    unused = (
+        "per_prompt_stat_tracking", "log_prob_reduction", "train_clip_range", "train_adv_clip_max",
+        "train_timestep_fraction",
+    )  # fmt: skip
+    shares_starts = False
+
+    def __init__(self, last_steps: int = 1, draws_steps: bool = False) -> None:
+        if last_steps < 1:
+            raise ValueError(f"last_steps={last_steps} must be at least 1")
+        self.last_steps, self.draws_steps = last_steps, draws_steps
+
+    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+        """Return the ODE of a flow model; other models keep their noise."""
+        if self.last_steps > len(schedule.stds):
+            raise ValueError(f"last_steps={self.last_steps} of {len(schedule.stds)} steps: lower it")
+        return schedule.with_noise(eta=0.0) if isinstance(schedule, FlowSchedule) else schedule
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
+        """Return (reward - mean) / std (N,), which only shows whether rewards differ."""
+        return normalize(rewards)
+
+    def update(self, samples: Samples, learner: Learner) -> None:
+        """Take the optimizer steps of an epoch, each on images made anew from `samples_per_step` samples."""
+        config, count = self.config, samples.first_step
+        samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
+        for inner_epoch in range(config.train_num_inner_epochs):
+            seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
+            generator = torch.Generator().manual_seed(seed)
+            rows = {"rows": torch.arange(len(samples.numbers))}
+            for pairs in minibatches(shuffle_samples(rows, generator), samples_per_step):
+                loss = partial(self.loss, samples, learner, self.steps_with_gradient(count))
+                learner.step(loss, learner.split(pairs))
+                count += 1
+
+    def steps_with_gradient(self, step: int) -> int:
+        """Return K of an optimizer step, the same in all processes."""
+        if not self.draws_steps:
+            return self.last_steps
+        generator = torch.Generator().manual_seed(sample_seed(self.config.seed, step, STEPS))
+        return 1 + int(torch.randint(self.last_steps, (1,), generator=generator))
+
+    def loss(
+        self, samples: Samples, learner: Learner, steps: int, denoiser: Callable[..., Any], pairs: Pairs
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Make images anew from the states before the last steps; return the negative mean reward."""
+        trajectory, rows = samples.trajectory, pairs["rows"]
+        schedule, family = trajectory.schedule, self.family
+        told = {name: value[rows] for name, value in trajectory.conditioning.items()}
+        total = len(schedule.stds)
+        latents, moved = trajectory.latents[rows, total - steps], []  # (N, C, h, w)
+        for number in range(total - steps, total):
+            timesteps = schedule.timesteps[number].expand(len(rows))  # (N,)
+            output = family.predict(denoiser, latents, timesteps, told, trajectory.guidance_scale)
+            if self.config.train_kl_coefficient > 0:
+                with torch.no_grad(), learner.reference() as reference:
+                    before = family.predict(reference, latents, timesteps, told, trajectory.guidance_scale)
+                moved.append((output - before).square().mean())
+            noise = torch.randn_like(latents)
+            step = schedule.step(output, timesteps, latents, noise=noise)
+            # Of the step's outcome only the mean has a gradient.
+            latents = step.mean + (step.prev_sample - step.mean).detach()
+        rewards = differentiable_rewards(samples, family.decode_with_gradient(latents), rows)
+        loss, record = -rewards.mean(), {"reward": rewards.detach().mean()}
+        if moved:
+            distance = torch.stack(moved).mean()
+            loss = loss + self.config.train_kl_coefficient * distance
+            record["distance_reference"] = distance.detach()
+        return loss, record
+
+    def identity(self) -> dict[str, Any]:
+        """Return its settings."""
+        return {"last_steps": self.last_steps, "draws_steps": self.draws_steps}

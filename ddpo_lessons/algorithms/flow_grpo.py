@@ -1,0 +1,105 @@
+"""Lesson 09: Flow-GRPO (Liu et al. 2025, arXiv 2505.05470), DDPO for models whose sampler is an ODE.
+
+An ODE takes no actions: given the first noise, the picture is decided. Flow-GRPO samples with an SDE of the
+same marginals instead (`flow.py`), whose steps are Gaussian policies as DDIM's are, and from there on it is
+DDPO with the rewards of a prompt compared among themselves. Three things are new:
+
+- which SDE: "flow", "dance" (DanceGRPO, arXiv 2505.07818) or "cps" (arXiv 2509.05952);
+- a window: only so many neighbouring steps have noise and are trained, the rest follows the ODE. It moves
+  from epoch to epoch (MixGRPO, arXiv 2507.21802, slides it; Flow-GRPO-Fast draws it, as here);
+- the penalty: the authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 s²) with std² = s² Δ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.ddpo import DDPO, replay
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.ddim import gaussian_kl
+from ddpo_lessons.families import Schedule
+from ddpo_lessons.flow import SDE, FlowSchedule
+from ddpo_lessons.ppo import clipped_surrogate
+from ddpo_lessons.rollout import sample_seed
+
+WINDOW = 4  # purpose of a seed
+
+
+def flow_schedule(schedule: Schedule, name: str) -> FlowSchedule:
+    """Return the schedule, if it is that of a flow model.
+
+    Raises:
+        ValueError: if it is not, naming the algorithm that needs one.
+    """
+    if not isinstance(schedule, FlowSchedule):
+        raise ValueError(f"algorithm={name!r} needs a flow model, such as tiny-sd3: for this one use 'ddpo'")
+    return schedule
+
+
+class FlowGRPO(DDPO):
+    """DDPO on the SDE of a flow model; `sample_eta` of the config is its level of noise a.
+
+    With `sample_group_size` above 1 rewards are compared within a group, whose rollouts also begin in one
+    state, as DanceGRPO's do.
+
+    Args:
+        sde: which SDE, see `flow.flow_coefficients`.
+        window: so many neighbouring steps have noise; 0 for all.
+        kl_times_length: multiply the KL of a step by its length Δ, as the authors do; False gives the true
+            KL.
+
+    Raises:
+        ValueError: if the window is negative.
+    """
+
+    name = "flow_grpo"
+
+    def __init__(self, sde: SDE = "flow", window: int = 0, kl_times_length: bool = True) -> None:
+        if window < 0:
+            raise ValueError(f"window={window} must not be negative; 0 stands for all steps")
+        self.sde, self.window, self.kl_times_length = sde, window, kl_times_length
+
+    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> FlowSchedule:
+        """Return the steps with the SDE's noise, in the epoch's window."""
+        everywhere = flow_schedule(schedule, self.name).with_noise(sde=self.sde)
+        count = int((everywhere.stds > 0).sum())  # all but the last
+        if not self.window:
+            return everywhere
+        if self.window > count:
+            raise ValueError(
+                f"window={self.window} of {count} steps with noise: lower it, or take more steps"
+            )
+        generator = torch.Generator().manual_seed(sample_seed(config.seed, epoch, WINDOW))
+        first = int(torch.randint(count - self.window + 1, (1,), generator=generator))
+        return everywhere.with_noise(sde=self.sde, window=(first, first + self.window))
+
+    def loss(
+        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Replay some recorded actions; return PPO's loss, with the penalty if asked for, and statistics."""
+        config, trajectory = self.config, samples.trajectory
+        rows, columns = pairs["rows"], pairs["columns"]
+        new = replay(self.family, denoiser, trajectory, pairs, config.log_prob_reduction)
+        old = trajectory.log_probs[rows, columns]
+        loss, stats = clipped_surrogate(
+            new.log_prob, old, samples.advantages[rows], config.train_clip_range, config.train_adv_clip_max
+        )
+        record = {name: getattr(stats, name) for name in ("approx_kl", "kl_k3", "clip_fraction")}
+        if config.train_kl_coefficient > 0:
+            with torch.no_grad(), learner.reference() as reference:
+                start = replay(self.family, reference, trajectory, pairs, config.log_prob_reduction)
+            kl = gaussian_kl(new, start, config.log_prob_reduction)  # (N,)
+            if self.kl_times_length:
+                schedule = flow_schedule(trajectory.schedule, self.name)
+                kl = kl * schedule.lengths_at(trajectory.timesteps[rows, columns])
+            loss = loss + config.train_kl_coefficient * kl.mean()
+            record["kl_reference"] = kl.detach().mean()
+        return loss, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return its settings."""
+        return {"sde": self.sde, "window": self.window, "kl_times_length": self.kl_times_length}

@@ -1,0 +1,56 @@
+"""Lesson 11: ReFL (Xu et al. 2023, arXiv 2304.05977), the gradient through one prediction.
+
+Late in sampling the model's guess of the clean picture is good enough to be scored. ReFL stops at a random
+late step, predicts once with a gradient, decodes x̂₀, and climbs the reward:
+
+    loss = mean max(0, margin - r(decode(x̂₀)))
+
+One prediction costs as much memory as DRaFT-1, and reaches earlier steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.draft import DRaFT, differentiable_rewards
+
+
+class ReFL(DRaFT):
+    """Reward feedback learning; sampling and optimizer steps are those of `DRaFT`.
+
+    Args:
+        last_steps: among so many of the last steps one is drawn for every optimizer step.
+        margin: beyond this reward a sample teaches nothing; infinity for no limit.
+
+    Raises:
+        ValueError: if there is no step to draw.
+    """
+
+    name = "refl"
+
+    def __init__(self, last_steps: int = 3, margin: float = float("inf")) -> None:
+        super().__init__(last_steps, draws_steps=True)
+        self.margin = margin
+
+    def loss(
+        self, samples: Samples, learner: Learner, steps: int, denoiser: Callable[..., Any], pairs: Pairs
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Predict once from the states `steps` before the end; return the loss of what they promise."""
+        trajectory, rows, family = samples.trajectory, pairs["rows"], self.family
+        number = len(trajectory.schedule.stds) - steps
+        told = {name: value[rows] for name, value in trajectory.conditioning.items()}
+        latents = trajectory.latents[rows, number]  # (N, C, h, w)
+        timesteps = trajectory.schedule.timesteps[number].expand(len(rows))  # (N,)
+        output = family.predict(denoiser, latents, timesteps, told, trajectory.guidance_scale)
+        clean = family.predict_clean(latents, output, timesteps)
+        rewards = differentiable_rewards(samples, family.decode_with_gradient(clean), rows)
+        shortfall = -rewards if self.margin == float("inf") else (self.margin - rewards).relu()
+        return shortfall.mean(), {"reward": rewards.detach().mean()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return its settings."""
+        return {"last_steps": self.last_steps, "margin": str(self.margin)}

@@ -1,0 +1,158 @@
+r"""Lesson 09: steps of a flow model: the ODE that it was trained for, and SDEs with noise to explore by.
+
+Rectified flow (Liu et al. 2022, arXiv 2209.03003; Esser et al. 2024, arXiv 2403.03206) mixes data and noise
+along straight lines, x_σ = (1 - σ) x₀ + σ ε with σ from 0 to 1, and a network predicts the velocity v = ε -
+x₀. A step from σ to σ' < σ, with Δ = σ - σ', is one of
+
+    ODE    mean = x - v Δ,                                                          std = 0
+    SDE    mean = x - (v + s² (x + (1 - σ) v) / (2σ)) Δ,                            std = s √Δ
+    CPS    mean = (1 - σ') (x - σ v) + √(σ'² - std²) (x + (1 - σ) v),               std = σ' sin(a π / 2)
+
+x - σ v and x + (1 - σ) v are what the network takes for x₀ and ε. The SDE keeps the distribution of x_σ of
+the ODE, for any s, as Δ goes to 0: "flow" has s = a √(σ / (1 - σ)) (Flow-GRPO, Liu et al. 2025, arXiv
+2505.05470, section 4.2), and "dance" s = a (DanceGRPO, Xue et al. 2025, arXiv 2505.07818). CPS (Wang and Yu
+2025, arXiv 2509.05952) keeps the weights of x₀ and ε, and not the distribution. a, here `eta`, is the level
+of noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+
+from ddpo_lessons.ddim import DDIMStep, gaussian_log_prob
+
+SDE = Literal["flow", "dance", "cps"]
+
+
+def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> torch.Tensor:
+    """The three numbers of each step: weights of x and v in the mean, and the standard deviation.
+
+    At σ = 1, where √(σ / (1 - σ)) has no value, "flow" takes 1 - σ of the next noise level, as its authors
+    do.
+
+    Args:
+        sigmas: (T + 1,) decreasing noise levels in [0, 1].
+        eta: level of noise a; 0 gives the ODE.
+        sde: which formula.
+
+    Returns:
+        (3, T) float32. A step to σ' = 0 has no noise: it shows the picture.
+
+    Raises:
+        ValueError: if eta or sde does not fit, or the noise levels do not fall.
+    """
+    if sde not in get_args(SDE):
+        raise ValueError(f"sde={sde!r} does not exist: use one of {', '.join(get_args(SDE))}")
+    if not (math.isfinite(eta) and eta >= 0):
+        raise ValueError(f"eta={eta} must be a finite number, 0 or more; 0.7 is usual for flow models")
+    if sde == "cps" and eta > 1:
+        raise ValueError(
+            f"eta={eta} adds more noise than the next latents may hold; 1 is the most for sde='cps'"
+        )
+    sigmas = sigmas.double()  # the weights of the last steps are differences of near numbers
+    now, after = sigmas[:-1], sigmas[1:]  # (T,)
+    length = now - after
+    if not (length > 0).all():
+        raise ValueError(f"sigmas must fall from step to step, and are {sigmas.tolist()}")
+    if sde == "cps":
+        std = after * math.sin(eta * math.pi / 2)
+        kept = (after.square() - std.square()).clamp(min=0).sqrt()
+        weights = (1 - after) + kept, (1 - now) * kept - now * (1 - after)
+    else:
+        level = torch.full_like(now, eta)
+        if sde == "flow":
+            room = torch.where(now < 1, 1 - now, 1 - after)
+            level = eta * (now / room).sqrt()
+        level = torch.where(after > 0, level, 0.0)
+        pull = level.square() / (2 * now)
+        weights = 1 - pull * length, -(1 + pull * (1 - now)) * length
+        std = level * length.sqrt()
+    return torch.stack([*weights, std]).float()
+
+
+class FlowSchedule:
+    """The steps of a run of a flow model, worked out once, as `ddim.DDIMSchedule` has those of DDIM.
+
+    Args:
+        sigmas: (T + 1,) noise levels, decreasing.
+        eta: level of noise a; 0 gives the ODE.
+        device: where the latents are.
+        sde: which formula, see `flow_coefficients`.
+        window: (first, end) of the steps that have noise; all others follow the ODE. None for all steps.
+        num_train_timesteps: what σ = 1 is called as a timestep.
+
+    Attributes:
+        timesteps: (T,) float32 on the device, σ times `num_train_timesteps`: what the network is told.
+        stds: (T,) float32 on the CPU; 0 where a step has no noise, and is no action.
+        sigmas: (T + 1,) float32 on the CPU.
+
+    Raises:
+        ValueError: as in `flow_coefficients`.
+    """
+
+    def __init__(
+        self,
+        sigmas: torch.Tensor,
+        eta: float,
+        device: torch.device | str,
+        sde: SDE = "flow",
+        window: tuple[int, int] | None = None,
+        num_train_timesteps: int = 1000,
+    ) -> None:
+        first, end = window or (0, len(sigmas) - 1)
+        coefficients = flow_coefficients(sigmas, 0.0)  # (3, T): the ODE
+        coefficients[:, first:end] = flow_coefficients(sigmas, eta, sde)[:, first:end]
+        self.sigmas, self.eta, self.num_train_timesteps = sigmas.float().cpu(), eta, num_train_timesteps
+        self.stds = coefficients[2]
+        self._lengths = (self.sigmas[:-1] - self.sigmas[1:]).to(device)
+        self.timesteps = (self.sigmas[:-1] * num_train_timesteps).to(device)
+        self._table = coefficients.to(device)
+
+    def with_noise(
+        self, eta: float | None = None, sde: SDE = "flow", window: tuple[int, int] | None = None
+    ) -> FlowSchedule:
+        """Return the same noise levels with other noise; None keeps eta."""
+        eta = self.eta if eta is None else eta
+        return FlowSchedule(self.sigmas, eta, self.timesteps.device, sde, window, self.num_train_timesteps)
+
+    def step(
+        self,
+        model_output: torch.Tensor,
+        timesteps: torch.Tensor,
+        sample: torch.Tensor,
+        noise: torch.Tensor | None = None,
+        prev_sample: torch.Tensor | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> DDIMStep:
+        """Take a step with this noise, or replay the one that led to `prev_sample`.
+
+        Args:
+            model_output: the velocity that the network predicted, after guidance, (B, ...).
+            timesteps: one per sample, (B,), on the device; of this schedule.
+            sample: latents x_σ, (B, ...).
+            noise: standard normal, (B, ...), to take a step; or None.
+            prev_sample: outcome to replay, (B, ...); or None.
+            reduction: as in `ddim.ddim_step_with_logprob`.
+
+        Returns:
+            The step, with the numbers that one of DDIM has.
+        """
+        shape = (3, -1, *[1] * (sample.ndim - 1))
+        weight_x, weight_v, std = self._table[:, self._numbers(timesteps)].view(shape)  # (B, 1, ...)
+        mean = weight_x * sample.float() + weight_v * model_output.float()  # (B, ...)
+        if prev_sample is None:
+            prev_sample = mean + std * noise
+        prev_sample = prev_sample.detach().float()
+        log_prob = gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
+        return DDIMStep(prev_sample, log_prob, mean, std.flatten())
+
+    def lengths_at(self, timesteps: torch.Tensor) -> torch.Tensor:
+        """Return the lengths σ - σ' (B,) of the steps at timesteps (B,)."""
+        return self._lengths[self._numbers(timesteps)]
+
+    def _numbers(self, timesteps: torch.Tensor) -> torch.Tensor:
+        """Return which steps these are, (B,), without waiting for a GPU."""
+        return (timesteps[:, None] == self.timesteps).int().argmax(dim=1)
