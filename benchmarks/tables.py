@@ -139,16 +139,21 @@ def ablation_table(rows: list[Row]) -> str:
 
 
 def address() -> str | None:
-    """Return the repository's address on GitHub, if it stands in pyproject.toml."""
+    """Return the repository's address on GitHub, from where Colab opens notebooks, once pyproject.toml has it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return project.get("urls", {}).get("Repository")
+    found = project.get("urls", {}).get("Repository")
+    if found and not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+(?<!\.git)", found):
+        raise ValueError(f"Repository in pyproject.toml is {found}: write https://github.com/OWNER/NAME")
+    return found
 
 
 def badge(name: str) -> str:
     """Return a badge that opens a lesson in Colab: its copy with figures, on the branch that CI writes."""
+    if (repository := address()) is None:
+        return ""
     colab = "https://colab.research.google.com"
-    lesson = f"{colab}/github/{str(address()).removeprefix('https://github.com/')}/blob/colab/{name}.ipynb"
-    return f"<br>[![Open in Colab]({colab}/assets/colab-badge.svg)]({lesson})" if address() else ""
+    lesson = f"{colab}/github/{repository.removeprefix('https://github.com/')}/blob/colab/{name}.ipynb"
+    return f"<br>[![Open in Colab]({colab}/assets/colab-badge.svg)]({lesson})"
 
 
 def setup_cell() -> str:

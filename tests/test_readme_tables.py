@@ -167,6 +167,16 @@ def test_an_address_in_pyproject_gives_every_lesson_a_badge(
     assert ("@ git+https://github.com/some/where" in source) == bool(urls)
 
 
+@pytest.mark.parametrize("end", ["hub.com/some/where.git", "hub.com/some/where/", "lab.com/some/where"])
+def test_an_address_that_colab_cannot_open_is_refused(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nurls.Repository = "https://git{end}"\n')
+    with pytest.raises(ValueError, match="write https://github.com/OWNER/NAME"):
+        tables.badge("01_batching")
+
+
 def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"one": lambda: "| new |", "not measured": lambda: tables.read("no such file")}
     monkeypatch.setattr(tables, "TABLES", made)
