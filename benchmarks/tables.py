@@ -139,7 +139,7 @@ def ablation_table(rows: list[Row]) -> str:
 
 
 def address() -> str | None:
-    """Return the repository's address on GitHub, from where Colab opens notebooks, once pyproject.toml has it."""
+    """Return the repository's address on GitHub, where Colab opens notebooks, once pyproject.toml has it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     found = project.get("urls", {}).get("Repository")
     if found and not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+(?<!\.git)", found):
