@@ -63,6 +63,7 @@ colab: .venv/all.stamp ## lessons that carry their figures, and the package's wh
 	rm -rf build/colab
 	$(BIN)/python images/inline.py build/colab
 	$(BIN)/python -m pip wheel --no-deps -w build/colab .
+	@echo "Upload a lesson of build/colab, and beside it build/colab/*.whl"
 
 site: .venv/all.stamp ## the pages in build/site, from docs/ and the notebooks as they are
 	$(BIN)/python -m sphinx -W --keep-going -q -E -a -c docs -d build/doctrees . build/site

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import textwrap
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -40,6 +41,24 @@ obey the prompt and keep the picture: prompts, reward and hook of your own, and 
 08_full_gpu_run | app/budget app/presets data/folders | 08-memory
 Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
 """
+# The first code cell of every lesson.
+SETUP = """\
+# Finds the package: installed, in the checkout around this notebook, or in a wheel or zip beside it.
+import importlib.util
+from pathlib import Path
+
+SOURCE = {source}  # what pip installs instead, once the project is published
+if importlib.util.find_spec("ddpo_lessons") is None:
+    files = [path for path in Path().resolve().glob("ddpo[-_]lessons*") if path.suffix in (".whl", ".zip")]
+    here = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else max(files, default=None)
+    source = f"{{here}}[lessons]" if here else SOURCE
+    if source is None:
+        raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")
+    %pip install -q "{{source}}"
+
+from ddpo_lessons.app.profiles import pick_profile
+
+print(f"profile: {{pick_profile()}}")"""
 TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
     "darkness": "darkness",
@@ -119,6 +138,30 @@ def ablation_table(rows: list[Row]) -> str:
     return table(["variant", *SHARES.values()], "lrrrr", ([name, *shares(row)] for name, row in last.items()))
 
 
+def address() -> str | None:
+    """Return the repository's address on GitHub, where Colab opens notebooks, once pyproject.toml has it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    found = project.get("urls", {}).get("Repository")
+    if found and not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+(?<!\.git)", found):
+        raise ValueError(f"Repository in pyproject.toml is {found}: write https://github.com/OWNER/NAME")
+    return found
+
+
+def badge(name: str) -> str:
+    """Return a badge that opens a lesson in Colab: its copy with figures, on the branch that CI writes."""
+    if (repository := address()) is None:
+        return ""
+    colab = "https://colab.research.google.com"
+    lesson = f"{colab}/github/{repository.removeprefix('https://github.com/')}/blob/colab/{name}.ipynb"
+    return f"<br>[![Open in Colab]({colab}/assets/colab-badge.svg)]({lesson})"
+
+
+def setup_cell() -> str:
+    """Return the first code cell of every lesson, which knows the repository's address if there is one."""
+    source = f'"ddpo-lessons[lessons] @ git+{address()}"' if address() else "None"
+    return SETUP.format(source=source)
+
+
 def lesson_table(times: Row) -> str:
     """Return the table of lessons, with the time that each took."""
     rows, lines = [], LESSONS.strip().splitlines()
@@ -127,7 +170,7 @@ def lesson_table(times: Row) -> str:
         title = name.replace("_", " ")
         links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
         picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
-        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}"
+        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
         rows.append([link, teaches, f"{times['seconds'][name]:.0f} s", picture])
     lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", rows)
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
@@ -303,7 +346,7 @@ def filled(text: str) -> str:
 
 
 def filled_page(path: Path) -> str:
-    """Return a page, or a notebook with its markdown cells, with every table made anew."""
+    """Return a page, or a notebook with its set-up cell, with every table made anew."""
     text = path.read_text("utf-8")
     if path.suffix != ".ipynb":
         return filled(text)
@@ -311,9 +354,11 @@ def filled_page(path: Path) -> str:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = filled("".join(cell["source"])).splitlines(keepends=True)
+    setup = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    setup["source"] = setup_cell().splitlines(keepends=True)
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    for path in (ROOT / page for page in PAGES):
+    for path in {*(ROOT / page for page in PAGES), *(ROOT / "notebooks").glob("*.ipynb")}:
         path.write_text(filled_page(path), "utf-8")

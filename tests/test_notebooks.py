@@ -10,26 +10,14 @@ from pathlib import Path
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell
 from nbformat import NotebookNode
+from packaging.requirements import Requirement
+
+from benchmarks import tables
 
 ROOT = Path(__file__).parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SETUP = """\
-# Finds the package: installed, in the checkout around this notebook, or in a wheel or zip beside it.
-import importlib.util
-from pathlib import Path
-
-SOURCE = None  # what pip installs instead, once the project is published
-if importlib.util.find_spec("ddpo_lessons") is None:
-    files = [path for path in Path().resolve().glob("ddpo[-_]lessons*") if path.suffix in (".whl", ".zip")]
-    source = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else max(files, default=SOURCE)
-    if source is None:
-        raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")
-    %pip install -q "{source}[lessons]"
-
-from ddpo_lessons.app.profiles import pick_profile
-
-print(f"profile: {pick_profile()}")"""
 CHECKED = "nbval-check-output"  # a cell's tag
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
@@ -123,9 +111,43 @@ def test_no_symbol_has_two_meanings():
 @every_notebook
 def test_set_up_cell_is_the_same_everywhere_and_a_seed_follows(path):
     first, second = code_cells(path)[:2]
-    assert first.source == SETUP
+    assert first.source == tables.setup_cell(), "python -m benchmarks.tables writes it"
     assert "SEED = 0" in second.source
     assert "manual_seed(SEED)" in second.source
+
+
+@pytest.mark.parametrize(
+    ("there", "address", "installed"),
+    [
+        ([], None, None),
+        ([], "https://github.com/some/where", "ddpo-lessons[lessons] @ git+https://github.com/some/where"),
+        (["ddpo_lessons-1-py3-none-any.whl"], "https://github.com/some/where", "{}[lessons]"),
+        (["ddpo-lessons-main.zip"], None, "{}[lessons]"),
+        (["../ddpo_lessons/lesson.mplstyle", "ddpo_lessons-1-py3-none-any.whl"], None, "..[lessons]"),
+    ],
+)
+def test_set_up_cell_installs_what_lies_nearest(there, address, installed, tmp_path, monkeypatch):
+    """In a folder of its own and without the package; pip is called with one requirement, or not at all."""
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    for name in there:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    monkeypatch.setattr(tables, "address", lambda: address)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    called: list[str] = []
+    shell = InteractiveShell()
+    shell.register_magic_function(called.append, magic_name="pip")
+    outcome = shell.run_cell(tables.setup_cell())
+    if installed is None:
+        assert isinstance(outcome.error_in_exec, ModuleNotFoundError)
+        assert called == []
+        return
+    assert outcome.success
+    requirement = installed.format(Path(there[-1]).resolve() if there else "")
+    assert called == [f'install -q "{requirement}"']
+    if address and not there:
+        assert Requirement(requirement).extras == {"lessons"}
 
 
 @every_notebook

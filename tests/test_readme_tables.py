@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from benchmarks.tables import (
     peers_table,
     task_table,
 )
+
+LESSONS = sorted((tables.ROOT / "notebooks").glob("*.ipynb"))
 
 
 def phases(sampling: float, training: float) -> dict[str, list[float]]:
@@ -144,6 +148,33 @@ def test_tasks_show_rl_beside_its_baselines() -> None:
         "| 70.0% (one seed) | – |"
     )
     assert len({line.count(" | ") for line in lines.values()}) == 1
+
+
+@pytest.mark.parametrize("urls", ["", '[project.urls]\nRepository = "https://github.com/some/where"\n'])
+def test_an_address_in_pyproject_gives_every_lesson_a_badge(
+    urls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "x"\n{urls}')
+    names = [path.stem for path in LESSONS]
+    lines = tables.lesson_table({"seconds": dict.fromkeys(names, 1), "machine": "a machine"}).splitlines()
+    colab = "](https://colab.research.google.com/github/some/where/blob/colab/"
+    found = [name for name, line in zip(names, lines[2:], strict=False) if f"{colab}{name}.ipynb)" in line]
+    assert found == (names if urls else [])
+    assert ("colab" in "".join(lines)) == bool(urls)
+    lesson = json.loads(tables.filled_page(LESSONS[0]))
+    source = next(line for line in lesson["cells"][1]["source"] if line.startswith("SOURCE = "))
+    assert ("@ git+https://github.com/some/where" in source) == bool(urls)
+
+
+@pytest.mark.parametrize("end", ["hub.com/some/where.git", "hub.com/some/where/", "lab.com/some/where"])
+def test_an_address_that_colab_cannot_open_is_refused(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nurls.Repository = "https://git{end}"\n')
+    with pytest.raises(ValueError, match="write https://github"):
+        tables.badge("01_batching")
 
 
 def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,20 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "form",
+    ["clip_score@{}/a,b", "clip_score@{}/a=b", "clip_score@{}/a@b", "a,b.py:red", "a=b.py:red", "a@b.py:red"],
+)
+def test_a_path_with_a_mark_of_the_grammar_is_refused_with_the_remedy(form: str, tmp_path: Path) -> None:
+    for name in ("a,b", "a=b", "a@b"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match="If a path holds , = or @, rename it or link to it"):
+        parse(form.format(tmp_path))
+    with pytest.raises(ValueError, match="clip_scroe") as caught:
+        parse("colourfulness=1,clip_scroe=2")  # holds no path
+    assert "link" not in str(caught.value)
+
+
 def test_names_and_their_models_are_those_of_the_registry() -> None:
     """The models come first among the arguments of a factory, and are given by name or folder."""
     assert list(reward_flag.REWARDS) == list(rewards.REWARDS)

@@ -102,7 +102,12 @@ def parse(text: str) -> tuple[Term, ...]:
     Raises:
         ValueError: for a name that does not exist, a weight that is no number, or a model that is not there.
     """
-    terms = tuple(_term(part.strip()) for part in text.split(","))
+    try:
+        terms = tuple(_term(part.strip()) for part in text.split(","))
+    except ValueError as error:
+        if not re.search(r"[/\\]|\.py\b", text):
+            raise
+        raise ValueError(f"{error}. If a path holds , = or @, rename it or link to it") from error
     names = [term.name for term in terms]
     for name in names:
         if names.count(name) > 1:
