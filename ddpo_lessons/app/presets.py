@@ -76,8 +76,8 @@ _GLASSES: dict[str, Any] = {
 _SD_1_5 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 
 # Obey the prompt and keep the picture: the demo's task at full size. Not run on a GPU. Guidance, learning
-# rate, clip range (DDPOConfig's), and 256 samples in two optimizer steps are those of the DDPO paper's
-# aesthetic experiment, groups are the demo's; that they go together is a guess. Guidance is part of the
+# rate, clip range (DDPOConfig's), and 256 samples in two optimizer steps are those of `aesthetic`,
+# groups are the demo's; that they go together is a guess. Guidance is part of the
 # policy: both of its passes are trained. LoRA is on attention only (DDPOConfig's default): the prompt enters
 # there, and every tool for Stable Diffusion loads such weights. Of one process, as above.
 _EDIT: dict[str, Any] = {
