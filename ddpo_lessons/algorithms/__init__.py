@@ -6,7 +6,10 @@ an algorithm is made: the command line has the names before torch loads.
 
 from __future__ import annotations
 
+import ast
+import difflib
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,19 +27,55 @@ ALGORITHMS = {  # module: class
 }
 
 
-def make_algorithm(name: str, **settings: Any) -> Algorithm:
+def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
+    """Read an algorithm with settings of its own, as the command line takes it.
+
+    Args:
+        text: such as "nft" or "nft:beta=0.1,max_decay=0".
+
+    Returns:
+        Its name and its settings, for `make_algorithm`.
+
+    Raises:
+        ValueError: if the name does not exist or a setting has no value.
+    """
+    name, _, listed = text.partition(":")
+    if name not in ALGORITHMS:
+        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        hint = f" (perhaps {close[0]})" if close else ""
+        raise ValueError(f"algorithm={name!r} does not exist{hint}: use one of {', '.join(ALGORITHMS)}")
+    settings = {}
+    for item in filter(None, listed.split(",")):
+        key, equals, value = item.partition("=")
+        if not (equals and value):
+            raise ValueError(f"algorithm={text!r}: write settings as {name}:KEY=VALUE,KEY=VALUE")
+        try:
+            settings[key.strip()] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):  # a word
+            settings[key.strip()] = value
+    return name, settings
+
+
+def make_algorithm(text: str, **settings: Any) -> Algorithm:
     """Make an algorithm by its name, which is that of its module.
 
     Args:
-        name: a key of `ALGORITHMS`.
+        text: a key of `ALGORITHMS`, or with settings as `parse_algorithm` reads them.
         settings: arguments of its class.
 
     Returns:
         The algorithm.
 
     Raises:
-        ValueError: if the name does not exist; the message lists those that do.
+        ValueError: if name or settings do not exist, naming those that do, or a value does not fit.
     """
-    if name not in ALGORITHMS:
-        raise ValueError(f"algorithm={name!r} does not exist: use one of {', '.join(ALGORITHMS)}")
-    return getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])(**settings)
+    name, read = parse_algorithm(text)
+    kind = getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
+    settings = {**read, **settings}
+    known = list(inspect.signature(kind).parameters)
+    for key in settings.keys() - set(known):
+        raise ValueError(f"algorithm={name!r} has no setting {key!r}: it has {', '.join(known) or 'none'}")
+    try:
+        return kind(**settings)
+    except TypeError as error:  # a word in the place of a number
+        raise ValueError(f"algorithm={name!r} does not take {settings}: {error}") from error

@@ -30,7 +30,7 @@ from tyro.constructors import (
 )
 
 from ddpo_lessons import __version__
-from ddpo_lessons.algorithms import ALGORITHMS
+from ddpo_lessons.algorithms import parse_algorithm
 from ddpo_lessons.app import reward_flag
 from ddpo_lessons.app.flags import in_flags
 from ddpo_lessons.app.presets import PRESETS, Preset, divide, world_size
@@ -132,11 +132,13 @@ class Train:
     advanced: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings(ADVANCED))]
     """More fields of DDPOConfig."""
     model: str | None = None
-    """Folder or name on the hub; tiny-sd, which is in the package, where neither it nor a preset is given."""
+    """Folder or name on the hub; tiny-sd or tiny-sd3, which are in the package; tiny-sd if no preset says
+    another."""
     preset: Annotated[str | None, _one_of(PRESETS)] = None
     """Named settings, which every other flag overrides; digit_world for tiny-sd."""
-    algorithm: Annotated[str, _one_of(ALGORITHMS, "ddpo")] = "ddpo"
-    """How rewards become updates."""
+    algorithm: str = "ddpo"
+    """How rewards become updates: ddpo, rwr, flow_grpo, awm, nft, dpo, draft or refl, with settings of its own
+    as in nft:beta=0.1,max_decay=0."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     prompts: str | None = None
     """digit_world, digit_world_left_out, animals, activities; or a file, a prompt a line."""
@@ -169,6 +171,8 @@ class Train:
 
     def choose_preset(self) -> Preset:
         """Return the preset asked for; without one, tiny-sd has one and other models have none."""
+        if self.preset is None and self.model == "tiny-sd3":
+            return PRESETS["digit_world_flow"]
         if self.preset is None and self.model not in (None, "tiny-sd"):
             return Preset(self.model, reward="", prompts="", config={})
         return PRESETS[self.preset or "digit_world"]
@@ -177,6 +181,7 @@ class Train:
         """Raise a ValueError for flags that do not go together, and for settings that cannot work."""
         if self.model is not None:
             check_model(self.model)
+        parse_algorithm(self.algorithm)
         preset = self.choose_preset()
         if self.images is None:
             for name in ("noise_strength", "damage", "severity"):
