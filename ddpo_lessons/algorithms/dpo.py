@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
+from ddpo_lessons.algorithms.forward_process import ForwardProcess
 from ddpo_lessons.config import DDPOConfig
 
 
@@ -79,6 +80,10 @@ class DPO(AWM):
         shape = len(groups), samples.trajectory.log_probs.shape[1]
         steps = shuffled_pairs(shape, self.num_train_timesteps, samples_per_step // size, generator)
         return [{**step, "rows": best[step["rows"]], "worst": worst[step["rows"]]} for step in steps]
+
+    def update(self, samples: Samples, learner: Learner) -> None:
+        """Take the optimizer steps of an epoch; no older policy is needed."""
+        ForwardProcess.update(self, samples, learner)
 
     def loss(
         self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs

@@ -137,7 +137,7 @@ class Train:
     preset: Annotated[str | None, _one_of(PRESETS)] = None
     """Named settings, which every other flag overrides; digit_world for tiny-sd."""
     algorithm: str = "ddpo"
-    """How rewards become updates: ddpo, rwr, flow_grpo, awm, nft, dpo, draft or refl, with settings of its own
+    """How rewards become updates: ddpo, rwr, flow_grpo, awm, nft, dpo, draft or refl, with its own settings
     as in nft:beta=0.1,max_decay=0."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     prompts: str | None = None
