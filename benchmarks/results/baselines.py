@@ -32,7 +32,7 @@ COLUMNS = ("task", "what", "seed", "damage", "severity", "setting", "validation"
 VALIDATION_IMAGES = 200
 STEPS = range(2, 9)  # of NUM_STEPS
 PROMPTS = ("", "a clear digit")
-*SINGLE, FOUR = EXPERIMENTS["tasks"]  # four corruptions last: they are twenty kinds of pictures
+TASKS = EXPERIMENTS["tasks"]
 Change = Callable[[torch.Tensor], torch.Tensor]  # (N, 3, 32, 32) in [0, 1] to the same
 
 
@@ -138,9 +138,8 @@ def measure(baseline: Baseline) -> list[Row]:
 def main() -> None:
     """Measure everything, the first seed before the others."""
     *unlearned, _ = CHANGES  # all but supervised
-    runs = [Baseline(task, what) for what in unlearned for task in SINGLE]
-    runs += [Baseline(task, "supervised", seed) for seed in SEEDS for task in SINGLE]
-    runs += [Baseline(FOUR, what) for what in CHANGES]
+    runs = [Baseline(task, what) for what in unlearned for task in TASKS]
+    runs += [Baseline(task, "supervised", seed) for seed in SEEDS for task in TASKS]
     run_all(measure, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)
 
 

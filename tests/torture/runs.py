@@ -19,7 +19,9 @@ import torch
 from accelerate.utils import InitProcessGroupKwargs
 
 from benchmarks.common import Row, free_port
-from benchmarks.torture.harness import (
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import read_metrics
+from tests.torture.harness import (
     Case,
     brightness,
     continue_run,
@@ -33,8 +35,6 @@ from benchmarks.torture.harness import (
     wait_for,
     whole_run,
 )
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
 
 EPOCHS = 6
 RUN: Row = {"num_epochs": EPOCHS, "image_grid_freq": 2}
