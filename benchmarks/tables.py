@@ -20,25 +20,6 @@ PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md", "docs/damage.md",
     "docs/tiny-sd.md", "notebooks/07_img2img_ddpo.ipynb",
 )  # fmt: skip
-# Each lesson, the modules that it builds, its figure in images/, and what it teaches.
-LESSONS = """
-01_batching | batching | 01-silent
-the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes; when samples are too old
-02_time_shuffling | batching | 02-torn
-shuffling every sample's denoising steps, what must move with them, and two checks that see what is torn
-03_ddim_log_probs | ddim | 03-filmstrip
-a denoising step is an action: its log-probability, replaying it, and where it has none
-04_ppo_clipping | ppo advantages | 04-clipping
-advantages and the clipped surrogate; what DDPO's ratio is and is not; clipping decides a live run
-05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
-RLHF's PPO for text from its parts, GAE derived, reward hacking, TRL's PPO; tokens beside denoising steps
-06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-fog
-the whole loop built, DDPO beside RWR, reward hacking and the KL that holds it back, guidance
-07_img2img_ddpo | rollout data/prompts rewards/digits | 07-dilemma
-obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines
-08_full_gpu_run | app/budget app/presets data/folders | 08-memory
-Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
-"""
 TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
     "darkness": "darkness",
@@ -113,23 +94,17 @@ def edit_table(result: Row, rows: list[Row]) -> str:
 
 
 def ablation_table(rows: list[Row]) -> str:
-    """Return what each choice of the demo is worth: the last reading of every variant."""
-    last = {row["variant"]: row for row in rows}
-    return table(["variant", *SHARES.values()], "lrrrr", ([name, *shares(row)] for name, row in last.items()))
+    """Return what each choice of the demo is worth."""
+    return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
 
 
 def lesson_table(times: Row) -> str:
-    """Return the table of lessons, with the time that each took."""
-    rows, lines = [], LESSONS.strip().splitlines()
-    for about, teaches in zip(lines[::2], lines[1::2], strict=True):
-        name, modules, figure = about.split(" | ")
-        title = name.replace("_", " ")
-        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
-        picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
-        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}"
-        rows.append([link, teaches, f"{times['seconds'][name]:.0f} s", picture])
-    lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", rows)
-    return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
+    """Return the README's table of lessons with the time that each took; the rest of it is the page's own."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    shown = page.partition("<!-- lessons -->\n")[2].partition("\n\nTimes:")[0]
+    for name, seconds in times["seconds"].items():
+        shown = re.sub(rf"(/{name}\.ipynb\).* \| )\d+ s \|", rf"\g<1>{seconds:.0f} s |", shown)
+    return f"{shown}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
 def task_table(rows: list[Row], baselines: list[Row]) -> str:
@@ -197,12 +172,8 @@ def speed_sentence(result: Row) -> str:
     )
 
 
-RATIOS = (
-    ("peer", "ours"),
-    ("peer", "compiled"),
-    ("ours", "floor"),
-    ("compiled", "floor"),
-)  # of side_by_side.py
+# Of side_by_side.py.
+RATIOS = (("peer", "ours"), ("peer", "compiled"), ("ours", "floor"), ("compiled", "floor"))
 
 
 def _outcome(row: Row) -> str:
@@ -270,12 +241,10 @@ def read(name: str) -> Any:
     return read_rows(path) if path.suffix == ".csv" else json.loads(path.read_text("utf-8"))
 
 
-def img2img_tasks() -> list[Row]:
-    return [row for row in read("benchmarks/results/img2img.csv") if row["experiment"] == "tasks"]
-
-
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
-    "tasks": lambda: task_table(img2img_tasks(), read("benchmarks/results/baselines.csv")),
+    "tasks": lambda: task_table(
+        read("benchmarks/results/img2img.csv"), read("benchmarks/results/baselines.csv")
+    ),
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
     "demo": lambda: demo_table(read("benchmarks/results/demo.json")),
     "ablations": lambda: ablation_table(read("benchmarks/results/demo_ablations.csv")),
