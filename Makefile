@@ -43,8 +43,8 @@ test: lint ## lint, types, unit tests and every notebook
 check: lint ## the same in two minutes, without the slow tests and the notebooks
 	$(PYTEST) tests -m "not slow" $(ARGS)
 
-torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in benchmarks/torture/counts.json
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.torture $(ARGS)
+torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in tests/torture/counts.json
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.torture $(ARGS)
 
 lint: .venv/all.stamp ## ruff (lint and format) and mypy
 	$(BIN)/ruff check

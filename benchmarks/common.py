@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import platform
-import socket
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +27,9 @@ Row = dict[str, Any]
 
 def machine() -> str:
     """Return what a measured number needs beside it: cores, processor, torch."""
-    processor, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        processor = named[0].split(":")[1].strip() if named else processor
+    cpuinfo = Path("/proc/cpuinfo")
+    named = re.findall(r"^model name\s*: (.+)", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else []
+    processor = named[0] if named else platform.processor() or platform.machine()
     return f"{os.cpu_count()} cores, {processor}, torch {torch.__version__}"
 
 
@@ -58,12 +57,6 @@ def seconds_of(run: Callable[[], Any]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def write_json(path: Path, value: Any) -> None:

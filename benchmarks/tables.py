@@ -17,9 +17,8 @@ from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
 
-HERE = Path(__file__).parent
 PAGES = (
-    "README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "docs/beside-peers.md", "docs/damage.md",
+    "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md", "docs/damage.md",
     "docs/tiny-sd.md", "notebooks/07_img2img_ddpo.ipynb",
 )  # fmt: skip
 # Each lesson, the modules that it builds, its figure in images/, and what it teaches.
@@ -133,9 +132,8 @@ def edit_table(result: Row, rows: list[Row]) -> str:
 
 
 def ablation_table(rows: list[Row]) -> str:
-    """Return what each choice of the demo is worth: the last reading of every variant."""
-    last = {row["variant"]: row for row in rows}
-    return table(["variant", *SHARES.values()], "lrrrr", ([name, *shares(row)] for name, row in last.items()))
+    """Return what each choice of the demo is worth."""
+    return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
 
 
 def address() -> str | None:
@@ -241,12 +239,8 @@ def speed_sentence(result: Row) -> str:
     )
 
 
-RATIOS = (
-    ("peer", "ours"),
-    ("peer", "compiled"),
-    ("ours", "floor"),
-    ("compiled", "floor"),
-)  # of side_by_side.py
+# Of side_by_side.py.
+RATIOS = (("peer", "ours"), ("peer", "compiled"), ("ours", "floor"), ("compiled", "floor"))
 
 
 def _outcome(row: Row) -> str:
@@ -309,28 +303,26 @@ def result_table(rows: list[Row], about: Row) -> str:
 
 
 def read(name: str) -> Any:
-    """Return a committed result of benchmarks/."""
-    path = HERE / name
+    """Return a committed result."""
+    path = ROOT / name
     return read_rows(path) if path.suffix == ".csv" else json.loads(path.read_text("utf-8"))
 
 
-def img2img_tasks() -> list[Row]:
-    return [row for row in read("results/img2img.csv") if row["experiment"] == "tasks"]
-
-
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
-    "tasks": lambda: task_table(img2img_tasks(), read("results/baselines.csv")),
-    "lessons": lambda: lesson_table(read("speed/lesson_times.json")),
-    "demo": lambda: demo_table(read("results/demo.json")),
-    "ablations": lambda: ablation_table(read("results/demo_ablations.csv")),
-    "edit": lambda: edit_table(read("results/demo.json"), read("results/edit.csv")),
+    "tasks": lambda: task_table(
+        read("benchmarks/results/img2img.csv"), read("benchmarks/results/baselines.csv")
+    ),
+    "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
+    "demo": lambda: demo_table(read("benchmarks/results/demo.json")),
+    "ablations": lambda: ablation_table(read("benchmarks/results/demo_ablations.csv")),
+    "edit": lambda: edit_table(read("benchmarks/results/demo.json"), read("benchmarks/results/edit.csv")),
     "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
-    "torture": lambda: torture_table(read("torture/counts.json")),
-    "torture-totals": lambda: torture_totals(read("torture/counts.json")),
-    "speed": lambda: speed_sentence(read("speed/side_by_side.json")),
-    "peers": lambda: peers_table(read("speed/side_by_side.json")),
+    "torture": lambda: torture_table(read("tests/torture/counts.json")),
+    "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
+    "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),
+    "peers": lambda: peers_table(read("benchmarks/speed/side_by_side.json")),
     "time-to-result": lambda: result_table(
-        read("speed/time_to_result.csv"), read("speed/time_to_result.json")
+        read("benchmarks/speed/time_to_result.csv"), read("benchmarks/speed/time_to_result.json")
     ),
 }
 

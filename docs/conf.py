@@ -17,7 +17,7 @@ project = "ddpo-lessons"
 copyright = "ddpo-lessons, MIT licence"
 release = metadata.version("ddpo-lessons")
 root_doc = "docs/index"
-include_patterns = ["docs/**", "notebooks/*", "benchmarks/*.md"]
+include_patterns = ["docs/**", "notebooks/*", "benchmarks/*.md", "tests/torture/*.md"]
 exclude_patterns = [".*", "build", "dist", "**/.ipynb_checkpoints"]
 extensions = [
     "myst_nb",

@@ -1,6 +1,6 @@
 """Figures of lesson 06: fog that goes, the loop, four methods, a hacked reward, two baselines, guidance.
 
-Pictures and numbers are those that `python -m benchmarks.results.algorithms` and `…results.loop` measured.
+Pictures and numbers are those that `python -m benchmarks.results.algorithms` measured.
 """
 
 from __future__ import annotations

@@ -81,6 +81,16 @@ def test_every_module_has_a_floor():
     assert {room(name) for name in modules()} - FLOOR.keys() == {"ddpo_lessons"}
 
 
+def test_nobody_imports_from_the_tests():
+    """The fault experiments in tests/torture import benchmarks/, so the other way would be a circle."""
+    tests = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert imports(tests["tests.torture.__main__"], tests, at_load=False)
+    assert [name for name, path in modules().items() if imports(path, tests, at_load=False)] == []
+
+
 def test_imports_make_no_circle():
     known = modules()
     graph = {name: imports(path, known, at_load=True) - {name} for name, path in known.items()}

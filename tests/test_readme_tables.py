@@ -14,6 +14,7 @@ from benchmarks.tables import (
     demo_table,
     edit_table,
     filled,
+    lesson_table,
     peers_table,
     task_table,
 )
@@ -104,15 +105,23 @@ def test_the_demo_shows_the_untrained_pipeline_every_seed_and_their_mean() -> No
     ]
 
 
-def test_the_ablations_show_every_variants_last_reading() -> None:
-    rows = [
-        {"variant": name, **shares(0.5, 0.5, both, 0.5)}
-        for name, both in (("one", 0.1), ("one", 0.4), ("other", 0.2), ("other", 0.3))
-    ]
+def test_the_ablations_show_every_variant() -> None:
+    rows = [{"variant": name, **shares(0.5, 0.6, both, 0.7)} for name, both in (("one", 0.4), ("other", 0.3))]
     assert ablation_table(rows).splitlines()[2:] == [
-        "| one | 50.0% | 50.0% | 40.0% | 50.0% |",
-        "| other | 50.0% | 50.0% | 30.0% | 50.0% |",
+        "| one | 50.0% | 60.0% | 40.0% | 70.0% |",
+        "| other | 50.0% | 60.0% | 30.0% | 70.0% |",
     ]
+
+
+def test_the_table_of_lessons_changes_in_its_times_only() -> None:
+    times = {"machine": "a machine", "seconds": {"01_batching": 3.4, "08_full_gpu_run": 120.6}}
+    page = (tables.ROOT / "README.md").read_text("utf-8")
+    before = page.partition("<!-- lessons -->\n")[2].splitlines()
+    after = lesson_table(times).splitlines()
+    changed = [n for n, (old, new) in enumerate(zip(before, after, strict=False)) if old != new]
+    assert changed == [2, 9, 11]  # the first and the last lesson, and the machine
+    assert [after[n].split(" | ")[2] for n in (2, 9)] == ["3 s", "121 s"]
+    assert after[11] == "Times: in a fresh kernel on a machine."
 
 
 def test_tasks_show_rl_beside_its_baselines() -> None:

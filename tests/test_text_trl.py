@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from trl_lines import ARGS, CASES, GOLDEN, is_installed, trl_results
 
-from benchmarks.text.trl_lines import ARGS, CASES, GOLDEN, is_installed, trl_results
 from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.text.ppo import Targets, kl_penalty, shape_rewards, text_ppo_loss, token_log_probs
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks.tables import torture_table, torture_totals
-from benchmarks.torture.damage import DAMAGES, _audit, executed
-from benchmarks.torture.harness import each_case, expect, is_clear
 from ddpo_lessons.config import DDPOConfig
+from tests.torture.damage import DAMAGES, _audit, executed
+from tests.torture.harness import each_case, expect, is_clear
 
 
 def test_a_failure_is_counted_with_the_arguments_that_repeat_it(tmp_path):

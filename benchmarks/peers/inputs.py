@@ -48,10 +48,8 @@ def make_tiny_pipeline(**scheduler_changes: Any) -> StableDiffusionPipeline:
     text_encoder = CLIPTextModel(config)
     for seed, model in enumerate((unet, vae, text_encoder)):
         _fill_weights(model.eval(), seed)
-    scheduler, unused = (
-        tiny_scheduler(**scheduler_changes),
-        {"safety_checker": None, "feature_extractor": None},
-    )
+    scheduler = tiny_scheduler(**scheduler_changes)
+    unused = {"safety_checker": None, "feature_extractor": None}
     parts = {"vae": vae, "text_encoder": text_encoder, "tokenizer": tokenizer, "unet": unet}
     return StableDiffusionPipeline(**parts, **unused, scheduler=scheduler, requires_safety_checker=False)
 

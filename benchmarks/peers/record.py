@@ -1,12 +1,11 @@
 """Run TRL's DDPOTrainer and imageddpo on a tiny model; record what they compute and how they fail.
 
-`python -m benchmarks.peers.record` makes the peers' environment unless `--python` names one, and writes
+`python -m benchmarks.peers.record` makes the peers' environment, unless it is there, and writes
 tests/golden/peers.json, in about three minutes on an idle machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -16,7 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.common import ROOT, Row, free_port
+from accelerate.utils.other import get_free_port
+
+from benchmarks.common import ROOT, Row
 from benchmarks.peers.environment import SETTINGS, make_environment, versions
 
 RESULT = ROOT / "tests" / "golden" / "peers.json"
@@ -74,7 +75,7 @@ def _run(
     # One thread: sums in one order, so that a second recording gives the same.
     environment = os.environ | SETTINGS | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     if processes > 1:
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
         environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     folders = _folders(scratch, group, processes)
     workers: list[subprocess.Popen[bytes]] = []
@@ -103,9 +104,7 @@ def _run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", help="interpreter that can import the peers")
-    python = parser.parse_args().python or make_environment()
+    python = make_environment()
     rows = {"made_with": versions(python)}
     with tempfile.TemporaryDirectory() as scratch:
         for group, processes in (("one_process", 1), ("bf16", 1), ("drift", 2)):

@@ -1,7 +1,8 @@
 """RWR, sparse RWR, DDPO-SF and DDPO-IS at equal reward queries, and what else lesson 06 varies.
 
 `python -m benchmarks.results.algorithms` trains tiny-sd once per (experiment, variant, reward, seed) and
-appends a row per epoch to algorithms.csv, run by run; what the file already holds is not run again.
+appends a row per epoch to algorithms.csv, run by run; what the file already holds is not run again. Then it
+samples one epoch for lesson 06's picture of the loop, into algorithms/loop.png and loop.json.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
-from benchmarks.common import Row, parse, run_all, scratch_config
+from benchmarks.common import Row, parse, quiet_thread, run_all, scratch_config, write_json
+from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.data.contexts import PromptFunction
@@ -27,6 +28,7 @@ from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import RewardFunction, colourfulness, jpeg_compressibility, prompt_alignment
 from ddpo_lessons.rollout import Trajectory, sample_seed, text2img_rollout
 from ddpo_lessons.tiny import load_judge, load_reward_model, load_tiny_sd, world
+from ddpo_lessons.tiny.classifier import accuracy
 from ddpo_lessons.trainer import Runner
 
 PICTURES = Path(__file__).parent / "algorithms"  # what `Run.snapshots` keeps
@@ -71,7 +73,7 @@ class Run:
     algorithm: Callable[[], Any] = DDPO
     prompts: str = ""  # "" for the reward's own, "few" for eight of unequal difficulty
     epochs: int = 8
-    test_guidance: tuple[float, ...] = ()
+    test_guidance: float | None = None  # test with this scale too
     snapshots: tuple[int, ...] = ()  # after these epochs the first test pictures are kept
 
 
@@ -125,11 +127,9 @@ def paint(pipeline: Any, prompts: list[str], guidance: float, generator: Any) ->
     return text2img_rollout(pipeline, prompts, **settings, generator=generator)
 
 
-@torch.no_grad()
 def judge_accuracy(judge: Any, images: torch.Tensor, metadata: Sequence[Row]) -> float:
     """Return the share of images whose digit the judge reads as the prompt says."""
-    digits = torch.tensor([m["digit"] for m in metadata])
-    return (judge(images).argmax(dim=1) == digits).float().mean().item()
+    return accuracy(judge, images, torch.tensor([m["digit"] for m in metadata]))
 
 
 @torch.no_grad()
@@ -156,10 +156,14 @@ def test(
 
 def keep(run: Run, images: torch.Tensor, epoch: int) -> None:
     """Write the first ten test pictures side by side."""
-    PICTURES.mkdir(exist_ok=True)
-    row = torch.cat(list(images[:10]), dim=2).permute(1, 2, 0)  # (32, 320, 3)
     name = f"{run.experiment}_{run.variant}_{run.reward}_{epoch:02d}.png".replace(" ", "-")
-    Image.fromarray((row * 255).round().byte().numpy()).save(PICTURES / name)
+    save(torch.cat(list(images[:10]), dim=2), name)  # (3, 32, 320)
+
+
+def save(image: torch.Tensor, name: str) -> None:
+    """Write an image (3, H, W) beside the others."""
+    PICTURES.mkdir(exist_ok=True)
+    world.to_pil(image).save(PICTURES / name)
 
 
 def train(run: Run) -> list[Row]:
@@ -185,23 +189,23 @@ def train(run: Run) -> list[Row]:
             if epoch + 1 in run.snapshots:
                 keep(run, test(run, pipeline, judge, "seen", guidance)[0], epoch + 1)
     rows[-1] |= end_readings(run, pipeline, judge, guidance, before)
-    for other in run.test_guidance:
-        *_, reward, accuracy = test(run, pipeline, judge, "seen", other)
+    if run.test_guidance:
+        *_, reward, share = test(run, pipeline, judge, "seen", run.test_guidance)
         row = {name: value for name, value in rows[-1].items() if name in COLUMNS[:9]}
-        rows.append({**row, "variant": f"{run.variant}, tested at {other:g}"})
-        rows[-1] |= {"test_reward": reward, "test_judge": accuracy}
+        rows.append({**row, "variant": f"{run.variant}, tested at {run.test_guidance:g}"})
+        rows[-1] |= {"test_reward": reward, "test_judge": share}
     return rows
 
 
 def end_readings(run: Run, pipeline: Any, judge: Any, guidance: float, before: torch.Tensor) -> Row:
     """Return what test prompts say of a trained policy, and left-out prompts where there are some."""
-    after, trajectory, reward, accuracy = test(run, pipeline, judge, "seen", guidance)
-    found: Row = {"test_reward": reward, "test_judge": accuracy}
+    after, trajectory, reward, share = test(run, pipeline, judge, "seen", guidance)
+    found: Row = {"test_reward": reward, "test_judge": share}
     found |= {"distance": (after - before).square().mean().item()}
     found |= {"test_kl": kl_to_start(pipeline, trajectory)}
     if run.prompts != "few":
-        *_, reward, accuracy = test(run, pipeline, judge, "left_out", guidance)
-        found |= {"left_out_reward": reward, "left_out_judge": accuracy}
+        *_, reward, share = test(run, pipeline, judge, "left_out", guidance)
+        found |= {"left_out_reward": reward, "left_out_judge": share}
     return found
 
 
@@ -211,13 +215,6 @@ def methods() -> list[Run]:
     compared = itertools.product(SEEDS, ("compressibility", "alignment"), METHODS)
     return [Run("methods", name, reward, seed, CHOSEN[reward], **METHODS[name])
             for seed, reward, name in compared]  # fmt: skip
-
-
-def kl_prices() -> list[Run]:
-    return [
-        Run("kl", f"{price:g}", "compressibility", 0, 1e-2, {"train_kl_coefficient": price})
-        for price in (0.0, 0.1, 1.0, 10.0)
-    ]
 
 
 def statistics() -> list[Run]:
@@ -233,35 +230,53 @@ def statistics() -> list[Run]:
 
 
 def guidance() -> list[Run]:
-    """Trained at one scale and tested at another; learning rates; groups."""
-    rate, runs = CHOSEN["alignment"], list[Run]()
-    for scale, other in ((1.0, 3.0), (3.0, 1.0)):
-        name, config = f"trained at {scale:g}", {"sample_guidance_scale": scale}
-        runs.append(Run("guidance", name, "alignment", 0, rate, config, epochs=15, test_guidance=(other,)))
-    for seed, (scale, swept) in itertools.product(SEEDS, GUIDANCE_RATES):
+    """Trained at scale 1 and tested at 3 too; learning rates."""
+    runs = [Run("guidance", "trained at 1", "alignment", 0, 3e-3, epochs=15, test_guidance=3.0)]
+    for seed, (scale, rate) in itertools.product(SEEDS, GUIDANCE_RATES):
         config = {"sample_guidance_scale": scale}
-        runs.append(Run("guidance", f"at {scale:g}", "alignment", seed, swept, config))
-    # what the prompt explains is taken out of the advantages
-    config = {"sample_guidance_scale": 3.0, "sample_group_size": 8}
-    return [*runs, Run("guidance", "at 3, groups of 8", "alignment", 0, rate, config)]
+        runs.append(Run("guidance", f"at {scale:g}", "alignment", seed, rate, config))
+    return runs
 
 
-def only_praise() -> list[Run]:
-    what = ("only praise", "DDPO-IS", "alignment")
-    return [Run(*what, seed, CHOSEN["alignment"], algorithm=OnlyPraise) for seed in SEEDS]
+PRICES = (0.0, 0.1, 1.0, 10.0)
+OTHERS = [Run("kl", f"{p:g}", "compressibility", 0, 1e-2, {"train_kl_coefficient": p}) for p in PRICES]
+OTHERS += [Run("only praise", "DDPO-IS", "alignment", seed, 3e-3, algorithm=OnlyPraise) for seed in SEEDS]
+OTHERS += [Run("pictures", "DDPO-IS", "alignment", 0, 3e-3, epochs=12, snapshots=(4, 8, 12))]
 
 
-def pictures() -> list[Run]:
-    kept = {"epochs": 12, "snapshots": (4, 8, 12)}
-    return [Run("pictures", "DDPO-IS", "alignment", 0, CHOSEN["alignment"], **kept)]
+# ------------------------------------------------------------------------------ an epoch in pictures
+def tiles(latents: torch.Tensor) -> torch.Tensor:
+    """Turn latents (T+1, 4, 8, 8) into pictures (T+1, 3, 32, 32): three channels as colours, from -3 to 3."""
+    colours = (latents[:, :3] / 6 + 0.5).clamp(0, 1)
+    return colours.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+
+
+def draw_loop() -> None:
+    """Keep the samples of an untrained epoch with the highest, the median and the lowest reward.
+
+    loop.png has a row for each (x_T to x_0 as three of the latent's four channels, and the picture).
+    """
+    prompts, metadata = draw_prompts(digit_world_prompts(0, damage="foggy"), SETTINGS["sample_batch_size"])
+    images, trajectory = paint(load_tiny_sd(), prompts, 1.0, torch.Generator().manual_seed(0))
+    rewards = prompt_alignment(load_reward_model())(images, prompts, metadata)[0]  # (64,)
+    told = {"reward": rewards, "advantage": normalize(rewards)}
+    order = rewards.argsort(descending=True).tolist()
+    shown = [order[0], order[len(order) // 2], order[-1]]
+    rows = [torch.cat([*tiles(trajectory.latents[n]), images[n]], dim=2) for n in shown]  # (3, 32, 192) each
+    save(torch.cat(rows, dim=1), "loop.png")
+    numbers = [{"prompt": prompts[n], **{k: round(v[n].item(), 2) for k, v in told.items()}} for n in shown]
+    epoch = {"samples": len(prompts), "mean": round(rewards.mean().item(), 2)}
+    write_json(PICTURES / "loop.json", {**epoch, "std": round(rewards.std().item(), 2), "shown": numbers})
 
 
 def main() -> None:
     """Run the experiments that were asked for."""
-    runs = [*methods(), *kl_prices(), *statistics(), *guidance(), *only_praise(), *pictures()]
+    runs = [*methods(), *statistics(), *guidance(), *OTHERS]
     arguments = parse(__doc__, experiments=list(dict.fromkeys(run.experiment for run in runs)))
     chosen = [run for run in runs if run.experiment in arguments.experiments]
     run_all(train, chosen, COLUMNS, 5, Path(__file__).with_suffix(".csv"), arguments.processes)
+    quiet_thread()
+    draw_loop()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +38,6 @@ SEED = 0  # the notebook's
 PROMPT, SAMPLES, STEPS = "a three", 8, 8
 ROLLOUTS, CONTROLS = 16, 8
 TIME_KEYS = ["timesteps", "latents", "next_latents", "log_probs", "noise"]
-Gradient = Callable[[Samples], torch.Tensor]
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -86,13 +86,9 @@ class Policy:
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.weights)])
 
-    def ddpo(self, made: Trajectory) -> Gradient:
-        """Return the gradient of the mean of −A ρ as a function of a batch."""
-
-        def gradient(batch: Samples) -> torch.Tensor:
-            return self.gradient(-(batch["advantages"] * self.log_ratio(made, batch).exp()).mean())
-
-        return gradient
+    def ddpo(self, made: Trajectory, batch: Samples) -> torch.Tensor:
+        """Return the gradient of the mean of −A ρ."""
+        return self.gradient(-(batch["advantages"] * self.log_ratio(made, batch).exp()).mean())
 
     def denoising(self, batch: Samples) -> torch.Tensor:
         """Return the gradient of the control."""
@@ -114,7 +110,7 @@ def neighbours(gradients: torch.Tensor) -> float:
     return round(sum(cosine(a, b) for a, b in pairs) / (len(gradients) - 1), 4)
 
 
-def of_passes(gradient: Gradient, samples: Samples) -> torch.Tensor:
+def of_passes(gradient: Callable[[Samples], torch.Tensor], samples: Samples) -> torch.Tensor:
     """Return the gradient of each column, (T, P)."""
     return torch.stack([gradient(column(samples, j)) for j in range(samples["timesteps"].shape[1])])
 
@@ -125,7 +121,7 @@ def measure(policy: Policy, seed: int) -> tuple[Row, torch.Tensor]:
     orders = {"time order": samples, "shuffled": shuffle_time(samples, TIME_KEYS, seeded(200 + seed))}
     found: Row = {}
     for order, batch in orders.items():
-        gradients = of_passes(policy.ddpo(made), batch)
+        gradients = of_passes(partial(policy.ddpo, made), batch)
         whole = gradients.sum(0)
         found[order] = {
             "neighbours": neighbours(gradients),
@@ -188,13 +184,10 @@ def main() -> None:
         found.append(one)
         wholes.append(whole / whole.norm())
         print(seed, one["time order"]["neighbours"], one["shuffled"]["neighbours"], flush=True)
-    schedule = policy.family.schedule(STEPS)
     result = {
-        "prompt": PROMPT,
         "torn": tears,
         "machine": machine(),
-        "timesteps": schedule.timesteps[: STEPS - 1].tolist(),
-        "sigma": [round(float(std), 4) for std in schedule.stds[: STEPS - 1]],
+        "timesteps": policy.family.schedule(STEPS).timesteps[: STEPS - 1].tolist(),
         "across": across(torch.stack(wholes) @ torch.stack(wholes).T),
         "rollouts": found,
     }

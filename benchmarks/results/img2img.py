@@ -8,7 +8,6 @@ The experiment "tasks" ends in a row for every damage and severity, from 500 tes
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from ddpo_lessons.trainer import ImageDDPOTrainer
 
 COLUMNS = (
     "experiment", "variant", "seed", "epoch", "samples_seen", "reward_mean", "judge", "judge_damaged",
-    "judge_train", "distance", "seconds", "damage", "severity", "judge_before",
+    "judge_train", "distance", "damage", "severity", "judge_before",
 )  # fmt: skip
 SEEDS = (0, 1, 2)
 TEST_IMAGES, TABLE_IMAGES = 200, 500
@@ -119,51 +118,46 @@ def test_pictures(run: Run, count: int) -> Iterator[tuple[str, int, world.Pictur
         yield damage, severity, world.draw_pictures(count // len(kinds), "test", 0, damage, severity)
 
 
-class Examiner:
-    """Measures a policy on pictures of the test handwriting, always the same and from the same noise."""
+def examiner(run: Run, pipeline: Any) -> Callable[[], dict[str, float]]:
+    """Return what reads test handwriting after a policy: always the same pictures, from the same noise."""
+    drawn, judge = [pictures for *_, pictures in test_pictures(run, TEST_IMAGES)], load_judge()
+    images, digits = torch.cat([p.images for p in drawn]), torch.cat([p.digits for p in drawn])
+    draw = prompts_of(run)
+    contexts = [draw() for _ in range(TEST_IMAGES // 2)]
+    train_images = torch.stack([image for _, image, _ in contexts])
+    train_digits = torch.tensor([metadata["digit"] for *_, metadata in contexts])
 
-    def __init__(self, run: Run, pipeline: Any) -> None:
-        drawn = [pictures for *_, pictures in test_pictures(run, TEST_IMAGES)]
-        self.images, self.digits = torch.cat([p.images for p in drawn]), torch.cat([p.digits for p in drawn])
-        draw = prompts_of(run)
-        contexts = [draw() for _ in range(TEST_IMAGES // 2)]
-        self.train_images = torch.stack([image for _, image, _ in contexts])
-        self.train_digits = torch.tensor([metadata["digit"] for *_, metadata in contexts])
-        self.run, self.pipeline, self.judge = run, pipeline, load_judge()
-
-    def __call__(self) -> dict[str, float]:
+    def examine() -> dict[str, float]:
         """Return what the judge reads of test and training pictures, and the squared distance moved."""
-        restored, train = (
-            restore(self.pipeline, images, self.run.noise_strength, NUM_STEPS)
-            for images in (self.images, self.train_images)
-        )
+        both = (images, train_images)
+        restored, train = (restore(pipeline, part, run.noise_strength, NUM_STEPS) for part in both)
         return {
-            "judge": accuracy(self.judge, restored, self.digits),
-            "judge_damaged": accuracy(self.judge, self.images, self.digits),
-            "judge_train": accuracy(self.judge, train, self.train_digits),
-            "distance": (restored - self.images).square().mean().item(),
+            "judge": accuracy(judge, restored, digits),
+            "judge_damaged": accuracy(judge, images, digits),
+            "judge_train": accuracy(judge, train, train_digits),
+            "distance": (restored - images).square().mean().item(),
         }
+
+    return examine
 
 
 # ------------------------------------------------------------------------------------------- training
 def train(run: Run) -> list[Row]:
     """Train one run and return a row for every reading of the judge."""
     pipeline = load_tiny_sd()
-    examine = Examiner(run, pipeline)
+    examine = examiner(run, pipeline)
     name = {column: getattr(run, column) for column in COLUMNS[:3]}
     with scratch_config(SETTINGS, run.config, seed=run.seed) as config:
         task = (REWARDS[run.reward](), prompts_of(run), pipeline)
         trainer = ImageDDPOTrainer(config, *task, noise_strength=run.noise_strength)
-        started, means = time.perf_counter(), list[float]()
-        rows = [{**name, "epoch": 0, "samples_seen": 0, **examine()}]
+        rows, means = [{**name, "epoch": 0, "samples_seen": 0, **examine()}], list[float]()
         for epoch in range(run.epochs):
             metrics = trainer.step(epoch)
             means.append(metrics["reward_mean"])
             if (epoch + 1) % JUDGE_EVERY == 0:
                 position = {"epoch": epoch + 1, "samples_seen": metrics["samples_seen"]}
                 recent = {"reward_mean": sum(means[-JUDGE_EVERY:]) / JUDGE_EVERY}
-                seconds = {"seconds": time.perf_counter() - started}
-                rows.append({**name, **position, **recent, **seconds, **examine()})
+                rows.append({**name, **position, **recent, **examine()})
     rows[0]["reward_mean"] = means[0]
     if run.experiment == "tasks":
         last = {**name, "epoch": run.epochs, "samples_seen": rows[-1]["samples_seen"]}
@@ -232,11 +226,10 @@ EXPERIMENTS: dict[str, list[Run]] = {
 
 
 def main() -> None:
-    """Run the experiments that were asked for, all variants of a seed before the next seed."""
-    arguments = parse(__doc__, experiments=list(EXPERIMENTS), seeds=list(SEEDS))
-    asked = itertools.product(arguments.experiments, arguments.seeds)
-    runs = [replace(run, experiment=name, seed=seed) for name, seed in asked for run in EXPERIMENTS[name]]
-    run_all(train, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), arguments.processes)
+    """Run the experiments, all variants of a seed before the next seed."""
+    numbered = itertools.product(EXPERIMENTS, SEEDS)
+    runs = [replace(run, experiment=name, seed=seed) for name, seed in numbered for run in EXPERIMENTS[name]]
+    run_all(train, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)
 
 
 if __name__ == "__main__":

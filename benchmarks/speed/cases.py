@@ -78,11 +78,6 @@ CASES = {
 }
 
 
-def redness(images: torch.Tensor) -> torch.Tensor:
-    """A reward that costs nothing: the mean of the red channel, (B,)."""
-    return images[:, 0].float().mean(dim=(1, 2))
-
-
 def picture() -> torch.Tensor:
     """A picture that follows from nothing: (3, 32, 32) in [0, 1]."""
     ramp = torch.linspace(0, 1, 32)

@@ -1,7 +1,7 @@
 """Check lesson 08's paper on a card: seconds and memory of epochs at Stable Diffusion 1.5's shape.
 
 `python -m benchmarks.speed.gpu` needs a CUDA device and writes gpu.csv and gpu.json, with what
-`ddpo_lessons.app.budget` says in the columns "tflop" and "paper_gb". Weights are random, for they change
+`ddpo_lessons.app.budget` says in the columns "…_tflop" and "paper_gb". Weights are random, for they change
 neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, in float32, also
 without a GPU; peaks of memory stay empty there, for the CPU's allocator keeps no such count.
 """
@@ -21,8 +21,7 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline
 from diffusers.utils import logging
 from transformers import CLIPTokenizer
 
-from benchmarks.common import Row, machine, scratch_config, write_json, write_rows
-from benchmarks.speed.cases import redness
+from benchmarks.common import Row, machine, redness, scratch_config, write_json, write_rows
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
@@ -32,8 +31,6 @@ from ddpo_lessons.tiny import CHECKPOINT, load_tiny_sd
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
 PRESET = PRESETS["camouflage"]
-COLUMNS = ("phase", "gpu_memory", "batch", "checkpointing", "compiled", "samples", "result", "seconds")
-COLUMNS += ("tflop", "peak_gb", "paper_gb")
 PHASES = ("sampling", "reward", "training")
 
 
@@ -60,53 +57,41 @@ def reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def attempt(row: Row, work: Callable[[], Any]) -> Row:
-    """Complete a row with the peak of some work; too small a card and other failures are results, too."""
+def attempt(work: Callable[[], Row]) -> Row:
+    """Return what some work measures, and its peak; too small a card and other failures are results, too."""
     reset_peak()
     try:
-        work()
-        peak = torch.cuda.max_memory_allocated() / 1e9 if device() == "cuda" else ""
-        measured = {"result": "ok", "peak_gb": peak}
+        measured = {"result": "ok", **work()}
+        return {**measured, "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device() == "cuda" else ""}
     except torch.cuda.OutOfMemoryError:
-        measured = {"result": "out of memory"}
+        result = "out of memory"
     except WrongGradientsError:
-        measured = {"result": "compiled gradients are wrong"}
+        result = "compiled gradients are wrong"
     except RuntimeError as error:  # of a kernel or a compiler: the rows after it can still be measured
-        measured = {"result": f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.100}"}
-    return {**dict.fromkeys(COLUMNS, ""), **row, **measured}
+        result = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.100}"
+    return {"result": result, **dict.fromkeys((*(f"{phase}_s" for phase in PHASES), "peak_gb"), "")}
 
 
-def epochs(pipeline: Any, config: DDPOConfig, row: Row) -> Iterator[Row]:
-    """Complete a row with the second of two epochs of the preset, once for every phase and once for all."""
+def measure_epoch(pipeline: Any, config: DDPOConfig) -> Row:
+    """Measure the second of two epochs of the preset; its reward costs nothing, CLIP's comes on top."""
     AcceleratorState._reset_state(reset_partial_state=True)  # accelerate keeps one precision per process
     side = pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
-
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        return redness(images)  # costs nothing: CLIP's time and memory come on top
-
-    task = (reward, lambda: (PRESET.prompts, torch.rand(3, side, side), {}), pipeline)
+    task = (redness, lambda: (PRESET.prompts, torch.rand(3, side, side), {}), pipeline)
     trainer = ImageDDPOTrainer(config, *task, noise_strength=PRESET.noise_strength)
     paper = budget.estimate(budget.like(pipeline), config, trainer.num_train_timesteps, from_images=True)
-    metrics: dict[str, float] = {}
 
-    def work() -> None:
+    def work() -> Row:
         trainer.step(0)  # compiles, and compares gradients with the UNet's own, which takes memory of its own
         reset_peak()
-        metrics.update(trainer.step(1))
-        metrics["seconds_whole"] = sum(metrics[f"seconds_{phase}"] for phase in PHASES)
+        metrics = trainer.step(1)
+        return {f"{phase}_s": metrics[f"seconds_{phase}"] for phase in PHASES}
 
-    row |= {"samples": trainer.plan.total_samples, "paper_gb": paper.peak / 1e9}
-    whole = attempt({**row, "checkpointing": config.train_gradient_checkpointing}, work)
-    sampling, training = paper.flops_sampling / 1e12, paper.flops_training / 1e12
-    for phase, batch, tflop in (
-        ("sampling", config.sample_batch_size, sampling),
-        ("reward", "", ""),
-        ("training", config.train_batch_size, training),
-        ("whole", config.sample_batch_size, sampling + training),
-    ):
-        found = {"batch": batch, "seconds": metrics.get(f"seconds_{phase}", ""), "tflop": tflop}
-        yield {**whole, "phase": phase, **found}
+    row = {"checkpointing": config.train_gradient_checkpointing, "samples": trainer.plan.total_samples}
+    row |= {"sampling_batch": config.sample_batch_size, "training_batch": config.train_batch_size}
+    row |= attempt(work)
     pipeline.unet.disable_gradient_checkpointing()
+    flops = {"sampling_tflop": paper.flops_sampling / 1e12, "training_tflop": paper.flops_training / 1e12}
+    return {**row, **flops, "paper_gb": paper.peak / 1e9}
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -114,13 +99,14 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     torch.manual_seed(0)
     # A graph for every shape and mode; past the limit the UNet would run uncompiled, in silence.
     torch._dynamo.config.recompile_limit = 64
-    pipeline, count = make_pipeline(arguments.size), arguments.samples // 4  # one optimizer step
+    pipeline, count = make_pipeline(arguments.size), arguments.batches  # one optimizer step
     fields = {**PRESET.config, "mixed_precision": arguments.precision, "image_grid_freq": 0}
     fields |= {"sample_num_batches_per_epoch": count, "train_gradient_accumulation_steps": count}
     for compiled in (False, True) if arguments.compile else (False,):
         for gigabytes in arguments.gpu_memory:
             with scratch_config(fit_to_memory(fields, gigabytes), torch_compile=compiled) as config:
-                yield from epochs(pipeline, config, {"gpu_memory": gigabytes, "compiled": compiled})
+                found = measure_epoch(pipeline, config)
+                yield {"gpu_memory": gigabytes, "compiled": compiled, **found}
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -128,14 +114,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=("sd15", "tiny"), default="sd15")
     parser.add_argument("--gpu-memory", type=int, nargs="+", choices=GPU_MEMORY, default=list(GPU_MEMORY))
-    parser.add_argument("--samples", type=int, default=32, help="of an epoch, a multiple of 4")
+    parser.add_argument("--batches", type=int, default=8, help="of four samples, in an epoch")
     parser.add_argument("--compile", action="store_true", help="all of it again with a compiled UNet")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".csv"))
     words = sys.argv[1:] if words is None else list(words)
     arguments = parser.parse_args(words)
     arguments.precision = "no" if arguments.size == "tiny" else "bf16"
-    if arguments.samples < 4 or arguments.samples % 4:
-        parser.error(f"--samples {arguments.samples}: use a multiple of 4")
     if arguments.size != "tiny" and not torch.cuda.is_available():
         parser.error("there is no CUDA device: --size tiny runs the same on tiny-sd")
     logging.disable_progress_bar()

@@ -5,8 +5,6 @@ Writes lesson_times.json, from which the README's table of lessons is made. Run 
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from nbclient import NotebookClient
 from benchmarks.common import ROOT, machine, seconds_of, write_json
 
 RESULT = Path(__file__).with_suffix(".json")
-NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 
 
 def time_of(path: Path) -> float:
@@ -28,11 +25,7 @@ def time_of(path: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*NOTEBOOKS, []], default=[], help="all, unless named")
-    wanted = parser.parse_args().names or NOTEBOOKS
-    seconds = json.loads(RESULT.read_text())["seconds"] if RESULT.exists() else {}
-    seconds |= {name: time_of(NOTEBOOKS[name]) for name in wanted}
+    seconds = {path.stem: time_of(path) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
     write_json(RESULT, {"machine": machine(), "seconds": seconds})
     print(f"wrote {RESULT.name}: {seconds}; now run: python -m benchmarks.tables")
 

@@ -15,9 +15,9 @@ from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging
 from safetensors.torch import load_file
 
-from benchmarks.common import Row, seconds_of
+from benchmarks.common import Row, redness, seconds_of
 from benchmarks.peers.environment import serve
-from benchmarks.speed.cases import CASES, SIZES, Case, picture, redness
+from benchmarks.speed.cases import CASES, SIZES, Case, picture
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
@@ -33,13 +33,9 @@ def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings
     logging.disable_progress_bar()
     config = DDPOConfig(**{**case.settings(size), **settings}, output_dir=output_dir, image_grid_freq=0)
     pipeline = StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
-
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        return redness(images)
-
     if case.noise_strength is None:
-        return DDPOTrainer(config, reward, lambda: (case.prompt, {}), pipeline)
-    task = (reward, lambda: (case.prompt, picture(), {}), pipeline)
+        return DDPOTrainer(config, redness, lambda: (case.prompt, {}), pipeline)
+    task = (redness, lambda: (case.prompt, picture(), {}), pipeline)
     return ImageDDPOTrainer(config, *task, noise_strength=case.noise_strength)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.common import Row, seconds_of
+from benchmarks.common import Row, redness, seconds_of
 from benchmarks.peers.environment import serve
 from benchmarks.peers.worker import peer_trainer
-from benchmarks.speed.cases import CASES, Case, picture, redness
+from benchmarks.speed.cases import CASES, Case, picture
 
 
 def make_trainer(case: Case, size: str, folder: str) -> Any:
@@ -25,7 +25,7 @@ def make_trainer(case: Case, size: str, folder: str) -> Any:
         "project_kwargs": {"project_dir": folder, "automatic_checkpoint_naming": True},
     }
     image, extra = ((), {}) if case.peer == "TRL" else ((picture(),), {"noise_strength": case.noise_strength})
-    task = (lambda images, *_: (redness(images), {}), lambda: (case.prompt, *image, {}))
+    task = (lambda images, *_: (redness(images.float()), {}), lambda: (case.prompt, *image, {}))
     return peer_trainer(case.peer.lower(), config, folder, *task, **extra)
 
 
@@ -35,10 +35,9 @@ def timed(owner: Any, name: str, seconds: dict[str, float], phase: str) -> None:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            seconds[phase] += time.perf_counter() - started
+        result = method(*args, **kwargs)
+        seconds[phase] += time.perf_counter() - started
+        return result
 
     setattr(owner, name, run)
 

@@ -1,6 +1,6 @@
 """Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
 
-Makes the peers' environment unless `--python` names one, then lets peer, package, package with a compiled
+Makes the peers' environment, unless it is there, then lets peer, package, package with a compiled
 UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes
 side_by_side.json: for every case and batch size the seconds of each phase (median, smallest, largest), those
 of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one after
@@ -11,7 +11,6 @@ gradients are not compared; where they are compared and differ, it ends.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -31,13 +30,14 @@ from benchmarks.speed.cases import CASES, Case
 from ddpo_lessons.tiny import load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".json")
+ROUNDS = 5
 WRONG_POLICY = 0.5  # of the first ratios outside the clip range; where both policies agree, none is
 EQUAL = 1e-3  # how far gradients of the same step may be apart, relative to their norm
 PHASES = ("sampling", "reward", "training", "whole")
 
 
-def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> Row:
-    """Let all take turns for some rounds, after an epoch to warm up; then compare gradients."""
+def compare(case: Case, size: str, python: str, folder: Path) -> Row:
+    """Let all take turns, after an epoch to warm up; then compare gradients."""
     arguments = [case.name, size, str(folder)]
     command = [sys.executable, "-m", "benchmarks.speed.our_epochs", *arguments]
     with ExitStack() as stack:
@@ -52,7 +52,7 @@ def compare(case: Case, size: str, python: str, folder: Path, rounds: int) -> Ro
         if "error" not in step:
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
-        for _ in range(rounds + 1):  # the first is to warm up
+        for _ in range(ROUNDS + 1):  # the first is to warm up
             for name, (worker, line) in turns.items():
                 times[name].append(worker.ask(line))
         if "error" not in step:
@@ -82,11 +82,8 @@ def outcome(step: Row, workers: dict[str, Worker], recording: str) -> Row:
 
 def summary(epochs: list[dict[str, float]]) -> Row:
     """Median, smallest and largest seconds of every phase."""
-    found = {}
-    for phase in PHASES:
-        column = [epoch[phase] for epoch in epochs]
-        found[phase] = [round(number, 4) for number in (statistics.median(column), min(column), max(column))]
-    return found
+    columns = {phase: [epoch[phase] for epoch in epochs] for phase in PHASES}
+    return {phase: [round(f(c), 4) for f in (statistics.median, min, max)] for phase, c in columns.items()}
 
 
 def tiny_folder(folder: Path) -> Path:
@@ -106,25 +103,18 @@ def tiny_folder(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", help="interpreter that can import the peers")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--output", type=Path, default=RESULT)
-    arguments = parser.parse_args()
-    python = arguments.python or make_environment()
-    rows = []
+    python, rows = make_environment(), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = tiny_folder(Path(scratch, "tiny-sd"))
-        for case in tqdm([CASES[name] for name in arguments.cases], desc="cases"):
+        for case in tqdm(CASES.values(), desc="cases"):
             for size in case.sizes:
-                rows.append(compare(case, size, python, folder, arguments.rounds))
+                rows.append(compare(case, size, python, folder))
                 tqdm.write(json.dumps(rows[-1]))
-    result = {"machine": machine(), "threads": torch.get_num_threads(), "rounds": arguments.rounds}
+    result = {"machine": machine(), "threads": torch.get_num_threads(), "rounds": ROUNDS}
     result |= {"peers": versions(python), "rows": rows}
     result["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
-    write_json(arguments.output, result)
-    print(f"wrote {arguments.output}; now run: benchmarks.tables, images/draw_peers.py")
+    write_json(RESULT, result)
+    print(f"wrote {RESULT}; now run: benchmarks.tables, images/draw_peers.py")
 
 
 if __name__ == "__main__":

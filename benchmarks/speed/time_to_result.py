@@ -10,7 +10,6 @@ time_to_result.json tells the machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from benchmarks.common import Row, machine, run_all, scratch_config, seconds_of, write_json
+from benchmarks.common import Row, machine, parse, run_all, scratch_config, seconds_of, write_json
 from benchmarks.peers.environment import Worker, make_environment, versions
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
@@ -41,6 +40,7 @@ OURS: dict[str, Row] = {
     # The task's number of steps, and no pictures, since the peer draws none.
     "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
 }
+SEEDS = (0, 1, 2)
 LIMIT = 120.0  # seconds of training
 GAIN = 0.15
 PICTURES = 200
@@ -91,12 +91,9 @@ def peer_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
 
 def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
     """Copy an adapter's weights into one of the same shape; refuse any other."""
-    own = {name: p for name, p in unet.named_parameters() if "lora_" in name}
-    if own.keys() != weights.keys():
-        raise RuntimeError(f"the peer trains other weights than expected: {own.keys() ^ weights.keys()}")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
+    missing, unexpected = unet.load_state_dict(weights, strict=False)
+    if wrong := [*(name for name in missing if "lora_" in name), *unexpected]:
+        raise RuntimeError(f"the peer trains other weights than expected: {wrong}")
 
 
 def train(run: Run) -> list[Row]:
@@ -131,22 +128,16 @@ def first_reached(rows: Sequence[Row]) -> Row | None:
 
 def main() -> None:
     """Run all variants of a seed before the next seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", help="interpreter that can import the peers")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=RESULT)
-    arguments = parser.parse_args()
-    python = arguments.python or make_environment()
+    processes, python = parse(__doc__).processes, make_environment()
     about = {"machine": machine(), "gain": GAIN, "peers": versions(python)}
-    header = arguments.output.with_suffix(".json")
-    if arguments.output.exists() and json.loads(header.read_text()) != about:
-        parser.error(f"{header} tells of another machine or other peers: remove {arguments.output}")
+    header = RESULT.with_suffix(".json")
+    if RESULT.exists() and json.loads(header.read_text()) != about:
+        raise SystemExit(f"{header} tells of another machine or other peers: remove {RESULT}")
     write_json(header, about)
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(tiny_folder(Path(scratch, "tiny-sd")))
-        runs = [Run(variant, seed, python, folder) for seed in arguments.seeds for variant in (*OURS, *PEERS)]
-        run_all(train, runs, COLUMNS, 2, arguments.output, arguments.processes)
+        runs = [Run(variant, seed, python, folder) for seed in SEEDS for variant in (*OURS, *PEERS)]
+        run_all(train, runs, COLUMNS, 2, RESULT, processes)
 
 
 if __name__ == "__main__":

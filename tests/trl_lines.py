@@ -1,4 +1,4 @@
-"""Run lines of TRL 1.12's PPOTrainer on given tensors: `python -m benchmarks.text.trl_lines` records them.
+"""Run lines of TRL 1.12's PPOTrainer on given tensors: `python tests/trl_lines.py` records them.
 
 TRL computes KL, rewards, GAE and loss inside one long method. Here the lines in question are cut out of its
 source and executed, so that what is compared is TRL's code and not a reading of it.
@@ -12,12 +12,12 @@ import json
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from benchmarks.common import Row
-
-GOLDEN = Path(__file__).parents[2] / "tests/golden/trl_text_ppo.json"
+Row = dict[str, Any]
+GOLDEN = Path(__file__).parent / "golden/trl_text_ppo.json"
 VERSION = "1.12.0"
 # The settings of every case, under TRL's names.
 ARGS = {"gamma": 0.99, "lam": 0.9, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 0.1}

@@ -17,9 +17,12 @@ from unittest.mock import patch
 
 import torch
 from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils.other import get_free_port
 
-from benchmarks.common import Row, free_port
-from benchmarks.torture.harness import (
+from benchmarks.common import Row
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import read_metrics
+from tests.torture.harness import (
     Case,
     brightness,
     continue_run,
@@ -33,8 +36,6 @@ from benchmarks.torture.harness import (
     wait_for,
     whole_run,
 )
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
 
 EPOCHS = 6
 RUN: Row = {"num_epochs": EPOCHS, "image_grid_freq": 2}
@@ -87,7 +88,7 @@ def kills(folder: Path) -> Case:
 def _start_pair(folder: Path) -> list[int]:
     """Start two processes that share each epoch's four samples, as accelerate launch does."""
     folder.mkdir(exist_ok=True)
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
     handlers = [InitProcessGroupKwargs(timeout=timedelta(seconds=PEER_SECONDS))]
     shared = {"train_batch_size": 2, "accelerator_kwargs": {"kwargs_handlers": handlers}}
 

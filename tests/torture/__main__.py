@@ -1,4 +1,4 @@
-"""Try to break training runs, count what happens, and write counts.json: `python -m benchmarks.torture`.
+"""Try to break training runs, count what happens, and write counts.json: `python -m tests.torture`.
 
 A failure is printed and recorded with the arguments that repeat it, and makes the command end with status 1.
 Each experiment that is run whole replaces its part of counts.json.
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.common import Row, machine, quiet_thread, write_json
-from benchmarks.torture import damage, generated, rewards, runs
-from benchmarks.torture.harness import Case, each_case
+from tests.torture import damage, generated, rewards, runs
+from tests.torture.harness import Case, each_case
 
 RESULT = Path(__file__).parent / "counts.json"
 

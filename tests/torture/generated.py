@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.torture.harness import Case, brightness, expect, is_clear, make_pipeline, settings
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from tests.torture.harness import Case, brightness, expect, is_clear, make_pipeline, settings
 
 FIELDS = {field.name for field in dataclasses.fields(DDPOConfig)}
 NAMES = FIELDS | {"prompt_function", "reward_function", "image", "images", "noise_strength", "metadata"}

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.torture import harness
-from benchmarks.torture.harness import Case, continue_run, expect, is_clear, make_trainer, whole_run
 from ddpo_lessons.rewards.service import http_reward, make_server, time_limit
+from tests.torture import harness
+from tests.torture.harness import Case, continue_run, expect, is_clear, make_trainer, whole_run
 
 EPOCHS = 4
 LIMIT = 1.5  # seconds

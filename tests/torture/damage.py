@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torture.harness import Case, expect, is_clear, make_trainer, whole_run
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import METRICS
+from tests.torture.harness import Case, expect, is_clear, make_trainer, whole_run
 
 EPOCHS = 3
 executed: list[str] = []  # what Python itself reports of unpickling and of programs that were started
