@@ -6,7 +6,6 @@ import json
 import re
 import statistics
 import textwrap
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,48 +15,12 @@ from benchmarks.common import ROOT, Row, read_rows
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINT
 from ddpo_lessons.tiny.recipe import markdown
+from images.lessons import lesson_rows, setup_cell
 
 PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md", "docs/damage.md",
     "docs/tiny-sd.md", "notebooks/07_img2img_ddpo.ipynb",
 )  # fmt: skip
-# Each lesson, the modules that it builds, its figure in images/, and what it teaches.
-LESSONS = """
-01_batching | batching | 01-silent
-the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes; when samples are too old
-02_time_shuffling | batching | 02-torn
-shuffling every sample's denoising steps, what must move with them, and two checks that see what is torn
-03_ddim_log_probs | ddim | 03-filmstrip
-a denoising step is an action: its log-probability, replaying it, and where it has none
-04_ppo_clipping | ppo advantages | 04-clipping
-advantages and the clipped surrogate; what DDPO's ratio is and is not; clipping decides a live run
-05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
-RLHF's PPO for text from its parts, GAE derived, reward hacking, TRL's PPO; tokens beside denoising steps
-06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-fog
-the whole loop built, DDPO beside RWR, reward hacking and the KL that holds it back, guidance
-07_img2img_ddpo | rollout data/prompts rewards/digits | 07-dilemma
-obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines
-08_full_gpu_run | app/budget app/presets data/folders | 08-memory
-Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
-"""
-# The first code cell of every lesson.
-SETUP = """\
-# Finds the package: installed, in the checkout around this notebook, or in a wheel or zip beside it.
-import importlib.util
-from pathlib import Path
-
-SOURCE = {source}  # what pip installs instead, once the project is published
-if importlib.util.find_spec("ddpo_lessons") is None:
-    files = [path for path in Path().resolve().glob("ddpo[-_]lessons*") if path.suffix in (".whl", ".zip")]
-    here = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else max(files, default=None)
-    source = f"{{here}}[lessons]" if here else SOURCE
-    if source is None:
-        raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")
-    %pip install -q "{{source}}"
-
-from ddpo_lessons.app.profiles import pick_profile
-
-print(f"profile: {{pick_profile()}}")"""
 TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
     "darkness": "darkness",
@@ -136,41 +99,9 @@ def ablation_table(rows: list[Row]) -> str:
     return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
 
 
-def address() -> str | None:
-    """Return the repository's address on GitHub, where Colab opens notebooks, once pyproject.toml has it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    found = project.get("urls", {}).get("Repository")
-    if found and not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+(?<!\.git)", found):
-        raise ValueError(f"Repository in pyproject.toml is {found}: write https://github.com/OWNER/NAME")
-    return found
-
-
-def badge(name: str) -> str:
-    """Return a badge that opens a lesson in Colab: its copy with figures, on the branch that CI writes."""
-    if (repository := address()) is None:
-        return ""
-    colab = "https://colab.research.google.com"
-    lesson = f"{colab}/github/{repository.removeprefix('https://github.com/')}/blob/colab/{name}.ipynb"
-    return f"<br>[![Open in Colab]({colab}/assets/colab-badge.svg)]({lesson})"
-
-
-def setup_cell() -> str:
-    """Return the first code cell of every lesson, which knows the repository's address if there is one."""
-    source = f'"ddpo-lessons[lessons] @ git+{address()}"' if address() else "None"
-    return SETUP.format(source=source)
-
-
 def lesson_table(times: Row) -> str:
     """Return the table of lessons, with the time that each took."""
-    rows, lines = [], LESSONS.strip().splitlines()
-    for about, teaches in zip(lines[::2], lines[1::2], strict=True):
-        name, modules, figure = about.split(" | ")
-        title = name.replace("_", " ")
-        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
-        picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
-        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
-        rows.append([link, teaches, f"{times['seconds'][name]:.0f} s", picture])
-    lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", rows)
+    lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", lesson_rows(times["seconds"]))
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 

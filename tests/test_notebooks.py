@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbformat import NotebookNode
 from packaging.requirements import Requirement
 
-from benchmarks import tables
+from images import lessons
 
 ROOT = Path(__file__).parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -111,7 +111,7 @@ def test_no_symbol_has_two_meanings():
 @every_notebook
 def test_set_up_cell_is_the_same_everywhere_and_a_seed_follows(path):
     first, second = code_cells(path)[:2]
-    assert first.source == tables.setup_cell(), "python -m benchmarks.tables writes it"
+    assert first.source == lessons.setup_cell(), "python -m benchmarks.tables writes it"
     assert "SEED = 0" in second.source
     assert "manual_seed(SEED)" in second.source
 
@@ -133,12 +133,12 @@ def test_set_up_cell_installs_what_lies_nearest(there, address, installed, tmp_p
     for name in there:
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).touch()
-    monkeypatch.setattr(tables, "address", lambda: address)
+    monkeypatch.setattr(lessons, "address", lambda: address)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     called: list[str] = []
     shell = InteractiveShell()
     shell.register_magic_function(called.append, magic_name="pip")
-    outcome = shell.run_cell(tables.setup_cell())
+    outcome = shell.run_cell(lessons.setup_cell())
     if installed is None:
         assert isinstance(outcome.error_in_exec, ModuleNotFoundError)
         assert called == []

@@ -18,6 +18,7 @@ from benchmarks.tables import (
     peers_table,
     task_table,
 )
+from images import lessons
 
 LESSONS = sorted((tables.ROOT / "notebooks").glob("*.ipynb"))
 
@@ -113,15 +114,12 @@ def test_the_ablations_show_every_variant() -> None:
     ]
 
 
-def test_the_table_of_lessons_changes_in_its_times_only() -> None:
-    times = {"machine": "a machine", "seconds": {"01_batching": 3.4, "08_full_gpu_run": 120.6}}
-    page = (tables.ROOT / "README.md").read_text("utf-8")
-    before = page.partition("<!-- lessons -->\n")[2].splitlines()
-    after = lesson_table(times).splitlines()
-    changed = [n for n, (old, new) in enumerate(zip(before, after, strict=False)) if old != new]
-    assert changed == [2, 9, 11]  # the first and the last lesson, and the machine
-    assert [after[n].split(" | ")[2] for n in (2, 9)] == ["3 s", "121 s"]
-    assert after[11] == "Times: in a fresh kernel on a machine."
+def test_the_table_of_lessons_has_every_notebook_and_its_time() -> None:
+    seconds = {path.stem: 3.4 + n for n, path in enumerate(LESSONS)}
+    rows = lesson_table({"machine": "a machine", "seconds": seconds}).splitlines()
+    assert [row.split(" | ")[2] for row in rows[2:-2]] == [f"{3.4 + n:.0f} s" for n in range(len(LESSONS))]
+    assert all(f"(notebooks/{path.name})" in row for path, row in zip(LESSONS, rows[2:], strict=False))
+    assert rows[-1] == "Times: in a fresh kernel on a machine."
 
 
 def test_tasks_show_rl_beside_its_baselines() -> None:
@@ -163,7 +161,7 @@ def test_tasks_show_rl_beside_its_baselines() -> None:
 def test_an_address_in_pyproject_gives_every_lesson_a_badge(
     urls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(lessons, "ROOT", tmp_path)
     (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "x"\n{urls}')
     names = [path.stem for path in LESSONS]
     lines = tables.lesson_table({"seconds": dict.fromkeys(names, 1), "machine": "a machine"}).splitlines()
@@ -180,10 +178,10 @@ def test_an_address_in_pyproject_gives_every_lesson_a_badge(
 def test_an_address_that_colab_cannot_open_is_refused(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(lessons, "ROOT", tmp_path)
     (tmp_path / "pyproject.toml").write_text(f'[project]\nurls.Repository = "https://git{end}"\n')
     with pytest.raises(ValueError, match="write https://github"):
-        tables.badge("01_batching")
+        lessons.badge("01_batching")
 
 
 def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,86 @@
+"""What README and notebooks say of lessons: their table, their badges, and the cell that finds the package.
+
+`python -m benchmarks.tables` writes it into them.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Each lesson, the modules that it builds, its figure in images/, and what it teaches.
+LESSONS = """
+01_batching | batching | 01-silent
+the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes; when samples are too old
+02_time_shuffling | batching | 02-torn
+shuffling every sample's denoising steps, what must move with them, and two checks that see what is torn
+03_ddim_log_probs | ddim | 03-filmstrip
+a denoising step is an action: its log-probability, replaying it, and where it has none
+04_ppo_clipping | ppo advantages | 04-clipping
+advantages and the clipped surrogate; what DDPO's ratio is and is not; clipping decides a live run
+05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
+RLHF's PPO for text from its parts, GAE derived, reward hacking, TRL's PPO; tokens beside denoising steps
+06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-fog
+the whole loop built, DDPO beside RWR, reward hacking and the KL that holds it back, guidance
+07_img2img_ddpo | rollout data/prompts rewards/digits | 07-dilemma
+obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines
+08_full_gpu_run | app/budget app/presets data/folders | 08-memory
+Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
+"""
+# The first code cell of every lesson.
+SETUP = """\
+# Finds the package: installed, in the checkout around this notebook, or in a wheel or zip beside it.
+import importlib.util
+from pathlib import Path
+
+SOURCE = {source}  # what pip installs instead, once the project is published
+if importlib.util.find_spec("ddpo_lessons") is None:
+    files = [path for path in Path().resolve().glob("ddpo[-_]lessons*") if path.suffix in (".whl", ".zip")]
+    here = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else max(files, default=None)
+    source = f"{{here}}[lessons]" if here else SOURCE
+    if source is None:
+        raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")
+    %pip install -q "{{source}}"
+
+from ddpo_lessons.app.profiles import pick_profile
+
+print(f"profile: {{pick_profile()}}")"""
+
+
+def address() -> str | None:
+    """Return the repository's address on GitHub, where Colab opens notebooks, once pyproject.toml has it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    found = project.get("urls", {}).get("Repository")
+    if found and not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+(?<!\.git)", found):
+        raise ValueError(f"Repository in pyproject.toml is {found}: write https://github.com/OWNER/NAME")
+    return found
+
+
+def badge(name: str) -> str:
+    """Return a badge that opens a lesson in Colab: its copy with figures, on the branch that CI writes."""
+    if (repository := address()) is None:
+        return ""
+    colab = "https://colab.research.google.com"
+    lesson = f"{colab}/github/{repository.removeprefix('https://github.com/')}/blob/colab/{name}.ipynb"
+    return f"<br>[![Open in Colab]({colab}/assets/colab-badge.svg)]({lesson})"
+
+
+def setup_cell() -> str:
+    """Return the first code cell of every lesson, which knows the repository's address if there is one."""
+    source = f'"ddpo-lessons[lessons] @ git+{address()}"' if address() else "None"
+    return SETUP.format(source=source)
+
+
+def lesson_rows(seconds: dict[str, float]) -> list[list[str]]:
+    """Return the rows of the README's table of lessons, with the seconds that each took."""
+    rows, lines = [], LESSONS.strip().splitlines()
+    for about, teaches in zip(lines[::2], lines[1::2], strict=True):
+        name, modules, figure = about.split(" | ")
+        title = name.replace("_", " ")
+        links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
+        picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
+        link = f"[{title}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
+        rows.append([link, teaches, f"{seconds[name]:.0f} s", picture])
+    return rows
