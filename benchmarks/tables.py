@@ -13,13 +13,14 @@ from typing import Any
 
 from benchmarks.common import ROOT, Row, read_rows
 from benchmarks.speed.time_to_result import first_reached
-from ddpo_lessons.tiny import CHECKPOINT
+from ddpo_lessons.tiny import CHECKPOINTS
 from ddpo_lessons.tiny.recipe import markdown
 from images.lessons import lesson_rows, setup_cell
 
 PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md", "docs/damage.md",
-    "docs/tiny-sd.md", "notebooks/07_img2img_ddpo.ipynb",
+    "docs/tiny-sd.md", "docs/tiny-sd3.md",
+    "notebooks/07_img2img_ddpo.ipynb",
 )  # fmt: skip
 TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
@@ -247,7 +248,10 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "demo": lambda: demo_table(read("benchmarks/results/demo.json")),
     "ablations": lambda: ablation_table(read("benchmarks/results/demo_ablations.csv")),
     "edit": lambda: edit_table(read("benchmarks/results/demo.json"), read("benchmarks/results/edit.csv")),
-    "tiny-sd": lambda: markdown(json.loads((CHECKPOINT / "evaluation.json").read_text())),
+    **{
+        name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
+        for name, folder in CHECKPOINTS.items()
+    },
     "torture": lambda: torture_table(read("tests/torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),

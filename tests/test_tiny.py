@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
 
 from ddpo_lessons import tiny
-from ddpo_lessons.tiny import recipe, world
+from ddpo_lessons.tiny import recipe, recipe_sd3, world
 from ddpo_lessons.tiny.classifier import LEGIBILITY, accuracy, judge_edits, targets
 
 
@@ -110,3 +110,43 @@ def test_judges_of_edits_ask_for_the_digit_and_both_colours():
     other_digits = shares(edits.targets.roll(1, dims=0))  # somebody else's picture
     assert other_digits["digit"] < 0.3
     assert other_digits["both"] < 0.1
+
+
+# ------------------------------------------------------------------------------------------- tiny-sd3
+def test_tiny_sd3_is_at_most_12_megabytes_and_holds_no_pickle():
+    files = [path for path in tiny.CHECKPOINTS["tiny-sd3"].rglob("*") if path.is_file()]
+    assert 0 < sum(path.stat().st_size for path in files) <= 12e6
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".txt", ".md"}
+
+
+def test_tiny_sd3_is_a_plain_pipeline_that_obeys_prompts():
+    pipeline, judge = tiny.load_tiny_sd3(), tiny.load_judge()
+    assert type(pipeline) is StableDiffusion3Pipeline
+    assert pipeline.transformer.dtype == pipeline.vae.dtype == torch.float32
+    descriptions = world.draw_pictures(40, "train", 11, pairs=world.SEEN).descriptions
+    right = recipe.score_prompts(judge, recipe_sd3.generate(pipeline, descriptions, seed=0), descriptions)
+    published = json.loads((tiny.CHECKPOINTS["tiny-sd3"] / "evaluation.json").read_text())
+    for name, share in published["generated, seen combinations"].items():
+        # 40 pictures against 1,000: three standard errors
+        assert right[name] == pytest.approx(share, abs=3 * (share * (1 - share) / 40) ** 0.5 + 0.03)
+
+
+def test_tiny_sd3_has_the_autoencoder_of_tiny_sd():
+    ours, theirs = tiny.load_tiny_sd3().vae, tiny.load_tiny_sd().vae
+    for (name, weight), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert torch.equal(weight, other), name
+
+
+@pytest.mark.slow
+def test_recipe_of_tiny_sd3_runs_end_to_end_in_small(tmp_path, capsys):
+    recipe_sd3.main(["--output", str(tmp_path), "--scale", "0.0005", "--images", "10"])
+    table = json.loads((tmp_path / "evaluation.json").read_text())
+    assert set(table) == set(json.loads((tiny.CHECKPOINTS["tiny-sd3"] / "evaluation.json").read_text()))
+    assert "| generated |" in capsys.readouterr().out
+
+
+def test_no_folder_of_the_machine_that_made_them_is_in_the_checkpoints():
+    for folder in tiny.CHECKPOINTS.values():
+        for path in folder.rglob("*.json"):
+            if "tokenizer" not in path.parent.name:
+                assert '": "/' not in path.read_text(), path

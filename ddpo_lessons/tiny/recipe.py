@@ -358,7 +358,7 @@ def evaluate(
 def markdown(table: dict[str, dict[str, float]]) -> str:
     """Write the table as the README shows it: one part a kind of row."""
     parts = []
-    for kind in ("test handwriting", "generated"):
+    for kind in dict.fromkeys(name.split(", ")[0] for name in table):
         rows = {name: row for name, row in table.items() if name.startswith(kind)}
         columns = list(next(iter(rows.values())))
         lines = [f"| {kind} | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]

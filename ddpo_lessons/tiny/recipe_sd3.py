@@ -92,7 +92,8 @@ def make_transformer() -> SD3Transformer2DModel:
 def make_pipeline_parts() -> StableDiffusion3Pipeline:
     """Put the untrained pipeline together; its autoencoder is tiny-sd's, and it has no T5."""
     vae = AutoencoderKL.from_pretrained(CHECKPOINT, subfolder="vae", local_files_only=True)
-    vae.register_to_config(shift_factor=0.0)  # which Stable Diffusion 3 subtracts from latents
+    # Stable Diffusion 3 subtracts a shift from latents; and no folder of this machine is to be saved.
+    vae.register_to_config(shift_factor=0.0, _name_or_path="")
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = make_tokenizer(Path(folder))
         third = CLIPTokenizer.from_pretrained(folder, model_max_length=T5_TOKENS)
