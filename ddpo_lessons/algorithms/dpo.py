@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
+from ddpo_lessons.algorithms.forward_process import ForwardProcess
 from ddpo_lessons.config import DDPOConfig
 
 
@@ -66,6 +67,10 @@ class DPO(AWM):
         best, worst = groups.argmax(dim=1, keepdim=True), groups.argmin(dim=1, keepdim=True)
         differ = (groups.amax(1, keepdim=True) > groups.amin(1, keepdim=True)).float()
         return torch.zeros_like(groups).scatter(1, best, differ).scatter(1, worst, -differ).flatten()
+
+    def update(self, samples: Samples, learner: Learner) -> None:
+        """Take the optimizer steps of an epoch; no older policy than the first is asked."""
+        ForwardProcess.update(self, samples, learner)
 
     def pairs(self, samples: Samples, samples_per_step: int, generator: torch.Generator) -> list[Pairs]:
         """Return each optimizer step's (group, timestep) pairs: the best as "rows", and the "worst"."""
