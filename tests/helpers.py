@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from diffusers import (
     DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -27,6 +30,8 @@ from transformers import (
     CLIPTokenizer,
     ResNetConfig,
     ResNetModel,
+    T5Config,
+    T5EncoderModel,
 )
 
 from ddpo_lessons.config import DDPOConfig
@@ -42,6 +47,7 @@ SCHEDULE: dict[str, Any] = {
 }
 PROMPTS = ("a red three", "", "a blue four on a white background", "a green digit")
 CLIP_SIZE = 32
+T5_LENGTH = 5  # tokens
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -138,6 +144,74 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
             parameter.data.mul_(4)
     pipeline.set_progress_bar_config(disable=True)
     for module in (unet, pipeline.vae, pipeline.text_encoder, second):
+        module.eval()
+    return pipeline
+
+
+def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> StableDiffusion3Pipeline:
+    """Make a Stable Diffusion 3.5 of random weights, 32x32 images; `scheduler` overrides its config.
+
+    T5 or what stands for it has `T5_LENGTH` tokens. Shift and scale of the latents are those of the real one.
+    """
+    tokenizer = make_tokenizer()
+    tokenizer_3 = copy.deepcopy(tokenizer)
+    tokenizer_3.model_max_length = T5_LENGTH
+    widths, joint = (16, 24), 48  # CLIP's are filled up with zeros to T5's
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        clips = [
+            CLIPTextModelWithProjection(
+                CLIPTextConfig(
+                    vocab_size=len(tokenizer),
+                    hidden_size=width,
+                    intermediate_size=width,
+                    num_hidden_layers=2,
+                    num_attention_heads=2,
+                    max_position_embeddings=recipe.LENGTH,
+                    projection_dim=width,
+                    bos_token_id=tokenizer.bos_token_id,
+                    eos_token_id=tokenizer.eos_token_id,
+                    pad_token_id=tokenizer.pad_token_id,
+                )
+            )
+            for width in widths
+        ]
+        third = T5EncoderModel(
+            T5Config(vocab_size=len(tokenizer), d_model=joint, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+        )
+        transformer = SD3Transformer2DModel(
+            sample_size=8,
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            joint_attention_dim=joint,
+            caption_projection_dim=16,
+            pooled_projection_dim=sum(widths),
+            pos_embed_max_size=8,
+            dual_attention_layers=(0,),
+            qk_norm="rms_norm",
+        )
+        vae = recipe.make_vae()
+    vae.register_to_config(scaling_factor=1.5305, shift_factor=0.0609)
+    for encoder in clips:
+        for parameter in encoder.parameters():
+            if parameter.ndim > 1:  # the small initial weights would embed everything alike
+                parameter.data.mul_(4)
+    pipeline = StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(**{"shift": 3.0, **scheduler}),
+        vae=vae,
+        text_encoder=clips[0],
+        tokenizer=tokenizer,
+        text_encoder_2=clips[1],
+        tokenizer_2=tokenizer,
+        text_encoder_3=third if t5 else None,
+        tokenizer_3=tokenizer_3,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    for module in (transformer, vae, *clips, third):
         module.eval()
     return pipeline
 

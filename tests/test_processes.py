@@ -12,15 +12,26 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import PROMPTS, brightness, each_prompt, make_config, make_pipeline, noisy_image
+from helpers import (
+    PROMPTS,
+    brightness,
+    each_prompt,
+    make_config,
+    make_pipeline,
+    make_sd3_pipeline,
+    noisy_image,
+)
 from safetensors.torch import load_file, save_file
 
 from ddpo_lessons import compat
+from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import PromptSampler
+from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +50,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "skipped": {**TRACKING},
     "image": {"sample_group_size": 2, "sample_batch_size": 1, "sample_num_batches_per_epoch": 2},
+    # In the third epoch neither the new policy samples nor the first one.
+    "nft": {"num_epochs": 3, "train_clip_range": DDPOConfig.train_clip_range},
 }  # fmt: skip
 
 
@@ -63,13 +76,18 @@ def bright_and_red(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
     return brightness(images, prompts, metadata), {"red": images[:, 0].mean(dim=(1, 2))}
 
 
-def train(folder: Path, name: str, **changes: Any) -> DDPOTrainer:
+def train(folder: Path, name: str, **changes: Any) -> Runner:
     config = make_config(folder / name, **{**COMMON, **SCENARIOS[name], **changes})
     if name == "image":
-        trainer: DDPOTrainer = ImageDDPOTrainer(
+        trainer: Runner = ImageDDPOTrainer(
             config, brightness, noisy_image, make_pipeline(), noise_strength=0.7
         )
         trainer.image_samples_hook = Validation(trainer, [("", torch.full((3, 32, 32), 0.5), {})], every=1)
+    elif name == "nft":
+        trainer = Runner(
+            config, bright_and_red, each_prompt(), make_sd3_pipeline(), algorithm=NFT(decay_rate=0.4),
+            start=FromNoise(),
+        )  # fmt: skip
     else:
         prompts = Sampler() if name == "skipped" else each_prompt()
         trainer = DDPOTrainer(config, bright_and_red, prompts, make_pipeline())

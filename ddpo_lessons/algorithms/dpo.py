@@ -68,6 +68,10 @@ class DPO(AWM):
         differ = (groups.amax(1, keepdim=True) > groups.amin(1, keepdim=True)).float()
         return torch.zeros_like(groups).scatter(1, best, differ).scatter(1, worst, -differ).flatten()
 
+    def update(self, samples: Samples, learner: Learner) -> None:
+        """Take the optimizer steps of an epoch; no older policy than the first is asked."""
+        ForwardProcess.update(self, samples, learner)
+
     def pairs(self, samples: Samples, samples_per_step: int, generator: torch.Generator) -> list[Pairs]:
         """Return each optimizer step's (group, timestep) pairs: the best as "rows", and the "worst"."""
         size = self.config.sample_group_size

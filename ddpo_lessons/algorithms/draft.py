@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,7 +27,7 @@ from ddpo_lessons.families import Schedule
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import sample_seed
 
-SHUFFLE, STEPS = 2, 5  # purposes of seeds
+SHUFFLE, STEPS, NOISE = 2, 5, 6  # purposes of seeds
 
 
 def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class DRaFT(Algorithm):
     """
 
     name = "draft"
-    unused = (
+    unused: ClassVar[tuple[str, ...]] = (
         "per_prompt_stat_tracking", "log_prob_reduction", "train_clip_range", "train_adv_clip_max",
         "train_timestep_fraction",
     )  # fmt: skip
@@ -87,8 +87,9 @@ class DRaFT(Algorithm):
             generator = torch.Generator().manual_seed(seed)
             rows = {"rows": torch.arange(len(samples.numbers))}
             for pairs in minibatches(shuffle_samples(rows, generator), samples_per_step):
-                loss = partial(self.loss, samples, learner, self.steps_with_gradient(count))
-                learner.step(loss, learner.split(pairs))
+                steps = self.steps_with_gradient(count)
+                drawn = {**pairs, "noise": self.draw_noise(samples, pairs, steps, count)}
+                learner.step(partial(self.loss, samples, learner, steps), learner.split(drawn))
                 count += 1
 
     def steps_with_gradient(self, step: int) -> int:
@@ -97,6 +98,13 @@ class DRaFT(Algorithm):
             return self.last_steps
         generator = torch.Generator().manual_seed(sample_seed(self.config.seed, step, STEPS))
         return 1 + int(torch.randint(self.last_steps, (1,), generator=generator))
+
+    def draw_noise(self, samples: Samples, pairs: Pairs, steps: int, step: int) -> torch.Tensor:
+        """Draw each sample's noise (N, K, C, h, w) of K steps from its own seed, whatever the grouping."""
+        shape = steps, *samples.trajectory.final_latents.shape[1:]
+        numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
+        seeds = [sample_seed(self.config.seed, step, NOISE, number) for number in numbers]
+        return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds])
 
     def loss(
         self, samples: Samples, learner: Learner, steps: int, denoiser: Callable[..., Any], pairs: Pairs
@@ -114,7 +122,7 @@ class DRaFT(Algorithm):
                 with torch.no_grad(), learner.reference() as reference:
                     before = family.predict(reference, latents, timesteps, told, trajectory.guidance_scale)
                 moved.append((output - before).square().mean())
-            noise = torch.randn_like(latents)
+            noise = pairs["noise"][:, number - total]  # of a flow model's ODE without effect
             step = schedule.step(output, timesteps, latents, noise=noise)
             # Of the step's outcome only the mean has a gradient.
             latents = step.mean + (step.prev_sample - step.mean).detach()

@@ -31,6 +31,7 @@ class ReFL(DRaFT):
     """
 
     name = "refl"
+    unused = (*DRaFT.unused, "train_kl_coefficient")
 
     def __init__(self, last_steps: int = 3, margin: float = float("inf")) -> None:
         super().__init__(last_steps, draws_steps=True)

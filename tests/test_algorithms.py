@@ -1,0 +1,585 @@
+"""Algorithms beyond DDPO and RWR: against their authors' formulas, and in runs of random models."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from helpers import brightness, each_prompt, make_config, make_pipeline, make_sd3_pipeline, stir_adapter
+from torch import nn
+
+from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
+from ddpo_lessons.algorithms.awm import AWM
+from ddpo_lessons.algorithms.base import Algorithm, Samples
+from ddpo_lessons.algorithms.ddpo import share_predictions
+from ddpo_lessons.algorithms.dpo import DPO
+from ddpo_lessons.algorithms.draft import DRaFT
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
+from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.algorithms.refl import ReFL
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
+from ddpo_lessons.flow import FlowSchedule
+from ddpo_lessons.rewards.base import checked_reward
+from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import Runner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# ------------------------------------------------------------------------------ a model of two weights
+class World(StableDiffusion3):
+    """A flow model whose network is any function of latents and timesteps, and whose latents are images."""
+
+    def __init__(self) -> None:
+        self.pipeline = SimpleNamespace(scheduler=FlowMatchEulerDiscreteScheduler())
+
+    def predict(self, denoiser, latents, timesteps, conditioning, guidance_scale):
+        return denoiser(latents, timesteps)
+
+    def decode_with_gradient(self, latents):
+        return latents
+
+
+class Net(nn.Module):
+    """v = tanh(a x + b t), in the precision of x."""
+
+    def __init__(self, a: float, b: float) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.tensor([a, b], dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.weights[0] * x + self.weights[1] * timesteps.view(-1, 1, 1, 1) / 1000)
+
+
+def wave(*shape: int, phase: float = 0.0) -> torch.Tensor:
+    """Numbers in [-1, 1] that no generator decides, float64."""
+    return torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + phase).view(shape)
+
+
+NEW, OLD, FIRST = Net(0.5, 0.3), Net(0.3, 0.1), Net(0.1, -0.2)
+X0, NOISE = wave(3, 2, 2, 2), wave(3, 2, 2, 2, phase=1.0)
+TIMES = torch.tensor([0.1, 0.45, 0.9], dtype=torch.float64)
+PAIRS: dict[str, Any] = {
+    "rows": torch.arange(3),
+    "columns": torch.zeros(3),
+    "timesteps": 1000 * TIMES,
+    "noise": NOISE,
+}
+ADVANTAGES = [1.5, -0.5, -7.0]  # the last one is clipped to -5
+
+
+# What the authors' formulas below give for these numbers.
+AWM_LOSS, DRAFT_LOSS = 1.298835, -0.403132
+NFT_LOSS = {1.0: 1.847612, 0.1: 17.900454}
+GRPO_LOSS = {True: (-1.462770, 0.015882), False: (-1.461759, 0.041143)}  # with Δ and without
+REFL_LOSS = {0.3: 0.0404, math.inf: -0.3376}
+
+
+def begun(algorithm: Any, **changes: Any) -> Any:
+    algorithm.begin(make_config("unused", **changes), World(), 1)
+    return algorithm
+
+
+def learner_with(old: nn.Module = OLD, reference: nn.Module = FIRST) -> Any:
+    return SimpleNamespace(old_policy=lambda: nullcontext(old), reference=lambda: nullcontext(reference))
+
+
+def samples_of(advantages: list[float], latents: torch.Tensor = X0) -> Samples:
+    trajectory: Any = SimpleNamespace(
+        final_latents=latents, conditioning={}, log_probs=torch.zeros(len(latents), 2)
+    )
+    weights = torch.tensor(advantages, dtype=torch.float64)
+    return Samples(0, 0, 0, torch.arange(len(latents)), trajectory, weights, score=None)
+
+
+def per_sample(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten(1).mean(1)
+
+
+def at(times: torch.Tensor = TIMES) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the examples as the authors write them: t (N, 1, 1, 1), and x_t = (1 - t) x0 + t ε."""
+    t = times.view(-1, 1, 1, 1)
+    return t, (1 - t) * X0 + t * NOISE
+
+
+def gradient(loss: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, NEW.weights)[0]
+
+
+# ------------------------------------------------------------------------------- matching: AWM and NFT
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_nft_begins_with_the_gradient_of_awm_with_t2_over_w(beta):
+    samples, learner = samples_of(ADVANTAGES), learner_with(old=NEW)
+    loss, _ = begun(NFT(beta)).loss(samples, learner, NEW, PAIRS)
+    awm = begun(AWM(time_power=2))
+    t, noisy = at()
+    weight = per_sample((noisy - t * NEW(noisy, 1000 * TIMES) - X0).abs()).detach()
+    weighed = samples.advantages.clamp(-5, 5) * awm.log_prob(awm.example(samples, PAIRS), NEW) / weight
+    found, expected = gradient(loss), gradient(-weighed.mean())
+    assert (found - expected).norm() < 1e-12 * expected.norm()
+    assert expected.norm() > 0.1
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_what_nft_costs_at_the_beginning_says_nothing_of_rewards_but_its_gradient_does(beta):
+    learner, nft = learner_with(old=NEW), begun(NFT(beta))
+    good, bad = (nft.loss(samples_of([sign * 2.0] * 3), learner, NEW, PAIRS)[0] for sign in (1, -1))
+    assert good.item() == pytest.approx(bad.item(), rel=1e-14)
+    torch.testing.assert_close(gradient(good), -gradient(bad), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_the_first_step_of_awm_is_weighted_pre_training(power):
+    loss, record = begun(AWM(power)).loss(samples_of(ADVANTAGES), learner_with(old=NEW), NEW, PAIRS)
+    _, noisy = at()
+    error = per_sample((NEW(noisy, 1000 * TIMES) - (NOISE - X0)).square())
+    weights = torch.tensor([1.5, -0.5, -5.0]) * TIMES**power
+    torch.testing.assert_close(gradient(loss), gradient((weights * error).mean()), rtol=1e-5, atol=1e-7)
+    assert record["max_ratio_error"] == 0
+
+
+def test_the_loss_of_awm_is_its_authors():
+    """scripts/train_sd3_awm.py of scxue/advantage_weighted_matching, with its weighting t²."""
+    changes = {"train_clip_range": 0.02, "train_kl_coefficient": 0.003}
+    loss, record = begun(AWM(), **changes).loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
+    _, noisy = at()
+    new, old, first = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
+    log_p, log_p_old = (-(TIMES**2) * per_sample((v - (NOISE - X0)) ** 2) for v in (new, old))
+    ratio = torch.exp(log_p - log_p_old)
+    advantages = torch.tensor(ADVANTAGES).clamp(-5, 5)
+    unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(0.98, 1.02)
+    theirs = torch.maximum(unclipped, clipped).mean() + 0.003 * ((new - first) ** 2).mean()
+    assert loss.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert theirs.item() == pytest.approx(AWM_LOSS, abs=1e-6)
+    assert 0 < record["clip_fraction"] < 1
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_the_loss_of_nft_is_its_authors(beta):
+    """scripts/train_nft_sd3.py of NVlabs/DiffusionNFT; their train.beta is our `train_kl_coefficient`."""
+    nft = begun(NFT(beta), train_kl_coefficient=1e-4)
+    loss, _ = nft.loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
+    t, noisy = at()
+    v, v_old, v_ref = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
+    r = (torch.tensor(ADVANTAGES).clamp(-5, 5) / 5 / 2 + 0.5).clamp(0, 1)
+    positive = beta * v + (1 - beta) * v_old
+    negative = (1 + beta) * v_old - beta * v
+    parts = []
+    for prediction in (positive, negative):
+        x0 = noisy - t * prediction
+        weight = (x0 - X0).abs().mean(dim=(1, 2, 3), keepdim=True).clip(min=1e-5)
+        parts.append(((x0 - X0) ** 2 / weight).mean(dim=(1, 2, 3)))
+    theirs = 5 * (r * parts[0] / beta + (1 - r) * parts[1] / beta).mean() + 1e-4 * ((v - v_ref) ** 2).mean()
+    assert loss.item() == pytest.approx(theirs.item(), rel=1e-9)
+    assert theirs.item() == pytest.approx(NFT_LOSS[beta], abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------- Flow-GRPO
+@pytest.mark.parametrize("kl_times_length", [True, False])
+def test_the_loss_of_flow_grpo_is_its_authors(kl_times_length):
+    """sd3_sde_with_logprob.py and train_sd3.py of yifan123/flow_grpo; the KL has no Δt there."""
+    sigmas, level, beta = torch.tensor([0.9, 0.6, 0.2, 0.0]), 0.7, 0.04
+    schedule = FlowSchedule(sigmas, level, "cpu")
+
+    def step(net: Net, x: torch.Tensor, number: int) -> tuple[torch.Tensor, float, float]:
+        sigma, dt = sigmas[number].item(), (sigmas[number + 1] - sigmas[number]).item()
+        std_dev_t = level * math.sqrt(sigma / (1 - sigma))
+        v = net(x, torch.tensor([1000 * sigma]))
+        drift = 1 + std_dev_t**2 / (2 * sigma) * dt
+        mean = x * drift + v * (1 + std_dev_t**2 * (1 - sigma) / (2 * sigma)) * dt
+        return mean, std_dev_t, dt
+
+    def log_prob(net: Net, x: torch.Tensor, after: torch.Tensor, number: int) -> torch.Tensor:
+        mean, std_dev_t, dt = step(net, x, number)
+        std = std_dev_t * math.sqrt(-dt)
+        density = -((after - mean) ** 2) / (2 * std**2) - math.log(std) - math.log(math.sqrt(2 * math.pi))
+        return density.mean()
+
+    states = [wave(1, 2, 2, 2)]
+    for number in (0, 1):
+        mean, std_dev_t, dt = step(OLD, states[-1], number)
+        states.append(mean + std_dev_t * math.sqrt(-dt) * wave(1, 2, 2, 2, phase=2.0 + number))
+    moves = [(states[0], states[1], 0), (states[1], states[2], 1)]
+    old = torch.stack([log_prob(OLD, *move) for move in moves]).detach()
+    ratio = (torch.stack([log_prob(NEW, *move) for move in moves]) - old).exp()
+    policy_loss = torch.maximum(-1.5 * ratio, -1.5 * ratio.clamp(0.99, 1.01)).mean()
+    kl = torch.tensor(0.0)
+    for x, _, number in moves:
+        (mean, std_dev_t, dt), (mean_ref, *_) = step(NEW, x, number), step(FIRST, x, number)
+        length = 1 if kl_times_length else -dt
+        kl = kl + ((mean - mean_ref) ** 2).mean() / (2 * std_dev_t**2 * length) / 2
+    theirs = policy_loss + beta * kl
+
+    trajectory = Trajectory(
+        torch.stack(states, dim=1).detach().float(), schedule.timesteps[None, :2], old.float()[None], {}, 1.0,
+        schedule, states[-1].float(),
+    )  # fmt: skip
+    samples = Samples(0, 0, 0, torch.arange(1), trajectory, torch.tensor([1.5]), score=None)
+    pairs = share_predictions({"rows": torch.zeros(2).long(), "columns": torch.arange(2)}, 1)
+    algorithm = begun(FlowGRPO(kl_times_length=kl_times_length), train_kl_coefficient=beta)
+    loss, record = algorithm.loss(samples, learner_with(), NEW, pairs)
+    assert record["kl_reference"].item() == pytest.approx(kl.item(), rel=1e-4)
+    assert loss.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert (theirs.item(), kl.item()) == pytest.approx(GRPO_LOSS[kl_times_length], abs=1e-6)
+    torch.testing.assert_close(gradient(loss), gradient(theirs), rtol=1e-3, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- DPO
+def test_the_loss_of_dpo_by_hand():
+    """Latents 0 and 1 without noise have the velocities 0 and -1.
+
+    Output 1/2 has the errors 1/4 and 9/4, output 0 before training 0 and 1: the best has gained 2 - 1 = 1,
+    which β = 2 makes log(1 + 1/e); Wallace et al., eq. 14.
+    """
+    latents = torch.stack([torch.zeros(2, 2, 2), torch.ones(2, 2, 2)])
+    pairs = {"rows": torch.tensor([0]), "worst": torch.tensor([1]), "timesteps": torch.tensor([300])}
+    pairs["noise"] = torch.zeros(1, 2, 2, 2)
+    learner = learner_with(reference=lambda x, t: torch.zeros_like(x))
+    loss, record = begun(DPO(beta=2.0)).loss(
+        samples_of([1, -1], latents), learner, lambda x, t: torch.full_like(x, 0.5), pairs
+    )
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-1)))
+    assert record["preferred"] == 1
+
+
+def test_dpo_compares_best_and_worst_of_each_group_in_every_step():
+    dpo = begun(DPO(), sample_group_size=3)
+    dpo.num_train_timesteps = 2
+    advantages = dpo.advantages(torch.tensor([3.0, 1, 2, 5, 5, 5, 0, 0, 1]), keys=())
+    assert advantages.tolist() == [1, -1, 0, 0, 0, 0, -1, 0, 1]
+    samples = samples_of(advantages.tolist(), torch.zeros(9, 2, 2, 2))
+    steps = dpo.pairs(samples, samples_per_step=3, generator=torch.Generator().manual_seed(0))
+    found = [
+        set(zip(*(step[n].tolist() for n in ("rows", "worst", "columns")), strict=True)) for step in steps
+    ]
+    expected = [{(best, worst, 0), (best, worst, 1)} for best, worst in ((0, 1), (3, 3), (8, 6))]
+    assert sorted(found, key=min) == expected
+
+
+def test_a_tie_teaches_dpo_nothing():
+    pairs = {**PAIRS, "worst": PAIRS["rows"]}
+    loss, _ = begun(DPO()).loss(samples_of([0, 0, 0]), learner_with(), NEW, pairs)
+    assert loss.item() == pytest.approx(math.log(2))
+    assert not gradient(loss).any()
+
+
+# ----------------------------------------------------------------------------------- the reward's gradient
+def squares(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return images.square().mean(dim=(1, 2, 3)) * (rows + 1)
+
+
+def last_states(count: int = 2) -> tuple[Samples, torch.Tensor]:
+    """Two samples with the states of four steps of an ODE, and the noise levels."""
+    sigmas = torch.tensor([1.0, 0.8, 0.5, 0.3, 0.0])
+    schedule = FlowSchedule(sigmas, 0.0, "cpu")
+    latents = wave(count, 5, 2, 2, 2).float()
+    trajectory = Trajectory(
+        latents,
+        schedule.timesteps.expand(count, -1),
+        torch.zeros(count, 4),
+        {},
+        1.0,
+        schedule,
+        latents[:, -1],
+    )
+    return Samples(0, 0, 0, torch.arange(count), trajectory, torch.zeros(count), squares), sigmas
+
+
+def test_the_loss_of_draft_is_its_authors():
+    """Two Euler steps; the penalty is that of DRaFT+ in NVIDIA/NeMo-Aligner."""
+    samples, sigmas = last_states()
+    pairs = {"rows": torch.tensor([1, 0]), "noise": torch.zeros(2, 2, 2, 2, 2)}
+    draft = begun(DRaFT(2), train_kl_coefficient=0.5)
+    loss, _ = draft.loss(samples, learner_with(), 2, NEW, pairs)
+    x, distances = samples.trajectory.latents[[1, 0], 2].double(), []
+    for number in (2, 3):
+        v, before = (net(x, 1000 * sigmas[number].expand(2)) for net in (NEW, FIRST))
+        distances.append(((v - before.detach()) ** 2).mean())
+        x = x + (sigmas[number + 1] - sigmas[number]).double() * v
+    theirs = -squares(x, torch.tensor([1, 0])).mean() + 0.5 * sum(distances) / 2
+    assert loss.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert theirs.item() == pytest.approx(DRAFT_LOSS, abs=1e-6)
+    torch.testing.assert_close(gradient(loss), gradient(theirs), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("margin", [0.3, math.inf])
+def test_the_loss_of_refl_is_its_authors(margin):
+    """ImageReward/ReFL.py of THUDM has margin 2, and a factor of 1e-3 besides."""
+    samples, sigmas = last_states()
+    loss, _ = begun(ReFL(4, margin)).loss(samples, learner_with(), 3, NEW, {"rows": torch.arange(2)})
+    x = samples.trajectory.latents[:, 1].double()
+    clean = x - sigmas[1] * NEW(x, 1000 * sigmas[1].expand(2))
+    rewards = squares(clean, torch.arange(2))
+    theirs = -rewards.mean() if margin == math.inf else torch.relu(margin - rewards).mean()
+    assert (rewards > 0.3).tolist() == [False, True]  # beyond the margin
+    assert loss.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert theirs.item() == pytest.approx(REFL_LOSS[margin], abs=1e-4)
+    torch.testing.assert_close(gradient(loss), gradient(theirs), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda: DRaFT(3, draws_steps=True), lambda: ReFL(3)])
+def test_the_number_of_last_steps_is_drawn_and_the_seed_decides_it(make):
+    def drawn(seed: int) -> list[int]:
+        algorithm = begun(make(), seed=seed)
+        return [algorithm.steps_with_gradient(step) for step in range(40)]
+
+    assert set(drawn(0)) == {1, 2, 3}
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+
+
+# ---------------------------------------------------------------------------------------- in whole runs
+MODELS = {"sd": make_pipeline, "sd3": make_sd3_pipeline}
+
+
+def make_runner(
+    folder: Path, algorithm: Algorithm, model: str = "sd3", reward: Any = brightness, hook: Any = None,
+    **changes: Any,
+) -> Runner:  # fmt: skip
+    unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
+    return Runner(
+        make_config(folder, **{**unused, **changes}), reward, each_prompt(), MODELS[model](), hook,
+        algorithm=algorithm, start=FromNoise(),
+    )  # fmt: skip
+
+
+def weights_of(runner: Runner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in runner.learner.trainable.values()])
+
+
+def old_weights_of(runner: Runner) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in runner.learner.old.values()])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name, model):
+    if (name, model) == ("flow_grpo", "sd"):
+        with pytest.raises(ValueError, match="algorithm='flow_grpo' needs a flow model, such as tiny-sd3"):
+            make_runner(tmp_path, make_algorithm(name), model)
+        return
+    runner = make_runner(tmp_path, make_algorithm(name), model, sample_group_size=2)
+    before = weights_of(runner)
+    runner.train()
+    (record,) = read_metrics(tmp_path, "step")
+    assert math.isfinite(record["loss"])
+    assert record["grad_norm"] > 0
+    assert not torch.equal(weights_of(runner), before)
+    assert bool(runner.learner.old) == (name in ("awm", "nft"))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_gradient_of_draft_is_that_of_finite_differences(tmp_path, steps):
+    def precise(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        return images.double().mean(dim=(1, 2, 3))
+
+    draft = DRaFT(steps)
+    runner = make_runner(tmp_path, draft, reward=precise)
+    stir_adapter(runner.family.denoiser)
+    contexts = runner.draw_contexts(0)
+    batches, trajectory, _ = runner._sample(0, contexts)
+    scorer = runner._scorer(list(contexts.values()))
+    samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.zeros(2), scorer)
+    pairs = {"rows": torch.arange(2)}
+    pairs["noise"] = draft.draw_noise(samples, pairs, steps, 0)
+
+    def loss() -> torch.Tensor:
+        return draft.loss(samples, runner.learner, steps, runner.family.denoiser, pairs)[0]
+
+    trainable = list(runner.learner.trainable.values())
+    gradients = torch.autograd.grad(loss(), trainable)
+    assert loss().item() == pytest.approx(-batches[0][0].mean().item(), abs=1e-6)  # the sampled images
+    parameter, slope = max(zip(trainable, gradients, strict=True), key=lambda pair: pair[1].abs().max())
+    place, h = slope.abs().argmax(), 0.05
+    values = []
+    for moved in (h, -2 * h):
+        parameter.data.view(-1)[place] += moved
+        values.append(loss().item())
+    assert slope.flatten()[place].item() == pytest.approx((values[0] - values[1]) / (2 * h), rel=0.02)
+
+
+def test_how_draft_is_grouped_changes_nothing_where_steps_have_noise(tmp_path):
+    """The noise belongs to the sample."""
+    weights = []
+    for size in (1, 2):
+        changes = {"train_forward_size": size, "train_adam_epsilon": 1e-2}  # Adam would magnify rounding
+        runner = make_runner(tmp_path / str(size), DRaFT(2), "sd", **changes)
+        runner.train()
+        weights.append(weights_of(runner))
+    torch.testing.assert_close(*weights, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def dull(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    return images.mean(dim=(1, 2, 3))
+
+
+@pytest.mark.parametrize("reward", [dull, lambda images, prompts, metadata: [0.1, 0.2]])
+@pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
+def test_a_reward_without_a_gradient_is_one_clear_error(tmp_path, algorithm, reward):
+    runner = make_runner(tmp_path, algorithm, reward=reward)
+    before = weights_of(runner)
+    with pytest.raises(ValueError, match="returns rewards without a gradient"):
+        runner.train()
+    assert torch.equal(weights_of(runner), before)
+    assert runner.epochs_done == 0
+
+
+def test_a_checked_reward_hands_on_a_gradient_and_makes_none():
+    scale = torch.ones(1, requires_grad=True)  # as the weights of a reward model may be
+    reward = checked_reward(lambda images, prompts, metadata: scale * brightness(images, prompts, metadata))
+    images = torch.full((2, 3, 4, 4), 0.5, requires_grad=True)
+    told = ["", ""], [{}, {}]
+    reward(images, *told).sum().backward()
+    torch.testing.assert_close(images.grad, torch.full((2, 3, 4, 4), 1 / 48))
+    assert not reward(images.detach(), *told).requires_grad
+    with torch.no_grad():
+        assert not reward(images, *told).requires_grad
+
+
+def test_samples_are_scored_anew_by_their_own_contexts(tmp_path):
+    def length(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
+        return torch.tensor([len(prompt) for prompt in prompts]) + images[:, 0, 0, 0], {"told": metadata}
+
+    runner = make_runner(tmp_path, DRaFT(), reward=length)
+    score = runner._scorer(list(runner.draw_contexts(0).values()))  # "a red three" and ""
+    images = torch.zeros(3, 3, 32, 32, requires_grad=True)
+    rewards = score(images, torch.tensor([1, 0, 0]))
+    assert rewards.tolist() == [0, 11, 11]
+    assert rewards.requires_grad
+
+
+# --------------------------------------------------------------------------------------- the old policy
+def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
+    runner = make_runner(tmp_path, NFT())
+    learner, start = runner.learner, weights_of(runner)
+
+    def is_at(weights: torch.Tensor, moved: float) -> bool:
+        return torch.allclose(weights, start + moved, atol=1e-6)
+
+    with torch.no_grad():
+        for parameter in learner.trainable.values():
+            parameter.add_(2)
+    learner.follow(decay=0.25)  # 0 / 4 + 3 · 2 / 4
+    assert is_at(old_weights_of(runner), 1.5)
+    with learner.old_policy() as policy:
+        assert policy is runner.family.denoiser
+        assert is_at(weights_of(runner), 1.5)
+    assert is_at(weights_of(runner), 2)
+    with pytest.raises(RuntimeError, match="broken"), learner.old_policy():
+        raise RuntimeError("broken")
+    assert is_at(weights_of(runner), 2)
+    learner.follow(decay=0.0)
+    assert torch.equal(old_weights_of(runner), weights_of(runner))
+
+
+def test_nft_samples_with_the_old_policy_and_awm_with_the_new_one(tmp_path):
+    for algorithm, is_old in ((NFT(), True), (AWM(), False)):
+        runner = make_runner(tmp_path / algorithm.name, algorithm)
+        contexts = runner.draw_contexts(0)
+        _, before, _ = runner._sample(0, contexts)
+        stir_adapter(runner.family.denoiser)
+        _, after, _ = runner._sample(0, contexts)
+        assert torch.equal(before.final_latents, after.final_latents) == is_old
+    assert not after.schedule.stds.any()  # by the ODE
+
+
+def test_nft_moves_the_old_policy_by_the_share_of_its_epoch(tmp_path):
+    """Epoch e keeps min(e / 5, 0.3) of it: nothing, a fifth, and then three tenths."""
+    runner = make_runner(tmp_path, NFT(decay_rate=0.2, max_decay=0.3))
+    for epoch, decay in enumerate((0.0, 0.2, 0.3)):
+        old = old_weights_of(runner)
+        runner.step(epoch)
+        torch.testing.assert_close(
+            old_weights_of(runner), decay * old + (1 - decay) * weights_of(runner), atol=1e-6, rtol=0
+        )
+
+
+def test_an_epoch_that_fails_leaves_the_old_weights_as_they_were(tmp_path):
+    broken: list[bool] = []
+
+    def hook(batches: Any, step: int, tracker: Any) -> None:
+        if broken:
+            raise RuntimeError("broken")
+
+    runner = make_runner(tmp_path, NFT(decay_rate=0.4), hook=hook)
+    runner.step(0)
+    before = old_weights_of(runner), weights_of(runner)
+    broken.append(True)
+    with pytest.raises(RuntimeError, match="broken"):
+        runner.step(1)
+    assert torch.equal(old_weights_of(runner), before[0])
+    assert torch.equal(weights_of(runner), before[1])
+    broken.clear()
+    runner.step(1)
+    assert not torch.equal(old_weights_of(runner), before[0])
+
+
+@pytest.mark.parametrize(("algorithm", "shares"), [(FlowGRPO(), True), (AWM(), False), (DRaFT(), False)])
+def test_a_group_begins_in_one_state_only_where_steps_have_noise(tmp_path, algorithm, shares):
+    runner = make_runner(tmp_path, algorithm, sample_group_size=2)
+    _, trajectory, _ = runner._sample(0, runner.draw_contexts(0))
+    assert torch.equal(*trajectory.latents[:, 0]) == shares
+    assert not torch.equal(*trajectory.final_latents)
+
+
+# --------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("ppo", {}, "algorithm='ppo' does not exist: use one of ddpo, rwr, flow_grpo"),
+        ("flow_grpo", {"window": -1}, "window=-1 must not be negative"),
+        ("awm", {"time_power": -1.0}, r"time_power=-1\.0 must not be negative"),
+        ("nft", {"beta": 0.0}, r"beta=0\.0 must be above 0"),
+        ("nft", {"decay_rate": -0.1}, r"decay_rate=-0\.1 must not be negative"),
+        ("nft", {"max_decay": 1.0}, r"max_decay=1\.0 must lie in \[0, 1\)"),
+        ("dpo", {"beta": -1.0}, r"beta=-1\.0 must be above 0"),
+        ("draft", {"last_steps": 0}, "last_steps=0 must be at least 1"),
+        ("refl", {"last_steps": 0}, "last_steps=0 must be at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_algorithm(name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "message"),
+    [
+        (FlowGRPO(window=3), {}, "window=3 of 2 steps with noise"),
+        (FlowGRPO(sde="ddim"), {}, "sde='ddim' does not exist"),
+        (FlowGRPO(sde="cps"), {"sample_eta": 1.5}, r"eta=1\.5 adds more noise"),
+        (DRaFT(4), {}, "last_steps=4 of 3 steps"),
+        (DPO(), {}, "set sample_group_size to 2 or more"),
+        (DPO(), {"sample_group_size": 2, "train_batch_size": 1}, "must be multiples of 2"),
+        (
+            DPO(),
+            {"sample_group_size": 2, "sample_batch_size": 1, "sample_num_batches_per_epoch": 2},
+            "must be multiples of 2",
+        ),
+        (AWM(), {"per_prompt_stat_tracking": True}, "awm does not use per_prompt_stat_tracking"),
+        (NFT(), {"train_clip_range": 0.1}, "nft does not use train_clip_range"),
+        (
+            DPO(),
+            {"sample_group_size": 2, "train_kl_coefficient": 0.1},
+            "dpo does not use train_kl_coefficient",
+        ),
+        (DRaFT(), {"train_timestep_fraction": 0.5}, "draft does not use train_timestep_fraction"),
+        (ReFL(), {"train_kl_coefficient": 0.1}, "refl does not use train_kl_coefficient"),
+    ],
+)
+def test_settings_that_an_algorithm_cannot_use_are_refused_before_anything_is_drawn(
+    tmp_path, algorithm, changes, message
+):
+    with pytest.raises(ValueError, match=message):
+        make_runner(tmp_path, algorithm, **changes)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,286 @@
+"""Stable Diffusion 3 with random weights: against plain diffusers, and in runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, SD3Transformer2DModel, StableDiffusion3Img2ImgPipeline
+from helpers import (
+    PROMPTS,
+    T5_LENGTH,
+    brightness,
+    each_prompt,
+    make_config,
+    make_sd3_pipeline,
+    noisy_image,
+    red_three,
+)
+
+from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
+from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.families import Family, family_of, load_pipeline
+from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.rollout import img2img_rollout, text2img_rollout
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.tiny import load_tiny_sd3
+from ddpo_lessons.trainer import Runner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HEIGHT, WIDTH = 32, 48
+SD35_MEDIUM: dict[str, Any] = {  # its config.json
+    "num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64, "joint_attention_dim": 4096,
+    "pooled_projection_dim": 2048, "caption_projection_dim": 1536, "dual_attention_layers": tuple(range(13)),
+    "qk_norm": "rms_norm", "pos_embed_max_size": 384, "sample_size": 128, "in_channels": 16,
+}  # fmt: skip
+
+
+def noise_of(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+
+
+# ------------------------------------------------------------------------------- against plain diffusers
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.parametrize(("t5", "negative"), [(False, ""), (True, "a blue four")])
+def test_conditioning_is_that_of_diffusers(t5, negative, guidance):
+    pipeline = make_sd3_pipeline(t5=t5)
+    prompts, negatives, pooled, negative_pooled = pipeline.encode_prompt(
+        list(PROMPTS), None, None, device="cpu", do_classifier_free_guidance=guidance > 1,
+        negative_prompt=[negative] * len(PROMPTS), max_sequence_length=T5_LENGTH,
+    )  # fmt: skip
+    expected = {"prompt_embeds": prompts, "pooled_embeds": pooled}
+    if guidance > 1:
+        expected |= {"negative_prompt_embeds": negatives, "negative_pooled_embeds": negative_pooled}
+    family = family_of(pipeline)
+    for _ in range(2):  # the second time from memory
+        torch.testing.assert_close(family.condition(PROMPTS, negative, guidance), expected)
+    assert bool(prompts[0, -1].any()) == t5  # zeros stand for a T5 that is not there
+
+
+def test_without_a_third_tokenizer_there_are_as_many_zeros_as_in_diffusers():
+    pipeline = make_sd3_pipeline()
+    pipeline.tokenizer_3 = None
+    told = family_of(pipeline).condition(["a red three"], "", 1.0)
+    torch.testing.assert_close(told["prompt_embeds"], pipeline.encode_prompt("a red three", None, None)[0])
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.parametrize("t5", [False, True])
+def test_text2img_by_the_ode_draws_what_plain_diffusers_draws(guidance, t5):
+    pipeline, prompts = make_sd3_pipeline(t5=t5), ["a red three", "a digit", ""]
+    noise = noise_of(3, 4, 8, 8)
+
+    def theirs(output_type: str) -> torch.Tensor:
+        return pipeline(
+            prompts, negative_prompt=["a blue four"] * 3, num_inference_steps=4, guidance_scale=guidance,
+            latents=noise, max_sequence_length=T5_LENGTH, output_type=output_type,
+        ).images  # fmt: skip
+
+    images, trajectory = text2img_rollout(
+        pipeline, prompts, negative_prompt="a blue four", num_inference_steps=4, guidance_scale=guidance,
+        eta=0.0, initial_noise=noise,
+    )  # fmt: skip
+    torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(images, theirs("pt"), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(guidance):
+    """From the latents that we start with: those of diffusers are a draw of the posterior, ours its mean."""
+    pipeline = make_sd3_pipeline()
+    prompts = ["a red three", "a digit"]
+    images = torch.rand(2, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(3))
+    noise = noise_of(2, 4, 8, 12)
+    drawn, trajectory = img2img_rollout(
+        pipeline, prompts, images, 0.6, num_inference_steps=5, guidance_scale=guidance, eta=0.0,
+        initial_noise=noise,
+    )  # fmt: skip
+    with torch.no_grad():
+        mean = pipeline.vae.encode(images * 2 - 1).latent_dist.mean
+    sigma = trajectory.timesteps[0, 0] / 1000
+    assert sigma == pytest.approx(3 * 0.5 / (1 + 2 * 0.5), rel=5e-3)  # half of the way, shifted
+    start = (1 - sigma) * (mean - 0.0609) * 1.5305 + sigma * noise
+    torch.testing.assert_close(trajectory.latents[:, 0], start, atol=1e-5, rtol=0)
+
+    plain = StableDiffusion3Img2ImgPipeline(**pipeline.components)
+    plain.set_progress_bar_config(disable=True)
+
+    def theirs(output_type: str) -> torch.Tensor:
+        return plain(
+            prompts, image=images, latents=start, strength=0.6, num_inference_steps=5, height=HEIGHT,
+            width=WIDTH, negative_prompt=["", ""], guidance_scale=guidance, max_sequence_length=T5_LENGTH,
+            output_type=output_type,
+        ).images  # fmt: skip
+
+    torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(drawn, theirs("pt"), atol=1e-5, rtol=0)
+
+
+def test_the_forward_process_the_velocity_and_the_clean_latents_belong_together():
+    family = family_of(make_sd3_pipeline())
+    clean, noise = noise_of(2, 2, 4, 8, 8).unbind()
+    timesteps = torch.tensor([250, 900])
+    noisy = family.add_noise(clean, noise, timesteps)
+    torch.testing.assert_close(noisy[0], 0.75 * clean[0] + 0.25 * noise[0])
+    velocity = family.denoising_target(clean, noise, timesteps)
+    assert torch.equal(velocity, noise - clean)
+    torch.testing.assert_close(family.predict_clean(noisy, velocity, timesteps), clean, atol=1e-5, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------- training
+def make_runner(folder: Path, algorithm: Algorithm, start: FromNoise | None = None, **changes: Any) -> Runner:
+    """Make a run of two optimizer steps an epoch on five steps."""
+    unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
+    settings = {"train_batch_size": 1, "sample_num_steps": 5, "sample_eta": 0.7, **unused, **changes}
+    config = make_config(folder, **settings)
+    prompts = each_prompt() if start is None else noisy_image
+    return Runner(
+        config, brightness, prompts, make_sd3_pipeline(), algorithm=algorithm, start=start or FromNoise()
+    )
+
+
+@pytest.mark.parametrize(
+    ("sde", "window", "start", "changes"),
+    [
+        ("flow", 0, None, {}),
+        ("flow", 2, None, {"sample_group_size": 2, "train_kl_coefficient": 0.1}),
+        ("dance", 0, FromImages(0.6), {"train_use_lora": False}),
+        ("cps", 2, None, {"sample_guidance_scale": 1.0}),
+    ],
+)
+def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, sde, window, start, changes):
+    make_runner(tmp_path, FlowGRPO(sde, window), start, **changes).train()
+    first, second = read_metrics(tmp_path, "step")
+    assert first["first_replay_max_ratio_error"] < 1e-5
+    assert first["grad_norm"] > 1e-3
+    assert second["max_ratio_error"] > 1e-5  # by then the first step has moved it
+
+
+@pytest.mark.parametrize("make", [lambda: FlowGRPO(window=2), lambda: NFT(decay_rate=0.4)])
+def test_a_run_resumes_to_the_bit(tmp_path, make):
+    """With the window of the epoch; with old weights, which by the third epoch are not the new ones."""
+    whole = make_runner(tmp_path / "whole", make(), num_epochs=3)
+    whole.train()
+    make_runner(tmp_path / "parts", make(), num_epochs=2).train()
+    parts = make_runner(tmp_path / "parts", make(), num_epochs=3, resume_from="latest")
+    parts.train()
+    for mine, theirs in (
+        (whole.learner.trainable, parts.learner.trainable), (whole.learner.old, parts.learner.old),
+    ):  # fmt: skip
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(theirs[name], tensor) for name, tensor in mine.items())
+    runs = [
+        [{k: v for k, v in record.items() if not k.startswith("seconds")} for record in read_metrics(folder)]
+        for folder in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    assert len(runs[0]) == 9  # three epochs of two steps
+    assert runs[0] == runs[1]
+
+
+def test_the_window_moves_and_only_it_is_recorded(tmp_path):
+    runner = make_runner(tmp_path, FlowGRPO(window=2))
+    windows = [tuple(torch.nonzero(runner._schedule(epoch).stds).flatten().tolist()) for epoch in range(30)]
+    assert set(windows) == {(0, 1), (1, 2), (2, 3)}  # the last of the five steps has no noise
+    epoch = windows.index((1, 2))
+    _, trajectory, _ = runner._sample(epoch, runner.draw_contexts(epoch))
+    assert trajectory.log_probs.shape == (2, 2)
+    assert torch.equal(trajectory.timesteps[0], runner._schedule(epoch).timesteps[1:3])
+
+
+@pytest.mark.parametrize("targets", [None, ("to_q", "add_k_proj", "to_out.0", "ff.net.2")])
+def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_path, targets):
+    changes = {} if targets is None else {"train_lora_target_modules": targets, "train_lora_alpha": 8}
+    runner = make_runner(tmp_path / "run", FlowGRPO(), train_learning_rate=1e-2, **changes)
+    runner.train()
+    runner.save_pretrained(tmp_path / "lora")
+    noise = noise_of(1, 4, 8, 8)
+    _, trajectory = text2img_rollout(
+        runner.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=4.0, eta=0.0,
+        initial_noise=noise,
+    )  # fmt: skip
+
+    def draw(pipeline: Any) -> torch.Tensor:
+        return pipeline(
+            "a red three", num_inference_steps=3, guidance_scale=4.0, latents=noise, output_type="latent",
+            max_sequence_length=T5_LENGTH,
+        ).images  # fmt: skip
+
+    plain = make_sd3_pipeline()
+    assert (draw(plain) - trajectory.final_latents).abs().max() > 1e-2
+    plain.load_lora_weights(tmp_path / "lora")
+    torch.testing.assert_close(draw(plain), trajectory.final_latents, atol=1e-5, rtol=0)
+
+
+def test_the_adapter_of_stable_diffusion_3_5_medium_has_so_many_weights(tmp_path):
+    """Four layers 1536 × 1536 of 24 attentions, and of the second ones of 13 blocks, at rank 4."""
+    with torch.device("meta"):
+        transformer = SD3Transformer2DModel(**SD35_MEDIUM)
+    config = make_config(tmp_path)
+    trainable = prepare_policy(transformer, {}, config, use_lora=True, device=torch.device("meta"))
+    assert sum(p.numel() for p in trainable.values()) == (24 + 13) * 4 * 4 * (1536 + 1536)
+    blocks = [n for n in trainable if ".attn2." in n]
+    assert len(blocks) == 13 * 4 * 2
+
+
+# --------------------------------------------------------------------------------------- parts, precision
+def test_another_scheduler_is_refused_by_name():
+    pipeline = make_sd3_pipeline()
+    pipeline.scheduler = DDIMScheduler()
+    with pytest.raises(TypeError, match="a DDIMScheduler is no schedule of flow matching"):
+        family_of(pipeline)
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "tokenizer_2"])
+def test_a_missing_part_is_refused_by_name(tmp_path, part):
+    pipeline = make_sd3_pipeline()
+    setattr(pipeline, part, None)
+    with pytest.raises(TypeError, match=f"sd_pipeline has no {part}:"):
+        Runner(
+            make_config(tmp_path), brightness, red_three, pipeline, algorithm=FlowGRPO(), start=FromNoise()
+        )
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [((36, 32), "multiples of 8"), ((32, 72), "at most 64 pixels a side")]
+)
+def test_images_that_the_transformer_cannot_take_are_refused_before_it_does(size, message):
+    with pytest.raises(ValueError, match=message):
+        img2img_rollout(make_sd3_pipeline(), [""], torch.rand(1, 3, *size), 0.5)
+
+
+@pytest.mark.parametrize("t5", [False, True])
+def test_load_pipeline_knows_which_parts_were_left_out(tmp_path, t5):
+    pipeline = make_sd3_pipeline(t5=t5)
+    pipeline.transformer.half()
+    pipeline.save_pretrained(tmp_path)
+    loaded = load_pipeline(tmp_path)
+    assert (loaded.text_encoder_3 is not None) == t5
+    assert loaded.scheduler.config.shift == 3.0
+    assert family_of(loaded).frozen.keys() == family_of(pipeline).frozen.keys()
+    for name, tensor in loaded.transformer.state_dict().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, pipeline.transformer.state_dict()[name].float())
+
+
+def test_float16_leaves_t5_alone_which_it_breaks(tmp_path):
+    family = family_of(make_sd3_pipeline(t5=True))
+    assert isinstance(family, Family)
+    config = make_config(tmp_path, mixed_precision="fp16")
+    prepare_policy(family.denoiser, family.frozen, config, True, torch.device("cpu"), family.keeps_float32)
+    found = {name: network.dtype for name, network in family.frozen.items()}
+    assert found.pop("text_encoder_3") == torch.float32
+    assert found == dict.fromkeys(("vae", "text_encoder", "text_encoder_2"), torch.float16)
+
+
+def test_the_embedded_flow_model_has_two_ways_in():
+    ours, plain = load_pipeline("tiny-sd3"), load_tiny_sd3()
+    weights = plain.transformer.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in ours.transformer.state_dict().items())
+    images, _ = text2img_rollout(ours, ["a red three"], num_inference_steps=2, eta=0.0)
+    assert images.shape == (1, 3, 32, 32)
