@@ -85,10 +85,6 @@ class DPO(AWM):
         steps = shuffled_pairs(shape, self.num_train_timesteps, samples_per_step // size, generator)
         return [{**step, "rows": best[step["rows"]], "worst": worst[step["rows"]]} for step in steps]
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch; no older policy is needed."""
-        ForwardProcess.update(self, samples, learner)
-
     def loss(
         self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
