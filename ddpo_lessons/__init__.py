@@ -24,6 +24,12 @@ _HOMES = {
     "DDPOTrainer": "trainer",
     "ImageDDPOTrainer": "trainer",
     "RWRTrainer": "trainer",
+    "FlowGRPOTrainer": "trainer",
+    "AWMTrainer": "trainer",
+    "NFTTrainer": "trainer",
+    "DPOTrainer": "trainer",
+    "DRaFTTrainer": "trainer",
+    "ReFLTrainer": "trainer",
     "get_reward": "rewards",
     "get_prompts": "data.prompts",
     "find_images": "data.folders",
@@ -54,8 +60,14 @@ if TYPE_CHECKING:
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
     from ddpo_lessons.run.validation import Validation as Validation
     from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
+    from ddpo_lessons.trainer import AWMTrainer as AWMTrainer
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
+    from ddpo_lessons.trainer import DPOTrainer as DPOTrainer
+    from ddpo_lessons.trainer import DRaFTTrainer as DRaFTTrainer
+    from ddpo_lessons.trainer import FlowGRPOTrainer as FlowGRPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
+    from ddpo_lessons.trainer import NFTTrainer as NFTTrainer
+    from ddpo_lessons.trainer import ReFLTrainer as ReFLTrainer
     from ddpo_lessons.trainer import RWRTrainer as RWRTrainer
 else:  # hidden from type checkers, for which every name would exist
 

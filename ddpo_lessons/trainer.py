@@ -1,14 +1,15 @@
-"""Lessons 06 to 08: the trainers by the names that people know, each an algorithm with a start.
+"""Lessons 06 to 11: the trainers by the names that people know, each an algorithm with a start.
 
-What they do is in `algorithms/ddpo.py` and `algorithms/rwr.py`, what surrounds it in `run/runner.py`. Another
+What they do is in `algorithms/`, a file for each; what surrounds it is in `run/runner.py`. Another
 combination needs no class: `Runner(..., algorithm=RWR(), start=FromImages(0.4))`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
@@ -136,3 +137,82 @@ class RWRTrainer(Runner):
             algorithm=RWR(temperature, top_share),
             start=FromNoise(),
         )
+
+
+class AlgorithmTrainer(Runner):
+    """What the trainers below share: they differ in the algorithm, whose settings are keywords.
+
+    Args:
+        config: the settings.
+        reward_function: as in `Runner`.
+        prompt_function: `() -> (prompt, metadata)`; with noise_strength `() -> (prompt, image, metadata)`.
+        sd_pipeline: as in `Runner`.
+        image_samples_hook: as in `Runner`.
+        noise_strength: of img2img, the share of the schedule that is run, in (0, 1]; None for text-to-image.
+        **settings: those of the algorithm.
+
+    Attributes:
+        algorithm_name: a key of `algorithms.ALGORITHMS`.
+
+    Raises:
+        ValueError, TypeError: as in `Runner`, or if the algorithm has no such setting.
+    """
+
+    algorithm_name: ClassVar[str]
+
+    def __init__(
+        self,
+        config: DDPOConfig,
+        reward_function: RewardFunction,
+        prompt_function: PromptFunction,
+        sd_pipeline: Any,
+        image_samples_hook: ImageSamplesHook | None = None,
+        *,
+        noise_strength: float | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            config,
+            reward_function,
+            prompt_function,
+            sd_pipeline,
+            image_samples_hook,
+            algorithm=make_algorithm(self.algorithm_name, **settings),
+            start=FromNoise() if noise_strength is None else FromImages(noise_strength),
+        )
+
+
+class FlowGRPOTrainer(AlgorithmTrainer):
+    """Flow-GRPO, for flow models; settings: `sde`, `window` and `kl_times_length` of `FlowGRPO`."""
+
+    algorithm_name = "flow_grpo"
+
+
+class AWMTrainer(AlgorithmTrainer):
+    """Advantage-weighted matching; setting: `time_power` of `AWM`."""
+
+    algorithm_name = "awm"
+
+
+class NFTTrainer(AlgorithmTrainer):
+    """DiffusionNFT; settings: `beta`, `decay_rate` and `max_decay` of `NFT`."""
+
+    algorithm_name = "nft"
+
+
+class DPOTrainer(AlgorithmTrainer):
+    """Online Diffusion-DPO, which needs groups; setting: `beta` of `DPO`."""
+
+    algorithm_name = "dpo"
+
+
+class DRaFTTrainer(AlgorithmTrainer):
+    """DRaFT or AlignProp, for differentiable rewards; settings: `last_steps`, `draws_steps` of `DRaFT`."""
+
+    algorithm_name = "draft"
+
+
+class ReFLTrainer(AlgorithmTrainer):
+    """ReFL, for differentiable rewards; settings: `last_steps` and `margin` of `ReFL`."""
+
+    algorithm_name = "refl"

@@ -190,7 +190,7 @@ def test_a_dry_run_counts_and_loads_no_weights(
     assert "prompts: captions, 3 different ones" in text
     assert "samples: 6 an epoch, 2 an optimizer step; 3 optimizer steps an epoch, 18 in all 6 epochs" in text
     # 6 samples, 7 steps, two passes of each
-    assert "UNet passes an epoch: 84 of sampling, 84 of training" in text
+    assert "denoiser passes an epoch: 84 of sampling, 84 of training" in text
     assert "RTX 4090: " in text
     assert "3 checkpoints of" in text
     assert list(here.iterdir()) == []
@@ -571,6 +571,11 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--num-epochs", "0"], "--num-epochs 0 must be at least 1"),
         (["train", "--sample-eta", "0"], "--sample-eta 0 makes"),
         (["train", "--preset", "nope"], "nope"),
+        (["train", "--algorithm", "flow_gpro"], "does not exist (perhaps flow_grpo)"),
+        (["train", "--algorithm", "nft:bta=1"], "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
+        (["train", "--algorithm", "nft:beta=0"], "beta=0 must be above 0"),
+        (["train", "--algorithm", "awm:time_power=much"], "does not take {'time_power': 'much'}"),
+        (["train", "--algorithm", "draft", "--gpu-memory", "24"], "and draft holds more"),
         (["train", "--log-prob-reduction", "max"], "--log-prob-reduction"),
         (["train", "--project-kwargs", "[1]"], "--project-kwargs"),
         (["train", "--project-kwargs", "{"], "not JSON"),
@@ -736,6 +741,8 @@ def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         "train --model nowhere",
         "train --preset nope",
         "train --resume-from nowhere",
+        "train --algorithm flow_gpro",
+        "train --algorithm nft:bta=1",
         "sample --images nowhere",
         "sample --run nowhere",
         "sample --keep-size",

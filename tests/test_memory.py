@@ -44,7 +44,9 @@ def test_networks_are_those_of_the_folder(kind: str, request: pytest.FixtureRequ
 
 
 def test_networks_of_a_name_that_is_not_known() -> None:
-    with pytest.raises(ValueError, match=r"size of 'some/model' is not known here: .*tiny-sd, stable-diff"):
+    with pytest.raises(
+        ValueError, match=r"size of 'some/model' is not known here: .*tiny-sd, tiny-sd3, stable-diff"
+    ):
         memory.find_networks("some/model")
 
 

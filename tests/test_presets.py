@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ddpo_lessons import rewards
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import budget
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data import prompts
+from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.tiny import world
 
@@ -39,6 +42,7 @@ def test_presets_name_what_exists(name: str) -> None:
         ("camouflage", 1, 256, 1),
         ("corruption", 1, 256, 1),
         ("edit", 1, 256, 2),  # as the paper's
+        ("sd35", 1, 256, 2),
     ],
 )
 def test_presets_make_the_epochs_of_the_peers(name: str, processes: int, samples: int, steps: int) -> None:
@@ -69,6 +73,23 @@ def test_the_edit_preset_trains_a_guided_policy_in_groups() -> None:
     assert config.train_lora_target_modules == DDPOConfig().train_lora_target_modules
     timesteps = make_schedule(DDIMScheduler(), config.sample_num_steps, preset.noise_strength or 0)
     assert len(timesteps) == 25
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_algorithm_of_a_preset_takes_its_settings(name: str) -> None:
+    preset = PRESETS[name]
+    make_algorithm(preset.algorithm).check(DDPOConfig(**preset.config))
+
+
+def test_stable_diffusion_35_takes_the_settings_of_its_source() -> None:
+    """pickscore_sd3_4gpu of flow_grpo: 16 groups of 16, and rollouts of a group that share no noise."""
+    config = DDPOConfig(**PRESETS["sd35"].config)
+    assert config.epoch_plan(1).total_samples == 16 * 16
+    assert (config.sample_group_size, config.shared_starts) == (16, 1)
+    found = budget.sd35_medium().transformer
+    trained = prepare_policy(found, {}, config, use_lora=True, device=torch.device("meta"))
+    # 23 blocks with eight layers of 1536 x 1536, and a last one whose text is given up: no to_add_out
+    assert sum(p.numel() for p in trained.values()) == (23 * 8 + 7) * 32 * (1536 + 1536)
 
 
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)

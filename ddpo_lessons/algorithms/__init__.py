@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-import inspect
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +28,34 @@ ALGORITHMS = {  # module: class
 }
 
 
+def settings_of(name: str) -> list[str]:
+    """Return the names of an algorithm's settings, read in its file: importing it would load torch."""
+    tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text("utf-8"))
+    made = [
+        function.args.args[1:]  # without self
+        for kind in tree.body
+        if isinstance(kind, ast.ClassDef) and kind.name == ALGORITHMS[name]
+        for function in kind.body
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__"
+    ]
+    return [argument.arg for arguments in made for argument in arguments]
+
+
+def _similar(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (perhaps {close[0]})" if close else ""
+
+
+def _check_settings(name: str, settings: Iterable[str]) -> None:
+    known = settings_of(name)
+    for key in settings:
+        if key not in known:
+            raise ValueError(
+                f"algorithm={name!r} has no setting {key!r}{_similar(key, known)}: "
+                f"it has {', '.join(known) or 'none'}"
+            )
+
+
 def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
     """Read an algorithm with settings of its own, as the command line takes it.
 
@@ -37,14 +66,15 @@ def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
         Its name and its settings, for `make_algorithm`.
 
     Raises:
-        ValueError: if the name does not exist or a setting has no value.
+        ValueError: if name or settings do not exist, naming those that do, or a setting has no value.
     """
     name, _, listed = text.partition(":")
     if name not in ALGORITHMS:
-        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-        hint = f" (perhaps {close[0]})" if close else ""
-        raise ValueError(f"algorithm={name!r} does not exist{hint}: use one of {', '.join(ALGORITHMS)}")
-    settings = {}
+        raise ValueError(
+            f"algorithm={name!r} does not exist{_similar(name, ALGORITHMS)}: "
+            f"use one of {', '.join(ALGORITHMS)}"
+        )
+    settings: dict[str, Any] = {}
     for item in filter(None, listed.split(",")):
         key, equals, value = item.partition("=")
         if not (equals and value):
@@ -53,6 +83,7 @@ def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
             settings[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError):  # a word
             settings[key.strip()] = value
+    _check_settings(name, settings)
     return name, settings
 
 
@@ -71,10 +102,8 @@ def make_algorithm(text: str, **settings: Any) -> Algorithm:
     """
     name, read = parse_algorithm(text)
     kind = getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
+    _check_settings(name, settings)
     settings = {**read, **settings}
-    known = list(inspect.signature(kind).parameters)
-    for key in settings.keys() - set(known):
-        raise ValueError(f"algorithm={name!r} has no setting {key!r}: it has {', '.join(known) or 'none'}")
     try:
         return kind(**settings)
     except TypeError as error:  # a word in the place of a number

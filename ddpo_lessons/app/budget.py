@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, SD3Transformer2DModel, UNet2DConditionModel
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import vae_factor
+from ddpo_lessons.families.stable_diffusion_3 import T5_TOKENS
 
 AUTOCAST = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # bitsandbytes keeps the moments of smaller tensors in 32 bits (its `min_8bit_size`).
@@ -35,13 +36,25 @@ SMALLEST_8BIT = 4096
 # ------------------------------------------------------------------------------------------ networks
 @dataclass
 class Networks:
-    """The three networks of a pipeline, which is all of it that needs memory."""
+    """The networks of a pipeline, which is all of it that needs memory; subclasses add the denoiser."""
 
-    unet: Any
     vae: Any
     text_encoder: Any
 
+    denoiser_name: ClassVar[str] = "unet"
     autocasts_vae: ClassVar[bool] = True
+    embeds_in_float32: ClassVar[bool] = True  # whatever the precision: a normalisation makes them last
+
+    @property
+    def denoiser(self) -> Any:
+        """The network that is trained, or that carries the adapter."""
+        return getattr(self, self.denoiser_name)
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        """The others by name; one may be missing."""
+        there = {name: part for name, part in vars(self).items() if isinstance(part, nn.Module)}
+        return {name: network for name, network in there.items() if name != self.denoiser_name}
 
     @property
     def keeps_float32(self) -> frozenset[str]:
@@ -49,13 +62,20 @@ class Networks:
         return frozenset()
 
     @property
-    def frozen(self) -> dict[str, Any]:
-        """All but the UNet, by name."""
-        return {name: network for name, network in vars(self).items() if name != "unet"}
+    def tokens(self) -> int:
+        """How many tokens of a prompt the denoiser is told, L."""
+        return self.text_encoder.config.max_position_embeddings
 
 
 @dataclass
-class NetworksXL(Networks):
+class Networks1(Networks):
+    """The three networks of Stable Diffusion 1 and 2."""
+
+    unet: Any
+
+
+@dataclass
+class NetworksXL(Networks1):
     """The four networks of Stable Diffusion XL."""
 
     text_encoder_2: Any
@@ -66,6 +86,36 @@ class NetworksXL(Networks):
     def keeps_float32(self) -> frozenset[str]:
         """Names of the networks that float16 breaks."""
         return frozenset({"vae"} if self.vae.config.force_upcast else ())
+
+
+@dataclass
+class Networks3(Networks):
+    """The networks of Stable Diffusion 3; T5, the third text encoder, may be missing."""
+
+    transformer: Any
+    text_encoder_2: Any
+    text_encoder_3: Any = None
+    t5_tokens: int = T5_TOKENS  # zeros where T5 is missing
+
+    denoiser_name: ClassVar[str] = "transformer"
+    embeds_in_float32: ClassVar[bool] = False
+
+    @property
+    def keeps_float32(self) -> frozenset[str]:
+        """Names of the networks that float16 breaks."""
+        return frozenset({"text_encoder_3"})
+
+    @property
+    def tokens(self) -> int:
+        """CLIP's tokens, before those of T5."""
+        return super().tokens + self.t5_tokens
+
+
+def kind_of(parts: Collection[str]) -> type[Networks]:
+    """Return the class of a pipeline's networks, by the names of its parts."""
+    if "transformer" in parts:
+        return Networks3
+    return NetworksXL if "text_encoder_2" in parts else Networks1
 
 
 def sd15_unet(device: str = "meta") -> UNet2DConditionModel:
@@ -118,9 +168,9 @@ def sd15_text_encoder(device: str = "meta") -> CLIPTextModel:
         return CLIPTextModel(config)
 
 
-def sd15(device: str = "meta") -> Networks:
+def sd15(device: str = "meta") -> Networks1:
     """Make the three networks of Stable Diffusion 1.5, with random weights."""
-    return Networks(sd15_unet(device), sd15_vae(device), sd15_text_encoder(device))
+    return Networks1(unet=sd15_unet(device), vae=sd15_vae(device), text_encoder=sd15_text_encoder(device))
 
 
 def sdxl() -> NetworksXL:
@@ -128,14 +178,6 @@ def sdxl() -> NetworksXL:
 
     Source: the config.json of each network of the published model, and its paper (arXiv 2307.01952, table 1).
     """
-    encoder = CLIPTextConfig(
-        hidden_size=1280,
-        intermediate_size=5120,
-        num_hidden_layers=32,
-        num_attention_heads=20,
-        hidden_act="gelu",
-        projection_dim=1280,
-    )
     with torch.device("meta"):
         unet = UNet2DConditionModel(
             sample_size=128,
@@ -150,25 +192,104 @@ def sdxl() -> NetworksXL:
             addition_time_embed_dim=256,
             projection_class_embeddings_input_dim=2816,
         )
-        return NetworksXL(unet, sd15_vae(), sd15_text_encoder(), CLIPTextModelWithProjection(encoder))
+        return NetworksXL(
+            unet=unet, vae=sd15_vae(), text_encoder=sd15_text_encoder(), text_encoder_2=_open_clip()
+        )
+
+
+def _open_clip() -> CLIPTextModelWithProjection:
+    """Make OpenCLIP ViT-bigG/14's text encoder, the second one of Stable Diffusion XL and 3."""
+    config = CLIPTextConfig(
+        hidden_size=1280,
+        intermediate_size=5120,
+        num_hidden_layers=32,
+        num_attention_heads=20,
+        hidden_act="gelu",
+        projection_dim=1280,
+    )
+    return CLIPTextModelWithProjection(config)
+
+
+def sd35_medium() -> Networks3:
+    """Make the networks of Stable Diffusion 3.5 medium on the `meta` device, a transformer of 2,243,171,520.
+
+    Source: the config.json of each network of the published model, and the paper of Stable Diffusion 3
+    (arXiv 2403.03206). T5-XXL has 4,762,310,656 of the 8 billion parameters.
+    """
+    with torch.device("meta"):
+        transformer = SD3Transformer2DModel(
+            sample_size=128,
+            in_channels=16,
+            out_channels=16,
+            num_layers=24,
+            num_attention_heads=24,
+            attention_head_dim=64,
+            joint_attention_dim=4096,
+            caption_projection_dim=1536,
+            pooled_projection_dim=2048,
+            pos_embed_max_size=384,
+            dual_attention_layers=tuple(range(13)),
+            qk_norm="rms_norm",
+        )
+        vae = AutoencoderKL(
+            sample_size=1024,
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            latent_channels=16,
+            scaling_factor=1.5305,
+            shift_factor=0.0609,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        clip = CLIPTextConfig(
+            hidden_size=768,
+            intermediate_size=3072,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            projection_dim=768,
+        )
+        t5 = T5Config(
+            d_model=4096,
+            d_ff=10240,
+            d_kv=64,
+            num_layers=24,
+            num_heads=64,
+            vocab_size=32128,
+            feed_forward_proj="gated-gelu",
+        )
+        return Networks3(
+            transformer=transformer,
+            vae=vae,
+            text_encoder=CLIPTextModelWithProjection(clip),
+            text_encoder_2=_open_clip(),
+            text_encoder_3=T5EncoderModel(t5),
+        )
 
 
 def like(pipeline: Any) -> Networks:
     """Make networks of a pipeline's architecture on the `meta` device; adapters are left out."""
-    kind = NetworksXL if getattr(pipeline, "text_encoder_2", None) is not None else Networks
+    parts, made = pipeline.components, dict[str, Any]()
     with torch.device("meta"):
-        made = {}
-        for spec in fields(kind):
-            network = getattr(pipeline, spec.name)
-            make = getattr(type(network), "from_config", type(network))  # diffusers', or transformers'
-            made[spec.name] = make(network.config)
-        return kind(**made)
+        for spec in fields(kind_of(parts)):
+            if (network := parts.get(spec.name)) is not None:
+                make = getattr(type(network), "from_config", type(network))  # diffusers', or transformers'
+                made[spec.name] = make(network.config)
+    if parts.get("tokenizer_3") is not None:
+        made["t5_tokens"] = min(T5_TOKENS, parts["tokenizer_3"].model_max_length)
+    return kind_of(parts)(**made)
 
 
 # -------------------------------------------------------------------------------------------- counts
 def parameter_bytes(parameters: Iterable[torch.Tensor]) -> int:
     """Return the bytes of some tensors: number of elements times the size of one."""
     return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def weights(network: nn.Module) -> list[torch.Tensor]:
+    """Return what a network holds in the precision of its policy: parameters, and buffers of floats."""
+    return [*network.parameters(), *(b for b in network.buffers() if b.is_floating_point())]
 
 
 def moment_bytes(parameters: Iterable[torch.Tensor], eight_bit: bool = False) -> int:
@@ -327,11 +448,11 @@ class Cost:
 
 
 def _cost(run: Callable[[], Any], network: nn.Module, autocast: torch.dtype | None) -> Cost:
-    there: list[torch.Tensor] = list(network.parameters())
-    for parameter in there:
+    there = weights(network)
+    for parameter in network.parameters():
         if parameter.requires_grad:  # as in accumulation, whose gradients count elsewhere
             parameter.grad = torch.zeros_like(parameter)
-    there += [p.grad for p in there if p.grad is not None]
+            there.append(parameter.grad)
     with as_on_cuda(autocast):  # one after the other, for the counter of FLOPs keeps tensors alive
         cost = Cost(count_flops(run), peak_bytes(run, there))
     network.zero_grad()
@@ -359,11 +480,39 @@ def added_inputs(unet: Any, rows: int) -> dict[str, Any]:
     return {"added_cond_kwargs": added}
 
 
-def sampling_cost(unet: Any, rows: int, tokens: int = 77, autocast: torch.dtype | None = None) -> Cost:
+def denoiser_inputs(denoiser: Any, rows: int, tokens: int) -> dict[str, Any]:
+    """Make what a denoiser is called with: latents and timesteps first, then what it is told of the prompt.
+
+    Args:
+        denoiser: a UNet, or Stable Diffusion 3's transformer.
+        rows: N.
+        tokens: of a prompt, L.
+
+    Returns:
+        Keyword arguments of its `forward`, zeros of the right shapes.
+    """
+    config = denoiser.config
+    if "joint_attention_dim" not in config:
+        latents, timesteps, embeds = unet_inputs(denoiser, rows, tokens)
+        told = {"encoder_hidden_states": embeds, **added_inputs(denoiser, rows)}
+        return {"sample": latents, "timestep": timesteps, **told}
+    first = next(denoiser.parameters())
+    shapes = {
+        "hidden_states": (rows, config.in_channels, config.sample_size, config.sample_size),
+        "timestep": (rows,),
+        "encoder_hidden_states": (rows, tokens, config.joint_attention_dim),
+        "pooled_projections": (rows, config.pooled_projection_dim),
+    }
+    return {
+        name: torch.zeros(shape, device=first.device, dtype=first.dtype) for name, shape in shapes.items()
+    }
+
+
+def sampling_cost(denoiser: Any, rows: int, tokens: int = 77, autocast: torch.dtype | None = None) -> Cost:
     """Count one forward pass without gradients.
 
     Args:
-        unet: on the `meta` device.
+        denoiser: on the `meta` device.
         rows: latents that pass together, N; with guidance two for each sample.
         tokens: of a prompt, L.
         autocast: the low precision of products, or None.
@@ -374,20 +523,19 @@ def sampling_cost(unet: Any, rows: int, tokens: int = 77, autocast: torch.dtype 
 
     def run() -> None:
         with torch.no_grad():
-            latents, timesteps, embeds = unet_inputs(unet, rows, tokens)
-            unet(latents, timesteps, encoder_hidden_states=embeds, **added_inputs(unet, rows))
+            denoiser(**denoiser_inputs(denoiser, rows, tokens))
 
-    return _cost(run, unet, autocast)
+    return _cost(run, denoiser, autocast)
 
 
-def training_cost(unet: Any, rows: int, tokens: int = 77, autocast: torch.dtype | None = None) -> Cost:
+def training_cost(denoiser: Any, rows: int, tokens: int = 77, autocast: torch.dtype | None = None) -> Cost:
     """Count one forward and backward pass.
 
     Where all weights are trained, the backward pass costs two forward passes: one product for the gradient
     of a layer's input, one for that of its weights. Frozen weights need the first alone.
 
     Args:
-        unet: on the `meta` device, prepared as the policy.
+        denoiser: on the `meta` device, prepared as the policy.
         rows: as in `sampling_cost`.
         tokens: as in `sampling_cost`.
         autocast: as in `sampling_cost`.
@@ -397,12 +545,9 @@ def training_cost(unet: Any, rows: int, tokens: int = 77, autocast: torch.dtype 
     """
 
     def run() -> None:
-        latents, timesteps, embeds = unet_inputs(unet, rows, tokens)
-        added = added_inputs(unet, rows)
-        output = unet(latents, timesteps, encoder_hidden_states=embeds, **added).sample
-        output.float().mean().backward()
+        denoiser(**denoiser_inputs(denoiser, rows, tokens)).sample.float().mean().backward()
 
-    return _cost(run, unet, autocast)
+    return _cost(run, denoiser, autocast)
 
 
 def decoding_cost(vae: Any, images: int, size: int, autocast: torch.dtype | None = None) -> Cost:
@@ -434,14 +579,15 @@ class Budget:
     """Bytes on one device, and FLOPs of one epoch of one process.
 
     Attributes:
-        frozen: weights of UNet, VAE and text encoders that are not trained, and the UNet's copy that a KL
-            penalty holds on to where the UNet itself is trained.
+        frozen: weights of denoiser, VAE and text encoders that are not trained, and the denoiser's copy that
+            a KL penalty holds on to where the denoiser itself is trained.
         trained: weights that are.
         gradients: of those.
         moments: AdamW's two.
         latents: of an epoch, float32 (N, T+1, C, h, w).
         images: of an epoch, float32 (N, 3, H, W), which wait for the report.
-        embeddings: of an epoch's prompts, (N, L, D), twice with guidance.
+        embeddings: of an epoch's prompts, (N, L, D), twice with guidance; those that the family remembers
+            are not counted.
         reward: what the reward model holds.
         activations_sampling: peak of a denoising step, of encoding or of decoding.
         activations_training: peak of forward and backward.
@@ -519,23 +665,23 @@ def estimate(
     Raises:
         ValueError: if networks are not on the `meta` device, or num_timesteps is below 1.
     """
-    if networks.unet.device.type != "meta":
-        raise ValueError(f"networks are on {networks.unet.device}: count sd15() or like(pipeline)")
+    if not isinstance(networks, Networks) or networks.denoiser.device.type != "meta":
+        raise ValueError("networks are not on the meta device: count sd15() or like(pipeline)")
     if num_timesteps < 1:
         raise ValueError(f"num_timesteps={num_timesteps} must be at least 1")
     meta, kept = torch.device("meta"), networks.keeps_float32
-    prepared = prepare_policy(networks.unet, networks.frozen, config, config.train_use_lora, meta, kept)
+    denoiser, vae, tokens = networks.denoiser, networks.vae, networks.tokens
+    prepared = prepare_policy(denoiser, networks.frozen, config, config.train_use_lora, meta, kept)
     trained = list(prepared.values())
-    unet, vae = networks.unet, networks.vae
-    everything = parameter_bytes(p for net in vars(networks).values() for p in net.parameters())
+    everything = parameter_bytes(w for net in (denoiser, *networks.frozen.values()) for w in weights(net))
     if config.train_kl_coefficient > 0 and not config.train_use_lora:
-        everything += parameter_bytes(unet.parameters())
+        everything += parameter_bytes(weights(denoiser))
     samples = config.sample_batch_size * config.sample_num_batches_per_epoch
-    latent = unet.config.in_channels * unet.config.sample_size**2  # elements of one
-    side = unet.config.sample_size * vae_factor(vae)  # pixels
-    tokens = networks.text_encoder.config.max_position_embeddings
-    pooled = sum(t[0].numel() for kw in added_inputs(unet, 1).values() for t in kw.values())
-    embedding = (tokens * unet.config.cross_attention_dim + pooled) * 4  # float32, as normalisations leave it
+    latent = denoiser.config.in_channels * denoiser.config.sample_size**2  # elements of one
+    side = denoiser.config.sample_size * vae_factor(vae)  # pixels
+    _, _, *told = denoiser_inputs(denoiser, 1, tokens).values()
+    low = None if networks.embeds_in_float32 else AUTOCAST[config.mixed_precision]
+    embedding = sum(t.numel() for t in tree_leaves(told)) * (low or torch.float32).itemsize
     sampling, training = _epoch_costs(networks, config, num_timesteps, from_images, latent, side, tokens)
     return Budget(
         frozen=everything - parameter_bytes(trained),
@@ -554,7 +700,7 @@ def estimate(
 
 
 def _passes(config: DDPOConfig) -> int:
-    """Return how many latents the UNet sees for each sample: two with guidance."""
+    """Return how many latents the denoiser sees for each sample: two with guidance."""
     return 2 if config.sample_guidance_scale > 1 else 1
 
 
@@ -571,7 +717,7 @@ def _epoch_costs(
     autocast, passes = AUTOCAST[config.mixed_precision], _passes(config)
     samples = config.sample_batch_size * config.sample_num_batches_per_epoch
     batch, size = config.forward_sizes(latent)
-    step = sampling_cost(networks.unet, batch * passes, tokens, autocast)
+    step = sampling_cost(networks.denoiser, batch * passes, tokens, autocast)
     of_vae = autocast if networks.autocasts_vae else None
     coded = [decoding_cost(networks.vae, batch, side, of_vae)]
     if from_images:
@@ -580,7 +726,7 @@ def _epoch_costs(
         (num_timesteps * step.flops + sum(cost.flops for cost in coded)) * samples // batch,
         max(step.peak, *(cost.peak for cost in coded)),
     )
-    forward = training_cost(networks.unet, size * passes, tokens, autocast)
+    forward = training_cost(networks.denoiser, size * passes, tokens, autocast)
     trained_steps = int(num_timesteps * config.train_timestep_fraction + 1e-6)
     pairs = samples * trained_steps * config.train_num_inner_epochs
     flops = forward.flops * pairs // size

@@ -30,7 +30,7 @@ from tyro.constructors import (
 )
 
 from ddpo_lessons import __version__
-from ddpo_lessons.algorithms import parse_algorithm
+from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
 from ddpo_lessons.app import reward_flag
 from ddpo_lessons.app.flags import in_flags
 from ddpo_lessons.app.presets import PRESETS, Preset, divide, world_size
@@ -136,9 +136,9 @@ class Train:
     another."""
     preset: Annotated[str | None, _one_of(PRESETS)] = None
     """Named settings, which every other flag overrides; digit_world for tiny-sd."""
-    algorithm: str = "ddpo"
-    """How rewards become updates: ddpo, rwr, flow_grpo, awm, nft, dpo, draft or refl, with its own settings
-    as in nft:beta=0.1,max_decay=0."""
+    algorithm: str | None = None
+    """How rewards become updates: ddpo, rwr, flow_grpo, awm, nft, dpo, draft or refl, with settings of its
+    own as in nft:beta=0.1,max_decay=0; the preset's, or ddpo."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     prompts: str | None = None
     """digit_world, digit_world_left_out, animals, activities; or a file, a prompt a line."""
@@ -181,8 +181,8 @@ class Train:
         """Raise a ValueError for flags that do not go together, and for settings that cannot work."""
         if self.model is not None:
             check_model(self.model)
-        parse_algorithm(self.algorithm)
         preset = self.choose_preset()
+        parse_algorithm(self.choose_algorithm(preset))
         if self.images is None:
             for name in ("noise_strength", "damage", "severity"):
                 if getattr(self, name) is not None:
@@ -206,9 +206,14 @@ class Train:
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)
         self.check_gpu_memory()
+        make_algorithm(self.choose_algorithm(preset)).check(config)  # late, since it needs torch
         reward_flag.load_functions(terms)  # late, since a user's file may need torch
         if self.images is None:
             self.choose_prompts(preset, config.seed)  # last, since those of the digit world need torch
+
+    def choose_algorithm(self, preset: Preset) -> str:
+        """Return the algorithm asked for, or the preset's."""
+        return self.algorithm or preset.algorithm
 
     def choose_rewards(self, preset: Preset) -> tuple[reward_flag.Term, ...]:
         """Return what is trained for."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddpo_lessons.algorithms import parse_algorithm
 from ddpo_lessons.app import budget, memory, reward_flag
 from ddpo_lessons.app.presets import Preset, world_size
 from ddpo_lessons.app.sample import NOISE_STRENGTH
@@ -18,6 +19,10 @@ from ddpo_lessons.run.runner import SHOWN_IMAGES
 
 if TYPE_CHECKING:
     from ddpo_lessons.app.cli import Train
+
+# Algorithms whose largest pass is DDPO's; that of AWM and NFT by the policy that sampled comes before it, and
+# is not counted in hours. DPO trains on two samples at a time, and two more go through decoder and reward.
+COUNTED = ("ddpo", "rwr", "flow_grpo", "awm", "nft")
 
 
 def say(text: str) -> None:
@@ -56,6 +61,7 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
         )
     if arguments.gpu_memory is None:
         return config
+    check_counted(arguments.choose_algorithm(preset), "--gpu-memory")
     found = fit(arguments, preset, config, from_images)
     say(f"--gpu-memory {arguments.gpu_memory}: {found}")
     return found.config
@@ -90,6 +96,24 @@ def count_actions(arguments: Train, preset: Preset, config: DDPOConfig, from_ima
     return max(1, int(config.sample_num_steps * share + 1e-6))
 
 
+def check_counted(algorithm: str, what: str) -> None:
+    """Refuse to count an algorithm whose passes hold more than DDPO's.
+
+    Raises:
+        ValueError: naming those that can be counted.
+    """
+    name, _ = parse_algorithm(algorithm)
+    if name not in COUNTED:
+        raise ValueError(f"{what} counts {', '.join(COUNTED)}, and {name} holds more: try smaller passes")
+
+
+def windowed(config: DDPOConfig, algorithm: str, actions: int) -> DDPOConfig:
+    """Return settings that train as many of a sample's steps as the algorithm's window has, if it has one."""
+    window = parse_algorithm(algorithm)[1].get("window", 0)
+    share = min(1.0, window / actions) if window else 1.0
+    return replace(config, train_timestep_fraction=config.train_timestep_fraction * share)
+
+
 # ----------------------------------------------------------------------------------------- the dry run
 def dry_run(arguments: Train, images: ImageFolder | None) -> int:
     """Say what the run would do and cost; no weights are loaded.
@@ -116,9 +140,11 @@ def describe(
 ) -> Iterator[str]:
     """Yield a line for everything that is known of a run beforehand."""
     model, reward = arguments.model or preset.model, arguments.reward or preset.reward
+    algorithm = arguments.choose_algorithm(preset)
     actions = count_actions(arguments, preset, config, images is not None)
+    config = windowed(config, algorithm, actions)
     plan = config.epoch_plan(max(1, int(actions * config.train_timestep_fraction + 1e-6)), world_size())
-    yield f"model: {model}; reward: {reward}; algorithm: {arguments.algorithm}"
+    yield f"model: {model}; reward: {reward}; algorithm: {algorithm}"
     if images is not None:
         classes = f" of {len(images.classes)} classes" if images.classes else ""
         yield f"images: {len(images.files)}{classes} in {images.folder}"
@@ -130,10 +156,11 @@ def describe(
     )
     guided = 2 if config.sample_guidance_scale > 1 else 1
     yield (
-        f"UNet passes an epoch: {plan.total_samples * actions * guided} of sampling, "
+        f"denoiser passes an epoch: {plan.total_samples * actions * guided} of sampling, "
         f"{plan.total_pairs * guided} of training, forward and backward"
     )
     try:
+        check_counted(algorithm, "the dry run")
         networks = memory.find_networks(model)
     except ValueError as error:
         yield f"memory, hours and disk: not known, for {error}"
@@ -169,7 +196,7 @@ def _hours(paper: budget.Budget, config: DDPOConfig) -> Iterator[str]:
 def _disk(config: DDPOConfig, paper: budget.Budget, networks: budget.Networks) -> str:
     """Count checkpoints (weights and moments) and grids; metrics are small."""
     checkpoints = min(config.num_checkpoint_limit, -(-config.num_epochs // config.save_freq))
-    side = networks.unet.config.sample_size * vae_factor(networks.vae)  # pixels
+    side = networks.denoiser.config.sample_size * vae_factor(networks.vae)  # pixels
     grids = -(-config.num_epochs // config.image_grid_freq) if config.image_grid_freq else 0
     shown = min(SHOWN_IMAGES, config.sample_batch_size * config.sample_num_batches_per_epoch)
     pictures = grids * shown * side**2 * grid_bytes_per_pixel(side)

@@ -5,10 +5,11 @@ What an experiment is, samples per epoch and per optimizer step, stays what it w
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from huggingface_hub import try_to_load_from_cache
 
 from ddpo_lessons.app import budget
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import TINY_SD
-from ddpo_lessons.tiny import CHECKPOINT
+from ddpo_lessons.families.stable_diffusion_3 import T5_TOKENS
+from ddpo_lessons.tiny import CHECKPOINTS
 
 GB = 1e9
 SHARE = 0.85  # of a card: the rest is the allocator's fragments, which no count sees
@@ -42,6 +43,7 @@ KNOWN: dict[str, Callable[[], budget.Networks]] = {
     "runwayml/stable-diffusion-v1-5": budget.sd15,
     "CompVis/stable-diffusion-v1-4": budget.sd15,
     "stabilityai/stable-diffusion-xl-base-1.0": budget.sdxl,
+    "stabilityai/stable-diffusion-3.5-medium": budget.sd35_medium,
 }
 # Parameters of what rewards load, all in float32: CLIP ViT-L/14 and ViT-H/14, LAION's head, ResNet-18 without
 # its own, ImageReward.
@@ -65,7 +67,8 @@ def find_networks(model: str) -> budget.Networks:
     """Make a model's networks on the `meta` device, of its config files; no weights are read.
 
     Args:
-        model: "tiny-sd", a folder, a model in the hub's cache on this machine, or a key of `KNOWN`.
+        model: "tiny-sd" or "tiny-sd3", a folder, a model in the hub's cache on this machine, or a key of
+            `KNOWN`.
 
     Returns:
         The networks.
@@ -79,33 +82,44 @@ def find_networks(model: str) -> budget.Networks:
     if folder is None:
         raise ValueError(
             f"the size of {model!r} is not known here: give a folder that holds the pipeline, or one of "
-            f"{', '.join([TINY_SD, *KNOWN])}"
+            f"{', '.join([*CHECKPOINTS, *KNOWN])}"
         )
     parts = DiffusionPipeline.load_config(folder)
-    kind: type[budget.Networks] = budget.NetworksXL if "text_encoder_2" in parts else budget.Networks
+    kind, made = budget.kind_of(parts), dict[str, Any]()
     try:
-        return kind(**{name: _network(folder, name, parts[name][1]) for name in _names(kind)})
+        for spec in fields(kind):
+            if spec.name == "t5_tokens":
+                made[spec.name] = _t5_tokens(folder)
+            else:
+                made[spec.name] = _network(folder, spec.name, parts[spec.name][1])
+        return kind(**made)
     except (KeyError, OSError, AttributeError) as error:
-        raise ValueError(f"{folder} holds no Stable Diffusion 1, 2 or XL pipeline: {error}") from error
+        raise ValueError(f"{folder} holds no Stable Diffusion 1, 2, XL or 3 pipeline: {error}") from error
 
 
-def _names(kind: type[budget.Networks]) -> list[str]:
-    return ["unet", "vae", "text_encoder", *(["text_encoder_2"] if kind is budget.NetworksXL else [])]
+def _t5_tokens(folder: Path) -> int:
+    file = folder / "tokenizer_3" / "tokenizer_config.json"
+    length = json.loads(file.read_text("utf-8"))["model_max_length"] if file.is_file() else T5_TOKENS
+    return min(T5_TOKENS, length)
 
 
 def _folder_of(model: str) -> Path | None:
-    if model == TINY_SD:
-        return CHECKPOINT
+    if model in CHECKPOINTS:
+        return CHECKPOINTS[model]
     if Path(model, "model_index.json").is_file():
         return Path(model)
     if Path(model).is_absolute() or model.count("/") != 1:
         return None
     cached = try_to_load_from_cache(model, "model_index.json")
     folder = Path(cached).parent if isinstance(cached, str) else None
-    return folder if folder is not None and (folder / "unet" / "config.json").is_file() else None
+    denoisers = ("unet", "transformer")
+    is_whole = folder and any((folder / name / "config.json").is_file() for name in denoisers)
+    return folder if is_whole else None
 
 
-def _network(folder: Path, name: str, class_name: str) -> Any:
+def _network(folder: Path, name: str, class_name: str | None) -> Any:
+    if class_name is None:  # as T5 may be
+        return None
     with torch.device("meta"):
         if name.startswith("text_encoder"):
             kind = getattr(transformers, class_name)

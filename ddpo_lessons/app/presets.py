@@ -21,13 +21,14 @@ class Preset:
     Fields that `config` leaves out have the defaults of `DDPOConfig`.
 
     Attributes:
-        model: "tiny-sd", or a name on the hub.
+        model: "tiny-sd", "tiny-sd3", or a name on the hub.
         reward: a name of `rewards.REWARDS`.
         prompts: a name of `prompts.PROMPTS`; empty for img2img, where captions or `--prompt` give them.
         config: fields of `DDPOConfig`.
         noise_strength: of img2img, on a folder of images; None for text-to-image.
         damages: of img2img, names of `world.DAMAGES` that are done to clean images.
         processes: for how many processes `config` holds the batches of one.
+        algorithm: as `--algorithm` takes it.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Preset:
     noise_strength: float | None = None
     damages: tuple[str, ...] = ()
     processes: int = 1
+    algorithm: str = "ddpo"
 
 
 # config/dgx.py of kvablack/ddpo-pytorch: the experiments of the DDPO paper, section 6, as its first author
@@ -93,6 +95,35 @@ _EDIT: dict[str, Any] = {
     "train_batch_size": 4,
     "train_gradient_accumulation_steps": 32,
     "train_learning_rate": 3e-4,
+}
+
+# Not run on a GPU. yifan123/flow_grpo: `pickscore_sd3_4gpu` of config/grpo.py over config/base.py, LoRA of
+# scripts/train_sd3.py. 16 prompts an epoch with 16 images each, two optimizer steps; here one process makes
+# them. Guidance goes with the noise level and the clip range: their configs without it have a level of 0.8, a
+# range of 1e-5, CPS and a window. They ran fp16 at 512 pixels on prompts of their own, averaged the weights,
+# and divided by the epoch's standard deviation, not the group's.
+_SD35: dict[str, Any] = {
+    "num_epochs": 200,  # theirs run until somebody stops them
+    "save_freq": 20,
+    "image_grid_freq": 10,
+    "mixed_precision": "bf16",
+    "sample_num_steps": 10,
+    "sample_eta": 0.7,
+    "sample_guidance_scale": 4.5,
+    "sample_batch_size": 8,
+    "sample_num_batches_per_epoch": 32,
+    "sample_group_size": 16,
+    "train_batch_size": 8,
+    "train_gradient_accumulation_steps": 16,
+    "train_learning_rate": 3e-4,
+    "train_clip_range": 1e-4,
+    "train_kl_coefficient": 0.01,
+    "train_lora_rank": 32,
+    "train_lora_alpha": 64,
+    "train_lora_target_modules": (
+        *(f"attn.{layer}" for layer in ("to_q", "to_k", "to_v", "to_out.0")),
+        *(f"attn.{layer}" for layer in ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")),
+    ),
 }
 
 PRESETS: dict[str, Preset] = {
@@ -173,6 +204,9 @@ PRESETS: dict[str, Preset] = {
     # Img2img's dilemma: little noise passes over the prompt, much noise loses the picture. A half is a guess:
     # what noise hides, no policy brings back; with less of it, the rollouts of a group hardly differ.
     "edit": Preset(_SD_1_5, "edit", "", _EDIT, noise_strength=0.5),
+    "sd35": Preset(
+        "stabilityai/stable-diffusion-3.5-medium", "pick_score", "activities", _SD35, algorithm="flow_grpo"
+    ),
 }
 
 

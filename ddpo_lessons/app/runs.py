@@ -9,6 +9,7 @@ from typing import Any
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.run.record import METRICS, read_run
+from ddpo_lessons.tiny import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -93,5 +94,6 @@ def check_model(model: str) -> None:
             raise ValueError(
                 f"--model {model} holds no model_index.json: give a folder of a diffusers pipeline"
             )
-    elif model != "tiny-sd" and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        raise ValueError(f"--model {model} is neither a folder, nor OWNER/NAME on the hub, nor tiny-sd")
+    elif model not in CHECKPOINTS and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        known = " or ".join(CHECKPOINTS)
+        raise ValueError(f"--model {model} is neither a folder, nor OWNER/NAME on the hub, nor {known}")

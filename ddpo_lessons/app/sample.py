@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
-from diffusers import StableDiffusionPipeline
 from PIL import Image, ImageOps
 from tqdm.auto import tqdm
 
@@ -32,6 +31,7 @@ from ddpo_lessons.data.prompts import from_file, get_prompts
 from ddpo_lessons.families import family_of, load_pipeline
 from ddpo_lessons.families.policy import read_lora
 from ddpo_lessons.families.stable_diffusion import vae_factor
+from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.tiny.world import to_pil
 
@@ -81,9 +81,9 @@ def run(arguments: Sample) -> int:
     return _sample(arguments, policy, pipeline, jobs)
 
 
-def image_size(pipeline: StableDiffusionPipeline) -> int:
+def image_size(pipeline: Any) -> int:
     """Return the side of the square images, in pixels, that a pipeline makes."""
-    return pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
+    return family_of(pipeline).latents_shape()[-1] * vae_factor(pipeline.vae)
 
 
 # ----------------------------------------------------------------------------------------- what to make
@@ -189,11 +189,13 @@ def _check_sizes(files: Sequence[Path], size: int, factor: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------ sampling
-def _sample(arguments: Sample, policy: Policy, pipeline: StableDiffusionPipeline, jobs: Sequence[Job]) -> int:
+def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job]) -> int:
     """Make and write image after image; Ctrl-C leaves those that are whole."""
     folder, shown = arguments.output_dir, []
     folder.mkdir(parents=True, exist_ok=True)
     family, settings = family_of(pipeline), _settings(arguments, policy)  # a family remembers embeddings
+    if isinstance(family, StableDiffusion3):
+        settings["eta"] = 0.0  # the noise of training only explores: plain diffusers' steps are the ODE's
     size = 1 if arguments.keep_size else arguments.batch_size  # sizes may differ
     done = 0
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.app import forecast, reward_flag
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
@@ -76,10 +77,10 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     preset = arguments.choose_preset()
     config = forecast.settle(arguments, preset, images is not None)
     rewards, model = arguments.choose_rewards(preset), arguments.model or preset.model
+    algorithm = make_algorithm(arguments.choose_algorithm(preset))
     if images is not None:
-        return _make_image_trainer(arguments, preset, images, config, rewards, model)
-    prompts = arguments.choose_prompts(preset, config.seed)
-    algorithm, start = make_algorithm(arguments.algorithm), FromNoise()
+        return _make_image_trainer(arguments, preset, images, config, rewards, model, algorithm)
+    prompts, start = arguments.choose_prompts(preset, config.seed), FromNoise()
     reward_function, pipeline = reward_flag.make(rewards), load_pipeline(model)
     about = _about(arguments, preset, None, rewards)
     return Runner(config, reward_function, prompts, pipeline, algorithm=algorithm, start=start, about=about)
@@ -92,13 +93,14 @@ def _make_image_trainer(
     config: DDPOConfig,
     rewards: Sequence[reward_flag.Term],
     model: str,
+    algorithm: Algorithm,
 ) -> Runner:
     damages = arguments.damage or preset.damages
     reward_flag.check(rewards, images, damages, arguments.prompt)
     reward_function, pipeline = reward_flag.make(rewards, images, damages), load_pipeline(model)
     sampler = _sampler(arguments, images, pipeline, config.seed)
     start = FromImages(forecast.noise_strength(arguments, preset))
-    algorithm, about = make_algorithm(arguments.algorithm), _about(arguments, preset, images, rewards)
+    about = _about(arguments, preset, images, rewards)
     return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
 
 
