@@ -117,7 +117,7 @@ def ratio_stats(log_ratio: torch.Tensor, clip_range: float) -> PPOStats:
     return PPOStats(
         ratio=ratio,
         approx_kl=0.5 * log_ratio.square().mean(),
-        # expm1 keeps the digits that ratio - 1 would lose: ratios differ from 1 by 1e-4 or less.
+        # expm1 keeps the digits that ratio - 1 would lose: ratios are near 1.
         kl_k3=(torch.expm1(log_ratio) - log_ratio).mean(),
         clip_fraction=((ratio - 1).abs() > clip_range).float().mean(),
     )
