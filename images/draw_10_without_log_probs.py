@@ -97,7 +97,7 @@ def train(loss_of: Loss) -> Policy:
         gap, old_gap = ((net(x, level) - noise + clean)[:, 0] for net in (policy, old))
         loss = loss_of(gap, old_gap.detach(), level, sign)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     return policy
 
