@@ -2,12 +2,12 @@
 
 RWR trains on the policy's own samples with the loss of pre-training, weighed by how good they were. AWM lets
 the weights be advantages, so that bad samples push away, and holds the steps back as PPO does. The loss of
-pre-training at one time t and noise ε takes the place of a log-probability:
+pre-training ℓ at one noise level σ̄ in [0, 1] and noise ε takes the place of a log-probability:
 
-    "log p" = -t^k mean((output - target)²),    ρ = exp("log p" now - "log p" of the policy that sampled)
+    ℓ = mean((output - target)²),    "log p" = -σ̄^k ℓ,    ρ = exp("log p" now - "log p" when sampling)
 
-with the same t and ε in both. Where that policy is still the newest one, ρ = 1 and the gradient is that of
-A t^k mean((output - target)²). How a sample was made is not asked.
+with the same σ̄ and ε in both. Where the policy that sampled is still the newest one, ρ = 1 and the gradient
+is that of A σ̄^k ℓ. How a sample was made is not asked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Lesson 10: online Diffusion-DPO (Wallace et al. 2023, arXiv 2311.12908).
 
 Direct preference optimisation asks a policy to prefer the better of two samples, measured against what it was
-before training. With the loss of pre-training e in the place of -log p, the same t and ε for both samples,
-and Δe = e_best - e_worst,
+before training. With the loss of pre-training ℓ in the place of -log p, the same σ̄ and ε for both
+samples, and Δℓ = ℓ_best - ℓ_worst,
 
-    loss = -log sigmoid(-β / 2 (Δe - Δe before training))
+    loss = -log sigmoid(-β / 2 (Δℓ - Δℓ before training))
+
+At the policy before training its gradient is β / 4 times that of Δℓ: weights 1 and -1.
 
 The paper has pairs that people chose, once and for all; here the reward chooses among the policy's own
 samples, in every epoch.

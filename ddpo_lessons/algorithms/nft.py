@@ -1,18 +1,19 @@
 """Lesson 10: DiffusionNFT (Zheng et al. 2025, arXiv 2509.16117).
 
-Let r in [0, 1] say how good a sample was, v the output now and v_old that of the policy that sampled. Around
-v_old lie two mirror images,
+Let q in [0, 1] say how good a sample was (r in the paper), v the output now and v_old that of the policy that
+sampled. Around v_old lie two mirror images,
 
-    v⁺ = (1 - β) v_old + β v,    v⁻ = (1 + β) v_old - β v,
+    v⁺ = v_old + ζ (v - v_old),    v⁻ = v_old - ζ (v - v_old),
 
 and the loss asks v⁺ to explain good samples, and v⁻ bad ones:
 
-    loss = A_max mean(r / β |x̂₀⁺ - x₀|² / w⁺ + (1 - r) / β |x̂₀⁻ - x₀|² / w⁻)
+    loss = A_max mean(q / ζ |x̂₀⁺ - x₀|² / e⁺ + (1 - q) / ζ |x̂₀⁻ - x₀|² / e⁻)
 
-with w = mean |x̂₀ - x₀|, held fixed. Its value does not depend on r where v = v_old; its gradient does, and is
-AWM's with t² / w for t^k. β is how far the mirror images lie apart, and not the weight of a penalty, which is
-`train_kl_coefficient`. The policy that samples follows the one that learns: after every epoch
-old = d old + (1 - d) new, with d = min(decay_rate epoch, max_decay).
+with e = mean |x̂₀ - x₀| (w in the paper), held fixed. Its value does not depend on q where v = v_old; its
+gradient does, and is AWM's with σ̄² / e for σ̄^k, whatever ζ is. ζ is the paper's β, here `beta`: it decides
+how firmly v is held at v_old. The weight of a penalty, `train_kl_coefficient`, which the authors' code calls
+beta too, holds v at what it was before training. The policy that samples follows the one that learns: after
+every epoch old = decay old + (1 - decay) new, with decay = min(decay_rate epoch, max_decay).
 """
 
 from __future__ import annotations
@@ -25,15 +26,41 @@ import torch
 
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
-from ddpo_lessons.algorithms.forward_process import ForwardProcess
+from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
+
+
+def mirrored_loss(
+    example: Example, new: torch.Tensor, old: torch.Tensor, goodness: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """Ask one mirror image to explain good samples, and the other one bad ones.
+
+    Args:
+        example: N noised samples.
+        new: (N, C, h, w), what the policy that learns says of them.
+        old: (N, C, h, w), what the policy that sampled says, without a gradient.
+        goodness: q, (N,) in [0, 1].
+        beta: ζ, above 0.
+
+    Returns:
+        (N,), the loss of each example, in units of A_max.
+    """
+    step = beta * (new - old)
+    errors = []
+    for mirrored in (old + step, old - step):
+        clean = example.family.predict_clean(example.noisy, mirrored, example.timesteps)
+        difference = (clean - example.clean).flatten(1)  # (N, D)
+        size = difference.detach().abs().mean(1).clamp(min=1e-5)  # e, (N,)
+        errors.append(difference.square().mean(1) / size)  # (N,)
+    good, bad = errors
+    return (goodness * good + (1 - goodness) * bad) / beta
 
 
 class NFT(AWM):
     """DiffusionNFT; samples, advantages, examples and penalty are those of `AWM`.
 
     Args:
-        beta: how far v⁺ and v⁻ lie from v_old, in units of v - v_old.
-        decay_rate: by how much the decay d of the sampling policy grows from epoch to epoch.
+        beta: ζ, how far v⁺ and v⁻ lie from v_old, in units of v - v_old; a large one holds v near v_old.
+        decay_rate: by how much the decay of the sampling policy grows from epoch to epoch.
         max_decay: where it stops; 0 lets the newest policy sample.
 
     Raises:
@@ -69,20 +96,13 @@ class NFT(AWM):
         """Return the loss of some examples, with a penalty if asked for, and statistics."""
         example, bound = self.example(samples, pairs), self.config.train_adv_clip_max
         advantages = samples.advantages[pairs["rows"]].clamp(-bound, bound)  # (N,)
-        goodness = advantages / (2 * bound) + 0.5  # r, in [0, 1]
+        goodness = advantages / (2 * bound) + 0.5  # q, in [0, 1]
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
             old = example.predict(old_policy)  # (N, C, h, w)
-        step = self.beta * (example.predict(denoiser) - old)
-        errors = []
-        for mirrored in (old + step, old - step):
-            clean = self.family.predict_clean(example.noisy, mirrored, example.timesteps)
-            difference = (clean - example.clean).flatten(1)  # (N, D)
-            weight = difference.detach().abs().mean(1).clamp(min=1e-5)
-            errors.append(difference.square().mean(1) / weight)  # (N,)
-        good, bad = errors
-        loss = bound / self.beta * (goodness * good + (1 - goodness) * bad).mean()
+        new = example.predict(denoiser)
+        loss = bound * mirrored_loss(example, new, old, goodness, self.beta).mean()
         penalty, record = self.penalty(example, learner, denoiser)
-        return loss + penalty, {**record, "distance_old": (step / self.beta).detach().square().mean()}
+        return loss + penalty, {**record, "distance_old": (new.detach() - old).square().mean()}
 
     def identity(self) -> dict[str, Any]:
         """Return its settings."""
