@@ -77,7 +77,7 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
 
     Args:
         seed: decides the sequence.
-        split: "seen" (the pairs of pre-training), "left_out" (the ten it never showed) or "all".
+        split: "seen" (the pairs of pre-training), "left_out" (the ten it never showed the denoiser) or "all".
         damage: a word of the digit world to put in, such as "clear" or "foggy".
 
     Returns:
