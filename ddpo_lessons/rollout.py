@@ -232,7 +232,7 @@ def text2img_rollout(
         num_inference_steps: number of denoising steps.
         guidance_scale: w; at 1 and below, and where prompt and negative prompt agree, one forward pass a
             step predicts from the prompt alone.
-        eta: η of DDIM, > 0; 1 gives DDPM's noise.
+        eta: η of DDIM, > 0; 1 gives DDPM's noise. Of a flow model its SDE's level of noise; 0 gives the ODE.
         negative_prompt: what guidance leads away from.
         reduction: of the log-density over the latent's dimensions, see `ddim_step_with_logprob`.
         generator: one, or one per sample; decides noise and actions.
@@ -245,7 +245,7 @@ def text2img_rollout(
 
     Raises:
         TypeError: if the pipeline is of no known family.
-        ValueError: if eta is not positive or the scheduler cannot be used.
+        ValueError: if eta does not fit the model, or the scheduler cannot be used.
     """
     family = family_of(pipeline)
     schedule = family.schedule(num_inference_steps, eta=eta)
@@ -284,7 +284,7 @@ def img2img_rollout(
         noise_strength: share of the schedule that is run, in (0, 1].
         num_inference_steps: number of steps of the whole schedule.
         guidance_scale: as in `text2img_rollout`.
-        eta: η of DDIM, > 0.
+        eta: as in `text2img_rollout`.
         negative_prompt: what guidance leads away from.
         reduction: of the log-density over the latent's dimensions, see `ddim_step_with_logprob`.
         generator: one, or one per sample; decides noise and actions.

@@ -28,6 +28,7 @@ from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rewards.base import checked_reward
+from ddpo_lessons.rewards.pixels import jpeg_compressibility
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Runner
@@ -423,7 +424,7 @@ def dull(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     return images.mean(dim=(1, 2, 3))
 
 
-@pytest.mark.parametrize("reward", [dull, lambda images, prompts, metadata: [0.1, 0.2]])
+@pytest.mark.parametrize("reward", [dull, jpeg_compressibility()])
 @pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
 def test_a_reward_without_a_gradient_is_one_clear_error(tmp_path, algorithm, reward):
     runner = make_runner(tmp_path, algorithm, reward=reward)

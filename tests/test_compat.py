@@ -522,7 +522,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, model: Path) -> None:
 
 
 def test_tiny_sd_is_a_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "CHECKPOINT", model)
+    monkeypatch.setitem(families.CHECKPOINTS, "tiny-sd", model)
     index = json.loads((model / "model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusionPipeline"
     loaded = compat.load_pipeline("tiny-sd")

@@ -106,11 +106,12 @@ def test_counts_must_agree(prompts: list[str], metadata: list[dict[str, Any]]) -
         rewards.colourfulness()(torch.zeros(2, 3, 8, 8), prompts, metadata)
 
 
-def test_rewards_carry_no_gradient_and_take_half_precision() -> None:
-    images = bytes_images(0, 2, 3, 32, 32).requires_grad_()
+def test_rewards_carry_the_images_gradient_only_and_take_half_precision() -> None:
+    images = bytes_images(0, 2, 3, 32, 32)
     metadata = [{"digit": 3}, {"digit": 4}]
     reward = rewards.digit_legibility(PixelReader())
     assert not values(reward(images, PROMPTS, metadata)).requires_grad
+    assert values(reward(images.clone().requires_grad_(), PROMPTS, metadata)).requires_grad
     half = values(reward(images.half(), PROMPTS, metadata))
     torch.testing.assert_close(half, values(reward(images, PROMPTS, metadata)), atol=2e-3, rtol=0)
 
