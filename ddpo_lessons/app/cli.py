@@ -243,6 +243,9 @@ class Train:
         settings = divide(preset, world_size(), self.given)
         if self.given.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
             settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
+        if self.algorithm is not None:  # which may not use all that the preset's does
+            unused = make_algorithm(self.algorithm).unused
+            settings = {name: value for name, value in settings.items() if name not in unused}
         return DDPOConfig(**{**settings, **self.given})
 
     def check_gpu_memory(self) -> None:
