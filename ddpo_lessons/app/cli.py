@@ -206,10 +206,10 @@ class Train:
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)
         self.check_gpu_memory()
-        make_algorithm(self.choose_algorithm(preset)).check(config)  # late, since it needs torch
         reward_flag.load_functions(terms)  # late, since a user's file may need torch
         if self.images is None:
-            self.choose_prompts(preset, config.seed)  # last, since those of the digit world need torch
+            self.choose_prompts(preset, config.seed)  # late, since those of the digit world need torch
+        make_algorithm(self.choose_algorithm(preset)).check(config)  # last, since all of them do
 
     def choose_algorithm(self, preset: Preset) -> str:
         """Return the algorithm asked for, or the preset's."""
