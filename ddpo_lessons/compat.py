@@ -37,6 +37,15 @@ from ddpo_lessons.tiny import CHECKPOINT
 
 
 # ---------------------------------------------------------------------------------------- pipelines
+def _check_has_unet(pipeline: Any) -> None:
+    """Refuse models that TRL and imageddpo never knew: their API shows a UNet and the steps of DDIM."""
+    if getattr(pipeline, "unet", None) is None:
+        raise TypeError(
+            f"ddpo_lessons.compat trains UNets, and a {type(pipeline).__name__} has none: use "
+            "ddpo_lessons.trainer, such as its FlowGRPOTrainer"
+        )
+
+
 def _load_adapter(pipeline: StableDiffusionPipeline, model: str, revision: str) -> bool:
     """Load the LoRA weights that lie beside a model; return whether there are any."""
     try:
@@ -87,6 +96,7 @@ class DefaultDDPOStableDiffusionPipeline:
 
     Raises:
         RuntimeError: if the model cannot be had.
+        TypeError: if it has no UNet.
     """
 
     unet = _part("unet")
@@ -106,6 +116,7 @@ class DefaultDDPOStableDiffusionPipeline:
         self.pretrained_model = pretrained_model_name
         self.pretrained_revision = pretrained_model_revision
         self.sd_pipeline = load_pipeline(pretrained_model_name, pretrained_model_revision)
+        _check_has_unet(self.sd_pipeline)
         place = str(CHECKPOINT) if pretrained_model_name == TINY_SD else pretrained_model_name
         self.use_lora = _load_adapter(self.sd_pipeline, place, pretrained_model_revision) or use_lora
 
@@ -265,6 +276,19 @@ class _Methods(trainer.Runner):
     image_samples_callback = _name("image_samples_hook")
     optimizer = _name("learner.optimizer")
     first_epoch = _name("epochs_done")
+
+    def __init__(
+        self,
+        config: config.DDPOConfig,
+        reward_function: Any,
+        prompt_function: Any,
+        sd_pipeline: Any,
+        *others: Any,
+        **named: Any,
+    ) -> None:
+        """Refuse a pipeline without a UNet."""
+        _check_has_unet(sd_pipeline)
+        super().__init__(config, reward_function, prompt_function, sd_pipeline, *others, **named)
 
     @property
     def stat_tracker(self) -> Any:

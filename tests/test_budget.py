@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import brightness, make_config, make_pipeline, noisy_image
+from diffusers import SD3Transformer2DModel
+from helpers import brightness, make_config, make_pipeline, noisy_image, red_three
 from torch import nn
 
 from ddpo_lessons.app import budget
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families import policy
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.trainer import ImageDDPOTrainer
+from ddpo_lessons.tiny import load_tiny_sd3
+from ddpo_lessons.trainer import FlowGRPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,6 +57,21 @@ def test_like_has_the_pipelines_architecture() -> None:
         mine = {key: tensor.shape for key, tensor in network.state_dict().items()}
         assert mine == {key: t.shape for key, t in getattr(pipeline, name).state_dict().items()}
         assert {t.device.type for t in network.parameters()} == {"meta"}
+
+
+@pytest.mark.slow
+def test_stable_diffusion_35_has_its_published_sizes() -> None:
+    networks = budget.sd35_medium()
+    assert {name: count(network) for name, network in networks.frozen.items()} == {
+        "vae": 83_819_683,
+        "text_encoder": 123_650_304,
+        "text_encoder_2": 694_659_840,
+        "text_encoder_3": 4_762_310_656,
+    }
+    assert count(networks.transformer) == 2_243_171_520
+    positions = 384**2 * 1536  # a table, and no parameter
+    assert sum(w.numel() for w in budget.weights(networks.transformer)) == 2_243_171_520 + positions
+    assert networks.tokens == 77 + 256
 
 
 # -------------------------------------------------------------------------------------------- counts
@@ -230,6 +247,55 @@ def test_bytes_of_a_trainer(tmp_path: Path, use_lora: bool) -> None:
         for name in ("frozen", "trained", "gradients", "moments", "latents", "images", "embeddings")
     )
     assert found.peak == found.resident + max(found.activations_sampling, found.activations_training)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_bytes_of_a_flow_trainer(tmp_path: Path, precision: str) -> None:
+    config = make_config(tmp_path, sample_num_steps=3, sample_eta=0.7, mixed_precision=precision)
+    pipeline = load_tiny_sd3()
+    networks = budget.like(pipeline)
+    trainer = FlowGRPOTrainer(config, brightness, red_three, pipeline)
+    found = budget.estimate(networks, config, num_timesteps=2, from_images=False)
+    seen: list[Any] = []
+    update = trainer.algorithm.update
+    trainer.algorithm.update = lambda samples, learner: (
+        seen.append(samples.trajectory),
+        update(samples, learner),
+    )
+    trainer.step(0)
+    (trajectory,) = seen
+    assert found.latents == trajectory.latents.nbytes == 2 * 3 * (4 * 8 * 8) * 4
+    size = 2 if precision == "bf16" else 4
+    # 16 tokens of CLIP and one for T5, 64 numbers each, and 64 of the pooled embedding; guided
+    assert found.embeddings == sum(t.nbytes for t in trajectory.conditioning.values())
+    assert found.embeddings == 2 * 2 * (17 * 64 + 64) * size
+    parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2)
+    assert found.frozen == sum(w.nbytes for part in parts for w in budget.weights(part)) - found.trained
+    assert found.trained == sum(p.nbytes for p in trainer.learner.trainable.values())
+
+
+def test_flops_of_a_transformer_by_hand() -> None:
+    """One block: two streams of 16 and 17 tokens, whose attention is joint."""
+    rows, width, heads = 3, 16, 2
+    with torch.device("meta"):
+        network = SD3Transformer2DModel(
+            sample_size=8, patch_size=2, in_channels=4, out_channels=4, pos_embed_max_size=4, num_layers=1,
+            num_attention_heads=heads, attention_head_dim=width // heads, joint_attention_dim=24,
+            caption_projection_dim=width, pooled_projection_dim=20,
+        )  # fmt: skip
+    image, text = 16, 17
+    each = [
+        image * 4 * 4 * width,  # patches of 2 x 2 in four channels
+        256 * width + width * width + 20 * width + width * width,  # time, and the pooled embedding
+        text * 24 * width,
+        width * 6 * width + width * 2 * width,  # modulations of the picture; of the text, which then ends
+        3 * (image + text) * width * width,  # query, key, value
+        2 * (image + text) ** 2 * width,  # scores and values, all heads
+        image * width * width,  # out
+        2 * image * width * 4 * width,  # the feed-forward network
+        width * 2 * width + image * width * 4 * 4,  # out of the transformer
+    ]
+    assert budget.sampling_cost(network, rows, text).flops == 2 * rows * sum(each)
 
 
 def test_flops_of_an_epoch_are_those_of_its_passes(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data import folders
 from ddpo_lessons.data.prompts import PROMPTS
+from ddpo_lessons.rollout import sample_seed
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import world
+from ddpo_lessons.tiny import load_tiny_sd3, world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -194,6 +195,57 @@ def test_a_dry_run_counts_and_loads_no_weights(
     assert "RTX 4090: " in text
     assert "3 checkpoints of" in text
     assert list(here.iterdir()) == []
+
+
+def test_a_dry_run_of_a_flow_model_trains_its_window_only(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--sample-guidance-scale", "2", "--dry-run")
+    run("train", "--model", "tiny-sd3", "--algorithm", "flow_grpo:window=3", *flags)
+    text = capsys.readouterr().out
+    assert "model: tiny-sd3; reward: prompt_alignment; algorithm: flow_grpo:window=3" in text
+    # 64 samples, two passes of each; ten steps, of which three are trained
+    assert "denoiser passes an epoch: 1280 of sampling, 384 of training" in text
+    assert "GB on each device" in text
+    run("train", "--model", "tiny-sd3", "--algorithm", "refl", *flags)
+    assert "memory, hours and disk: not known, for the dry run counts ddpo," in capsys.readouterr().out
+    assert list(here.iterdir()) == []
+
+
+def test_an_algorithm_leaves_out_what_the_preset_has_for_another() -> None:
+    def config(*words: str) -> DDPOConfig:
+        return parse_train("--model", "tiny-sd3", *words).make_config(PRESETS["digit_world_flow"])
+
+    assert config().train_clip_range == config("--algorithm", "flow_grpo").train_clip_range == 5e-3
+    assert config("--algorithm", "nft").train_clip_range == DDPOConfig().train_clip_range
+    with pytest.raises(ValueError, match=r"nft does not use train_clip_range=0\.1"):
+        parse_train("--model", "tiny-sd3", "--algorithm", "nft", "--train-clip-range", "0.1").check()
+
+
+@pytest.mark.slow
+def test_a_flow_model_is_trained_resumed_and_sampled(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (*TINY, "--model", "tiny-sd3", "--algorithm", "flow_grpo:window=2", "--sample-num-steps", "4")
+    flags = (*flags, "--sample-group-size", "2", "--output-dir", "run")
+    run("train", *flags)
+    run("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
+    assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2]
+    recorded = config_of(here / "run")["run"]
+    assert recorded["model"] == "tiny-sd3"
+    assert (recorded["algorithm"]["name"], recorded["algorithm"]["window"]) == ("FlowGRPO", 2)
+    other = (*flags, "--algorithm", "awm", "--num-epochs", "3", "--resume-from", "latest")
+    assert cli.main(["train", *other]) == 2
+    assert "algorithm" in capsys.readouterr().err.splitlines()[-1]
+    run("sample", "--run", "run", "--count", "1", "--prompt", "a red three", "--seed", "3")
+    # What plain diffusers draws with the LoRA weights, by its ODE, from the same noise.
+    pipeline = load_tiny_sd3()
+    pipeline.load_lora_weights(str(here / "run" / "lora"))
+    generator = torch.Generator().manual_seed(sample_seed(3, 0))
+    noise = torch.randn(1, 4, 8, 8, generator=generator)
+    drawn = pipeline("a red three", num_inference_steps=4, guidance_scale=1.0, latents=noise,
+                     max_sequence_length=1).images[0]  # fmt: skip
+    made = Image.open(here / "samples" / "sample-000.png")
+    difference = torch.tensor(list(made.tobytes())).float() - torch.tensor(list(drawn.tobytes())).float()
+    assert difference.abs().max() <= 1
 
 
 def test_validation_of_images_and_of_prompts(here: Path, model: str, photos: Path) -> None:

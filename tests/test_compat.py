@@ -20,6 +20,7 @@ from ddpo_lessons import compat, families
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.tiny import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -292,6 +293,15 @@ def test_a_fraction_that_leaves_no_step_is_refused(tmp_path: Path, model: Path) 
 
 
 # ------------------------------------------------------------------------------------------ wrappers
+def test_a_model_without_a_unet_is_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(TypeError, match="trains UNets, and a StableDiffusion3Pipeline has none")
+    with refused:
+        compat.DefaultDDPOStableDiffusionPipeline("tiny-sd3")
+    for kind, draw in ((compat.DDPOTrainer, red_three), (compat.ImageDDPOTrainer, noisy_image)):
+        with refused:
+            kind(config(tmp_path), brightness, draw, load_tiny_sd3())
+
+
 def test_the_wrapper_shows_the_parts_of_its_pipeline(model: Path) -> None:
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(str(model))
     for part in ("unet", "vae", "text_encoder", "tokenizer", "scheduler"):

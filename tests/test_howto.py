@@ -38,7 +38,13 @@ def settings(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, in
 
 
 EXPECTED = {
-    "your-card": [(64, 32), (256, 128), (256, 128)],  # smoke, SD 1.5, SDXL
+    "your-card": [
+        (64, 32),
+        (256, 128),
+        (256, 128),
+        (256, 128),
+        (64, 32),
+    ],  # smoke, SD 1.5, SDXL, two of SD 3.5
     "several-gpus": [(256, 128)],
     "resume": [(64, 64), (64, 64)],
 }
@@ -47,9 +53,19 @@ EXPECTED = {
 @pytest.mark.parametrize("page", EXPECTED)
 def test_commands_train_what_the_page_says(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name in ("small", "large"):  # the pages' folders of images
+    for name in ("small", "large", "sd35-small"):  # the pages' folders of images, and of a model
         (tmp_path / name).mkdir()
+    (tmp_path / "sd35-small" / "model_index.json").touch()
     assert [settings(words, monkeypatch) for words in commands(page)] == EXPECTED[page]
+
+
+def test_memory_of_stable_diffusion_35_is_the_committed_one():
+    found = json.loads((HOWTO.parents[1] / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))["sd35"]
+    columns = ("networks", "reward", "samples", "activations", "peak", "card")
+    for row in found:
+        words = ["with" if row[name] else "without" for name in ("t5", "checkpointing")]
+        cells = [*words, *(f"{row[f'{name}_gb']:.1f}" for name in columns)]
+        assert f"| {' | '.join(cells)} |" in (HOWTO / "your-card.md").read_text("utf-8")
 
 
 def test_hours_on_a_card_are_the_committed_ones():

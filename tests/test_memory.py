@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import StableDiffusion3Pipeline
 from helpers import make_config, make_pipeline, make_xl_pipeline
+from transformers import T5Config, T5EncoderModel
 
 from ddpo_lessons.app import budget, memory
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, divide, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import family_of
+from ddpo_lessons.tiny import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,6 +45,37 @@ def test_networks_are_those_of_the_folder(kind: str, request: pytest.FixtureRequ
             shapes = {key: tensor.shape for key, tensor in network.state_dict().items()}
             assert shapes == {key: t.shape for key, t in getattr(pipeline, name).state_dict().items()}
             assert {t.device.type for t in network.parameters()} == {"meta"}
+
+
+def with_t5() -> StableDiffusion3Pipeline:
+    """tiny-sd3 with a random T5, of no more tokens than its tokenizer says."""
+    parts = load_tiny_sd3().components
+    config = T5Config(vocab_size=10_000, d_model=64, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    parts["tokenizer_3"].model_max_length = 8
+    return StableDiffusion3Pipeline(**{**parts, "text_encoder_3": T5EncoderModel(config)})
+
+
+def without_tokenizer_3() -> StableDiffusion3Pipeline:
+    return StableDiffusion3Pipeline(**{**load_tiny_sd3().components, "tokenizer_3": None})
+
+
+@pytest.mark.parametrize(
+    ("make", "tokens"), [(load_tiny_sd3, 16 + 1), (with_t5, 16 + 8), (without_tokenizer_3, 16 + 256)]
+)
+def test_networks_of_a_flow_model(make: Any, tokens: int, tmp_path: Path) -> None:
+    pipeline = make()
+    pipeline.save_pretrained(tmp_path)
+    for networks in (memory.find_networks(str(tmp_path)), budget.like(pipeline)):
+        family = family_of(pipeline)
+        assert networks.denoiser is networks.transformer
+        assert set(networks.frozen) == set(family.frozen)
+        for name, network in {**networks.frozen, "transformer": networks.denoiser}.items():
+            shapes = {key: tensor.shape for key, tensor in network.state_dict().items()}
+            assert shapes == {key: t.shape for key, t in getattr(pipeline, name).state_dict().items()}
+            assert {t.device.type for t in network.parameters()} == {"meta"}
+        assert networks.tokens == family.condition(["a red three"], "", 1.0)["prompt_embeds"].shape[1]
+        assert networks.tokens == tokens
+    assert set(networks.frozen) - {"text_encoder_3"} == {"vae", "text_encoder", "text_encoder_2"}
 
 
 def test_networks_of_a_name_that_is_not_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -20,13 +21,26 @@ from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_i
 from safetensors import safe_open
 
 from ddpo_lessons import compat
-from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
+from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm, settings_of
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.run import checkpoint, learner
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner, RWRTrainer
+from ddpo_lessons.tiny import load_tiny_sd3
+from ddpo_lessons.trainer import (
+    AWMTrainer,
+    DDPOTrainer,
+    DPOTrainer,
+    DRaFTTrainer,
+    FlowGRPOTrainer,
+    ImageDDPOTrainer,
+    NFTTrainer,
+    ReFLTrainer,
+    Runner,
+    RWRTrainer,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -384,8 +398,55 @@ def test_the_names_are_the_combinations(tmp_path):
 def test_an_algorithm_is_made_by_its_name():
     assert {name: make_algorithm(name).name for name in ALGORITHMS} == {name: name for name in ALGORITHMS}
     assert make_algorithm("rwr", top_share=0.5).identity()["top_share"] == 0.5
-    with pytest.raises(ValueError, match="'sft' does not exist: use one of ddpo, rwr"):
+    with pytest.raises(ValueError, match=r"'sft' does not exist.*: use one of ddpo, rwr"):
         make_algorithm("sft")
+    with pytest.raises(ValueError, match=r"'nft' has no setting 'bta' \(perhaps beta\): it has beta, decay"):
+        make_algorithm("nft", bta=1)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_settings_are_known_without_loading_the_algorithm(name):
+    known = list(inspect.signature(type(make_algorithm(name))).parameters)
+    assert settings_of(name) == known
+
+
+AS_RECORDED = {ReFLTrainer: {"margin": "1.0"}}  # infinity is no JSON
+FLOW = {"sample_num_steps": 4, "sample_eta": 0.7, "sample_guidance_scale": 1.0, "sample_group_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (FlowGRPOTrainer, {"window": 2, "sde": "cps"}),
+        (AWMTrainer, {"time_power": 1.0}),
+        (NFTTrainer, {"beta": 0.1}),
+        (DPOTrainer, {"beta": 10.0}),
+        (DRaFTTrainer, {"last_steps": 2}),
+        (ReFLTrainer, {"margin": 1.0}),
+    ],
+)
+def test_the_trainer_of_an_algorithm_trains_from_noise_and_from_images(tmp_path, kind, settings):
+    unused = {name: getattr(DDPOConfig, name) for name in make_algorithm(kind.algorithm_name).unused}
+    for start, draw, strength in (
+        ("noise", red_three, {}),
+        ("images", noisy_image, {"noise_strength": 0.75}),
+    ):
+        config = make_config(tmp_path / start, **{**FLOW, **unused})
+        trainer = kind(config, brightness, draw, load_tiny_sd3(), **strength, **settings)
+        before = weights(trainer)
+        trainer.train()
+        assert not torch.equal(before, weights(trainer))
+        recorded = trainer.record["algorithm"]
+        assert {name: recorded[name] for name in settings} == AS_RECORDED.get(kind, settings)
+        assert trainer.record["start"] == start
+        assert trainer.record.get("noise_strength") == strength.get("noise_strength")
+
+
+def test_a_trainer_names_a_setting_that_its_algorithm_lacks(tmp_path):
+    with pytest.raises(ValueError, match=r"'flow_grpo' has no setting 'windw' \(perhaps window"):
+        FlowGRPOTrainer(make_config(tmp_path), brightness, red_three, load_tiny_sd3(), windw=2)
+    with pytest.raises(ValueError, match="'flow_grpo' needs a flow model"):
+        FlowGRPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
 
 
 def test_a_checkpoint_of_compat_is_not_one_of_the_trainer(tmp_path):

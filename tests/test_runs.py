@@ -186,6 +186,21 @@ def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compu
     assert (calls, Path("samples").exists()) == ([], False)
 
 
+def test_a_transformer_takes_sizes_up_to_its_table_of_positions(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(here / "pics", "long.png", size=(48, 32))
+    pictures(here / "pics", "odd.png", size=(20, 32))  # five latents, in patches of two
+    pictures(here / "pics", "fits.png", size=(16, 32))
+    run("sample", "--model", "tiny-sd3", "--images", "pics", "--keep-size", "--steps", "5", status=2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "multiples of 8, up to 32," in line
+    assert "pics/long.png (48 x 32), pics/odd.png (20 x 32), or" in line
+    flags = ("--keep-size", "--steps", "5", "--noise-strength", "0.4")
+    run("sample", "--model", "tiny-sd3", "--images", "pics/fits.png", *flags)
+    assert Image.open("samples/fits.png").size == (16, 32)
+
+
 def test_ctrl_c_leaves_the_samples_that_are_whole(
     here: Path, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,11 @@ from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image
 from PIL import Image
 
 from ddpo_lessons import Validation
+from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.run.validation import NO_EPOCH
+from ddpo_lessons.tiny import load_tiny_sd3
+from ddpo_lessons.trainer import AWMTrainer, DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -101,3 +104,18 @@ def test_nothing_to_validate_is_refused(samples: list[Any], every: int, tmp_path
     trainer = make_trainer(tmp_path, None)
     with pytest.raises(ValueError, match="give one or more of both"):
         Validation(trainer, samples, every)
+
+
+def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_path: Path) -> None:
+    """The ODE of AWM, whatever noise the settings name."""
+    changes = {"train_clip_range": 1e-4, "sample_eta": 0.7, "sample_guidance_scale": 1.0}
+    trainer = AWMTrainer(make_config(tmp_path, **changes), brightness, red_three, load_tiny_sd3())
+    images, _ = Validation(trainer, HELD_OUT, 1).measure()
+    generators = [
+        torch.Generator().manual_seed(sample_seed(0, NO_EPOCH, row)) for row in range(len(HELD_OUT))
+    ]
+    expected, _ = text2img_rollout(
+        load_tiny_sd3(), [prompt for prompt, _ in HELD_OUT], num_inference_steps=3, guidance_scale=1.0,
+        eta=0.0, generator=generators,
+    )  # fmt: skip
+    assert torch.allclose(images, expected, atol=1e-5)

@@ -13,6 +13,7 @@ import tempfile
 import time
 import timeit
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import matplotlib.cbook
@@ -22,7 +23,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, ResNet
 
 from benchmarks.common import ROOT, Row, machine, write_json
 from ddpo_lessons.app import budget
-from ddpo_lessons.app.memory import CARDS, UTILISATION
+from ddpo_lessons.app.memory import CARDS, CUDA, GB, SHARE, UTILISATION, reward_bytes
 from ddpo_lessons.app.presets import PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import fit, open_image
@@ -39,6 +40,7 @@ SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "sample_num_batches_per_epoch": 16,
     "train_gradient_accumulation_steps": 8,
 }
+ONE_SAMPLE = {"train_batch_size": 1, "sample_forward_size": 1, "train_forward_size": 1}
 RUNS = {  # name: preset, changed fields, bytes of its reward's models
     "smoke": ("edit", SMOKE, CLIP + RESNET),
     "edit": ("edit", {}, CLIP + RESNET),
@@ -136,6 +138,24 @@ def sdxl() -> Row:
     }
 
 
+def sd35() -> list[Row]:
+    """Count the preset `sd35` in passes of one sample, with and without T5 and checkpointing."""
+    table, reward = list[Row](), reward_bytes(PRESETS["sd35"].reward)
+    fields = {**PRESETS["sd35"].config, "sample_batch_size": 1, "sample_num_batches_per_epoch": 256}
+    for has_t5, checkpointing in product((True, False), repeat=2):
+        networks = budget.sd35_medium()
+        if not has_t5:
+            networks.text_encoder_3 = None
+        config = DDPOConfig(**{**fields, "train_gradient_checkpointing": checkpointing, **ONE_SAMPLE})
+        paper = budget.estimate(networks, config, 10, from_images=False, reward_bytes=reward)
+        row = {"t5": has_t5, "checkpointing": checkpointing}
+        row["networks_gb"] = (paper.frozen + paper.trained + paper.gradients + paper.moments) / GB
+        row |= {"reward_gb": paper.reward / GB, "activations_gb": paper.activations / GB}
+        row["samples_gb"] = (paper.latents + paper.images + paper.embeddings) / GB
+        table.append({**row, "peak_gb": paper.peak / GB, "card_gb": (paper.peak / GB + CUDA) / SHARE})
+    return table
+
+
 # ------------------------------------------------------------------------------------- what the host does
 def host() -> Row:
     """Measure photographs that are read, and a grid of images that is written."""
@@ -170,6 +190,7 @@ def main() -> None:
         "host": measured,
         "memory": memory(),
         "sdxl": sdxl(),
+        "sd35": sd35(),
         "runs": rows(measured),
     }
     write_json(RESULT, json.loads(json.dumps(found), parse_float=lambda number: round(float(number), 4)))

@@ -206,10 +206,10 @@ class Train:
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)
         self.check_gpu_memory()
-        make_algorithm(self.choose_algorithm(preset)).check(config)  # late, since it needs torch
         reward_flag.load_functions(terms)  # late, since a user's file may need torch
         if self.images is None:
-            self.choose_prompts(preset, config.seed)  # last, since those of the digit world need torch
+            self.choose_prompts(preset, config.seed)  # late, since those of the digit world need torch
+        make_algorithm(self.choose_algorithm(preset)).check(config)  # last, since all of them do
 
     def choose_algorithm(self, preset: Preset) -> str:
         """Return the algorithm asked for, or the preset's."""
@@ -243,6 +243,9 @@ class Train:
         settings = divide(preset, world_size(), self.given)
         if self.given.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
             settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
+        if self.algorithm is not None:  # which may not use all that the preset's does
+            unused = make_algorithm(self.algorithm).unused
+            settings = {name: value for name, value in settings.items() if name not in unused}
         return DDPOConfig(**{**settings, **self.given})
 
     def check_gpu_memory(self) -> None:

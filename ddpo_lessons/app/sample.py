@@ -70,7 +70,7 @@ def run(arguments: Sample) -> int:
     check_files(files)
     pipeline = load_pipeline(policy.model)
     if arguments.keep_size:
-        _check_sizes(files, image_size(pipeline), vae_factor(pipeline.vae))
+        _check_sizes(files, image_size(pipeline), *family_of(pipeline).sides)
     if policy.lora is not None:
         read_lora(pipeline, policy.lora)
     pipeline.to(PartialState().device)
@@ -171,18 +171,21 @@ def _check_outputs(folder: Path, jobs: Sequence[Job], overwrite: bool) -> None:
         )
 
 
-def _check_sizes(files: Sequence[Path], size: int, factor: int) -> None:
+def _check_sizes(files: Sequence[Path], size: int, factor: int, longest: float) -> None:
     """Refuse images of sizes that the model cannot take or that would take forever, naming all of them."""
     wrong = []
     for file in files:
         with Image.open(file) as image:
             width, height = image.size
-        if width * height > LARGEST * size**2 or width % factor or height % factor:
+        too_large = width * height > LARGEST * size**2 or max(width, height) > longest
+        if too_large or width % factor or height % factor:
             wrong.append(f"{file} ({width} x {height})")
     if wrong:
         rest = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        side = "" if longest == float("inf") else f", up to {longest:g},"
+        most = LARGEST * size**2
         raise ValueError(
-            f"--keep-size takes sides that are multiples of {factor} and at most {LARGEST * size**2} pixels, "
+            f"--keep-size takes sides that are multiples of {factor}{side} and at most {most} pixels, "
             f"{LARGEST} times the model's own {size} x {size}: resize {', '.join(wrong[:MOST_NAMED])}{rest}, "
             "or leave out --keep-size"
         )

@@ -129,6 +129,11 @@ class Family(Protocol):
         """Return (C, h, w) of images of (H, W) pixels, or of the model's own size."""
         ...
 
+    @property
+    def sides(self) -> tuple[int, float]:
+        """What an image's sides are multiples of, and the longest that there may be, in pixels."""
+        ...
+
     def check_images(self, images: torch.Tensor) -> None:
         """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that can be encoded."""
         ...

@@ -180,9 +180,14 @@ class StableDiffusion:
         factor = vae_factor(self.pipeline.vae)
         return config.in_channels, size[0] // factor, size[1] // factor
 
+    @property
+    def sides(self) -> tuple[int, float]:
+        """What an image's sides are multiples of, and the longest that there may be, in pixels."""
+        return vae_factor(self.pipeline.vae), float("inf")
+
     def check_images(self, images: torch.Tensor) -> None:
         """Refuse images that cannot be encoded; see `check_images`."""
-        check_images(images, self.pipeline.vae)
+        check_images(images, *self.sides)
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """Turn images into latents; see `encode`."""
@@ -289,8 +294,13 @@ def vae_factor(vae: Any) -> int:
     return 2 ** (len(vae.config.block_out_channels) - 1)
 
 
-def check_images(images: torch.Tensor, vae: Any) -> None:
-    """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that the VAE divides.
+def check_images(images: torch.Tensor, factor: int, longest: float = float("inf")) -> None:
+    """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that the model can take.
+
+    Args:
+        images: to be checked.
+        factor: what sides are multiples of.
+        longest: the most pixels of a side.
 
     Raises:
         TypeError: if `images` is not a floating point tensor.
@@ -306,6 +316,6 @@ def check_images(images: torch.Tensor, vae: Any) -> None:
     low, high = images.min().item(), images.max().item()
     if not (low >= -1e-3 and high <= 1 + 1e-3):  # also catches NaN
         raise ValueError(f"images must lie in [0, 1], but reach from {low:.3g} to {high:.3g}: rescale them")
-    factor = vae_factor(vae)
-    if images.shape[2] % factor or images.shape[3] % factor:
-        raise ValueError(f"images of {tuple(images.shape[2:])} pixels: resize to multiples of {factor}")
+    if images.shape[2] % factor or images.shape[3] % factor or max(images.shape[2:]) > longest:
+        most = "" if longest == float("inf") else f", at most {longest:g} pixels a side"
+        raise ValueError(f"images of {tuple(images.shape[2:])} pixels: resize to multiples of {factor}{most}")

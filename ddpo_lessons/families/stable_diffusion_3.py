@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
-from ddpo_lessons.families.stable_diffusion import StableDiffusion, make_schedule, tokenize, vae_factor
+from ddpo_lessons.families.stable_diffusion import StableDiffusion, make_schedule, tokenize
 from ddpo_lessons.flow import FlowSchedule
 
 T5_TOKENS = 256  # diffusers' default, max_sequence_length
@@ -145,17 +145,11 @@ class StableDiffusion3(StableDiffusion):
         config = self.pipeline.vae.config
         return (config.shift_factor or 0.0) * config.scaling_factor
 
-    def check_images(self, images: torch.Tensor) -> None:
-        """Refuse images that cannot be encoded, or whose latents the transformer cannot take."""
-        super().check_images(images)
-        config, (height, width) = self.denoiser.config, images.shape[2:]
-        pixels = vae_factor(self.pipeline.vae) * config.patch_size  # of a patch, along a side
-        most = pixels * config.pos_embed_max_size
-        if height % pixels or width % pixels or max(height, width) > most:
-            raise ValueError(
-                f"images of {(height, width)} pixels: resize to multiples of {pixels}, at most {most} pixels "
-                "a side"
-            )
+    @property
+    def sides(self) -> tuple[int, float]:
+        """What an image's sides are multiples of, patches of latents, and as many as there are positions."""
+        patch = super().sides[0] * self.denoiser.config.patch_size
+        return patch, patch * self.denoiser.config.pos_embed_max_size
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """Turn images into latents around zero."""

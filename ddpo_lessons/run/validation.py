@@ -88,7 +88,7 @@ class Validation:
         size, guidance = trainer.start.size(contexts), config.sample_guidance_scale
         generators = [torch.Generator().manual_seed(sample_seed(config.seed, NO_EPOCH, row)) for row in rows]
         noise = [torch.randn(family.latents_shape(size), generator=generator) for generator in generators]
-        schedule = trainer.start.schedule(family, config)
+        schedule = trainer.algorithm.explore(trainer.start.schedule(family, config), config, 0)
         with trainer.autocast():
             first = torch.stack(noise).to(trainer.accelerator.device)
             latents = trainer.start.first_states(family, contexts, schedule, first, 1)
