@@ -41,7 +41,7 @@ def _sample(shift: float, generator: torch.Generator) -> Samples:
 
 
 def _tear(samples: Samples, generator: torch.Generator) -> Samples:
-    """Give each sample the advantage of another one."""
+    """Shuffle the advantages alone: wrong."""
     order = torch.randperm(SAMPLES, generator=generator)
     return samples | {"advantages": samples["advantages"][order]}
 
