@@ -7,13 +7,13 @@ sampled. Around v_old lie two mirror images,
 
 and the loss asks v⁺ to explain good samples, and v⁻ bad ones:
 
-    loss = A_max mean(q / ζ |x̂₀⁺ - x₀|² / e⁺ + (1 - q) / ζ |x̂₀⁻ - x₀|² / e⁻)
+    loss = A_max mean(q / ζ (x̂₀⁺ - x₀)² / e⁺ + (1 - q) / ζ (x̂₀⁻ - x₀)² / e⁻)
 
-with e = mean |x̂₀ - x₀| (w in the paper), held fixed. Its value does not depend on q where v = v_old; its
-gradient does, and is AWM's with σ̄² / e for σ̄^k, whatever ζ is. ζ is the paper's β, here `beta`: it decides
-how firmly v is held at v_old. The weight of a penalty, `train_kl_coefficient`, which the authors' code calls
-beta too, holds v at what it was before training. The policy that samples follows the one that learns: after
-every epoch old = decay old + (1 - decay) new, with decay = min(decay_rate epoch, max_decay).
+with e the mean of abs(x̂₀ - x₀) (w in the paper), held fixed. Its value does not depend on q where v =
+v_old; its gradient does, and is AWM's with σ̄² / e for σ̄^k, whatever ζ is. ζ is the paper's β, here `beta`:
+it decides how firmly v is held at v_old. The weight of a penalty, `train_kl_coefficient`, which the authors'
+code calls beta too, holds v at what it was before training. The policy that samples follows the one that
+learns: after every epoch old = decay old + (1 - decay) new, with decay = min(decay_rate epoch, max_decay).
 """
 
 from __future__ import annotations
