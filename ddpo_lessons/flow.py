@@ -1,18 +1,18 @@
 r"""Lesson 09: steps of a flow model: the ODE that it was trained for, and SDEs with noise to explore by.
 
 Rectified flow (Liu et al. 2022, arXiv 2209.03003; Esser et al. 2024, arXiv 2403.03206) mixes data and noise
-along straight lines, x_σ = (1 - σ) x₀ + σ ε with σ from 0 to 1, and a network predicts the velocity v = ε -
-x₀. A step from σ to σ' < σ, with Δ = σ - σ', is one of
+along straight lines, x = (1 - σ̄) x₀ + σ̄ ε with the noise level σ̄ from 0 to 1, and a network predicts the
+velocity v = ε - x₀. What it takes for x₀ and ε is x - σ̄ v and x + (1 - σ̄) v. A step from σ̄ to σ̄' < σ̄, with
+Δ = σ̄ - σ̄', draws from a Gaussian; it is one of
 
-    ODE    mean = x - v Δ,                                                          std = 0
-    SDE    mean = x - (v + s² (x + (1 - σ) v) / (2σ)) Δ,                            std = s √Δ
-    CPS    mean = (1 - σ') (x - σ v) + √(σ'² - std²) (x + (1 - σ) v),               std = σ' sin(a π / 2)
+    ODE    mean = x - v Δ,                                                     std = 0
+    SDE    mean = x - (v + κ² (x + (1 - σ̄) v) / (2σ̄)) Δ,                       std = κ √Δ
+    CPS    mean = (1 - σ̄') (x - σ̄ v) + √(σ̄'² - std²) (x + (1 - σ̄) v),          std = σ̄' sin(η π / 2)
 
-x - σ v and x + (1 - σ) v are what the network takes for x₀ and ε. The SDE keeps the distribution of x_σ of
-the ODE, for any s, as Δ goes to 0: "flow" has s = a √(σ / (1 - σ)) (Flow-GRPO, Liu et al. 2025, arXiv
-2505.05470, section 4.2), and "dance" s = a (DanceGRPO, Xue et al. 2025, arXiv 2505.07818). CPS (Wang and Yu
-2025, arXiv 2509.05952) keeps the weights of x₀ and ε, and not the distribution. a, here `eta`, is the level
-of noise.
+The SDE keeps the distribution of the x of the ODE, for any κ, as Δ goes to 0: "flow" has κ = η √(σ̄ / (1 - σ̄))
+(Flow-GRPO, Liu et al. 2025, arXiv 2505.05470, section 4.2), and "dance" κ = η (DanceGRPO, Xue et al. 2025,
+arXiv 2505.07818). CPS (Wang and Yu 2025, arXiv 2509.05952) keeps the weights of x₀ and ε, and not the
+distribution. η, here `eta`, is the level of noise; the papers write a for it, and σ or t for σ̄.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SDE = Literal["flow", "dance", "cps"]
 def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> torch.Tensor:
     """The three numbers of each step: weights of x and v in the mean, and the standard deviation.
 
-    At σ = 1, where √(σ / (1 - σ)) has no value, "flow" takes 1 - σ of the next noise level, as its authors
+    At σ̄ = 1, where √(σ̄ / (1 - σ̄)) has no value, "flow" takes 1 - σ̄ of the next noise level, as its authors
     do.
 
     Args:
         sigmas: (T + 1,) decreasing noise levels in [0, 1].
-        eta: level of noise a; 0 gives the ODE.
+        eta: level of noise η; 0 gives the ODE.
         sde: which formula.
 
     Returns:
-        (3, T) float32. A step to σ' = 0 has no noise: it shows the picture.
+        (3, T) float32. A step to σ̄' = 0 has no noise: it shows the picture.
 
     Raises:
         ValueError: if eta or sde does not fit, or the noise levels do not fall.
@@ -78,14 +78,14 @@ class FlowSchedule:
 
     Args:
         sigmas: (T + 1,) noise levels, decreasing.
-        eta: level of noise a; 0 gives the ODE.
+        eta: level of noise η; 0 gives the ODE.
         device: where the latents are.
         sde: which formula, see `flow_coefficients`.
         window: (first, end) of the steps that have noise; all others follow the ODE. None for all steps.
-        num_train_timesteps: what σ = 1 is called as a timestep.
+        num_train_timesteps: what σ̄ = 1 is called as a timestep.
 
     Attributes:
-        timesteps: (T,) float32 on the device, σ times `num_train_timesteps`: what the network is told.
+        timesteps: (T,) float32 on the device, σ̄ times `num_train_timesteps`: what the network is told.
         stds: (T,) float32 on the CPU; 0 where a step has no noise, and is no action.
         sigmas: (T + 1,) float32 on the CPU.
 
@@ -132,7 +132,7 @@ class FlowSchedule:
         Args:
             model_output: the velocity that the network predicted, after guidance, (B, ...).
             timesteps: one per sample, (B,), on the device; of this schedule.
-            sample: latents x_σ, (B, ...).
+            sample: latents x, (B, ...).
             noise: standard normal, (B, ...), to take a step; or None.
             prev_sample: outcome to replay, (B, ...); or None.
             reduction: as in `ddim.ddim_step_with_logprob`.
@@ -150,7 +150,7 @@ class FlowSchedule:
         return DDIMStep(prev_sample, log_prob, mean, std.flatten())
 
     def lengths_at(self, timesteps: torch.Tensor) -> torch.Tensor:
-        """Return the lengths σ - σ' (B,) of the steps at timesteps (B,)."""
+        """Return the lengths Δ = σ̄ - σ̄' (B,) of the steps at timesteps (B,)."""
         return self._lengths[self._numbers(timesteps)]
 
     def _numbers(self, timesteps: torch.Tensor) -> torch.Tensor:

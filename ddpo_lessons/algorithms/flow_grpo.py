@@ -7,7 +7,7 @@ DDPO with the rewards of a prompt compared among themselves. Three things are ne
 - which SDE: "flow", "dance" (DanceGRPO, arXiv 2505.07818) or "cps" (arXiv 2509.05952);
 - a window: only so many neighbouring steps have noise and are trained, the rest follows the ODE. It moves
   from epoch to epoch (MixGRPO, arXiv 2507.21802, slides it; Flow-GRPO-Fast draws it, as here);
-- the penalty: the authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 s²) with std² = s² Δ.
+- the penalty: the authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 κ²) with std² = κ² Δ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def flow_schedule(schedule: Schedule, name: str) -> FlowSchedule:
 
 
 class FlowGRPO(DDPO):
-    """DDPO on the SDE of a flow model; `sample_eta` of the config is its level of noise a.
+    """DDPO on the SDE of a flow model; `sample_eta` of the config is its level of noise η.
 
     With `sample_group_size` above 1 rewards are compared within a group, whose rollouts also begin in one
     state, as DanceGRPO's do.

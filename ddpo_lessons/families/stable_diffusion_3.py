@@ -119,7 +119,7 @@ class StableDiffusion3(StableDiffusion):
         return FlowSchedule(sigmas, eta, self.denoiser.device, num_train_timesteps=self.num_train_timesteps)
 
     def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """Return (1 - σ) z + σ ε."""
+        """Return (1 - σ̄) z + σ̄ ε."""
         sigmas = self._sigmas(timesteps, clean)
         return (1 - sigmas) * clean + sigmas * noise
 
@@ -129,7 +129,7 @@ class StableDiffusion3(StableDiffusion):
     def predict_clean(
         self, noisy: torch.Tensor, output: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return x_σ - σ v."""
+        """Return x - σ̄ v."""
         return noisy - self._sigmas(timesteps, noisy) * output
 
     def denoising_target(
