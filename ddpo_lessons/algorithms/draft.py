@@ -7,7 +7,7 @@ recorded states, the last K steps with a gradient,
 
 DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3); AlignProp draws it (Prabhudesai et al.
 2023, arXiv 2310.03739, section 4.2). Memory and time grow with K; a small K changes what the last steps can:
-colours more than shapes. What the reward has wrong is found fast: `train_kl_coefficient` κ adds κ
+colours more than shapes. What the reward has wrong is found fast: `train_kl_coefficient` χ adds χ
 mean((output - output before)²), as DRaFT+ of NeMo-Aligner does.
 """
 
