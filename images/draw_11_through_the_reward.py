@@ -21,14 +21,13 @@ from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
 BLUE, ORANGE, GREEN = PALETTE[:3]
 FRAMES = Path(__file__).parent / "11-frames.png"
 NUMBERS = FRAMES.with_suffix(".json")
-PROMPT = "a red three on a blue background"
-EPOCHS = (0, 5, 10, 20, 40, 60, 80)
-ROWS = 3  # starts of the prompt
-LEARNING_RATE = 1e-2
+PROMPT = "a white four on a yellow background"
+EPOCHS = (0, 5, 10, 15, 20, 30, 40)
+ROWS = 4  # starts of the prompt
 
 
 def climb() -> None:
-    """Train tiny-sd3 by DRaFT-3 on the margin of the digit; keep pictures of one prompt, reward and judge."""
+    """Train tiny-sd3 by DRaFT-3 on the margin of the digit, as the lesson does, but longer."""
     import torch
 
     from ddpo_lessons.algorithms.draft import DRaFT
@@ -37,39 +36,56 @@ def climb() -> None:
     from ddpo_lessons.data.starts import FromNoise
     from ddpo_lessons.rewards import digit_margin
     from ddpo_lessons.rollout import play
-    from ddpo_lessons.tiny import load_judge, load_tiny_sd3, world
-    from ddpo_lessons.tiny.recipe import score_prompts
+    from ddpo_lessons.tiny import load_tiny_sd3, world
     from ddpo_lessons.trainer import Runner
 
-    reward, judge = digit_margin(), load_judge()
-    asked = [world.parse_prompt(PROMPT)] * ROWS + world.draw_pictures(200, "train", 0).descriptions
+    named = world.draw_pictures(15, "train", 0, pairs=world.SEEN + world.LEFT_OUT).descriptions
+    asked = [description for description in named for _ in range(4)]
     prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in asked]
-    noise = torch.randn(len(asked), 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    columns, numbers = [], []
+    noise = torch.randn(60, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    pictures = {}
     with tempfile.TemporaryDirectory() as folder:
         config = DDPOConfig(
             sample_num_steps=10, sample_guidance_scale=1.0, sample_batch_size=32,
-            sample_num_batches_per_epoch=1, train_batch_size=32, train_learning_rate=LEARNING_RATE,
+            sample_num_batches_per_epoch=1, train_batch_size=32, train_learning_rate=2e-2,
             num_epochs=EPOCHS[-1], save_freq=EPOCHS[-1], image_grid_freq=0, output_dir=folder,
         )  # fmt: skip
-        runner = Runner(
-            config, reward, digit_world_prompts(0, "all"), load_tiny_sd3(),
-            algorithm=DRaFT(3), start=FromNoise(),
-        )  # fmt: skip
+        task = config, digit_margin(), digit_world_prompts(0, "all"), load_tiny_sd3()
+        runner = Runner(*task, algorithm=DRaFT(3), start=FromNoise())
         family = runner.family
         for epoch in range(EPOCHS[-1] + 1):
             if epoch in EPOCHS:
                 told = family.condition(prompts, "", 1.0)
-                images = family.decode(
-                    play(family, noise, family.schedule(10, eta=0.0), told, 1.0).final_latents
-                )
-                columns.append(images[:ROWS])
-                digits = [{"digit": d.digit} for d in asked[ROWS:]]
-                score = reward(images[ROWS:], prompts[ROWS:], digits)
-                right = score_prompts(judge, images[ROWS:], asked[ROWS:])
-                numbers.append({"epoch": epoch, "reward": score.mean().item(), **right})
+                schedule = family.schedule(10, eta=0.0)
+                pictures[epoch] = family.decode(play(family, noise, schedule, told, 1.0).final_latents)
             if epoch < EPOCHS[-1]:
                 runner.step(epoch)
+    keep(pictures, asked, prompts)
+
+
+def keep(pictures: dict[int, Any], asked: list[Any], prompts: list[str]) -> None:
+    """Write what the figure shows: pictures of one prompt, and what reward and judges say of all 60."""
+    import torch
+
+    from ddpo_lessons.rewards import digit_margin
+    from ddpo_lessons.tiny import load_judge
+    from ddpo_lessons.tiny.recipe import score_prompts
+
+    reward, judge = digit_margin(), load_judge()
+    digits = [{"digit": d.digit} for d in asked]
+    numbers, columns = [], []
+    for epoch in EPOCHS:
+        images = pictures[epoch]
+        apart = torch.cdist(images.flatten(1).view(15, 4, -1), images.flatten(1).view(15, 4, -1))
+        numbers.append(
+            {
+                "epoch": epoch,
+                "reward": round(reward(images, prompts, digits).mean().item(), 3),
+                "judge": round(score_prompts(judge, images, asked)["all three"], 3),
+                "diversity": round(apart.sum().item() / (15 * 12) / images[0].numel() ** 0.5, 4),
+            }
+        )
+        columns.append(images[prompts.index(PROMPT) :][:ROWS])
     grid = torch.stack(columns).mul(255).round().byte()  # (epochs, rows, 3, 32, 32)
     pixels = grid.permute(1, 3, 0, 4, 2).reshape(ROWS * 32, len(EPOCHS) * 32, 3)
     Image.fromarray(pixels.numpy()).save(FRAMES, optimize=True)
@@ -83,29 +99,31 @@ def frames(column: int, row: int) -> np.ndarray:
 
 
 def odd() -> Figure:
-    """Draw pictures of one prompt over the epochs, with reward and judge of other pictures above them."""
+    """Draw pictures of one prompt over the epochs, and above them what is said of 60 pictures."""
     numbers: list[dict[str, Any]] = json.loads(NUMBERS.read_text("utf-8"))
-    width, left, side = 9.4, 1.35, 1.06
-    figure, axes = diagram(width, ROWS * side + 1.25)
-    top = ROWS * side + 0.12
-    for n, text in enumerate(("epoch", "reward", "judge")):
-        label(axes, left - 0.15, top + 0.85 - 0.3 * n, text, align="right", ink=(MUTED, BLUE, GREEN)[n])
-    label(
-        axes,
-        left - 0.15,
-        top - ROWS * side / 2,
-        "“a red three\non a blue\nbackground”",
-        align="right",
-        size=9,
-    )
+    left, side, top = 1.75, 1.0, 4.1
+    figure, axes = diagram(9.4, 5.5)
+    rows = (("epoch", MUTED), ("reward", BLUE), ("judge", GREEN), ("diversity", ORANGE))
+    for n, (text, ink) in enumerate(rows):
+        label(axes, left - 0.2, top + 1.1 - 0.3 * n, text, align="right", ink=ink)
+    text = "“" + PROMPT.replace(" on", "\non").replace(" background", "\nbackground") + "”,\nfour starts"
+    label(axes, left - 0.2, top - 2.0, text, align="right", size=9)
     for column, found in enumerate(numbers):
-        x = left + column * (side + 0.08)
-        middle = x + side / 2
-        label(axes, middle, top + 0.85, str(found["epoch"]), ink=MUTED)
-        label(axes, middle, top + 0.55, f"{found['reward']:.1f}", ink=BLUE, weight="bold")
-        label(axes, middle, top + 0.25, f"{found['all three']:.0%}", ink=GREEN)
+        x = left + column * (side + 0.07)
+        middle = x + side / 2 - 0.02
+        values = (
+            found["epoch"],
+            f"{found['reward']:.1f}",
+            f"{found['judge']:.0%}",
+            f"{found['diversity']:.3f}",
+        )
+        for n, (value, (_, ink)) in enumerate(zip(values, rows, strict=True)):
+            label(
+                axes, middle, top + 1.1 - 0.3 * n, str(value), ink=ink, weight="bold" if n == 1 else "normal"
+            )
         for row in range(ROWS):
-            draw_picture(axes, x, top - (row + 1) * side, side - 0.06, frames(column, row))
+            draw_picture(axes, x, top - (row + 1) * side, side - 0.04, frames(column, row))
+    axes.set(xlim=(0, 9.4), ylim=(0, 5.5))
     return figure
 
 
