@@ -3,12 +3,11 @@
 If the reward is differentiable, nothing has to be weighed: the loss is -r of images that are made anew from
 recorded states, the last K steps with a gradient,
 
-    x_T → … → x_K (recorded) → K steps, decoder, reward → -mean r
+    x_T → … → x_K (recorded, a constant) → K steps, decoder, reward → -mean r
 
 DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3); AlignProp draws it (Prabhudesai et al.
 2023, arXiv 2310.03739, section 4.2). Memory and time grow with K; a small K changes what the last steps can:
-colours more than shapes. What the reward has wrong is found fast: `train_kl_coefficient` β adds β
-mean((output - output before)²), as DRaFT+ of NeMo-Aligner does.
+colours more than shapes. `train_kl_coefficient` χ adds χ mean((output - output before)²), as DRaFT+ does.
 """
 
 from __future__ import annotations
@@ -23,19 +22,15 @@ from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import Schedule
+from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rollout import sample_seed
+from ddpo_lessons.rollout import Trajectory, sample_seed
 
 SHUFFLE, STEPS, NOISE = 2, 5, 6  # purposes of seeds
 
 
 def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Ask the reward function for rewards (N,) of images that carry a gradient.
-
-    Raises:
-        ValueError: if the rewards have none.
-    """
+    """Ask for rewards (N,) of images that carry a gradient; a ValueError if they have none."""
     rewards = samples.score(images, rows)
     if not rewards.requires_grad:
         raise ValueError(
@@ -43,6 +38,29 @@ def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.T
             "compute them with torch from the images, without no_grad, or use another algorithm"
         )
     return rewards
+
+
+def replay_last_steps(
+    family: Family, denoiser: Any, trajectory: Trajectory, rows: torch.Tensor, steps: int, noise: Any = None
+) -> tuple[torch.Tensor, list[Any]]:
+    """Take the last K steps of samples `rows` (N,) again, with a gradient; `noise` (N, K, C, h, w), if any.
+
+    Returns:
+        The final latents (N, C, h, w); and of every step the latents and timesteps (N,) that the network was
+        asked about, and its output.
+    """
+    schedule, total = trajectory.schedule, len(trajectory.schedule.stds)
+    told = {name: value[rows] for name, value in trajectory.conditioning.items()}
+    latents, asked = trajectory.latents[rows, total - steps], []  # (N, C, h, w)
+    for number in range(total - steps, total):
+        timesteps = schedule.timesteps[number].expand(len(rows))  # (N,)
+        output = family.predict(denoiser, latents, timesteps, told, trajectory.guidance_scale)
+        asked.append((latents, timesteps, output))
+        step = schedule.step(output, timesteps, latents, noise=torch.zeros_like(latents))
+        latents = step.mean  # a step's outcome itself carries no gradient
+        if schedule.stds[number] > 0:
+            latents = latents + step.std[:, None, None, None] * noise[:, number - total]
+    return latents, asked
 
 
 class DRaFT(Algorithm):
@@ -110,25 +128,17 @@ class DRaFT(Algorithm):
         self, samples: Samples, learner: Learner, steps: int, denoiser: Callable[..., Any], pairs: Pairs
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Make images anew from the states before the last steps; return the negative mean reward."""
-        trajectory, rows = samples.trajectory, pairs["rows"]
-        schedule, family = trajectory.schedule, self.family
-        told = {name: value[rows] for name, value in trajectory.conditioning.items()}
-        total = len(schedule.stds)
-        latents, moved = trajectory.latents[rows, total - steps], []  # (N, C, h, w)
-        for number in range(total - steps, total):
-            timesteps = schedule.timesteps[number].expand(len(rows))  # (N,)
-            output = family.predict(denoiser, latents, timesteps, told, trajectory.guidance_scale)
-            if self.config.train_kl_coefficient > 0:
-                with torch.no_grad(), learner.reference() as reference:
-                    before = family.predict(reference, latents, timesteps, told, trajectory.guidance_scale)
-                moved.append((output - before).square().mean())
-            noise = pairs["noise"][:, number - total]  # of a flow model's ODE without effect
-            step = schedule.step(output, timesteps, latents, noise=noise)
-            # Of the step's outcome only the mean has a gradient.
-            latents = step.mean + (step.prev_sample - step.mean).detach()
+        trajectory, rows, family = samples.trajectory, pairs["rows"], self.family
+        latents, asked = replay_last_steps(family, denoiser, trajectory, rows, steps, pairs["noise"])
         rewards = differentiable_rewards(samples, family.decode_with_gradient(latents), rows)
         loss, record = -rewards.mean(), {"reward": rewards.detach().mean()}
-        if moved:
+        if self.config.train_kl_coefficient > 0:
+            told = {name: value[rows] for name, value in trajectory.conditioning.items()}
+            guidance, moved = trajectory.guidance_scale, []
+            for states, timesteps, output in asked:
+                with torch.no_grad(), learner.reference() as reference:
+                    before = family.predict(reference, states, timesteps, told, guidance)
+                moved.append((output - before).square().mean())
             distance = torch.stack(moved).mean()
             loss = loss + self.config.train_kl_coefficient * distance
             record["distance_reference"] = distance.detach()
