@@ -54,7 +54,8 @@ def gradient(algorithm: DRaFT, family: Linear, steps: int, detached: bool = Fals
     samples: Any = SimpleNamespace(trajectory=rollout(family), score=score)
     before = Linear(0.5).denoiser
     learner: Any = SimpleNamespace(reference=lambda: contextlib.nullcontext(before))
-    loss, record = algorithm.loss(samples, learner, steps, family.denoiser, {"rows": torch.arange(3)})
+    pairs = {"rows": torch.arange(3), "noise": torch.zeros(3, steps, 1, 1, 1)}
+    loss, record = algorithm.loss(samples, learner, steps, family.denoiser, pairs)
     (slope,) = torch.autograd.grad(loss, family.denoiser.weight)
     return loss.item(), slope.item(), record
 
