@@ -30,8 +30,8 @@ class AWM(ForwardProcess):
     """Advantage-weighted matching on as many examples as DDPO has actions.
 
     Flow models are sampled by their ODE. Advantages are those of a sample's group, if there are groups, or
-    of the epoch. Guidance samples, and is not trained. `train_kl_coefficient` β adds
-    β mean((output - output before training)²).
+    of the epoch. Guidance samples, and is not trained. `train_kl_coefficient` χ adds
+    χ mean((output - output before training)²).
 
     Args:
         time_power: k, by which noisy examples count more; t runs from 0 to 1.
