@@ -47,7 +47,7 @@ def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.T
 
 def replay_last_steps(
     family: Family, denoiser: Callable[..., Any], trajectory: Trajectory, rows: torch.Tensor, steps: int
-) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]]]:
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
     """Take the last K steps of recorded samples `rows` (N,) again, with a gradient.
 
     Returns:
