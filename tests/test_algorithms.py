@@ -124,7 +124,8 @@ def test_nft_begins_with_the_gradient_of_awm_with_t2_over_w(beta):
     awm = begun(AWM(time_power=2))
     t, noisy = at()
     weight = per_sample((noisy - t * NEW(noisy, 1000 * TIMES) - X0).abs()).detach()
-    weighed = samples.advantages.clamp(-5, 5) * awm.log_prob(awm.example(samples, PAIRS), NEW) / weight
+    example = awm.example(samples, PAIRS)
+    weighed = samples.advantages.clamp(-5, 5) * awm.log_prob(example, example.predict(NEW)) / weight
     found, expected = gradient(loss), gradient(-weighed.mean())
     assert (found - expected).norm() < 1e-12 * expected.norm()
     assert expected.norm() > 0.1

@@ -70,28 +70,29 @@ class AWM(ForwardProcess):
         """Return PPO's loss of some examples, with a penalty if asked for, and statistics."""
         config, example = self.config, self.example(samples, pairs)
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
-            old = self.log_prob(example, old_policy)
-        new = self.log_prob(example, denoiser)
+            old = self.log_prob(example, example.predict(old_policy))
+        output = example.predict(denoiser)  # (N, C, h, w)
+        new, advantages = self.log_prob(example, output), samples.advantages[pairs["rows"]]
         loss, stats = clipped_surrogate(
-            new, old, samples.advantages[pairs["rows"]], config.train_clip_range, config.train_adv_clip_max
+            new, old, advantages, config.train_clip_range, config.train_adv_clip_max
         )
-        penalty, record = self.penalty(example, learner, denoiser)
+        penalty, record = self.penalty(example, learner, output)
         record["clip_fraction"] = stats.clip_fraction
         return loss + penalty, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
 
-    def log_prob(self, example: Example, denoiser: Callable[..., Any]) -> torch.Tensor:
+    def log_prob(self, example: Example, output: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of log-probabilities, (N,)."""
-        return -(example.times**self.time_power) * example.error(denoiser)
+        return -(example.times**self.time_power) * example.error_of(output)
 
     def penalty(
-        self, example: Example, learner: Learner, denoiser: Callable[..., Any]
+        self, example: Example, learner: Learner, output: torch.Tensor
     ) -> tuple[torch.Tensor | float, dict[str, torch.Tensor]]:
         """Return how far outputs have moved from before training, weighed, and as a statistic."""
         if self.config.train_kl_coefficient == 0:
             return 0.0, {}
         with torch.no_grad(), learner.reference() as reference:
             before = example.predict(reference)
-        distance = (example.predict(denoiser) - before).square().mean()
+        distance = (output - before).square().mean()
         return self.config.train_kl_coefficient * distance, {"distance_reference": distance.detach()}
 
     def identity(self) -> dict[str, Any]:

@@ -56,9 +56,13 @@ class Example:
         )
 
     def error(self, denoiser: Callable[..., Any]) -> torch.Tensor:
+        """Return a denoiser's `error_of` each example (N,)."""
+        return self.error_of(self.predict(denoiser))
+
+    def error_of(self, output: torch.Tensor) -> torch.Tensor:
         """Return mean((output - target)²) of each example (N,): the loss of pre-training."""
         target = self.family.denoising_target(self.clean, self.noise, self.timesteps)
-        return (self.predict(denoiser) - target).square().flatten(1).mean(1)
+        return (output - target).square().flatten(1).mean(1)
 
 
 class ForwardProcess(Algorithm):

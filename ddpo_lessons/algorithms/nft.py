@@ -101,7 +101,7 @@ class NFT(AWM):
             old = example.predict(old_policy)  # (N, C, h, w)
         new = example.predict(denoiser)
         loss = bound * mirrored_loss(example, new, old, goodness, self.beta).mean()
-        penalty, record = self.penalty(example, learner, denoiser)
+        penalty, record = self.penalty(example, learner, new)
         return loss + penalty, {**record, "distance_old": (new.detach() - old).square().mean()}
 
     def identity(self) -> dict[str, Any]:
