@@ -218,9 +218,7 @@ class Runner:
 
     def _look_at_model(self) -> dict[str, Any]:
         prints = checkpoint.fingerprints(self.family)
-        if self.algorithm.needs_reference(
-            self.config
-        ):  # which holds on to the adapter that was there at the start
+        if self.algorithm.needs_reference(self.config):  # the adapter that was there at the start
             prints["adapter at the start"] = checkpoint.fingerprint(self.family.denoiser, adapter=True)
         return prints
 
