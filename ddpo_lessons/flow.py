@@ -50,7 +50,7 @@ def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> to
         raise ValueError(f"eta={eta} must be a finite number, 0 or more; 0.7 is usual for flow models")
     if sde == "cps" and eta > 1:
         raise ValueError(
-            f"eta={eta} adds more noise than the next latents may hold; 1 is the most for sde='cps'"
+            f"eta={eta} is too large: 1 is the most for sde='cps', where all of the noise is new"
         )
     sigmas = sigmas.double()  # the weights of the last steps are differences of near numbers
     now, after = sigmas[:-1], sigmas[1:]  # (T,)

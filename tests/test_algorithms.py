@@ -559,7 +559,7 @@ def test_settings_that_do_not_fit_are_refused(name, settings, message):
     [
         (FlowGRPO(window=3), {}, "window=3 of 2 steps with noise"),
         (FlowGRPO(sde="ddim"), {}, "sde='ddim' does not exist"),
-        (FlowGRPO(sde="cps"), {"sample_eta": 1.5}, r"eta=1\.5 adds more noise"),
+        (FlowGRPO(sde="cps"), {"sample_eta": 1.5}, r"eta=1\.5 is too large"),
         (DRaFT(4), {}, "last_steps=4 of 3 steps"),
         (DPO(), {}, "set sample_group_size to 2 or more"),
         (DPO(), {"sample_group_size": 2, "train_batch_size": 1}, "must be multiples of 2"),
