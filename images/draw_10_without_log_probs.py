@@ -1,4 +1,4 @@
-"""Figures of lesson 10: where four losses push samples on a line, and a sample with its mirror image.
+"""Figure of lesson 10: where four losses push samples on a line.
 
 The line, its policy and the losses are those of the lesson; here they run in 30 optimizer steps.
 """

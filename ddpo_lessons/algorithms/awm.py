@@ -55,7 +55,7 @@ class AWM(ForwardProcess):
         return schedule.with_noise(eta=0.0) if isinstance(schedule, FlowSchedule) else schedule
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Return (reward - mean) / std (N,), of the group or the epoch."""
+        """Return rewards minus the mean of the group or the epoch, over the std of all differences (N,)."""
         size = self.config.sample_group_size
         return normalize_groups(rewards, size) if size > 1 else normalize(rewards)
 
