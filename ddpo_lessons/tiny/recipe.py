@@ -13,6 +13,7 @@ import random
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -85,21 +86,21 @@ def make_tokenizer(folder: Path) -> CLIPTokenizer:
     return CLIPTokenizer.from_pretrained(folder, model_max_length=LENGTH)
 
 
-def make_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
-    """Make the untrained text encoder: two layers, width 64."""
+def make_text_encoder(tokenizer: CLIPTokenizer, kind: Any = CLIPTextModel, width: int = WIDTH) -> Any:
+    """Make an untrained text encoder of a class of transformers: two layers, heads of width 16."""
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=width // 16,
         max_position_embeddings=LENGTH,
-        projection_dim=WIDTH,
+        projection_dim=width,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    text_encoder = CLIPTextModel(config)
+    text_encoder = kind(config)
     # Ten times CLIP's start: words then differ from each other more than positions do, and the UNet
     # finds the one word that names the digit among those that are always there.
     nn.init.normal_(text_encoder.get_input_embeddings().weight, std=0.2)
@@ -450,6 +451,16 @@ def save_checkpoint(
         save_file(model.state_dict(), folder / f"{name}.safetensors")
 
 
+def parse_arguments(argv: list[str] | None, doc: str | None, module: str, output: Path) -> argparse.Namespace:
+    """Read the flags that the recipes of both checkpoints take."""
+    parser = argparse.ArgumentParser(prog=f"python -m ddpo_lessons.tiny.{module}", description=doc)
+    parser.add_argument("--output", type=Path, default=output, help="folder to write to")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of all training steps")
+    parser.add_argument("--images", type=int, default=1000, help="images of each row of the table")
+    parser.add_argument("--table-only", action="store_true", help="measure what --output holds")
+    return parser.parse_args(argv)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Make the checkpoint and print its table.
 
@@ -459,12 +470,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0.
     """
-    parser = argparse.ArgumentParser(prog="python -m ddpo_lessons.tiny.recipe", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("tiny-sd"), help="folder to write to")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of all training steps")
-    parser.add_argument("--images", type=int, default=1000, help="images of each row of the table")
-    parser.add_argument("--table-only", action="store_true", help="measure what --output holds")
-    arguments = parser.parse_args(argv)
+    arguments = parse_arguments(argv, __doc__, "recipe", Path("tiny-sd"))
     if not arguments.table_only:
         started = time.perf_counter()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,7 +7,6 @@ judge and pictures are tiny-sd's; two text encoders and the transformer are trai
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
@@ -25,7 +24,7 @@ from diffusers import (
 from diffusers.training_utils import EMAModel
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from ddpo_lessons.tiny import CHECKPOINT, load_judge, world
 from ddpo_lessons.tiny.recipe import (
@@ -36,8 +35,10 @@ from ddpo_lessons.tiny.recipe import (
     describe,
     draw_mixture,
     encode,
+    make_text_encoder,
     make_tokenizer,
     markdown,
+    parse_arguments,
     score_prompts,
     tokenize,
 )
@@ -45,32 +46,12 @@ from ddpo_lessons.tiny.recipe import (
 WIDTH = 32  # of a token's embedding, in each of the two text encoders
 STEPS = 16_000
 BATCH = 32
-T5_TOKENS = 1  # zeros in the place of T5's tokens; diffusers' own default, 256, would cost four times as much
+T5_TOKENS = 1  # zeros in the place of T5's tokens; diffusers' own default is 256
 LONG_SHARE = 1 / 16  # of the steps, with those 256, so that the default shows digits, too
 GUIDANCE_SCALE = 4.0  # of the pictures in the table
 
 
 # ----------------------------------------------------------------------------------------------- parts
-def make_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
-    """Make one of the two untrained text encoders: two layers, width 32."""
-    config = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=tokenizer.model_max_length,
-        projection_dim=WIDTH,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    text_encoder = CLIPTextModelWithProjection(config)
-    # Ten times CLIP's start, as in tiny-sd: words then differ more from each other than positions do.
-    nn.init.normal_(text_encoder.get_input_embeddings().weight, std=0.2)
-    return text_encoder
-
-
 def make_transformer() -> SD3Transformer2DModel:
     """Make the untrained transformer: 3.5 million parameters on latents (4, 8, 8), 16 tokens of 2×2."""
     return SD3Transformer2DModel(
@@ -101,9 +82,9 @@ def make_pipeline_parts() -> StableDiffusion3Pipeline:
         transformer=make_transformer(),
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=vae.float(),
-        text_encoder=make_text_encoder(tokenizer),
+        text_encoder=make_text_encoder(tokenizer, CLIPTextModelWithProjection, WIDTH),
         tokenizer=tokenizer,
-        text_encoder_2=make_text_encoder(tokenizer),
+        text_encoder_2=make_text_encoder(tokenizer, CLIPTextModelWithProjection, WIDTH),
         tokenizer_2=tokenizer,
         text_encoder_3=None,
         tokenizer_3=third,
@@ -234,12 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0.
     """
-    parser = argparse.ArgumentParser(prog="python -m ddpo_lessons.tiny.recipe_sd3", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("tiny-sd3"), help="folder to write to")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of all training steps")
-    parser.add_argument("--images", type=int, default=1000, help="images of each row of the table")
-    parser.add_argument("--table-only", action="store_true", help="measure what --output holds")
-    arguments = parser.parse_args(argv)
+    arguments = parse_arguments(argv, __doc__, "recipe_sd3", Path("tiny-sd3"))
     if not arguments.table_only:
         started = time.perf_counter()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
