@@ -1,0 +1,231 @@
+"""The two tasks and the methods of equal_terms.py.
+
+- "prompts": tiny-sd3 draws the ten digit-ink pairs that its training left out, from noise, without guidance,
+  in ten steps. The reward is `prompt_alignment`; the judge asks for digit, ink and background.
+- "edit": the demo's img2img of tiny-sd. A flow model's SDE has no place there, so neither have the variants
+  of Flow-GRPO. The reward is `recolouring`; the judge asks for digit and colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.common import Row
+from ddpo_lessons.app import demo
+from ddpo_lessons.data.prompts import digit_world_prompts, edit_requests
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.families import family_of
+from ddpo_lessons.rewards import prompt_alignment, recolouring
+from ddpo_lessons.rollout import play
+from ddpo_lessons.tiny import load_judge, load_tiny_sd, load_tiny_sd3, world
+from ddpo_lessons.tiny.recipe import score_prompts
+
+NOISES = 6  # with which an exam asks everything
+PICTURES = 80  # of an exam of edits
+STEPS = 10  # of the prompts' task
+
+
+class Exam:
+    """The same questions to a policy again and again, from the same noise."""
+
+    prompts: list[str]
+    metadata: list[Row]
+    reward: Any
+
+    def images(self) -> torch.Tensor:
+        """Return the policy's images (questions * NOISES, 3, 32, 32), those of a question side by side."""
+        raise NotImplementedError
+
+    def judged(self, images: torch.Tensor) -> float:
+        """Return the share of images in which the judge finds all that was asked for."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def marks(self) -> Row:
+        """Return the measures of the policy as it is; distances are of pixel values in [0, 1].
+
+        Diversity is the standard deviation over the noises of a question, distance the mean absolute
+        difference to the policy that was asked first: both means over pixels.
+        """
+        images = self.images()
+        self.before = getattr(self, "before", images)
+        rewards, _ = self.reward(images, self.prompts, self.metadata)
+        by_question = images.view(-1, NOISES, *images.shape[1:])  # (questions, noises, 3, H, W)
+        return {
+            "reward": rewards.mean().item(),
+            "judge": self.judged(images),
+            "diversity": by_question.std(dim=1).mean().item(),
+            "distance": (images - self.before).abs().mean().item(),
+        }
+
+
+class PromptExam(Exam):
+    """The fifty prompts of the left-out pairs, by the ODE."""
+
+    def __init__(self, pipeline: Any, split: str) -> None:
+        said = [
+            world.Description(digit, ink, background)
+            for digit, ink in world.LEFT_OUT
+            for background in world.COLOUR_NAMES
+            if background != ink
+        ]
+        self.descriptions = [description for description in said for _ in range(NOISES)]
+        self.prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in self.descriptions]
+        self.metadata: list[Row] = [{} for _ in self.prompts]
+        self.family, self.reward, self.judge = family_of(pipeline), prompt_alignment(), load_judge()
+        generator = torch.Generator().manual_seed({"validation": 10_001, "test": 10_002}[split])
+        self.noise = torch.randn(len(said) * NOISES, *self.family.latents_shape(), generator=generator)
+
+    def images(self) -> torch.Tensor:
+        schedule = self.family.schedule(STEPS, eta=0.0)
+        told = self.family.condition(self.prompts, "", 1.0)
+        return self.family.decode(play(self.family, self.noise, schedule, told, 1.0).final_latents)
+
+    def judged(self, images: torch.Tensor) -> float:
+        return score_prompts(self.judge, images, self.descriptions)["all three"]
+
+
+class EditExam(Exam):
+    """Pictures of a split and their sentences, by the policy that is trained."""
+
+    def __init__(self, pipeline: Any, split: str) -> None:
+        edits = repeat(world.draw_edits(PICTURES, split, 0))
+        self.pipeline, self.exam, self.reward = pipeline, demo.Exam(edits), recolouring()
+        self.prompts, pictures = edits.prompts, edits.pictures
+        asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
+        self.metadata = [{"digit": digit, "image": image} for digit, image in asked]
+
+    def images(self) -> torch.Tensor:
+        return self.exam.images(self.pipeline, demo.POLICY)
+
+    def judged(self, images: torch.Tensor) -> float:
+        return self.exam.shares(images)["both"]
+
+
+def repeat(edits: world.Edits) -> world.Edits:
+    """Return every edit NOISES times, one after the other."""
+    again = [n for n in range(len(edits.wanted)) for _ in range(NOISES)]
+
+    def rows(part: Any) -> Any:
+        return part[again] if isinstance(part, torch.Tensor) else [part[n] for n in again]
+
+    pictures = world.Pictures(*map(rows, vars(edits.pictures).values()))
+    return world.Edits(pictures, rows(edits.wanted), edits.targets[again])
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm, and beside the learning rate one setting that is searched: what holds its steps back.
+
+    Attributes:
+        algorithm: as `make_algorithm` reads it.
+        setting: of the config, or else of the algorithm.
+        values: two to try.
+        config: what else it changes.
+    """
+
+    algorithm: str
+    setting: str
+    values: tuple[float, float]
+    config: Row
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task with its settings, methods and budgets."""
+
+    load: Callable[[], Any]
+    reward: Callable[[], Any]
+    prompts: Callable[[int], Any]
+    start: FromNoise
+    exam: Callable[[Any, str], Exam]
+    settings: Row
+    methods: dict[str, Method]
+    learning_rates: tuple[float, ...]
+    search_epochs: int
+    queries: int
+    passes: int
+
+
+CLIP, CLIPS = "train_clip_range", (2e-3, 1e-2)
+COMMON: Row = {
+    "sample_num_batches_per_epoch": 1,
+    "train_lora_rank": 16,
+    "train_lora_alpha": 16,
+    "image_grid_freq": 0,
+    "num_epochs": 10_000,  # budgets end a run
+}
+
+
+def without_log_probs(config: Row, groups: Row, last: tuple[int, int], late: tuple[int, int]) -> Any:
+    """Return the methods that serve every model: of some settings, with groups, and K of the last two."""
+    return {
+        "RWR": Method("rwr", "temperature", (0.2, 1.0), config),
+        "AWM": Method("awm", CLIP, (0.01, 0.1), {**config, **groups}),
+        "DiffusionNFT": Method("nft", "beta", (0.1, 1.0), {**config, **groups}),
+        "online DPO": Method("dpo", "beta", (100.0, 1000.0), {**config, **groups}),
+        "DRaFT-K": Method("draft", "last_steps", last, {}),
+        "ReFL": Method("refl", "last_steps", late, {}),
+    }
+
+
+A_THIRD, FOURS, EIGHTS = (
+    {"train_timestep_fraction": 0.34},  # of the steps is trained on, where steps are
+    {"sample_group_size": 4},
+    {"sample_group_size": 8},
+)
+TASKS = {
+    "prompts": Task(
+        load=load_tiny_sd3,
+        reward=prompt_alignment,
+        prompts=lambda seed: digit_world_prompts(seed, "left_out"),
+        start=FromNoise(),
+        exam=PromptExam,
+        settings={
+            **COMMON,
+            "sample_num_steps": STEPS,
+            "sample_eta": 0.7,  # Flow-GRPO's own, of the methods that need noise
+            "sample_guidance_scale": 1.0,
+            "sample_batch_size": 64,
+            "train_batch_size": 16,  # four optimizer steps an epoch
+        },
+        methods={
+            "DDPO": Method("flow_grpo", CLIP, CLIPS, A_THIRD),  # no groups
+            "Flow-GRPO": Method("flow_grpo", CLIP, CLIPS, {**A_THIRD, **FOURS}),
+            "Flow-GRPO, CPS": Method("flow_grpo:sde=cps", CLIP, CLIPS, {**A_THIRD, **FOURS}),
+            "Flow-GRPO, window": Method("flow_grpo:window=3", CLIP, CLIPS, FOURS),
+            **without_log_probs(A_THIRD, FOURS, last=(2, 5), late=(3, 7)),
+        },
+        learning_rates=(1e-3, 3e-3, 1e-2),
+        search_epochs=12,
+        queries=1920,
+        passes=40_000,
+    ),
+    "edit": Task(
+        load=load_tiny_sd,
+        reward=recolouring,
+        prompts=edit_requests,
+        start=FromImages(demo.POLICY.strength),
+        exam=EditExam,
+        settings={
+            **COMMON,
+            "sample_num_steps": demo.POLICY.steps,
+            "sample_guidance_scale": demo.POLICY.guidance,
+            "sample_batch_size": 128,
+            "train_batch_size": 64,  # two optimizer steps an epoch
+            "train_lora_target_modules": demo.EVERYWHERE,
+        },
+        methods={
+            "DDPO": Method("ddpo", CLIP, CLIPS, EIGHTS),
+            **without_log_probs({}, EIGHTS, last=(1, 2), late=(1, 2)),
+        },
+        learning_rates=(6e-4, 2e-3, 6e-3),
+        search_epochs=20,
+        queries=5120,
+        passes=50_000,
+    ),
+}
