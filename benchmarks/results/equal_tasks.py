@@ -161,23 +161,25 @@ COMMON: Row = {
 }
 
 
-def without_log_probs(config: Row, groups: Row, last: tuple[int, int], late: tuple[int, int]) -> Any:
-    """Return the methods that serve every model: of some settings, with groups, and K of the last two."""
+# Attention of pictures and of words, and feed-forward layers.
+OF_SD3 = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
+OF_SD3 += ("net.0.proj", "net.2")
+A_THIRD: Row = {"train_timestep_fraction": 0.34}  # of the steps is trained on
+GROUPS: Row = {"sample_group_size": 8}
+
+
+def without_log_probs(config: Row, last: tuple[int, int], late: tuple[int, int]) -> dict[str, Method]:
+    """Return the methods that serve every model, given what those without gradients have, and two K each."""
     return {
         "RWR": Method("rwr", "temperature", (0.2, 1.0), config),
-        "AWM": Method("awm", CLIP, (0.01, 0.1), {**config, **groups}),
-        "DiffusionNFT": Method("nft", "beta", (0.1, 1.0), {**config, **groups}),
-        "online DPO": Method("dpo", "beta", (100.0, 1000.0), {**config, **groups}),
+        "AWM": Method("awm", CLIP, (0.01, 0.1), {**config, **GROUPS}),
+        "DiffusionNFT": Method("nft", "beta", (0.1, 1.0), {**config, **GROUPS}),
+        "online DPO": Method("dpo", "beta", (100.0, 1000.0), {**config, **GROUPS}),
         "DRaFT-K": Method("draft", "last_steps", last, {}),
         "ReFL": Method("refl", "last_steps", late, {}),
     }
 
 
-A_THIRD, FOURS, EIGHTS = (
-    {"train_timestep_fraction": 0.34},  # of the steps is trained on, where steps are
-    {"sample_group_size": 4},
-    {"sample_group_size": 8},
-)
 TASKS = {
     "prompts": Task(
         load=load_tiny_sd3,
@@ -192,18 +194,19 @@ TASKS = {
             "sample_guidance_scale": 1.0,
             "sample_batch_size": 64,
             "train_batch_size": 16,  # four optimizer steps an epoch
+            "train_lora_target_modules": OF_SD3,
         },
         methods={
             "DDPO": Method("flow_grpo", CLIP, CLIPS, A_THIRD),  # no groups
-            "Flow-GRPO": Method("flow_grpo", CLIP, CLIPS, {**A_THIRD, **FOURS}),
-            "Flow-GRPO, CPS": Method("flow_grpo:sde=cps", CLIP, CLIPS, {**A_THIRD, **FOURS}),
-            "Flow-GRPO, window": Method("flow_grpo:window=3", CLIP, CLIPS, FOURS),
-            **without_log_probs(A_THIRD, FOURS, last=(2, 5), late=(3, 7)),
+            "Flow-GRPO": Method("flow_grpo", CLIP, CLIPS, {**A_THIRD, **GROUPS}),
+            "Flow-GRPO, CPS": Method("flow_grpo:sde=cps", CLIP, CLIPS, {**A_THIRD, **GROUPS}),
+            "Flow-GRPO, window": Method("flow_grpo:window=3", CLIP, CLIPS, GROUPS),
+            **without_log_probs(A_THIRD, last=(2, 5), late=(3, 7)),
         },
         learning_rates=(1e-3, 3e-3, 1e-2),
         search_epochs=12,
-        queries=1920,
-        passes=40_000,
+        queries=2560,
+        passes=55_000,
     ),
     "edit": Task(
         load=load_tiny_sd,
@@ -220,8 +223,8 @@ TASKS = {
             "train_lora_target_modules": demo.EVERYWHERE,
         },
         methods={
-            "DDPO": Method("ddpo", CLIP, CLIPS, EIGHTS),
-            **without_log_probs({}, EIGHTS, last=(1, 2), late=(1, 2)),
+            "DDPO": Method("ddpo", CLIP, CLIPS, GROUPS),
+            **without_log_probs({}, last=(1, 2), late=(1, 2)),
         },
         learning_rates=(6e-4, 2e-3, 6e-3),
         search_epochs=20,

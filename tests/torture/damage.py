@@ -13,9 +13,10 @@ from typing import Any
 
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import METRICS
-from tests.torture.harness import Case, expect, is_clear, make_trainer, whole_run
+from tests.torture.harness import ALGORITHMS, Case, expect, is_clear, make_trainer, whole_run
 
 EPOCHS = 3
+RUN = ALGORITHMS["nft"]  # its checkpoints hold an older policy too
 executed: list[str] = []  # what Python itself reports of unpickling and of programs that were started
 
 
@@ -67,12 +68,12 @@ def _spoil(path: Path, generator: random.Random) -> bool:
 
 
 def _continued(place: Path, source: str = "latest") -> dict[str, Any]:
-    return whole_run(place, num_epochs=EPOCHS + 1, resume_from=source, overwrite=False)
+    return whole_run(place, **RUN, num_epochs=EPOCHS + 1, resume_from=source, overwrite=False)
 
 
 def damage(folder: Path) -> Case:
     """Damage the newest checkpoint or the metrics of a run, and continue it with resume_from='latest'."""
-    make_trainer(folder / "run", num_epochs=EPOCHS, num_checkpoint_limit=3).train()
+    make_trainer(folder / "run", **RUN, num_epochs=EPOCHS, num_checkpoint_limit=3).train()
     shutil.copytree(folder / "run", folder / "whole")
     whole = _continued(folder / "whole")
     sys.addaudithook(_audit)

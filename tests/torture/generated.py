@@ -1,4 +1,4 @@
-"""Settings, images, prompts and rewards made up at random: either a sound run or one clear error."""
+"""What is made up at random, settings, pictures, rewards: a sound run or one clear error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm, settings_of
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.families import family_of
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
-from tests.torture.harness import Case, brightness, expect, is_clear, make_pipeline, settings
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+from tests.torture.harness import NOT_CLIPPED, Case, brightness, expect, is_clear, make_pipeline, settings
 
 FIELDS = {field.name for field in dataclasses.fields(DDPOConfig)}
 NAMES = FIELDS | {"prompt_function", "reward_function", "image", "images", "noise_strength", "metadata"}
@@ -40,6 +43,19 @@ CHOICES: dict[str, Sequence[Any]] = {  # of other fields the default's type says
     "train_adam_epsilon": (1e-12, 1e-8, 1.0),
     "train_cfg": (True, True, True, False),
 }
+OWN: dict[str, Sequence[Any]] = {  # settings of algorithms; the others take True and False
+    "sde": ("flow", "dance", "cps"),
+    "window": (0, 1, 2, 3),
+    "temperature": (0.1, 1.0),
+    "top_share": (None, 0.5),
+    "time_power": (0.0, 2.0),
+    "beta": (0.1, 1.0, 1000.0),
+    "decay_rate": (0.0, 0.5),
+    "max_decay": (0.0, 0.9),
+    "last_steps": (1, 2, 3),
+    "margin": (0.5, math.inf),
+}
+NAMES |= {"algorithm", *(name for algorithm in ALGORITHMS for name in settings_of(algorithm))}
 Draw = random.Random
 
 
@@ -147,8 +163,27 @@ def with_rewards(draw: Draw, folder: Path, pipeline: Any) -> DDPOTrainer:
     return DDPOTrainer(config, lambda *_: returned(values), lambda: ("a red three", {}), pipeline)
 
 
+def with_algorithms(draw: Draw, folder: Path, pipeline: Any) -> Runner:
+    """Draw an algorithm with settings of its own, groups and a penalty, from noise or images."""
+    name = draw.choice(list(ALGORITHMS))
+    known = settings_of(name)
+    drawn = draw.sample(known, draw.randrange(len(known) + 1))
+    own = {key: mostly(draw, OWN.get(key, (True, False)), ODD) for key in drawn}
+    choices = {"sample_group_size": (2, 2, 1), "train_kl_coefficient": (0, 0, 0.1), "train_batch_size": (2,)}
+    changes = {key: mostly(draw, good, ODD) for key, good in choices.items()}
+    if draw.random() < 0.7:  # most have no clip range
+        changes |= NOT_CLIPPED
+    picture = torch.full((3, 16, 16), 0.5)
+    config = DDPOConfig(**settings(folder, **changes))
+    from_images = draw.random() < 0.5
+    context = ("a red three", picture, {}) if from_images else ("a red three", {})
+    start = FromImages(draw.choice([2 / 3, 1.0])) if from_images else FromNoise()
+    parts = (config, brightness, lambda: context, pipeline)
+    return Runner(*parts, algorithm=make_algorithm(name, **own), start=start)
+
+
 # ------------------------------------------------------------------------------------------ what must hold
-def check_run(trainer: DDPOTrainer, folder: Path) -> None:
+def check_run(trainer: Runner, folder: Path) -> None:
     """Check what holds after every run."""
     config = trainer.config
     found = checkpoint.list_checkpoints(folder)
@@ -163,23 +198,32 @@ def check_run(trainer: DDPOTrainer, folder: Path) -> None:
     expect(len(steps) == trainer.global_step == planned, f"{len(steps)} steps of {planned}")
     expect(len(epochs) == config.num_epochs, "records of epochs are missing")
     tolerance = 1e-4 if config.log_prob_reduction == "mean" and config.mixed_precision == "no" else 0.1
-    error = steps[0]["first_replay_max_ratio_error"]
-    expect(error is not None and error <= tolerance, f"the first ratio is off by {error}")
+    if trainer.algorithm.name in ("ddpo", "flow_grpo", "awm"):  # the others have no ratio
+        error = steps[0]["first_replay_max_ratio_error"]
+        expect(error is not None and error <= tolerance, f"the first ratio is off by {error}")
     for record in steps + epochs:
         expect(all(value is not None for value in record.values()), f"NaN in {record}")
 
 
-KINDS = {"settings": with_settings, "prompts": with_prompts, "images": with_images, "rewards": with_rewards}
+KINDS: dict[str, Callable[[Draw, Path, Any], Runner]] = {
+    "settings": with_settings,
+    "prompts": with_prompts,
+    "images": with_images,
+    "rewards": with_rewards,
+    "algorithms": with_algorithms,
+    "flow models": with_algorithms,
+}
 
 
 def generated(folder: Path) -> Case:
-    """Try settings, prompts, images and rewards that are made up at random."""
+    """Try settings, prompts, images, rewards and algorithms that are made up at random."""
 
     def case(draw: Draw, place: Path) -> str:
         """Make a trainer and train: check the run, or the error and that it came before any computing."""
-        kind = draw.choice(["settings", *KINDS])
-        pipeline, passes, trainer = make_pipeline(), [], None
-        pipeline.unet.register_forward_pre_hook(lambda module, args: passes.append(module))
+        kind = draw.choice([*KINDS])
+        pipeline, passes, trainer = make_pipeline(flow=kind == "flow models"), [], None
+        denoiser = family_of(pipeline).denoiser
+        denoiser.register_forward_pre_hook(lambda module, args: passes.append(module))
         try:
             trainer = KINDS[kind](draw, place, pipeline)
             before = [parameter.detach().clone() for parameter in trainer.learner.trainable.values()]

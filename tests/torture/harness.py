@@ -18,14 +18,16 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState
-from diffusers import StableDiffusionPipeline
 
 import ddpo_lessons
 from benchmarks.peers.inputs import make_tiny_pipeline
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.trainer import Runner
+from tests.helpers import make_sd3_pipeline
 
 PACKAGE = str(Path(ddpo_lessons.__file__).parent)
 PROMPTS = ("a red three", "", "a blue four on a white background", "a green digit")
@@ -117,13 +119,28 @@ def wait_for(path: Path, seconds: float = 120) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ runs
+# Those that remember more than DDPO: an older policy's weights, those before training, seeds of their own.
+NOT_CLIPPED = {"train_clip_range": DDPOConfig.train_clip_range}
+PAIRS = {"sample_group_size": 2, "train_batch_size": 2}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "ddpo": {},
+    "flow_grpo": {"algorithm": "flow_grpo:window=1", "flow": True, "train_kl_coefficient": 0.1},
+    "nft": {"algorithm": "nft:decay_rate=0.3", **NOT_CLIPPED},
+    "dpo": {"algorithm": "dpo", "flow": True, **PAIRS, **NOT_CLIPPED},
+    "draft": {"algorithm": "draft:last_steps=3,draws_steps=True", **NOT_CLIPPED},
+}
+
+
 @functools.cache
-def _pipeline() -> StableDiffusionPipeline:
+def _pipeline(flow: bool) -> Any:
+    if flow:
+        return make_sd3_pipeline()
     return make_tiny_pipeline(prediction_type="v_prediction", timestep_spacing="trailing")
 
 
-def make_pipeline() -> StableDiffusionPipeline:
-    return copy.deepcopy(_pipeline())
+def make_pipeline(flow: bool = False) -> Any:
+    """Make a tiny Stable Diffusion, or a flow model: Stable Diffusion 3."""
+    return copy.deepcopy(_pipeline(flow))
 
 
 def settings(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -152,13 +169,16 @@ def any_prompt() -> tuple[str, dict[str, Any]]:
     return PROMPTS[int(torch.randint(len(PROMPTS), ()))], {}
 
 
-def make_trainer(folder: Path, reward: Any = brightness, **changes: Any) -> DDPOTrainer:
+def make_trainer(
+    folder: Path, reward: Any = brightness, algorithm: str = "ddpo", flow: bool = False, **changes: Any
+) -> Runner:
     """Make a trainer that continues what the folder holds, or begins anew."""
     resume = "latest" if checkpoint.list_checkpoints(folder) else ""
     # Faults are put into rewards, so that one run has several by name.
     usual = {"resume_from": resume, "overwrite": not resume, "resume_anyway": True}
     merged = settings(folder, **{**usual, **changes})
-    return DDPOTrainer(DDPOConfig(**merged), reward, any_prompt, make_pipeline())
+    parts = (DDPOConfig(**merged), reward, any_prompt, make_pipeline(flow))
+    return Runner(*parts, algorithm=make_algorithm(algorithm), start=FromNoise())
 
 
 def whole_run(folder: Path, reward: Any = brightness, **changes: Any) -> dict[str, Any]:

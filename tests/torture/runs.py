@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import functools
 import io
 import os
 import random
@@ -23,6 +24,7 @@ from benchmarks.common import Row
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from tests.torture.harness import (
+    ALGORITHMS,
     Case,
     brightness,
     continue_run,
@@ -51,35 +53,41 @@ def _train(folder: Path, rank: int = 0, **changes: Any) -> None:
     trainer.train()
 
 
-def _start(folder: Path) -> int:
+def _start(folder: Path, **changes: Any) -> int:
     """Start or continue the run; return its process when it trains."""
     folder.mkdir(exist_ok=True)
     (folder / "started-0").unlink(missing_ok=True)
-    process = fork(lambda: _train(folder))
+    process = fork(lambda: _train(folder, **changes))
     wait_for(folder / "started-0")
     return process
 
 
 def kills(folder: Path) -> Case:
-    """Kill a run that saves after every epoch once or twice, continue it, and compare with the whole run."""
-    process, before = _start(folder / "whole"), time.monotonic()
-    expect(wait(process) == 0, "the run that is not killed failed")
-    whole, seconds = result_of(folder / "whole"), time.monotonic() - before
+    """Kill a run of some algorithm once or twice, continue it, and compare with the whole run."""
+
+    @functools.cache
+    def whole_of(algorithm: str) -> tuple[Row, float]:
+        process, before = _start(folder / algorithm, **ALGORITHMS[algorithm]), time.monotonic()
+        expect(wait(process) == 0, "the run that is not killed failed")
+        return result_of(folder / algorithm), time.monotonic() - before
 
     def case(generator: random.Random, place: Path) -> str:
-        was_alive = False
+        changes, was_alive = ALGORITHMS[algorithm := generator.choice(list(ALGORITHMS))], False
+        whole, seconds = whole_of(algorithm)
         for _ in range(generator.choice([1, 1, 2])):
-            process = _start(place)
+            process = _start(place, **changes)
             time.sleep(generator.random() * seconds)
             was_alive |= kill(process)
         half_saved, saved = any(place.glob(".checkpoint-*")), checkpoint.list_checkpoints(place)
-        expect(wait(fork(lambda: _train(place))) == 0, "the continued run failed")
+        expect(wait(fork(lambda: _train(place, **changes))) == 0, "the continued run failed")
         expect(result_of(place) == whole, "the continued run differs from the one that was not killed")
         if half_saved:
             return "killed while saving: continued, equal"
         if not was_alive:
             return "ended before its kill: equal"
-        return "continued, equal" if saved else "killed before the first save: begun again, equal"
+        return (
+            f"{algorithm}: continued, equal" if saved else "killed before the first save: begun again, equal"
+        )
 
     return case
 
