@@ -40,19 +40,27 @@ class Exam:
         """Return the policy's images (questions * NOISES, 3, 32, 32), those of a question side by side."""
         raise NotImplementedError
 
+    def untrained(self) -> dict[str, torch.Tensor]:
+        """Return what a user of the untrained policy gets by turning settings."""
+        raise NotImplementedError
+
     def judged(self, images: torch.Tensor) -> float:
         """Return the share of images in which the judge finds all that was asked for."""
         raise NotImplementedError
 
-    @torch.no_grad()
     def marks(self) -> Row:
-        """Return the measures of the policy as it is; distances are of pixel values in [0, 1].
-
-        Diversity is the standard deviation over the noises of a question, distance the mean absolute
-        difference to the policy that was asked first: both means over pixels.
-        """
+        """Return the measures of the policy as it is; distance is from the policy that was asked first."""
         images = self.images()
         self.before = getattr(self, "before", images)
+        return self.measure(images)
+
+    @torch.no_grad()
+    def measure(self, images: torch.Tensor) -> Row:
+        """Return the measures of images, whose pixel values lie in [0, 1].
+
+        Diversity is the standard deviation over the noises of a question, distance the mean absolute
+        difference to `before`: both means over pixels.
+        """
         rewards, _ = self.reward(images, self.prompts, self.metadata)
         by_question = images.view(-1, NOISES, *images.shape[1:])  # (questions, noises, 3, H, W)
         return {
@@ -80,10 +88,13 @@ class PromptExam(Exam):
         generator = torch.Generator().manual_seed({"validation": 10_001, "test": 10_002}[split])
         self.noise = torch.randn(len(said) * NOISES, *self.family.latents_shape(), generator=generator)
 
-    def images(self) -> torch.Tensor:
-        schedule = self.family.schedule(STEPS, eta=0.0)
-        told = self.family.condition(self.prompts, "", 1.0)
-        return self.family.decode(play(self.family, self.noise, schedule, told, 1.0).final_latents)
+    def images(self, steps: int = STEPS, guidance: float = 1.0) -> torch.Tensor:
+        schedule = self.family.schedule(steps, eta=0.0)
+        told = self.family.condition(self.prompts, "", guidance)
+        return self.family.decode(play(self.family, self.noise, schedule, told, guidance).final_latents)
+
+    def untrained(self) -> dict[str, torch.Tensor]:
+        return {"guidance 4": self.images(guidance=4.0), "four steps": self.images(steps=4)}
 
     def judged(self, images: torch.Tensor) -> float:
         return score_prompts(self.judge, images, self.descriptions)["all three"]
@@ -101,6 +112,11 @@ class EditExam(Exam):
 
     def images(self) -> torch.Tensor:
         return self.exam.images(self.pipeline, demo.POLICY)
+
+    def untrained(self) -> dict[str, torch.Tensor]:
+        best = demo.UNTRAINED_BEST  # of a grid
+        name = f"strength {best.strength:g}, guidance {best.guidance:g}, {best.steps} steps"
+        return {name: demo.untrained(self.pipeline, self.exam.edits, best)}
 
     def judged(self, images: torch.Tensor) -> float:
         return self.exam.shares(images)["both"]

@@ -5,7 +5,7 @@ rates, two values of what holds its steps back) on one seed, compared by the rew
 equal_terms_search.csv. With the best it is trained on three seeds, and asked the test's questions at the
 start and four times along either budget: equal_terms.csv. Queries are images that are scored to be
 learned from. Passes are samples that pass the network: a forward pass is one, with its backward pass three.
-Both CSVs keep what they hold; runs are added.
+Both CSVs keep what they hold; runs are added. equal_terms_untrained.csv has what turned settings do instead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, read_rows, run_all, scratch_config
+from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
 from benchmarks.results.equal_tasks import TASKS
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.trainer import Runner
 
 FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
+UNTRAINED = FOLDER / "equal_terms_untrained.csv"
 SEEDS, SEARCH_SEED, POINTS = (0, 1, 2), 100, 4
 NAMES = ("task", "method", "learning_rate", "value", "seed")
 MEASURES = ("reward", "judge", "diversity", "distance")
@@ -121,6 +122,17 @@ def chosen(task: str, method: str) -> tuple[float, float]:
     return float(best["learning_rate"]), float(best["value"])
 
 
+def untrained() -> list[Row]:
+    """Return marks of the test without training: as the runs begin, and with settings turned."""
+    rows = []
+    for name, task in TASKS.items():
+        exam = task.exam(task.load(), "test")
+        rows.append({"task": name, "setting": "as the runs begin", **exam.marks()})
+        turned = exam.untrained().items()
+        rows += [{"task": name, "setting": setting, **exam.measure(images)} for setting, images in turned]
+    return rows
+
+
 def main() -> None:
     """Search, then compare, all methods of a seed before the next seed."""
     arguments = parse(__doc__, tasks=list(TASKS))
@@ -135,6 +147,8 @@ def main() -> None:
     runs = [Run(*pair, *chosen(*pair), seed) for seed in SEEDS for pair in pairs]
     columns = (*NAMES, "budget", "point", "queries", "passes", "seconds", *MEASURES)
     run_all(compare, runs, columns, len(NAMES), RESULTS, arguments.processes)
+    quiet_thread()
+    write_rows(UNTRAINED, untrained())
 
 
 if __name__ == "__main__":
