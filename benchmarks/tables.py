@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, Row, read_rows
+from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINTS
 from ddpo_lessons.tiny.recipe import markdown
@@ -20,7 +21,7 @@ from images.lessons import lesson_rows, setup_cell
 PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md", "docs/damage.md",
     "docs/tiny-sd.md", "docs/tiny-sd3.md",
-    "notebooks/07_img2img_ddpo.ipynb",
+    "notebooks/07_img2img_ddpo.ipynb", "notebooks/11_through_the_reward.ipynb",
 )  # fmt: skip
 TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
     "fog": "fog",
@@ -140,6 +141,39 @@ def _seeds(rows: list[Row], column: str) -> str:
     return f"{statistics.mean(found):.1f}% ({spread})"
 
 
+ENDS = {"queries": "judge, equal queries", "passes": "judge, equal passes"}  # of equal_terms.csv
+SETTINGS = {"train_clip_range": "clip range", "last_steps": "K"}  # whose names are not their own
+
+
+def equal_table(rows: list[Row], untrained: list[Row]) -> str:
+    """Return every method where its budgets end, and what there is without training."""
+    titles = ["task", "method", "rate, setting", *ENDS.values(), "reward", "diversity", "distance", "seconds"]
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in untrained):
+        for row in untrained:
+            if row["task"] == task:
+                measured = [f"{float(row[name]):.3g}" for name in ("reward", "diversity", "distance")]
+                share = f"{100 * float(row['judge']):.0f}%"
+                lines.append([task, f"untrained, {row['setting']}", "–", share, share, *measured, "–"])
+        for method in dict.fromkeys(row["method"] for row in rows if row["task"] == task):
+            lines.append(_equal_line([row for row in rows if (row["task"], row["method"]) == (task, method)]))
+    return table(titles, "lllrrrrrr", lines)
+
+
+def _equal_line(rows: list[Row]) -> list[str]:
+    """Return a method's cells: shares with the lowest and highest seed, the rest at equal passes."""
+    task, method, ends = rows[0]["task"], rows[0]["method"], max(row["point"] for row in rows)
+    at = {budget: [r for r in rows if (r["budget"], r["point"]) == (budget, ends)] for budget in ENDS}
+    shares = [[100 * float(row["judge"]) for row in own] for own in at.values()]
+    judged = [f"{statistics.mean(own):.0f}% ({min(own):.0f} to {max(own):.0f})" for own in shares]
+    measured = [f"{mean(at['passes'], name):.3g}" for name in ("reward", "diversity", "distance")]
+    setting = EQUAL_TASKS[task].methods[method].setting
+    chosen = (
+        f"{float(rows[0]['learning_rate']):g}, {SETTINGS.get(setting, setting)} {float(rows[0]['value']):g}"
+    )
+    return [task, method, chosen, *judged, *measured, f"{mean(at['passes'], 'seconds'):.0f}"]
+
+
 def torture_table(result: Row) -> str:
     """Return the table of fault experiments: what was done, how often, what came of it."""
     rows = []
@@ -252,6 +286,9 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
         name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
         for name, folder in CHECKPOINTS.items()
     },
+    "equal-terms": lambda: equal_table(
+        read("benchmarks/results/equal_terms.csv"), read("benchmarks/results/equal_terms_untrained.csv")
+    ),
     "torture": lambda: torture_table(read("tests/torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),
