@@ -91,7 +91,7 @@ def noise_strength(arguments: Train, preset: Preset) -> float:
 
 
 def count_actions(arguments: Train, preset: Preset, config: DDPOConfig, from_images: bool) -> int:
-    """Return the steps of a rollout, one of which may turn out to have no noise."""
+    """Return the steps of a rollout, the last of which may turn out to have no noise."""
     share = noise_strength(arguments, preset) if from_images else 1.0
     return max(1, int(config.sample_num_steps * share + 1e-6))
 
@@ -157,7 +157,7 @@ def describe(
     guided = 2 if config.sample_guidance_scale > 1 else 1
     yield (
         f"denoiser passes an epoch: {plan.total_samples * actions * guided} of sampling, "
-        f"{plan.total_pairs * guided} of training, forward and backward"
+        f"at most {plan.total_pairs * guided} of training, forward and backward"
     )
     try:
         check_counted(algorithm, "the dry run")

@@ -5,6 +5,7 @@ Source: Esser et al. 2024, arXiv 2403.03206, sections 4 and 5.3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -112,8 +113,13 @@ class StableDiffusion3(StableDiffusion):
         return 1.0
 
     def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> FlowSchedule:
-        """Set the scheduler and work out the steps that are run; `eta` is the noise level of their SDE."""
+        """Set the scheduler and work out the steps that are run; `eta` is the noise level of their SDE.
+
+        Where strength times steps is not whole, they are one more, as in diffusers' img2img of this model.
+        """
         scheduler = self.pipeline.scheduler
+        if 0 < noise_strength <= 1:
+            noise_strength = math.ceil(num_steps * noise_strength - 1e-6) / num_steps
         steps = len(make_schedule(scheduler, num_steps, noise_strength))
         sigmas = scheduler.sigmas[num_steps - steps :]  # (steps + 1,)
         return FlowSchedule(sigmas, eta, self.denoiser.device, num_train_timesteps=self.num_train_timesteps)
