@@ -8,6 +8,7 @@ in what they make of the errors at such examples.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,8 +69,8 @@ class Example:
 class ForwardProcess(Algorithm):
     """What such algorithms share: an epoch's examples and steps.
 
-    Every (sample, timestep) pair of DDPO becomes one example here, at a random timestep of the whole
-    schedule, so that all methods train on equally many.
+    Every (sample, timestep) pair of DDPO becomes one example here, so that all methods train on equally many;
+    its timestep is a random one of those up to the first that sampling visits.
     """
 
     def update(self, samples: Samples, learner: Learner) -> None:
@@ -97,7 +98,9 @@ class ForwardProcess(Algorithm):
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
         ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        count, shape = self.family.num_train_timesteps, samples.trajectory.final_latents.shape[1:]
+        shape, first = samples.trajectory.final_latents.shape[1:], samples.trajectory.schedule.timesteps[0]
+        # Img2img begins with little noise: the policy is never asked about more.
+        count = min(self.family.num_train_timesteps, math.ceil(first) + 1)
         timesteps = torch.cat([torch.randint(0, count, (1,), generator=g) for g in generators])
         return {
             "timesteps": timesteps,
