@@ -24,7 +24,7 @@ from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rewards.base import checked_reward
@@ -377,6 +377,26 @@ def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name
     assert record["grad_norm"] > 0
     assert not torch.equal(weights_of(runner), before)
     assert bool(runner.learner.old) == (name in ("awm", "nft"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_examples_of_img2img_have_no_more_noise_than_its_first_state(tmp_path, model):
+    seen = []
+
+    class Watched(AWM):
+        def loss(self, samples, learner, denoiser, pairs):
+            seen.append((pairs["timesteps"], samples.trajectory.schedule.timesteps[0]))
+            return super().loss(samples, learner, denoiser, pairs)
+
+    prompts = each_prompt()
+    images = [(*prompts()[:1], torch.full((3, 32, 32), 0.5), {}) for _ in range(16)]
+    config = make_config(tmp_path, sample_num_steps=4, sample_num_batches_per_epoch=8, train_batch_size=16)
+    parts = (config, brightness, lambda: images.pop(), MODELS[model]())
+    Runner(*parts, algorithm=Watched(), start=FromImages(0.5)).train()
+    ((timesteps, first),) = seen
+    assert first < 760
+    assert timesteps.max() <= math.ceil(first)
+    assert timesteps.max() > 0.75 * first  # and the whole range below
 
 
 @pytest.mark.parametrize("steps", [1, 2])
