@@ -221,8 +221,8 @@ TASKS = {
         },
         learning_rates=(1e-3, 3e-3, 1e-2),
         search_epochs=12,
-        queries=2560,
-        passes=55_000,
+        queries=1920,
+        passes=40_000,
     ),
     "edit": Task(
         load=load_tiny_sd,
