@@ -93,7 +93,7 @@ def eight() -> Figure:
         for n, (value, advantage) in enumerate(zip(values.tolist(), advantages, strict=True)):
             x = left + n * pitch
             picture(axes, x, y, size, pixels[n + 1], color)
-            label(axes, x + size / 2, y - 0.13, f"{value:.2f}".replace("-", "−"), size=9.5)
+            label(axes, x + size / 2, y - 0.13, f"{value:.1f}".replace("-", "−"), size=9.5)
             label(axes, x + size / 2, y - 0.33, signed(advantage), size=9.5, weight="bold", ink=color)
     axes.set(xlim=(0, 9.4), ylim=(0, 3.75))
     return figure
