@@ -52,7 +52,7 @@ def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> to
         raise ValueError(
             f"eta={eta} is too large: 1 is the most for sde='cps', where all of the noise is new"
         )
-    sigmas = sigmas.double()  # the weights of the last steps are differences of near numbers
+    sigmas = sigmas.double()  # the weights of the last steps are differences of nearly equal numbers
     now, after = sigmas[:-1], sigmas[1:]  # (T,)
     length = now - after
     if not (length > 0).all():
