@@ -152,8 +152,8 @@ def through() -> Figure:
         if n:
             arrow(axes, (ends[n - 1] + widths[n - 1], 1.28), (x, 1.28), ink=BLUE)
             arrow(axes, (x, 1.08), (ends[n - 1] + widths[n - 1], 1.08), ink=ORANGE)
-    label(axes, 6.4, 2.45, "taken again (K = 2), with a gradient", align="left", ink=BLUE, size=9.5)
-    label(axes, 6.4, 2.1, "and the way back", align="left", ink=ORANGE, size=9.5)
+    label(axes, 0.4, 1.38, "taken again (K = 2), with a gradient", align="left", ink=BLUE, size=9.5)
+    label(axes, 0.4, 1.04, "and the way back", align="left", ink=ORANGE, size=9.5)
     axes.plot([places[3] + 0.68, places[3] + 0.68], [0.45, 0.9], color=ORANGE, linewidth=2.2)
     label(axes, places[3] + 0.68, 0.28, "ends here: nothing before $x_2$ is reached", ink=ORANGE, size=9)
     return figure
