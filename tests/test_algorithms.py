@@ -559,14 +559,16 @@ def test_a_group_begins_in_one_state_only_where_steps_have_noise(tmp_path, algor
     ("name", "settings", "message"),
     [
         ("ppo", {}, "algorithm='ppo' does not exist .perhaps dpo.: use one of ddpo, rwr, flow_grpo"),
-        ("flow_grpo", {"window": -1}, "window=-1 must not be negative"),
+        ("flow_grpo", {"window": -1}, "window=-1 must be a whole number"),
         ("awm", {"time_power": -1.0}, r"time_power=-1\.0 must not be negative"),
         ("nft", {"beta": 0.0}, r"beta=0\.0 must be above 0"),
         ("nft", {"decay_rate": -0.1}, r"decay_rate=-0\.1 must not be negative"),
         ("nft", {"max_decay": 1.0}, r"max_decay=1\.0 must lie in \[0, 1\)"),
         ("dpo", {"beta": -1.0}, r"beta=-1\.0 must be above 0"),
-        ("draft", {"last_steps": 0}, "last_steps=0 must be at least 1"),
-        ("refl", {"last_steps": 0}, "last_steps=0 must be at least 1"),
+        ("draft", {"last_steps": 0}, "last_steps=0 must be a whole number, at least 1"),
+        ("draft", {"last_steps": 2.0}, r"last_steps=2\.0 must be a whole number"),
+        ("flow_grpo", {"window": 2.0}, r"window=2\.0 must be a whole number"),
+        ("refl", {"last_steps": 0}, "last_steps=0 must be a whole number, at least 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name, settings, message):

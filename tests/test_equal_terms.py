@@ -71,6 +71,9 @@ def test_the_best_setting_is_chosen_and_not_one_that_broke(tmp_path, monkeypatch
     equal_terms.chosen.cache_clear()
     assert equal_terms.chosen("edit", "RWR") == (2e-3, 0.2)
     equal_terms.chosen.cache_clear()
+    write_rows(tmp_path / "search.csv", [{**rows[1], "method": "DRaFT-K", "value": 2}])
+    assert isinstance(equal_terms.chosen("edit", "DRaFT-K")[1], int)
+    equal_terms.chosen.cache_clear()
 
 
 class PlainExam(equal_tasks.Exam):

@@ -244,7 +244,7 @@ TASKS = {
         },
         learning_rates=(6e-4, 2e-3, 6e-3),
         search_epochs=20,
-        queries=5120,
-        passes=50_000,
+        queries=3840,
+        passes=36_000,
     ),
 }

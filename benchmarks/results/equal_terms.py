@@ -119,7 +119,8 @@ def chosen(task: str, method: str) -> tuple[float, float]:
     """Return learning rate and value with the highest reward of the search, the first of equals."""
     rows = [row for row in read_rows(SEARCH) if (row["task"], row["method"]) == (task, method)]
     best = max(rows, key=lambda row: -math.inf if row["reward"] == "nan" else float(row["reward"]))
-    return float(best["learning_rate"]), float(best["value"])
+    values = TASKS[task].methods[method].values  # some are whole numbers
+    return float(best["learning_rate"]), next(value for value in values if value == float(best["value"]))
 
 
 def untrained() -> list[Row]:

@@ -71,7 +71,7 @@ class DRaFT(Algorithm):
         draws_steps: draw K from 1 to `last_steps` anew for every optimizer step, as AlignProp does.
 
     Raises:
-        ValueError: if there is no step with a gradient.
+        ValueError: if last_steps is no number of steps.
     """
 
     name = "draft"
@@ -82,8 +82,8 @@ class DRaFT(Algorithm):
     shares_starts = False
 
     def __init__(self, last_steps: int = 1, draws_steps: bool = False) -> None:
-        if last_steps < 1:
-            raise ValueError(f"last_steps={last_steps} must be at least 1")
+        if not isinstance(last_steps, int) or last_steps < 1:
+            raise ValueError(f"last_steps={last_steps} must be a whole number, at least 1")
         self.last_steps, self.draws_steps = last_steps, draws_steps
 
     def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:

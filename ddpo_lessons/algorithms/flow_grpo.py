@@ -53,14 +53,14 @@ class FlowGRPO(DDPO):
             KL.
 
     Raises:
-        ValueError: if the window is negative.
+        ValueError: if the window is no number of steps.
     """
 
     name = "flow_grpo"
 
     def __init__(self, sde: SDE = "flow", window: int = 0, kl_times_length: bool = True) -> None:
-        if window < 0:
-            raise ValueError(f"window={window} must not be negative; 0 stands for all steps")
+        if not isinstance(window, int) or window < 0:
+            raise ValueError(f"window={window} must be a whole number; 0 stands for all steps")
         self.sde, self.window, self.kl_times_length = sde, window, kl_times_length
 
     def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> FlowSchedule:
