@@ -142,6 +142,7 @@ def _seeds(rows: list[Row], column: str) -> str:
 
 
 ENDS = {"queries": "judge, equal queries", "passes": "judge, equal passes"}  # of equal_terms.csv
+MEASURED = {"reward": 2, "diversity": 3, "distance": 3}  # with so many decimals
 SETTINGS = {"train_clip_range": "clip range", "last_steps": "K"}  # whose names are not their own
 
 
@@ -152,11 +153,12 @@ def equal_table(rows: list[Row], untrained: list[Row]) -> str:
     for task in dict.fromkeys(row["task"] for row in untrained):
         for row in untrained:
             if row["task"] == task:
-                measured = [f"{float(row[name]):.3g}" for name in ("reward", "diversity", "distance")]
+                measured = [f"{float(row[name]):.{digits}f}" for name, digits in MEASURED.items()]
                 share = f"{100 * float(row['judge']):.0f}%"
                 lines.append([task, f"untrained, {row['setting']}", "–", share, share, *measured, "–"])
-        for method in dict.fromkeys(row["method"] for row in rows if row["task"] == task):
-            lines.append(_equal_line([row for row in rows if (row["task"], row["method"]) == (task, method)]))
+        for method in EQUAL_TASKS[task].methods:
+            own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+            lines += [_equal_line(own)] if own else []
     return table(titles, "lllrrrrrr", lines)
 
 
@@ -166,7 +168,7 @@ def _equal_line(rows: list[Row]) -> list[str]:
     at = {budget: [r for r in rows if (r["budget"], r["point"]) == (budget, ends)] for budget in ENDS}
     shares = [[100 * float(row["judge"]) for row in own] for own in at.values()]
     judged = [f"{statistics.mean(own):.0f}% ({min(own):.0f} to {max(own):.0f})" for own in shares]
-    measured = [f"{mean(at['passes'], name):.3g}" for name in ("reward", "diversity", "distance")]
+    measured = [f"{mean(at['passes'], name):.{digits}f}" for name, digits in MEASURED.items()]
     setting = EQUAL_TASKS[task].methods[method].setting
     chosen = (
         f"{float(rows[0]['learning_rate']):g}, {SETTINGS.get(setting, setting)} {float(rows[0]['value']):g}"

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, main
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "equal_terms.csv"
+UNTRAINED = RESULTS.with_name("equal_terms_untrained.csv")
 TITLES = {
     "prompts": "prompts, from noise: digit and both colours right (%)",
     "edit": "edits of pictures: digit and both colours right (%)",
@@ -33,10 +34,15 @@ STYLES = {  # one colour for a kind of method
 }
 
 
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def curves(budget: str) -> Figure:
     """Draw what the judge finds right along a budget: the seeds' mean, lowest and highest."""
-    with open(RESULTS, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["budget"] == budget]
+    rows = [row for row in read(RESULTS) if row["budget"] == budget]
     figure = Figure(figsize=(9, 4.4), facecolor=CARD, layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, (task, title) in zip(panels, TITLES.items(), strict=True):
@@ -44,13 +50,15 @@ def curves(budget: str) -> Figure:
             own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
             if own:
                 _band(axes, own, budget, method, color, line)
+        turned = max(100 * float(row["judge"]) for row in read(UNTRAINED) if row["task"] == task)
+        axes.axhline(turned, color=MUTED, linewidth=1, label="untrained, settings turned")
         axes.set_title(title, fontsize=10.5, color=INK)
         axes.set_xlabel({"queries": "reward queries", "passes": "network passes"}[budget], color=INK)
         axes.set_facecolor(CARD)
         axes.tick_params(colors=MUTED, labelsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
