@@ -76,4 +76,4 @@ def _band(axes: Axes, rows: list[dict[str, str]], budget: str, method: str, colo
 
 
 if __name__ == "__main__":
-    main({f"11-equal-{budget}": partial(curves, budget) for budget in ("queries", "passes")})
+    main({"11-equal-queries": partial(curves, "queries"), "11-equal-passes": partial(curves, "passes")})
