@@ -1,9 +1,10 @@
 """The two tasks and the methods of equal_terms.py.
 
-- "prompts": tiny-sd3 draws the ten digit-ink pairs that its training left out, from noise, without guidance,
-  in ten steps. The reward is `prompt_alignment`; the judge asks for digit, ink and background.
-- "edit": the demo's img2img of tiny-sd. A flow model's SDE has no place there, so neither have the variants
-  of Flow-GRPO. The reward is `recolouring`; the judge asks for digit and colours.
+- "prompts": tiny-sd3 draws the ten digit-ink pairs that its pre-training left out, from noise, without
+  guidance, in ten steps. The reward is `prompt_alignment`; the judge asks for digit, ink and background. DDPO
+  is Flow-GRPO without groups here.
+- "edit": tiny-sd edits pictures, as in `make demo`; it is not a flow model, so the variants of Flow-GRPO are
+  out. The reward is `recolouring`; the judge asks for digit and colours. DDPO has groups.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def repeat(edits: world.Edits) -> world.Edits:
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm, and beside the learning rate one setting that is searched: what holds its steps back.
+    """An algorithm, and the setting that is searched beside the learning rate.
 
     Attributes:
         algorithm: as `make_algorithm` reads it.

@@ -1,11 +1,11 @@
-"""Every algorithm on two small tasks, with equal means: `python -m benchmarks.results.equal_terms`.
+"""Every algorithm on two small tasks, with equal budgets: `python -m benchmarks.results.equal_terms`.
 
 equal_tasks.py has tasks and methods. Each method first gets a short run with each of six settings (three
-rates, two values of what holds its steps back) on one seed, compared by the reward of validation questions:
+rates, two values of one more setting) on one seed, compared by the reward of validation questions:
 equal_terms_search.csv. With the best it is trained on three seeds, and asked the test's questions at the
 start and four times along either budget: equal_terms.csv. Queries are images that are scored to be
 learned from. Passes are samples that pass the network: a forward pass is one, with its backward pass three.
-Both CSVs keep what they hold; runs are added. equal_terms_untrained.csv has what turned settings do instead.
+equal_terms_untrained.csv holds what changing settings does without training. Finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def make_runner(run: Run) -> Iterator[Runner]:
 
 
 def search(run: Run) -> list[Row]:
-    """Train a short run; return its marks, not-a-number where gradients became so."""
+    """Train a short run; return its marks, or NaN if gradients stopped being finite."""
     task = TASKS[run.task]
     with make_runner(run) as runner:
         exam = task.exam(runner.pipeline, "validation")
