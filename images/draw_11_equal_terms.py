@@ -51,7 +51,7 @@ def curves(budget: str) -> Figure:
             if own:
                 _band(axes, own, budget, method, color, line)
         turned = max(100 * float(row["judge"]) for row in read(UNTRAINED) if row["task"] == task)
-        axes.axhline(turned, color=MUTED, linewidth=1, label="untrained, settings turned")
+        axes.axhline(turned, color=MUTED, linewidth=1, label="best untrained setting")
         axes.set_title(title, fontsize=10.5, color=INK)
         axes.set_xlabel({"queries": "reward queries", "passes": "network passes"}[budget], color=INK)
         axes.set_facecolor(CARD)
