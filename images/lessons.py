@@ -33,7 +33,7 @@ flow models: from the ODE to an SDE whose steps have log-probs; groups, window, 
 10_without_log_probs | algorithms/awm algorithms/nft algorithms/dpo | 10-push
 RWR, AWM, DiffusionNFT and online DPO: one family of weights on the forward process, and what holds each
 11_through_the_reward | algorithms/draft algorithms/refl | 11-odd
-DRaFT, AlignProp and ReFL: the gradient of the reward itself, what it costs, how fast it hacks; all algorithms on equal terms
+DRaFT, AlignProp and ReFL: the gradient of the reward, its price, how fast it hacks; all algorithms compared
 """
 # The first code cell of every lesson.
 SETUP = """\

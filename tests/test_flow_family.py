@@ -125,6 +125,16 @@ def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(guidance, strength)
     torch.testing.assert_close(drawn, theirs("pt"), atol=1e-5, rtol=0)
 
 
+def test_what_a_prompt_embeds_to_does_not_depend_on_the_others():
+    """To the bit: a run that is continued has embedded other prompts before."""
+    prompts = [f"a {colour} {digit}" for colour in ("red", "blue", "green") for digit in ("one", "two", "six")]
+    together = family_of(make_sd3_pipeline()).condition(prompts, "", 1.0)
+    family = family_of(make_sd3_pipeline())
+    alone = [family.condition([prompt], "", 1.0) for prompt in prompts]
+    for name, embedded in together.items():
+        assert torch.equal(embedded, torch.cat([row[name] for row in alone])), name
+
+
 def test_the_forward_process_the_velocity_and_the_clean_latents_belong_together():
     family = family_of(make_sd3_pipeline())
     clean, noise = noise_of(2, 2, 4, 8, 8).unbind()

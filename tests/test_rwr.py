@@ -99,7 +99,7 @@ def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
     )
     samples = Samples(0, 0, 0, torch.tensor([0, 1]), trajectory, torch.tensor([0.0, 2.0]), score=None)
     pairs = {"rows": torch.tensor([0, 1]), "columns": torch.tensor([0, 0])}
-    examples = trainer.algorithm.denoising_examples(samples, pairs, step=0)
+    examples = trainer.algorithm.denoising_examples(samples, pairs, step=0, num_timesteps=1000)
     timesteps, noise = examples["timesteps"], examples["noise"]
     trainer.family.predict = lambda unet, latents, *_, **__: torch.zeros_like(latents)
     loss, _ = trainer.algorithm.loss(samples, None, None, {**pairs, **examples})
@@ -148,7 +148,7 @@ def test_a_sample_has_its_noise_in_whatever_process_it_is(tmp_path):
     def examples(numbers: torch.Tensor, rows: list[int]) -> Any:
         samples = Samples(0, 0, 0, numbers, trajectory, torch.zeros(2), score=None)
         pairs = {"rows": torch.tensor(rows), "columns": columns}
-        return trainer.algorithm.denoising_examples(samples, pairs, step=3)
+        return trainer.algorithm.denoising_examples(samples, pairs, step=3, num_timesteps=1000)
 
     one = examples(torch.arange(6), rows=[4, 5])
     again = examples(torch.tensor([4, 5]), rows=[0, 1])  # of the second of two processes

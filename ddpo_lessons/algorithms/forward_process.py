@@ -77,11 +77,12 @@ class ForwardProcess(Algorithm):
         """Take as many optimizer steps as DDPO would, on as many examples."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
+        num_timesteps = self.count_timesteps(samples)
         for inner_epoch in range(config.train_num_inner_epochs):
             seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
             generator = torch.Generator().manual_seed(seed)
             for pairs in self.pairs(samples, samples_per_step, generator):
-                examples = {**pairs, **self.denoising_examples(samples, pairs, count)}
+                examples = {**pairs, **self.denoising_examples(samples, pairs, count, num_timesteps)}
                 learner.step(partial(self.loss, samples, learner), learner.split(examples))
                 count += 1
 
@@ -90,7 +91,12 @@ class ForwardProcess(Algorithm):
         shape = samples.trajectory.log_probs.shape
         return shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator)
 
-    def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
+    def count_timesteps(self, samples: Samples) -> int:
+        """Count the timesteps up to the first that sampling visits: img2img begins with little noise."""
+        first = samples.trajectory.schedule.timesteps[0]
+        return min(self.family.num_train_timesteps, math.ceil(first) + 1)
+
+    def denoising_examples(self, samples: Samples, pairs: Pairs, step: int, num_timesteps: int) -> Pairs:
         """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
         numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
         seeds = [
@@ -98,10 +104,8 @@ class ForwardProcess(Algorithm):
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
         ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        shape, first = samples.trajectory.final_latents.shape[1:], samples.trajectory.schedule.timesteps[0]
-        # Img2img begins with little noise: the policy is never asked about more.
-        count = min(self.family.num_train_timesteps, math.ceil(first) + 1)
-        timesteps = torch.cat([torch.randint(0, count, (1,), generator=g) for g in generators])
+        shape = samples.trajectory.final_latents.shape[1:]
+        timesteps = torch.cat([torch.randint(num_timesteps, (1,), generator=g) for g in generators])
         return {
             "timesteps": timesteps,
             "noise": torch.stack([torch.randn(shape, generator=g) for g in generators]),
