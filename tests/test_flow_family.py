@@ -127,7 +127,7 @@ def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(guidance, strength)
 
 def test_what_a_prompt_embeds_to_does_not_depend_on_the_others():
     """To the bit: a run that is continued has embedded other prompts before."""
-    prompts = [f"a {colour} {digit}" for colour in ("red", "blue", "green") for digit in ("one", "two", "six")]
+    prompts = [f"a {ink} {digit}" for ink in ("red", "blue", "green") for digit in ("one", "two", "six")]
     together = family_of(make_sd3_pipeline()).condition(prompts, "", 1.0)
     family = family_of(make_sd3_pipeline())
     alone = [family.condition([prompt], "", 1.0) for prompt in prompts]
