@@ -1,4 +1,4 @@
-"""Figures of lesson 11: every algorithm with equal means, by reward queries and by network passes.
+"""Figures of lesson 11: every algorithm with equal budgets, of reward queries and of network passes.
 
 The numbers are those of `python -m benchmarks.results.equal_terms`.
 """

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,29 +31,31 @@ PICTURES = 80  # of an exam of edits
 STEPS = 10  # of the prompts' task
 
 
-class Exam:
+class Exam(abc.ABC):
     """The same questions to a policy again and again, from the same noise."""
 
     prompts: list[str]
     metadata: list[Row]
     reward: Any
+    before: torch.Tensor | None = None  # what the policy that was asked first answered
 
+    @abc.abstractmethod
     def images(self) -> torch.Tensor:
         """Return the policy's images (questions * NOISES, 3, 32, 32), those of a question side by side."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def untrained(self) -> dict[str, torch.Tensor]:
         """Return what a user of the untrained policy gets by turning settings."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def judged(self, images: torch.Tensor) -> float:
         """Return the share of images in which the judge finds all that was asked for."""
-        raise NotImplementedError
 
     def marks(self) -> Row:
         """Return the measures of the policy as it is; distance is from the policy that was asked first."""
         images = self.images()
-        self.before = getattr(self, "before", images)
+        if self.before is None:
+            self.before = images
         return self.measure(images)
 
     @torch.no_grad()
