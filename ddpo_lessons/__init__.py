@@ -24,6 +24,7 @@ _HOMES = {
     "DDPOTrainer": "trainer",
     "ImageDDPOTrainer": "trainer",
     "RWRTrainer": "trainer",
+    "BranchingTrainer": "trainer",
     "FlowGRPOTrainer": "trainer",
     "AWMTrainer": "trainer",
     "NFTTrainer": "trainer",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from ddpo_lessons.run.validation import Validation as Validation
     from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
     from ddpo_lessons.trainer import AWMTrainer as AWMTrainer
+    from ddpo_lessons.trainer import BranchingTrainer as BranchingTrainer
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
     from ddpo_lessons.trainer import DPOTrainer as DPOTrainer
     from ddpo_lessons.trainer import DRaFTTrainer as DRaFTTrainer

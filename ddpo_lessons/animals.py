@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-# Forty-five common animals, as many as the DDPO paper uses (arXiv 2305.13301, section 6): the classes of
-# CLIP's rewards, and what data/prompts.py draws from.
+# The forty-five common animals of the DDPO paper (arXiv 2305.13301, section 6), as simple_animals.txt of its
+# code lists them: the classes of CLIP's rewards, what data/prompts.py draws from, and what the world of animals
+# shows.
 _ANIMALS = """
-cat dog horse cow pig sheep goat donkey rabbit hamster mouse squirrel hedgehog fox wolf
-bear deer moose lion tiger leopard elephant giraffe zebra hippo rhino camel kangaroo koala panda
-monkey gorilla otter seal dolphin whale penguin owl eagle parrot duck chicken frog turtle crocodile
+cat dog horse monkey rabbit zebra spider bird sheep deer cow goat lion tiger bear
+raccoon fox wolf lizard beetle ant butterfly fish shark whale dolphin squirrel mouse rat snake
+turtle frog chicken duck goose bee pig turkey fly llama camel bat gorilla hedgehog kangaroo
 """
 ANIMALS = tuple(_ANIMALS.split())

@@ -7,6 +7,7 @@ what turns sampling into a Markov decision process (Black et al. 2023, arXiv 230
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Literal, NamedTuple
 
@@ -223,6 +224,21 @@ class DDIMSchedule:
         table[:, timesteps.cpu()] = coefficients
         self._table = table.to(device)
         self.timesteps = timesteps.to(device)
+
+    def with_noise(self, window: tuple[int, int]) -> DDIMSchedule:
+        """Return the same steps with noise from the first to before the second of `window` only.
+
+        The others are DDIM's with η = 0: what was noise goes where the direction to x_t points.
+        """
+        other = copy.copy(self)
+        quiet = torch.ones(len(self.stds), dtype=torch.bool)
+        quiet[slice(*window)] = False
+        other.stds = self.stds.masked_fill(quiet, 0.0)
+        other._table = self._table.clone()
+        alpha_bar, weight_x0, weight_noise, std = self._table[:, self.timesteps[quiet]]
+        columns = [alpha_bar, weight_x0, (weight_noise.square() + std.square()).sqrt(), torch.zeros_like(std)]
+        other._table[:, self.timesteps[quiet]] = torch.stack(columns)
+        return other
 
     def step(
         self,

@@ -36,6 +36,7 @@ class Trajectory:
         final_latents: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what later steps
             without noise, which are no actions, made of it.
         group_size: so many rollouts side by side began in one state.
+        branches: into so many they parted at each action, until each went alone; None for all at the first.
     """
 
     latents: torch.Tensor
@@ -46,6 +47,7 @@ class Trajectory:
     schedule: Schedule
     final_latents: torch.Tensor
     group_size: int = 1
+    branches: int | None = None
 
     @property
     def num_steps(self) -> int:
@@ -74,6 +76,7 @@ class Trajectory:
             schedule=first.schedule,
             final_latents=torch.cat([t.final_latents for t in trajectories]),
             group_size=first.group_size,
+            branches=first.branches,
         )
 
 
@@ -157,6 +160,7 @@ def play(
     generator: Generators = None,
     reduction: Literal["mean", "sum"] = "mean",
     group_size: int = 1,
+    branches: int | None = None,
 ) -> Trajectory:
     """Run the policy over a schedule; steps without noise are run, and not recorded as actions.
 
@@ -172,6 +176,7 @@ def play(
         generator: one, or one per sample; decides the actions.
         reduction: of the log-density over the latent's dimensions, see `ddim_step_with_logprob`.
         group_size: so many rollouts side by side begin in one state, whose first prediction they share.
+        branches: into so many they part at each step with noise; None for all at the first.
 
     Returns:
         The trajectory.
@@ -182,7 +187,7 @@ def play(
     first, end = recorded_steps(schedule)
     states, log_probs = [], []
     noise = _draw_noise(len(schedule.stds), latents, generator)  # (T, B, C, h, w)
-    shared = group_size  # they part with their first actions
+    shared = group_size  # so many side by side are in one state
     for k, std in enumerate(schedule.stds.tolist()):
         timesteps = schedule.timesteps[k].expand(len(latents))  # (B,)
         distinct = {name: value[::shared] for name, value in conditioning.items()}
@@ -190,6 +195,9 @@ def play(
             family.denoiser, latents[::shared], timesteps[::shared], distinct, guidance_scale
         )
         output = output.repeat_interleave(shared, dim=0)  # (B, C, h, w)
+        if std > 0:
+            shared = max(1, shared // (branches or group_size))
+            noise[k] = noise[k][::shared].repeat_interleave(shared, dim=0)  # who stays together acts alike
         step = schedule.step(output, timesteps, latents, noise=noise[k], reduction=reduction)
         if first <= k < end:
             states.append(latents)
@@ -197,8 +205,6 @@ def play(
         latents = step.prev_sample
         if k == end - 1:
             states.append(latents)
-        if std > 0:
-            shared = 1
     return Trajectory(
         latents=torch.stack(states, dim=1),  # (B, T+1, C, h, w)
         timesteps=schedule.timesteps[first:end].expand(len(latents), -1),  # (B, T)
@@ -208,6 +214,7 @@ def play(
         schedule=schedule,
         final_latents=latents,
         group_size=group_size,
+        branches=branches,
     )
 
 

@@ -182,6 +182,12 @@ class AlgorithmTrainer(Runner):
         )
 
 
+class BranchingTrainer(AlgorithmTrainer):
+    """DDPO with credit for each action by branching, which needs groups; setting: `window` of `Branching`."""
+
+    algorithm_name = "branching"
+
+
 class FlowGRPOTrainer(AlgorithmTrainer):
     """Flow-GRPO, for flow models; settings: `sde`, `window` and `kl_times_length` of `FlowGRPO`."""
 

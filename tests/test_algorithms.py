@@ -558,7 +558,7 @@ def test_a_group_begins_in_one_state_only_where_steps_have_noise(tmp_path, algor
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("ppo", {}, "algorithm='ppo' does not exist .perhaps dpo.: use one of ddpo, rwr, flow_grpo"),
+        ("ppo", {}, "algorithm='ppo' does not exist .perhaps dpo.: use one of ddpo, branching, rwr"),
         ("flow_grpo", {"window": -1}, "window=-1 must be a whole number"),
         ("awm", {"time_power": -1.0}, r"time_power=-1\.0 must not be negative"),
         ("nft", {"beta": 0.0}, r"beta=0\.0 must be above 0"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS = {  # module: class
     "ddpo": "DDPO",
+    "branching": "Branching",
     "rwr": "RWR",
     "flow_grpo": "FlowGRPO",
     "awm": "AWM",

@@ -28,7 +28,7 @@ class Samples:
         process: number of the process.
         numbers: (B,) on the CPU, which samples of the epoch these are; other processes have the others.
         trajectory: what was done.
-        advantages: (B,) what `Algorithm.advantages` made of the rewards.
+        advantages: (B,) or (B, T), what `Algorithm.advantages` made of the rewards.
         score: `(images, rows) -> rewards`, with a gradient if the reward function has one: asks it again, for
             other images (N, 3, H, W) made from the contexts of the samples `rows` (N,).
     """
@@ -124,9 +124,13 @@ class Algorithm(abc.ABC):
         """Make another policy than the newest one sample, for the time of a `with` block."""
         return contextlib.nullcontext()
 
+    def branches(self, config: DDPOConfig) -> int:
+        """Return into how many a group parts at each action; by default its members part at the first."""
+        return config.sample_group_size
+
     @abc.abstractmethod
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Turn the rewards (N,) of all samples of an epoch into advantages, or other weights (N,).
+        """Turn the rewards (N,) of all samples of an epoch into advantages, or other weights (N,) or (N, T).
 
         Args:
             rewards: (N,), of all processes.

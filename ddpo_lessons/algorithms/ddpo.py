@@ -78,8 +78,15 @@ class DDPO(Algorithm):
                 trajectory.log_probs.shape, self.num_train_timesteps, samples_per_step, generator
             ):
                 # As many forward and backward passes as memory asks for, then one step on their sum.
-                parts = [share_predictions(part, trajectory.group_size) for part in learner.split(pairs)]
+                parts = [
+                    share_predictions(part, trajectory.group_size, trajectory.branches)
+                    for part in learner.split(pairs)
+                ]
                 learner.step(partial(self.loss, samples, learner), parts)
+
+    def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
+        """Return the advantages (N,) of recorded actions: that of the sample."""
+        return samples.advantages[pairs["rows"]]
 
     def loss(
         self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
@@ -91,7 +98,7 @@ class DDPO(Algorithm):
         loss, stats = clipped_surrogate(
             new.log_prob,
             trajectory.log_probs[rows, columns],
-            samples.advantages[rows],
+            self.weights(samples, pairs),
             config.train_clip_range,
             config.train_adv_clip_max,
         )
@@ -166,12 +173,13 @@ def replay(
     return trajectory.schedule.step(output, timesteps, latents, prev_sample=next_latents, reduction=reduction)
 
 
-def share_predictions(pairs: Pairs, group_size: int) -> Pairs:
+def share_predictions(pairs: Pairs, group_size: int, branches: int | None = None) -> Pairs:
     """Save forward passes: rollouts of a group begin in one state, whose prediction serves all first actions.
 
     Args:
         pairs: N of them; gradients and losses are the same without this.
         group_size: so many rollouts side by side have one prompt and one first state; 1 for none.
+        branches: into so many they part at each action; None for all at the first.
 
     Returns:
         The pairs with "distinct" (D,), the places of pairs whose states differ, and "inverse" (N,): pair n
@@ -180,7 +188,11 @@ def share_predictions(pairs: Pairs, group_size: int) -> Pairs:
     rows, columns = pairs["rows"], pairs["columns"]
     if group_size == 1:
         return {**pairs, "distinct": torch.arange(len(rows)), "inverse": torch.arange(len(rows))}
-    owners = torch.where(columns == 0, rows // group_size * group_size, rows)  # whose state it is
+    sizes = [group_size]
+    while sizes[-1] > 1:
+        sizes.append(sizes[-1] // (branches or group_size))
+    alike = torch.tensor(sizes)[columns.clamp(max=len(sizes) - 1)]  # so many side by side are in one state
+    owners = rows // alike * alike  # whose state it is
     states, inverse = torch.stack([owners, columns]).unique(dim=1, return_inverse=True)  # (2, D), (N,)
     distinct = torch.zeros(states.shape[1], dtype=torch.long)
     distinct.scatter_(0, inverse, torch.arange(len(rows)))  # any pair of a state will do

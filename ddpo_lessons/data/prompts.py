@@ -174,12 +174,64 @@ def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
     return PromptSampler(draw, seed)
 
 
+def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
+    """Sentences of the world of animals, such as "a fox by Noto on a blue background".
+
+    The (animal, artist) pair is uniform over the split. Metadata: `animal`, `artist` and `ground` (names).
+
+    Args:
+        seed: decides the sequence.
+        split: "seen" (the pairs of pre-training), "left_out" (the thirty that it never showed), "all".
+
+    Returns:
+        The prompt function.
+
+    Raises:
+        ValueError: if the split does not exist.
+    """
+    from ddpo_lessons.zoo import world
+
+    splits = {"seen": world.SEEN, "left_out": world.LEFT_OUT, "all": world.SEEN + world.LEFT_OUT}
+    if split not in splits:
+        raise ValueError(f"split={split!r} does not exist: use one of {list(splits)}")
+
+    def draw(generator: random.Random) -> Prompt:
+        animal, artist = generator.choice(splits[split])
+        names = world.ANIMALS[animal], world.ARTISTS[artist], generator.choice(world.GROUND_NAMES)
+        return world.make_prompt(*names), dict(zip(("animal", "artist", "ground"), names, strict=True))
+
+    return PromptSampler(draw, seed)
+
+
+def redrawing_requests(seed: int) -> PromptSampler:
+    """Pictures of the world of animals with a sentence that names another artist and ground, for img2img.
+
+    Such as a fox by Noto on red with "an animal by Twemoji on a green background": obey it, and keep the
+    animal. Metadata: `animal` (a name), `image` (what goes in) and `target` (what should come out, which
+    supervised training needs and RL does not), both (3, 64, 64).
+
+    Args:
+        seed: decides the sequence, and the pictures.
+
+    Returns:
+        The prompt function, which returns `(prompt, image, metadata)`.
+    """
+    from ddpo_lessons.zoo import world
+
+    def draw(generator: random.Random) -> Any:
+        edits = world.draw_edits(1, generator.getrandbits(62))
+        image, animal = edits.pictures.images[0], world.ANIMALS[edits.wanted[0, 0]]
+        return edits.prompts[0], image, {"animal": animal, "image": image, "target": edits.targets[0]}
+
+    return PromptSampler(draw, seed)
+
+
 def _with_article(noun: str) -> str:
     return ("an " if noun[0] in "aeiou" else "a ") + noun
 
 
 def animals(seed: int) -> PromptSampler:
-    """One of 45 common animals, such as "an otter"; metadata: `label`, the animal.
+    """One of 45 common animals, such as "an ant"; metadata: `label`, the animal.
 
     Args:
         seed: decides the sequence.
@@ -245,6 +297,8 @@ def read_prompts(path: str | Path) -> list[str]:
 PROMPTS: dict[str, Callable[[int], PromptSampler]] = {
     "digit_world": digit_world_prompts,
     "digit_world_left_out": lambda seed: digit_world_prompts(seed, split="left_out"),
+    "zoo": zoo_prompts,
+    "zoo_left_out": lambda seed: zoo_prompts(seed, split="left_out"),
     "animals": animals,
     "activities": activities,
 }

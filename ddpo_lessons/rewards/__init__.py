@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ddpo_lessons.rewards.animals import animal_alignment
 from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, check_images
 from ddpo_lessons.rewards.combined import edit, weighted_sum
 from ddpo_lessons.rewards.digits import (
@@ -65,6 +66,7 @@ __all__ = [
     "RewardFunction",
     "Rewards",
     "aesthetic_score",
+    "animal_alignment",
     "check_images",
     "clip_change",
     "clip_margin",
@@ -97,6 +99,7 @@ REWARDS: dict[str, Callable[..., RewardFunction]] = {
     "legibility_gain": legibility_gain,
     "digit_margin": digit_margin,
     "prompt_alignment": prompt_alignment,
+    "animal_alignment": animal_alignment,
     "clip_score": clip_score,
     "clip_margin": clip_margin,
     "clip_change": clip_change,

@@ -550,9 +550,8 @@ class Runner:
             prompts = self.start.prompts(contexts, config)
             told = family.condition(prompts, config.negative_prompts, guidance, size)
             generators = self._generators(epoch, rows, purpose=1)
-            return play(
-                family, latents, schedule, told, guidance, generators, config.log_prob_reduction, shared
-            )
+            reduction, branches = config.log_prob_reduction, self.algorithm.branches(config)
+            return play(family, latents, schedule, told, guidance, generators, reduction, shared, branches)
 
     def _generators(self, epoch: int, numbers: Sequence[int], purpose: int) -> list[torch.Generator]:
         """Give every sample its own generator, so that batch size and processes change nothing."""

@@ -1,4 +1,4 @@
-"""The embedded default: the digit world, and the checkpoints that live in it, `tiny-sd` and `tiny-sd3`."""
+"""The digit world with the checkpoints that live in it, `tiny-sd` (the default) and `tiny-sd3`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from ddpo_lessons.tiny.classifier import Judge, RewardModel, SecondJudge
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-CHECKPOINTS = {"tiny-sd": CHECKPOINT, "tiny-sd3": CHECKPOINT.with_name("checkpoint_sd3")}
+CHECKPOINTS = {
+    "tiny-sd": CHECKPOINT,
+    "tiny-sd3": CHECKPOINT.with_name("checkpoint_sd3"),
+    "tiny-zoo": CHECKPOINT.parents[1] / "zoo" / "checkpoint",
+}
 
 
 def load_tiny_sd() -> StableDiffusionPipeline:

@@ -1,0 +1,119 @@
+"""Lesson 07: credit for each action by branching, for DDPO on trajectories of many steps.
+
+DDPO gives every action of a sample the sample's whole reward, so most of what an action is praised for was
+another action's doing. Here only some neighbouring steps have noise, a window that is drawn anew each
+epoch; all others are deterministic. A group of G = b^n rollouts shares its path up to the window of n steps
+and parts into b branches at each of them, so that it is a tree whose leaves are pictures:
+
+    value of a node = mean reward of the leaves below it
+    advantage of an action = value of where it leads - value of where it was taken
+
+divided by the standard deviation of all such differences at that depth. With a window of one step that is
+DDPO's advantage within a group, but what one action did is all that differs. States that rollouts share are
+predicted once, in sampling and in training, so an epoch is also cheaper.
+
+Relatives: TempFlow-GRPO (arXiv 2508.04324) branches at one step; BranchGRPO (arXiv 2509.06040) and TreeGRPO
+(arXiv 2512.08153) average leaves over trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ddpo_lessons.algorithms.base import Pairs, Samples
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import Schedule
+from ddpo_lessons.rollout import sample_seed
+
+WINDOW = 4  # purpose of a seed
+
+
+def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: float = 1e-8) -> torch.Tensor:
+    """Advantages of the actions in trees: the value of the child minus that of its parent, by depth.
+
+    Args:
+        rewards: (N,) of the leaves, those of a tree side by side, so that a node's are neighbours.
+        branches: b, children of a node.
+        window: n, actions from root to leaf; a tree has b^n leaves.
+        eps: keeps the division defined, in units of the reward.
+
+    Returns:
+        (N, n) float32: column k is the action taken at depth k on the way to each leaf, divided by the
+        standard deviation of that column.
+    """
+    leaves = rewards.double()
+    values = [  # of the node at each depth on the way to each leaf, (N, n + 1)
+        leaves.view(-1, branches ** (window - depth))
+        .mean(dim=1)
+        .repeat_interleave(branches ** (window - depth))
+        for depth in range(window + 1)
+    ]
+    differences = torch.stack(values, dim=1).diff(dim=1)  # (N, n)
+    return (differences / (differences.std(dim=0, correction=0) + eps)).float()
+
+
+class Branching(DDPO):
+    """DDPO whose groups part at a window of steps; `sample_group_size` is the number of a tree's leaves.
+
+    Args:
+        window: so many neighbouring steps have noise and are trained, n; the group size is a power b^n.
+
+    Raises:
+        ValueError: if the window is no number of steps.
+    """
+
+    name = "branching"
+    unused = ("per_prompt_stat_tracking",)
+
+    def __init__(self, window: int = 1) -> None:
+        if not isinstance(window, int) or window < 1:
+            raise ValueError(f"window={window} must be a whole number of steps, 1 or more")
+        self.window = window
+
+    def check(self, config: DDPOConfig) -> None:
+        """Refuse groups that are no trees."""
+        super().check(config)
+        size = config.sample_group_size
+        if size < 2 or self.branches(config) ** self.window != size:
+            raise ValueError(
+                f"branching needs sample_group_size = b^{self.window}, b branches at each step of its "
+                f"window, and has {size}: use {2**self.window} or {3**self.window}, or another window"
+            )
+        if config.sample_batch_size % size:
+            raise ValueError(
+                f"branching needs whole groups in a batch: make sample_batch_size="
+                f"{config.sample_batch_size} a multiple of sample_group_size={size}"
+            )
+
+    def branches(self, config: DDPOConfig) -> int:
+        """Return b, so that b^window is the group's size."""
+        return round(config.sample_group_size ** (1 / self.window))
+
+    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+        """Return the steps with noise in the epoch's window alone."""
+        noisy = int((schedule.stds > 0).sum())
+        if self.window > noisy:
+            raise ValueError(
+                f"window={self.window} of {noisy} steps with noise: lower it, or take more steps"
+            )
+        generator = torch.Generator().manual_seed(sample_seed(config.seed, epoch, WINDOW))
+        first = int(torch.nonzero(schedule.stds > 0)[0]) + int(
+            torch.randint(noisy - self.window + 1, (1,), generator=generator)
+        )
+        return schedule.with_noise(window=(first, first + self.window))
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
+        """Return an advantage for every action of every sample, (N, window)."""
+        return branch_advantages(rewards, self.branches(self.config), self.window)
+
+    def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
+        """Return the actions' own advantages (N,)."""
+        return samples.advantages[pairs["rows"], pairs["columns"]]
+
+    def identity(self) -> dict[str, Any]:
+        """Return its setting."""
+        return {"window": self.window}

@@ -1,0 +1,53 @@
+"""The world of animals, and the checkpoint that draws it, `tiny-zoo`, with a reward model and two judges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from ddpo_lessons.tiny import CHECKPOINTS
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+    from ddpo_lessons.zoo.judges import Classifier, Judge, RewardModel, SecondJudge
+
+    Kind = TypeVar("Kind", bound=Classifier)
+
+CHECKPOINT = CHECKPOINTS["tiny-zoo"]
+
+
+def load_tiny_zoo() -> StableDiffusionPipeline:
+    """Load the shipped checkpoint: a plain pipeline, 64x64 images, latents (4, 16, 16)."""
+    from diffusers import StableDiffusionPipeline
+
+    pipeline = StableDiffusionPipeline.from_pretrained(CHECKPOINT, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def load_reward_model() -> RewardModel:
+    """Load the classifier that RL optimises: images (B, 3, 64, 64) in [0, 1] to logits of three kinds."""
+    from ddpo_lessons.zoo.judges import RewardModel
+
+    return _load(RewardModel(), "reward_model")
+
+
+def load_judge() -> Judge:
+    """Load the classifier that only measures: images (B, 3, 64, 64) in [0, 1] to logits of three kinds."""
+    from ddpo_lessons.zoo.judges import Judge
+
+    return _load(Judge(), "judge")
+
+
+def load_second_judge() -> SecondJudge:
+    """Load the other judge: images (B, 3, 64, 64) in [0, 1] to logits of three kinds."""
+    from ddpo_lessons.zoo.judges import SecondJudge
+
+    return _load(SecondJudge(), "second_judge")
+
+
+def _load(model: Kind, name: str) -> Kind:
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(CHECKPOINT / f"{name}.safetensors"))
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,132 @@
+"""Classifiers of the world of animals that share nothing: the reward model, and two judges that only measure.
+
+They name animal, artist and ground, and differ in architecture, seed, in the pictures that they learned from
+and in how those were spoiled: blurred and noisy for the reward model, which has to score what a policy draws
+on its way; noisy for the judge; with a part cut out for the second judge.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddpo_lessons.zoo import world
+
+CLASSES = (len(world.ANIMALS), len(world.ARTISTS), len(world.GROUNDS))  # animals, artists, grounds
+NAMES = ("animal", "artist", "ground")
+
+
+class Classifier(nn.Module):
+    """Features of a picture, and one linear layer of them; subclasses differ in the features."""
+
+    def __init__(self, features: nn.Module, width: int) -> None:
+        """Put the layer on features (B, width, ...), which it flattens."""
+        super().__init__()
+        self.features = features
+        self.head = nn.Linear(width, sum(CLASSES))
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return logits of animal (B, 45), artist (B, 3), ground (B, 8) of images (B, 3, 64, 64)."""
+        return self.head(self.features(images * 2 - 1).flatten(1)).split(CLASSES, dim=1)
+
+
+class RewardModel(Classifier):
+    """Strided convolutions, group normalisation."""
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise((3, 24, 48, 64, 96)):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(8, after), nn.SiLU()]
+        super().__init__(nn.Sequential(*layers), 96 * 16)  # (B, 96, 4, 4)
+
+
+class Judge(Classifier):
+    """Wide kernels, max pooling, batch normalisation."""
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise((3, 24, 32, 64)):
+            layers += [
+                nn.Conv2d(before, after, 5, padding=2),
+                nn.MaxPool2d(2),
+                nn.BatchNorm2d(after),
+                nn.ReLU(),
+            ]
+        super().__init__(nn.Sequential(*layers, nn.AdaptiveMaxPool2d(4), nn.Dropout(0.3)), 64 * 16)
+
+
+class SecondJudge(Classifier):
+    """Patches of 4x4 pixels, mixed in place and depth by turns (ConvMixer, arXiv 2201.09792)."""
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        width = 64
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), nn.GELU(), nn.BatchNorm2d(width)]
+        for _ in range(4):
+            layers += [nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GELU(), nn.BatchNorm2d(width)]
+            layers += [nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width)]
+        super().__init__(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2)), width * 4)  # (B, 64, 2, 2)
+
+
+# ----------------------------------------------------------------------------------------- spoiling
+Spoil = Callable[[torch.Tensor], torch.Tensor]
+
+
+def add_noise(images: torch.Tensor) -> torch.Tensor:
+    """Add Gaussian noise, its standard deviation 0 to 0.15, one a picture; (N, 3, H, W)."""
+    return images + 0.15 * torch.rand(len(images), 1, 1, 1) * torch.randn_like(images)
+
+
+def blur_and_add_noise(images: torch.Tensor) -> torch.Tensor:
+    """Blur every other picture to a quarter or half of its pixels, and add noise; (N, 3, H, W)."""
+    blurred = F.interpolate(images[::2], scale_factor=0.25 if torch.rand(()) < 0.5 else 0.5, mode="area")
+    images = images.clone()
+    images[::2] = F.interpolate(blurred, images.shape[2:], mode="bilinear")
+    return add_noise(images)
+
+
+def cut_out(images: torch.Tensor) -> torch.Tensor:
+    """Paint a grey square of 16x16 pixels over every picture, and add noise; (N, 3, 64, 64)."""
+    images = images.clone()
+    for image, (row, column) in zip(images, torch.randint(0, 48, (len(images), 2)).tolist(), strict=True):
+        image[:, row : row + 16, column : column + 16] = 0.5
+    return add_noise(images)
+
+
+# ------------------------------------------------------------------------------------------ judging
+def named(model: Classifier, images: torch.Tensor) -> torch.Tensor:
+    """Return the indices of animal, artist and ground that a classifier names; (N, 3, 64, 64) -> (N, 3)."""
+    with torch.no_grad():
+        batches = [
+            torch.stack([part.argmax(dim=1) for part in model(batch)], 1) for batch in images.split(256)
+        ]
+    return torch.cat(batches)
+
+
+def verdicts(
+    images: torch.Tensor, labels: torch.Tensor, judge: Judge, second_judge: SecondJudge
+) -> dict[str, torch.Tensor]:
+    """Say what is right in pictures.
+
+    Args:
+        images: (N, 3, 64, 64) in [0, 1], on the judges' device.
+        labels: what they should show: indices of animal, artist and ground, (N, 3).
+        judge: names animal and artist; the ground is measured.
+        second_judge: names all three.
+
+    Returns:
+        Truth values (N,): "animal", "artist", "ground", "all" three, and "second_judge", which names all
+        three rightly.
+    """
+    hits = named(judge, images) == labels  # (N, 3)
+    hits[:, 2] = world.nearest_ground(world.measure_ground(images)) == labels[:, 2]
+    right = dict(zip(NAMES, hits.T, strict=True))
+    right["all"] = hits.all(dim=1)
+    right["second_judge"] = (named(second_judge, images) == labels).all(dim=1)
+    return right

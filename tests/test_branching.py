@@ -1,0 +1,183 @@
+"""Credit for each action: trees of rollouts, their advantages, and what they share."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from helpers import SCHEDULE, brightness, make_config, make_pipeline, make_sd3_pipeline
+
+from ddpo_lessons.advantages import normalize_groups
+from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.algorithms.branching import branch_advantages
+from ddpo_lessons.algorithms.ddpo import replay, share_predictions
+from ddpo_lessons.data.prompts import digit_world_prompts
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.ddim import DDIMSchedule
+from ddpo_lessons.families import family_of
+from ddpo_lessons.rollout import play
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import Runner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def ddim_schedule(steps: int, **scheduler: Any) -> DDIMSchedule:
+    made = DDIMScheduler(**{**SCHEDULE, **scheduler})
+    made.set_timesteps(steps)
+    return DDIMSchedule(made, made.timesteps, 1.0, "cpu")
+
+
+# ---------------------------------------------------------------------------------------- advantages
+def test_advantages_of_a_tree_by_hand():
+    # Two trees of four leaves: root (4) -> nodes 2 and 6 -> leaves; the second tree is flat but for a leaf.
+    rewards = torch.tensor([1.0, 3.0, 6.0, 6.0, 0.0, 0.0, 0.0, 4.0])
+    first = torch.tensor([-2.0, -2.0, 2.0, 2.0, -1.0, -1.0, 1.0, 1.0])
+    second = torch.tensor([-1.0, 1.0, 0.0, 0.0, 0.0, 0.0, -2.0, 2.0])
+    expected = torch.stack([first / 2.5**0.5, second / 1.25**0.5], dim=1)
+    assert torch.allclose(branch_advantages(rewards, 2, 2), expected)
+
+
+def test_a_window_of_one_step_has_the_advantages_of_groups():
+    rewards = torch.rand(24, generator=torch.Generator().manual_seed(0))
+    found = branch_advantages(rewards, 8, 1)[:, 0]
+    assert torch.allclose(found, normalize_groups(rewards, 8), atol=1e-6)
+
+
+def test_values_along_a_path_add_up_to_the_leaf():
+    rewards = torch.rand(27, generator=torch.Generator().manual_seed(1)).double()
+    values = [rewards.view(-1, 3**k).mean(1).repeat_interleave(3**k) for k in (3, 2, 1, 0)]
+    stds = [(after - before).std(correction=0) for before, after in itertools.pairwise(values)]
+    added = (branch_advantages(rewards, 3, 3).double() * torch.stack(stds)).sum(1)
+    assert torch.allclose(added, rewards - rewards.mean(), atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------- steps
+@pytest.mark.parametrize("set_alpha_to_one", [True, False])
+def test_outside_the_window_a_step_is_that_of_plain_ddim_without_noise(set_alpha_to_one):
+    schedule = ddim_schedule(6, set_alpha_to_one=set_alpha_to_one)
+    quiet = schedule.with_noise(window=(2, 4))
+    assert (quiet.stds > 0).tolist() == [False, False, True, True, False, False]
+    generator = torch.Generator().manual_seed(0)
+    latents, output, noise = torch.randn(3, 1, 4, 2, 2, generator=generator)
+    for number, timestep in enumerate(schedule.timesteps):
+        found = quiet.step(output, timestep[None], latents, noise=noise)
+        if number in (2, 3):
+            expected = schedule.step(output, timestep[None], latents, noise=noise).prev_sample
+        else:
+            expected = schedule.scheduler.step(output, timestep, latents, eta=0.0).prev_sample
+        assert torch.allclose(found.prev_sample, expected, atol=1e-6)
+
+
+def rollout(window: tuple[int, int], branches: int, group_size: int) -> Any:
+    family = family_of(make_pipeline())
+    schedule = family.schedule(5, eta=1.0).with_noise(window=window)
+    count = 2 * group_size
+    first = torch.randn(2, *family.latents_shape(), generator=torch.Generator().manual_seed(3))
+    latents = first.repeat_interleave(group_size, dim=0)
+    conditioning = family.condition(["a red three"] * count, "", 1.0, None)
+    generators = [torch.Generator().manual_seed(number) for number in range(count)]
+    return family, play(
+        family, latents, schedule, conditioning, 1.0, generators, "mean", group_size, branches
+    )
+
+
+def test_a_group_is_a_tree():
+    _, trajectory = rollout((1, 3), 2, 4)
+    assert trajectory.timesteps.shape == (8, 2)
+    for depth, alike in enumerate((4, 2, 1)):  # so many side by side are in one state, and no more
+        states = trajectory.latents[:, depth].flatten(1)
+        same = (states[:, None] == states[None]).all(2)
+        blocks = torch.block_diag(*[torch.ones(alike, alike)] * (8 // alike)).bool()
+        assert torch.equal(same, blocks)
+    assert len(trajectory.final_latents.flatten(1).unique(dim=0)) == 8
+
+
+def test_replayed_with_shared_predictions_the_ratio_is_one():
+    family, trajectory = rollout((1, 3), 2, 4)
+    rows, columns = torch.meshgrid(torch.arange(8), torch.arange(2), indexing="ij")
+    pairs = {"rows": rows.flatten(), "columns": columns.flatten()}
+    shared = share_predictions(pairs, trajectory.group_size, trajectory.branches)
+    assert len(shared["distinct"]) == 2 + 4  # two roots and their four children
+    with torch.no_grad():
+        new = replay(family, family.denoiser, trajectory, shared, "mean").log_prob
+    assert torch.allclose(new, trajectory.log_probs[pairs["rows"], pairs["columns"]], atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- runs
+@pytest.mark.parametrize("model", ["diffusion", "flow"])
+def test_it_trains_on_trees_and_resumes_to_the_bit(tmp_path, model):
+    def make(name: str, **changes: Any) -> Runner:
+        config = make_config(
+            tmp_path / name,
+            sample_num_steps=4,
+            sample_batch_size=4,
+            train_batch_size=4,
+            sample_group_size=4,
+            save_freq=1,
+            **changes,
+        )
+        pipeline = make_pipeline() if model == "diffusion" else make_sd3_pipeline()
+        return Runner(
+            config,
+            brightness,
+            digit_world_prompts(0),
+            pipeline,
+            algorithm=make_algorithm("branching:window=2"),
+            start=FromNoise(),
+        )
+
+    whole = make("whole", num_epochs=3)
+    whole.train()
+    make("parts", num_epochs=2).train()
+    resumed = make("parts", num_epochs=3, resume_from="latest")
+    resumed.train()
+    assert whole.learner.trainable.keys() == resumed.learner.trainable.keys()
+    for name, weight in whole.learner.trainable.items():
+        assert torch.equal(weight, resumed.learner.trainable[name])
+    errors = [record["first_replay_max_ratio_error"] for record in read_metrics(tmp_path / "whole", "step")]
+    assert len(errors) == 3
+    assert max(errors) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sample_group_size": 1}, "sample_group_size"),
+        ({"sample_group_size": 6, "sample_batch_size": 6, "train_batch_size": 6}, "b\\^2"),
+        ({"sample_group_size": 4, "sample_batch_size": 2, "train_batch_size": 2}, "whole groups"),
+    ],
+)
+def test_groups_that_are_no_trees_are_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_algorithm("branching:window=2").check(make_config(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("window", [0, -1, 1.0])
+def test_a_window_is_a_number_of_steps(window):
+    with pytest.raises(ValueError, match="whole number"):
+        make_algorithm("branching", window=window)
+
+
+def test_a_window_longer_than_the_steps_with_noise_is_refused():
+    algorithm = make_algorithm("branching", window=5)
+    with pytest.raises(ValueError, match="window=5 of 4 steps"):
+        algorithm.explore(ddim_schedule(5, set_alpha_to_one=True), make_config("unused"), 0)
+
+
+def test_the_window_visits_every_step_with_noise():
+    algorithm, schedule = make_algorithm("branching"), ddim_schedule(5, set_alpha_to_one=True)
+    config = make_config("unused")
+    seen = {int(algorithm.explore(schedule, config, epoch).stds.argmax()) for epoch in range(40)}
+    assert seen == {0, 1, 2, 3}
+
+
+def test_starts_from_images_have_trees_too():
+    algorithm = make_algorithm("branching")
+    schedule = FromImages(0.6).schedule(
+        family_of(make_pipeline()), make_config("unused", sample_num_steps=10)
+    )
+    assert int((algorithm.explore(schedule, make_config("unused"), 0).stds > 0).sum()) == 1
