@@ -6,7 +6,6 @@ import json
 import re
 import statistics
 import textwrap
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,10 @@ from ddpo_lessons.tiny.recipe import markdown
 from images.lessons import lesson_rows, setup_cell
 
 PAGES = (
-    "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md", "docs/damage.md",
+    "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md",
     "docs/tiny-sd.md", "docs/tiny-sd3.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/11_through_the_reward.ipynb",
 )  # fmt: skip
-TASKS = {  # of benchmarks/results/img2img.csv and baselines.csv, with how the table calls them
-    "fog": "fog",
-    "darkness": "darkness",
-    "fading": "faded ink",
-    "camouflage": "camouflage",
-    "blur": "blur, severity 5",
-    "noise": "noise, severity 5",
-    "four corruptions": "noise, blur, fog, JPEG, severities 1 to 5",
-}
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
 
 
@@ -58,8 +48,8 @@ def best_setting(best: Row) -> str:
     return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
 
 
-def demo_table(result: Row) -> str:
-    """Return the demo's table: the untrained pipeline, a row per seed, and the mean."""
+def recolour_table(result: Row) -> str:
+    """Return lesson 07's table: the untrained pipeline, a row per seed, and the mean."""
     runs = result["runs"]
     best, before = (runs[0][name] for name in ("untrained_best", "before"))
     after = [run["after"] for run in runs]
@@ -73,7 +63,7 @@ def demo_table(result: Row) -> str:
 
 
 def edit_table(result: Row, rows: list[Row]) -> str:
-    """Return what else does the demo's task: means of the seeds, for "both" the lowest and highest too."""
+    """Return what else does lesson 07's task: means of the seeds, for "both" the lowest and highest too."""
     best = result["runs"][0]["untrained_best"]
 
     def own(what: str) -> list[Row]:
@@ -97,7 +87,7 @@ def edit_table(result: Row, rows: list[Row]) -> str:
 
 
 def ablation_table(rows: list[Row]) -> str:
-    """Return what each choice of the demo is worth."""
+    """Return what each choice of recolour.py is worth."""
     return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
 
 
@@ -105,40 +95,6 @@ def lesson_table(times: Row) -> str:
     """Return the table of lessons, with the time that each took."""
     lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", lesson_rows(times["seconds"]))
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
-
-
-def task_table(rows: list[Row], baselines: list[Row]) -> str:
-    """Return the table of img2img tasks: RL beside what does without a reward, on the same test pictures."""
-    titles = ["untouched", "best pixel operation", "untrained, best strength", "RL", "supervised, on pairs"]
-    lines = []
-    for name in TASKS:
-        trained = [row for row in rows if row["variant"] == name and row["damage"]]
-        own: dict[str, list[Row]] = defaultdict(list)
-        for row in baselines:
-            if row["task"] == name and row["test"]:
-                own[row["what"]].append(row)
-        cells = [_at_best(own[what]) for what in ("untouched", "operation", "untrained")]
-        lines.append([TASKS[name], *cells, _seeds(trained, "judge"), _seeds(own["supervised"], "test")])
-    return table(["task", *titles], "lrrrrr", lines)
-
-
-def _at_best(rows: list[Row]) -> str:
-    """Return what the judge reads with the chosen setting, over all kinds of pictures, and the setting."""
-    if not rows:
-        return "–"
-    (setting, *others) = [row["setting"] for row in rows]
-    names = "each kind's own" if others and setting else setting
-    return percent(mean(rows, "test")) + (f" ({names})" if names else "")
-
-
-def _seeds(rows: list[Row], column: str) -> str:
-    """Return the mean of the seeds, each over all kinds of pictures, and the lowest and highest."""
-    if not rows:
-        return "–"
-    seeds = sorted({row["seed"] for row in rows})
-    found = [100 * mean([row for row in rows if row["seed"] == seed], column) for seed in seeds]
-    spread = f"{min(found):.1f} to {max(found):.1f}, {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-    return f"{statistics.mean(found):.1f}% ({spread})"
 
 
 ENDS = {"queries": "judge, equal queries", "passes": "judge, equal passes"}  # of equal_terms.csv
@@ -277,13 +233,10 @@ def read(name: str) -> Any:
 
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
-    "tasks": lambda: task_table(
-        read("benchmarks/results/img2img.csv"), read("benchmarks/results/baselines.csv")
-    ),
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
-    "demo": lambda: demo_table(read("benchmarks/results/demo.json")),
-    "ablations": lambda: ablation_table(read("benchmarks/results/demo_ablations.csv")),
-    "edit": lambda: edit_table(read("benchmarks/results/demo.json"), read("benchmarks/results/edit.csv")),
+    "recolour": lambda: recolour_table(read("benchmarks/results/recolour.json")),
+    "ablations": lambda: ablation_table(read("benchmarks/results/recolour_ablations.csv")),
+    "edit": lambda: edit_table(read("benchmarks/results/recolour.json"), read("benchmarks/results/edit.csv")),
     **{
         name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
         for name, folder in CHECKPOINTS.items()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 # The forty-five common animals of the DDPO paper (arXiv 2305.13301, section 6), as simple_animals.txt of its
-# code lists them: the classes of CLIP's rewards, what data/prompts.py draws from, and what the world of animals
-# shows.
+# code lists them: the classes of CLIP's rewards, what data/prompts.py draws from, and what zoo/ shows.
 _ANIMALS = """
 cat dog horse monkey rabbit zebra spider bird sheep deer cow goat lion tiger bear
 raccoon fox wolf lizard beetle ant butterfly fish shark whale dolphin squirrel mouse rat snake

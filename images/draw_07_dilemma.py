@@ -53,7 +53,7 @@ def draw_untrained(axes: Axes) -> None:
 
 def draw_rl(axes: Axes) -> None:
     """Draw the way of every seed on validation pictures, and a star where its test pictures are."""
-    for run in json.loads((RESULTS / "demo.json").read_text())["runs"]:
+    for run in json.loads((RESULTS / "recolour.json").read_text())["runs"]:
         way = [point(shares) for shares in run["run"]["path"]]
         name = "RL over its epochs, three seeds" if run["seed"] == 0 else None
         axes.plot(

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from benchmarks.common import write_rows
-from benchmarks.results import equal_tasks, equal_terms
+from benchmarks.results import equal_tasks, equal_terms, recolour
 from benchmarks.results.equal_tasks import TASKS
 from benchmarks.results.equal_terms import Run
 from benchmarks.tables import equal_table
-from ddpo_lessons.app import demo
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.tiny import load_tiny_sd3, world
 from tests.helpers import make_sd3_pipeline
@@ -122,11 +121,11 @@ def test_edits_are_repeated_side_by_side():
     assert torch.equal(again.targets[1 :: equal_tasks.NOISES], edits.targets)
 
 
-def test_the_flagship_is_the_demos():
+def test_the_edits_are_those_of_lesson_07():
     settings = TASKS["edit"].settings
-    assert settings["sample_num_steps"] == demo.SETTINGS["sample_num_steps"]
-    assert settings["sample_guidance_scale"] == demo.SETTINGS["sample_guidance_scale"]
-    assert settings["train_lora_target_modules"] == demo.SETTINGS["train_lora_target_modules"]
+    assert settings["sample_num_steps"] == recolour.SETTINGS["sample_num_steps"]
+    assert settings["sample_guidance_scale"] == recolour.SETTINGS["sample_guidance_scale"]
+    assert settings["train_lora_target_modules"] == recolour.SETTINGS["train_lora_target_modules"]
 
 
 def test_all_layers_that_are_named_exist():

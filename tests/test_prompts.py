@@ -81,7 +81,7 @@ def test_animals_are_45_and_carry_the_right_article() -> None:
     sampler = prompts.animals(0)
     drawn = dict(sampler() for _ in range(2000))  # prompt -> metadata
     assert len(set(prompts.ANIMALS)) == len(drawn) == 45
-    assert drawn["an owl"] == {"label": "owl"}
+    assert drawn["an ant"] == {"label": "ant"}
     assert drawn["a cat"] == {"label": "cat"}
     assert all(re.fullmatch(r"an [aeiou]\w*|a [^aeiou]\w*", prompt) for prompt in drawn)
 
@@ -90,7 +90,7 @@ def test_activities_combine_every_animal_with_three_activities() -> None:
     sampler = prompts.activities(0)
     drawn = dict(sampler() for _ in range(4000))
     assert len(drawn) == 45 * 3
-    assert drawn["an otter riding a bike"] == {"label": "otter", "activity": "riding a bike"}
+    assert drawn["an ant riding a bike"] == {"label": "ant", "activity": "riding a bike"}
 
 
 def test_from_file_reads_one_prompt_a_line(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ import pytest
 from benchmarks import tables
 from benchmarks.tables import (
     ablation_table,
-    demo_table,
     edit_table,
     filled,
     lesson_table,
     peers_table,
-    task_table,
+    recolour_table,
 )
 from images import lessons
 
@@ -67,15 +66,11 @@ def test_peers_are_compared_by_whole_epochs(result: dict[str, Any]) -> None:
     )
 
 
-def baseline(task: str, what: str, setting: str, test: str, seed: str = "0") -> dict[str, str]:
-    return {"task": task, "what": what, "setting": setting, "test": test, "seed": seed}
-
-
 def shares(*values: float) -> dict[str, float]:
     return dict(zip(("digit", "colours", "both", "second_judge"), values, strict=True))
 
 
-def test_the_demo_shows_the_untrained_pipeline_every_seed_and_their_mean() -> None:
+def test_lesson_07_shows_the_untrained_pipeline_every_seed_and_their_mean() -> None:
     untrained = {**shares(0.4, 0.8, 0.3, 0.25), "strength": 0.4, "guidance": 7.5, "steps": 10}
     before = shares(0.9, 0.0, 0.0, 0.0)
     runs = [
@@ -85,7 +80,7 @@ def test_the_demo_shows_the_untrained_pipeline_every_seed_and_their_mean() -> No
             (1, shares(0.9, 0.9, 0.9, 0.9), 180),
         )
     ]
-    lines = demo_table({"machine": "a machine", "runs": runs}).splitlines()
+    lines = recolour_table({"machine": "a machine", "runs": runs}).splitlines()
     assert lines[2:] == [
         "| untrained, the best setting: strength 0.4, guidance 7.5, 10 steps"
         " | 40.0% | 80.0% | 30.0% | 25.0% |  |",
@@ -120,41 +115,6 @@ def test_the_table_of_lessons_has_every_notebook_and_its_time() -> None:
     assert [row.split(" | ")[2] for row in rows[2:-2]] == [f"{3.4 + n:.0f} s" for n in range(len(LESSONS))]
     assert all(f"(notebooks/{path.name})" in row for path, row in zip(LESSONS, rows[2:], strict=False))
     assert rows[-1] == "Times: in a fresh kernel on a machine."
-
-
-def test_tasks_show_rl_beside_its_baselines() -> None:
-    rows = [
-        {"variant": "fog", "seed": "0", "damage": "", "judge": "0.1"},  # a reading during training
-        *({"variant": "fog", "seed": seed, "damage": "foggy", "judge": f"0.8{seed}"} for seed in "02"),
-        *(
-            {"variant": "four corruptions", "seed": "1", "damage": "noisy", "judge": s}
-            for s in ("0.9", "0.5")
-        ),
-    ]
-    baselines = [
-        baseline("fog", "untouched", "", "0.5"),
-        baseline("fog", "operation", "median 3", ""),  # not chosen, so not read on test pictures
-        baseline("fog", "operation", "stretch", "0.99"),
-        baseline("fog", "untrained", "4 of 12", "0.425"),
-        *(baseline("fog", "supervised", "0.001", *end) for end in (("0.9", "0"), ("0.94", "1"))),
-        *(baseline("four corruptions", "untouched", "", share) for share in ("0.4", "0.6")),
-        *(
-            baseline("four corruptions", "operation", *best)
-            for best in (("stretch", "1"), ("median 3", "0.8"))
-        ),
-        baseline("noise", "untouched", "", "0.3"),
-    ]
-    lines = {line.split(" | ")[0]: line for line in task_table(rows, baselines).splitlines()}
-    assert lines["| fog"] == (
-        "| fog | 50.0% | 99.0% (stretch) | 42.5% (4 of 12) "
-        "| 81.0% (80.0 to 82.0, 2 seeds) | 92.0% (90.0 to 94.0, 2 seeds) |"
-    )
-    assert lines["| noise, severity 5"] == "| noise, severity 5 | 30.0% | – | – | – | – |"
-    assert lines["| noise, blur, fog, JPEG, severities 1 to 5"] == (
-        "| noise, blur, fog, JPEG, severities 1 to 5 | 50.0% | 90.0% (each kind's own) | – "
-        "| 70.0% (one seed) | – |"
-    )
-    assert len({line.count(" | ") for line in lines.values()}) == 1
 
 
 @pytest.mark.parametrize("urls", ["", '[project.urls]\nRepository = "https://github.com/some/where"\n'])

@@ -1,4 +1,4 @@
-"""What the demo's task is worth without RL: `python -m benchmarks.results.edit`.
+"""What the task of recolour.py is worth without RL: `python -m benchmarks.results.edit`.
 
 Writes edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures;
 images/07-strengths.png; and edit.csv, what else there is to compare with, on the 500 test
@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT, Row, parse, read_rows, run_all
+from benchmarks.results.recolour import POLICY, SETTINGS, Exam, untrained
 from benchmarks.results.supervised import train_supervised
-from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img, untrained
+from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.app.plotting import plot_strip, save_figure
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
@@ -97,7 +98,7 @@ class Alternative:
 
 
 def taught(seed: int, learning_rate: float, share: float = 1.0) -> Any:
-    """Return a pipeline trained on pairs, in batches of 64: the demo's layers and a share of its samples."""
+    """Return a pipeline trained on pairs, in batches of 64: RL's layers and a share of its samples."""
     pipeline = load_tiny_sd()
     changes = {"train_learning_rate": learning_rate, "num_epochs": int(share * SETTINGS["num_epochs"])}
     changes |= {"sample_guidance_scale": TAUGHT.guidance, "train_batch_size": 64, "seed": seed}

@@ -3,7 +3,7 @@
 - "prompts": tiny-sd3 draws the ten digit-ink pairs that its pre-training left out, from noise, without
   guidance, in ten steps. The reward is `prompt_alignment`; the judge asks for digit, ink and background. DDPO
   is Flow-GRPO without groups here.
-- "edit": tiny-sd edits pictures, as in `make demo`; it is not a flow model, so the variants of Flow-GRPO are
+- "edit": tiny-sd edits pictures, as in recolour.py; it is not a flow model, so the variants of Flow-GRPO are
   out. The reward is `recolouring`; the judge asks for digit and colours. DDPO has groups.
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row
-from ddpo_lessons.app import demo
+from benchmarks.results import recolour
+from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.data.prompts import digit_world_prompts, edit_requests
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
@@ -109,18 +110,18 @@ class EditExam(Exam):
 
     def __init__(self, pipeline: Any, split: str) -> None:
         edits = repeat(world.draw_edits(PICTURES, split, 0))
-        self.pipeline, self.exam, self.reward = pipeline, demo.Exam(edits), recolouring()
+        self.pipeline, self.exam, self.reward = pipeline, recolour.Exam(edits), recolouring()
         self.prompts, pictures = edits.prompts, edits.pictures
         asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
         self.metadata = [{"digit": digit, "image": image} for digit, image in asked]
 
     def images(self) -> torch.Tensor:
-        return self.exam.images(self.pipeline, demo.POLICY)
+        return self.exam.images(self.pipeline, recolour.POLICY)
 
     def untrained(self) -> dict[str, torch.Tensor]:
-        best = demo.UNTRAINED_BEST  # of a grid
+        best = recolour.UNTRAINED_BEST  # of a grid
         name = f"strength {best.strength:g}, guidance {best.guidance:g}, {best.steps} steps"
-        return {name: demo.untrained(self.pipeline, self.exam.edits, best)}
+        return {name: recolour.untrained(self.pipeline, self.exam.edits, best)}
 
     def judged(self, images: torch.Tensor) -> float:
         return self.exam.shares(images)["both"]
@@ -232,15 +233,15 @@ TASKS = {
         load=load_tiny_sd,
         reward=recolouring,
         prompts=edit_requests,
-        start=FromImages(demo.POLICY.strength),
+        start=FromImages(recolour.POLICY.strength),
         exam=EditExam,
         settings={
             **COMMON,
-            "sample_num_steps": demo.POLICY.steps,
-            "sample_guidance_scale": demo.POLICY.guidance,
+            "sample_num_steps": recolour.POLICY.steps,
+            "sample_guidance_scale": recolour.POLICY.guidance,
             "sample_batch_size": 128,
             "train_batch_size": 64,  # two optimizer steps an epoch
-            "train_lora_target_modules": demo.EVERYWHERE,
+            "train_lora_target_modules": EVERYWHERE,
         },
         methods={
             "DDPO": Method("ddpo", CLIP, CLIPS, GROUPS),

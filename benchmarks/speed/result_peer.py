@@ -1,4 +1,4 @@
-"""imageddpo on the demo's task, an epoch at a time; started by `time_to_result`.
+"""imageddpo on lesson 07's task, an epoch at a time; started by `time_to_result`.
 
 Runs in the peers' environment: of this package it takes the task, none of the training. LoRA is the peer's,
 of rank 4 in the attention layers, which no setting changes.
@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from benchmarks.common import Row, seconds_of
 from benchmarks.peers.environment import serve
 from benchmarks.peers.worker import IMAGE, peer_trainer
+from benchmarks.results.recolour import POLICY, SETTINGS
 from benchmarks.speed.peer_epochs import trainable
-from ddpo_lessons.app.demo import POLICY, SETTINGS
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 
@@ -40,7 +40,7 @@ VARIANTS: dict[str, Row] = {
         "train_gradient_accumulation_steps": 64,
         "train_learning_rate": 1e-4,
     },
-    "imageddpo, the demo's settings": {
+    "imageddpo, lesson 07's settings": {
         **{name: SETTINGS[name] for name in SHARED},
         # As many samples in one batch, for one below train_batch_size is refused.
         "sample_batch_size": SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"],

@@ -1,9 +1,9 @@
 """Seconds of training until 15 points more pictures are right: `python -m benchmarks.speed.time_to_result`.
 
-The demo's task, trained by this package with the demo's settings and with DDPOConfig's defaults, and by
+Lesson 07's task, trained by this package with the lesson's settings and with DDPOConfig's defaults, and by
 imageddpo with two sets of settings (result_peer.py). Right means that the judge reads the digit and both
 colours are those asked for, of 200 validation pictures, before training and after every 256 samples, an epoch
-of the demo (or more, where an epoch is longer); the reading's time does not count. A run ends at +15 points
+of the lesson (or more, where an epoch is longer); the reading's time does not count. A run ends at +15 points
 or at the limit. Its rows then go into time_to_result.csv; what that holds is not run again.
 time_to_result.json tells the machine.
 """
@@ -24,9 +24,10 @@ from safetensors.torch import load_file
 
 from benchmarks.common import Row, machine, parse, run_all, scratch_config, seconds_of, write_json
 from benchmarks.peers.environment import Worker, make_environment, versions
+from benchmarks.results.recolour import POLICY, SETTINGS, Exam
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
-from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
+from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
@@ -36,7 +37,7 @@ from ddpo_lessons.trainer import ImageDDPOTrainer
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colours", "both")
 OURS: dict[str, Row] = {
-    "ddpo-lessons, the demo": SETTINGS,
+    "ddpo-lessons, lesson 07": SETTINGS,
     # The task's number of steps, and no pictures, since the peer draws none.
     "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
 }

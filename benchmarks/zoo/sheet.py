@@ -30,8 +30,13 @@ SETS = {  # package and version, a column each
 }
 RESVG = "resvg-py==0.5.0"
 # What the sets call an animal, where that is not the animal's name: the face, if there is one.
-ICONS = {name: f"{name}-face" for name in "cat dog horse monkey rabbit cow tiger mouse pig".split()}
-ICONS |= {"sheep": "ewe", "squirrel": "chipmunk", "bee": "honeybee"}
+FACES = ("cat", "dog", "horse", "monkey", "rabbit", "cow", "tiger", "mouse", "pig")
+ICONS = {
+    "sheep": "ewe",
+    "squirrel": "chipmunk",
+    "bee": "honeybee",
+    **{name: f"{name}-face" for name in FACES},
+}
 
 
 def read_set(folder: Path, package: str) -> dict[str, Any]:

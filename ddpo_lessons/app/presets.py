@@ -77,9 +77,9 @@ _GLASSES: dict[str, Any] = {
 }
 _SD_1_5 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 
-# Obey the prompt and keep the picture: the demo's task at full size. Not run on a GPU. Guidance, learning
+# Obey the prompt and keep the picture: lesson 07's task at full size. Not run on a GPU. Guidance, learning
 # rate, clip range (DDPOConfig's), and 256 samples in two optimizer steps are those of `aesthetic`,
-# groups are the demo's; that they go together is a guess. Guidance is part of the
+# groups are lesson 07's; that they go together is a guess. Guidance is part of the
 # policy: both of its passes are trained. LoRA is on attention only (DDPOConfig's default): the prompt enters
 # there, and every tool for Stable Diffusion loads such weights. Of one process, as above.
 _EDIT: dict[str, Any] = {
@@ -126,7 +126,7 @@ _SD35: dict[str, Any] = {
     ),
 }
 
-# As for the demo, whose numbers benchmarks/NOTES.md explains, but from noise: more steps, smaller epochs.
+# As in lesson 07, whose numbers benchmarks/NOTES.md explains, but from noise: more steps, smaller epochs.
 _DIGITS: dict[str, Any] = {
     "num_epochs": 40,
     "save_freq": 10,

@@ -12,7 +12,6 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +52,22 @@ UNET_BANK = 40_000  # pictures that the denoiser is trained on
 FIRST_SHARE = 0.05  # of the steps, on bright ink on dark ground only, see `train_unet`
 BRIGHT, DARK = ("white", "yellow"), ("black", "blue")
 GUIDANCE_SCALE = 7.5  # of the pictures in the table
-WORDS = ("a", "on", "background", "digit", "clear", "camouflaged", "handwriting")
-WORDS += (*world.DIGITS, *world.COLOURS, *world.DAMAGES)
 
 
 # ----------------------------------------------------------------------------------------------- parts
-def make_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> CLIPTokenizer:
-    """Make a CLIP tokenizer that knows each of `words` as one token.
+def make_tokenizer(folder: Path) -> CLIPTokenizer:
+    """Make a CLIP tokenizer that knows each word of the digit world as one token.
 
     Byte-pair merges build every word letter by letter, so any other text still splits into characters.
 
     Args:
         folder: an empty folder for vocab.json and merges.txt.
-        words: in lower case; by default those of the digit world.
 
     Returns:
         The tokenizer, `LENGTH` tokens long.
     """
+    words = ["a", "on", "background", "digit", "clear", "camouflaged", "handwriting"]
+    words += [*world.DIGITS, *world.COLOURS, *world.DAMAGES]
     letters = [chr(c) for c in range(ord("!"), ord("~") + 1)]
     tokens = letters + [letter + "</w>" for letter in letters]
     merges: list[str] = []
@@ -82,6 +80,11 @@ def make_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> CLIPTokenizer:
             left += piece
             if left not in tokens:
                 tokens.append(left)
+    return write_tokenizer(folder, tokens, merges)
+
+
+def write_tokenizer(folder: Path, tokens: list[str], merges: list[str]) -> CLIPTokenizer:
+    """Write vocab.json and merges.txt of a CLIP tokenizer, and load it, `LENGTH` tokens long."""
     vocab = {token: i for i, token in enumerate([*tokens, "<|startoftext|>", "<|endoftext|>"])}
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")

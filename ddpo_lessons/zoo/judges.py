@@ -84,7 +84,7 @@ def add_noise(images: torch.Tensor) -> torch.Tensor:
 
 
 def blur_and_add_noise(images: torch.Tensor) -> torch.Tensor:
-    """Blur every other picture to a quarter or half of its pixels, and add noise; (N, 3, H, W)."""
+    """Blur every other picture to a quarter or half of its width, and add noise; (N, 3, H, W)."""
     blurred = F.interpolate(images[::2], scale_factor=0.25 if torch.rand(()) < 0.5 else 0.5, mode="area")
     images = images.clone()
     images[::2] = F.interpolate(blurred, images.shape[2:], mode="bilinear")

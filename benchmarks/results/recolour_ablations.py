@@ -1,8 +1,8 @@
-"""What each choice of the demo is worth: `python -m benchmarks.results.demo_ablations`.
+"""What each choice of recolour.py is worth: `python -m benchmarks.results.recolour_ablations`.
 
-Every variant changes one thing of the demo's settings and trains on as many samples, 12,800, from the same
-seed. Then the judges look at 200 validation pictures; rows go to demo_ablations.csv, and what it already
-holds is not run again.
+Every variant changes one thing of its settings and trains on as many samples, 12,800, from the same seed.
+Then the judges look at 200 validation pictures; rows go to recolour_ablations.csv, and what it already holds
+is not run again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from diffusers import DDIMScheduler
 
 from benchmarks.common import Row, parse, run_all, scratch_config
-from ddpo_lessons.app.demo import POLICY, SETTINGS, Exam, Img2Img
+from benchmarks.results.recolour import POLICY, SETTINGS, Exam
+from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world
@@ -25,7 +26,7 @@ SAMPLES, PICTURES = 12_800, 200
 
 @dataclass(frozen=True)
 class Variant:
-    """What a run changes of the demo."""
+    """What a run changes of recolour.py."""
 
     variant: str
     policy: Img2Img = POLICY
@@ -35,7 +36,7 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("the demo"),
+    Variant("nothing changed"),
     Variant("without guidance", replace(POLICY, guidance=1.0)),
     Variant("10 steps instead of 5", replace(POLICY, steps=10)),
     Variant("less noise: 2 of 8 steps", Img2Img(0.25, POLICY.guidance, 8)),

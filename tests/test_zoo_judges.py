@@ -1,0 +1,101 @@
+"""The classifiers of the world of animals: shapes, verdicts, and what spoils their pictures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddpo_lessons.zoo import judges, world
+
+
+class Says(torch.nn.Module):
+    """Names the same animal, artist and ground in every picture."""
+
+    def __init__(self, *named: int) -> None:
+        super().__init__()
+        self.named = named
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = zip(self.named, judges.CLASSES, strict=True)
+        return tuple(torch.eye(classes)[[index] * len(images)] for index, classes in pairs)
+
+
+@pytest.mark.parametrize("kind", [judges.RewardModel, judges.Judge, judges.SecondJudge])
+def test_a_classifier_gives_logits_of_animal_artist_and_ground(kind):
+    logits = kind().eval()(torch.rand(2, 3, 64, 64))
+    assert [part.shape for part in logits] == [(2, 45), (2, 3), (2, 8)]
+
+
+def test_classifiers_share_no_architecture():
+    kinds = (judges.RewardModel, judges.Judge, judges.SecondJudge)
+    shapes = [
+        {tuple(weight.shape) for weight in kind().features.parameters() if weight.ndim == 4} for kind in kinds
+    ]
+    assert not shapes[0] & shapes[1]
+    assert not shapes[0] & shapes[2]
+    assert not shapes[1] & shapes[2]
+
+
+def test_named_takes_the_largest_logit_in_any_number_of_batches():
+    assert judges.named(Says(44, 1, 7), torch.zeros(300, 3, 64, 64)).tolist() == [[44, 1, 7]] * 300
+
+
+def test_verdicts_by_hand():
+    images = torch.zeros(4, 3, 64, 64)
+    grounds = torch.tensor([4, 4, 4, 2])  # three are blue, the last one is yellow
+    images += torch.tensor(list(world.GROUNDS.values()))[grounds][:, :, None, None]
+    labels = torch.tensor([[5, 1, 4], [6, 1, 4], [5, 2, 4], [5, 1, 4]])
+    # The judge's own word for the ground, 0, does not count; that of the second judge does.
+    right = judges.verdicts(images, labels, Says(5, 1, 0), Says(5, 1, 4))
+    assert {name: truth.tolist() for name, truth in right.items()} == {
+        "animal": [True, False, True, True],
+        "artist": [True, True, False, True],
+        "ground": [True, True, True, False],
+        "all": [True, False, False, False],
+        "second_judge": [True, False, False, True],
+    }
+    wrong = judges.verdicts(images, labels, Says(5, 1, 4), Says(5, 1, 0))
+    assert wrong["all"].tolist() == [True, False, False, False]
+    assert not wrong["second_judge"].any()
+
+
+@pytest.mark.parametrize("spoil", [judges.add_noise, judges.blur_and_add_noise, judges.cut_out])
+@pytest.mark.parametrize("count", [1, 5])
+def test_spoiling_keeps_the_shape_and_the_pictures_themselves(spoil, count):
+    torch.manual_seed(0)
+    images = torch.rand(count, 3, 64, 64)
+    before = images.clone()
+    spoiled = spoil(images)
+    assert spoiled.shape == images.shape
+    assert torch.equal(images, before)
+    assert (spoiled != images).any(dim=(1, 2, 3)).all()
+
+
+def test_noise_has_a_standard_deviation_of_its_own_up_to_15_percent():
+    torch.manual_seed(0)
+    deviations = judges.add_noise(torch.zeros(500, 3, 32, 32)).std(dim=(1, 2, 3))
+    assert deviations.mean() == pytest.approx(0.075, abs=0.006)  # three standard errors
+    assert deviations.min() < 0.005
+    assert 0.145 < deviations.max() < 0.155
+
+
+def test_cut_out_paints_256_pixels_grey(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(judges, "add_noise", lambda images: images)
+    cut = judges.cut_out(torch.ones(50, 3, 64, 64))
+    painted = (cut == 0.5).all(dim=1)  # (50, 64, 64)
+    assert painted.sum(dim=(1, 2)).tolist() == [256] * 50
+    assert (
+        painted.any(dim=2).sum(dim=1).tolist() == painted.any(dim=1).sum(dim=1).tolist() == [16] * 50
+    )  # a square
+    assert (cut == 1).any(dim=1).sum(dim=(1, 2)).tolist() == [64 * 64 - 256] * 50
+    assert len(painted.unique(dim=0)) > 40  # each elsewhere
+
+
+def test_every_other_picture_is_blurred(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(judges, "add_noise", lambda images: images)
+    stripes = (torch.arange(64) % 2).float().expand(4, 3, 64, 64)  # too fine for half of the width
+    blurred = judges.blur_and_add_noise(stripes)
+    assert torch.equal(blurred[1::2], stripes[1::2])
+    torch.testing.assert_close(blurred[::2], torch.full((2, 3, 64, 64), 0.5))

@@ -1,0 +1,91 @@
+"""The script that remakes the sheet of emoji, without the emoji."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks.zoo import sheet
+from ddpo_lessons.zoo import world
+
+ROOT = Path(__file__).parents[1]
+
+
+def install(folder: Path, **versions: str) -> None:
+    """Make a folder with sets of one icon, a red square, of each given version."""
+    for package, version in (sheet.SETS | versions).items():
+        path = folder / "node_modules" / package
+        path.mkdir(parents=True)
+        (path / "package.json").write_text(json.dumps({"version": version}))
+        body = '<path fill="red" d="M0 0h8v8H0z"/>'
+        (path / "icons.json").write_text(json.dumps({"icons": {"ant": {"body": body}}, "height": 8}))
+
+
+def test_the_script_and_the_world_agree():
+    assert sheet.SHEET == world.SHEET
+    assert sheet.SIZE == world.IMAGE_SIZE
+    assert [name.lower() in package for name, package in zip(world.ARTISTS, sheet.SETS, strict=True)] == [
+        True
+    ] * 3
+
+
+def test_every_animal_has_an_icon_of_its_own():
+    names = [sheet.ICONS.get(animal, animal) for animal in sheet.ANIMALS]
+    assert len(set(names)) == 45
+    assert sheet.ICONS.keys() < set(sheet.ANIMALS)
+    assert names[:3] == ["cat-face", "dog-face", "horse-face"]
+    assert {sheet.ICONS[name] for name in ("sheep", "squirrel", "bee")} == {"ewe", "chipmunk", "honeybee"}
+    assert "fox" in names
+
+
+def test_a_picture_that_is_not_square_is_centred_and_not_stretched():
+    wide, tall = (
+        sheet.pad(Image.new("RGBA", (128, 64), "red")),
+        sheet.pad(Image.new("RGBA", (64, 128), "red")),
+    )
+    assert wide.size == tall.size == (64, 64)
+    assert wide.getchannel("A").getbbox() == (0, 16, 64, 48)
+    assert tall.getchannel("A").getbbox() == (16, 0, 48, 64)
+    square = Image.effect_noise((64, 64), 50).convert("RGBA")
+    assert sheet.pad(square).tobytes() == square.tobytes()
+
+
+def test_an_icon_becomes_a_file_with_the_box_of_its_set(tmp_path):
+    install(tmp_path)
+    icons = sheet.read_set(tmp_path, "@iconify-json/noto")
+    text = sheet.svg(icons, "ant")
+    assert 'viewBox="0 0 16 8" width="16" height="8"' in text  # 16 where a set says nothing
+    assert text.endswith('><path fill="red" d="M0 0h8v8H0z"/></svg>')
+
+
+def test_sets_that_are_missing_or_other_are_named_with_the_remedy(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        sheet.main([str(tmp_path), "--output", str(tmp_path / "sheet.png")])
+    assert re.search(
+        r"has no @iconify-json/noto: run `npm install @iconify-json/noto@1\S+ @", capsys.readouterr().err
+    )
+    install(tmp_path, **{"@iconify-json/twemoji": "1.0.0"})
+    with pytest.raises(ValueError, match=r"twemoji 1\.0\.0, which may look different: run `npm install"):
+        sheet.make_sheet(tmp_path)
+
+
+def test_a_missing_resvg_is_named_with_the_remedy(tmp_path, monkeypatch, capsys):
+    install(tmp_path)
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    monkeypatch.setattr(sheet, "ANIMALS", ("ant",))
+    with pytest.raises(SystemExit):
+        sheet.main([str(tmp_path), "--output", str(tmp_path / "sheet.png")])
+    assert "pip install resvg-py==0.5.0" in capsys.readouterr().err
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_licences_name_what_the_script_draws():
+    text = (ROOT / "ddpo_lessons/zoo/LICENSES.md").read_text("utf-8")
+    assert all(f"`{package}` {version}" in text for package, version in sheet.SETS.items())
+    commands = [f"{package}@{version}" for package, version in sheet.SETS.items()]
+    assert f"npm install {' '.join(commands)}\n    pip install {sheet.RESVG}\n" in (sheet.__doc__ or "")

@@ -1,0 +1,184 @@
+"""The world of animals: the sheet, drawing, measuring, words and edits."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ddpo_lessons.zoo import world
+
+STILL = torch.eye(2, 3)
+PAPER = (  # simple_animals.txt of kvablack/ddpo-pytorch, line by line
+    "cat dog horse monkey rabbit zebra spider bird sheep deer cow goat lion tiger bear raccoon fox wolf "
+    "lizard beetle ant butterfly fish shark whale dolphin squirrel mouse rat snake turtle frog chicken duck "
+    "goose bee pig turkey fly llama camel bat gorilla hedgehog kangaroo"
+)
+
+
+def sprite(animal: str, artist: str) -> Image.Image:
+    """Cut a picture out of the sheet, by PIL alone."""
+    row, column = PAPER.split().index(animal), ("Noto", "Twemoji", "Fluent").index(artist)
+    return Image.open(world.SHEET).crop((64 * column, 64 * row, 64 * column + 64, 64 * row + 64))
+
+
+def draw(animal: str, artist: str, ground: str, theta: torch.Tensor = STILL) -> torch.Tensor:
+    """Render one picture, (3, 64, 64)."""
+    pair = torch.tensor([[world.ANIMALS.index(animal), world.ARTISTS.index(artist)]])
+    return world.render(pair, torch.tensor([world.GROUND_NAMES.index(ground)]), theta[None])[0]
+
+
+# -------------------------------------------------------------------------------------------- the sheet
+def test_sheet_is_a_small_png_with_a_picture_of_its_own_for_each_pair():
+    image = Image.open(world.SHEET)
+    assert (image.format, image.mode, image.size) == ("PNG", "RGBA", (3 * 64, 45 * 64))
+    assert world.SHEET.stat().st_size <= 2.5e6
+    assert world.sprites().shape == (45, 3, 4, 64, 64)
+    alpha = world.sprites()[:, :, 3]
+    assert alpha.mean(dim=(2, 3)).min() > 0.1  # nobody is missing
+    assert world.sprites().flatten(2).flatten(0, 1).unique(dim=0).shape[0] == 135
+
+
+def test_animals_are_those_of_the_paper():
+    assert tuple(PAPER.split()) == world.ANIMALS
+
+
+def test_thirty_pairs_are_left_out_ten_an_artist_and_no_animal_twice():
+    assert len(set(world.LEFT_OUT)) == 30
+    assert Counter(artist for _, artist in world.LEFT_OUT) == {0: 10, 1: 10, 2: 10}
+    assert max(Counter(animal for animal, _ in world.LEFT_OUT).values()) == 1
+    every = set(itertools.product(range(45), range(3)))
+    assert len(world.SEEN) + len(world.LEFT_OUT) == len(every) == 135
+    assert set(world.SEEN) | set(world.LEFT_OUT) == every
+
+
+def test_nine_animals_are_new_and_the_others_for_practice():
+    assert len(world.NEW_ANIMALS) == 9
+    assert sorted(world.NEW_ANIMALS + world.PRACTICE_ANIMALS) == list(range(45))
+
+
+# ------------------------------------------------------------------------------------------- rendering
+def test_render_by_hand():
+    image = draw("bear", "Twemoji", "green")
+    picture = np.array(sprite("bear", "Twemoji"))
+    assert picture[0, 0, 3] == 0  # a corner without the bear
+    assert image[:, 0, 0].tolist() == pytest.approx((0.36, 0.70, 0.42))
+    assert picture[32, 32, 3] == 255  # its face
+    assert (image[:, 32, 32] * 255).tolist() == pytest.approx(picture[32, 32, :3].tolist(), abs=1e-3)
+
+
+def test_render_composes_as_pil_does():
+    for animal, artist, ground in (
+        ("fox", "Noto", "blue"),
+        ("fly", "Fluent", "white"),
+        ("zebra", "Twemoji", "red"),
+    ):
+        colour = tuple(round(255 * part) for part in world.GROUNDS[ground])
+        expected = Image.alpha_composite(Image.new("RGBA", (64, 64), colour), sprite(animal, artist))
+        difference = draw(animal, artist, ground) * 255 - torch.tensor(np.array(expected)[:, :, :3]).permute(
+            2, 0, 1
+        )
+        assert difference.abs().max() < 1.01, animal  # of 255; the ground is rounded, and so is PIL's sum
+
+
+def test_a_flip_mirrors_and_a_shift_moves_by_pixels():
+    upright = draw("fox", "Noto", "pink")
+    assert (upright - upright.flip(2)).abs().max() > 0.1  # so the next line could be false
+    flip = torch.tensor([[-1.0, 0, 0], [0, 1, 0]])
+    torch.testing.assert_close(draw("fox", "Noto", "pink", flip), upright.flip(2))
+    shift = torch.tensor([[1.0, 0, 2 * 2 / 64], [0, 1, -1 * 2 / 64]])  # two to the left, one down
+    torch.testing.assert_close(draw("fox", "Noto", "pink", shift)[:, 1:, :-2], upright[:, :-1, 2:])
+
+
+def test_placements_keep_their_ranges():
+    theta = world.placements(4000, torch.Generator().manual_seed(0))
+    assert theta[:, 0, 1].abs().max() == theta[:, 1, 0].abs().max() == 0  # nothing is turned
+    size, side = 1 / theta[:, 1, 1], theta[:, 0, 0].sign()
+    torch.testing.assert_close(theta[:, 0, 0].abs(), theta[:, 1, 1])
+    assert 0.78 <= size.min() < 0.781
+    assert 0.939 < size.max() < 0.94001
+    assert 0.47 < (side > 0).float().mean() < 0.53
+    # The sprite's middle lies where its coordinates are 0; a picture is 64 pixels from -1 to 1.
+    middle = torch.stack([-side * theta[:, 0, 2] * size, -theta[:, 1, 2] * size], dim=1) * 32
+    assert 2.49 < middle.abs().max() < 2.5001
+    assert middle.mean(dim=0).abs().max() < 0.1
+    inside = 32 - middle.abs() - 32 * size[:, None]  # between the sprite's edge and the picture's
+    assert inside.min() > -0.59  # 32 - 2.5 - 0.94 * 32
+
+
+def test_measured_ground_is_the_one_that_was_drawn():
+    pictures = world.draw_pictures(1000, seed=5)
+    assert torch.equal(world.nearest_ground(world.measure_ground(pictures.images)), pictures.labels[:, 2])
+    assert pictures.images.min() >= 0
+    assert pictures.images.max() <= 1 + 1e-6
+
+
+def test_pictures_are_what_their_labels_say():
+    pictures = world.draw_pictures(20, seed=3)
+    assert pictures.images.shape == (20, 3, 64, 64)
+    for image, said, theta in zip(pictures.images, pictures.descriptions, pictures.theta, strict=True):
+        torch.testing.assert_close(draw(said.animal, said.artist, said.ground, theta), image)
+    assert [world.parse_prompt(prompt) for prompt in pictures.prompts] == pictures.descriptions
+
+
+def test_same_seed_same_pictures_other_seed_others():
+    first, again, other = (world.draw_pictures(8, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.images, again.images)
+    assert torch.equal(first.labels, again.labels)
+    assert not torch.equal(first.labels, other.labels)
+    assert not torch.equal(first.theta, other.theta)
+
+
+def test_pictures_show_the_pairs_that_were_asked_for_and_every_ground():
+    pictures = world.draw_pictures(300, 0, world.LEFT_OUT)
+    pairs = {(animal, artist) for animal, artist, _ in pictures.labels.tolist()}
+    assert pairs == set(world.LEFT_OUT)
+    assert set(pictures.labels[:, 2].tolist()) == set(range(8))
+
+
+# ---------------------------------------------------------------------------------------------- prompts
+def test_prompts_are_read_back():
+    names = ((None, *kind) for kind in (world.ANIMALS, world.ARTISTS, world.GROUND_NAMES))
+    every = [world.Description(*said) for said in itertools.product(*names)]
+    prompts = [world.make_prompt(said.animal, said.artist, said.ground) for said in every]
+    assert len(set(prompts)) == len(prompts) == 46 * 4 * 9
+    assert [world.parse_prompt(prompt) for prompt in prompts] == every
+
+
+def test_prompts_carry_the_right_articles():
+    assert world.make_prompt("ant", "Noto", "orange") == "an ant by Noto on an orange background"
+    assert world.make_prompt("fox", None, "blue") == "a fox on a blue background"
+    assert world.make_prompt(None, "Fluent") == "an animal by Fluent"
+    assert world.parse_prompt("something else entirely") == world.Description()
+
+
+# ------------------------------------------------------------------------------------------------ edits
+def test_an_edit_asks_for_another_artist_and_ground_and_its_target_is_the_same_animal_in_place():
+    edits = world.draw_edits(600, seed=3)
+    before, wanted = edits.pictures.labels, edits.wanted
+    assert torch.equal(before[:, 0], wanted[:, 0])
+    assert (before[:, 1:] != wanted[:, 1:]).all()
+    assert torch.equal(edits.targets, world.render(wanted[:, :2], wanted[:, 2], edits.pictures.theta))
+    assert torch.equal(world.nearest_ground(world.measure_ground(edits.targets)), wanted[:, 2])
+    for labels in (before, wanted):
+        assert {(animal, artist) for animal, artist, _ in labels.tolist()} <= set(world.SEEN)
+    assert set(before[:, 0].tolist()) == set(world.PRACTICE_ANIMALS)
+
+
+def test_sentences_of_edits_leave_the_animal_to_the_picture():
+    edits = world.draw_edits(50, seed=4)
+    for prompt, (_, artist, ground) in zip(edits.prompts, edits.wanted.tolist(), strict=True):
+        assert prompt.startswith("an animal by ")
+        asked = world.Description(None, world.ARTISTS[artist], world.GROUND_NAMES[ground])
+        assert world.parse_prompt(prompt) == asked
+
+
+def test_edits_repeat_themselves_and_show_the_animals_that_were_asked_for():
+    first, again, other = (world.draw_edits(40, seed, world.NEW_ANIMALS) for seed in (1, 1, 2))
+    assert torch.equal(first.targets, again.targets)
+    assert not torch.equal(first.wanted, other.wanted)
+    assert set(first.wanted[:, 0].tolist()) <= set(world.NEW_ANIMALS)
