@@ -51,6 +51,7 @@ def test_verdicts_by_hand():
         "animal": [True, False, True, True],
         "artist": [True, True, False, True],
         "ground": [True, True, True, False],
+        "sentence": [True, True, False, False],
         "all": [True, False, False, False],
         "second_judge": [True, False, False, True],
     }

@@ -281,11 +281,16 @@ def train_denoiser(pipeline: StableDiffusionPipeline, bank: int, steps: int, fol
     pipeline.unet.to(memory_format=torch.contiguous_format)  # safetensors stores no other layout
 
 
+def scaled(count: int, scale: float) -> int:
+    """Return a share of a number of steps or pictures, 2 at least."""
+    return max(2, round(count * scale))
+
+
 def make_pipeline(scale: float, folder: Path) -> StableDiffusionPipeline:
     """Train autoencoder, text encoder and UNet; only the denoiser never sees the left-out pairs."""
     torch.manual_seed(0)
     vae = make_vae()
-    train_vae(vae, math.ceil(VAE_STEPS * scale), folder)
+    train_vae(vae, scaled(VAE_STEPS, scale), folder)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as empty:
         tokenizer = make_tokenizer(Path(empty))
@@ -299,7 +304,7 @@ def make_pipeline(scale: float, folder: Path) -> StableDiffusionPipeline:
         feature_extractor=None,
         requires_safety_checker=False,
     )
-    train_denoiser(pipeline, math.ceil(UNET_BANK * scale), math.ceil(UNET_STEPS * scale), folder)
+    train_denoiser(pipeline, scaled(UNET_BANK, scale), scaled(UNET_STEPS, scale), folder)
     return pipeline
 
 
@@ -309,9 +314,7 @@ def make_classifiers(scale: float, folder: Path) -> dict[str, Classifier]:
     for index, (name, (kind, spoil)) in enumerate(CLASSIFIERS.items()):
         torch.manual_seed(index)
         made[name] = kind()
-        train_classifier(
-            made[name], spoil, 10_000_000 * (index + 1), math.ceil(CLASSIFIER_STEPS * scale), folder
-        )
+        train_classifier(made[name], spoil, 10_000_000 * (index + 1), scaled(CLASSIFIER_STEPS, scale), folder)
     return made
 
 

@@ -105,7 +105,7 @@ def check_packages(config: DDPOConfig) -> None:
 # ------------------------------------------------------------------------------------------- commands
 @dataclass
 class Demo:
-    """Teach img2img to obey a sentence and keep the picture."""
+    """Teach img2img to redraw an animal in another artist's hand."""
 
     seed: int = 0
     """Seed of training."""
@@ -132,16 +132,16 @@ class Train:
     advanced: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings(ADVANCED))]
     """More fields of DDPOConfig."""
     model: str | None = None
-    """Folder or name on the hub; tiny-sd or tiny-sd3, which are in the package; tiny-sd if no preset says
-    another."""
+    """Folder or name on the hub; tiny-sd, tiny-sd3 or tiny-zoo, which are in the package; tiny-sd if no
+    preset says another."""
     preset: Annotated[str | None, _one_of(PRESETS)] = None
-    """Named settings, which every other flag overrides; digit_world for tiny-sd."""
+    """Named settings, which every other flag overrides; for an embedded model its own."""
     algorithm: str | None = None
-    """How rewards become updates: ddpo, rwr, flow_grpo, awm, nft, dpo, draft or refl, with settings of its
-    own as in nft:beta=0.1,max_decay=0; the preset's, or ddpo."""
+    """How rewards become updates: ddpo, branching, rwr, flow_grpo, awm, nft, dpo, draft or refl, with
+    settings of its own as in nft:beta=0.1,max_decay=0; the preset's, or ddpo."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     prompts: str | None = None
-    """digit_world, digit_world_left_out, animals, activities; or a file, a prompt a line."""
+    """digit_world, digit_world_left_out, zoo, zoo_left_out, animals, activities; or a file, a prompt a line."""
     prompt: str | None = None
     """One prompt for everything."""
     images: Path | None = None
@@ -170,9 +170,11 @@ class Train:
         return train.run(self)
 
     def choose_preset(self) -> Preset:
-        """Return the preset asked for; without one, tiny-sd has one and other models have none."""
+        """Return the preset asked for; without one, the embedded models have theirs."""
         if self.preset is None and self.model == "tiny-sd3":
             return PRESETS["digit_world_flow"]
+        if self.preset is None and self.model == "tiny-zoo":
+            return PRESETS["zoo"]
         if self.preset is None and self.model not in (None, "tiny-sd"):
             return Preset(self.model, reward="", prompts="", config={})
         return PRESETS[self.preset or "digit_world"]

@@ -21,7 +21,7 @@ class Preset:
     Fields that `config` leaves out have the defaults of `DDPOConfig`.
 
     Attributes:
-        model: "tiny-sd", "tiny-sd3", or a name on the hub.
+        model: "tiny-sd", "tiny-sd3", "tiny-zoo", or a name on the hub.
         reward: a name of `rewards.REWARDS`.
         prompts: a name of `prompts.PROMPTS`; empty for img2img, where captions or `--prompt` give them.
         config: fields of `DDPOConfig`.
@@ -143,6 +143,7 @@ _DIGITS: dict[str, Any] = {
 }
 
 PRESETS: dict[str, Preset] = {
+    "zoo": Preset("tiny-zoo", "animal_alignment", "zoo", _DIGITS),  # not tuned
     "digit_world": Preset("tiny-sd", "prompt_alignment", "digit_world", _DIGITS),
     # The same for the flow model, with the noise of Flow-GRPO; not tuned.
     "digit_world_flow": Preset("tiny-sd3", "prompt_alignment", "digit_world", {**_DIGITS, "sample_eta": 0.7}),

@@ -32,6 +32,7 @@ REWARDS: dict[str, tuple[str, ...]] = {
     "legibility_gain": (),
     "digit_margin": (),
     "prompt_alignment": (),
+    "animal_alignment": (),
     "clip_score": ("CLIP",),
     "clip_margin": ("CLIP",),
     "clip_change": ("CLIP",),

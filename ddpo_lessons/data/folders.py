@@ -39,7 +39,8 @@ NEEDS = {
     "decorruption": "target",
 }
 NEED_A_PROMPT = (  # rewards that score what it says
-    "clip_score", "pick_score", "hps_v2", "image_reward", "prompt_alignment", "recolouring", "edit",
+    "clip_score", "pick_score", "hps_v2", "image_reward",
+    "prompt_alignment", "animal_alignment", "recolouring", "edit",
 )  # fmt: skip
 METADATA = "metadata.jsonl"  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class

@@ -73,7 +73,7 @@ def load_pipeline(model: str | Path, revision: str = "main") -> Any:
     Only safetensors are read, no pickle. Of a family that is not known, no weights are read.
 
     Args:
-        model: "tiny-sd" or "tiny-sd3" for the embedded ones, a folder, or the name of a model on the hub.
+        model: "tiny-sd", "tiny-sd3" or "tiny-zoo", which are embedded, a folder, or a name on the hub.
         revision: branch, tag or commit on the hub.
 
     Returns:

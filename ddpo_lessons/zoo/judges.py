@@ -121,12 +121,13 @@ def verdicts(
         second_judge: names all three.
 
     Returns:
-        Truth values (N,): "animal", "artist", "ground", "all" three, and "second_judge", which names all
-        three rightly.
+        Truth values (N,): "animal", "artist", "ground", "sentence" (artist and ground, of which an edit
+        speaks), "all" three, and "second_judge", which names all three rightly.
     """
     hits = named(judge, images) == labels  # (N, 3)
     hits[:, 2] = world.nearest_ground(world.measure_ground(images)) == labels[:, 2]
     right = dict(zip(NAMES, hits.T, strict=True))
+    right["sentence"] = hits[:, 1:].all(dim=1)
     right["all"] = hits.all(dim=1)
     right["second_judge"] = (named(second_judge, images) == labels).all(dim=1)
     return right

@@ -8,6 +8,7 @@ smaller, shifted. Thirty of the 135 combinations of animal and artist are kept f
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -217,8 +218,18 @@ class Edits:
         return [make_prompt(None, ARTISTS[b], GROUND_NAMES[c]) for _, b, c in self.wanted.tolist()]
 
 
+@functools.cache
+def _changes(animal: int, pairs: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """Return the changes of artist (old, new) that the pairs allow for an animal."""
+    artists = [artist for artist in range(len(ARTISTS)) if (animal, artist) in pairs]
+    return list(itertools.permutations(artists, 2))
+
+
 def draw_edits(
-    count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS, pairs: Sequence[tuple[int, int]] = SEEN
+    count: int,
+    seed: int,
+    animals: Sequence[int] = PRACTICE_ANIMALS,
+    pairs: tuple[tuple[int, int], ...] = SEEN,
 ) -> Edits:
     """Draw pictures, each with a sentence that names another artist and another ground, not the animal.
 
@@ -226,20 +237,15 @@ def draw_edits(
         count: number of pictures N.
         seed: decides pictures and sentences.
         animals: indices of those that may be shown.
-        pairs: the pairs of (animal, artist) of which both the picture and what becomes of it are.
+        pairs: the pairs of (animal, artist) of which both the picture and what becomes of it are; a tuple, in
+            which every animal has two artists.
 
     Returns:
         Pictures, sentences, and what the pictures should become.
     """
-    changes = [
-        (animal, old, new)
-        for animal in animals
-        for old in range(len(ARTISTS))
-        for new in range(len(ARTISTS))
-        if old != new and (animal, old) in pairs and (animal, new) in pairs
-    ]
     rng = random.Random(f"edits-{seed}")
-    chosen = torch.tensor([rng.choice(changes) for _ in range(count)])  # (N, 3)
+    drawn = [rng.choice(animals) for _ in range(count)]
+    chosen = torch.tensor([(a, *rng.choice(_changes(a, pairs))) for a in drawn])  # (N, 3): animal, old, new
     grounds = torch.tensor([rng.sample(range(len(GROUNDS)), 2) for _ in range(count)])  # (N, 2): old, new
     theta = placements(count, torch.Generator().manual_seed(seed))
     before = torch.stack([chosen[:, 0], chosen[:, 1], grounds[:, 0]], dim=1)

@@ -1,0 +1,97 @@
+"""The shipped checkpoint of the world of animals, its classifiers and its recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+
+from benchmarks.zoo import recipe
+from ddpo_lessons import zoo
+from ddpo_lessons.zoo import world
+from ddpo_lessons.zoo.judges import named, verdicts
+
+
+def published() -> dict[str, dict[str, float]]:
+    return json.loads((zoo.CHECKPOINT / "evaluation.json").read_text())
+
+
+def test_checkpoint_is_at_most_16_megabytes_and_holds_no_pickle():
+    files = [path for path in zoo.CHECKPOINT.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 16e6
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".txt", ".md"}
+
+
+def test_plain_diffusers_loads_it_in_float32():
+    pipeline = zoo.load_tiny_zoo()
+    assert type(pipeline) is StableDiffusionPipeline
+    parts = (pipeline.unet, pipeline.vae, pipeline.text_encoder)
+    assert {next(part.parameters()).dtype for part in parts} == {torch.float32}
+
+
+def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt():
+    tokenizer = zoo.load_tiny_zoo().tokenizer
+    for word in recipe.WORDS:
+        assert len(tokenizer(word).input_ids) == 3, word
+    prompt = "a hedgehog by Twemoji on an orange background"
+    assert len(tokenizer(prompt).input_ids) == len(prompt.split()) + 2
+    assert len(tokenizer("xyz").input_ids) > 3
+
+
+def test_neighbours_are_merged_from_the_left():
+    assert recipe.merge(["o", "o", "o", "g"], "o", "o") == ["oo", "o", "g"]
+    assert recipe.merge(["a", "n", "t"], "n", "t") == ["a", "nt"]
+
+
+def test_text_decides_what_is_drawn():
+    wanted = world.draw_pictures(40, 11, world.SEEN)
+    images = recipe.generate(zoo.load_tiny_zoo(), wanted.prompts, seed=0)
+    right = verdicts(images, wanted.labels, zoo.load_judge(), zoo.load_second_judge())
+    for name, share in published()["generated, seen combinations"].items():
+        # 40 pictures against 1,000: three standard errors
+        tolerance = 3 * (share * (1 - share) / 40) ** 0.5 + 0.03
+        assert right[name].float().mean().item() == pytest.approx(share, abs=tolerance)
+
+
+@pytest.mark.parametrize("load", [zoo.load_reward_model, zoo.load_judge, zoo.load_second_judge])
+def test_classifiers_name_what_held_out_pictures_show(load):
+    pictures = world.draw_pictures(400, 123_456_789)
+    assert (named(load(), pictures.images) == pictures.labels).float().mean(dim=0).min() >= 0.97
+
+
+def test_a_stage_that_was_stopped_ends_where_one_that_was_not_does(tmp_path: Path):
+    def trained(folder: str, *stops: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+
+        def loss_of(step: int) -> torch.Tensor:
+            if step in stops and not (tmp_path / folder / "stage.stopped").exists():
+                (tmp_path / folder / "stage.stopped").touch()
+                raise KeyboardInterrupt
+            return model(torch.randn(4, 3)).square().mean()
+
+        (tmp_path / folder).mkdir(exist_ok=True)
+        recipe.train("stage", model, loss_of, 6, tmp_path / folder, 1e-2, ema_decay=0.9)
+        return model.weight.detach()
+
+    whole = trained("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe, "SAVE_SECONDS", -1)  # saves after every step
+        with pytest.raises(KeyboardInterrupt):
+            trained("parts", 4)
+        assert torch.load(tmp_path / "parts" / "stage.pt", weights_only=True)["step"] == 4
+        assert torch.equal(trained("parts", 4), whole)
+
+
+@pytest.mark.slow
+def test_the_recipe_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "made"
+    flags = ["--output", str(folder), "--work", str(tmp_path / "work"), "--scale", "0.0002", "--images", "4"]
+    assert recipe.main(flags) == 0
+    table = json.loads((folder / "evaluation.json").read_text())
+    assert table.keys() == published().keys()
+    assert "| seen combinations |" in capsys.readouterr().out
+    assert StableDiffusionPipeline.from_pretrained(folder).unet.config.sample_size == 16
