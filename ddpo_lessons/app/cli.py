@@ -141,7 +141,7 @@ class Train:
     settings of its own as in nft:beta=0.1,max_decay=0; the preset's, or ddpo."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     prompts: str | None = None
-    """digit_world, digit_world_left_out, zoo, zoo_left_out, animals, activities; or a file, a prompt a line."""
+    """digit_world, digit_world_left_out, zoo, zoo_left_out, animals, activities; or a file, one a line."""
     prompt: str | None = None
     """One prompt for everything."""
     images: Path | None = None

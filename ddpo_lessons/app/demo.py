@@ -48,7 +48,7 @@ class Img2Img:
 
 POLICY = Img2Img(0.75, 1.0, 8, eta=0.0)  # six steps are run, of which the last is always without noise
 ACTIONS = 5  # of the six
-# The most done right by the untrained pipeline, of a grid of all four: benchmarks/results/edit_grid.csv.
+# The most done right by the untrained pipeline, of a grid of all four: benchmarks/zoo/edit_grid.csv.
 UNTRAINED_BEST = Img2Img(0.75, 3.0, 20, eta=0.0)
 STRENGTHS = (0.25, 0.5, 0.625, 0.75, 0.875, 1.0)  # of the curve that the figure shows
 # Attention, which is all that the peers adapt, and feed-forward layers and convolutions too.
@@ -122,13 +122,14 @@ def restore(
     return torch.cat(out)
 
 
-def redraw(pipeline: Any, edits: world.Edits, setting: Img2Img) -> torch.Tensor:
+def redraw(pipeline: Any, edits: world.Edits, setting: Img2Img, first_seed: int = 0) -> torch.Tensor:
     """Edit pictures as a user of plain diffusers would; picture n has noise of its own, always the same.
 
     Args:
         pipeline: gives its parts, with an adapter if it has one.
         edits: pictures and sentences.
         setting: of img2img.
+        first_seed: seed of picture 0's noise; picture n has the n-th after it.
 
     Returns:
         Images (N, 3, 64, 64) in [0, 1], on the CPU.
@@ -144,7 +145,7 @@ def redraw(pipeline: Any, edits: world.Edits, setting: Img2Img) -> torch.Tensor:
             guidance_scale=setting.guidance,
             num_inference_steps=setting.steps,
             eta=setting.eta,
-            generator=[torch.Generator().manual_seed(int(n)) for n in numbers],
+            generator=[torch.Generator().manual_seed(first_seed + int(n)) for n in numbers],
             output_type="pt",
         )
         out.append(edited.images.float().cpu())
