@@ -22,10 +22,6 @@ PAGES = (
     "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/11_through_the_reward.ipynb",
 )  # fmt: skip
-REDRAWN = {  # columns of the demo's table
-    "animal": "animal kept", "artist": "artist", "ground": "ground", "all": "all",
-    "second_judge": "second judge",
-}  # fmt: skip
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
 
 
@@ -50,26 +46,6 @@ def mean(rows: Sequence[Row], column: str) -> float:
 
 def best_setting(best: Row) -> str:
     return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
-
-
-def demo_table(result: Row) -> str:
-    """Return the demo's table: the untrained pipeline, a row a seed, the mean, animals RL never saw."""
-    runs = result["runs"]
-    best, strangers = runs[0]["untrained_best"], [run["new_animals"] for run in runs]
-
-    def cells(*rows: Row) -> list[str]:
-        return [percent(mean(rows, name)) for name in REDRAWN]
-
-    after = [run["after"] for run in runs]
-    rows = [[f"untrained, the best setting: {best_setting(best)}", *cells(best), ""]]
-    rows.append(["untrained, as RL begins", *cells(runs[0]["before"]), ""])
-    for run in runs:
-        rows.append([f"after RL, seed {run['seed']}", *cells(run["after"]), f"{run['seconds'] / 60:.1f}"])
-    rows.append(["**after RL, mean**", *cells(*after), f"{mean(runs, 'seconds') / 60:.1f}"])
-    rows.append(["new animals, untrained, the best setting", *cells(strangers[0]["untrained_best"]), ""])
-    rows.append(["new animals, after RL, mean", *cells(*(s["after"] for s in strangers)), ""])
-    titles = ["", *REDRAWN.values(), "minutes"]
-    return table(titles, "lrrrrrr", rows) + f"\n\nMeasured on: {result['machine']}."
 
 
 def recolour_table(result: Row) -> str:
@@ -258,7 +234,6 @@ def read(name: str) -> Any:
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
-    "demo": lambda: demo_table(read("benchmarks/results/demo.json")),
     "recolour": lambda: recolour_table(read("benchmarks/results/recolour.json")),
     "ablations": lambda: ablation_table(read("benchmarks/results/recolour_ablations.csv")),
     "edit": lambda: edit_table(read("benchmarks/results/recolour.json"), read("benchmarks/results/edit.csv")),

@@ -80,7 +80,8 @@ def test_networks_of_a_flow_model(make: Any, tokens: int, tmp_path: Path) -> Non
 
 def test_networks_of_a_name_that_is_not_known() -> None:
     with pytest.raises(
-        ValueError, match=r"size of 'some/model' is not known here: .*tiny-sd, tiny-sd3, stable-diff"
+        ValueError,
+        match=r"size of 'some/model' is not known here: .*tiny-sd, tiny-sd3, tiny-zoo, stable-diff",
     ):
         memory.find_networks("some/model")
 

@@ -1,0 +1,25 @@
+"""Draw a hundred pictures by tiny-zoo, for a person to name the animals: `python -m benchmarks.zoo.hundred`.
+
+Writes images/zoo-hundred.png: the first hundred of seen combinations, none picked.
+"""
+
+from __future__ import annotations
+
+from benchmarks.common import ROOT
+from benchmarks.zoo.recipe import generate
+from ddpo_lessons.tiny.world import to_pil
+from ddpo_lessons.zoo import load_tiny_zoo, world
+
+PICTURE = ROOT / "images" / "zoo-hundred.png"
+COLUMNS = 20
+
+
+def main() -> None:
+    wanted = world.draw_pictures(100, 100_000_002, world.SEEN)
+    images = generate(load_tiny_zoo(), wanted.prompts, seed=4)  # (100, 3, 64, 64)
+    rows = images.unflatten(0, (-1, COLUMNS)).permute(2, 0, 3, 1, 4)  # (3, rows, 64, columns, 64)
+    to_pil(rows.flatten(3).flatten(1, 2)).save(PICTURE)
+
+
+if __name__ == "__main__":
+    main()
