@@ -37,7 +37,7 @@ class Schedule(Protocol):
         """Take a step with this noise, or replay that which led to `prev_sample`, as `DDIMSchedule` does."""
         ...
 
-    def with_noise(self, *, window: tuple[int, int] | None) -> Schedule:
+    def with_noise(self, *, window: tuple[int, int]) -> Schedule:
         """Return the same steps with noise in a window only, from its first step to before its end."""
         ...
 
