@@ -398,7 +398,7 @@ def test_the_names_are_the_combinations(tmp_path):
 def test_an_algorithm_is_made_by_its_name():
     assert {name: make_algorithm(name).name for name in ALGORITHMS} == {name: name for name in ALGORITHMS}
     assert make_algorithm("rwr", top_share=0.5).identity()["top_share"] == 0.5
-    with pytest.raises(ValueError, match=r"'sft' does not exist.*: use one of ddpo, rwr"):
+    with pytest.raises(ValueError, match=r"'sft' does not exist.*: use one of ddpo, branching"):
         make_algorithm("sft")
     with pytest.raises(ValueError, match=r"'nft' has no setting 'bta' \(perhaps beta\): it has beta, decay"):
         make_algorithm("nft", bta=1)
