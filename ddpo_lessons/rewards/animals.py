@@ -36,7 +36,8 @@ def animal_alignment(
         ground_weight: weight of the ground's distance.
 
     Returns:
-        The reward function. It raises ValueError for a prompt of which nothing can be scored.
+        The reward function. It raises ValueError for images of another size, an animal that this world does
+        not have, and a prompt of which nothing can be scored.
     """
     from ddpo_lessons.zoo import load_reward_model, world
 
@@ -44,6 +45,11 @@ def animal_alignment(
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
+        if images.shape[2:] != (world.IMAGE_SIZE, world.IMAGE_SIZE):
+            raise ValueError(
+                f"images are {images.shape[3]}x{images.shape[2]}: animal_alignment scores those of tiny-zoo, "
+                f"{world.IMAGE_SIZE}x{world.IMAGE_SIZE}"
+            )
         said = [world.parse_prompt(prompt) for prompt in prompts]
         animals = [part.animal or entry.get("animal") for part, entry in zip(said, metadata, strict=True)]
         for index, (part, animal) in enumerate(zip(said, animals, strict=True)):

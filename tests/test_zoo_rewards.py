@@ -1,0 +1,83 @@
+"""The reward of the world of animals, and the prompts that it scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddpo_lessons.data.prompts import redrawing_requests, zoo_prompts
+from ddpo_lessons.rewards import animal_alignment
+from ddpo_lessons.zoo import world
+
+
+class Says(torch.nn.Module):
+    """Gives the first class of each kind a logit of 2, and all others 0."""
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(2.0 * torch.eye(classes)[[0] * len(images)] for classes in (45, 3, 8))
+
+
+E2 = 7.38905609893065  # e²
+CAT, NOTO = torch.tensor(E2 / (E2 + 44)).log().item(), torch.tensor(E2 / (E2 + 2)).log().item()
+
+
+def green(count: int) -> torch.Tensor:
+    return torch.tensor(world.GROUNDS["green"])[None, :, None, None].repeat(count, 1, 64, 64)
+
+
+def test_the_reward_by_hand():
+    prompts = ["a cat by Noto on a green background", "an animal by Noto on a red background", "a cat"]
+    metadata = [{}, {"animal": "cat"}, {}]
+    rewards, terms = animal_alignment(Says(), 2.0, 3.0, 10.0)(green(3), prompts, metadata)
+    far = torch.dist(torch.tensor(world.GROUNDS["green"]), torch.tensor(world.GROUNDS["red"])).item()
+    assert terms["ground_distance"].tolist() == pytest.approx([0, far, 0], abs=1e-6)
+    expected = [2 * CAT + 3 * NOTO, 2 * CAT + 3 * NOTO - 10 * far, 2 * CAT]
+    assert rewards.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "prompt", "metadata", "message"),
+    [
+        (64, "a three", {}, "names no animal, artist or ground"),
+        (64, "by Noto", {"animal": "owl"}, "'owl': use a name of zoo.world.ANIMALS"),
+        (32, "a fox", {}, "images are 32x32"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(size, prompt, metadata, message):
+    with pytest.raises(ValueError, match=message):
+        animal_alignment(Says())(torch.rand(1, 3, size, size), [prompt], [metadata])
+
+
+def test_the_reward_model_prefers_what_is_asked_for():
+    edits = world.draw_edits(20, 3)
+    metadata = [{"animal": world.ANIMALS[animal]} for animal, _, _ in edits.wanted.tolist()]
+    reward = animal_alignment()
+    asked = reward(edits.targets, edits.prompts, metadata)[0]
+    untouched = reward(edits.pictures.images, edits.prompts, metadata)[0]
+    assert asked.min() > -0.5
+    assert untouched.max() < -1
+
+
+@pytest.mark.parametrize(("split", "pairs"), [("seen", world.SEEN), ("left_out", world.LEFT_OUT)])
+def test_prompts_are_of_their_split_and_say_what_the_metadata_says(split, pairs):
+    sampler = zoo_prompts(0, split)
+    for _ in range(50):
+        prompt, metadata = sampler()
+        said = world.parse_prompt(prompt)
+        assert {"animal": said.animal, "artist": said.artist, "ground": said.ground} == metadata
+        assert (world.ANIMALS.index(said.animal), world.ARTISTS.index(said.artist)) in pairs
+    with pytest.raises(ValueError, match="split='test'"):
+        zoo_prompts(0, "test")
+
+
+def test_requests_leave_the_animal_out_and_continue_where_they_stood():
+    sampler, other = redrawing_requests(0), redrawing_requests(7)
+    draws = [sampler() for _ in range(3)]
+    for prompt, image, metadata in draws:
+        assert world.parse_prompt(prompt).animal is None
+        assert world.ANIMALS.index(metadata["animal"]) in world.PRACTICE_ANIMALS
+        assert image.shape == metadata["target"].shape == (3, 64, 64)
+    other.load_state_dict({"seed": 0, "drawn": 2})
+    prompt, image, _ = other()
+    assert prompt == draws[2][0]
+    assert torch.equal(image, draws[2][1])
