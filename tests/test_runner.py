@@ -31,6 +31,7 @@ from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import (
     AWMTrainer,
+    BranchingTrainer,
     DDPOTrainer,
     DPOTrainer,
     DRaFTTrainer,
@@ -417,6 +418,7 @@ FLOW = {"sample_num_steps": 4, "sample_eta": 0.7, "sample_guidance_scale": 1.0, 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
+        (BranchingTrainer, {"window": 1}),
         (FlowGRPOTrainer, {"window": 2, "sde": "cps"}),
         (AWMTrainer, {"time_power": 1.0}),
         (NFTTrainer, {"beta": 0.1}),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from ddpo_lessons.tiny.world import measure_background
 from ddpo_lessons.zoo import world
 
 STILL = torch.eye(2, 3)
@@ -112,7 +113,7 @@ def test_placements_keep_their_ranges():
 
 def test_measured_ground_is_the_one_that_was_drawn():
     pictures = world.draw_pictures(1000, seed=5)
-    assert torch.equal(world.nearest_ground(world.measure_ground(pictures.images)), pictures.labels[:, 2])
+    assert torch.equal(world.nearest_ground(measure_background(pictures.images)), pictures.labels[:, 2])
     assert pictures.images.min() >= 0
     assert pictures.images.max() <= 1 + 1e-6
 
@@ -163,7 +164,7 @@ def test_an_edit_asks_for_another_artist_and_ground_and_its_target_is_the_same_a
     assert torch.equal(before[:, 0], wanted[:, 0])
     assert (before[:, 1:] != wanted[:, 1:]).all()
     assert torch.equal(edits.targets, world.render(wanted[:, :2], wanted[:, 2], edits.pictures.theta))
-    assert torch.equal(world.nearest_ground(world.measure_ground(edits.targets)), wanted[:, 2])
+    assert torch.equal(world.nearest_ground(measure_background(edits.targets)), wanted[:, 2])
     for labels in (before, wanted):
         assert {(animal, artist) for animal, artist, _ in labels.tolist()} <= set(world.SEEN)
     assert set(before[:, 0].tolist()) == set(world.PRACTICE_ANIMALS)

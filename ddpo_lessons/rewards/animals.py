@@ -39,6 +39,7 @@ def animal_alignment(
         The reward function. It raises ValueError for images of another size, an animal that this world does
         not have, and a prompt of which nothing can be scored.
     """
+    from ddpo_lessons.tiny.world import measure_background
     from ddpo_lessons.zoo import load_reward_model, world
 
     classifier = (load_reward_model() if model is None else model).eval()
@@ -63,7 +64,7 @@ def animal_alignment(
                     f"metadata[{index}]['animal'] is {animal!r}: use a name of zoo.world.ANIMALS"
                 )
         animal_logits, artist_logits, _ = classifier.to(images.device)(images)
-        measured = world.measure_ground(images)  # (B, 3)
+        measured = measure_background(images)  # (B, 3)
         distances = [
             measured.new_zeros(())
             if part.ground is None

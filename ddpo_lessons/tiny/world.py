@@ -128,11 +128,25 @@ def render(
     return coverage * ink[:, :, None, None] + (1 - coverage) * background
 
 
+def measure_background(images: torch.Tensor) -> torch.Tensor:
+    """Measure the background without any learned model: the median of the outermost pixels.
+
+    Args:
+        images: (B, 3, H, W) in [0, 1].
+
+    Returns:
+        RGB (B, 3).
+    """
+    border = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
+    border[1:-1, 1:-1] = False
+    return images.float()[:, :, border].median(dim=2).values
+
+
 def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Measure ink and background colour of pictures, without any learned model.
 
-    The background is the median of the outermost pixels; the ink is the mean of the 5% of pixels that lie
-    farthest from it, so that soft edges do not count.
+    The background is that of `measure_background`; the ink is the mean of the 5% of pixels that lie farthest
+    from it, so that soft edges do not count.
 
     Args:
         images: (B, 3, H, W) in [0, 1].
@@ -141,9 +155,7 @@ def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         Ink and background, RGB (B, 3) each.
     """
     flat = images.float().flatten(2)  # (B, 3, H*W)
-    border = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
-    border[1:-1, 1:-1] = False
-    background = flat[:, :, border.flatten()].median(dim=2).values  # (B, 3)
+    background = measure_background(images)  # (B, 3)
     distance = (flat - background[:, :, None]).norm(dim=1)  # (B, H*W)
     farthest = distance.topk(max(1, flat.shape[2] // 20), dim=1).indices  # (B, K)
     ink = flat.gather(2, farthest[:, None].expand(-1, 3, -1)).mean(dim=2)  # (B, 3)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddpo_lessons.tiny.world import measure_background
 from ddpo_lessons.zoo import world
 
 CLASSES = (len(world.ANIMALS), len(world.ARTISTS), len(world.GROUNDS))  # animals, artists, grounds
@@ -125,7 +126,7 @@ def verdicts(
         speaks), "all" three, and "second_judge", which names all three rightly.
     """
     hits = named(judge, images) == labels  # (N, 3)
-    hits[:, 2] = world.nearest_ground(world.measure_ground(images)) == labels[:, 2]
+    hits[:, 2] = world.nearest_ground(measure_background(images)) == labels[:, 2]
     right = dict(zip(NAMES, hits.T, strict=True))
     right["sentence"] = hits[:, 1:].all(dim=1)
     right["all"] = hits.all(dim=1)

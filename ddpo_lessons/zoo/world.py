@@ -89,20 +89,6 @@ def render(pairs: torch.Tensor, grounds: torch.Tensor, theta: torch.Tensor) -> t
     return rgba[:, :3] + (1 - rgba[:, 3:]) * ground
 
 
-def measure_ground(images: torch.Tensor) -> torch.Tensor:
-    """Measure the ground without any learned model: the median of the outermost pixels.
-
-    Args:
-        images: (B, 3, H, W) in [0, 1].
-
-    Returns:
-        RGB (B, 3).
-    """
-    border = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
-    border[1:-1, 1:-1] = False
-    return images.float()[:, :, border].median(dim=2).values
-
-
 def nearest_ground(rgb: torch.Tensor) -> torch.Tensor:
     """Return the index in `GROUNDS` of the colour nearest to each RGB row; (B, 3) -> (B,)."""
     palette = torch.tensor(list(GROUNDS.values()), dtype=rgb.dtype, device=rgb.device)  # (8, 3)
