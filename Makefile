@@ -32,7 +32,7 @@ export PYTHONDONTWRITEBYTECODE =
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
-demo: .venv/core.stamp ## teach img2img to obey a sentence and keep the picture
+demo: .venv/core.stamp ## teach img2img to find an animal in confetti
 	$(BIN)/ddpo-lessons demo $(ARGS)
 
 test check: export OMP_NUM_THREADS = 1

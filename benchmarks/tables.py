@@ -6,7 +6,7 @@ import json
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ PAGES = (
     "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/11_through_the_reward.ipynb",
 )  # fmt: skip
+ANIMAL_SHARES = {name: name for name in ("animal", "artist", "ground")}
+ANIMAL_SHARES |= {"all": "all three", "second_judge": "second judge"}
 SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
 
 
@@ -36,8 +38,8 @@ def percent(share: Any) -> str:
     return f"{100 * float(share):.1f}%"
 
 
-def shares(row: Row) -> list[str]:
-    return [percent(row[name]) for name in SHARES]
+def shares(row: Row, columns: Iterable[str] = SHARES) -> list[str]:
+    return [percent(row[name]) for name in columns]
 
 
 def mean(rows: Sequence[Row], column: str) -> float:
@@ -48,47 +50,72 @@ def best_setting(best: Row) -> str:
     return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
 
 
-def recolour_table(result: Row) -> str:
-    """Return lesson 07's table: the untrained pipeline, a row per seed, and the mean."""
+def seeds_table(result: Row, columns: Mapping[str, str] = SHARES) -> str:
+    """Return an edit's table: the untrained pipeline, a row per seed, and the mean."""
     runs = result["runs"]
     best, before = (runs[0][name] for name in ("untrained_best", "before"))
     after = [run["after"] for run in runs]
-    rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best), ""]]
-    rows.append(["untrained, as RL begins", *shares(before), ""])
+    rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best, columns), ""]]
+    rows.append(["untrained, as RL begins", *shares(before, columns), ""])
     for run in runs:
-        rows.append([f"after RL, seed {run['seed']}", *shares(run["after"]), f"{run['seconds'] / 60:.1f}"])
-    means = [percent(mean(after, name)) for name in SHARES]
+        minutes = f"{run['seconds'] / 60:.1f}"
+        rows.append([f"after RL, seed {run['seed']}", *shares(run["after"], columns), minutes])
+    means = [percent(mean(after, name)) for name in columns]
     rows.append(["**after RL, mean**", *means, f"{mean(runs, 'seconds') / 60:.1f}"])
-    return table(["", *SHARES.values(), "minutes"], "lrrrrr", rows) + f"\n\nMeasured on: {result['machine']}."
+    aligned = "l" + "r" * (len(columns) + 1)
+    return table(["", *columns.values(), "minutes"], aligned, rows) + f"\n\nMeasured on: {result['machine']}."
 
 
-def edit_table(result: Row, rows: list[Row]) -> str:
-    """Return what else does lesson 07's task: means of the seeds, for "both" the lowest and highest too."""
-    best = result["runs"][0]["untrained_best"]
+def edit_table(found: Mapping[str, Sequence[Row]], columns: Mapping[str, str] = SHARES) -> str:
+    """Return what does an edit, by name: means of the seeds, for all right the lowest and highest too."""
+    lines = []
+    for name, measured in found.items():
+        cells = [percent(mean(measured, key)) for key in columns]
+        if len(measured) > 1:
+            right = [100 * float(row[list(columns)[-2]]) for row in measured]
+            cells[-2] += f" ({min(right):.1f} to {max(right):.1f})"
+        lines.append([name, *cells])
+    return table(["", *columns.values()], "l" + "r" * len(columns), lines)
+
+
+def recolouring(result: Row, rows: list[Row]) -> dict[str, Sequence[Row]]:
+    """Return what does lesson 07's task, by name."""
 
     def own(what: str) -> list[Row]:
         return [row for row in rows if row["what"] == what]
 
-    found = {
+    best = result["runs"][0]["untrained_best"]
+    return {
         "nothing": own("untouched"),
         f"turning the knobs ({best_setting(best)})": [best],
         "a program for this world": own("program"),
         "supervised on pairs, as many samples": own("supervised"),
         "RL, from a score": [run["after"] for run in result["runs"]],
     }
-    lines = []
-    for name, measured in found.items():
-        cells = [percent(mean(measured, key)) for key in SHARES]
-        if len(measured) > 1:
-            both = [100 * float(row["both"]) for row in measured]
-            cells[2] += f" ({min(both):.1f} to {max(both):.1f})"
-        lines.append([name, *cells])
-    return table(["", *SHARES.values()], "lrrrr", lines)
 
 
-def ablation_table(rows: list[Row]) -> str:
-    """Return what each choice of recolour.py is worth."""
-    return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
+def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Row]]:
+    """Return what does the demo's task, by name, for animals that RL practised or for new ones."""
+    runs = result["runs"] if animals == "practised" else [run["new_animals"] for run in result["runs"]]
+
+    def own(what: str) -> list[Row]:
+        return [row for row in rows if (row["what"], row["animals"]) == (what, animals)]
+
+    best = result["runs"][0]["untrained_best"]
+    return {
+        "nothing": own("untouched"),
+        "a program for this world": own("program"),
+        f"turning the knobs ({best_setting(best)})": [runs[0]["untrained_best"]],
+        "the best of 8 of these by RL's reward": own("best of 8"),
+        "supervised on pairs, as many samples": own("supervised"),
+        "RL, from a score": [run["after"] for run in runs],
+    }
+
+
+def ablation_table(rows: list[Row], columns: Mapping[str, str] = SHARES) -> str:
+    """Return what each choice of an edit's settings is worth."""
+    lines = ([row["variant"], *shares(row, columns)] for row in rows)
+    return table(["variant", *columns.values()], "l" + "r" * len(columns), lines)
 
 
 def lesson_table(times: Row) -> str:
@@ -234,9 +261,19 @@ def read(name: str) -> Any:
 
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
-    "recolour": lambda: recolour_table(read("benchmarks/results/recolour.json")),
+    "recolour": lambda: seeds_table(read("benchmarks/results/recolour.json")),
     "ablations": lambda: ablation_table(read("benchmarks/results/recolour_ablations.csv")),
-    "edit": lambda: edit_table(read("benchmarks/results/recolour.json"), read("benchmarks/results/edit.csv")),
+    "edit": lambda: edit_table(
+        recolouring(read("benchmarks/results/recolour.json"), read("benchmarks/results/edit.csv"))
+    ),
+    "demo": lambda: seeds_table(read("benchmarks/zoo/demo.json"), ANIMAL_SHARES),
+    **{
+        f"demo-{animals}": lambda animals=animals: edit_table(
+            finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), animals), ANIMAL_SHARES
+        )
+        for animals in ("practised", "new")
+    },
+    "demo-ablations": lambda: ablation_table(read("benchmarks/zoo/edit_ablations.csv"), ANIMAL_SHARES),
     **{
         name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
         for name, folder in CHECKPOINTS.items()

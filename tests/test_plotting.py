@@ -37,7 +37,11 @@ def test_curves_show_the_records():
 
 def test_the_dilemma_draws_every_curve_and_path():
     """More of them than there are colours, too."""
-    point = {"digit": 0.5, "colours": 0.5, "strength": 0.4}
-    figure = plot_dilemma({f"curve {n}": [point] for n in range(5)}, {f"path {n}": [point] for n in range(4)})
-    _, names = figure.axes[0].get_legend_handles_labels()
+    point = {"digit": 0.7, "colours": 0.5, "strength": 0.4}
+    curves, paths = {f"curve {n}": [point] for n in range(5)}, {f"path {n}": [point] for n in range(4)}
+    figure = plot_dilemma(curves, paths, obeyed="colours", kept="digit")
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("colours obeyed (%)", "digit kept (%)")
+    assert axes.lines[0].get_xydata().tolist() == [[50.0, 70.0]]
+    _, names = axes.get_legend_handles_labels()
     assert names == [f"curve {n}" for n in range(5)] + [f"path {n}" for n in range(4)]

@@ -10,12 +10,15 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.tables import (
+    ANIMAL_SHARES,
     ablation_table,
     edit_table,
     filled,
+    finding,
     lesson_table,
     peers_table,
-    recolour_table,
+    recolouring,
+    seeds_table,
 )
 from images import lessons
 
@@ -80,7 +83,7 @@ def test_lesson_07_shows_the_untrained_pipeline_every_seed_and_their_mean() -> N
             (1, shares(0.9, 0.9, 0.9, 0.9), 180),
         )
     ]
-    lines = recolour_table({"machine": "a machine", "runs": runs}).splitlines()
+    lines = seeds_table({"machine": "a machine", "runs": runs}).splitlines()
     assert lines[2:] == [
         "| untrained, the best setting: strength 0.4, guidance 7.5, 10 steps"
         " | 40.0% | 80.0% | 30.0% | 25.0% |  |",
@@ -93,12 +96,28 @@ def test_lesson_07_shows_the_untrained_pipeline_every_seed_and_their_mean() -> N
     ]
     taught = [{"what": "supervised", **shares(0.8, 1.0, share, 0.8)} for share in (0.7, 0.9)]
     others = [{"what": what, **shares(1, 0, 0, 0)} for what in ("untouched", "program")]
-    lines = edit_table({"runs": runs}, [*taught, *others]).splitlines()
+    lines = edit_table(recolouring({"runs": runs}, [*taught, *others])).splitlines()
     assert lines[2] == "| nothing | 100.0% | 0.0% | 0.0% | 0.0% |"
     assert lines[5:] == [
         "| supervised on pairs, as many samples | 80.0% | 100.0% | 80.0% (70.0 to 90.0) | 80.0% |",
         "| RL, from a score | 85.0% | 95.0% | 85.0% (80.0 to 90.0) | 80.0% |",
     ]
+
+
+def test_the_demo_s_comparison_takes_the_animals_that_it_is_about() -> None:
+    right = dict.fromkeys(("animal", "artist", "ground", "all", "second_judge"), 0.5)
+    best = {**right, "all": 0.4, "strength": 0.75, "guidance": 3.0, "steps": 16}
+    new = {"untrained_best": {**right, "all": 0.3}, "after": {**right, "all": 0.8}}
+    run = {"untrained_best": best, "after": {**right, "all": 0.9}, "new_animals": new}
+    rows = [
+        {"what": what, "animals": animals, **right, "all": share}
+        for what in ("untouched", "program", "best of 8", "supervised")
+        for animals, share in (("practised", 0.1), ("new", 0.2))
+    ]
+    for animals, shown in (("practised", [10, 10, 40, 10, 10, 90]), ("new", [20, 20, 30, 20, 20, 80])):
+        lines = edit_table(finding({"runs": [run]}, rows, animals), ANIMAL_SHARES).splitlines()[2:]
+        assert [float(line.split("|")[5].strip(" %")) for line in lines] == shown
+        assert lines[2].startswith("| turning the knobs (strength 0.75, guidance 3, 16 steps) |")
 
 
 def test_the_ablations_show_every_variant() -> None:

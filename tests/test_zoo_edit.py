@@ -1,4 +1,4 @@
-"""The untrained pipeline on redrawing animals: what a row of the grid is."""
+"""What an animal in confetti is worth without RL: the grid, a program, the best of n."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.common import read_rows
 from benchmarks.zoo import edit
+from ddpo_lessons.app import demo
 from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.zoo import load_tiny_zoo, world
 
@@ -25,19 +26,50 @@ def test_the_best_of_a_grid_is_the_first_of_equals():
     )
 
 
-def test_the_committed_grid_holds_every_setting_once():
+def test_the_committed_grid_holds_every_setting_once_and_the_demo_has_its_best():
     rows = read_rows(edit.GRID)
     settings = {(row["strength"], row["guidance"], row["steps"], row["eta"]) for row in rows}
     assert len(rows) == len(settings) == 5 * 4 * 2 * 2
+    assert edit.best_of_grid(rows) == demo.UNTRAINED_BEST
     for row in rows:
-        assert float(row["all"]) <= min(float(row[name]) for name in ("animal", "sentence"))
+        assert float(row["all"]) <= min(float(row[name]) for name in ("animal", "artist", "ground"))
 
 
 def test_a_picture_has_its_own_noise_and_at_low_strength_hardly_changes():
-    edits, pipeline = world.draw_edits(2, edit.VALIDATION), load_tiny_zoo()
-    low, again, high = (
-        edit.redraw(pipeline, edits, Img2Img(strength, 1.0, 8, 0.0)) for strength in (0.125, 0.125, 1.0)
+    exam, pipeline = demo.Exam(world.draw_edits(2, demo.VALIDATION)), load_tiny_zoo()
+    low, again, other, high = (
+        exam.images(pipeline, Img2Img(strength, 1.0, 8, 0.0), seed)
+        for strength, seed in ((0.125, 0), (0.125, 0), (0.125, 5), (1.0, 0))
     )
     assert torch.equal(low, again)
-    changes = [(made - edits.pictures.images).abs().mean().item() for made in (low, high)]
-    assert changes[0] < 0.05 < changes[1]
+    assert not torch.equal(low, other)
+    changes = [(made - exam.edits.images).abs().mean().item() for made in (low, high)]
+    assert changes[0] < 0.1 < changes[1]
+
+
+def test_the_program_paints_over_what_reaches_the_frame_and_keeps_the_largest_piece():
+    edits = world.draw_edits(1, 0)
+    image = torch.zeros(1, 3, 64, 64)  # one colour, which reaches the frame
+    image[:, :, 20:40, 20:40] = 0.7  # the animal, in two colours
+    image[:, :, 25:30, 25:30] = 0.2
+    image[:, :, 50:53, 50:53] = 0.4  # a leftover
+    made = edit.by_program(world.Edits(image, edits.wanted))
+    ground = torch.tensor(world.GROUNDS[edits.wanted.descriptions[0].ground])[:, None, None]
+    expected = ground.repeat(1, 64, 64)
+    expected[:, 20:40, 20:40] = image[0, :, 20:40, 20:40]
+    assert torch.equal(made[0], expected)
+
+
+def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
+    def draw(exam, pipeline, setting, seed):
+        number = (seed - 1_000_000) // 3  # the draw's
+        return torch.full((3, 3, 64, 64), number / 10)
+
+    def likes(images, prompts, metadata):
+        assert metadata[0].keys() == {"animal", "artist"}
+        return -(images.mean((1, 2, 3)) - torch.tensor([0.0, 0.1, 0.3])).abs(), {}
+
+    monkeypatch.setattr(demo.Exam, "images", draw)
+    monkeypatch.setattr(edit, "reward", lambda: likes)
+    best = edit.best_of(4, world.draw_edits(3, 0))
+    assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])

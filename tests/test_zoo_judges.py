@@ -51,13 +51,24 @@ def test_verdicts_by_hand():
         "animal": [True, False, True, True],
         "artist": [True, True, False, True],
         "ground": [True, True, True, False],
-        "sentence": [True, True, False, False],
         "all": [True, False, False, False],
         "second_judge": [True, False, False, True],
     }
     wrong = judges.verdicts(images, labels, Says(5, 1, 4), Says(5, 1, 0))
     assert wrong["all"].tolist() == [True, False, False, False]
     assert not wrong["second_judge"].any()
+
+
+def test_edits_are_right_only_on_plain_ground():
+    edits = world.draw_edits(3, seed=0)
+    (animal, artist, ground), *_ = edits.wanted.labels.tolist()
+    images = edits.wanted.images.clone()
+    images[:, :, :8] = edits.images[:, :, :8]
+    by_hand = {"animal": True, "artist": True, "ground": False, "all": False, "second_judge": False}
+    says = Says(animal, artist, ground)
+    for shown, expected in ((images, by_hand), (edits.wanted.images, dict.fromkeys(by_hand, True))):
+        right = judges.judge_edits(shown, edits, says, says)
+        assert {name: hits[0].item() for name, hits in right.items()} == expected
 
 
 @pytest.mark.parametrize("spoil", [judges.add_noise, judges.blur_and_add_noise, judges.cut_out])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddpo_lessons.data.prompts import redrawing_requests, zoo_prompts
+from ddpo_lessons.data.prompts import hidden_animals, zoo_prompts
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.zoo import world
 
@@ -13,8 +13,10 @@ from ddpo_lessons.zoo import world
 class Says(torch.nn.Module):
     """Gives the first class of each kind a logit of 2, and all others 0."""
 
+    certainty = 2.0
+
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(2.0 * torch.eye(classes)[[0] * len(images)] for classes in (45, 3, 8))
+        return tuple(self.certainty * torch.eye(classes)[[0] * len(images)] for classes in (45, 3, 8))
 
 
 E2 = 7.38905609893065  # e²
@@ -39,6 +41,7 @@ def test_the_reward_by_hand():
     ("size", "prompt", "metadata", "message"),
     [
         (64, "a three", {}, "names no animal, artist or ground"),
+        (64, "an animal", {"artist": "Rembrandt"}, "'Rembrandt': use a name of zoo.world.ARTISTS"),
         (64, "by Noto", {"animal": "owl"}, "'owl': use a name of zoo.world.ANIMALS"),
         (32, "a fox", {}, "images are 32x32"),
     ],
@@ -48,12 +51,25 @@ def test_what_cannot_be_scored_is_refused(size, prompt, metadata, message):
         animal_alignment(Says())(torch.rand(1, 3, size, size), [prompt], [metadata])
 
 
+def test_the_metadata_speaks_where_the_prompt_is_silent_and_log_probs_have_a_floor():
+    metadata = [{"animal": "cat", "artist": "Noto"}, {"animal": "cat", "artist": "Noto"}, {"animal": "fox"}]
+    prompts = ["an animal", "a dog by Fluent", "an animal"]
+    says, zero = Says(), torch.zeros(3, 3, 64, 64)
+    _, terms = animal_alignment(says)(zero, prompts, metadata)
+    assert terms["animal_log_prob"].tolist() == pytest.approx([CAT, CAT - 2, CAT - 2], abs=1e-5)
+    assert terms["artist_log_prob"].tolist() == pytest.approx([NOTO, NOTO - 2, 0], abs=1e-5)
+    says.certainty = 20.0
+    _, terms = animal_alignment(says)(zero, prompts, metadata)
+    assert terms["animal_log_prob"].tolist() == pytest.approx([0, -4, -4], abs=1e-4)
+
+
 def test_the_reward_model_prefers_what_is_asked_for():
     edits = world.draw_edits(20, 3)
-    metadata = [{"animal": world.ANIMALS[animal]} for animal, _, _ in edits.wanted.tolist()]
+    metadata = [{"animal": d.animal, "artist": d.artist} for d in edits.wanted.descriptions]
     reward = animal_alignment()
-    asked = reward(edits.targets, edits.prompts, metadata)[0]
-    untouched = reward(edits.pictures.images, edits.prompts, metadata)[0]
+    asked, untouched = (
+        reward(images, edits.prompts, metadata)[0] for images in (edits.wanted.images, edits.images)
+    )
     assert asked.min() > -0.5
     assert untouched.max() < -1
 
@@ -71,11 +87,12 @@ def test_prompts_are_of_their_split_and_say_what_the_metadata_says(split, pairs)
 
 
 def test_requests_leave_the_animal_out_and_continue_where_they_stood():
-    sampler, other = redrawing_requests(0), redrawing_requests(7)
+    sampler, other = hidden_animals(0), hidden_animals(7)
     draws = [sampler() for _ in range(3)]
     for prompt, image, metadata in draws:
         assert world.parse_prompt(prompt).animal is None
         assert world.ANIMALS.index(metadata["animal"]) in world.PRACTICE_ANIMALS
+        assert metadata["artist"] in world.ARTISTS
         assert image.shape == metadata["target"].shape == (3, 64, 64)
     other.load_state_dict({"seed": 0, "drawn": 2})
     prompt, image, _ = other()

@@ -158,28 +158,69 @@ def test_prompts_carry_the_right_articles():
 
 
 # ------------------------------------------------------------------------------------------------ edits
-def test_an_edit_asks_for_another_artist_and_ground_and_its_target_is_the_same_animal_in_place():
-    edits = world.draw_edits(600, seed=3)
-    before, wanted = edits.pictures.labels, edits.wanted
-    assert torch.equal(before[:, 0], wanted[:, 0])
-    assert (before[:, 1:] != wanted[:, 1:]).all()
-    assert torch.equal(edits.targets, world.render(wanted[:, :2], wanted[:, 2], edits.pictures.theta))
-    assert torch.equal(world.nearest_ground(measure_background(edits.targets)), wanted[:, 2])
-    for labels in (before, wanted):
-        assert {(animal, artist) for animal, artist, _ in labels.tolist()} <= set(world.SEEN)
-    assert set(before[:, 0].tolist()) == set(world.PRACTICE_ANIMALS)
+def test_confetti_covers_all_in_colours_between_the_grounds():
+    pictures = world.draw_confetti(40, seed=3)
+    assert pictures.shape == (40, 3, 64, 64)
+    palette = torch.tensor(list(world.GROUNDS.values()))
+    assert (pictures >= palette.amin(dim=0)[:, None, None] - 1e-6).all()
+    assert (pictures <= palette.amax(dim=0)[:, None, None] + 1e-6).all()
+    for picture in pictures:  # discs of at least 4 pixels' radius: one row crosses several, none covers all
+        assert 5 < len(picture[:, 32].T.unique(dim=0)) < 33
+    assert torch.equal(pictures, world.draw_confetti(40, seed=3))
+    assert not torch.equal(pictures, world.draw_confetti(40, seed=4))
 
 
-def test_sentences_of_edits_leave_the_animal_to_the_picture():
+def test_an_edit_shows_the_wanted_animal_in_its_place_over_confetti():
+    edits = world.draw_edits(300, seed=3)
+    wanted = edits.wanted
+    assert torch.equal(wanted.images, world.render(wanted.labels[:, :2], wanted.labels[:, 2], wanted.theta))
+    assert {(animal, artist) for animal, artist, _ in wanted.labels.tolist()} <= set(world.SEEN)
+    assert set(wanted.labels[:, 0].tolist()) == set(world.PRACTICE_ANIMALS)
+    # Where the animal covers everything, picture and answer agree, whatever lies behind.
+    black, white = (
+        world.draw_over(torch.full((300, 3, 1, 1), c), wanted.labels[:, :2], wanted.theta) for c in (0.0, 1.0)
+    )
+    opaque = (black == white).expand(-1, 3, -1, -1)
+    assert opaque.float().mean() > 0.2
+    assert torch.equal(edits.images[opaque], wanted.images[opaque])
+    assert (edits.images - wanted.images).abs().mean() > 0.1
+
+
+def test_sentences_of_edits_leave_animal_and_artist_to_the_picture():
     edits = world.draw_edits(50, seed=4)
-    for prompt, (_, artist, ground) in zip(edits.prompts, edits.wanted.tolist(), strict=True):
-        assert prompt.startswith("an animal by ")
-        asked = world.Description(None, world.ARTISTS[artist], world.GROUND_NAMES[ground])
-        assert world.parse_prompt(prompt) == asked
+    for prompt, (*_, ground) in zip(edits.prompts, edits.wanted.labels.tolist(), strict=True):
+        assert prompt.startswith("an animal on a")
+        assert world.parse_prompt(prompt) == world.Description(ground=world.GROUND_NAMES[ground])
+
+
+def test_a_ground_is_plain_if_nine_tenths_of_it_are():
+    edits = world.draw_edits(20, seed=5)
+    assert edits.are_plain(edits.wanted.images).all()
+    assert not edits.are_plain(edits.images).any()
+    ground = torch.tensor(list(world.GROUNDS.values()))[edits.wanted.labels[:, 2]][:, :, None, None]
+    plain = ground.repeat(1, 1, 64, 64)
+    assert edits.are_plain(plain).all()  # where the animal should be does not count
+    assert edits.are_plain(plain + 0.14 / 3**0.5).all()
+    assert not edits.are_plain(plain + 0.16 / 3**0.5).any()
+    spoiled = plain.clone()
+    spoiled[:, :, :2] = 0.5  # 128 of at least 1,200 pixels of ground
+    assert edits.are_plain(spoiled).float().mean() > 0.5
+    spoiled[:, :, :8] = 0.5
+    assert not edits.are_plain(spoiled).any()
 
 
 def test_edits_repeat_themselves_and_show_the_animals_that_were_asked_for():
     first, again, other = (world.draw_edits(40, seed, world.NEW_ANIMALS) for seed in (1, 1, 2))
-    assert torch.equal(first.targets, again.targets)
-    assert not torch.equal(first.wanted, other.wanted)
-    assert set(first.wanted[:, 0].tolist()) <= set(world.NEW_ANIMALS)
+    assert torch.equal(first.images, again.images)
+    assert not torch.equal(first.wanted.labels, other.wanted.labels)
+    assert set(first.wanted.labels[:, 0].tolist()) <= set(world.NEW_ANIMALS)
+
+
+# ----------------------------------------------------------------------------------------- measurements
+def test_the_distance_of_a_ground_by_hand():
+    red, blue = (torch.tensor(world.GROUNDS[name]) for name in ("red", "blue"))
+    images = red[None, :, None, None].repeat(3, 1, 64, 64)
+    images[:, :, 3:-3, 3:-3] = 0  # inside does not count
+    images[1, :, :32] = blue[:, None, None]  # half of the frame
+    found = world.ground_distance(images, ["red", "red", None])
+    assert found.tolist() == pytest.approx([0, torch.dist(red, blue).item() / 2, 0], abs=1e-6)

@@ -363,7 +363,6 @@ def evaluate(
         wanted = world.draw_pictures(count, 100_000_001, pairs)
         images = generate(pipeline, wanted.prompts, seed=3)
         judged = verdicts(images, wanted.labels, classifiers["judge"], classifiers["second_judge"])
-        judged.pop("sentence")  # of edits
         shares = {column.replace("_", " "): hits.double().mean().item() for column, hits in judged.items()}
         table[f"generated, {name} combinations"] = shares
     return table

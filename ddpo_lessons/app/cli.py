@@ -105,7 +105,7 @@ def check_packages(config: DDPOConfig) -> None:
 # ------------------------------------------------------------------------------------------- commands
 @dataclass
 class Demo:
-    """Teach img2img to obey a sentence and keep the picture."""
+    """Teach img2img to find an animal in confetti."""
 
     seed: int = 0
     """Seed of training."""

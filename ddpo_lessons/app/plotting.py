@@ -78,12 +78,16 @@ def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: 
 def plot_dilemma(
     curves: Mapping[str, Sequence[Mapping[str, float]]],
     paths: Mapping[str, Sequence[Mapping[str, float]]],
+    obeyed: str,
+    kept: str,
 ) -> Figure:
-    """Draw digit kept against colours obeyed: what can be had by turning the strength, and where RL goes.
+    """Draw what is kept against what is obeyed: what turning the strength gives, and where RL goes.
 
     Args:
-        curves: points of an untrained pipeline by name, each with "digit", "colours" and "strength".
-        paths: points of runs over their epochs by name, each with "digit" and "colours".
+        curves: points of an untrained pipeline by name, each with a share of both and "strength".
+        paths: points of runs over their epochs by name, each with a share of both.
+        obeyed: name of the share of pictures that do as their sentence says.
+        kept: name of the share of pictures in which something is as it was.
 
     Returns:
         The figure, not yet shown or saved.
@@ -93,17 +97,17 @@ def plot_dilemma(
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
     for color, (name, points) in zip(itertools.cycle(CURVE_COLORS), curves.items(), strict=False):
-        x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
+        x, y = ([100 * point[key] for point in points] for key in (obeyed, kept))
         axes.plot(x, y, "o-", markersize=4, linewidth=1.2, color=color, label=name)
         for n, point in enumerate(points):
             place = (5, 4) if n % 2 else (-14, -11)  # neighbours lie close together
             text = f"{point['strength']:g}"
             axes.annotate(text, (x[n], y[n]), place, textcoords="offset points", fontsize=8, color=color)
     for color, (name, points) in zip(itertools.cycle(PATH_COLORS), paths.items(), strict=False):
-        x, y = ([100 * point[key] for point in points] for key in ("colours", "digit"))
+        x, y = ([100 * point[key] for point in points] for key in (obeyed, kept))
         axes.plot(x, y, ".-", linewidth=2, color=color, label=name)
         axes.plot(x[-1], y[-1], "*", markersize=16, color=color, markeredgecolor="black")
-    axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel="colours obeyed (%)", ylabel="digit kept (%)")
+    axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel=f"{obeyed} obeyed (%)", ylabel=f"{kept} kept (%)")
     axes.set_title("small numbers: noise strength; stars: the end of training", fontsize=10)
     axes.legend(fontsize=9, loc="lower left")
     axes.grid(alpha=0.25)

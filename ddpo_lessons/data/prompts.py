@@ -203,12 +203,12 @@ def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
     return PromptSampler(draw, seed)
 
 
-def redrawing_requests(seed: int) -> PromptSampler:
-    """Pictures of the world of animals with a sentence that names another artist and ground, for img2img.
+def hidden_animals(seed: int) -> PromptSampler:
+    """Animals that hide in confetti, each with a sentence that names a ground, for img2img.
 
-    Such as a fox by Noto on red with "an animal by Twemoji on a green background": obey it, and keep the
-    animal. Metadata: `animal` (a name), `image` (what goes in) and `target` (what should come out, which
-    supervised training needs and RL does not), both (3, 64, 64).
+    Such as a fox in confetti with "an animal on a green background": clear the confetti away, and keep the
+    animal. Metadata: `animal` and `artist` (names), `image` (what goes in) and `target` (what should come
+    out, which supervised training needs and RL does not), both (3, 64, 64).
 
     Args:
         seed: decides the sequence, and the pictures.
@@ -220,8 +220,9 @@ def redrawing_requests(seed: int) -> PromptSampler:
 
     def draw(generator: random.Random) -> Any:
         edits = world.draw_edits(1, generator.getrandbits(62))
-        image, animal = edits.pictures.images[0], world.ANIMALS[edits.wanted[0, 0]]
-        return edits.prompts[0], image, {"animal": animal, "image": image, "target": edits.targets[0]}
+        shown, (image,), (target,) = edits.wanted.descriptions[0], edits.images, edits.wanted.images
+        metadata = {"animal": shown.animal, "artist": shown.artist, "image": image, "target": target}
+        return edits.prompts[0], image, metadata
 
     return PromptSampler(draw, seed)
 

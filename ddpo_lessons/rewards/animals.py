@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward
+
+if TYPE_CHECKING:
+    from ddpo_lessons.zoo.world import Description
 
 
 def animal_alignment(
@@ -18,15 +23,14 @@ def animal_alignment(
 ) -> RewardFunction:
     """How well an image of the world of animals shows what its prompt says.
 
-    With log p from the classifier, the ground measured without any model, and its distance Euclidean in RGB
-    on [0, 1]::
+    With log p from the classifier, at least -4 nats, and the mean distance of the outermost three rows and
+    columns of pixels from the named ground, Euclidean in RGB on [0, 1]::
 
-        animal_weight * log p(animal) + artist_weight * log p(artist)
-            - ground_weight * |ground - named ground|
+        animal_weight * log p(animal) + artist_weight * log p(artist) - ground_weight * distance
 
-    The animal may be named by the metadata instead, as `metadata["animal"]`: in an edit the sentence leaves
-    it out, and the picture's own is to stay. What neither says counts 0. The three terms are returned as
-    info, before weighting.
+    Animal and artist may be named by the metadata instead, as `metadata["animal"]` and `metadata["artist"]`:
+    in an edit the sentence leaves them out, and the picture's own are to stay. What neither says counts 0.
+    The three terms are returned as info, before weighting.
 
     Args:
         model: images (B, 3, 64, 64) to logits of animal, artist and ground; None for the reward model of the
@@ -36,10 +40,9 @@ def animal_alignment(
         ground_weight: weight of the ground's distance.
 
     Returns:
-        The reward function. It raises ValueError for images of another size, an animal that this world does
-        not have, and a prompt of which nothing can be scored.
+        The reward function. It raises ValueError for images of another size, a name that this world does not
+        have, and a prompt of which nothing can be scored.
     """
-    from ddpo_lessons.tiny.world import measure_background
     from ddpo_lessons.zoo import load_reward_model, world
 
     classifier = (load_reward_model() if model is None else model).eval()
@@ -51,30 +54,21 @@ def animal_alignment(
                 f"images are {images.shape[3]}x{images.shape[2]}: animal_alignment scores those of tiny-zoo, "
                 f"{world.IMAGE_SIZE}x{world.IMAGE_SIZE}"
             )
-        said = [world.parse_prompt(prompt) for prompt in prompts]
-        animals = [part.animal or entry.get("animal") for part, entry in zip(said, metadata, strict=True)]
-        for index, (part, animal) in enumerate(zip(said, animals, strict=True)):
-            if animal is None and part.artist is None and part.ground is None:
+        said = [
+            _with_metadata(index, world.parse_prompt(prompt), entry)
+            for index, (prompt, entry) in enumerate(zip(prompts, metadata, strict=True))
+        ]
+        for prompt, part in zip(prompts, said, strict=True):
+            if part == world.Description():
                 raise ValueError(
-                    f"prompts[{index}]={prompts[index]!r} names no animal, artist or ground: "
+                    f"prompt {prompt!r} names no animal, artist or ground: "
                     'write as in "a fox by Noto on a blue background"'
                 )
-            if animal is not None and animal not in world.ANIMALS:
-                raise ValueError(
-                    f"metadata[{index}]['animal'] is {animal!r}: use a name of zoo.world.ANIMALS"
-                )
         animal_logits, artist_logits, _ = classifier.to(images.device)(images)
-        measured = measure_background(images)  # (B, 3)
-        distances = [
-            measured.new_zeros(())
-            if part.ground is None
-            else (rgb - rgb.new_tensor(world.GROUNDS[part.ground])).norm()
-            for rgb, part in zip(measured, said, strict=True)
-        ]
         terms = {
-            "animal_log_prob": _log_prob(animal_logits, animals, world.ANIMALS),
+            "animal_log_prob": _log_prob(animal_logits, [part.animal for part in said], world.ANIMALS),
             "artist_log_prob": _log_prob(artist_logits, [part.artist for part in said], world.ARTISTS),
-            "ground_distance": torch.stack(distances),
+            "ground_distance": world.ground_distance(images, [part.ground for part in said]),
         }
         score = animal_weight * terms["animal_log_prob"] + artist_weight * terms["artist_log_prob"]
         return score - ground_weight * terms["ground_distance"], terms
@@ -82,9 +76,23 @@ def animal_alignment(
     return reward
 
 
+def _with_metadata(index: int, said: Description, metadata: Mapping[str, Any]) -> Description:
+    """Return what a prompt says, with animal and artist from the metadata where it leaves them out."""
+    from ddpo_lessons.zoo import world
+
+    for name, known in (("animal", world.ANIMALS), ("artist", world.ARTISTS)):
+        if metadata.get(name) not in (None, *known):
+            raise ValueError(
+                f"metadata[{index}][{name!r}] is {metadata[name]!r}: use a name of zoo.world.{name.upper()}S"
+            )
+    animal, artist = said.animal or metadata.get("animal"), said.artist or metadata.get("artist")
+    return replace(said, animal=animal, artist=artist)
+
+
 def _log_prob(logits: torch.Tensor, names: Sequence[str | None], classes: Sequence[str]) -> torch.Tensor:
     """Log-probabilities (B,) in nats of the named classes, of logits (B, C); 0 where none is named."""
-    log_probs = logits.float().log_softmax(dim=1)
+    # A floor, so that one hopeless sample does not outweigh all others of its group.
+    log_probs = logits.float().log_softmax(dim=1).clamp(min=-4)
     return torch.stack(
         [
             row.new_zeros(()) if name is None else row[classes.index(name)]

@@ -122,13 +122,20 @@ def verdicts(
         second_judge: names all three.
 
     Returns:
-        Truth values (N,): "animal", "artist", "ground", "sentence" (artist and ground, of which an edit
-        speaks), "all" three, and "second_judge", which names all three rightly.
+        Truth values (N,): "animal", "artist", "ground", "all" three, and "second_judge", which names all
+        three rightly.
     """
     hits = named(judge, images) == labels  # (N, 3)
     hits[:, 2] = world.nearest_ground(measure_background(images)) == labels[:, 2]
     right = dict(zip(NAMES, hits.T, strict=True))
-    right["sentence"] = hits[:, 1:].all(dim=1)
     right["all"] = hits.all(dim=1)
     right["second_judge"] = (named(second_judge, images) == labels).all(dim=1)
     return right
+
+
+def judge_edits(
+    images: torch.Tensor, edits: world.Edits, judge: Judge, second_judge: SecondJudge
+) -> dict[str, torch.Tensor]:
+    """Say what is right in edited pictures: as `verdicts`, but no ground is right that is not plain."""
+    right, plain = verdicts(images, edits.wanted.labels, judge, second_judge), edits.are_plain(images)
+    return right | {name: right[name] & plain for name in ("ground", "all", "second_judge")}

@@ -3,12 +3,12 @@
 The pictures are emoji: Noto (Apache-2.0), Twemoji (CC BY 4.0) and Fluent flat (MIT), see LICENSES.md. Each
 becomes a 64x64 picture such as "a fox by Noto on a blue background", turned to either side, larger or
 smaller, shifted. Thirty of the 135 combinations of animal and artist are kept from the denoiser's training.
+For img2img, animals hide in confetti.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ GROUNDS: dict[str, tuple[float, float, float]] = {
     "white": (0.96, 0.96, 0.96),
 }
 GROUND_NAMES = tuple(GROUNDS)
+NUM_DISCS = 100
 SHEET = Path(__file__).with_name("sheet.png")  # a row an animal, a column an artist, RGBA, 64x64 each
 
 # Two animals of three miss one artist in pre-training, each artist ten times.
@@ -73,7 +74,7 @@ def placements(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def render(pairs: torch.Tensor, grounds: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """Draw animals on grounds.
+    """Draw animals on grounds of one colour.
 
     Args:
         pairs: indices of animal and artist, (N, 2).
@@ -83,16 +84,66 @@ def render(pairs: torch.Tensor, grounds: torch.Tensor, theta: torch.Tensor) -> t
     Returns:
         Images (N, 3, 64, 64) in [0, 1].
     """
+    return draw_over(torch.tensor(list(GROUNDS.values()))[grounds][:, :, None, None], pairs, theta)
+
+
+def draw_over(images: torch.Tensor, pairs: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+    """Draw animals over images (N, 3, 64, 64), or over colours (N, 3, 1, 1); the rest as in `render`."""
     grid = F.affine_grid(theta, [len(pairs), 4, IMAGE_SIZE, IMAGE_SIZE], align_corners=False)
     rgba = F.grid_sample(sprites()[pairs[:, 0], pairs[:, 1]], grid, align_corners=False)  # (N, 4, 64, 64)
-    ground = torch.tensor(list(GROUNDS.values()))[grounds][:, :, None, None]
-    return rgba[:, :3] + (1 - rgba[:, 3:]) * ground
+    return rgba[:, :3] + (1 - rgba[:, 3:]) * images
+
+
+def draw_confetti(count: int, seed: int) -> torch.Tensor:
+    """Draw confetti: discs one over the other, each of a colour between two of the grounds'.
+
+    Such a "dead leaves" picture has edges of all lengths, as natural ones have (Lee, Mumford and Huang 2001,
+    "Occlusion models for natural images", IJCV 41).
+
+    Args:
+        count: number of pictures N.
+        seed: decides places, radii (4 to 11 pixels) and colours.
+
+    Returns:
+        Images (N, 3, 64, 64) in [0, 1].
+    """
+    # A seed of its own: placements have the other.
+    generator = torch.Generator().manual_seed(random.Random(f"confetti-{seed}").getrandbits(62))
+    palette = torch.tensor(list(GROUNDS.values()))
+    of = torch.randint(len(GROUNDS), (2, NUM_DISCS, count), generator=generator)
+    x, y, radius, share = torch.rand(4, NUM_DISCS, count, 1, generator=generator)  # (100, N, 1) each
+    colours = palette[of[0]].lerp(palette[of[1]], share)[..., None, None]  # (100, N, 3, 1, 1)
+    pixels = torch.arange(IMAGE_SIZE) + 0.5
+    images = colours[0].repeat(1, 1, IMAGE_SIZE, IMAGE_SIZE)
+    for disc in range(1, NUM_DISCS):
+        across, down = pixels - IMAGE_SIZE * x[disc], pixels - IMAGE_SIZE * y[disc]  # (N, 64) each
+        inside = down[:, :, None] ** 2 + across[:, None] ** 2 < (4 + 7 * radius[disc, :, None]) ** 2
+        images = torch.where(inside[:, None], colours[disc], images)
+    return images
 
 
 def nearest_ground(rgb: torch.Tensor) -> torch.Tensor:
     """Return the index in `GROUNDS` of the colour nearest to each RGB row; (B, 3) -> (B,)."""
     palette = torch.tensor(list(GROUNDS.values()), dtype=rgb.dtype, device=rgb.device)  # (8, 3)
     return torch.cdist(rgb, palette).argmin(dim=1)
+
+
+def ground_distance(images: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
+    """Measure how far pictures are from a plain ground, without any learned model.
+
+    Args:
+        images: (B, 3, H, W) in [0, 1].
+        names: of the ground that each should have, or None.
+
+    Returns:
+        (B,): the mean distance of the outermost three rows and columns of pixels from the ground's colour,
+        Euclidean in RGB; 0 where no ground is named.
+    """
+    frame = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
+    frame[3:-3, 3:-3] = False
+    colours = images.new_tensor([GROUNDS[name or GROUND_NAMES[0]] for name in names])  # (B, 3)
+    distances = (images.float()[:, :, frame] - colours[:, :, None]).norm(dim=1).mean(dim=1)
+    return distances * distances.new_tensor([name is not None for name in names])
 
 
 # -------------------------------------------------------------------------------------------- prompts
@@ -186,55 +237,47 @@ def draw_pictures(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN
 
 @dataclass(frozen=True)
 class Edits:
-    """Pictures, and for each a sentence that asks for another artist and another ground: the animal stays.
+    """Animals that hide in confetti, and for each a sentence that names a ground, no animal and no artist.
 
     Attributes:
-        pictures: N pictures, what goes in.
-        wanted: indices of animal (the picture's own), artist and ground (both others), (N, 3).
-        targets: (N, 3, 64, 64), that animal by that artist on that ground, in the same place.
+        images: (N, 3, 64, 64) in [0, 1], what goes in.
+        wanted: what should come out: that animal by that artist, in its place, on the ground that is named.
     """
 
-    pictures: Pictures
-    wanted: torch.Tensor
-    targets: torch.Tensor
+    images: torch.Tensor
+    wanted: Pictures
 
     @property
     def prompts(self) -> list[str]:
-        """The sentences, such as "an animal by Twemoji on a green background"."""
-        return [make_prompt(None, ARTISTS[b], GROUND_NAMES[c]) for _, b, c in self.wanted.tolist()]
+        """The sentences, such as "an animal on a green background"."""
+        return [make_prompt(None, None, d.ground) for d in self.wanted.descriptions]
+
+    def are_plain(self, images: torch.Tensor) -> torch.Tensor:
+        """Say of which images nine tenths of the ground are plain, (N,) bool.
+
+        The ground is where the wanted picture shows its own, a pixel away from all else. It is plain where
+        the colour is less than 0.15 (Euclidean, RGB in [0, 1]) from the one that is named.
+        """
+        named = torch.tensor(list(GROUNDS.values()))[self.wanted.labels[:, 2]][:, :, None, None]
+
+        def is_near(pictures: torch.Tensor, distance: float) -> torch.Tensor:
+            return ((pictures - named).norm(dim=1, keepdim=True) < distance).float()  # (N, 1, 64, 64)
+
+        ground = -F.max_pool2d(-is_near(self.wanted.images, 0.02), 3, stride=1, padding=1)
+        plain = is_near(images.float(), 0.15) * ground
+        return plain.flatten(1).sum(dim=1) >= 0.9 * ground.flatten(1).sum(dim=1)
 
 
-@functools.cache
-def _changes(animal: int, pairs: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Return the changes of artist (old, new) that the pairs allow for an animal."""
-    artists = [artist for artist in range(len(ARTISTS)) if (animal, artist) in pairs]
-    return list(itertools.permutations(artists, 2))
-
-
-def draw_edits(
-    count: int,
-    seed: int,
-    animals: Sequence[int] = PRACTICE_ANIMALS,
-    pairs: tuple[tuple[int, int], ...] = SEEN,
-) -> Edits:
-    """Draw pictures, each with a sentence that names another artist and another ground, not the animal.
+def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS) -> Edits:
+    """Hide random animals in confetti, in the hands that pre-training has shown.
 
     Args:
         count: number of pictures N.
         seed: decides pictures and sentences.
-        animals: indices of those that may be shown.
-        pairs: the pairs of (animal, artist) of which both the picture and what becomes of it are; a tuple, in
-            which every animal has two artists.
+        animals: indices of those that may hide.
 
     Returns:
         Pictures, sentences, and what the pictures should become.
     """
-    rng = random.Random(f"edits-{seed}")
-    drawn = [rng.choice(animals) for _ in range(count)]
-    chosen = torch.tensor([(a, *rng.choice(_changes(a, pairs))) for a in drawn])  # (N, 3): animal, old, new
-    grounds = torch.tensor([rng.sample(range(len(GROUNDS)), 2) for _ in range(count)])  # (N, 2): old, new
-    theta = placements(count, torch.Generator().manual_seed(seed))
-    before = torch.stack([chosen[:, 0], chosen[:, 1], grounds[:, 0]], dim=1)
-    wanted = torch.stack([chosen[:, 0], chosen[:, 2], grounds[:, 1]], dim=1)
-    pictures = Pictures(render(before[:, :2], before[:, 2], theta), before, theta)
-    return Edits(pictures, wanted, render(wanted[:, :2], wanted[:, 2], theta))
+    wanted = draw_pictures(count, seed, [pair for pair in SEEN if pair[0] in animals])
+    return Edits(draw_over(draw_confetti(count, seed), wanted.labels[:, :2], wanted.theta), wanted)
