@@ -31,7 +31,7 @@ from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import BranchingTrainer, DDPOTrainer, ImageDDPOTrainer, Runner
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +50,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "skipped": {**TRACKING},
     "image": {"sample_group_size": 2, "sample_batch_size": 1, "sample_num_batches_per_epoch": 2},
+    "branching": {"sample_group_size": 2},
     # In the third epoch neither the new policy samples nor the first one.
     "nft": {"num_epochs": 3, "train_clip_range": DDPOConfig.train_clip_range},
 }  # fmt: skip
@@ -83,6 +84,8 @@ def train(folder: Path, name: str, **changes: Any) -> Runner:
             config, brightness, noisy_image, make_pipeline(), noise_strength=0.7
         )
         trainer.image_samples_hook = Validation(trainer, [("", torch.full((3, 32, 32), 0.5), {})], every=1)
+    elif name == "branching":
+        trainer = BranchingTrainer(config, bright_and_red, each_prompt(), make_pipeline())
     elif name == "nft":
         trainer = Runner(
             config, bright_and_red, each_prompt(), make_sd3_pipeline(), algorithm=NFT(decay_rate=0.4),
