@@ -139,7 +139,7 @@ def img2img(
     plain = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
     plain.set_progress_bar_config(disable=True)
     out = []
-    for numbers in torch.arange(len(prompts)).split(100):
+    for numbers in torch.arange(len(prompts)).split(25):
         edited = plain(
             prompt=[prompts[n] for n in numbers],
             image=images[numbers],
