@@ -107,7 +107,7 @@ def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Ro
         "a program for this world": own("program"),
         f"turning the knobs ({best_setting(best)})": [runs[0]["untrained_best"]],
         "the best of 8 of these by RL's reward": own("best of 8"),
-        "supervised on pairs, as many samples": own("supervised"),
+        "supervised, on 5,120 pairs": own("supervised"),
         "RL, from a score": [run["after"] for run in runs],
     }
 

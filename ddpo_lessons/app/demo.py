@@ -24,6 +24,7 @@ from diffusers import StableDiffusionImg2ImgPipeline
 from ddpo_lessons.app.plotting import plot_dilemma, plot_strip, save_figure
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import hidden_animals
+from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import RewardFunction, animal_alignment
 from ddpo_lessons.rollout import img2img_rollout, sample_seed
 from ddpo_lessons.trainer import BranchingTrainer
@@ -45,7 +46,6 @@ class Img2Img:
 
 
 POLICY = Img2Img(0.5, 1.0, 10)  # five steps are run, and all but the last are actions
-ACTIONS = 4
 # The most done right by the untrained pipeline, of a grid of all four: benchmarks/zoo/edit_grid.csv.
 UNTRAINED_BEST = Img2Img(0.75, 3.0, 16)
 STRENGTHS = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)  # of the curve that the figure shows
@@ -226,7 +226,8 @@ def run(arguments: Demo) -> int:
     images["after"] = exam.images(pipeline, POLICY)
     unseen["after"] = strangers.measure(pipeline, POLICY)
     trainer.save_pretrained(folder / "lora")
-    results: dict[str, Any] = {"steps": POLICY.steps, "actions": ACTIONS}
+    schedule = family_of(pipeline).schedule(POLICY.steps, POLICY.strength)
+    results: dict[str, Any] = {"steps": POLICY.steps, "actions": int((schedule.stds > 0).sum())}
     results |= {name: exam.shares(pictures) for name, pictures in images.items()}
     results["untrained_best"] |= asdict(UNTRAINED_BEST)
     results["new_animals"] = unseen
