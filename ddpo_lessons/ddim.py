@@ -208,10 +208,13 @@ class DDIMSchedule:
     Attributes:
         timesteps: (T,) int64 on the device.
         stds: (T,) float32 on the CPU; 0 where a step is deterministic, and so no action.
+        actions: the first of the steps that are actions and the one after the last; None for all with noise.
 
     Raises:
         TypeError, ValueError: as in `ddim_step_with_logprob`.
     """
+
+    actions: tuple[int, int] | None = None
 
     def __init__(
         self, scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float, device: torch.device | str
@@ -225,19 +228,10 @@ class DDIMSchedule:
         self._table = table.to(device)
         self.timesteps = timesteps.to(device)
 
-    def with_noise(self, window: tuple[int, int]) -> DDIMSchedule:
-        """Return the same steps with noise from the first to before the second of `window` only.
-
-        The others are DDIM's with η = 0: what was noise goes where the direction to x_t points.
-        """
+    def with_actions(self, first: int, end: int) -> DDIMSchedule:
+        """Return the same steps, of which those from `first` to before `end` are actions."""
         other = copy.copy(self)
-        quiet = torch.ones(len(self.stds), dtype=torch.bool)
-        quiet[slice(*window)] = False
-        other.stds = self.stds.masked_fill(quiet, 0.0)
-        other._table = self._table.clone()
-        alpha_bar, weight_x0, weight_noise, std = self._table[:, self.timesteps[quiet]]
-        columns = [alpha_bar, weight_x0, (weight_noise.square() + std.square()).sqrt(), torch.zeros_like(std)]
-        other._table[:, self.timesteps[quiet]] = torch.stack(columns)
+        other.actions = (first, end)
         return other
 
     def step(

@@ -17,6 +17,7 @@ distribution. η, here `eta`, is the level of noise; the papers write a for it, 
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Literal, get_args
 
@@ -88,10 +89,13 @@ class FlowSchedule:
         timesteps: (T,) float32 on the device, σ̄ times `num_train_timesteps`: what the network is told.
         stds: (T,) float32 on the CPU; 0 where a step has no noise, and is no action.
         sigmas: (T + 1,) float32 on the CPU.
+        actions: the first of the steps that are actions and the one after the last; None for all with noise.
 
     Raises:
         ValueError: as in `flow_coefficients`.
     """
+
+    actions: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -110,6 +114,12 @@ class FlowSchedule:
         self._lengths = (self.sigmas[:-1] - self.sigmas[1:]).to(device)
         self.timesteps = (self.sigmas[:-1] * num_train_timesteps).to(device)
         self._table = coefficients.to(device)
+
+    def with_actions(self, first: int, end: int) -> FlowSchedule:
+        """Return the same steps, of which those from `first` to before `end` are actions."""
+        other = copy.copy(self)
+        other.actions = (first, end)
+        return other
 
     def with_noise(
         self, eta: float | None = None, sde: SDE = "flow", window: tuple[int, int] | None = None

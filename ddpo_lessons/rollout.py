@@ -135,11 +135,14 @@ def _draw_noise(count: int, latents: torch.Tensor, generator: Generators) -> tor
 def recorded_steps(schedule: Schedule) -> tuple[int, int]:
     """Return the first of the steps that are recorded and the one after the last.
 
-    They are those with noise, which are neighbours; in an ODE they are all.
+    They are the schedule's actions, by default all steps with noise, which are neighbours; in an ODE they are
+    all.
 
     Raises:
         ValueError: if noise is asked for, and no step has it.
     """
+    if schedule.actions is not None:
+        return schedule.actions
     noisy = torch.nonzero(schedule.stds > 0).flatten().tolist()
     if noisy:
         return noisy[0], noisy[-1] + 1
@@ -162,7 +165,7 @@ def play(
     group_size: int = 1,
     branches: int | None = None,
 ) -> Trajectory:
-    """Run the policy over a schedule; steps without noise are run, and not recorded as actions.
+    """Run the policy over a schedule; steps that are no actions are run, and not recorded.
 
     Where no step has noise, as in the ODE of a flow model, all are recorded, with log-prob 0: such a
     trajectory serves losses that need no log-probs.
@@ -176,7 +179,7 @@ def play(
         generator: one, or one per sample; decides the actions.
         reduction: of the log-density over the latent's dimensions, see `ddim_step_with_logprob`.
         group_size: so many rollouts side by side begin in one state, whose first prediction they share.
-        branches: into so many they part at each step with noise; None for all at the first.
+        branches: into so many they part at each action; None for all at the first.
 
     Returns:
         The trajectory.
@@ -196,8 +199,11 @@ def play(
         )
         output = output.repeat_interleave(shared, dim=0)  # (B, C, h, w)
         if std > 0:
-            shared = max(1, shared // (branches or group_size))
-            noise[k] = noise[k][::shared].repeat_interleave(shared, dim=0)  # who stays together acts alike
+            # Rollouts of a group part by actions alone: other noise is common to all of them.
+            together = group_size
+            if first <= k < end:
+                shared = together = max(1, shared // (branches or group_size))
+            noise[k] = noise[k][::together].repeat_interleave(together, dim=0)
         step = schedule.step(output, timesteps, latents, noise=noise[k], reduction=reduction)
         if first <= k < end:
             states.append(latents)

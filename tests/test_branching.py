@@ -56,25 +56,28 @@ def test_values_along_a_path_add_up_to_the_leaf():
 
 
 # --------------------------------------------------------------------------------------------- steps
-@pytest.mark.parametrize("set_alpha_to_one", [True, False])
-def test_outside_the_window_a_step_is_that_of_plain_ddim_without_noise(set_alpha_to_one):
-    schedule = ddim_schedule(6, set_alpha_to_one=set_alpha_to_one)
-    quiet = schedule.with_noise(window=(2, 4))
-    assert (quiet.stds > 0).tolist() == [False, False, True, True, False, False]
-    generator = torch.Generator().manual_seed(0)
-    latents, output, noise = torch.randn(3, 1, 4, 2, 2, generator=generator)
-    for number, timestep in enumerate(schedule.timesteps):
-        found = quiet.step(output, timestep[None], latents, noise=noise)
-        if number in (2, 3):
-            expected = schedule.step(output, timestep[None], latents, noise=noise).prev_sample
-        else:
-            expected = schedule.scheduler.step(output, timestep, latents, eta=0.0).prev_sample
-        assert torch.allclose(found.prev_sample, expected, atol=1e-6)
+def test_all_noise_but_that_of_actions_is_common_to_a_group():
+    """Two rollouts whose generators agree nowhere, with the same action, would be one rollout."""
+    family, trajectory = rollout((1, 2), 4, 4)
+    schedule, finals = trajectory.schedule, trajectory.final_latents
+    assert trajectory.timesteps.shape == (8, 1)
+    # From each action on: plain steps with the noise of the group's first member.
+    conditioning = family.condition(["a red three"] * 8, "", 1.0, None)
+    generators = [torch.Generator().manual_seed(number) for number in range(8)]
+    noise = torch.stack([torch.randn(5, *finals.shape[1:], generator=g) for g in generators], dim=1)
+    latents = trajectory.latents[:, 1]
+    for k in range(2, 5):
+        timesteps = schedule.timesteps[k].expand(8)
+        with torch.no_grad():
+            output = family.predict(family.denoiser, latents, timesteps, conditioning, 1.0)
+        common = noise[k][[0, 0, 0, 0, 4, 4, 4, 4]]
+        latents = schedule.step(output, timesteps, latents, noise=common).prev_sample
+    torch.testing.assert_close(latents, finals, rtol=1e-4, atol=1e-4)
 
 
 def rollout(window: tuple[int, int], branches: int, group_size: int) -> Any:
     family = family_of(make_pipeline())
-    schedule = family.schedule(5, eta=1.0).with_noise(window=window)
+    schedule = family.schedule(5, eta=1.0).with_actions(*window)
     count = 2 * group_size
     first = torch.randn(2, *family.latents_shape(), generator=torch.Generator().manual_seed(3))
     latents = first.repeat_interleave(group_size, dim=0)
@@ -171,8 +174,9 @@ def test_a_window_longer_than_the_steps_with_noise_is_refused():
 def test_the_window_visits_every_step_with_noise():
     algorithm, schedule = make_algorithm("branching"), ddim_schedule(5, set_alpha_to_one=True)
     config = make_config("unused")
-    seen = {int(algorithm.explore(schedule, config, epoch).stds.argmax()) for epoch in range(40)}
-    assert seen == {0, 1, 2, 3}
+    seen = {algorithm.explore(schedule, config, epoch).actions for epoch in range(40)}
+    assert seen == {(0, 1), (1, 2), (2, 3), (3, 4)}
+    assert schedule.actions is None
 
 
 def test_starts_from_images_have_trees_too():
@@ -180,4 +184,5 @@ def test_starts_from_images_have_trees_too():
     schedule = FromImages(0.6).schedule(
         family_of(make_pipeline()), make_config("unused", sample_num_steps=10)
     )
-    assert int((algorithm.explore(schedule, make_config("unused"), 0).stds > 0).sum()) == 1
+    first, end = algorithm.explore(schedule, make_config("unused"), 0).actions
+    assert end - first == 1

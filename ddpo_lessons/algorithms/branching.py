@@ -1,9 +1,10 @@
 """Lesson 07: credit for each action by branching, for DDPO on trajectories of many steps.
 
 DDPO gives every action of a sample the sample's whole reward, so most of what an action is praised for was
-another action's doing. Here only some neighbouring steps have noise, a window that is drawn anew each
-epoch; all others are deterministic. A group of G = b^n rollouts shares its path up to the window of n steps
-and parts into b branches at each of them, so that it is a tree whose leaves are pictures:
+another action's doing. Here only some neighbouring steps are actions, a window that is drawn anew each epoch.
+A group of G = b^n rollouts shares its path up to the window of n steps and parts into b branches at each of
+them, so that it is a tree whose leaves are pictures; at all other steps the group has one noise in common, so
+that nothing but actions tells its pictures apart:
 
     value of a node = mean reward of the leaves below it
     advantage of an action = value of where it leads - value of where it was taken
@@ -94,7 +95,7 @@ class Branching(DDPO):
         return round(config.sample_group_size ** (1 / self.window))
 
     def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the steps with noise in the epoch's window alone."""
+        """Return the steps, of which the epoch's window alone is actions."""
         noisy = int((schedule.stds > 0).sum())
         if self.window > noisy:
             raise ValueError(
@@ -104,7 +105,7 @@ class Branching(DDPO):
         first = int(torch.nonzero(schedule.stds > 0)[0]) + int(
             torch.randint(noisy - self.window + 1, (1,), generator=generator)
         )
-        return schedule.with_noise(window=(first, first + self.window))
+        return schedule.with_actions(first, first + self.window)
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Return an advantage for every action of every sample, (N, window)."""

@@ -19,11 +19,13 @@ class Schedule(Protocol):
         timesteps: (T,) on the latents' device.
         stds: (T,) on the CPU; 0 where a step has no noise. Those that have noise are neighbours.
         eta: level of the noise; 0 where no step is to have any.
+        actions: the first of the steps that are actions and the one after the last; None for all with noise.
     """
 
     timesteps: torch.Tensor
     stds: torch.Tensor
     eta: float
+    actions: tuple[int, int] | None
 
     def step(
         self,
@@ -37,8 +39,8 @@ class Schedule(Protocol):
         """Take a step with this noise, or replay that which led to `prev_sample`, as `DDIMSchedule` does."""
         ...
 
-    def with_noise(self, *, window: tuple[int, int]) -> Schedule:
-        """Return the same steps with noise in a window only, from its first step to before its end."""
+    def with_actions(self, first: int, end: int) -> Schedule:
+        """Return the same steps, of which those from `first` to before `end` are actions."""
         ...
 
 
