@@ -107,15 +107,14 @@ def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Ro
         "a program for this world": own("program"),
         f"turning the knobs ({best_setting(best)})": [runs[0]["untrained_best"]],
         "the best of 8 of these by RL's reward": own("best of 8"),
-        "supervised, on 5,120 pairs": own("supervised"),
+        "supervised, on 2,560 pairs": own("supervised"),
         "RL, from a score": [run["after"] for run in runs],
     }
 
 
-def ablation_table(rows: list[Row], columns: Mapping[str, str] = SHARES) -> str:
-    """Return what each choice of an edit's settings is worth."""
-    lines = ([row["variant"], *shares(row, columns)] for row in rows)
-    return table(["variant", *columns.values()], "l" + "r" * len(columns), lines)
+def ablation_table(rows: list[Row]) -> str:
+    """Return what each choice of recolour.py is worth."""
+    return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
 
 
 def lesson_table(times: Row) -> str:
@@ -273,7 +272,6 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
         )
         for animals in ("practised", "new")
     },
-    "demo-ablations": lambda: ablation_table(read("benchmarks/zoo/edit_ablations.csv"), ANIMAL_SHARES),
     **{
         name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
         for name, folder in CHECKPOINTS.items()

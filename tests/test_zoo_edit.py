@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from benchmarks.common import read_rows
-from benchmarks.zoo import edit
+from benchmarks.zoo import edit, edit_ablations
 from ddpo_lessons.app import demo
 from ddpo_lessons.app.demo import Img2Img
+from ddpo_lessons.families import family_of
 from ddpo_lessons.zoo import load_tiny_zoo, world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,6 +71,28 @@ def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
         return -(images.mean((1, 2, 3)) - torch.tensor([0.0, 0.1, 0.3])).abs(), {}
 
     monkeypatch.setattr(demo.Exam, "images", draw)
-    monkeypatch.setattr(edit, "reward", lambda: likes)
+    monkeypatch.setattr(edit, "animal_alignment", lambda: likes)
     best = edit.best_of(4, world.draw_edits(3, 0))
     assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])
+
+
+def test_the_ablations_are_runs_of_their_own_and_one_has_one_action():
+    names = [variant.variant for variant in edit_ablations.VARIANTS]
+    assert len(set(names)) == len(names)
+    family = family_of(load_tiny_zoo())
+    actions = {
+        variant.variant: int((family.schedule(v.steps, v.strength).stds > 0).sum())
+        for variant in edit_ablations.VARIANTS
+        for v in [variant.policy]
+    }
+    assert actions.pop("one action: 2 of 5 steps") == 1
+    assert set(actions.values()) == {4}
+
+
+def test_one_network_call_is_decoded_without_any_step():
+    edits, pipeline = world.draw_edits(2, demo.VALIDATION), load_tiny_zoo()
+    calls, predict = [], pipeline.unet.forward
+    pipeline.unet.forward = lambda *args, **kwargs: calls.append(1) or predict(*args, **kwargs)
+    images = edit_ablations.in_one_call(pipeline, edits)
+    assert (len(calls), images.shape) == (1, (2, 3, 64, 64))
+    assert 0.02 < (images - edits.images).abs().mean() < 0.25  # changed, and still the picture

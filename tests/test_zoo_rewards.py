@@ -13,10 +13,8 @@ from ddpo_lessons.zoo import world
 class Says(torch.nn.Module):
     """Gives the first class of each kind a logit of 2, and all others 0."""
 
-    certainty = 2.0
-
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(self.certainty * torch.eye(classes)[[0] * len(images)] for classes in (45, 3, 8))
+        return tuple(2.0 * torch.eye(classes)[[0] * len(images)] for classes in (45, 3, 8))
 
 
 E2 = 7.38905609893065  # e²
@@ -51,16 +49,12 @@ def test_what_cannot_be_scored_is_refused(size, prompt, metadata, message):
         animal_alignment(Says())(torch.rand(1, 3, size, size), [prompt], [metadata])
 
 
-def test_the_metadata_speaks_where_the_prompt_is_silent_and_log_probs_have_a_floor():
+def test_the_metadata_speaks_where_the_prompt_is_silent():
     metadata = [{"animal": "cat", "artist": "Noto"}, {"animal": "cat", "artist": "Noto"}, {"animal": "fox"}]
     prompts = ["an animal", "a dog by Fluent", "an animal"]
-    says, zero = Says(), torch.zeros(3, 3, 64, 64)
-    _, terms = animal_alignment(says)(zero, prompts, metadata)
+    _, terms = animal_alignment(Says())(torch.zeros(3, 3, 64, 64), prompts, metadata)
     assert terms["animal_log_prob"].tolist() == pytest.approx([CAT, CAT - 2, CAT - 2], abs=1e-5)
     assert terms["artist_log_prob"].tolist() == pytest.approx([NOTO, NOTO - 2, 0], abs=1e-5)
-    says.certainty = 20.0
-    _, terms = animal_alignment(says)(zero, prompts, metadata)
-    assert terms["animal_log_prob"].tolist() == pytest.approx([0, -4, -4], abs=1e-4)
 
 
 def test_the_reward_model_prefers_what_is_asked_for():

@@ -19,9 +19,10 @@ from scipy import ndimage
 
 from benchmarks.common import Row, parse, read_rows, run_all
 from benchmarks.results.supervised import train_supervised
-from ddpo_lessons.app.demo import POLICY, SETTINGS, TEST, UNTRAINED_BEST, VALIDATION, Exam, Img2Img, reward
+from ddpo_lessons.app.demo import POLICY, SETTINGS, TEST, UNTRAINED_BEST, VALIDATION, Exam, Img2Img
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import hidden_animals
+from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.zoo import load_tiny_zoo, world
 
 FOLDER = Path(__file__).parent
@@ -32,7 +33,7 @@ GUIDANCES = (1.0, 3.0, 6.0, 12.0)
 STEPS = (8, 16)
 ETAS = (0.0, 1.0)  # diffusers' default, and DDPM's noise
 PICTURES = 500
-PAIRS = 5_120  # of supervised training, each at all timesteps that RL runs
+PAIRS = 2_560  # of supervised training, each at all timesteps that RL runs
 SEEDS = (0, 1, 2)
 
 
@@ -80,7 +81,7 @@ def by_program(edits: world.Edits) -> torch.Tensor:
 
 def best_of(count: int, edits: world.Edits) -> torch.Tensor:
     """Draw each picture `count` times with the best untrained setting; keep what the reward likes best."""
-    pipeline, score = load_tiny_zoo(), reward()
+    pipeline, score = load_tiny_zoo(), animal_alignment()
     metadata = [{"animal": d.animal, "artist": d.artist} for d in edits.wanted.descriptions]
     draws, rewards = [], []
     for first in range(count):

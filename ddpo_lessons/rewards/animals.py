@@ -23,8 +23,8 @@ def animal_alignment(
 ) -> RewardFunction:
     """How well an image of the world of animals shows what its prompt says.
 
-    With log p from the classifier, at least -4 nats, and the mean distance of the outermost three rows and
-    columns of pixels from the named ground, Euclidean in RGB on [0, 1]::
+    With log p from the classifier, and the mean distance of the outermost three rows and columns of pixels
+    from the named ground, Euclidean in RGB on [0, 1]::
 
         animal_weight * log p(animal) + artist_weight * log p(artist) - ground_weight * distance
 
@@ -91,8 +91,7 @@ def _with_metadata(index: int, said: Description, metadata: Mapping[str, Any]) -
 
 def _log_prob(logits: torch.Tensor, names: Sequence[str | None], classes: Sequence[str]) -> torch.Tensor:
     """Log-probabilities (B,) in nats of the named classes, of logits (B, C); 0 where none is named."""
-    # A floor, so that one hopeless sample does not outweigh all others of its group.
-    log_probs = logits.float().log_softmax(dim=1).clamp(min=-4)
+    log_probs = logits.float().log_softmax(dim=1)
     return torch.stack(
         [
             row.new_zeros(()) if name is None else row[classes.index(name)]
