@@ -51,7 +51,7 @@ def best_setting(best: Row) -> str:
 
 
 def seeds_table(result: Row, columns: Mapping[str, str] = SHARES, timed: bool = True) -> str:
-    """Return an edit's table: the untrained pipeline, a row per seed, and the mean; with minutes, if timed."""
+    """Return an edit's table: the untrained pipeline, a row per seed, and the mean; timed: with minutes."""
     runs = result["runs"]
     best, before = (runs[0][name] for name in ("untrained_best", "before"))
     after = [run["after"] for run in runs]
