@@ -200,7 +200,9 @@ class StableDiffusion:
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn latents into images, for losses that go through them."""
-        return inspect.unwrap(decode)(self.pipeline.vae, latents)
+        # A processor's cache holds what the decoder makes of a few images, not of a hundred.
+        groups = latents.split(8) if latents.device.type == "cpu" else [latents]
+        return torch.cat([inspect.unwrap(decode)(self.pipeline.vae, group) for group in groups])
 
     def save_lora(
         self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]
@@ -278,10 +280,7 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
 @torch.no_grad()
 def decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
     """Decode latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1]."""
-    scaled = (latents / vae.config.scaling_factor).to(vae.dtype)
-    # A processor's cache holds what the decoder makes of a few images, not of a hundred.
-    groups = scaled.split(8) if scaled.device.type == "cpu" else [scaled]
-    images = torch.cat([vae.decode(group).sample for group in groups])
+    images = vae.decode((latents / vae.config.scaling_factor).to(vae.dtype)).sample
     return (images.float() / 2 + 0.5).clamp(0, 1)
 
 
