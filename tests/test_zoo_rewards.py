@@ -35,6 +35,24 @@ def test_the_reward_by_hand():
     assert rewards.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_ground_is_measured_where_the_mask_says():
+    images, mask = green(1), torch.zeros(64, 64, dtype=torch.bool)
+    images[0, :, 10, 10] = torch.tensor(world.GROUNDS["red"])
+    mask[10, 9:13] = True  # four pixels, one of them red
+    far = torch.dist(torch.tensor(world.GROUNDS["green"]), torch.tensor(world.GROUNDS["red"])).item()
+    reward, prompt = animal_alignment(Says()), ["a cat on a green background"]
+    for metadata, distance in (({}, 0), ({"ground_mask": mask}, far / 4), ({"ground_mask": ~mask}, 0)):
+        _, terms = reward(images, prompt, [metadata])
+        assert terms["ground_distance"].item() == pytest.approx(distance, abs=1e-6)
+
+
+@pytest.mark.parametrize("mask", [torch.ones(64, 64), torch.ones(32, 32, dtype=torch.bool), None])
+def test_a_mask_that_does_not_fit_or_is_missing_is_refused(mask):
+    right = {"ground_mask": torch.ones(64, 64, dtype=torch.bool)}
+    with pytest.raises(ValueError, match=r"metadata\[1\]\['ground_mask'\] must be a bool tensor"):
+        animal_alignment(Says())(green(2), ["a cat"] * 2, [right, {"ground_mask": mask}])
+
+
 @pytest.mark.parametrize(
     ("size", "prompt", "metadata", "message"),
     [
@@ -59,10 +77,9 @@ def test_the_metadata_speaks_where_the_prompt_is_silent():
 
 def test_the_reward_model_prefers_what_is_asked_for():
     edits = world.draw_edits(20, 3)
-    metadata = [{"animal": d.animal, "artist": d.artist} for d in edits.wanted.descriptions]
     reward = animal_alignment()
     asked, untouched = (
-        reward(images, edits.prompts, metadata)[0] for images in (edits.wanted.images, edits.images)
+        reward(images, edits.prompts, edits.metadata)[0] for images in (edits.wanted.images, edits.images)
     )
     assert asked.min() > -0.5
     assert untouched.max() < -1

@@ -82,12 +82,11 @@ def by_program(edits: world.Edits) -> torch.Tensor:
 def best_of(count: int, edits: world.Edits) -> torch.Tensor:
     """Draw each picture `count` times with the best untrained setting; keep what the reward likes best."""
     pipeline, score = load_tiny_zoo(), animal_alignment()
-    metadata = [{"animal": d.animal, "artist": d.artist} for d in edits.wanted.descriptions]
     draws, rewards = [], []
     for first in range(count):
         seed = 1_000_000 + first * len(edits.prompts)
         draws.append(Exam(edits).images(pipeline, UNTRAINED_BEST, seed))
-        rewards.append(score(draws[-1], edits.prompts, metadata)[0])
+        rewards.append(score(draws[-1], edits.prompts, edits.metadata)[0])
     best = torch.stack(rewards).argmax(dim=0)  # (N,)
     return torch.stack(draws)[best, torch.arange(len(best))]
 

@@ -207,8 +207,9 @@ def hidden_animals(seed: int) -> PromptSampler:
     """Animals that hide in confetti, each with a sentence that names a ground, for img2img.
 
     Such as a fox in confetti with "an animal on a green background": clear the confetti away, and keep the
-    animal. Metadata: `animal` and `artist` (names), `image` (what goes in) and `target` (what should come
-    out, which supervised training needs and RL does not), both (3, 64, 64).
+    animal. Metadata: what the score has to know, `animal` and `artist` (names) and `ground_mask` (64, 64);
+    `image` (what goes in) and `target` (what should come out, which supervised training needs and RL does
+    not), both (3, 64, 64).
 
     Args:
         seed: decides the sequence, and the pictures.
@@ -220,9 +221,8 @@ def hidden_animals(seed: int) -> PromptSampler:
 
     def draw(generator: random.Random) -> Any:
         edits = world.draw_edits(1, generator.getrandbits(62))
-        shown, (image,), (target,) = edits.wanted.descriptions[0], edits.images, edits.wanted.images
-        metadata = {"animal": shown.animal, "artist": shown.artist, "image": image, "target": target}
-        return edits.prompts[0], image, metadata
+        (metadata,), (image,), (target,) = edits.metadata, edits.images, edits.wanted.images
+        return edits.prompts[0], image, {**metadata, "image": image, "target": target}
 
     return PromptSampler(draw, seed)
 

@@ -23,14 +23,15 @@ def animal_alignment(
 ) -> RewardFunction:
     """How well an image of the world of animals shows what its prompt says.
 
-    With log p from the classifier, and the mean distance of the outermost three rows and columns of pixels
-    from the named ground, Euclidean in RGB on [0, 1]::
+    With log p from the classifier, and the mean distance of the ground's pixels from the colour that is
+    named, Euclidean in RGB on [0, 1]::
 
         animal_weight * log p(animal) + artist_weight * log p(artist) - ground_weight * distance
 
     Animal and artist may be named by the metadata instead, as `metadata["animal"]` and `metadata["artist"]`:
     in an edit the sentence leaves them out, and the picture's own are to stay. What neither says counts 0.
-    The three terms are returned as info, before weighting.
+    The ground is where `metadata["ground_mask"]` (64, 64) is true; without it, the outermost three rows and
+    columns of pixels. The three terms are returned as info, before weighting.
 
     Args:
         model: images (B, 3, 64, 64) to logits of animal, artist and ground; None for the reward model of the
@@ -58,17 +59,19 @@ def animal_alignment(
             _with_metadata(index, world.parse_prompt(prompt), entry)
             for index, (prompt, entry) in enumerate(zip(prompts, metadata, strict=True))
         ]
-        for prompt, part in zip(prompts, said, strict=True):
+        for index, (prompt, part) in enumerate(zip(prompts, said, strict=True)):
             if part == world.Description():
                 raise ValueError(
-                    f"prompt {prompt!r} names no animal, artist or ground: "
+                    f"prompt {index}, {prompt!r}, names no animal, artist or ground: "
                     'write as in "a fox by Noto on a blue background"'
                 )
         animal_logits, artist_logits, _ = classifier.to(images.device)(images)
         terms = {
             "animal_log_prob": _log_prob(animal_logits, [part.animal for part in said], world.ANIMALS),
             "artist_log_prob": _log_prob(artist_logits, [part.artist for part in said], world.ARTISTS),
-            "ground_distance": world.ground_distance(images, [part.ground for part in said]),
+            "ground_distance": world.ground_distance(
+                images, [part.ground for part in said], _ground_masks(metadata, images)
+            ),
         }
         score = animal_weight * terms["animal_log_prob"] + artist_weight * terms["artist_log_prob"]
         return score - ground_weight * terms["ground_distance"], terms
@@ -87,6 +90,20 @@ def _with_metadata(index: int, said: Description, metadata: Mapping[str, Any]) -
             )
     animal, artist = said.animal or metadata.get("animal"), said.artist or metadata.get("artist")
     return replace(said, animal=animal, artist=artist)
+
+
+def _ground_masks(metadata: Metadata, images: torch.Tensor) -> torch.Tensor | None:
+    """Return where the grounds are, (B, 64, 64) bool on the images' device, or None if nothing says it."""
+    masks: list[Any] = [entry.get("ground_mask") for entry in metadata]
+    if all(mask is None for mask in masks):
+        return None
+    for index, mask in enumerate(masks):
+        if not isinstance(mask, torch.Tensor) or mask.shape != images.shape[2:] or mask.dtype != torch.bool:
+            raise ValueError(
+                f"metadata[{index}]['ground_mask'] must be a bool tensor of the images' sides, "
+                f"{tuple(images.shape[2:])}, in all entries or in none"
+            )
+    return torch.stack([mask.to(images.device) for mask in masks])
 
 
 def _log_prob(logits: torch.Tensor, names: Sequence[str | None], classes: Sequence[str]) -> torch.Tensor:

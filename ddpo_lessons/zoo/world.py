@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,22 +129,27 @@ def nearest_ground(rgb: torch.Tensor) -> torch.Tensor:
     return torch.cdist(rgb, palette).argmin(dim=1)
 
 
-def ground_distance(images: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
+def ground_distance(
+    images: torch.Tensor, names: Sequence[str | None], masks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Measure how far pictures are from a plain ground, without any learned model.
 
     Args:
         images: (B, 3, H, W) in [0, 1].
         names: of the ground that each should have, or None.
+        masks: where the ground is, (B, H, W) bool; None for the outermost three rows and columns of pixels.
 
     Returns:
-        (B,): the mean distance of the outermost three rows and columns of pixels from the ground's colour,
-        Euclidean in RGB; 0 where no ground is named.
+        (B,): the mean distance of these pixels from the ground's colour, Euclidean in RGB; 0 where no ground
+        is named, or the mask is empty.
     """
-    frame = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
-    frame[3:-3, 3:-3] = False
-    colours = images.new_tensor([GROUNDS[name or GROUND_NAMES[0]] for name in names])  # (B, 3)
-    distances = (images.float()[:, :, frame] - colours[:, :, None]).norm(dim=1).mean(dim=1)
-    return distances * distances.new_tensor([name is not None for name in names])
+    if masks is None:
+        masks = torch.ones_like(images[:, 0], dtype=torch.bool)
+        masks[:, 3:-3, 3:-3] = False
+    colours = images.new_tensor([GROUNDS[name or GROUND_NAMES[0]] for name in names])[:, :, None, None]
+    distances = (images.float() - colours).norm(dim=1) * masks  # (B, H, W)
+    mean = distances.sum(dim=(1, 2)) / masks.sum(dim=(1, 2)).clamp(min=1)
+    return mean * mean.new_tensor([name is not None for name in names])
 
 
 # -------------------------------------------------------------------------------------------- prompts
@@ -252,20 +258,31 @@ class Edits:
         """The sentences, such as "an animal on a green background"."""
         return [make_prompt(None, None, d.ground) for d in self.wanted.descriptions]
 
+    @property
+    def ground_masks(self) -> torch.Tensor:
+        """Where the wanted pictures show their ground, a pixel away from all else: (N, 64, 64) bool."""
+        other = (self.wanted.images - self._colours).norm(dim=1, keepdim=True) >= 0.02  # (N, 1, 64, 64)
+        return F.max_pool2d(other.float(), 3, stride=1, padding=1)[:, 0] == 0
+
+    @property
+    def metadata(self) -> list[dict[str, Any]]:
+        """What a score has to know and the sentences leave out: `animal`, `artist`, `ground_mask`."""
+        shown = zip(self.wanted.descriptions, self.ground_masks, strict=True)
+        return [{"animal": d.animal, "artist": d.artist, "ground_mask": mask} for d, mask in shown]
+
     def are_plain(self, images: torch.Tensor) -> torch.Tensor:
         """Say of which images nine tenths of the ground are plain, (N,) bool.
 
-        The ground is where the wanted picture shows its own, a pixel away from all else. It is plain where
-        the colour is less than 0.15 (Euclidean, RGB in [0, 1]) from the one that is named.
+        It is plain where the colour is less than 0.15 (Euclidean, RGB in [0, 1]) from the one that is named.
         """
-        named = torch.tensor(list(GROUNDS.values()))[self.wanted.labels[:, 2]][:, :, None, None]
+        ground = self.ground_masks
+        plain = ((images.float() - self._colours).norm(dim=1) < 0.15) & ground
+        return plain.sum(dim=(1, 2)) >= 0.9 * ground.sum(dim=(1, 2))
 
-        def is_near(pictures: torch.Tensor, distance: float) -> torch.Tensor:
-            return ((pictures - named).norm(dim=1, keepdim=True) < distance).float()  # (N, 1, 64, 64)
-
-        ground = -F.max_pool2d(-is_near(self.wanted.images, 0.02), 3, stride=1, padding=1)
-        plain = is_near(images.float(), 0.15) * ground
-        return plain.flatten(1).sum(dim=1) >= 0.9 * ground.flatten(1).sum(dim=1)
+    @property
+    def _colours(self) -> torch.Tensor:
+        """The colours of the grounds that are named, (N, 3, 1, 1)."""
+        return torch.tensor(list(GROUNDS.values()))[self.wanted.labels[:, 2]][:, :, None, None]
 
 
 def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS) -> Edits:

@@ -1,0 +1,252 @@
+"""The four experiments of DDPO's paper, in the world of animals: `python -m benchmarks.zoo.paper`.
+
+Compressibility, incompressibility, alignment with the sentence and a taste: each by DDPO and by RWR with as
+many reward queries, three seeds, and without training by a setting turned and by the best of eight. paper.csv
+has the reward of test pictures, drawn from fixed noise, and what judges say of them that no reward asked. The
+learning rates are searched first, on other noise. What the files hold already is not run again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import Row, parse, read_rows, run_all, scratch_config
+from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.algorithms.rwr import RWR
+from ddpo_lessons.app.demo import EVERYWHERE
+from ddpo_lessons.data.contexts import PromptFunction
+from ddpo_lessons.data.prompts import animals, zoo_prompts
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.rewards import (
+    RewardFunction,
+    animal_alignment,
+    jpeg_compressibility,
+    jpeg_incompressibility,
+)
+from ddpo_lessons.rewards.base import checked_reward, split_info
+from ddpo_lessons.rollout import sample_seed, text2img_rollout
+from ddpo_lessons.tiny.world import measure_background, to_pil
+from ddpo_lessons.trainer import Runner
+from ddpo_lessons.zoo import load_judge, load_tiny_zoo, taste, world
+from ddpo_lessons.zoo.judges import NAMES, named
+
+RESULT = Path(__file__).with_suffix(".csv")
+SEARCH = Path(__file__).with_name("paper_search.csv")
+COLUMNS = (
+    "reward", "method", "seed", "learning_rate", "epoch", "queries", "setting",
+    "score", "animal", "all", "utility",
+)  # fmt: skip
+SEEDS, TEST, VALIDATION = (0, 1, 2), 1_000, 2_000
+PICTURES = 90  # of a test: 45 animals in two pictures each, or 30 combinations in three
+EVERY = 4  # epochs between tests
+PICTURE_FOLDER = Path(__file__).with_suffix("")  # of the first seed's pictures, before and after
+SHOWN = 8  # pictures of the test that are kept
+RATES, SEARCH_SEED = (1e-3, 3e-3), 100
+SETTINGS: Row = {
+    "num_epochs": 16,
+    "sample_num_steps": 6,  # five actions: the last step of this schedule has no noise
+    "sample_guidance_scale": 1.0,
+    "sample_batch_size": 128,
+    "sample_num_batches_per_epoch": 1,
+    "train_timestep_fraction": 0.4,  # two of them
+    "train_batch_size": 32,  # four optimizer steps an epoch
+    "train_clip_range": 5e-3,
+    "train_lora_rank": 16,
+    "train_lora_alpha": 16,
+    "train_lora_target_modules": EVERYWHERE,
+    "image_grid_freq": 0,
+}
+METHODS: dict[str, Callable[[], Algorithm]] = {"DDPO": DDPO, "RWR": RWR}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A reward, and the sentences that it is practised on."""
+
+    reward: Callable[[], RewardFunction]
+    prompts: Callable[[int], PromptFunction] = animals
+
+
+@functools.cache
+def rating() -> RewardFunction:
+    """Return the score of a rater that saw two thousand choices."""
+    rater = taste.fit_rater(*taste.draw_choices(2_000, seed=0))
+    return checked_reward(lambda images, prompts, metadata: rater(images))
+
+
+EXPERIMENTS = {
+    "compressibility": Experiment(jpeg_compressibility),
+    "incompressibility": Experiment(jpeg_incompressibility),
+    "alignment": Experiment(animal_alignment, lambda seed: zoo_prompts(seed, "left_out")),
+    "taste": Experiment(rating),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run, or something else than training."""
+
+    reward: str
+    method: str
+    seed: int = 0
+    learning_rate: float = 0.0
+    noise: int = TEST
+
+
+# -------------------------------------------------------------------------------------------- testing
+def questions(reward: str) -> list[world.Description]:
+    """Return what a test asks for: all that training asks for, equally often."""
+    if EXPERIMENTS[reward].prompts is animals:
+        asked = [world.Description(animal) for animal in world.ANIMALS]
+        return asked * (PICTURES // len(asked))
+    grounds = itertools.cycle(world.GROUND_NAMES)
+    pairs = world.LEFT_OUT * (PICTURES // len(world.LEFT_OUT))
+    return [world.Description(world.ANIMALS[a], world.ARTISTS[b], next(grounds)) for a, b in pairs]
+
+
+def sentence(asked: world.Description) -> str:
+    """Return the prompt of a question."""
+    return world.make_prompt(asked.animal, asked.artist, asked.ground)
+
+
+def draw(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> torch.Tensor:
+    """Draw a picture for each sentence as training samples them, from noise that the seed decides."""
+    told = {"num_inference_steps": SETTINGS["sample_num_steps"], "guidance_scale": 1.0, **settings}
+    noise = [torch.Generator().manual_seed(sample_seed(seed, n)) for n in range(len(prompts))]
+    return text2img_rollout(pipeline, prompts, **told, generator=noise)[0]
+
+
+def scores(reward: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """Return the reward of each picture, (N,)."""
+    returned, _ = split_info(EXPERIMENTS[reward].reward()(images, prompts, [{}] * len(prompts)))
+    return returned
+
+
+def verdict(reward: str, images: torch.Tensor, asked: Sequence[world.Description]) -> Row:
+    """Return mean reward, shares with the animal and with all that was asked for, the persona's utility."""
+    judge = load_judge()
+    seen = named(judge, images)  # (N, 3)
+    seen[:, 2] = world.nearest_ground(measure_background(images))
+    said = [[getattr(part, name) for name in NAMES] for part in asked]
+    words = (world.ANIMALS, world.ARTISTS, world.GROUND_NAMES)
+    hits = torch.tensor(
+        [
+            [name is None or known[n] == name for name, known, n in zip(names, words, row, strict=True)]
+            for names, row in zip(said, seen.tolist(), strict=True)
+        ]
+    )
+    found = {"score": scores(reward, images, [sentence(part) for part in asked]), "animal": hits[:, 0]}
+    found |= {"all": hits.all(dim=1), "utility": taste.utility(images, judge)}
+    return {name: values.double().mean().item() for name, values in found.items()}
+
+
+# ------------------------------------------------------------------------------------------- training
+def train(run: Run) -> list[Row]:
+    """Train a policy; return what the test says of it every other epoch."""
+    pipeline, asked = load_tiny_zoo(), questions(run.reward)
+    prompts = [sentence(part) for part in asked]
+    named = {"reward": run.reward, "method": run.method, "seed": run.seed, "learning_rate": run.learning_rate}
+
+    def test(epoch: int) -> Row:
+        images = draw(pipeline, prompts, run.noise)
+        if run.seed == 0 and epoch in (0, SETTINGS["num_epochs"]):
+            keep(images, f"{run.reward}_{run.method}_{epoch:02d}.png")
+        queries = epoch * SETTINGS["sample_batch_size"]
+        return {**named, "epoch": epoch, "queries": queries, **verdict(run.reward, images, asked)}
+
+    rows = [test(0)]
+    with scratch_config(SETTINGS, seed=run.seed, train_learning_rate=run.learning_rate) as config:
+        experiment, algorithm = EXPERIMENTS[run.reward], METHODS[run.method]()
+        task = (experiment.reward(), experiment.prompts(run.seed), pipeline)
+        trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
+        for epoch in range(SETTINGS["num_epochs"]):
+            trainer.step(epoch)
+            if (epoch + 1) % EVERY == 0:
+                rows.append(test(epoch + 1))
+    return rows
+
+
+def keep(images: torch.Tensor, name: str) -> None:
+    """Write the first pictures of a test side by side."""
+    PICTURE_FOLDER.mkdir(exist_ok=True)
+    to_pil(torch.cat(list(images[:SHOWN]), dim=2)).save(PICTURE_FOLDER / name)
+
+
+# ----------------------------------------------------------------------------------- without training
+def best_of(run: Run) -> list[Row]:
+    """Draw each test picture eight times, and keep what the reward likes best."""
+    asked = questions(run.reward)
+    prompts = [sentence(part) for part in asked]
+    draws = torch.stack(
+        [draw(load_tiny_zoo(), prompts, run.noise + n) for n in range(8)]
+    )  # (8, N, 3, 64, 64)
+    best = torch.stack([scores(run.reward, images, prompts) for images in draws]).argmax(dim=0)
+    images = draws[best, torch.arange(len(prompts))]
+    return [{"reward": run.reward, "method": run.method, "seed": 0, **verdict(run.reward, images, asked)}]
+
+
+def turned(run: Run) -> list[Row]:
+    """Turn guidance, steps and what the sentence leaves open; validation pictures choose."""
+    pipeline, asked = load_tiny_zoo(), questions(run.reward)
+    added = [(None, None), *itertools.product(world.ARTISTS, world.GROUND_NAMES)]
+    if asked[0].artist:
+        added = added[:1]
+    found = []
+    for (artist, ground), guidance, steps in itertools.product(added, (1.0, 3.0), (6, 20)):
+        told = [replace(a, artist=a.artist or artist, ground=a.ground or ground) for a in asked]
+        prompts, settings = (
+            [sentence(part) for part in told],
+            {"guidance_scale": guidance, "num_inference_steps": steps},
+        )
+        some = prompts[: len(world.ANIMALS)]
+        images = draw(pipeline, some, VALIDATION, **settings)
+        score = scores(run.reward, images, some).mean().item()
+        found.append((score, f"{prompts[0]}, guidance {guidance:g}, {steps} steps", prompts, settings))
+    _, setting, prompts, settings = max(found, key=lambda part: part[0])
+    images = draw(pipeline, prompts, run.noise, **settings)
+    row = {"reward": run.reward, "method": run.method, "seed": 0, "setting": setting}
+    return [{**row, **verdict(run.reward, images, asked)}]
+
+
+WITHOUT = {"best of 8": best_of, "turned": turned}
+
+
+def measure(run: Run) -> list[Row]:
+    """Return the rows of a run."""
+    return WITHOUT.get(run.method, train)(run)
+
+
+# ----------------------------------------------------------------------------------------------- all
+def chosen(reward: str, method: str) -> float:
+    """Return the learning rate with the highest reward on validation pictures when the search ended."""
+    ends = [row for row in read_rows(SEARCH) if (row["reward"], row["method"]) == (reward, method)]
+    last = [row for row in ends if int(row["epoch"]) == SETTINGS["num_epochs"]]
+    return float(max(last, key=lambda row: float(row["score"]))["learning_rate"])
+
+
+def main() -> None:
+    """Search the learning rates, then train with three seeds, then do without training."""
+    processes = parse(__doc__).processes
+    search = [
+        Run(reward, method, SEARCH_SEED, rate, VALIDATION)
+        for reward, method, rate in itertools.product(EXPERIMENTS, METHODS, RATES)
+    ]
+    run_all(measure, search, COLUMNS, 4, SEARCH, processes)
+    runs = [
+        Run(reward, method, seed, chosen(reward, method))
+        for seed, reward, method in itertools.product(SEEDS, EXPERIMENTS, METHODS)
+    ]
+    runs += [Run(reward, method) for method, reward in itertools.product(WITHOUT, EXPERIMENTS)]
+    run_all(measure, runs, COLUMNS, 3, RESULT, processes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A taste that is learned from choices: what the aesthetic predictor of DDPO's paper stands for, in small.
+
+A persona likes warm grounds and Fluent's hand, and chooses between two pictures at a time. A rater is fitted
+to the choices, and RL is told the rater's score. What the persona herself would say is known here, as it is
+not of people: so one sees where a policy leaves what the rater has understood.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddpo_lessons.tiny.world import measure_background
+from ddpo_lessons.zoo import load_judge, load_reward_model, world
+from ddpo_lessons.zoo.judges import Classifier
+
+LIKED_ARTIST = "Fluent"
+DECISIVENESS = 4.0  # log-odds of a choice, per unit of utility
+PENALTY = 0.1  # on the square of the rater's weights
+
+
+@torch.no_grad()
+def utility(images: torch.Tensor, judge: Classifier | None = None) -> torch.Tensor:
+    """Say how much the persona likes pictures: ``red - blue of the ground + p(Fluent)``.
+
+    Args:
+        images: (B, 3, 64, 64) in [0, 1].
+        judge: names the artist; None for the shipped judge.
+
+    Returns:
+        (B,), -1 to 2.
+    """
+    _, artist_logits, _ = (load_judge() if judge is None else judge)(images)
+    red, _, blue = measure_background(images).unbind(dim=1)
+    return red - blue + artist_logits.softmax(dim=1)[:, world.ARTISTS.index(LIKED_ARTIST)]
+
+
+def draw_choices(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Let the persona choose between random pictures: ``p(first) = sigmoid(4 (u(first) - u(second)))``.
+
+    Source: Bradley and Terry 1952, "Rank analysis of incomplete block designs".
+
+    Args:
+        count: number of choices N.
+        seed: decides pictures and choices.
+
+    Returns:
+        First and second pictures (N, 3, 64, 64), and whether the first was chosen (N,).
+    """
+    first, second = world.draw_pictures(2 * count, seed).images.chunk(2)
+    judge = load_judge()
+    log_odds = DECISIVENESS * (utility(first, judge) - utility(second, judge))
+    chance = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    return first, second, chance < log_odds.sigmoid()
+
+
+class Rater(nn.Module):
+    """A score of pictures: one linear layer on the reward model's features."""
+
+    def __init__(self) -> None:
+        """Put a layer of zeros on the features."""
+        super().__init__()
+        model = load_reward_model()
+        self.features = model.features
+        self.head = nn.Linear(model.head.in_features, 1, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Score images (B, 3, 64, 64) in [0, 1]; (B,)."""
+        return self.head(self.features(images * 2 - 1).flatten(1))[:, 0]
+
+
+def fit_rater(first: torch.Tensor, second: torch.Tensor, first_chosen: torch.Tensor) -> Rater:
+    """Fit a rater to choices: the least ``-log sigmoid(r(chosen) - r(other)) + penalty |w|^2`` there is.
+
+    Args:
+        first: pictures (N, 3, 64, 64).
+        second: those that they stood beside, (N, 3, 64, 64).
+        first_chosen: truth values (N,).
+
+    Returns:
+        The rater, on the CPU.
+    """
+    rater = Rater()
+    with torch.no_grad():
+        inputs = [rater.features(images * 2 - 1).flatten(1) for images in (first, second)]
+    difference = inputs[0] - inputs[1]  # (N, F)
+    weight, chosen = rater.head.weight, first_chosen.float()
+    optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        misfit = F.binary_cross_entropy_with_logits(difference @ weight[0], chosen)
+        loss = misfit + PENALTY * weight.square().sum()
+        loss.backward()
+        return loss.detach()
+
+    optimizer.step(closure)
+    return rater.requires_grad_(False)
