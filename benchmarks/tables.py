@@ -114,6 +114,32 @@ def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Ro
     }
 
 
+def paper_table(rows: list[Row]) -> str:
+    """Return the paper's experiments: what each way ends at, means of the seeds, with their range."""
+    titles = ["reward", "", "reward of test pictures", "the animal", "all asked for", "the persona's utility"]
+    lines = []
+    for reward in dict.fromkeys(row["reward"] for row in rows):
+        own = [row for row in rows if row["reward"] == reward]
+        ways = {"untrained": [row for row in own if row["epoch"] == "0" and row["method"] == "DDPO"]}
+        for method in ("DDPO", "RWR", "best of 8", "turned"):
+            measured = [row for row in own if row["method"] == method]
+            ways[method] = [row for row in measured if row["epoch"] == measured[-1]["epoch"]]
+        turned = ways.pop("turned")
+        ways[f"turned: {turned[0]['setting']}"] = turned
+        for way, measured in ways.items():
+            shares = [percent(mean(measured, name)) for name in ("animal", "all")]
+            score, utility = (spread(measured, name) for name in ("score", "utility"))
+            lines.append([reward, way, score, *shares, utility])
+    return table(titles, "llrrrr", lines)
+
+
+def spread(rows: Sequence[Row], column: str) -> str:
+    """Return a mean, with the least and the most where they differ."""
+    values = [float(row[column]) for row in rows]
+    low, middle, high = (f"{value:.2f}" for value in (min(values), statistics.mean(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
 def ablation_table(rows: list[Row]) -> str:
     """Return what each choice of recolour.py is worth."""
     return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
@@ -267,6 +293,7 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "edit": lambda: edit_table(
         recolouring(read("benchmarks/results/recolour.json"), read("benchmarks/results/edit.csv"))
     ),
+    "paper": lambda: paper_table(read("benchmarks/zoo/paper.csv")),
     "demo": lambda: seeds_table(read("benchmarks/zoo/demo.json"), ANIMAL_SHARES, timed=False),
     **{
         f"demo-{animals}": lambda animals=animals: edit_table(

@@ -120,6 +120,28 @@ def test_the_demo_s_comparison_takes_the_animals_that_it_is_about() -> None:
         assert lines[2].startswith("| turning the knobs (strength 0.75, guidance 3, 16 steps) |")
 
 
+def test_the_paper_s_table_has_the_end_of_each_way_and_the_seeds_range() -> None:
+    def row(method: str, seed: int, epoch: str, score: float, setting: str = "") -> dict[str, Any]:
+        known = {"animal": "0.5", "all": "0.25", "utility": "1"}
+        own = {"reward": "taste", "method": method, "seed": seed, "epoch": epoch, "setting": setting}
+        return {**own, "score": str(score), **known}
+
+    rows = [
+        row("DDPO", seed, epoch, score)
+        for seed, ends in ((0, (1, 3)), (1, (1, 4)))
+        for epoch, score in zip(("0", "16"), ends, strict=True)
+    ]
+    rows += [row("RWR", seed, epoch, 2) for seed in (0, 1) for epoch in ("0", "16")]
+    rows += [row("best of 8", 0, "", 5), row("turned", 0, "", 6, "a cat by Noto")]
+    assert tables.paper_table(rows).splitlines()[2:] == [
+        "| taste | untrained | 1.00 | 50.0% | 25.0% | 1.00 |",
+        "| taste | DDPO | 3.50 (3.00 to 4.00) | 50.0% | 25.0% | 1.00 |",
+        "| taste | RWR | 2.00 | 50.0% | 25.0% | 1.00 |",
+        "| taste | best of 8 | 5.00 | 50.0% | 25.0% | 1.00 |",
+        "| taste | turned: a cat by Noto | 6.00 | 50.0% | 25.0% | 1.00 |",
+    ]
+
+
 def test_the_ablations_show_every_variant() -> None:
     rows = [{"variant": name, **shares(0.5, 0.6, both, 0.7)} for name, both in (("one", 0.4), ("other", 0.3))]
     assert ablation_table(rows).splitlines()[2:] == [
