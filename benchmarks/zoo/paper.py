@@ -49,13 +49,14 @@ PICTURES = 90  # of a test: 45 animals in two pictures each, or 30 combinations 
 EVERY = 4  # epochs between tests
 PICTURE_FOLDER = Path(__file__).with_suffix("")  # of the first seed's pictures, before and after
 SHOWN = 8  # pictures of the test that are kept
-RATES, SEARCH_SEED = (1e-3, 3e-3), 100
+RATES, SEARCH_SEED = (2e-3, 5e-3), 100
 SETTINGS: Row = {
     "num_epochs": 16,
     "sample_num_steps": 6,  # five actions: the last step of this schedule has no noise
     "sample_guidance_scale": 1.0,
     "sample_batch_size": 128,
     "sample_num_batches_per_epoch": 1,
+    "sample_group_size": 8,  # sixteen sentences an epoch
     "train_timestep_fraction": 0.4,  # two of them
     "train_batch_size": 32,  # four optimizer steps an epoch
     "train_clip_range": 5e-3,
