@@ -19,7 +19,16 @@ from scipy import ndimage
 
 from benchmarks.common import Row, parse, read_rows, run_all
 from benchmarks.results.supervised import train_supervised
-from ddpo_lessons.app.demo import POLICY, SETTINGS, TEST, UNTRAINED_BEST, VALIDATION, Exam, Img2Img
+from ddpo_lessons.app.demo import (
+    GROUND_WEIGHT,
+    POLICY,
+    SETTINGS,
+    TEST,
+    UNTRAINED_BEST,
+    VALIDATION,
+    Exam,
+    Img2Img,
+)
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
@@ -81,7 +90,7 @@ def by_program(edits: world.Edits) -> torch.Tensor:
 
 def best_of(count: int, edits: world.Edits) -> torch.Tensor:
     """Draw each picture `count` times with the best untrained setting; keep what the reward likes best."""
-    pipeline, score = load_tiny_zoo(), animal_alignment()
+    pipeline, score = load_tiny_zoo(), animal_alignment(ground_weight=GROUND_WEIGHT)
     draws, rewards = [], []
     for first in range(count):
         seed = 1_000_000 + first * len(edits.prompts)

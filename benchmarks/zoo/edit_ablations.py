@@ -1,7 +1,8 @@
 """What each choice of the demo is worth: `python -m benchmarks.zoo.edit_ablations`.
 
-Every variant changes one thing of the demo's settings and trains on as many samples, 12,800. Then the judges
-look at 200 validation pictures; rows go to edit_ablations.csv, and what it already holds is not run again.
+Every variant changes one thing of the demo's settings and trains on as many samples, 12 epochs of its 28.
+Then the judges look at 200 validation pictures; rows go to edit_ablations.csv, and what it already holds is
+not run again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.zoo.edit import SEEDS, SHARES
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.app.demo import POLICY, SETTINGS, VALIDATION, Exam, Img2Img
+from ddpo_lessons.app.demo import GROUND_WEIGHT, POLICY, SETTINGS, VALIDATION, Exam, Img2Img
 from ddpo_lessons.data.prompts import hidden_animals
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
@@ -27,7 +28,7 @@ from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.trainer import Runner
 from ddpo_lessons.zoo import load_tiny_zoo, world
 
-SAMPLES, PICTURES = 12_800, 200
+EPOCHS, PICTURES = 12, 200
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ def in_one_call(pipeline: Any, edits: world.Edits) -> torch.Tensor:
 def train(variant: Variant) -> list[Row]:
     """Train a variant; return its row, and one for drawing in a single network call."""
     policy, pipeline, exam = variant.policy, load_tiny_zoo(), Exam(world.draw_edits(PICTURES, VALIDATION))
-    own = {"sample_num_steps": policy.steps, "num_epochs": SAMPLES // 512, "seed": variant.seed}
+    own = {"sample_num_steps": policy.steps, "num_epochs": EPOCHS, "seed": variant.seed}
     with scratch_config(SETTINGS, variant.config, own) as config:
-        task = (animal_alignment(), hidden_animals(variant.seed), pipeline)
+        task = (animal_alignment(ground_weight=GROUND_WEIGHT), hidden_animals(variant.seed), pipeline)
         start, algorithm = FromImages(policy.strength), variant.algorithm()
         trainer = Runner(config, *task, algorithm=algorithm, start=start)
-        for epoch in range(SAMPLES // trainer.plan.total_samples):
+        for epoch in range(EPOCHS):
             trainer.step(epoch)
     rows = [{"variant": variant.variant, "seed": variant.seed, **exam.measure(pipeline, policy)}]
     if variant.variant == VARIANTS[0].variant:

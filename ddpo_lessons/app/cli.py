@@ -109,7 +109,7 @@ class Demo:
 
     seed: int = 0
     """Seed of training."""
-    epochs: int = 40
+    epochs: int = 28
     """Epochs of training."""
     eval_images: int = 500
     """Test pictures judged."""
