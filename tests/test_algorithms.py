@@ -569,11 +569,25 @@ def test_a_group_begins_in_one_state_only_where_steps_have_noise(tmp_path, algor
         ("draft", {"last_steps": 2.0}, r"last_steps=2\.0 must be a whole number"),
         ("flow_grpo", {"window": 2.0}, r"window=2\.0 must be a whole number"),
         ("refl", {"last_steps": 0}, "last_steps=0 must be a whole number, at least 1"),
+        ("draft:draws_steps=no", {}, "draws_steps=no must be true or false"),
+        ("draft:last_steps=1.5", {}, "last_steps=1.5 must be a whole number"),
+        ("nft:beta=small", {}, "beta=small must be a number"),
+        ("nft:beta=nan", {}, "beta=nan must be above 0"),
+        ("refl:margin=nan", {}, "margin=nan must be a number"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name, settings, message):
     with pytest.raises(ValueError, match=message):
         make_algorithm(name, **settings)
+
+
+def test_settings_in_words_are_read_by_their_types():
+    assert make_algorithm("draft:draws_steps=false").draws_steps is False
+    assert make_algorithm("draft:draws_steps=True,last_steps=2").draws_steps is True
+    assert make_algorithm("flow_grpo:kl_times_length=false,sde=cps").kl_times_length is False
+    assert make_algorithm("refl:margin=inf").margin == float("inf")
+    assert make_algorithm("rwr:top_share=none").top_share is None
+    assert make_algorithm("rwr:top_share=1e-1").top_share == 0.1
 
 
 @pytest.mark.parametrize(

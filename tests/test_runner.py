@@ -408,7 +408,7 @@ def test_an_algorithm_is_made_by_its_name():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_settings_are_known_without_loading_the_algorithm(name):
     known = list(inspect.signature(type(make_algorithm(name))).parameters)
-    assert settings_of(name) == known
+    assert list(settings_of(name)) == known
 
 
 AS_RECORDED = {ReFLTrainer: {"margin": "1.0"}}  # infinity is no JSON

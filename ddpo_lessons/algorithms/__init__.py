@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,8 @@ ALGORITHMS = {  # module: class
 }
 
 
-def settings_of(name: str) -> list[str]:
-    """Return the names of an algorithm's settings, read in its file: importing it would load torch."""
+def settings_of(name: str) -> dict[str, str]:
+    """Return an algorithm's settings and their types, read in its file: importing it would load torch."""
     tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text("utf-8"))
     made = [
         function.args.args[1:]  # without self
@@ -39,7 +39,11 @@ def settings_of(name: str) -> list[str]:
         for function in kind.body
         if isinstance(function, ast.FunctionDef) and function.name == "__init__"
     ]
-    return [argument.arg for arguments in made for argument in arguments]
+    return {
+        argument.arg: ast.unparse(argument.annotation) if argument.annotation else "str"
+        for arguments in made
+        for argument in arguments
+    }
 
 
 def _similar(word: str, known: Iterable[str]) -> str:
@@ -80,12 +84,24 @@ def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = item.partition("=")
         if not (equals and value):
             raise ValueError(f"algorithm={text!r}: write settings as {name}:KEY=VALUE,KEY=VALUE")
-        try:
-            settings[key.strip()] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):  # a word
-            settings[key.strip()] = value
+        settings[key.strip()] = value.strip()
     _check_settings(name, settings)
-    return name, settings
+    kinds = settings_of(name)
+    return name, {key: _read(key, value, kinds[key]) for key, value in settings.items()}
+
+
+def _read(key: str, value: str, kind: str) -> Any:
+    """Read a setting of a type such as "bool", "float | None" or "SDE"."""
+    kind, _, other = kind.partition(" | ")
+    if value.lower() == "none" and other == "None":
+        return None
+    readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float}
+    readers["bool"] = {"true": True, "false": False}.__getitem__
+    try:
+        return readers[kind](value.lower()) if kind in readers else value
+    except (KeyError, ValueError) as error:
+        wanted = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kind]
+        raise ValueError(f"{key}={value} must be {wanted}") from error
 
 
 def make_algorithm(text: str, **settings: Any) -> Algorithm:

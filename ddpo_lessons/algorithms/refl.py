@@ -10,6 +10,7 @@ One prediction costs as much memory as DRaFT-1, and reaches earlier steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,8 @@ class ReFL(DRaFT):
 
     def __init__(self, last_steps: int = 3, margin: float = float("inf")) -> None:
         super().__init__(last_steps, draws_steps=True)
+        if math.isnan(margin):
+            raise ValueError(f"margin={margin} must be a number; inf pushes every reward up")
         self.margin = margin
 
     def loss(

@@ -166,7 +166,7 @@ def with_rewards(draw: Draw, folder: Path, pipeline: Any) -> DDPOTrainer:
 def with_algorithms(draw: Draw, folder: Path, pipeline: Any) -> Runner:
     """Draw an algorithm with settings of its own, groups and a penalty, from noise or images."""
     name = draw.choice(list(ALGORITHMS))
-    known = settings_of(name)
+    known = list(settings_of(name))
     drawn = draw.sample(known, draw.randrange(len(known) + 1))
     own = {key: mostly(draw, OWN.get(key, (True, False)), ODD) for key in drawn}
     choices = {"sample_group_size": (2, 2, 1), "train_kl_coefficient": (0, 0, 0.1), "train_batch_size": (2,)}
