@@ -385,7 +385,7 @@ def gaussian_log_prob(
     Returns:
         Log-densities (B,) in nats; 0 without gradient where std is 0.
     """
-    noisy = std > 0
+    noisy = std != 0  # NaN, that of an unknown timestep, stays NaN
     # Replace std before dividing: a NaN in the branch not taken would still poison the gradient.
     safe_std = torch.where(noisy, std, 1.0)
     squared_error = (value - mean).square().flatten(1)  # (B, D)

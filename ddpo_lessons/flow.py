@@ -22,6 +22,7 @@ import math
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 
 from ddpo_lessons.ddim import DDIMStep, gaussian_log_prob
 
@@ -111,9 +112,10 @@ class FlowSchedule:
         coefficients[:, first:end] = flow_coefficients(sigmas, eta, sde)[:, first:end]
         self.sigmas, self.eta, self.num_train_timesteps = sigmas.float().cpu(), eta, num_train_timesteps
         self.stds = coefficients[2]
-        self._lengths = (self.sigmas[:-1] - self.sigmas[1:]).to(device)
+        lengths = self.sigmas[:-1] - self.sigmas[1:]
         self.timesteps = (self.sigmas[:-1] * num_train_timesteps).to(device)
-        self._table = coefficients.to(device)
+        # The last column is that of every timestep that this schedule does not have: all becomes NaN.
+        self._table = F.pad(torch.cat([coefficients, lengths[None]]), (0, 1), value=math.nan).to(device)
 
     def with_actions(self, first: int, end: int) -> FlowSchedule:
         """Return the same steps, of which those from `first` to before `end` are actions."""
@@ -151,7 +153,7 @@ class FlowSchedule:
             The step, with the numbers that one of DDIM has.
         """
         shape = (3, -1, *[1] * (sample.ndim - 1))
-        weight_x, weight_v, std = self._table[:, self._numbers(timesteps)].view(shape)  # (B, 1, ...)
+        weight_x, weight_v, std = self._table[:3, self._numbers(timesteps)].view(shape)  # (B, 1, ...)
         mean = weight_x * sample.float() + weight_v * model_output.float()  # (B, ...)
         if prev_sample is None:
             prev_sample = mean + std * noise
@@ -161,8 +163,9 @@ class FlowSchedule:
 
     def lengths_at(self, timesteps: torch.Tensor) -> torch.Tensor:
         """Return the lengths Δ = σ̄ - σ̄' (B,) of the steps at timesteps (B,)."""
-        return self._lengths[self._numbers(timesteps)]
+        return self._table[3, self._numbers(timesteps)]
 
     def _numbers(self, timesteps: torch.Tensor) -> torch.Tensor:
         """Return which steps these are, (B,), without waiting for a GPU."""
-        return (timesteps[:, None] == self.timesteps).int().argmax(dim=1)
+        matches = timesteps[:, None] == self.timesteps  # (B, T)
+        return torch.where(matches.any(dim=1), matches.int().argmax(dim=1), len(self.timesteps))

@@ -504,6 +504,28 @@ def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
     assert torch.equal(old_weights_of(runner), weights_of(runner))
 
 
+def test_an_interruption_while_the_old_weights_are_lent_leaves_the_new_ones(tmp_path, monkeypatch):
+    runner = make_runner(tmp_path, NFT())
+    learner = runner.learner
+    lend, calls = learner._use, []
+
+    def interrupted(weights):
+        calls.append(weights)
+        if len(calls) == 1:  # some of them are in place
+            lend({**{name: p.data for name, p in learner.trainable.items()}, **dict([*weights.items()][:1])})
+            raise KeyboardInterrupt
+        lend(weights)
+
+    stir_adapter(runner.family.denoiser)
+    before = weights_of(runner)
+    monkeypatch.setattr(learner, "_use", interrupted)
+    with pytest.raises(KeyboardInterrupt), learner.old_policy():
+        pass
+    assert torch.equal(weights_of(runner), before)
+    old = {tensor.data_ptr() for tensor in learner.old.values()}
+    assert old.isdisjoint(parameter.data_ptr() for parameter in learner.trainable.values())
+
+
 def test_nft_samples_with_the_old_policy_and_awm_with_the_new_one(tmp_path):
     for algorithm, is_old in ((NFT(), True), (AWM(), False)):
         runner = make_runner(tmp_path / algorithm.name, algorithm)

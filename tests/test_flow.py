@@ -99,6 +99,15 @@ def test_the_sde_is_that_of_the_papers(sde):
         torch.testing.assert_close(replayed.log_prob.double(), by_hand, atol=1e-4, rtol=1e-4)
 
 
+def test_a_timestep_of_another_schedule_gives_nan_and_not_the_first_step():
+    schedule = FlowSchedule(torch.linspace(1, 0, 5), 0.7, "cpu")
+    timesteps = torch.tensor([schedule.timesteps[1], 123.0])
+    step = schedule.step(torch.ones(2, 1), timesteps, torch.ones(2, 1), noise=torch.ones(2, 1))
+    assert step.prev_sample.isfinite().flatten().tolist() == [True, False]
+    assert step.log_prob.isnan().tolist() == [False, True]
+    assert schedule.lengths_at(timesteps).tolist() == pytest.approx([0.25, math.nan], nan_ok=True)
+
+
 def test_a_window_has_noise_and_the_rest_is_the_ode():
     _, sigmas = make_steps()
     everywhere, ode = FlowSchedule(sigmas, 0.7, "cpu"), FlowSchedule(sigmas, 0.0, "cpu")

@@ -85,8 +85,8 @@ class Learner:
     def old_policy(self) -> Iterator[Any]:
         """Give the denoiser with the weights that `follow` keeps, for the time of a `with` block."""
         new = {name: parameter.data for name, parameter in self.trainable.items()}
-        self._use(self.old)
         try:
+            self._use(self.old)  # in the block: an interruption must not leave half of them in place
             yield self.accelerator.unwrap_model(self.denoiser)
         finally:
             self._use(new)
