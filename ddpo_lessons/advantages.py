@@ -126,9 +126,10 @@ class PerPromptStatTracker:
         advantages = torch.empty(len(values))
         for key, indices in positions.items():
             buffer = self._rewards.setdefault(key, deque(maxlen=self.buffer_size))
-            buffer.extend(values[indices].tolist())
-            known = len(buffer) >= self.min_count
-            basis = torch.tensor(list(buffer), dtype=torch.float64) if known else values
+            new = values[indices].tolist()
+            kept = [*buffer, *new][-max(self.buffer_size, len(new)) :]  # never less than all of this epoch's
+            buffer.extend(new)
+            basis = torch.tensor(kept, dtype=torch.float64) if len(kept) >= self.min_count else values
             advantages[indices] = _standardise(values[indices], basis, eps=1e-6)
         self.last_bias = advantages.mean().item()
         return advantages.to(device)

@@ -110,6 +110,13 @@ def test_tracker_by_hand() -> None:
     }
 
 
+def test_more_rewards_than_the_buffer_holds_are_compared_with_all_of_the_epoch() -> None:
+    tracker = PerPromptStatTracker(buffer_size=4, min_count=2)
+    advantages = tracker.update(["a"] * 8, [0.0] * 4 + [1.0] * 4)
+    assert advantages.tolist() == pytest.approx([-1.0] * 4 + [1.0] * 4, rel=1e-5)
+    assert tracker.stats() == {"a": (1.0, 0.0, 4)}
+
+
 def test_below_min_count_the_batch_is_the_basis() -> None:
     tracker = PerPromptStatTracker(buffer_size=16, min_count=16)
     rewards = torch.tensor([0.3, -1.0, 2.0, 0.0])

@@ -576,6 +576,28 @@ def test_a_group_begins_in_one_state_only_where_steps_have_noise(tmp_path, algor
     assert not torch.equal(*trajectory.final_latents)
 
 
+def test_with_cps_the_kl_has_no_length_as_with_the_authors():
+    """Their CPS has std_dev_t = σ̄' sin(η π / 2), which is the step's whole deviation."""
+    schedule = FlowSchedule(torch.tensor([0.9, 0.6, 0.2, 0.0]), 0.7, "cpu", "cps")
+    x = wave(1, 2, 2, 2)
+    latents = torch.stack([x, x, x], dim=1).float()
+    parts = (latents, schedule.timesteps[None, :2], torch.zeros(1, 2), {}, 1.0, schedule, x.float())
+    samples = Samples(0, 0, 0, torch.arange(1), Trajectory(*parts), torch.tensor([1.5]), score=None)
+    pairs = share_predictions({"rows": torch.zeros(2).long(), "columns": torch.arange(2)}, 1)
+    expected = 0.0
+    for sigma, after in ((0.9, 0.6), (0.6, 0.2)):
+        std = after * math.sin(0.7 * math.pi / 2)
+        times = torch.tensor([1000 * sigma])
+        v, v_ref = NEW(x, times), FIRST(x, times)
+        # mean = (1 - σ̄') x̂₀ + sqrt(σ̄'² - std²) ε̂ with x̂₀ = x - σ̄ v and ε̂ = x + (1 - σ̄) v
+        weight = -(1 - after) * sigma + math.sqrt(after**2 - std**2) * (1 - sigma)
+        expected += ((weight * (v - v_ref)) ** 2).mean().item() / (2 * std**2) / 2
+    for times_length in (True, False):
+        algorithm = begun(FlowGRPO(sde="cps", kl_times_length=times_length), train_kl_coefficient=0.04)
+        _, record = algorithm.loss(samples, learner_with(), NEW, pairs)
+        assert record["kl_reference"].item() == pytest.approx(expected, rel=1e-4)
+
+
 # --------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("name", "settings", "message"),

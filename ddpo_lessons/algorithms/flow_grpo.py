@@ -49,8 +49,8 @@ class FlowGRPO(DDPO):
     Args:
         sde: which SDE, see `flow.flow_coefficients`.
         window: so many neighbouring steps have noise; 0 for all.
-        kl_times_length: multiply the KL of a step by its length Δ, as the authors do; False gives the true
-            KL.
+        kl_times_length: multiply the KL of a step by its length Δ, as the authors do for "flow" and "dance",
+            whose σ lacks √Δ there; with "cps" they have the true KL, as False has everywhere.
 
     Raises:
         ValueError: if the window is no number of steps.
@@ -93,7 +93,7 @@ class FlowGRPO(DDPO):
             with torch.no_grad(), learner.reference() as reference:
                 start = replay(self.family, reference, trajectory, pairs, config.log_prob_reduction)
             kl = gaussian_kl(new, start, config.log_prob_reduction)  # (N,)
-            if self.kl_times_length:
+            if self.kl_times_length and self.sde != "cps":
                 schedule = flow_schedule(trajectory.schedule, self.name)
                 kl = kl * schedule.lengths_at(trajectory.timesteps[rows, columns])
             loss = loss + config.train_kl_coefficient * kl.mean()
