@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -329,6 +330,8 @@ class Sample:
         for name in ("count", "steps", "batch_size"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {number}: use a number of at least 1")
+        if self.guidance_scale is not None and not 0 <= self.guidance_scale < math.inf:
+            raise ValueError(f"--guidance-scale {self.guidance_scale}: use 1 for none, and 5 or so for more")
         for place in self.images:
             if not place.exists():
                 raise ValueError(f"--images {place} does not exist")
