@@ -28,6 +28,7 @@ from helpers import (
     each_prompt,
     make_config,
     make_pipeline,
+    make_sd3_pipeline,
     make_xl_pipeline,
     noisy_image,
     red_three,
@@ -248,6 +249,16 @@ def test_a_run_resumes_to_the_bit(tmp_path, start, changes):
     ]
     assert len(runs[0]) == 6  # two epochs of two steps
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("make", [make_pipeline, make_xl_pipeline, make_sd3_pipeline])
+def test_a_prompt_s_embedding_does_not_depend_on_what_is_encoded_beside_it(make):
+    pipeline = make()
+    prompts = ["a red three", "", "a blue seven on a white background", "nine"]
+    together = family_of(pipeline).condition(prompts, "", 1.0)
+    for row, prompt in enumerate(prompts):
+        alone = family_of(pipeline).condition([prompt], "", 1.0)
+        assert all(torch.equal(together[name][row], alone[name][0]) for name in together)
 
 
 def test_another_second_text_encoder_is_another_model(tmp_path):

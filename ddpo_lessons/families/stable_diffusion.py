@@ -110,12 +110,9 @@ class StableDiffusion:
 
     def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
         """Return the embeddings (B, ...) of B prompts; each distinct text is encoded once."""
-        missing = [p for p in dict.fromkeys(prompts) if p not in self._encoded]
-        if missing:
-            rows = self._encode_texts(missing)
-            self._encoded.update(
-                {text: {name: v[n] for name, v in rows.items()} for n, text in enumerate(missing)}
-            )
+        for text in dict.fromkeys(prompts):
+            if text not in self._encoded:  # by itself: a batch rounds otherwise, and resuming makes others
+                self._encoded[text] = {name: rows[0] for name, rows in self._encode_texts([text]).items()}
         found = [self._encoded[p] for p in prompts]
         for prompt in dict.fromkeys(prompts):
             self._encoded.move_to_end(prompt)

@@ -84,13 +84,8 @@ class StableDiffusion3(StableDiffusion):
         return call
 
     # ---------------------------------------------------------------------------------------- prompts
-    def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        """Encode each text by itself: a batch rounds otherwise, and a continued run would batch others."""
-        rows = [self._encode([text]) for text in texts]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
     @torch.no_grad()
-    def _encode(self, texts: list[str]) -> dict[str, torch.Tensor]:
+    def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
         """Put CLIP's tokens, both encoders side by side, before T5's: (B, L + L', D), pooled (B, P)."""
         outs = []
         for tokenizer, encoder in self.text_encoders:
