@@ -67,11 +67,11 @@ def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
         return torch.full((3, 3, 64, 64), number / 10)
 
     def likes(images, prompts, metadata):
-        assert metadata[0].keys() == {"animal", "artist"}
+        assert metadata[0].keys() == {"animal", "artist", "ground_mask"}
         return -(images.mean((1, 2, 3)) - torch.tensor([0.0, 0.1, 0.3])).abs(), {}
 
     monkeypatch.setattr(demo.Exam, "images", draw)
-    monkeypatch.setattr(edit, "animal_alignment", lambda: likes)
+    monkeypatch.setattr(edit, "animal_alignment", lambda ground_weight: likes)
     best = edit.best_of(4, world.draw_edits(3, 0))
     assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])
 

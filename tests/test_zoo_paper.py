@@ -1,0 +1,58 @@
+"""The paper's four experiments: what a test asks, how it is judged, and what is committed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks.common import read_rows
+from benchmarks.zoo import paper
+from ddpo_lessons.zoo import world
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("reward", paper.EXPERIMENTS)
+def test_a_test_asks_for_all_that_training_asks_for_equally_often(reward):
+    asked, prompts = paper.questions(reward), paper.EXPERIMENTS[reward].prompts(0)
+    shown = {(world.parse_prompt(prompt).animal, world.parse_prompt(prompt).artist)
+             for prompt, _ in (prompts() for _ in range(400))}  # fmt: skip
+    counts = [sum((part.animal, part.artist) == pair for part in asked) for pair in shown]
+    assert len(asked) == paper.PICTURES
+    assert set(counts) == {paper.PICTURES // len(shown)}
+
+
+def test_the_right_pictures_are_judged_right_and_shuffled_ones_wrong():
+    asked = paper.questions("alignment")
+    pairs = torch.tensor([[world.ANIMALS.index(a.animal), world.ARTISTS.index(a.artist)] for a in asked])
+    grounds = torch.tensor([world.GROUND_NAMES.index(a.ground) for a in asked])
+    images = world.render(pairs, grounds, world.placements(len(asked), torch.Generator().manual_seed(0)))
+    right, wrong = (paper.verdict("alignment", made, asked) for made in (images, images.roll(1, dims=0)))
+    assert right["animal"] == right["all"] == 1
+    assert wrong["animal"] == wrong["all"] == 0
+    assert right["score"] > -0.3
+    # What is not asked for is not judged: the same pictures, asked for by their animals alone.
+    open_asked = [world.Description(part.animal) for part in asked]
+    assert paper.verdict("compressibility", images, open_asked)["all"] == 1
+
+
+def test_noise_belongs_to_the_picture_and_the_seed():
+    pipeline = paper.load_tiny_zoo()
+    first, again, other = (paper.draw(pipeline, ["a fox"] * 2, seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_every_way_and_seed_is_committed_with_the_rate_that_the_search_chose():
+    rows = read_rows(paper.RESULT)
+    trained = {(row["reward"], row["method"], int(row["seed"])) for row in rows if row["epoch"]}
+    assert trained == set(itertools.product(paper.EXPERIMENTS, paper.METHODS, paper.SEEDS))
+    without = [(row["reward"], row["method"]) for row in rows if not row["epoch"]]
+    assert sorted(without) == sorted(itertools.product(paper.EXPERIMENTS, paper.WITHOUT))
+    for row in rows:
+        if row["epoch"]:
+            assert float(row["learning_rate"]) == paper.chosen(row["reward"], row["method"])
+            assert int(row["queries"]) == 128 * int(row["epoch"])
