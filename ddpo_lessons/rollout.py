@@ -119,11 +119,31 @@ def from_images(
     """
     clean = family.encode(images[::group_size]).repeat_interleave(group_size, dim=0)  # (B, C, h, w)
     if noise is None:
-        noise = randn_tensor(clean.shape, generator, clean.device, torch.float32)
+        noise = _first_noise(clean.shape, generator, clean.device, group_size)
     return family.add_noise(clean, noise, schedule.timesteps[:1])
 
 
 # ------------------------------------------------------------------------------------------ sampling
+def _first_noise(
+    shape: Sequence[int], generator: Generators, device: torch.device, group_size: int
+) -> torch.Tensor:
+    """Draw the noise of first states, that of each group's first rollout for all of the group."""
+    noise = randn_tensor(tuple(shape), generator, device, torch.float32)
+    return noise[::group_size].repeat_interleave(group_size, dim=0)
+
+
+def _check_groups(group_size: int, prompts: Sequence[str], **tensors: torch.Tensor | None) -> None:
+    """Refuse groups whose rollouts do not have all in common that is computed once for them."""
+    if group_size < 1 or len(prompts) % group_size:
+        raise ValueError(f"group_size={group_size} must be 1 or more and divide the {len(prompts)} prompts")
+    firsts = [n - n % group_size for n in range(len(prompts))]
+    if any(prompts[n] != prompts[first] for n, first in enumerate(firsts)):
+        raise ValueError(f"group_size={group_size}: the prompts of a group must be the same")
+    for name, tensor in tensors.items():
+        if tensor is not None and not torch.equal(tensor, tensor[firsts]):
+            raise ValueError(f"group_size={group_size}: {name} must be the same within a group")
+
+
 def _draw_noise(count: int, latents: torch.Tensor, generator: Generators) -> torch.Tensor:
     """Draw the noise of every step, (T, B, C, h, w), in the order of the steps, and move it once."""
     each = generator if isinstance(generator, list) else [generator]
@@ -258,13 +278,15 @@ def text2img_rollout(
 
     Raises:
         TypeError: if the pipeline is of no known family.
-        ValueError: if eta does not fit the model, or the scheduler cannot be used.
+        ValueError: if eta does not fit the model, the scheduler cannot be used, or the rollouts of a group do
+            not have prompt and noise in common.
     """
+    _check_groups(group_size, prompts, initial_noise=initial_noise)
     family = family_of(pipeline)
     schedule = family.schedule(num_inference_steps, eta=eta)
     if initial_noise is None:
         shape = (len(prompts), *family.latents_shape())
-        initial_noise = randn_tensor(shape, generator, family.denoiser.device, torch.float32)
+        initial_noise = _first_noise(shape, generator, family.denoiser.device, group_size)
     latents = from_noise(family, initial_noise)
     conditioning = family.condition(prompts, negative_prompt, guidance_scale)
     trajectory = play(
@@ -309,12 +331,14 @@ def img2img_rollout(
 
     Raises:
         TypeError: if the pipeline is of no known family, or the images are not floats.
-        ValueError: if images, noise_strength or eta do not fit.
+        ValueError: if images, noise_strength or eta do not fit, or the rollouts of a group do not have
+            prompt, image and noise in common.
     """
     family = family_of(pipeline)
     family.check_images(images)
     if len(images) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts for {len(images)} images: give one prompt per image")
+    _check_groups(group_size, prompts, images=images, initial_noise=initial_noise)
     schedule = family.schedule(num_inference_steps, noise_strength, eta)
     latents = from_images(family, images, schedule, initial_noise, generator, group_size)
     size = (images.shape[2], images.shape[3])

@@ -315,3 +315,39 @@ def test_seeds_of_samples_do_not_collide():
     assert len(seeds) == 4 * 8 * 3 * 16
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert sample_seed(1, 23) != sample_seed(12, 3)
+
+
+# ------------------------------------------------------------------------------------------- groups
+@pytest.mark.parametrize("from_images", [False, True])
+def test_a_group_that_draws_its_own_noise_begins_in_one_state(from_images):
+    pipeline, prompts = make_pipeline(), ["a red three", "a red three", "nine", "nine"]
+    rollout, start = text2img_rollout, ()
+    if from_images:
+        rollout, start = img2img_rollout, (random_images(2).repeat_interleave(2, dim=0), 0.7)
+    settings = {"num_inference_steps": 4, "guidance_scale": 3.0}
+    images, trajectory = rollout(
+        pipeline, prompts, *start, **settings, generator=generators(1)[0], group_size=2
+    )
+    (generator,) = generators(1)
+    noise = torch.randn(4, 4, 8, 8, generator=generator)[::2].repeat_interleave(2, dim=0)
+    alone, _ = rollout(pipeline, prompts, *start, **settings, generator=generator, initial_noise=noise)
+    torch.testing.assert_close(images, alone, atol=1e-5, rtol=0)
+    assert torch.equal(*trajectory.latents[:2, 0])
+    assert not torch.equal(images[0], images[1])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "size", "noise", "message"),
+    [
+        (["one", "two"], 2, None, "the prompts of a group must be the same"),
+        (["one"] * 3, 2, None, "group_size=2 must be 1 or more and divide the 3 prompts"),
+        (["one"] * 2, 0, None, "group_size=0 must be 1 or more"),
+        (["one"] * 2, 2, torch.arange(512.0).view(2, 4, 8, 8), "initial_noise must be the same within"),
+    ],
+)
+def test_groups_that_have_nothing_in_common_are_refused(prompts, size, noise, message):
+    with pytest.raises(ValueError, match=message):
+        text2img_rollout(make_pipeline(), prompts, group_size=size, initial_noise=noise)
+    images = torch.rand(len(prompts), 3, 32, 32) if noise is None else torch.zeros(2, 3, 32, 32)
+    with pytest.raises(ValueError, match=message):
+        img2img_rollout(make_pipeline(), prompts, images, 0.5, group_size=size, initial_noise=noise)
