@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -265,3 +266,21 @@ def test_images_are_checked_for_every_term(mine: str, model: str, capsys: pytest
     assert cli.main([*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1"]) == 2
     assert "--reward clip_margin needs to know what the images show" in capsys.readouterr().err
     assert cli.main([*flags, "--reward", f"{mine}:red"]) == 0
+
+
+@pytest.mark.slow
+def test_a_fault_in_a_user_s_reward_keeps_its_file_and_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "import torch",
+        "",
+        "def twice(images, prompts, metadata):",
+        "    a, b = torch.zeros(3)",
+        "    return a",
+    ]
+    Path("faulty.py").write_text("\n".join(lines))
+    flags = ["train", *TINY, "--prompts", "digit_world", "--sample-group-size", "1"]
+    assert cli.main([*flags, "--reward", "faulty.py:twice"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: too many values to unpack")
+    assert re.search(r"faulty\.py, line 4\)$", error)

@@ -15,6 +15,8 @@ import math
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -450,6 +452,17 @@ def _by_initials(kind: Any, message: str) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in names if initials[name].endswith(word)][:3]
 
 
+def _own_line(error: BaseException) -> str:
+    """Return where in the user's own code an error arose, such as " (mine.py, line 3)", or nothing."""
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    places = [Path(__file__).parents[1], *(Path(path).resolve() for path in libraries)]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename).resolve()
+        if path.is_file() and not any(path.is_relative_to(place) for place in places):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -470,7 +483,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return parse(argv).run()
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
         message = in_flags(" ".join(str(error).split()), argv[0] if argv else "")
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {message}{_own_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count
