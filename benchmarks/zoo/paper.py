@@ -50,9 +50,8 @@ EVERY = 4  # epochs between tests
 PICTURE_FOLDER = Path(__file__).with_suffix("")  # of the first seed's pictures, before and after
 SHOWN = 8  # pictures of the test that are kept
 RATES = {"DDPO": (5e-3, 1e-2), "RWR": (2e-3, 5e-3)}  # at 0.002 DDPO hardly moved
-SEARCH_SEED = 100
+SEARCH_SEED, SEARCH_EPOCHS = 100, 8
 SETTINGS: Row = {
-    "num_epochs": 16,
     "sample_num_steps": 6,  # five actions: the last step of this schedule has no noise
     "sample_guidance_scale": 1.0,
     "sample_batch_size": 128,
@@ -101,6 +100,7 @@ class Run:
     seed: int = 0
     learning_rate: float = 0.0
     noise: int = TEST
+    epochs: int = 16
 
 
 # -------------------------------------------------------------------------------------------- testing
@@ -159,17 +159,18 @@ def train(run: Run) -> list[Row]:
 
     def test(epoch: int) -> Row:
         images = draw(pipeline, prompts, run.noise)
-        if run.seed == 0 and epoch in (0, SETTINGS["num_epochs"]):
+        if run.seed == 0 and epoch in (0, run.epochs):
             keep(images, f"{run.reward}_{run.method}_{epoch:02d}.png")
         queries = epoch * SETTINGS["sample_batch_size"]
         return {**named, "epoch": epoch, "queries": queries, **verdict(run.reward, images, asked)}
 
     rows = [test(0)]
-    with scratch_config(SETTINGS, seed=run.seed, train_learning_rate=run.learning_rate) as config:
+    own = {"seed": run.seed, "num_epochs": run.epochs, "train_learning_rate": run.learning_rate}
+    with scratch_config(SETTINGS, own) as config:
         experiment, algorithm = EXPERIMENTS[run.reward], METHODS[run.method]()
         task = (experiment.reward(), experiment.prompts(run.seed), pipeline)
         trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
-        for epoch in range(SETTINGS["num_epochs"]):
+        for epoch in range(run.epochs):
             trainer.step(epoch)
             if (epoch + 1) % EVERY == 0:
                 rows.append(test(epoch + 1))
@@ -196,26 +197,29 @@ def best_of(run: Run) -> list[Row]:
 
 
 def turned(run: Run) -> list[Row]:
-    """Turn guidance, steps and what the sentence leaves open; validation pictures choose."""
+    """Turn what the sentence leaves open, then guidance and steps; other noise than the test's chooses."""
     pipeline, asked = load_tiny_zoo(), questions(run.reward)
+
+    def told(words: tuple[str | None, str | None]) -> list[str]:
+        artist, ground = words
+        return [sentence(replace(a, artist=a.artist or artist, ground=a.ground or ground)) for a in asked]
+
+    def liking(words: tuple[str | None, str | None], settings: Row) -> float:
+        some = told(words)[: len(world.ANIMALS)]
+        return scores(run.reward, draw(pipeline, some, VALIDATION, **settings), some).mean().item()
+
     added = [(None, None), *itertools.product(world.ARTISTS, world.GROUND_NAMES)]
-    if asked[0].artist:
-        added = added[:1]
-    found = []
-    for (artist, ground), guidance, steps in itertools.product(added, (1.0, 3.0), (6, 20)):
-        told = [replace(a, artist=a.artist or artist, ground=a.ground or ground) for a in asked]
-        prompts, settings = (
-            [sentence(part) for part in told],
-            {"guidance_scale": guidance, "num_inference_steps": steps},
-        )
-        some = prompts[: len(world.ANIMALS)]
-        images = draw(pipeline, some, VALIDATION, **settings)
-        score = scores(run.reward, images, some).mean().item()
-        found.append((score, f"{prompts[0]}, guidance {guidance:g}, {steps} steps", prompts, settings))
-    _, setting, prompts, settings = max(found, key=lambda part: part[0])
-    images = draw(pipeline, prompts, run.noise, **settings)
-    row = {"reward": run.reward, "method": run.method, "seed": 0, "setting": setting}
-    return [{**row, **verdict(run.reward, images, asked)}]
+    words = max(added, key=lambda words: liking(words, {})) if asked[0].artist is None else added[0]
+    turns = [
+        {"guidance_scale": guidance, "num_inference_steps": steps}
+        for guidance, steps in itertools.product((1.0, 3.0), (6, 20))
+    ]
+    settings = max(turns, key=lambda settings: liking(words, settings))
+    prompts = told(words)
+    guidance, steps = settings.values()
+    row = {"reward": run.reward, "method": run.method, "seed": 0}
+    row["setting"] = f"{prompts[0]}, guidance {guidance:g}, {steps} steps"
+    return [{**row, **verdict(run.reward, draw(pipeline, prompts, run.noise, **settings), asked)}]
 
 
 WITHOUT = {"best of 8": best_of, "turned": turned}
@@ -228,9 +232,9 @@ def measure(run: Run) -> list[Row]:
 
 # ----------------------------------------------------------------------------------------------- all
 def chosen(reward: str, method: str) -> float:
-    """Return the learning rate with the highest reward on validation pictures when the search ended."""
+    """Return the learning rate with the highest reward on other noise after the search's epochs."""
     ends = [row for row in read_rows(SEARCH) if (row["reward"], row["method"]) == (reward, method)]
-    last = [row for row in ends if int(row["epoch"]) == SETTINGS["num_epochs"]]
+    last = [row for row in ends if int(row["epoch"]) == SEARCH_EPOCHS]
     return float(max(last, key=lambda row: float(row["score"]))["learning_rate"])
 
 
@@ -238,7 +242,7 @@ def main() -> None:
     """Search the learning rates, then train with three seeds, then do without training."""
     processes = parse(__doc__).processes
     search = [
-        Run(reward, method, SEARCH_SEED, rate, VALIDATION)
+        Run(reward, method, SEARCH_SEED, rate, VALIDATION, SEARCH_EPOCHS)
         for reward, method in itertools.product(EXPERIMENTS, METHODS)
         for rate in RATES[method]
     ]
