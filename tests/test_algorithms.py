@@ -504,6 +504,30 @@ def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
     assert torch.equal(old_weights_of(runner), weights_of(runner))
 
 
+@pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
+def test_a_reward_whose_gradient_is_nan_is_told_so(tmp_path, algorithm):
+    def root_at_zero(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        return images.mean((1, 2, 3)) + (0 * images).square().sum((1, 2, 3)).sqrt()
+
+    runner = make_runner(tmp_path, algorithm, reward=root_at_zero)
+    with pytest.raises(ValueError, match="gradient of the reward with respect to the images is NaN"):
+        runner.step(0)
+
+
+@pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
+def test_the_reward_computes_in_full_precision_in_training_as_in_sampling(tmp_path, algorithm):
+    weight, seen = torch.ones(3, 1), []
+
+    def product(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        rewards = (images.mean((2, 3)) @ weight)[:, 0]
+        seen.append(rewards.dtype)
+        return rewards
+
+    make_runner(tmp_path, algorithm, reward=product, mixed_precision="bf16").step(0)
+    assert len(seen) > 1
+    assert set(seen) == {torch.float32}
+
+
 def test_an_interruption_while_the_old_weights_are_lent_leaves_the_new_ones(tmp_path, monkeypatch):
     runner = make_runner(tmp_path, NFT())
     learner = runner.learner

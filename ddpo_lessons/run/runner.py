@@ -77,6 +77,14 @@ def _mark(context: Context) -> Any:
     return context.prompt, None if image is None else image.flatten()[:: image[0].numel()].tolist()
 
 
+def _refuse_nan(gradient: torch.Tensor) -> None:
+    if gradient.isnan().any():
+        raise ValueError(
+            "the gradient of the reward with respect to the images is NaN: look for a root, a logarithm, a "
+            "norm or a division at 0 in the reward function"
+        )
+
+
 class Runner:
     """Runs an algorithm on a model, from a start, for as many epochs as the config says.
 
@@ -369,7 +377,10 @@ class Runner:
         def rescore(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
             chosen = [contexts[row] for row in rows.tolist()]
             prompts, metadata = tuple(c.prompt for c in chosen), tuple(c.metadata for c in chosen)
-            return torch.as_tensor(split_info(self.reward_function(images, prompts, metadata))[0])
+            if images.requires_grad:
+                images.register_hook(_refuse_nan)
+            with torch.autocast(images.device.type, enabled=False):  # as it computes in sampling
+                return torch.as_tensor(split_info(self.reward_function(images, prompts, metadata))[0])
 
         return rescore
 
