@@ -1,12 +1,12 @@
 """`ddpo-lessons demo`: img2img RL learns to find an animal in confetti, in minutes on a CPU.
 
-An animal hides in confetti, with a sentence that names a ground, and neither animal nor artist. Done right,
-the picture shows the same animal, in the same hand, on that ground and nothing else. At low noise strength
+An animal stands before confetti; a sentence names a ground, and neither animal nor artist. Done right, the
+picture shows the same animal, by the same artist, on that ground and nothing else. At low noise strength
 the untrained pipeline keeps the confetti, at high strength it loses the animal. RL is told nothing but a
-score, which knows animal, artist and where the ground is. Its denoising takes several steps, each an action
-with credit of its own (`algorithms/branching.py`). Two judges that training never asks look at pictures of
-before and after, from the same noise, drawn by plain diffusers. benchmarks/NOTES.md tells how task and
-settings were found, and what did not work.
+score, which knows animal, artist and where the ground is. Of its five denoising steps four are actions, and
+each has credit of its own (`algorithms/branching.py`). Two judges, which give training neither reward nor
+gradient, look at pictures of before and after, from the same noise, drawn by plain diffusers.
+benchmarks/NOTES.md tells how task and settings were found, and what did not work.
 """
 
 from __future__ import annotations
