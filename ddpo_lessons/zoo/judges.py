@@ -1,9 +1,9 @@
 """Classifiers of the world of animals: the reward model, and two judges that only measure.
 
-They name animal, artist and ground, and differ in architecture, in seed, in the pictures that they learned from
-(other sizes, places and grounds of the same drawings) and in how those were spoiled: blurred and noisy for the
-reward model, which has to score what a policy draws on its way; noisy for the judge; with a part cut out for
-the second judge.
+They name animal, artist and ground, and differ in architecture, in seed, in the pictures that they learned
+from (other sizes, places and grounds of the same drawings) and in how those were spoiled: blurred and noisy
+for the reward model, which has to score what a policy draws on its way; noisy for the judge; with a part cut
+out for the second judge.
 """
 
 from __future__ import annotations
