@@ -335,7 +335,8 @@ def test_two_processes_train_the_weights_of_one(launched, tmp_path, start):
     furthest = 0.0
     for name, parameter in alone.learner.trainable.items():
         assert torch.equal(ranks[0][name], ranks[1][name])
-        torch.testing.assert_close(ranks[0][name], parameter.detach(), atol=1e-6, rtol=0)
+        # Adam's first steps are nearly signs of the gradient: where that is tiny, rounding shows.
+        torch.testing.assert_close(ranks[0][name], parameter.detach(), atol=3e-6, rtol=0)
         furthest = max(furthest, (parameter.detach() - before[name]).abs().max().item())
     assert furthest > 1e-4
     runs = [read_metrics(folder, "epoch") for folder in (launched / start, tmp_path)]

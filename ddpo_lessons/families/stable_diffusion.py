@@ -197,9 +197,11 @@ class StableDiffusion:
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn latents into images, for losses that go through them."""
+        vae = self.pipeline.vae
+        if vae.device.type != "cpu":
+            return inspect.unwrap(decode)(vae, latents)
         # A processor's cache holds what the decoder makes of a few images, not of a hundred.
-        groups = latents.split(8) if latents.device.type == "cpu" else [latents]
-        return torch.cat([inspect.unwrap(decode)(self.pipeline.vae, group) for group in groups])
+        return torch.cat([inspect.unwrap(decode)(vae, group) for group in latents.split(8)])
 
     def save_lora(
         self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]
