@@ -637,6 +637,7 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("draft", {"last_steps": 2.0}, r"last_steps=2\.0 must be a whole number"),
         ("flow_grpo", {"window": 2.0}, r"window=2\.0 must be a whole number"),
         ("refl", {"last_steps": 0}, "last_steps=0 must be a whole number, at least 1"),
+        ("nft", {"beta": "small"}, "algorithm='nft' does not take {'beta': 'small'}"),
         ("draft:draws_steps=no", {}, "draws_steps=no must be true or false"),
         ("draft:last_steps=1.5", {}, "last_steps=1.5 must be a whole number"),
         ("nft:beta=small", {}, "beta=small must be a number"),

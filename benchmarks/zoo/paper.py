@@ -155,14 +155,14 @@ def train(run: Run) -> list[Row]:
     """Train a policy; return what the test says of it every other epoch."""
     pipeline, asked = load_tiny_zoo(), questions(run.reward)
     prompts = [sentence(part) for part in asked]
-    named = {"reward": run.reward, "method": run.method, "seed": run.seed, "learning_rate": run.learning_rate}
+    about = {"reward": run.reward, "method": run.method, "seed": run.seed, "learning_rate": run.learning_rate}
 
     def test(epoch: int) -> Row:
         images = draw(pipeline, prompts, run.noise)
         if run.seed == 0 and epoch in (0, run.epochs):
             keep(images, f"{run.reward}_{run.method}_{epoch:02d}.png")
         queries = epoch * SETTINGS["sample_batch_size"]
-        return {**named, "epoch": epoch, "queries": queries, **verdict(run.reward, images, asked)}
+        return {**about, "epoch": epoch, "queries": queries, **verdict(run.reward, images, asked)}
 
     rows = [test(0)]
     own = {"seed": run.seed, "num_epochs": run.epochs, "train_learning_rate": run.learning_rate}
