@@ -114,14 +114,24 @@ def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Ro
     }
 
 
+def by_variant(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return an ablation's rows by the name of the variant."""
+    return {name: [row for row in rows if row["variant"] == name] for name in unique(rows, "variant")}
+
+
+def unique(rows: list[Row], column: str) -> list[str]:
+    """Return the values of a column, each once, in their order."""
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
 def paper_table(rows: list[Row]) -> str:
     """Return the paper's experiments: what each way ends at, means of the seeds, with their range."""
     titles = ["reward", "", "reward of test pictures", "the animal", "all asked for", "the persona's utility"]
     lines = []
-    for reward in dict.fromkeys(row["reward"] for row in rows):
+    for reward in unique(rows, "reward"):
         own = [row for row in rows if row["reward"] == reward]
         ways = {"untrained": [row for row in own if row["epoch"] == "0" and row["method"] == "DDPO"]}
-        for method in ("DDPO", "RWR", "best of 8", "turned"):
+        for method in ("DDPO", "branching", "RWR", "best of 8", "turned"):
             measured = [row for row in own if row["method"] == method]
             ways[method] = [row for row in measured if row["epoch"] == measured[-1]["epoch"]]
         turned = ways.pop("turned")
@@ -160,7 +170,7 @@ def equal_table(rows: list[Row], untrained: list[Row]) -> str:
     """Return every method where its budgets end, and what there is without training."""
     titles = ["task", "method", "rate, setting", *ENDS.values(), "reward", "diversity", "distance", "seconds"]
     lines = []
-    for task in dict.fromkeys(row["task"] for row in untrained):
+    for task in unique(untrained, "task"):
         for row in untrained:
             if row["task"] == task:
                 measured = [f"{float(row[name]):.{digits}f}" for name, digits in MEASURED.items()]
@@ -262,7 +272,7 @@ def result_table(rows: list[Row], about: Row) -> str:
     """Return the table of seconds until 15 points more pictures are right, per variant."""
     titles = "trainer, settings | seconds, median | seconds, each seed | samples, median | samples a second"
     lines = []
-    for variant in dict.fromkeys(row["variant"] for row in rows):
+    for variant in unique(rows, "variant"):
         own = [row for row in rows if row["variant"] == variant]
         runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
         ends = [first_reached(run) or NEVER for run in runs]
@@ -292,6 +302,9 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "ablations": lambda: ablation_table(read("benchmarks/results/recolour_ablations.csv")),
     "edit": lambda: edit_table(
         recolouring(read("benchmarks/results/recolour.json"), read("benchmarks/results/edit.csv"))
+    ),
+    "demo-ablations": lambda: edit_table(
+        by_variant(read("benchmarks/zoo/edit_ablations.csv")), ANIMAL_SHARES
     ),
     "paper": lambda: paper_table(read("benchmarks/zoo/paper.csv")),
     "demo": lambda: seeds_table(read("benchmarks/zoo/demo.json"), ANIMAL_SHARES, timed=False),

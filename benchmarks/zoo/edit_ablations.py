@@ -1,6 +1,6 @@
 """What each choice of the demo is worth: `python -m benchmarks.zoo.edit_ablations`.
 
-Every variant changes one thing of the demo's settings and trains on as many samples, 12 epochs of its 28.
+Every variant changes one thing of the demo's settings and trains on as many samples, 12 epochs of its 34.
 Then the judges look at 200 validation pictures; rows go to edit_ablations.csv, and what it already holds is
 not run again.
 """

@@ -1,9 +1,9 @@
 """The four experiments of DDPO's paper, in the world of animals: `python -m benchmarks.zoo.paper`.
 
-Compressibility, incompressibility, alignment with the sentence and a taste: each by DDPO and by RWR with as
-many reward queries, three seeds, and without training by a setting turned and by the best of eight. paper.csv
-has the reward of test pictures, drawn from fixed noise, and what judges say of them that no reward asked. The
-learning rates are searched first, on other noise. What the files hold already is not run again.
+Compressibility, incompressibility, alignment with the sentence and a taste: each by DDPO, branching and RWR
+with as many reward queries, three seeds, and without training by a setting turned and by the best of eight.
+paper.csv has the reward of test pictures, drawn from fixed noise, and what judges say of them that no reward
+asked. The learning rates are searched first, on other noise. What the files hold already is not run again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.common import Row, parse, read_rows, run_all, scratch_config
 from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app.demo import EVERYWHERE
@@ -46,26 +47,39 @@ COLUMNS = (
 )  # fmt: skip
 SEEDS, TEST, VALIDATION = (0, 1, 2), 1_000, 2_000
 PICTURES = 90  # of a test: 45 animals in two pictures each, or 30 combinations in three
+EPOCHS = 16
 EVERY = 4  # epochs between tests
 PICTURE_FOLDER = Path(__file__).with_suffix("")  # of the first seed's pictures, before and after
 SHOWN = 8  # pictures of the test that are kept
-RATES = {"DDPO": (5e-3, 1e-2), "RWR": (2e-3, 5e-3)}  # at 0.002 DDPO hardly moved
-SEARCH_SEED, SEARCH_EPOCHS = 100, 8
+SEARCH_SEED = 100
 SETTINGS: Row = {
     "sample_num_steps": 6,  # five actions: the last step of this schedule has no noise
     "sample_guidance_scale": 1.0,
     "sample_batch_size": 128,
     "sample_num_batches_per_epoch": 1,
     "sample_group_size": 8,  # sixteen sentences an epoch
-    "train_timestep_fraction": 0.4,  # two of them
-    "train_batch_size": 32,  # four optimizer steps an epoch
-    "train_clip_range": 5e-3,
     "train_lora_rank": 16,
     "train_lora_alpha": 16,
     "train_lora_target_modules": EVERYWHERE,
     "image_grid_freq": 0,
 }
-METHODS: dict[str, Callable[[], Algorithm]] = {"DDPO": DDPO, "RWR": RWR}
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm, the learning rates that the search tries, and settings of its own."""
+
+    algorithm: Callable[[], Algorithm]
+    rates: tuple[float, ...]
+    settings: Row
+
+
+SOME = {"train_timestep_fraction": 0.4, "train_batch_size": 32}  # two actions of each; four optimizer steps
+METHODS = {
+    "DDPO": Method(DDPO, (2e-3, 4e-3), {**SOME, "train_clip_range": 0.1}),
+    "branching": Method(Branching, (1.5e-3, 3e-3), {"train_batch_size": 128, "train_clip_range": 5e-3}),
+    "RWR": Method(RWR, (5e-4, 2e-3), SOME),
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,6 @@ class Run:
     seed: int = 0
     learning_rate: float = 0.0
     noise: int = TEST
-    epochs: int = 16
 
 
 # -------------------------------------------------------------------------------------------- testing
@@ -152,25 +165,25 @@ def verdict(reward: str, images: torch.Tensor, asked: Sequence[world.Description
 
 # ------------------------------------------------------------------------------------------- training
 def train(run: Run) -> list[Row]:
-    """Train a policy; return what the test says of it every other epoch."""
+    """Train a policy; return what the test says of it every so many epochs."""
     pipeline, asked = load_tiny_zoo(), questions(run.reward)
     prompts = [sentence(part) for part in asked]
     about = {"reward": run.reward, "method": run.method, "seed": run.seed, "learning_rate": run.learning_rate}
 
     def test(epoch: int) -> Row:
         images = draw(pipeline, prompts, run.noise)
-        if run.seed == 0 and epoch in (0, run.epochs):
+        if run.seed == 0 and epoch in (0, EPOCHS):
             keep(images, f"{run.reward}_{run.method}_{epoch:02d}.png")
         queries = epoch * SETTINGS["sample_batch_size"]
         return {**about, "epoch": epoch, "queries": queries, **verdict(run.reward, images, asked)}
 
     rows = [test(0)]
-    own = {"seed": run.seed, "num_epochs": run.epochs, "train_learning_rate": run.learning_rate}
-    with scratch_config(SETTINGS, own) as config:
-        experiment, algorithm = EXPERIMENTS[run.reward], METHODS[run.method]()
+    own = {"seed": run.seed, "num_epochs": EPOCHS, "train_learning_rate": run.learning_rate}
+    experiment, method = EXPERIMENTS[run.reward], METHODS[run.method]
+    with scratch_config(SETTINGS, method.settings, own) as config:
         task = (experiment.reward(), experiment.prompts(run.seed), pipeline)
-        trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
-        for epoch in range(run.epochs):
+        trainer = Runner(config, *task, algorithm=method.algorithm(), start=FromNoise())
+        for epoch in range(EPOCHS):
             trainer.step(epoch)
             if (epoch + 1) % EVERY == 0:
                 rows.append(test(epoch + 1))
@@ -232,9 +245,9 @@ def measure(run: Run) -> list[Row]:
 
 # ----------------------------------------------------------------------------------------------- all
 def chosen(reward: str, method: str) -> float:
-    """Return the learning rate with the highest reward on other noise after the search's epochs."""
+    """Return the learning rate with the highest reward on other noise when training ends."""
     ends = [row for row in read_rows(SEARCH) if (row["reward"], row["method"]) == (reward, method)]
-    last = [row for row in ends if int(row["epoch"]) == SEARCH_EPOCHS]
+    last = [row for row in ends if row["epoch"] == str(EPOCHS)]
     return float(max(last, key=lambda row: float(row["score"]))["learning_rate"])
 
 
@@ -242,9 +255,9 @@ def main() -> None:
     """Search the learning rates, then train with three seeds, then do without training."""
     processes = parse(__doc__).processes
     search = [
-        Run(reward, method, SEARCH_SEED, rate, VALIDATION, SEARCH_EPOCHS)
+        Run(reward, method, SEARCH_SEED, rate, VALIDATION)
         for reward, method in itertools.product(EXPERIMENTS, METHODS)
-        for rate in RATES[method]
+        for rate in METHODS[method].rates
     ]
     run_all(measure, search, COLUMNS, 4, SEARCH, processes)
     runs = [

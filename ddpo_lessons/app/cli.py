@@ -112,7 +112,7 @@ class Demo:
 
     seed: int = 0
     """Seed of training."""
-    epochs: int = 28
+    epochs: int = 34
     """Epochs of training."""
     eval_images: int = 500
     """Test pictures judged."""

@@ -56,7 +56,7 @@ EVERYWHERE = (
     *("conv1", "conv2", "conv_in", "conv_out"),
 )
 SETTINGS: dict[str, Any] = {
-    "num_epochs": 28,
+    "num_epochs": 34,
     "sample_num_steps": POLICY.steps,
     "sample_guidance_scale": POLICY.guidance,
     "sample_batch_size": 128,
@@ -71,7 +71,7 @@ SETTINGS: dict[str, Any] = {
     "train_lora_rank": 16,
     "train_lora_alpha": 16,
     "train_lora_target_modules": EVERYWHERE,
-    "save_freq": 14,
+    "save_freq": 17,
     "image_grid_freq": 0,
 }
 GROUND_WEIGHT = 16.0  # of the score, in nats for a distance of 1
