@@ -262,6 +262,10 @@ def write_resnet(folder: Path) -> Path:
     return folder
 
 
+# For algorithms that do not clip, and refuse the range that `make_config` asks for.
+NOT_CLIPPED: dict[str, Any] = {"train_clip_range": DDPOConfig.train_clip_range}
+
+
 def make_config(folder: Path | str, **changes: Any) -> DDPOConfig:
     """Make settings of one epoch: two samples, three timesteps, one optimizer step."""
     settings = {

@@ -23,6 +23,7 @@ from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.algorithms.refl import ReFL
+from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
@@ -675,6 +676,9 @@ def test_settings_in_words_are_read_by_their_types():
         ),
         (AWM(), {"per_prompt_stat_tracking": True}, "awm does not use per_prompt_stat_tracking"),
         (NFT(), {"train_clip_range": 0.1}, "nft does not use train_clip_range"),
+        (RWR(), {"train_clip_range": 0.1}, "rwr does not use train_clip_range"),
+        (RWR(), {"train_adv_clip_max": 3.0}, "rwr does not use train_adv_clip_max"),
+        (RWR(), {"log_prob_reduction": "sum"}, "rwr does not use log_prob_reduction"),
         (
             DPO(),
             {"sample_group_size": 2, "train_kl_coefficient": 0.1},

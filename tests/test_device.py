@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator, PartialState
 from fake_device import DEVICE, HOST, Traffic, fake_device
-from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
+from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
 
 from ddpo_lessons.app import cli, demo
@@ -262,7 +262,7 @@ def test_training_continues_from_a_checkpoint(tmp_path: Path, traffic: Traffic) 
 RUNS: dict[str, tuple[type[Runner], dict[str, Any]]] = {
     "text-to-image": (DDPOTrainer, {}),
     "img2img": (ImageDDPOTrainer, {}),
-    "RWR": (RWRTrainer, {}),
+    "RWR": (RWRTrainer, NOT_CLIPPED),
     "KL": (DDPOTrainer, {"train_kl_coefficient": 1.0}),
     "full fine-tuning": (DDPOTrainer, {"train_use_lora": False}),
     "groups": (DDPOTrainer, {"sample_group_size": 2}),

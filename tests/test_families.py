@@ -22,6 +22,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from helpers import (
+    NOT_CLIPPED,
     PROMPTS,
     brightness,
     counted_passes,
@@ -199,7 +200,7 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, start, changes
 def test_rwr_from_images_trains_on_the_error_of_a_denoiser(tmp_path):
     """The loss, worked out with the UNet itself and the embeddings of diffusers."""
     pipeline = make_xl_pipeline(prediction_type="epsilon")
-    config = make_config(tmp_path)
+    config = make_config(tmp_path, **NOT_CLIPPED)
 
     def image_with_prompt() -> tuple[str, torch.Tensor, dict[str, Any]]:
         return "a red three", torch.rand(3, HEIGHT, WIDTH), {}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from helpers import (
+    NOT_CLIPPED,
     brightness,
     counted_passes,
     each_prompt,
@@ -338,7 +340,7 @@ def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused
     with pytest.raises(ValueError, match="scheduler"):
         DDPOTrainer(config, brightness, red_three, make_pipeline(prediction_type="epsilon"))
     with pytest.raises(ValueError, match="algorithm: 'DDPO' there, 'RWR' here"):
-        RWRTrainer(config, brightness, red_three, make_pipeline())
+        RWRTrainer(dataclasses.replace(config, **NOT_CLIPPED), brightness, red_three, make_pipeline())
     with pytest.raises(ValueError, match="start: 'noise' there, 'images' here"):
         ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.7)
 
@@ -534,7 +536,7 @@ def test_a_reward_of_two_arguments_is_refused_before_any_epoch(tmp_path):
 
 
 def test_image_prompts_without_an_image_start_are_told_where_they_belong(tmp_path):
-    trainer = RWRTrainer(make_config(tmp_path), brightness, noisy_image, make_pipeline())
+    trainer = RWRTrainer(make_config(tmp_path, **NOT_CLIPPED), brightness, noisy_image, make_pipeline())
     with pytest.raises(TypeError, match=r"starts from noise: .*start=FromImages"):
         trainer.train()
 

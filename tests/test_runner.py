@@ -17,7 +17,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from fake_device import fake_device
-from helpers import brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
+from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from safetensors import safe_open
 
 from ddpo_lessons import compat
@@ -366,7 +366,8 @@ def test_a_checkpoint_takes_tensors_that_share_memory(tmp_path):
 def test_rwr_from_images_needs_no_class(tmp_path):
     found = []
     for number, start in enumerate((FromImages(0.7), FromImages(0.7), FromNoise())):
-        config, draw = make_config(tmp_path / str(number)), red_three if number == 2 else noisy_image
+        config = make_config(tmp_path / str(number), **NOT_CLIPPED)
+        draw = red_three if number == 2 else noisy_image
         trainer = Runner(config, brightness, draw, make_pipeline(), algorithm=RWR(), start=start)
         trainer.train()
         found.append(weights(trainer))
@@ -389,8 +390,9 @@ def test_the_names_are_the_combinations(tmp_path):
         )
     ):
         kind, draw, settings = one
-        named = kind(make_config(tmp_path / f"{number}a"), brightness, draw, make_pipeline(), **settings)
-        built = Runner(make_config(tmp_path / f"{number}b"), brightness, draw, make_pipeline(), **other)
+        configs = [make_config(tmp_path / f"{number}{which}", **NOT_CLIPPED) for which in "ab"]
+        named = kind(configs[0], brightness, draw, make_pipeline(), **settings)
+        built = Runner(configs[1], brightness, draw, make_pipeline(), **other)
         named.train()
         built.train()
         assert torch.equal(weights(named), weights(built))

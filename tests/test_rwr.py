@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import Any
 
+import helpers
 import pytest
 import torch
-from helpers import brightness, make_config, make_pipeline, red_three
+from helpers import NOT_CLIPPED, brightness, make_pipeline, red_three
 
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.rwr import rwr_weights, sparse_rwr_weights
@@ -17,6 +19,7 @@ from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import RWRTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+make_config = functools.partial(helpers.make_config, **NOT_CLIPPED)
 
 
 def test_soft_weights_by_hand():

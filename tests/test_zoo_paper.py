@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
-from benchmarks.common import read_rows
 from benchmarks.zoo import paper
 from ddpo_lessons.zoo import world
 

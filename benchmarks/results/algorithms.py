@@ -20,6 +20,7 @@ from benchmarks.common import Row, parse, quiet_thread, run_all, scratch_config,
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.algorithms.rwr import RWR
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.data.prompts import PromptSampler, digit_world_prompts
 from ddpo_lessons.data.starts import FromNoise
@@ -77,9 +78,10 @@ class Run:
     snapshots: tuple[int, ...] = ()  # after these epochs the first test pictures are kept
 
 
+NOT_CLIPPED: Row = {"train_clip_range": DDPOConfig.train_clip_range}
 METHODS: dict[str, Row] = {
-    "RWR": {"algorithm": partial(RWR, temperature=0.2)},
-    "sparse RWR": {"algorithm": partial(RWR, top_share=0.1)},
+    "RWR": {"algorithm": partial(RWR, temperature=0.2), "config": NOT_CLIPPED},
+    "sparse RWR": {"algorithm": partial(RWR, top_share=0.1), "config": NOT_CLIPPED},
     "DDPO-SF": {"config": {"train_batch_size": 64}},  # one step on all samples: the ratio is 1
     "DDPO-IS": {},
 }

@@ -76,7 +76,7 @@ class Method:
 
 SOME = {"train_timestep_fraction": 0.4, "train_batch_size": 32}  # two actions of each; four optimizer steps
 METHODS = {
-    "DDPO": Method(DDPO, (2e-3, 4e-3), {**SOME, "train_clip_range": 0.1}),
+    "DDPO": Method(DDPO, (2e-3, 3e-3, 4e-3), {**SOME, "train_clip_range": 0.1}),
     "branching": Method(Branching, (1.5e-3, 3e-3), {"train_batch_size": 128, "train_clip_range": 5e-3}),
     "RWR": Method(RWR, (5e-4, 2e-3), SOME),
 }

@@ -78,7 +78,10 @@ class RWR(ForwardProcess):
     """
 
     name = "rwr"
-    unused = ("train_kl_coefficient", "per_prompt_stat_tracking")
+    unused = (
+        "train_kl_coefficient", "per_prompt_stat_tracking", "log_prob_reduction", "train_clip_range",
+        "train_adv_clip_max",
+    )  # fmt: skip
 
     def __init__(self, temperature: float = 0.2, top_share: float | None = None) -> None:
         self.temperature, self.top_share = temperature, top_share

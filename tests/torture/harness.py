@@ -27,7 +27,7 @@ from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Runner
-from tests.helpers import make_sd3_pipeline
+from tests.helpers import NOT_CLIPPED, make_sd3_pipeline
 
 PACKAGE = str(Path(ddpo_lessons.__file__).parent)
 PROMPTS = ("a red three", "", "a blue four on a white background", "a green digit")
@@ -120,7 +120,6 @@ def wait_for(path: Path, seconds: float = 120) -> None:
 
 # ------------------------------------------------------------------------------------------------ runs
 # Those that remember more than DDPO: an older policy's weights, those before training, seeds of their own.
-NOT_CLIPPED = {"train_clip_range": DDPOConfig.train_clip_range}
 PAIRS = {"sample_group_size": 2, "train_batch_size": 2}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ddpo": {},
