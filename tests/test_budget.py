@@ -14,12 +14,14 @@ from diffusers import SD3Transformer2DModel
 from helpers import brightness, make_config, make_pipeline, noisy_image, red_three
 from torch import nn
 
+from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.app import budget
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import policy
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.tiny import load_tiny_sd3
-from ddpo_lessons.trainer import FlowGRPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.trainer import FlowGRPOTrainer, ImageDDPOTrainer, Runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -316,6 +318,26 @@ def test_flops_of_an_epoch_are_those_of_its_passes(tmp_path: Path) -> None:
     )
     assert guided.flops_sampling == 6 * (4 * 2 * step.flops + budget.decoding_cost(networks.vae, 1, 32).flops)
     assert guided.flops_training == 2 * 6 * 4 * 2 * (pair.flops + step.flops)
+
+
+def test_copies_of_the_policy_are_counted(tmp_path: Path) -> None:
+    """An older policy, and the one before training where no adapter can be switched off for it."""
+    pipeline = make_pipeline()
+
+    def held(keeps_old: bool = False, **changes: Any) -> int:
+        config, networks = make_config(tmp_path, **changes), budget.like(pipeline)
+        return budget.estimate(networks, config, 2, from_images=False, keeps_old=keeps_old).frozen
+
+    task = (make_config(tmp_path / "run"), brightness, red_three, make_pipeline())
+    runner = Runner(*task, algorithm=AWM(), start=FromNoise())
+    old = sum(weight.nbytes for weight in runner.learner.old.values())
+    assert held(keeps_old=True) - held() == old > 0
+    penalty = {"train_kl_coefficient": 0.1}
+    assert held(**penalty) == held()
+    lora = tmp_path / "lora"
+    assert held(**penalty, train_lora_from=str(lora)) - held(train_lora_from=str(lora)) == old
+    whole = sum(weight.nbytes for weight in pipeline.unet.parameters())
+    assert held(**penalty, train_use_lora=False) - held(train_use_lora=False) == whole
 
 
 def test_checkpointing_computes_more_and_holds_less(tmp_path: Path) -> None:

@@ -31,9 +31,10 @@ from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data import folders
 from ddpo_lessons.data.prompts import PROMPTS
+from ddpo_lessons.families import family_of
 from ddpo_lessons.rollout import sample_seed
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import load_tiny_sd3, world
+from ddpo_lessons.tiny import load_tiny_sd, load_tiny_sd3, world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -210,6 +211,20 @@ def test_a_dry_run_of_a_flow_model_trains_its_window_only(
     run("train", "--model", "tiny-sd3", "--algorithm", "refl", *flags)
     assert "memory, hours and disk: not known, for the dry run counts ddpo," in capsys.readouterr().out
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(("model", "steps"), [("tiny-sd", 2), ("tiny-sd3", 3)])
+def test_a_dry_run_counts_the_steps_that_the_family_runs(
+    zoo: Path, model: str, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quarter of ten steps is rounded down by one family, up by the other."""
+    load = {"tiny-sd": load_tiny_sd, "tiny-sd3": load_tiny_sd3}[model]
+    assert len(family_of(load()).schedule(10, 0.25).timesteps) == steps
+    flags = ("--noise-strength", "0.25", "--sample-num-steps", "10", "--sample-guidance-scale", "1")
+    small = ("--sample-batch-size", "2", "--sample-num-batches-per-epoch", "3", "--train-batch-size", "2")
+    run("train", "--model", model, "--images", str(zoo), *small, *flags, "--reward", "colourfulness",
+        "--dry-run")  # fmt: skip
+    assert f"denoiser passes an epoch: {6 * steps} of sampling" in capsys.readouterr().out
 
 
 def test_an_algorithm_leaves_out_what_the_preset_has_for_another() -> None:

@@ -44,6 +44,7 @@ class Networks:
     denoiser_name: ClassVar[str] = "unet"
     autocasts_vae: ClassVar[bool] = True
     embeds_in_float32: ClassVar[bool] = True  # whatever the precision: a normalisation makes them last
+    rounds_steps_up: ClassVar[bool] = False  # of img2img, where strength times steps is not whole
 
     @property
     def denoiser(self) -> Any:
@@ -99,6 +100,7 @@ class Networks3(Networks):
 
     denoiser_name: ClassVar[str] = "transformer"
     embeds_in_float32: ClassVar[bool] = False
+    rounds_steps_up: ClassVar[bool] = True
 
     @property
     def keeps_float32(self) -> frozenset[str]:
@@ -649,6 +651,7 @@ def estimate(
     num_timesteps: int,
     from_images: bool,
     reward_bytes: int = 0,
+    keeps_old: bool = False,
 ) -> Budget:
     """Work out what an epoch of one process costs.
 
@@ -658,6 +661,7 @@ def estimate(
         num_timesteps: actions of a trajectory, T: the steps that are run, less a last one without noise.
         from_images: img2img, whose images are encoded first.
         reward_bytes: what a reward model holds on the device.
+        keeps_old: whether the algorithm keeps the weights of an older policy, as AWM and NFT do.
 
     Returns:
         The budget.
@@ -674,8 +678,11 @@ def estimate(
     prepared = prepare_policy(denoiser, networks.frozen, config, config.train_use_lora, meta, kept)
     trained = list(prepared.values())
     everything = parameter_bytes(w for net in (denoiser, *networks.frozen.values()) for w in weights(net))
-    if config.train_kl_coefficient > 0 and not config.train_use_lora:
-        everything += parameter_bytes(weights(denoiser))
+    # The policy before training needs a copy where it cannot be had by switching a new adapter off.
+    has_reference = config.train_kl_coefficient > 0 and bool(
+        config.train_lora_from or not config.train_use_lora
+    )
+    everything += (has_reference + keeps_old) * parameter_bytes(trained)
     samples = config.sample_batch_size * config.sample_num_batches_per_epoch
     latent = denoiser.config.in_channels * denoiser.config.sample_size**2  # elements of one
     side = denoiser.config.sample_size * vae_factor(vae)  # pixels

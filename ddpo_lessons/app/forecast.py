@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpo_lessons.algorithms import parse_algorithm
+from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
 from ddpo_lessons.app import budget, memory, reward_flag
 from ddpo_lessons.app.presets import Preset, world_size
 from ddpo_lessons.app.sample import NOISE_STRENGTH
@@ -73,13 +74,15 @@ def fit(arguments: Train, preset: Preset, config: DDPOConfig, from_images: bool)
     gigabytes = memory.device_gigabytes() if named == "auto" else float(named)
     if not preset.config and "mixed_precision" not in arguments.given:
         config = replace(config, mixed_precision=memory.low_precision())
+    model = arguments.model or preset.model
     return memory.fit(
-        arguments.model or preset.model,
+        model,
         config,
         gigabytes,
-        count_actions(arguments, preset, config, from_images),
+        count_actions(arguments, preset, config, from_images, memory.find_networks(model)),
         from_images,
         memory.reward_bytes(arguments.reward or preset.reward),
+        make_algorithm(arguments.choose_algorithm(preset)).keeps_old,
         keep_checkpointing="train_gradient_checkpointing" in arguments.given,
     )
 
@@ -90,10 +93,20 @@ def noise_strength(arguments: Train, preset: Preset) -> float:
     return next(value for value in given if value is not None)
 
 
-def count_actions(arguments: Train, preset: Preset, config: DDPOConfig, from_images: bool) -> int:
-    """Return the steps of a rollout, the last of which may turn out to have no noise."""
-    share = noise_strength(arguments, preset) if from_images else 1.0
-    return max(1, int(config.sample_num_steps * share + 1e-6))
+def count_actions(
+    arguments: Train,
+    preset: Preset,
+    config: DDPOConfig,
+    from_images: bool,
+    networks: budget.Networks | None,
+) -> int:
+    """Return the steps of a rollout, the last of which may turn out to have no noise.
+
+    Networks that are not known are taken for those of Stable Diffusion 1.
+    """
+    steps = config.sample_num_steps * (noise_strength(arguments, preset) if from_images else 1.0)
+    rounds_up = networks is not None and networks.rounds_steps_up
+    return math.ceil(steps - 1e-6) if rounds_up else max(1, int(steps + 1e-6))
 
 
 def check_counted(algorithm: str, what: str) -> None:
@@ -140,8 +153,13 @@ def describe(
 ) -> Iterator[str]:
     """Yield a line for everything that is known of a run beforehand."""
     model, reward = arguments.model or preset.model, arguments.reward or preset.reward
-    algorithm = arguments.choose_algorithm(preset)
-    actions = count_actions(arguments, preset, config, images is not None)
+    algorithm, networks, unknown = arguments.choose_algorithm(preset), None, None
+    try:
+        check_counted(algorithm, "the dry run")
+        networks = memory.find_networks(model)
+    except ValueError as error:
+        unknown = error
+    actions = count_actions(arguments, preset, config, images is not None, networks)
     config = windowed(config, algorithm, actions)
     plan = config.epoch_plan(max(1, int(actions * config.train_timestep_fraction + 1e-6)), world_size())
     yield f"model: {model}; reward: {reward}; algorithm: {algorithm}"
@@ -159,14 +177,11 @@ def describe(
         f"denoiser passes an epoch: {plan.total_samples * actions * guided} of sampling, "
         f"at most {plan.total_pairs * guided} of training, forward and backward"
     )
-    try:
-        check_counted(algorithm, "the dry run")
-        networks = memory.find_networks(model)
-    except ValueError as error:
-        yield f"memory, hours and disk: not known, for {error}"
+    if networks is None:
+        yield f"memory, hours and disk: not known, for {unknown}"
         return
-    held = memory.reward_bytes(reward)
-    paper = budget.estimate(networks, config, actions, images is not None, held)  # of one process
+    held, keeps_old = memory.reward_bytes(reward), make_algorithm(algorithm).keeps_old
+    paper = budget.estimate(networks, config, actions, images is not None, held, keeps_old)  # of one process
     yield f"memory: {paper.peak / memory.GB:.1f} GB on each device, on paper, without CUDA's own"
     yield f"hours: {', '.join(_hours(paper, config))}; on paper, without the reward; others: not measured"
     yield _disk(config, paper, networks)

@@ -181,6 +181,7 @@ def fit(
     num_timesteps: int,
     from_images: bool,
     reward_bytes: int = 0,
+    keeps_old: bool = False,
     keep_checkpointing: bool = False,
 ) -> Fit:
     """Cut passes to what a card holds; samples per epoch and per optimizer step stay the same.
@@ -196,6 +197,7 @@ def fit(
         num_timesteps: actions of a trajectory.
         from_images: img2img.
         reward_bytes: what the reward's models hold.
+        keeps_old: as in `budget.estimate`.
         keep_checkpointing: leave `train_gradient_checkpointing` as it is.
 
     Returns:
@@ -207,7 +209,8 @@ def fit(
     ways = [config.train_gradient_checkpointing] if keep_checkpointing else [False, True]
     for checkpointing in ways:
         one = replace(_with_passes(config, 1), train_gradient_checkpointing=checkpointing)
-        paper = budget.estimate(find_networks(model), one, num_timesteps, from_images, reward_bytes)
+        networks = find_networks(model)
+        paper = budget.estimate(networks, one, num_timesteps, from_images, reward_bytes, keeps_old)
         # What a pass makes grows no faster than the samples in it.
         room = gigabytes * GB * SHARE - CUDA * GB - paper.resident
         if room >= paper.activations:
