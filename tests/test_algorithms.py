@@ -482,6 +482,15 @@ def test_samples_are_scored_anew_by_their_own_contexts(tmp_path):
 
 
 # --------------------------------------------------------------------------------------- the old policy
+def test_awm_begins_every_epoch_at_the_policy_that_sampled(tmp_path):
+    runner = make_runner(tmp_path, AWM(), train_batch_size=1)
+    runner.step(0)
+    runner.step(1)
+    first, last, again, _ = (row["max_ratio_error"] for row in read_metrics(tmp_path, "step"))
+    assert first == again == 0
+    assert last > 0
+
+
 def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
     runner = make_runner(tmp_path, NFT())
     learner, start = runner.learner, weights_of(runner)

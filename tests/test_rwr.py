@@ -10,13 +10,14 @@ from typing import Any
 import helpers
 import pytest
 import torch
-from helpers import NOT_CLIPPED, brightness, make_pipeline, red_three
+from helpers import NOT_CLIPPED, brightness, make_pipeline, noisy_image, red_three
 
 from ddpo_lessons.algorithms.base import Samples
-from ddpo_lessons.algorithms.rwr import rwr_weights, sparse_rwr_weights
+from ddpo_lessons.algorithms.rwr import RWR, rwr_weights, sparse_rwr_weights
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rollout import Trajectory, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import RWRTrainer
+from ddpo_lessons.trainer import Runner, RWRTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 make_config = functools.partial(helpers.make_config, **NOT_CLIPPED)
@@ -72,11 +73,28 @@ def first_step(folder, **changes) -> tuple[dict[str, float], torch.Tensor]:
 
 
 def test_grouping_changes_nothing(tmp_path):
-    """Timesteps and noise belong to the pair, not to the forward pass."""
-    one, weights_one = first_step(tmp_path / "one", train_forward_size=12)
-    many, weights_many = first_step(tmp_path / "many", train_forward_size=1)
-    assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
-    torch.testing.assert_close(weights_many, weights_one, rtol=0, atol=1e-5)
+    """Timesteps and noise belong to the pair, not to the forward pass; a group weighs by its pairs."""
+    one, weights_one = first_step(tmp_path / "one", sample_num_steps=2, train_forward_size=8)
+    for size in (3, 1):  # eight pairs in groups of 3, 3 and 2, and each by itself
+        many, weights_many = first_step(tmp_path / str(size), sample_num_steps=2, train_forward_size=size)
+        assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+        torch.testing.assert_close(weights_many, weights_one, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("strength", [0.7, 1.0])
+def test_timesteps_are_drawn_up_to_the_first_that_sampling_visits(tmp_path, strength):
+    trainer = Runner(
+        make_config(tmp_path, sample_num_steps=10), brightness, noisy_image, make_pipeline(),
+        algorithm=RWR(), start=FromImages(strength),
+    )  # fmt: skip
+    trajectory = trainer._sample(0, trainer.draw_contexts(0))[1]
+    samples = Samples(0, 0, 0, torch.arange(4000), trajectory, torch.zeros(4000), score=None)
+    count = trainer.algorithm.count_timesteps(samples)
+    pairs = {"rows": torch.arange(4000), "columns": torch.zeros(4000, dtype=torch.long)}
+    # 4,000 draws of at most 1,000 miss an end in two cases of a hundred; these do not.
+    timesteps = trainer.algorithm.denoising_examples(samples, pairs, step=0, num_timesteps=count)["timesteps"]
+    assert (timesteps.min(), timesteps.max()) == (0, trajectory.schedule.timesteps[0])
 
 
 def test_record_names_the_denoising_error_and_no_ratio(tmp_path):
