@@ -208,9 +208,12 @@ def test_a_dry_run_of_a_flow_model_trains_its_window_only(
     # 64 samples, two passes of each; ten steps, of which three are trained
     assert "denoiser passes an epoch: 1280 of sampling, at most 384 of training" in text
     assert "GB on each device" in text
-    run("train", "--model", "tiny-sd3", "--algorithm", "refl", *flags)
-    assert "memory, hours and disk: not known, for the dry run counts ddpo," in capsys.readouterr().out
-    assert list(here.iterdir()) == []
+    Path("prompts.txt").write_text("a red two\n\na blue three\n")
+    run("train", "--model", "tiny-sd3", "--algorithm", "refl", "--prompts", "prompts.txt", *flags)
+    text = capsys.readouterr().out
+    assert "prompts: prompts.txt, 2 prompts, the first 'a red two'" in text
+    assert "memory, hours and disk: not known, for the dry run counts ddpo," in text
+    assert [path.name for path in here.iterdir()] == ["prompts.txt"]
 
 
 @pytest.mark.parametrize(("model", "steps"), [("tiny-sd", 2), ("tiny-sd3", 3)])
@@ -769,6 +772,8 @@ def test_lora_weights_of_another_model_are_refused(
     diffusers.utils.logging.remove_handler(handler)
     assert "do not fit the model" in capsys.readouterr().err
     assert messages == []  # diffusers would list every layer
+    assert cli.main(["sample", "--model", "tiny-sd3", "--lora", "run/lora", "--prompt", ""]) == 2
+    assert "none of them is for a layer that a StableDiffusion3Pipeline has" in capsys.readouterr().err
 
 
 def test_a_folder_with_a_run_is_refused(here: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

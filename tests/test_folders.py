@@ -190,9 +190,25 @@ def test_a_metadata_jsonl_that_lacks_something_is_refused(zoo: Path, line: str, 
         folders.find_images(zoo)
 
 
+def test_captions_of_metadata_csv(zoo: Path) -> None:
+    table = zoo / "metadata.csv"
+    table.write_text(
+        'file_name,text,other\ndog/a.png,"a black, old dog",1\ncat/a.png,a white cat,2\n'
+        'cat/b.png,"two\nlines",3\n'
+    )
+    captions = folders.find_images(zoo).captions
+    assert captions == (("a white cat",), ("two\nlines",), ("a black, old dog",))
+    table.write_text("name,text\ndog/a.png,a dog\n")
+    with pytest.raises(ValueError, match=r"metadata\.csv, line 2 is not like .*KeyError: 'file_name'"):
+        folders.find_images(zoo)
+
+
 def test_two_kinds_of_captions_are_refused(captioned: Path) -> None:
     write_metadata(captioned, '{"file_name": "dog/a.png", "text": "a dog"}')
     with pytest.raises(ValueError, match="keep one of both"):
+        folders.find_images(captioned)
+    (captioned / "metadata.csv").write_text("file_name,text\n")
+    with pytest.raises(ValueError, match=r"metadata\.jsonl and in metadata\.csv: keep one of both"):
         folders.find_images(captioned)
 
 

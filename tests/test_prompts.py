@@ -106,6 +106,9 @@ def test_from_file_refuses_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(ValueError, match=r"empty\.txt.*no prompt"):
         prompts.from_file(tmp_path / "empty.txt", seed=0)
+    (tmp_path / "prompts.JSON").write_text('["a cat"]')
+    with pytest.raises(ValueError, match=r"prompts\.JSON' is read as text.*one prompt a line into a \.txt"):
+        prompts.from_file(tmp_path / "prompts.JSON", seed=0)
 
 
 def test_an_unknown_name_lists_the_known() -> None:

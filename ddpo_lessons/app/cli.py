@@ -487,6 +487,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count
+    except SystemExit as end:
+        place = _own_line(end)
+        if not place:  # of --help
+            raise
+        print(
+            f"error: your code ended the program by {end!r}{place}: raise an error instead", file=sys.stderr
+        )
+        return 2
 
 
 if __name__ == "__main__":

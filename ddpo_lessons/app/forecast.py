@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
@@ -15,6 +16,7 @@ from ddpo_lessons.app.sample import NOISE_STRENGTH
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.images import grid_bytes_per_pixel
+from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.run.runner import SHOWN_IMAGES
 
@@ -190,8 +192,12 @@ def describe(
 def _source_of_prompts(arguments: Train, preset: Preset, images: ImageFolder | None) -> str:
     if arguments.prompt is not None:
         return f"{arguments.prompt!r} for everything"
+    name = arguments.prompts or preset.prompts
+    if images is None and Path(name).is_file():
+        lines = read_prompts(name)
+        return f"{name}, {len(lines)} prompts, the first {lines[0]!r}"
     if images is None:
-        return arguments.prompts or preset.prompts
+        return name
     if images.captions is None:
         return "none: every image has the empty prompt"
     return f"captions, {len({line for lines in images.captions for line in lines})} different ones"

@@ -2,18 +2,20 @@
 
 `FOLDER/cat/*.png` gives every image of that subfolder the label "cat". Images that lie in the folder itself
 have no label. `NAME.txt` beside `NAME.png` is the image's caption: the prompt that it is to obey, or several,
-one a line. Or `metadata.jsonl` in the folder holds all captions, as for datasets' imagefolder:
-{"file_name": "cat/a.png", "text": "a white cat"}.
+one a line. Or `metadata.jsonl` or `metadata.csv` in the folder holds all captions, as for datasets'
+imagefolder: {"file_name": "cat/a.png", "text": "a white cat"}.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import json
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,7 @@ NEED_A_PROMPT = (  # rewards that score what it says
     "clip_score", "pick_score", "hps_v2", "image_reward",
     "prompt_alignment", "animal_alignment", "recolouring", "edit",
 )  # fmt: skip
-METADATA = "metadata.jsonl"  # captions of a whole folder
+METADATA = ("metadata.jsonl", "metadata.csv")  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class
 CACHE_BYTES = 2**30  # of images that are kept fitted
 MOST_NAMED = 10  # files in a message
@@ -148,10 +150,12 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
     texts = {path.with_suffix(""): path for path in beside}
     names = [file.with_suffix("") for file in files]
     if not texts.keys() & set(names):
-        return _read_metadata(folder, files) if (folder / METADATA).exists() else None
-    if (folder / METADATA).exists():
+        metadata = find_metadata(folder)
+        return _read_metadata(metadata, files) if metadata else None
+    if metadata := find_metadata(folder):
         raise ValueError(
-            f"--images {folder} has captions in {METADATA} and in text files beside images: keep one of both"
+            f"--images {folder} has captions in {metadata.name} and in text files beside images: keep one of "
+            "both"
         )
     captions = tuple(_read_caption(texts[name]) if name in texts else () for name in names)
     missing = [file.with_suffix(".txt") for file, lines in zip(files, captions, strict=True) if not lines]
@@ -174,27 +178,43 @@ def _read_caption(file: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in lines if line.strip())
 
 
-def _read_metadata(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...]:
-    """Return the captions of metadata.jsonl: "text" (or "prompt") is one, or a list of several."""
-    texts: dict[str, tuple[str, ...]] = {}
-    for number, line in enumerate((folder / METADATA).read_text(encoding="utf-8-sig").splitlines(), start=1):
-        if not line.strip():
-            continue
+def find_metadata(folder: Path) -> Path | None:
+    """Return the file that holds all captions of a folder, if there is one; two are a ValueError."""
+    found = [folder / name for name in METADATA if (folder / name).exists()]
+    if len(found) > 1:
+        raise ValueError(f"--images {folder} has captions in {' and in '.join(METADATA)}: keep one of both")
+    return found[0] if found else None
+
+
+def _entries(file: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """Yield the number of each line of a metadata file, and what parses it."""
+    text = file.read_text(encoding="utf-8-sig")
+    if file.suffix == ".csv":
+        reader = csv.DictReader(io.StringIO(text))
+        yield from ((reader.line_num, functools.partial(dict, row)) for row in reader)
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield number, functools.partial(json.loads, line)
+
+
+def _read_metadata(file: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...]:
+    """Return the captions of a metadata file: "text" (or "prompt") is one, in JSON also a list of several."""
+    folder, texts = file.parent, dict[str, tuple[str, ...]]()
+    for number, parse in _entries(file):
         try:
-            entry = json.loads(line)
+            entry = parse()
             said = entry["text"] if "text" in entry else entry["prompt"]
             lines = [text.strip() for text in ([said] if isinstance(said, str) else said)]
             texts[Path(entry["file_name"]).as_posix()] = tuple(text for text in lines if text)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f'{folder / METADATA}, line {number} is not like {{"file_name": "a.png", "text": "a cat"}}: '
+                f'{file}, line {number} is not like {{"file_name": "a.png", "text": "a cat"}}: '
                 f"{type(error).__name__}: {error}"
             ) from error
     missing = [file for file in files if not texts.get(file.relative_to(folder).as_posix())]
     if missing:
-        raise ValueError(
-            f"{folder / METADATA} has no text for {_name_files(folder, missing)}: add a line for each"
-        )
+        raise ValueError(f"{file} has no text for {_name_files(folder, missing)}: add a line for each")
     return tuple(texts[file.relative_to(folder).as_posix()] for file in files)
 
 
@@ -295,9 +315,10 @@ def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
             f"--prompt {prompt!r} names classes, but --images {images.folder} has no class subfolders: sort "
             "the images into FOLDER/cat, FOLDER/dog, ..."
         )
-    if prompt is not None and (images.folder / METADATA).exists() and images.captions is not None:
+    metadata = find_metadata(images.folder)
+    if prompt is not None and metadata and images.captions is not None:
         raise ValueError(
-            f"--prompt {prompt!r} is one prompt for all images, but {images.folder / METADATA} has one of "
+            f"--prompt {prompt!r} is one prompt for all images, but {metadata} has one of "
             "each: drop --prompt, or take the file out"
         )
     if prompt is not None and images.captions is not None:

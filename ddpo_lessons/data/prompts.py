@@ -284,10 +284,18 @@ def from_file(path: str | Path, seed: int) -> PromptSampler:
     return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
 
 
+TABLES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")  # endings of files that are no list of lines
+
+
 def read_prompts(path: str | Path) -> list[str]:
     """Return the lines of a UTF-8 text file that are not empty; a ValueError if there are none."""
     if not Path(path).is_file():
         raise ValueError(f"path={str(path)!r} is not a file: give a text file with one prompt a line")
+    if Path(path).suffix.lower() in TABLES:
+        raise ValueError(
+            f"path={str(path)!r} is read as text, so that its brackets and headers would be prompts: write "
+            "one prompt a line into a .txt file"
+        )
     lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
     prompts = [line for line in lines if line]
     if not prompts:

@@ -142,6 +142,11 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
         raise ValueError(f"the LoRA weights of {folder} do not fit the model: {error!s:.200}") from error
     finally:
         logging.set_verbosity(verbosity)
+    if "default" not in {name for names in pipeline.get_list_adapters().values() for name in names}:
+        raise ValueError(
+            f"the LoRA weights of {folder} do not fit the model: none of them is for a layer that a "
+            f"{type(pipeline).__name__} has. Give the model that they were trained on"
+        )
 
 
 class Reference:
