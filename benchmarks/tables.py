@@ -126,7 +126,7 @@ def unique(rows: list[Row], column: str) -> list[str]:
 
 def paper_table(rows: list[Row]) -> str:
     """Return the paper's experiments: what each way ends at, means of the seeds, with their range."""
-    titles = ["reward", "", "reward of test pictures", "the animal", "all asked for", "the persona's utility"]
+    titles = ["reward", "", "reward of test pictures", "right", "the persona's utility"]
     lines = []
     for reward in unique(rows, "reward"):
         own = [row for row in rows if row["reward"] == reward]
@@ -137,10 +137,9 @@ def paper_table(rows: list[Row]) -> str:
         turned = ways.pop("turned")
         ways[f"turned: {turned[0]['setting']}"] = turned
         for way, measured in ways.items():
-            shares = [percent(mean(measured, name)) for name in ("animal", "all")]
             score, utility = (spread(measured, name) for name in ("score", "utility"))
-            lines.append([reward, way, score, *shares, utility])
-    return table(titles, "llrrrr", lines)
+            lines.append([reward, way, score, percent(mean(measured, "all")), utility])
+    return table(titles, "llrrr", lines)
 
 
 def spread(rows: Sequence[Row], column: str) -> str:

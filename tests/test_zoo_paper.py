@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
+from benchmarks.common import read_rows
 from benchmarks.zoo import paper
 from ddpo_lessons.zoo import world
 
@@ -41,3 +44,15 @@ def test_noise_belongs_to_the_picture_and_the_seed():
     assert torch.equal(first, again)
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[0], other[0])
+
+
+def test_every_way_and_seed_is_committed_with_the_rate_that_the_search_chose():
+    rows = read_rows(paper.RESULT)
+    trained = {(row["reward"], row["method"], int(row["seed"])) for row in rows if row["epoch"]}
+    assert trained == set(itertools.product(paper.EXPERIMENTS, paper.METHODS, paper.SEEDS))
+    without = [(row["reward"], row["method"]) for row in rows if not row["epoch"]]
+    assert sorted(without) == sorted(itertools.product(paper.EXPERIMENTS, paper.WITHOUT))
+    for row in rows:
+        if row["epoch"]:
+            assert float(row["learning_rate"]) == paper.chosen(row["reward"], row["method"])
+            assert int(row["queries"]) == 128 * int(row["epoch"])

@@ -173,7 +173,7 @@ def train(run: Run) -> list[Row]:
     def test(epoch: int) -> Row:
         images = draw(pipeline, prompts, run.noise)
         if run.seed == 0 and epoch in (0, EPOCHS):
-            keep(images, f"{run.reward}_{run.method}_{epoch:02d}.png")
+            keep(images, f"{run.reward}_{run.method if epoch else 'before'}.png")
         queries = epoch * SETTINGS["sample_batch_size"]
         return {**about, "epoch": epoch, "queries": queries, **verdict(run.reward, images, asked)}
 
@@ -228,11 +228,11 @@ def turned(run: Run) -> list[Row]:
         for guidance, steps in itertools.product((1.0, 3.0), (6, 20))
     ]
     settings = max(turns, key=lambda settings: liking(words, settings))
-    prompts = told(words)
     guidance, steps = settings.values()
+    said = f"by {words[0]}, {words[1]}, " if words[0] else ""
     row = {"reward": run.reward, "method": run.method, "seed": 0}
-    row["setting"] = f"{prompts[0]}, guidance {guidance:g}, {steps} steps"
-    return [{**row, **verdict(run.reward, draw(pipeline, prompts, run.noise, **settings), asked)}]
+    row["setting"] = f"{said}guidance {guidance:g}, {steps} steps"
+    return [{**row, **verdict(run.reward, draw(pipeline, told(words), run.noise, **settings), asked)}]
 
 
 WITHOUT = {"best of 8": best_of, "turned": turned}

@@ -1,0 +1,92 @@
+"""Figures of the paper's four experiments: rewards over queries, what the judge says, and pictures.
+
+Numbers and pictures are those that `python -m benchmarks.zoo.paper` measured and kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from style import CARD, INK, MUTED, PALETTE, diagram, label, main
+
+BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
+RESULTS = Path(__file__).parents[1] / "benchmarks/zoo/paper.csv"
+TITLES = {  # and what the judge is asked
+    "compressibility": ("minus kB as a JPEG", "animal", "the animal, %"),
+    "incompressibility": ("kB as a JPEG", "animal", "the animal, %"),
+    "alignment": ("reward of the sentence", "all", "animal, artist, ground, %"),
+    "taste": ("rater's score", "utility", "the persona's own utility"),
+}
+METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": BROWN}
+LINES = {"best of 8": (GREEN, "--"), "turned": (PURPLE, ":")}
+
+
+def read_rows() -> list[dict[str, str]]:
+    """Return the rows of the experiments."""
+    with open(RESULTS, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def curves() -> Figure:
+    """Draw reward and judge over queries: the seeds' mean, and their range."""
+    rows = read_rows()
+    figure = Figure(figsize=(11, 5.5), facecolor=CARD, layout="constrained")
+    grid = figure.subplots(2, len(TITLES), sharex=True)
+    for upper, lower, (reward, (scored, column, asked)) in zip(*grid, TITLES.items(), strict=True):
+        own = [row for row in rows if row["reward"] == reward]
+        for axes, name, scale in ((upper, "score", 1), (lower, column, 1 if column == "utility" else 100)):
+            draw(axes, own, name, scale)
+            axes.set_facecolor(CARD)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(labelsize=8, colors=INK)
+        upper.set_title(reward, fontsize=11, color=INK)
+        upper.set_ylabel(scored, fontsize=9, color=INK)
+        lower.set_ylabel(asked, fontsize=9, color=INK)
+        lower.set_xlabel("reward queries", fontsize=9, color=INK)
+        if column != "utility":
+            lower.set_ylim(0, 103)
+    lines, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
+    return figure
+
+
+def draw(axes: Axes, rows: list[dict[str, str]], column: str, scale: float) -> None:
+    """Draw a column of the CSV."""
+    for method, color in METHODS.items():
+        found = defaultdict(list)
+        for row in rows:
+            if row["method"] == method:
+                found[int(row["queries"])].append(scale * float(row[column]))
+        x, seeds = list(found), np.array(list(found.values()))
+        axes.plot(x, seeds.mean(axis=1), color=color, label=method)
+        axes.fill_between(x, seeds.min(axis=1), seeds.max(axis=1), color=color, alpha=0.2, linewidth=0)
+    for method, (color, style) in LINES.items():
+        (value,) = (scale * float(row[column]) for row in rows if row["method"] == method)
+        axes.axhline(value, color=color, linestyle=style, linewidth=1.2, label=method)
+
+
+def pictures() -> Figure:
+    """Draw the first seed's test pictures before training and after each way, from the same noise."""
+    ways = ("before", *METHODS)
+    width, height, gap, left = 8.0, 1.0, 0.15, 2.1
+    figure, axes = diagram(left + width + 0.1, len(TITLES) * (len(ways) * height + gap))
+    bottom = gap / 2
+    for reward, way in reversed(list(itertools.product(TITLES, ways))):
+        shown = np.asarray(Image.open(RESULTS.with_suffix("") / f"{reward}_{way}.png"))
+        axes.imshow(shown, extent=(left, left + width, bottom, bottom + 0.97), interpolation="none")
+        name, ink = (f"{reward}\n\nbefore", MUTED) if way == "before" else (f"after {way}", INK)
+        label(axes, left - 0.12, bottom + height / 2, name, size=9.5, align="right", ink=ink)
+        bottom += height + (gap if way == "before" else 0)
+    axes.set(xlim=(0, left + width + 0.1), ylim=(0, bottom))
+    return figure
+
+
+if __name__ == "__main__":
+    main({"paper-curves": curves, "paper-pictures": pictures})
