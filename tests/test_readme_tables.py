@@ -12,6 +12,7 @@ from benchmarks import tables
 from benchmarks.tables import (
     ANIMAL_SHARES,
     ablation_table,
+    by_variant,
     edit_table,
     filled,
     finding,
@@ -148,6 +149,18 @@ def test_the_ablations_show_every_variant() -> None:
     assert ablation_table(rows).splitlines()[2:] == [
         "| one | 50.0% | 60.0% | 40.0% | 70.0% |",
         "| other | 50.0% | 60.0% | 30.0% | 70.0% |",
+    ]
+
+
+def test_the_demo_s_ablations_are_means_of_each_variant_s_seeds() -> None:
+    rows = [
+        {"variant": name, "seed": seed, **dict.fromkeys(ANIMAL_SHARES, "0.5"), "all": right}
+        for seed, ends in enumerate((("0.4", "0.1"), ("0.6", "0.2")))
+        for name, right in zip(("as it is", "other"), ends, strict=True)
+    ]
+    assert edit_table(by_variant(rows), ANIMAL_SHARES).splitlines()[2:] == [
+        "| as it is | 50.0% | 50.0% | 50.0% | 50.0% (40.0 to 60.0) | 50.0% |",
+        "| other | 50.0% | 50.0% | 50.0% | 15.0% (10.0 to 20.0) | 50.0% |",
     ]
 
 
