@@ -138,14 +138,14 @@ def paper_table(rows: list[Row]) -> str:
         ways[f"turned: {turned[0]['setting']}"] = turned
         for way, measured in ways.items():
             score, utility = (spread(measured, name) for name in ("score", "utility"))
-            lines.append([reward, way, score, percent(mean(measured, "all")), utility])
+            lines.append([reward, way, score, spread(measured, "all", ".0%"), utility])
     return table(titles, "llrrr", lines)
 
 
-def spread(rows: Sequence[Row], column: str) -> str:
+def spread(rows: Sequence[Row], column: str, form: str = ".2f") -> str:
     """Return a mean, with the least and the most where they differ."""
     values = [float(row[column]) for row in rows]
-    low, middle, high = (f"{value:.2f}" for value in (min(values), statistics.mean(values), max(values)))
+    low, middle, high = (format(value, form) for value in (min(values), statistics.mean(values), max(values)))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 

@@ -135,12 +135,12 @@ def test_the_paper_s_table_has_the_end_of_each_way_and_the_seeds_range() -> None
     rows += [row(m, seed, epoch, 2) for m in ("branching", "RWR") for seed in (0, 1) for epoch in ("0", "16")]
     rows += [row("best of 8", 0, "", 5), row("turned", 0, "", 6, "a cat by Noto")]
     assert tables.paper_table(rows).splitlines()[2:] == [
-        "| taste | untrained | 1.00 | 25.0% | 1.00 |",
-        "| taste | DDPO | 3.50 (3.00 to 4.00) | 25.0% | 1.00 |",
-        "| taste | branching | 2.00 | 25.0% | 1.00 |",
-        "| taste | RWR | 2.00 | 25.0% | 1.00 |",
-        "| taste | best of 8 | 5.00 | 25.0% | 1.00 |",
-        "| taste | turned: a cat by Noto | 6.00 | 25.0% | 1.00 |",
+        "| taste | untrained | 1.00 | 25% | 1.00 |",
+        "| taste | DDPO | 3.50 (3.00 to 4.00) | 25% | 1.00 |",
+        "| taste | branching | 2.00 | 25% | 1.00 |",
+        "| taste | RWR | 2.00 | 25% | 1.00 |",
+        "| taste | best of 8 | 5.00 | 25% | 1.00 |",
+        "| taste | turned: a cat by Noto | 6.00 | 25% | 1.00 |",
     ]
 
 

@@ -2,8 +2,8 @@
 
 Compressibility, incompressibility, alignment with the sentence and a taste: each by DDPO, branching and RWR
 with as many reward queries, three seeds, and without training by a setting turned and by the best of eight.
-paper.csv has the reward of test pictures, drawn from fixed noise, and what judges say of them that no reward
-asked. The learning rates are searched first, on other noise. What the files hold already is not run again.
+paper.csv has the reward of test pictures, drawn from fixed noise, what the judge finds right in them, and
+the persona's own liking. The learning rates are searched first, on other noise. What the files hold already is not run again.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Run:
 
 # -------------------------------------------------------------------------------------------- testing
 def questions(reward: str) -> list[world.Description]:
-    """Return what a test asks for: all that training asks for, equally often."""
+    """Return what a test asks for: all animals or combinations of training, equally often, on any ground."""
     if EXPERIMENTS[reward].prompts is animals:
         asked = [world.Description(animal) for animal in world.ANIMALS]
         return asked * (PICTURES // len(asked))
