@@ -3,7 +3,8 @@
 Compressibility, incompressibility, alignment with the sentence and a taste: each by DDPO, branching and RWR
 with as many reward queries, three seeds, and without training by a setting turned and by the best of eight.
 paper.csv has the reward of test pictures, drawn from fixed noise, what the judge finds right in them, and
-the persona's own liking. The learning rates are searched first, on other noise. What the files hold already is not run again.
+the persona's own liking. The learning rates are searched first, on other noise. What the files hold already
+is not run again.
 """
 
 from __future__ import annotations
