@@ -105,7 +105,7 @@ def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Ro
 
     best = result["runs"][0]["untrained_best"]
     return {
-        "nothing": own("untouched"),
+        "the picture that goes in": own("untouched"),
         "a program for this world": own("program"),
         f"turning the knobs ({best_setting(best)})": [runs[0]["untrained_best"]],
         "the best of 8 of these by RL's reward": own("best of 8"),
