@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # compiled the first time, unless this variable forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test check torture lab notebooks colab site lint clean
+.PHONY: help demo test check mutate torture lab notebooks colab site lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -42,6 +42,9 @@ test: lint ## lint, types, unit tests and every notebook
 
 check: lint ## the same in two minutes, without the slow tests and the notebooks
 	$(PYTEST) tests -m "not slow" $(ARGS)
+
+mutate: .venv/all.stamp ## put faults into a copy of the package, one at a time: tests must catch each
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations
 
 torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in tests/torture/counts.json
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.torture $(ARGS)

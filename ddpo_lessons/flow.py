@@ -161,6 +161,20 @@ class FlowSchedule:
         log_prob = gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
         return DDIMStep(prev_sample, log_prob, mean, std.flatten())
 
+    def timesteps_at(self, places: torch.Tensor) -> torch.Tensor:
+        """Return timesteps (N,) at places of the way from the clean end, 0, to the first step, 1.
+
+        Each of the T steps is an equal part of the way, within which σ̄ grows evenly.
+
+        Args:
+            places: (N,) in [0, 1], on the CPU.
+        """
+        steps = len(self.sigmas) - 1
+        done = (1 - places).clamp(0, 1) * steps  # (N,), in steps
+        number = done.long().clamp(max=steps - 1)
+        sigmas = torch.lerp(self.sigmas[number], self.sigmas[number + 1], done - number)
+        return sigmas * self.num_train_timesteps
+
     def lengths_at(self, timesteps: torch.Tensor) -> torch.Tensor:
         """Return the lengths Δ = σ̄ - σ̄' (B,) of the steps at timesteps (B,)."""
         return self._table[3, self._numbers(timesteps)]

@@ -380,6 +380,40 @@ def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name
     assert bool(runner.learner.old) == (name in ("awm", "nft"))
 
 
+def drawn_timesteps(sigmas: list[float], logit_normal: bool = False) -> torch.Tensor:
+    """What 4,000 examples of a flow model are noised to, (4000,)."""
+    schedule = FlowSchedule(torch.tensor(sigmas), 0.0, "cpu")
+    algorithm, generator = AWM(logit_normal=logit_normal), torch.Generator().manual_seed(0)
+    return torch.cat([algorithm.draw_timestep(schedule, generator) for _ in range(4000)])
+
+
+def test_a_flow_model_trains_on_timesteps_as_often_as_sampling_takes_steps_there():
+    timesteps = drawn_timesteps([0.9, 0.8, 0.7, 0.0])  # two of three steps lie above 700
+    assert 0 < timesteps.min() < 10
+    assert 899 < timesteps.max() <= 900
+    assert timesteps.unique().numel() > 3900  # between the steps, too
+    for low, high, share in ((800, 900, 1 / 3), (700, 800, 1 / 3), (0, 700, 1 / 3), (0, 350, 1 / 6)):
+        assert ((timesteps > low) & (timesteps <= high)).float().mean() == pytest.approx(share, abs=0.03)
+
+
+def test_logit_normal_timesteps_keep_away_from_both_ends():
+    timesteps = drawn_timesteps([1.0, 0.5, 0.0], logit_normal=True)
+    # P(sigmoid(z) < p) is the normal distribution at log(p / (1 - p)): at -log 9 and -log 3, and at 0.
+    for below, share in ((100, 0.0140), (250, 0.1360), (500, 0.5), (900, 0.9860)):
+        assert (timesteps < below).float().mean() == pytest.approx(share, abs=0.02)
+
+
+def test_logit_normal_is_of_flow_models(tmp_path):
+    with pytest.raises(ValueError, match="logit_normal=true is of flow models"):
+        make_runner(tmp_path, AWM(logit_normal=True), "sd")
+
+
+@pytest.mark.parametrize("name", ["awm", "nft", "dpo", "draft", "refl"])
+def test_what_follows_the_ode_refuses_noise(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name} samples a flow model by its ODE, without noise: leave"):
+        make_runner(tmp_path, make_algorithm(name), "sd3", sample_eta=0.7, sample_group_size=2)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_examples_of_img2img_have_no_more_noise_than_its_first_state(tmp_path, model):
     seen = []

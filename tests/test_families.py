@@ -211,8 +211,7 @@ def test_rwr_from_images_trains_on_the_error_of_a_denoiser(tmp_path):
     _, trajectory, _ = runner._sample(0, runner.draw_contexts(0))
     samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.tensor([0.0, 2.0]), score=None)
     (pairs,) = shuffled_pairs(trajectory.log_probs.shape, 1, 2, generators(1)[0])
-    timesteps = algorithm.count_timesteps(samples)
-    examples = {**pairs, **algorithm.denoising_examples(samples, pairs, 0, timesteps)}
+    examples = {**pairs, **algorithm.denoising_examples(samples, pairs, 0)}
     with torch.no_grad():
         loss, _ = algorithm.loss(samples, runner.learner, runner.family.denoiser, examples)
         embeds, _, pooled, _ = pipeline.encode_prompt("a red three", device="cpu")

@@ -90,10 +90,9 @@ def test_timesteps_are_drawn_up_to_the_first_that_sampling_visits(tmp_path, stre
     )  # fmt: skip
     trajectory = trainer._sample(0, trainer.draw_contexts(0))[1]
     samples = Samples(0, 0, 0, torch.arange(4000), trajectory, torch.zeros(4000), score=None)
-    count = trainer.algorithm.count_timesteps(samples)
     pairs = {"rows": torch.arange(4000), "columns": torch.zeros(4000, dtype=torch.long)}
     # 4,000 draws of at most 1,000 miss an end in two cases of a hundred; these do not.
-    timesteps = trainer.algorithm.denoising_examples(samples, pairs, step=0, num_timesteps=count)["timesteps"]
+    timesteps = trainer.algorithm.denoising_examples(samples, pairs, step=0)["timesteps"]
     assert (timesteps.min(), timesteps.max()) == (0, trajectory.schedule.timesteps[0])
 
 
@@ -120,7 +119,7 @@ def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
     )
     samples = Samples(0, 0, 0, torch.tensor([0, 1]), trajectory, torch.tensor([0.0, 2.0]), score=None)
     pairs = {"rows": torch.tensor([0, 1]), "columns": torch.tensor([0, 0])}
-    examples = trainer.algorithm.denoising_examples(samples, pairs, step=0, num_timesteps=1000)
+    examples = trainer.algorithm.denoising_examples(samples, pairs, step=0)
     timesteps, noise = examples["timesteps"], examples["noise"]
     trainer.family.predict = lambda unet, latents, *_, **__: torch.zeros_like(latents)
     loss, _ = trainer.algorithm.loss(samples, None, None, {**pairs, **examples})
@@ -163,13 +162,14 @@ def test_settings_that_rwr_does_not_use_are_refused(tmp_path, changes):
 
 def test_a_sample_has_its_noise_in_whatever_process_it_is(tmp_path):
     trainer = RWRTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
-    trajectory: Any = SimpleNamespace(final_latents=torch.zeros(2, 4, 8, 8))
+    schedule = trainer.start.schedule(trainer.family, trainer.config)
+    trajectory: Any = SimpleNamespace(final_latents=torch.zeros(2, 4, 8, 8), schedule=schedule)
     columns = torch.tensor([0, 1])
 
     def examples(numbers: torch.Tensor, rows: list[int]) -> Any:
         samples = Samples(0, 0, 0, numbers, trajectory, torch.zeros(2), score=None)
         pairs = {"rows": torch.tensor(rows), "columns": columns}
-        return trainer.algorithm.denoising_examples(samples, pairs, step=3, num_timesteps=1000)
+        return trainer.algorithm.denoising_examples(samples, pairs, step=3)
 
     one = examples(torch.arange(6), rows=[4, 5])
     again = examples(torch.tensor([4, 5]), rows=[0, 1])  # of the second of two processes

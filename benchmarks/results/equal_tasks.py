@@ -187,12 +187,15 @@ OF_SD3 = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v
 OF_SD3 += ("net.0.proj", "net.2")
 A_THIRD: Row = {"train_timestep_fraction": 0.34}  # of the steps is trained on
 GROUPS: Row = {"sample_group_size": 8}
+NOISE: Row = {"sample_eta": 0.7}  # Flow-GRPO's own, of the methods that need noise
 
 
-def without_log_probs(config: Row, last: tuple[int, int], late: tuple[int, int]) -> dict[str, Method]:
+def without_log_probs(
+    config: Row, rwr: Row, last: tuple[int, int], late: tuple[int, int]
+) -> dict[str, Method]:
     """Return the methods that serve every model, given what those without gradients have, and two K each."""
     return {
-        "RWR": Method("rwr", "temperature", (0.2, 1.0), config),
+        "RWR": Method("rwr", "temperature", (0.2, 1.0), {**config, **rwr}),
         "AWM": Method("awm", CLIP, (0.01, 0.1), {**config, **GROUPS}),
         "DiffusionNFT": Method("nft", "beta", (0.1, 1.0), {**config, **GROUPS}),
         "online DPO": Method("dpo", "beta", (100.0, 1000.0), {**config, **GROUPS}),
@@ -211,18 +214,17 @@ TASKS = {
         settings={
             **COMMON,
             "sample_num_steps": STEPS,
-            "sample_eta": 0.7,  # Flow-GRPO's own, of the methods that need noise
             "sample_guidance_scale": 1.0,
             "sample_batch_size": 64,
             "train_batch_size": 16,  # four optimizer steps an epoch
             "train_lora_target_modules": OF_SD3,
         },
         methods={
-            "DDPO": Method("flow_grpo", CLIP, CLIPS, A_THIRD),  # no groups
-            "Flow-GRPO": Method("flow_grpo", CLIP, CLIPS, {**A_THIRD, **GROUPS}),
-            "Flow-GRPO, CPS": Method("flow_grpo:sde=cps", CLIP, CLIPS, {**A_THIRD, **GROUPS}),
-            "Flow-GRPO, window": Method("flow_grpo:window=3", CLIP, CLIPS, GROUPS),
-            **without_log_probs(A_THIRD, last=(2, 5), late=(3, 7)),
+            "DDPO": Method("flow_grpo", CLIP, CLIPS, {**NOISE, **A_THIRD}),  # no groups
+            "Flow-GRPO": Method("flow_grpo", CLIP, CLIPS, {**NOISE, **A_THIRD, **GROUPS}),
+            "Flow-GRPO, CPS": Method("flow_grpo:sde=cps", CLIP, CLIPS, {**NOISE, **A_THIRD, **GROUPS}),
+            "Flow-GRPO, window": Method("flow_grpo:window=3", CLIP, CLIPS, {**NOISE, **GROUPS}),
+            **without_log_probs(A_THIRD, rwr=NOISE, last=(2, 5), late=(3, 7)),
         },
         learning_rates=(1e-3, 3e-3, 1e-2),
         search_epochs=12,
@@ -245,7 +247,7 @@ TASKS = {
         },
         methods={
             "DDPO": Method("ddpo", CLIP, CLIPS, GROUPS),
-            **without_log_probs({}, last=(1, 2), late=(1, 2)),
+            **without_log_probs({}, rwr={}, last=(1, 2), late=(1, 2)),
         },
         learning_rates=(6e-4, 2e-3, 6e-3),
         search_epochs=20,

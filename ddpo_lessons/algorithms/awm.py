@@ -20,9 +20,6 @@ import torch
 from ddpo_lessons.advantages import normalize, normalize_groups
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
-from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import Schedule
-from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.ppo import clipped_surrogate
 
 
@@ -35,6 +32,7 @@ class AWM(ForwardProcess):
 
     Args:
         time_power: k, by which noisy examples count more; t runs from 0 to 1.
+        logit_normal: as in `ForwardProcess`.
 
     Raises:
         ValueError: if time_power is negative.
@@ -44,15 +42,13 @@ class AWM(ForwardProcess):
     unused: ClassVar[tuple[str, ...]] = ("per_prompt_stat_tracking", "log_prob_reduction")
     keeps_old = True
     shares_starts = False
+    follows_ode = True
 
-    def __init__(self, time_power: float = 2.0) -> None:
+    def __init__(self, time_power: float = 2.0, logit_normal: bool = False) -> None:
+        super().__init__(logit_normal)
         if not time_power >= 0:
             raise ValueError(f"time_power={time_power} must not be negative; 0 weighs all times alike")
         self.time_power = time_power
-
-    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the ODE of a flow model; other models keep their noise."""
-        return schedule.with_noise(eta=0.0) if isinstance(schedule, FlowSchedule) else schedule
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Return rewards minus the mean of the group or the epoch, over the std of all differences (N,)."""
@@ -96,5 +92,5 @@ class AWM(ForwardProcess):
         return self.config.train_kl_coefficient * distance, {"distance_reference": distance.detach()}
 
     def identity(self) -> dict[str, Any]:
-        """Return its setting."""
-        return {"time_power": self.time_power}
+        """Return its settings."""
+        return {**super().identity(), "time_power": self.time_power}

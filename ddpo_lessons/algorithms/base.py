@@ -12,6 +12,7 @@ import torch
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families import Family, Schedule
+from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import Trajectory
 
 Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
@@ -86,12 +87,14 @@ class Algorithm(abc.ABC):
         keeps_old: whether the learner is to keep the weights of an older policy, see `Learner.follow`.
         shares_starts: whether the rollouts of a group begin in one state; where no step has noise they must
             not.
+        follows_ode: whether flow models are sampled by their ODE; other models keep their noise.
     """
 
     name: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = ()
     keeps_old: ClassVar[bool] = False
     shares_starts: ClassVar[bool] = True
+    follows_ode: ClassVar[bool] = False
     config: DDPOConfig
     family: Family
     num_train_timesteps: int
@@ -118,7 +121,13 @@ class Algorithm(abc.ABC):
 
     def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
         """Return the steps to sample by in an epoch, given those that config and model lead to."""
-        return schedule
+        if not (self.follows_ode and isinstance(schedule, FlowSchedule)):
+            return schedule
+        if config.sample_eta != DDPOConfig.sample_eta:
+            raise ValueError(
+                f"{self.name} samples a flow model by its ODE, without noise: leave sample_eta out"
+            )
+        return schedule.with_noise(eta=0.0)
 
     def sampling_policy(self, learner: Learner) -> contextlib.AbstractContextManager[Any]:
         """Make another policy than the newest one sample, for the time of a `with` block."""

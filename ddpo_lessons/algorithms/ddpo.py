@@ -106,11 +106,15 @@ class DDPO(Algorithm):
         if config.train_kl_coefficient > 0:  # to the policy before training, not to the one that sampled
             with torch.no_grad(), learner.reference() as reference:
                 start = replay(self.family, reference, trajectory, pairs, config.log_prob_reduction)
-            kl = gaussian_kl(new, start, config.log_prob_reduction).mean()
+            kl = self.kl(new, start, trajectory, pairs).mean()
             loss = loss + config.train_kl_coefficient * kl
             record["kl_reference"] = kl.detach()
         # Before the first step of an epoch both policies are one, and this is 0 to rounding.
         return loss, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
+
+    def kl(self, new: DDIMStep, reference: DDIMStep, trajectory: Trajectory, pairs: Pairs) -> torch.Tensor:
+        """Return the KL of steps to those of the policy before training, (N,)."""
+        return gaussian_kl(new, reference, self.config.log_prob_reduction)
 
     def state_dict(self) -> Any:
         """Return the statistics of prompts."""

@@ -32,6 +32,7 @@ class DPO(AWM):
 
     Args:
         beta: how sharply preferences are felt, per unit of error.
+        logit_normal: as in `ForwardProcess`.
 
     Raises:
         ValueError: if beta is not positive, or the config has no groups.
@@ -41,7 +42,8 @@ class DPO(AWM):
     unused = (*AWM.unused, "train_clip_range", "train_adv_clip_max", "train_kl_coefficient")
     keeps_old = False
 
-    def __init__(self, beta: float = 1000.0) -> None:
+    def __init__(self, beta: float = 1000.0, logit_normal: bool = False) -> None:
+        ForwardProcess.__init__(self, logit_normal)
         if not beta > 0:
             raise ValueError(f"beta={beta} must be above 0; 1000 is usual")
         self.beta = beta
@@ -99,5 +101,5 @@ class DPO(AWM):
         return loss.mean(), {"preferred": (change.detach() < 0).float().mean()}
 
     def identity(self) -> dict[str, Any]:
-        """Return its setting."""
-        return {"beta": self.beta}
+        """Return its settings."""
+        return {**ForwardProcess.identity(self), "beta": self.beta}

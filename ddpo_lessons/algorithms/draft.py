@@ -23,7 +23,6 @@ from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families import Family, Schedule
-from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import Trajectory, sample_seed
 
 SHUFFLE, STEPS, NOISE = 2, 5, 6  # purposes of seeds
@@ -80,6 +79,7 @@ class DRaFT(Algorithm):
         "train_timestep_fraction",
     )  # fmt: skip
     shares_starts = False
+    follows_ode = True
 
     def __init__(self, last_steps: int = 1, draws_steps: bool = False) -> None:
         if not isinstance(last_steps, int) or last_steps < 1:
@@ -87,10 +87,10 @@ class DRaFT(Algorithm):
         self.last_steps, self.draws_steps = last_steps, draws_steps
 
     def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the ODE of a flow model; other models keep their noise."""
+        """Return the steps, of which the last K are to have a gradient."""
         if self.last_steps > len(schedule.stds):
             raise ValueError(f"last_steps={self.last_steps} of {len(schedule.stds)} steps: lower it")
-        return schedule.with_noise(eta=0.0) if isinstance(schedule, FlowSchedule) else schedule
+        return super().explore(schedule, config, epoch)
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Return (reward - mean) / std (N,), which only shows whether rewards differ."""

@@ -12,19 +12,17 @@ DDPO with the rewards of a prompt compared among themselves. Three things are ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
-from ddpo_lessons.algorithms.ddpo import DDPO, replay
+from ddpo_lessons.algorithms.base import Pairs
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.ddim import gaussian_kl
+from ddpo_lessons.ddim import DDIMStep
 from ddpo_lessons.families import Schedule
 from ddpo_lessons.flow import SDE, FlowSchedule
-from ddpo_lessons.ppo import clipped_surrogate
-from ddpo_lessons.rollout import sample_seed
+from ddpo_lessons.rollout import Trajectory, sample_seed
 
 WINDOW = 4  # purpose of a seed
 
@@ -77,28 +75,13 @@ class FlowGRPO(DDPO):
         first = int(torch.randint(count - self.window + 1, (1,), generator=generator))
         return everywhere.with_noise(sde=self.sde, window=(first, first + self.window))
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Replay some recorded actions; return PPO's loss, with the penalty if asked for, and statistics."""
-        config, trajectory = self.config, samples.trajectory
-        rows, columns = pairs["rows"], pairs["columns"]
-        new = replay(self.family, denoiser, trajectory, pairs, config.log_prob_reduction)
-        old = trajectory.log_probs[rows, columns]
-        loss, stats = clipped_surrogate(
-            new.log_prob, old, samples.advantages[rows], config.train_clip_range, config.train_adv_clip_max
-        )
-        record = {name: getattr(stats, name) for name in ("approx_kl", "kl_k3", "clip_fraction")}
-        if config.train_kl_coefficient > 0:
-            with torch.no_grad(), learner.reference() as reference:
-                start = replay(self.family, reference, trajectory, pairs, config.log_prob_reduction)
-            kl = gaussian_kl(new, start, config.log_prob_reduction)  # (N,)
-            if self.kl_times_length and self.sde != "cps":
-                schedule = flow_schedule(trajectory.schedule, self.name)
-                kl = kl * schedule.lengths_at(trajectory.timesteps[rows, columns])
-            loss = loss + config.train_kl_coefficient * kl.mean()
-            record["kl_reference"] = kl.detach().mean()
-        return loss, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
+    def kl(self, new: DDIMStep, reference: DDIMStep, trajectory: Trajectory, pairs: Pairs) -> torch.Tensor:
+        """Return the KL to the policy before training (N,), times the steps' lengths if asked for."""
+        kl = super().kl(new, reference, trajectory, pairs)
+        if not self.kl_times_length or self.sde == "cps":
+            return kl
+        schedule = flow_schedule(trajectory.schedule, self.name)
+        return kl * schedule.lengths_at(trajectory.timesteps[pairs["rows"], pairs["columns"]])
 
     def identity(self) -> dict[str, Any]:
         """Return its settings."""

@@ -8,7 +8,6 @@ in what they make of the errors at such examples.
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,9 @@ import torch
 
 from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import SHUFFLE, shuffled_pairs
-from ddpo_lessons.families import Family
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.families import Family, Schedule
+from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import sample_seed
 
 
@@ -47,7 +48,7 @@ class Example:
 
     @property
     def times(self) -> torch.Tensor:
-        """The timesteps as shares of the schedule (N,), in [0, 1)."""
+        """The timesteps as shares of the schedule (N,), in [0, 1]."""
         return self.timesteps / self.family.num_train_timesteps
 
     def predict(self, denoiser: Callable[..., Any]) -> torch.Tensor:
@@ -70,19 +71,33 @@ class ForwardProcess(Algorithm):
     """What such algorithms share: an epoch's examples and steps.
 
     Every (sample, timestep) pair of DDPO becomes one example here, so that all methods train on equally many;
-    its timestep is a random one of those up to the first that sampling visits.
+    its timestep is a random one of those up to the first that sampling visits. That of a flow model lies
+    anywhere on the way that sampling takes, so that its shift to much noise holds in training, too.
+
+    Args:
+        logit_normal: of flow models: draw the place on that way by the sigmoid of a standard normal number,
+            rarely near either end, as Stable Diffusion 3 was trained (Esser et al. 2024, arXiv 2403.03206,
+            section 3.1); otherwise all places are equally likely.
     """
+
+    def __init__(self, logit_normal: bool = False) -> None:
+        self.logit_normal = logit_normal
+
+    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+        """Return the steps to sample by; a ValueError if logit_normal meets another than a flow model."""
+        if self.logit_normal and not isinstance(schedule, FlowSchedule):
+            raise ValueError("logit_normal=true is of flow models, and this is none: leave it out")
+        return super().explore(schedule, config, epoch)
 
     def update(self, samples: Samples, learner: Learner) -> None:
         """Take as many optimizer steps as DDPO would, on as many examples."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
-        num_timesteps = self.count_timesteps(samples)
         for inner_epoch in range(config.train_num_inner_epochs):
             seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
             generator = torch.Generator().manual_seed(seed)
             for pairs in self.pairs(samples, samples_per_step, generator):
-                examples = {**pairs, **self.denoising_examples(samples, pairs, count, num_timesteps)}
+                examples = {**pairs, **self.denoising_examples(samples, pairs, count)}
                 learner.step(partial(self.loss, samples, learner), learner.split(examples))
                 count += 1
 
@@ -91,12 +106,17 @@ class ForwardProcess(Algorithm):
         shape = samples.trajectory.log_probs.shape
         return shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator)
 
-    def count_timesteps(self, samples: Samples) -> int:
-        """Count the timesteps up to the first that sampling visits: img2img begins with little noise."""
-        first = samples.trajectory.schedule.timesteps[0]
-        return min(self.family.num_train_timesteps, math.ceil(first) + 1)
+    def draw_timestep(self, schedule: Schedule, generator: torch.Generator) -> torch.Tensor:
+        """Draw a timestep (1,) up to the first that sampling visits: img2img has little noise."""
+        if isinstance(schedule, FlowSchedule):
+            if self.logit_normal:
+                place = torch.randn(1, generator=generator).sigmoid()
+            else:
+                place = 1 - torch.rand(1, generator=generator)  # above 0, where all is clean
+            return schedule.timesteps_at(place)
+        return torch.randint(int(schedule.timesteps[0]) + 1, (1,), generator=generator)
 
-    def denoising_examples(self, samples: Samples, pairs: Pairs, step: int, num_timesteps: int) -> Pairs:
+    def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
         """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
         numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
         seeds = [
@@ -104,8 +124,8 @@ class ForwardProcess(Algorithm):
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
         ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        shape = samples.trajectory.final_latents.shape[1:]
-        timesteps = torch.cat([torch.randint(num_timesteps, (1,), generator=g) for g in generators])
+        shape, schedule = samples.trajectory.final_latents.shape[1:], samples.trajectory.schedule
+        timesteps = torch.cat([self.draw_timestep(schedule, g) for g in generators])
         return {
             "timesteps": timesteps,
             "noise": torch.stack([torch.randn(shape, generator=g) for g in generators]),
@@ -124,6 +144,10 @@ class ForwardProcess(Algorithm):
         return Example(
             self.family, trajectory.final_latents[numbers], pairs["noise"], pairs["timesteps"], told
         )
+
+    def identity(self) -> dict[str, Any]:
+        """Return how timesteps are drawn, unless all are equally likely."""
+        return {"logit_normal": True} if self.logit_normal else {}
 
     @abc.abstractmethod
     def loss(

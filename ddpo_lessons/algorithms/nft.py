@@ -62,6 +62,7 @@ class NFT(AWM):
         beta: ζ, how far v⁺ and v⁻ lie from v_old, in units of v - v_old; a large one holds v near v_old.
         decay_rate: by how much the decay of the sampling policy grows from epoch to epoch.
         max_decay: where it stops; 0 lets the newest policy sample.
+        logit_normal: as in `ForwardProcess`.
 
     Raises:
         ValueError: if a number does not fit.
@@ -70,7 +71,14 @@ class NFT(AWM):
     name = "nft"
     unused = ("per_prompt_stat_tracking", "log_prob_reduction", "train_clip_range")
 
-    def __init__(self, beta: float = 1.0, decay_rate: float = 0.001, max_decay: float = 0.5) -> None:
+    def __init__(
+        self,
+        beta: float = 1.0,
+        decay_rate: float = 0.001,
+        max_decay: float = 0.5,
+        logit_normal: bool = False,
+    ) -> None:
+        ForwardProcess.__init__(self, logit_normal)
         if not beta > 0:
             raise ValueError(f"beta={beta} must be above 0; 1 and 0.1 are usual")
         if not decay_rate >= 0:
@@ -106,4 +114,5 @@ class NFT(AWM):
 
     def identity(self) -> dict[str, Any]:
         """Return its settings."""
-        return {"beta": self.beta, "decay_rate": self.decay_rate, "max_decay": self.max_decay}
+        own = {"beta": self.beta, "decay_rate": self.decay_rate, "max_decay": self.max_decay}
+        return {**ForwardProcess.identity(self), **own}

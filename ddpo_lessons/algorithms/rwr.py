@@ -72,6 +72,7 @@ class RWR(ForwardProcess):
     Args:
         temperature: of `rwr_weights`; not used with top_share.
         top_share: of `sparse_rwr_weights`, or None for RWR's soft weights.
+        logit_normal: as in `ForwardProcess`.
 
     Raises:
         ValueError: if temperature or top_share does not fit.
@@ -83,7 +84,10 @@ class RWR(ForwardProcess):
         "train_adv_clip_max",
     )  # fmt: skip
 
-    def __init__(self, temperature: float = 0.2, top_share: float | None = None) -> None:
+    def __init__(
+        self, temperature: float = 0.2, top_share: float | None = None, logit_normal: bool = False
+    ) -> None:
+        super().__init__(logit_normal)
         self.temperature, self.top_share = temperature, top_share
         self.advantages(torch.zeros(1))  # refuses wrong settings before anything is loaded
 
@@ -101,5 +105,5 @@ class RWR(ForwardProcess):
         return (samples.advantages[pairs["rows"]] * error).mean(), {"denoising_error": error.detach().mean()}
 
     def identity(self) -> dict[str, Any]:
-        """Return the weights' settings."""
-        return {"temperature": self.temperature, "top_share": self.top_share}
+        """Return its settings."""
+        return {**super().identity(), "temperature": self.temperature, "top_share": self.top_share}

@@ -249,7 +249,8 @@ class Train:
         if self.given.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
             settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
         if self.algorithm is not None:  # which may not use all that the preset's does
-            unused = make_algorithm(self.algorithm).unused
+            algorithm = make_algorithm(self.algorithm)
+            unused = {*algorithm.unused, *(["sample_eta"] if algorithm.follows_ode else [])}
             settings = {name: value for name, value in settings.items() if name not in unused}
         return DDPOConfig(**{**settings, **self.given})
 
