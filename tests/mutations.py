@@ -55,7 +55,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("(1 - now) * kept - now * (1 - after)", "(1 - now) * kept"),
         ("lengths = self.sigmas[:-1] - self.sigmas[1:]", "lengths = self.sigmas[:-1]"),
     ]),
-    ("flow.py", "test_algorithms.py", [
+    ("flow.py", "test_algorithms.py -k timesteps", [
         ("(1 - places).clamp", "places.clamp"),
     ]),
     ("ppo.py", "test_ppo.py", [
@@ -84,22 +84,22 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("rollout.py", "test_rollout.py test_flow_family.py", [
         ("if k == end - 1:", "if k == len(schedule.stds) - 1:"),
     ]),
-    ("algorithms/ddpo.py", "test_trainer.py -k ratio", [
+    ("algorithms/ddpo.py", "test_trainer.py -k ratio_one", [
         ("[rows, columns + 1]", "[rows, columns]"),
     ]),
-    ("algorithms/ddpo.py", "test_trainer.py test_branching.py -k 'group or distinct or share'", [
+    ("algorithms/ddpo.py", "test_trainer.py test_branching.py -k 'predicted_once or ratio_is'", [
         ("owners = rows // alike * alike", "owners = rows"),
     ]),
-    ("algorithms/ddpo.py", "test_trainer.py -k fraction", [
-        ("[:, :num_train_timesteps]", "[:, -num_train_timesteps - 1 :]"),
+    ("algorithms/ddpo.py", "test_algorithms.py -k dpo_compares", [
+        ("[:, :num_train_timesteps]", "[:, : num_train_timesteps + 1]"),
     ]),
-    ("algorithms/ddpo.py", "test_trainer.py -k kl", [
+    ("algorithms/ddpo.py", "test_reference.py", [
         ("+ config.train_kl_coefficient * kl", "- config.train_kl_coefficient * kl"),
     ]),
-    ("algorithms/flow_grpo.py", "test_algorithms.py", [
+    ("algorithms/flow_grpo.py", "test_algorithms.py -k cps", [
         ('self.sde == "cps"', 'self.sde != "cps"'),
     ]),
-    ("algorithms/awm.py", "test_algorithms.py", [
+    ("algorithms/awm.py", "test_algorithms.py -k awm", [
         ("self.config.train_kl_coefficient * distance", "distance"),
         ("learner.follow(decay=0.0)", "pass"),
         ("**self.time_power) * example", ") * example"),
@@ -108,24 +108,24 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("int(schedule.timesteps[0]) + 1", "int(schedule.timesteps[0])"),
         ("samples.numbers[pairs", "(samples.numbers * 0)[pairs"),
     ]),
-    ("algorithms/forward_process.py", "test_algorithms.py", [
+    ("algorithms/forward_process.py", "test_algorithms.py -k timesteps", [
         ("place = 1 - torch", "place = 0.9 - 0.9 * torch"),
     ]),
-    ("algorithms/nft.py", "test_algorithms.py", [
+    ("algorithms/nft.py", "test_algorithms.py -k nft", [
         ("(old + step, old - step)", "(old - step, old + step)"),
         ("self.decay_rate * samples.epoch", "self.decay_rate * (samples.epoch + 1)"),
     ]),
-    ("algorithms/dpo.py", "test_algorithms.py", [
+    ("algorithms/dpo.py", "test_algorithms.py -k dpo", [
         ("-F.logsigmoid(-self.beta", "-F.logsigmoid(self.beta"),
     ]),
-    ("algorithms/draft.py", "test_algorithms.py", [
+    ("algorithms/draft.py", "test_draft.py", [
         ("latents[rows, total - steps]", "latents[rows, total - steps - 1]"),
     ]),
-    ("run/learner.py", "test_algorithms.py", [
+    ("run/learner.py", "test_algorithms.py -k 'old_policy or old_weights'", [
         ("self._use(new)", "pass"),
         ("lerp_(parameter, 1 - decay)", "lerp_(parameter, decay)"),
     ]),
-    ("run/learner.py", "test_trainer.py -k group", [
+    ("run/learner.py", "test_rwr.py -k grouping_changes", [
         ("backward(value * share)", "backward(value / len(groups))"),
     ]),
 ]  # fmt: skip
@@ -177,7 +177,7 @@ def main() -> int:
             results = list(pool.map(attempt, MUTATIONS))
     for mutation, survived in zip(MUTATIONS, results, strict=True):
         verdict = "SURVIVES" if survived else "caught  "
-        print(f"{verdict} {mutation.file}: {mutation.right}  ->  {mutation.wrong}")
+        print(f"{verdict} {mutation.file}: {mutation.right!r} -> {mutation.wrong!r}")
     print(f"{sum(results)} of {len(results)} faults survive")
     return int(any(results))
 
