@@ -25,7 +25,7 @@ from PIL import Image
 
 import ddpo_lessons
 from ddpo_lessons import rewards
-from ddpo_lessons.app import cli, demo, doctor, runs, sample, train
+from ddpo_lessons.app import cli, demo, doctor, options, runs, sample, train
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.compat import LORA_FILE
 from ddpo_lessons.config import DDPOConfig
@@ -88,9 +88,9 @@ def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def parse_train(*words: str) -> cli.Train:
+def parse_train(*words: str) -> options.Train:
     arguments = cli.parse(["train", *words])
-    assert isinstance(arguments, cli.Train)
+    assert isinstance(arguments, options.Train)
     return arguments
 
 
@@ -497,9 +497,9 @@ def test_help_explains_every_field(
 
 
 def test_names_of_flags_are_those_of_the_registries() -> None:
-    assert get_args(cli.Damage) == tuple(world.DAMAGES)
-    assert cli.Demo.epochs == demo.SETTINGS["num_epochs"]
-    assert set(cli.BASIC) <= {field.name for field in dataclasses.fields(DDPOConfig)}
+    assert get_args(options.Damage) == tuple(world.DAMAGES)
+    assert options.Demo.epochs == demo.SETTINGS["num_epochs"]
+    assert set(options.BASIC) <= {field.name for field in dataclasses.fields(DDPOConfig)}
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -784,16 +784,16 @@ def test_a_folder_with_a_run_is_refused(here: Path, model: str, capsys: pytest.C
 
 
 def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> int:
+    def interrupt(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor, "main", interrupt)
+    monkeypatch.setattr(doctor, "run", interrupt)
     assert cli.main(["doctor"]) == 130
 
 
 # ------------------------------------------------------------------------------ demo, doctor, package
 def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "main", lambda: 1)
+    monkeypatch.setattr(doctor, "run", lambda _: 1)
     assert cli.main(["doctor"]) == 1
     calls = []
     monkeypatch.setattr(demo, "run", lambda arguments: calls.append(arguments) or 0)
@@ -824,7 +824,7 @@ def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_answers_that_need_no_torch_do_not_wait_for_it(words: str) -> None:
     program = (
-        "import sys\nfrom ddpo_lessons.app import cli, doctor\ndoctor.main = lambda: 0\n"
+        "import sys\nfrom ddpo_lessons.app import cli, doctor\ndoctor.run = lambda _: 0\n"
         "try: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules)))"
     )

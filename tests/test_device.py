@@ -17,7 +17,7 @@ from fake_device import DEVICE, HOST, Traffic, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
 
-from ddpo_lessons.app import cli, demo
+from ddpo_lessons.app import cli, demo, options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import damaged_handwriting, get_prompts
 from ddpo_lessons.rewards import (
@@ -392,7 +392,7 @@ def test_demo_runs_to_its_end(tmp_path: Path, traffic: Traffic, monkeypatch: pyt
         init(self, **{**settings, **small, "train_batch_size": 8})
 
     monkeypatch.setattr(DDPOConfig, "__init__", init_small)
-    assert demo.run(cli.Demo(epochs=1, eval_images=8, output_dir=tmp_path)) == 0
+    assert demo.run(options.Demo(epochs=1, eval_images=8, output_dir=tmp_path)) == 0
     assert json.loads((tmp_path / "results.json").read_text())
     assert traffic.to_device.total() > 0
 

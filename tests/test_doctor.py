@@ -211,10 +211,10 @@ def test_main_prints_one_line_per_finding_and_fails_if_one_does(
 ) -> None:
     fine, bad = doctor.Check(True, "fine"), doctor.Check(False, "bad: do this")
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine]),))
-    assert doctor.main() == 0
+    assert doctor.run() == 0
     assert capsys.readouterr().out == "[OK]   fine\n"
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([bad]), lambda: iter([fine])))
-    assert doctor.main() == 1
+    assert doctor.run() == 1
     assert capsys.readouterr().out == "[FAIL] bad: do this\n[OK]   fine\n"
 
 
@@ -222,7 +222,7 @@ def test_main_survives_a_torch_that_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # `import torch` raises ImportError
-    assert doctor.main() == 1
+    assert doctor.run() == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("[FAIL] check_gpu: ") and "torch" in line for line in lines)
     assert lines[0].startswith("[OK]   Python")

@@ -15,7 +15,7 @@ from diffusers.utils import logging
 
 from benchmarks.common import read_rows
 from benchmarks.speed import gpu, paper_run
-from ddpo_lessons.app import budget, cli
+from ddpo_lessons.app import budget, cli, options
 from ddpo_lessons.run.compiled import WrongGradientsError
 from ddpo_lessons.tiny import load_tiny_sd
 
@@ -81,7 +81,7 @@ def test_the_smoke_run_on_paper_is_the_lessons_command() -> None:
     text = "".join("".join(cell["source"]) for cell in cells)
     (command,) = re.findall(r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```", text, re.MULTILINE)
     arguments = cli.parse(shlex.split(command.replace("\\\n", " ")))
-    assert isinstance(arguments, cli.Train)
+    assert isinstance(arguments, options.Train)
     config = arguments.make_config(arguments.choose_preset())
     expected, paper = paper_run.estimate("smoke", 24)
     assert config.to_dict() == {**expected.to_dict(), "output_dir": "smoke"}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpo_lessons.app.cli import Train, parse
+from ddpo_lessons.app.cli import parse
+from ddpo_lessons.app.options import Train
 
 HOWTO = Path(__file__).parents[1] / "docs" / "howto"
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import ROOT, Row, machine, write_json
-from ddpo_lessons.app import cli, demo
+from ddpo_lessons.app import demo, options
 
 RESULT = Path(__file__).with_suffix(".json")
 SEEDS = (0, 1, 2)
@@ -21,7 +21,7 @@ SEEDS = (0, 1, 2)
 def train(seed: int) -> Row:
     """Run the demo with a seed; return its results, and keep the first seed's figures."""
     with tempfile.TemporaryDirectory() as folder:
-        demo.run(cli.Demo(seed=seed, output_dir=Path(folder)))
+        demo.run(options.Demo(seed=seed, output_dir=Path(folder)))
         if seed == SEEDS[0]:
             for name in ("before-after", "dilemma"):
                 shutil.copy(Path(folder, f"{name}.png"), ROOT / "images" / f"demo-{name}.png")

@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from diffusers import StableDiffusionImg2ImgPipeline
 
+from ddpo_lessons.app.options import Demo
 from ddpo_lessons.app.plotting import plot_dilemma, plot_strip, save_figure
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import hidden_animals
@@ -31,9 +32,6 @@ from ddpo_lessons.rollout import img2img_rollout, sample_seed
 from ddpo_lessons.trainer import BranchingTrainer
 from ddpo_lessons.zoo import load_judge, load_second_judge, load_tiny_zoo, world
 from ddpo_lessons.zoo.judges import judge_edits
-
-if TYPE_CHECKING:
-    from ddpo_lessons.app.cli import Demo
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def findings() -> Iterator[Check]:
             yield Check(False, f"{check.__name__}: {error}: install ddpo-lessons anew")
 
 
-def main() -> int:
+def run(_: object = None) -> int:
     """Print an [OK] or [FAIL] line for each finding.
 
     Returns:

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
 from ddpo_lessons.app import budget, memory, reward_flag
+from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import Preset, world_size
 from ddpo_lessons.app.sample import NOISE_STRENGTH
 from ddpo_lessons.config import DDPOConfig
@@ -19,9 +19,6 @@ from ddpo_lessons.data.images import grid_bytes_per_pixel
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.run.runner import SHOWN_IMAGES
-
-if TYPE_CHECKING:
-    from ddpo_lessons.app.cli import Train
 
 # Algorithms whose largest pass is DDPO's; that of AWM and NFT by the policy that sampled comes before it, and
 # is not counted in hours. DPO trains on two samples at a time, and two more go through decoder and reward.

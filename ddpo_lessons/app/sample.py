@@ -6,13 +6,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import PartialState
 from PIL import Image, ImageOps
 from tqdm.auto import tqdm
 
+from ddpo_lessons.app.options import Sample
 from ddpo_lessons.app.runs import Policy
 from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.folders import (
@@ -34,9 +35,6 @@ from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.tiny.world import to_pil
-
-if TYPE_CHECKING:
-    from ddpo_lessons.app.cli import Sample
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
 COUNT = 4  # images where no number is asked for

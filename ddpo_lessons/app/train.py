@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.app import forecast, reward_flag
+from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.compat import load_pipeline
@@ -26,9 +27,6 @@ from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Runner
-
-if TYPE_CHECKING:
-    from ddpo_lessons.app.cli import Train
 
 SEVERITIES = (1, 2, 3, 4, 5)  # where none is asked for
 
