@@ -174,7 +174,7 @@ def recorded_steps(schedule: Schedule) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def play(
+def sample_trajectory(
     family: Family,
     latents: torch.Tensor,
     schedule: Schedule,
@@ -244,6 +244,45 @@ def play(
     )
 
 
+def sample_images(
+    family: Family,
+    prompts: Sequence[str],
+    latents: torch.Tensor,
+    schedule: Schedule,
+    guidance_scale: float,
+    negative_prompt: str = "",
+    size: tuple[int, int] | None = None,
+    generator: Generators = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    group_size: int = 1,
+    branches: int | None = None,
+) -> tuple[torch.Tensor, Trajectory]:
+    """Tell the policy B prompts, run it from first states, and decode what it makes.
+
+    Args:
+        family: as in `sample_trajectory`, and so are latents, schedule, guidance_scale, generator, reduction,
+            group_size and branches.
+        prompts: B prompts.
+        latents: the first state, (B, C, h, w).
+        schedule: the steps.
+        guidance_scale: w.
+        negative_prompt: what guidance leads away from.
+        size: (H, W) of the images, or None for the model's own.
+        generator: decides the actions.
+        reduction: of the log-density.
+        group_size: so many rollouts side by side begin in one state.
+        branches: into so many they part at each action.
+
+    Returns:
+        Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
+    """
+    conditioning = family.condition(prompts, negative_prompt, guidance_scale, size)
+    trajectory = sample_trajectory(
+        family, latents, schedule, conditioning, guidance_scale, generator, reduction, group_size, branches
+    )
+    return family.decode(trajectory.final_latents), trajectory
+
+
 def text2img_rollout(
     pipeline: Any,
     prompts: Sequence[str],
@@ -287,12 +326,11 @@ def text2img_rollout(
     if initial_noise is None:
         shape = (len(prompts), *family.latents_shape())
         initial_noise = _first_noise(shape, generator, family.denoiser.device, group_size)
-    latents = from_noise(family, initial_noise)
-    conditioning = family.condition(prompts, negative_prompt, guidance_scale)
-    trajectory = play(
-        family, latents, schedule, conditioning, guidance_scale, generator, reduction, group_size
-    )
-    return family.decode(trajectory.final_latents), trajectory
+    latents, size = from_noise(family, initial_noise), None
+    return sample_images(
+        family, prompts, latents, schedule, guidance_scale, negative_prompt, size, generator, reduction,
+        group_size,
+    )  # fmt: skip
 
 
 def img2img_rollout(
@@ -342,8 +380,7 @@ def img2img_rollout(
     schedule = family.schedule(num_inference_steps, noise_strength, eta)
     latents = from_images(family, images, schedule, initial_noise, generator, group_size)
     size = (images.shape[2], images.shape[3])
-    conditioning = family.condition(prompts, negative_prompt, guidance_scale, size)
-    trajectory = play(
-        family, latents, schedule, conditioning, guidance_scale, generator, reduction, group_size
-    )
-    return family.decode(trajectory.final_latents), trajectory
+    return sample_images(
+        family, prompts, latents, schedule, guidance_scale, negative_prompt, size, generator, reduction,
+        group_size,
+    )  # fmt: skip

@@ -38,7 +38,7 @@ def denoise() -> None:
 
     pipeline = load_tiny_sd()
     family, scheduler = family_of(pipeline), pipeline.scheduler
-    told = family.condition([PROMPT] * 2, negative_prompt="", guidance_scale=1.0)
+    conditioning = family.condition([PROMPT] * 2, negative_prompt="", guidance_scale=1.0)
     scheduler.set_timesteps(len(TIMES) - 1)
     rows = []
     for eta in (1.0, 0.0):
@@ -47,7 +47,7 @@ def denoise() -> None:
         states = [start.repeat(2, 1, 1, 1)]  # (2, 4, 8, 8) each
         for t in scheduler.timesteps:
             with torch.no_grad():
-                output = family.predict(pipeline.unet, states[-1], t.expand(2), told, 1.0)
+                output = family.predict(pipeline.unet, states[-1], t.expand(2), conditioning, 1.0)
             step = scheduler.step(output, t, states[-1], eta=eta, generator=generator)
             states.append(step.prev_sample)
         rows += [torch.cat([family.decode(state[n : n + 1]) for state in states]) for n in (0, 1)]

@@ -33,17 +33,19 @@ LEVEL, LENGTH = 0.6, 0.1
 def denoise() -> None:
     """Run tiny-sd3 from one noise, eight times by the ODE and eight by the SDE, and keep the pictures."""
     from ddpo_lessons.families import family_of
-    from ddpo_lessons.rollout import play
+    from ddpo_lessons.rollout import sample_trajectory
     from ddpo_lessons.tiny import load_tiny_sd3
 
     family = family_of(load_tiny_sd3())
-    told = family.condition([PROMPT] * COUNT, "", 1.0)
+    conditioning = family.condition([PROMPT] * COUNT, "", 1.0)
     start = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(START))
     rows = []
     for eta in (0.0, ETA):
         generator = torch.Generator().manual_seed(ACTIONS)
         schedule = family.schedule(STEPS, eta=eta)
-        ends = play(family, start.expand(COUNT, -1, -1, -1), schedule, told, 1.0, generator).final_latents
+        ends = sample_trajectory(
+            family, start.expand(COUNT, -1, -1, -1), schedule, conditioning, 1.0, generator
+        ).final_latents
         rows.append(family.decode(torch.cat([start, ends])))  # (9, 3, 32, 32)
     pixels = torch.stack(rows).mul(255).round().byte()  # (2, 9, 3, 32, 32)
     assert (pixels[0, 1:] == pixels[0, 1]).all(), "without noise all runs are one"

@@ -35,7 +35,7 @@ def climb() -> None:
     from ddpo_lessons.data.prompts import digit_world_prompts
     from ddpo_lessons.data.starts import FromNoise
     from ddpo_lessons.rewards import digit_margin
-    from ddpo_lessons.rollout import play
+    from ddpo_lessons.rollout import sample_trajectory
     from ddpo_lessons.tiny import load_tiny_sd3, world
     from ddpo_lessons.trainer import Runner
 
@@ -55,9 +55,11 @@ def climb() -> None:
         family = runner.family
         for epoch in range(EPOCHS[-1] + 1):
             if epoch in EPOCHS:
-                told = family.condition(prompts, "", 1.0)
+                conditioning = family.condition(prompts, "", 1.0)
                 schedule = family.schedule(10, eta=0.0)
-                pictures[epoch] = family.decode(play(family, noise, schedule, told, 1.0).final_latents)
+                pictures[epoch] = family.decode(
+                    sample_trajectory(family, noise, schedule, conditioning, 1.0).final_latents
+                )
             if epoch < EPOCHS[-1]:
                 runner.step(epoch)
     keep(pictures, asked, prompts)

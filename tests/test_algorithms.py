@@ -32,6 +32,7 @@ from ddpo_lessons.rewards.base import checked_reward
 from ddpo_lessons.rewards.pixels import jpeg_compressibility
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.run.sampling import scorer
 from ddpo_lessons.trainer import Runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -442,10 +443,10 @@ def test_the_gradient_of_draft_is_that_of_finite_differences(tmp_path, steps):
     draft = DRaFT(steps)
     runner = make_runner(tmp_path, draft, reward=precise)
     stir_adapter(runner.family.denoiser)
-    contexts = runner.draw_contexts(0)
-    batches, trajectory, _ = runner._sample(0, contexts)
-    scorer = runner._scorer(list(contexts.values()))
-    samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.zeros(2), scorer)
+    contexts = runner.contexts.draw(0)
+    batches, trajectory, _ = runner.sampler.sample(0, contexts)
+    score = scorer(runner.reward_function, list(contexts.values()))
+    samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.zeros(2), score)
     pairs = {"rows": torch.arange(2)}
     pairs["noise"] = draft.draw_noise(samples, pairs, steps, 0)
 
@@ -508,7 +509,7 @@ def test_samples_are_scored_anew_by_their_own_contexts(tmp_path):
         return torch.tensor([len(prompt) for prompt in prompts]) + images[:, 0, 0, 0], {"told": metadata}
 
     runner = make_runner(tmp_path, DRaFT(), reward=length)
-    score = runner._scorer(list(runner.draw_contexts(0).values()))  # "a red three" and ""
+    score = scorer(runner.reward_function, list(runner.contexts.draw(0).values()))  # "a red three" and ""
     images = torch.zeros(3, 3, 32, 32, requires_grad=True)
     rewards = score(images, torch.tensor([1, 0, 0]))
     assert rewards.tolist() == [0, 11, 11]
@@ -535,7 +536,7 @@ def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
     with torch.no_grad():
         for parameter in learner.trainable.values():
             parameter.add_(2)
-    learner.follow(decay=0.25)  # 0 / 4 + 3 · 2 / 4
+    learner.update_old_policy(decay=0.25)  # 0 / 4 + 3 · 2 / 4
     assert is_at(old_weights_of(runner), 1.5)
     with learner.old_policy() as policy:
         assert policy is runner.family.denoiser
@@ -544,7 +545,7 @@ def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
     with pytest.raises(RuntimeError, match="broken"), learner.old_policy():
         raise RuntimeError("broken")
     assert is_at(weights_of(runner), 2)
-    learner.follow(decay=0.0)
+    learner.update_old_policy(decay=0.0)
     assert torch.equal(old_weights_of(runner), weights_of(runner))
 
 
@@ -597,10 +598,10 @@ def test_an_interruption_while_the_old_weights_are_lent_leaves_the_new_ones(tmp_
 def test_nft_samples_with_the_old_policy_and_awm_with_the_new_one(tmp_path):
     for algorithm, is_old in ((NFT(), True), (AWM(), False)):
         runner = make_runner(tmp_path / algorithm.name, algorithm)
-        contexts = runner.draw_contexts(0)
-        _, before, _ = runner._sample(0, contexts)
+        contexts = runner.contexts.draw(0)
+        _, before, _ = runner.sampler.sample(0, contexts)
         stir_adapter(runner.family.denoiser)
-        _, after, _ = runner._sample(0, contexts)
+        _, after, _ = runner.sampler.sample(0, contexts)
         assert torch.equal(before.final_latents, after.final_latents) == is_old
     assert not after.schedule.stds.any()  # by the ODE
 
@@ -639,7 +640,7 @@ def test_an_epoch_that_fails_leaves_the_old_weights_as_they_were(tmp_path):
 @pytest.mark.parametrize(("algorithm", "shares"), [(FlowGRPO(), True), (AWM(), False), (DRaFT(), False)])
 def test_a_group_begins_in_one_state_only_where_steps_have_noise(tmp_path, algorithm, shares):
     runner = make_runner(tmp_path, algorithm, sample_group_size=2)
-    _, trajectory, _ = runner._sample(0, runner.draw_contexts(0))
+    _, trajectory, _ = runner.sampler.sample(0, runner.contexts.draw(0))
     assert torch.equal(*trajectory.latents[:, 0]) == shares
     assert not torch.equal(*trajectory.final_latents)
 

@@ -18,7 +18,7 @@ from ddpo_lessons.data.prompts import digit_world_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.families import family_of
-from ddpo_lessons.rollout import play
+from ddpo_lessons.rollout import sample_trajectory
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Runner
 
@@ -83,7 +83,7 @@ def rollout(window: tuple[int, int], branches: int, group_size: int) -> Any:
     latents = first.repeat_interleave(group_size, dim=0)
     conditioning = family.condition(["a red three"] * count, "", 1.0, None)
     generators = [torch.Generator().manual_seed(number) for number in range(count)]
-    return family, play(
+    return family, sample_trajectory(
         family, latents, schedule, conditioning, 1.0, generators, "mean", group_size, branches
     )
 
@@ -168,13 +168,13 @@ def test_a_window_is_a_number_of_steps(window):
 def test_a_window_longer_than_the_steps_with_noise_is_refused():
     algorithm = make_algorithm("branching", window=5)
     with pytest.raises(ValueError, match="window=5 of 4 steps"):
-        algorithm.explore(ddim_schedule(5, set_alpha_to_one=True), make_config("unused"), 0)
+        algorithm.sampling_schedule(ddim_schedule(5, set_alpha_to_one=True), make_config("unused"), 0)
 
 
 def test_the_window_visits_every_step_with_noise():
     algorithm, schedule = make_algorithm("branching"), ddim_schedule(5, set_alpha_to_one=True)
     config = make_config("unused")
-    seen = {algorithm.explore(schedule, config, epoch).actions for epoch in range(40)}
+    seen = {algorithm.sampling_schedule(schedule, config, epoch).actions for epoch in range(40)}
     assert seen == {(0, 1), (1, 2), (2, 3), (3, 4)}
     assert schedule.actions is None
 
@@ -184,5 +184,5 @@ def test_starts_from_images_have_trees_too():
     schedule = FromImages(0.6).schedule(
         family_of(make_pipeline()), make_config("unused", sample_num_steps=10)
     )
-    first, end = algorithm.explore(schedule, make_config("unused"), 0).actions
+    first, end = algorithm.sampling_schedule(schedule, make_config("unused"), 0).actions
     assert end - first == 1

@@ -163,7 +163,7 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(
     arguments = parse_train(*TINY, *small, *flags, "--model", model, "--images", str(zoo))
     trainer = train.make_trainer(arguments, folders.find_images(zoo))
     assert getattr(trainer.start, "noise_strength", None) == strength
-    damaged = trainer.draw_contexts(0)[0].metadata
+    damaged = trainer.contexts.draw(0)[0].metadata
     assert ("target" in damaged) == ("corruption" in flags)
 
 

@@ -13,7 +13,7 @@ from ddpo_lessons.algorithms.draft import DRaFT, replay_last_steps
 from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rollout import Trajectory, play
+from ddpo_lessons.rollout import Trajectory, sample_trajectory
 
 SIGMAS = torch.tensor([1.0, 0.75, 0.25, 0.0])  # steps of length 0.25, 0.5, 0.25
 LENGTHS = (0.25, 0.5, 0.25)
@@ -40,7 +40,7 @@ class Linear:
 
 def rollout(family: Linear) -> Trajectory:
     starts = torch.tensor([1.0, -2.0, 4.0]).view(3, 1, 1, 1)
-    return play(family, starts, FlowSchedule(SIGMAS, 0.0, "cpu"), {}, 1.0)  # type: ignore[arg-type]
+    return sample_trajectory(family, starts, FlowSchedule(SIGMAS, 0.0, "cpu"), {}, 1.0)  # type: ignore[arg-type]
 
 
 def gradient(algorithm: DRaFT, family: Linear, steps: int, detached: bool = False, kl: float = 0.0) -> Any:

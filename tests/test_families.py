@@ -208,7 +208,7 @@ def test_rwr_from_images_trains_on_the_error_of_a_denoiser(tmp_path):
     runner = Runner(config, brightness, image_with_prompt, pipeline, algorithm=RWR(), start=FromImages(0.5))
     algorithm = runner.algorithm
     assert isinstance(algorithm, RWR)
-    _, trajectory, _ = runner._sample(0, runner.draw_contexts(0))
+    _, trajectory, _ = runner.sampler.sample(0, runner.contexts.draw(0))
     samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.tensor([0.0, 2.0]), score=None)
     (pairs,) = shuffled_pairs(trajectory.log_probs.shape, 1, 2, generators(1)[0])
     examples = {**pairs, **algorithm.denoising_examples(samples, pairs, 0)}

@@ -28,8 +28,9 @@ from helpers import (
 )
 from PIL import Image
 
-from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run import checkpoint, runner
 from ddpo_lessons.run.runlog import METRICS, RunLog, read_metrics
+from ddpo_lessons.run.state import identity
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, RWRTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -157,7 +158,7 @@ def test_pil_images_and_arrays_are_taken(tmp_path):
         make_config(tmp_path), brightness, returning(*[("", image, {}) for image in given]),
         make_pipeline(), noise_strength=0.7,
     )  # fmt: skip
-    seen = [context.image for context in trainer.draw_contexts(0).values()]
+    seen = [context.image for context in trainer.contexts.draw(0).values()]
     assert torch.allclose(seen[0], torch.full((3, 32, 32), 0.2))
     assert torch.equal(seen[1], IMAGE)
 
@@ -332,7 +333,7 @@ def test_what_decides_no_weight_of_the_past_may_change_in_a_continuation(tmp_pat
     assert DDPOTrainer(config, brightness, red_three, make_pipeline()).epochs_done == 1
 
 
-def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused(tmp_path):
+def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused(tmp_path, monkeypatch):
     run(tmp_path)
     config = make_config(tmp_path, resume_from="latest", num_epochs=2)
     with pytest.raises(ValueError, match=r"another run.*denoiser weights"):
@@ -344,12 +345,12 @@ def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused
     with pytest.raises(ValueError, match="start: 'noise' there, 'images' here"):
         ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.7)
 
-    class AsTwo(DDPOTrainer):
-        def _identity(self) -> dict[str, Any]:
-            return {**super()._identity(), "num_processes": 2}
+    def as_two(*parts: Any, **more: Any) -> dict[str, Any]:
+        return {**identity(*parts, **more), "num_processes": 2}
 
+    monkeypatch.setattr(runner, "identity", as_two)
     with pytest.raises(ValueError, match="num_processes: 1 there, 2 here"):
-        AsTwo(config, brightness, red_three, make_pipeline())
+        DDPOTrainer(config, brightness, red_three, make_pipeline())
 
 
 def test_a_checkpoint_of_another_noise_strength_is_refused(tmp_path):

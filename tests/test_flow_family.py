@@ -198,12 +198,14 @@ def test_a_run_resumes_to_the_bit(tmp_path, make):
 
 def test_the_window_moves_and_only_it_is_recorded(tmp_path):
     runner = make_runner(tmp_path, FlowGRPO(window=2))
-    windows = [tuple(torch.nonzero(runner._schedule(epoch).stds).flatten().tolist()) for epoch in range(30)]
+    windows = [
+        tuple(torch.nonzero(runner.sampler.schedule(epoch).stds).flatten().tolist()) for epoch in range(30)
+    ]
     assert set(windows) == {(0, 1), (1, 2), (2, 3)}  # the last of the five steps has no noise
     epoch = windows.index((1, 2))
-    _, trajectory, _ = runner._sample(epoch, runner.draw_contexts(epoch))
+    _, trajectory, _ = runner.sampler.sample(epoch, runner.contexts.draw(epoch))
     assert trajectory.log_probs.shape == (2, 2)
-    assert torch.equal(trajectory.timesteps[0], runner._schedule(epoch).timesteps[1:3])
+    assert torch.equal(trajectory.timesteps[0], runner.sampler.schedule(epoch).timesteps[1:3])
 
 
 @pytest.mark.parametrize("targets", [None, ("to_q", "add_k_proj", "to_out.0", "ff.net.2")])

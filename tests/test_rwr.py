@@ -88,7 +88,7 @@ def test_timesteps_are_drawn_up_to_the_first_that_sampling_visits(tmp_path, stre
         make_config(tmp_path, sample_num_steps=10), brightness, noisy_image, make_pipeline(),
         algorithm=RWR(), start=FromImages(strength),
     )  # fmt: skip
-    trajectory = trainer._sample(0, trainer.draw_contexts(0))[1]
+    trajectory = trainer.sampler.sample(0, trainer.contexts.draw(0))[1]
     samples = Samples(0, 0, 0, torch.arange(4000), trajectory, torch.zeros(4000), score=None)
     pairs = {"rows": torch.arange(4000), "columns": torch.zeros(4000, dtype=torch.long)}
     # 4,000 draws of at most 1,000 miss an end in two cases of a hundred; these do not.

@@ -271,7 +271,7 @@ def test_grouping_samples_changes_no_image(tmp_path):
         config = make_config(folder, sample_forward_size=size, sample_guidance_scale=1.0, **samples)
         trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline())
         with counted_passes(trainer.learner.denoiser) as passes[size]:
-            trainer._sample(0, trainer.draw_contexts(0))
+            trainer.sampler.sample(0, trainer.contexts.draw(0))
         assert [len(batch) for batch in scored] == [2, 2, 2]
         images[size] = torch.cat(scored)
     assert passes == {2: [2] * 9, 5: [4] * 3 + [2] * 3, 0: [6] * 3}
@@ -927,12 +927,12 @@ class OtherProcess:
 
 def test_processes_that_draw_different_contexts_are_stopped(tmp_path):
     trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
-    contexts = trainer.draw_contexts(0)
-    trainer.accelerator = OtherProcess(0)
-    trainer._check_same(contexts)
-    trainer.accelerator = OtherProcess(1)
+    contexts = trainer.contexts.draw(0)
+    trainer.contexts.share.accelerator = OtherProcess(0)
+    trainer.contexts.check_same(contexts)
+    trainer.contexts.share.accelerator = OtherProcess(1)
     with pytest.raises(RuntimeError, match="each process something else: seed it alike"):
-        trainer._check_same(contexts)
+        trainer.contexts.check_same(contexts)
 
 
 @pytest.mark.parametrize("kind", [EulerDiscreteScheduler, DDIMScheduler])

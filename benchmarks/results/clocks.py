@@ -74,8 +74,8 @@ class Policy:
         return images, made, samples
 
     def predict(self, latents: torch.Tensor, batch: Samples) -> torch.Tensor:
-        told = {"prompt_embeds": batch["prompt_embeds"]}
-        return self.family.predict(self.family.denoiser, latents, batch["timesteps"], told, 1.0)
+        conditioning = {"prompt_embeds": batch["prompt_embeds"]}
+        return self.family.predict(self.family.denoiser, latents, batch["timesteps"], conditioning, 1.0)
 
     def log_ratio(self, made: Trajectory, batch: Samples) -> torch.Tensor:
         """Return log ρ of the pairs of a batch, (N,)."""

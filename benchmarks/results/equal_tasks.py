@@ -23,7 +23,7 @@ from ddpo_lessons.data.prompts import digit_world_prompts, edit_requests
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import prompt_alignment, recolouring
-from ddpo_lessons.rollout import play
+from ddpo_lessons.rollout import sample_trajectory
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, load_tiny_sd3, world
 from ddpo_lessons.tiny.recipe import score_prompts
 
@@ -95,8 +95,10 @@ class PromptExam(Exam):
 
     def images(self, steps: int = STEPS, guidance: float = 1.0) -> torch.Tensor:
         schedule = self.family.schedule(steps, eta=0.0)
-        told = self.family.condition(self.prompts, "", guidance)
-        return self.family.decode(play(self.family, self.noise, schedule, told, guidance).final_latents)
+        conditioning = self.family.condition(self.prompts, "", guidance)
+        return self.family.decode(
+            sample_trajectory(self.family, self.noise, schedule, conditioning, guidance).final_latents
+        )
 
     def untrained(self) -> dict[str, torch.Tensor]:
         return {"guidance 4": self.images(guidance=4.0), "four steps": self.images(steps=4)}

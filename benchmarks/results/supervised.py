@@ -71,8 +71,8 @@ def pair_loss(
     noise = torch.randn(clean.shape, generator=generator)
     states = family.add_noise(clean, noise, steps)  # (T*B, C, h, w)
     guidance, scheduler = config.sample_guidance_scale, family.pipeline.scheduler
-    told = family.condition(prompts * len(timesteps), config.negative_prompts, guidance)
-    output = family.predict(family.denoiser, states, steps, told, guidance)
+    conditioning = family.condition(prompts * len(timesteps), config.negative_prompts, guidance)
+    output = family.predict(family.denoiser, states, steps, conditioning, guidance)
     alpha_bar = scheduler.alphas_cumprod[steps][:, None, None, None]
     predicted, _ = predict_x0_and_noise(scheduler, output, states, alpha_bar)
     return F.mse_loss(predicted, targets.repeat(len(timesteps), 1, 1, 1))

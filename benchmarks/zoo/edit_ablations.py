@@ -58,8 +58,8 @@ def in_one_call(pipeline: Any, edits: world.Edits) -> torch.Tensor:
     clean = family.encode(edits.images)
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     noisy = family.add_noise(clean, noise, timesteps)
-    told = family.condition(edits.prompts, "", POLICY.guidance)
-    output = family.predict(family.denoiser, noisy, timesteps, told, POLICY.guidance)
+    conditioning = family.condition(edits.prompts, "", POLICY.guidance)
+    output = family.predict(family.denoiser, noisy, timesteps, conditioning, POLICY.guidance)
     return family.decode(family.predict_clean(noisy, output, timesteps))
 
 

@@ -57,7 +57,7 @@ class AWM(ForwardProcess):
 
     def update(self, samples: Samples, learner: Learner) -> None:
         """Take the optimizer steps of an epoch, from the policy that sampled."""
-        learner.follow(decay=0.0)
+        learner.update_old_policy(decay=0.0)
         super().update(samples, learner)
 
     def loss(

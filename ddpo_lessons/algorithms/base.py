@@ -70,10 +70,10 @@ class Learner(Protocol):
         ...
 
     def old_policy(self) -> contextlib.AbstractContextManager[Any]:
-        """Give the denoiser with the weights that `follow` keeps, for the time of a `with` block."""
+        """Give the denoiser with the old policy's weights, for the time of a `with` block."""
         ...
 
-    def follow(self, decay: float) -> None:
+    def update_old_policy(self, decay: float) -> None:
         """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
         ...
 
@@ -84,7 +84,7 @@ class Algorithm(abc.ABC):
     Attributes:
         name: what checkpoints and the command line call it.
         unused: fields of the config that it does not use, and that must therefore keep their defaults.
-        keeps_old: whether the learner is to keep the weights of an older policy, see `Learner.follow`.
+        keeps_old: whether the learner is to keep an older policy's weights, see `Learner.update_old_policy`.
         shares_starts: whether the rollouts of a group begin in one state; where no step has noise they must
             not.
         follows_ode: whether flow models are sampled by their ODE; other models keep their noise.
@@ -119,7 +119,7 @@ class Algorithm(abc.ABC):
         """Tell whether `Learner.reference` will be asked for the policy before training."""
         return config.train_kl_coefficient > 0
 
-    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+    def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
         """Return the steps to sample by in an epoch, given those that config and model lead to."""
         if not (self.follows_ode and isinstance(schedule, FlowSchedule)):
             return schedule

@@ -94,7 +94,7 @@ class Branching(DDPO):
         """Return b, so that b^window is the group's size."""
         return round(config.sample_group_size ** (1 / self.window))
 
-    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+    def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
         """Return the steps, of which the epoch's window alone is actions."""
         noisy = int((schedule.stds > 0).sum())
         if self.window > noisy:

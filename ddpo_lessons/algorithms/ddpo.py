@@ -7,8 +7,8 @@ is the Gaussian of a DDIM step, whose mean the denoiser predicts and whose σ_t 
 
 An epoch
 
-1. samples: `rollout.play` runs the policy as it is from B first states, T actions each, and records states
-   and log-probs; the prompts' embeddings and guidance are part of the policy;
+1. samples: `rollout.sample_trajectory` runs the policy as it is from B first states, T actions each, and
+   records states and log-probs; the prompts' embeddings and guidance are part of the policy;
 2. scores: the user's reward function sees the final images and their prompts, and gives one number each;
 3. weighs: `DDPO.advantages` compares each reward with its like; every action of a sample gets that number;
 4. updates: `DDPO.update` goes through the recorded actions in random order and takes optimizer steps on PPO's

@@ -49,11 +49,11 @@ def replay_last_steps(
         asked about, and its output.
     """
     schedule, total = trajectory.schedule, len(trajectory.schedule.stds)
-    told = {name: value[rows] for name, value in trajectory.conditioning.items()}
+    conditioning = {name: value[rows] for name, value in trajectory.conditioning.items()}
     latents, asked = trajectory.latents[rows, total - steps], []  # (N, C, h, w)
     for number in range(total - steps, total):
         timesteps = schedule.timesteps[number].expand(len(rows))  # (N,)
-        output = family.predict(denoiser, latents, timesteps, told, trajectory.guidance_scale)
+        output = family.predict(denoiser, latents, timesteps, conditioning, trajectory.guidance_scale)
         asked.append((latents, timesteps, output))
         step = schedule.step(output, timesteps, latents, noise=torch.zeros_like(latents))
         latents = step.mean  # a step's outcome itself carries no gradient
@@ -86,11 +86,11 @@ class DRaFT(Algorithm):
             raise ValueError(f"last_steps={last_steps} must be a whole number, at least 1")
         self.last_steps, self.draws_steps = last_steps, draws_steps
 
-    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+    def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
         """Return the steps, of which the last K are to have a gradient."""
         if self.last_steps > len(schedule.stds):
             raise ValueError(f"last_steps={self.last_steps} of {len(schedule.stds)} steps: lower it")
-        return super().explore(schedule, config, epoch)
+        return super().sampling_schedule(schedule, config, epoch)
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Return (reward - mean) / std (N,), which only shows whether rewards differ."""
@@ -133,11 +133,11 @@ class DRaFT(Algorithm):
         rewards = differentiable_rewards(samples, family.decode_with_gradient(latents), rows)
         loss, record = -rewards.mean(), {"reward": rewards.detach().mean()}
         if self.config.train_kl_coefficient > 0:
-            told = {name: value[rows] for name, value in trajectory.conditioning.items()}
+            conditioning = {name: value[rows] for name, value in trajectory.conditioning.items()}
             guidance, moved = trajectory.guidance_scale, []
             for states, timesteps, output in asked:
                 with torch.no_grad(), learner.reference() as reference:
-                    before = family.predict(reference, states, timesteps, told, guidance)
+                    before = family.predict(reference, states, timesteps, conditioning, guidance)
                 moved.append((output - before).square().mean())
             distance = torch.stack(moved).mean()
             loss = loss + self.config.train_kl_coefficient * distance

@@ -61,7 +61,7 @@ class FlowGRPO(DDPO):
             raise ValueError(f"window={window} must be a whole number; 0 stands for all steps")
         self.sde, self.window, self.kl_times_length = sde, window, kl_times_length
 
-    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> FlowSchedule:
+    def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> FlowSchedule:
         """Return the steps with the SDE's noise, in the epoch's window."""
         everywhere = flow_schedule(schedule, self.name).with_noise(sde=self.sde)
         count = int((everywhere.stds > 0).sum())  # all but the last

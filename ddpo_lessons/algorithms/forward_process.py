@@ -83,11 +83,11 @@ class ForwardProcess(Algorithm):
     def __init__(self, logit_normal: bool = False) -> None:
         self.logit_normal = logit_normal
 
-    def explore(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
+    def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
         """Return the steps to sample by; a ValueError if logit_normal meets another than a flow model."""
         if self.logit_normal and not isinstance(schedule, FlowSchedule):
             raise ValueError("logit_normal=true is of flow models, and this is none: leave it out")
-        return super().explore(schedule, config, epoch)
+        return super().sampling_schedule(schedule, config, epoch)
 
     def update(self, samples: Samples, learner: Learner) -> None:
         """Take as many optimizer steps as DDPO would, on as many examples."""
@@ -140,9 +140,11 @@ class ForwardProcess(Algorithm):
             rows: which entry of the pairs holds the numbers of the samples.
         """
         trajectory, numbers = samples.trajectory, pairs[rows]
-        told = {n: v[numbers] for n, v in trajectory.conditioning.items() if not n.startswith("negative_")}
+        conditioning = {
+            n: v[numbers] for n, v in trajectory.conditioning.items() if not n.startswith("negative_")
+        }
         return Example(
-            self.family, trajectory.final_latents[numbers], pairs["noise"], pairs["timesteps"], told
+            self.family, trajectory.final_latents[numbers], pairs["noise"], pairs["timesteps"], conditioning
         )
 
     def identity(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class NFT(AWM):
     def update(self, samples: Samples, learner: Learner) -> None:
         """Take the optimizer steps of an epoch; then let the old policy follow."""
         ForwardProcess.update(self, samples, learner)
-        learner.follow(min(self.decay_rate * samples.epoch, self.max_decay))
+        learner.update_old_policy(min(self.decay_rate * samples.epoch, self.max_decay))
 
     def loss(
         self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs

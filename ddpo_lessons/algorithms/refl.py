@@ -46,10 +46,10 @@ class ReFL(DRaFT):
         """Predict once from the states `steps` before the end; return the loss of what they promise."""
         trajectory, rows, family = samples.trajectory, pairs["rows"], self.family
         number = len(trajectory.schedule.stds) - steps
-        told = {name: value[rows] for name, value in trajectory.conditioning.items()}
+        conditioning = {name: value[rows] for name, value in trajectory.conditioning.items()}
         latents = trajectory.latents[rows, number]  # (N, C, h, w)
         timesteps = trajectory.schedule.timesteps[number].expand(len(rows))  # (N,)
-        output = family.predict(denoiser, latents, timesteps, told, trajectory.guidance_scale)
+        output = family.predict(denoiser, latents, timesteps, conditioning, trajectory.guidance_scale)
         clean = family.predict_clean(latents, output, timesteps)
         rewards = differentiable_rewards(samples, family.decode_with_gradient(clean), rows)
         shortfall = -rewards if self.margin == float("inf") else (self.margin - rewards).relu()

@@ -83,7 +83,7 @@ class Learner:
 
     @contextlib.contextmanager
     def old_policy(self) -> Iterator[Any]:
-        """Give the denoiser with the weights that `follow` keeps, for the time of a `with` block."""
+        """Give the denoiser with the old policy's weights, for the time of a `with` block."""
         new = {name: parameter.data for name, parameter in self.trainable.items()}
         try:
             self._use(self.old)  # in the block: an interruption must not leave half of them in place
@@ -96,7 +96,7 @@ class Learner:
             parameter.data = weights[name]  # nothing is copied
 
     @torch.no_grad()
-    def follow(self, decay: float) -> None:
+    def update_old_policy(self, decay: float) -> None:
         """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
         for name, parameter in self.trainable.items():
             self.old[name].lerp_(parameter, 1 - decay)
@@ -108,27 +108,21 @@ class Learner:
         kept = {"old": self.old} if self.old else {}
         return {"policy": dict(self.trainable), "optimizer": state, **kept}
 
+    def copy_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copy them: an adapter's on its device, those of all weights to the host, for they are large."""
+        is_adapter = any("lora_" in name for name in self.trainable)
+        place = self.accelerator.device if is_adapter else torch.device("cpu")
+        return {part: copy_together(tensors, place) for part, tensors in self.tensors().items()}
+
     def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
         """Take them back."""
+        self.optimizer.zero_grad()
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 parameter.copy_(tensors["policy"][name])
             for name, tensor in self.old.items():
                 tensor.copy_(tensors["old"][name])
         checkpoint.load_optimizer_tensors(self.optimizer, list(self.trainable), tensors["optimizer"])
-
-    def snapshot(self) -> tuple[Any, ...]:
-        """Copy what a step changes: an adapter on its device, all weights to the host, for they are large."""
-        is_adapter = any("lora_" in name for name in self.trainable)
-        place = self.accelerator.device if is_adapter else torch.device("cpu")
-        copies = {part: copy_together(tensors, place) for part, tensors in self.tensors().items()}
-        return copies, self.steps_done, self.skipped_in_a_row
-
-    def go_back_to(self, snapshot: tuple[Any, ...]) -> None:
-        """Make weights, optimizer and counters what they were."""
-        tensors, self.steps_done, self.skipped_in_a_row = snapshot
-        self.optimizer.zero_grad()
-        self.load_tensors(tensors)
 
     # ------------------------------------------------------------------------------------- one step
     def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:

@@ -1,15 +1,18 @@
-"""The devices of a run: accelerate's part, and the precision of forward passes."""
+"""The devices and processes of a run: accelerate's part, and who samples what."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import ProjectConfiguration, gather_object
+from diffusers.utils import logging
 
 from ddpo_lessons.config import DDPOConfig
 
@@ -60,3 +63,47 @@ def make_autocast(
     if mixed_precision == "no":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=_LOW[mixed_precision])
+
+
+def progress_bar(accelerator: Accelerator, name: str, total: int, **settings: Any) -> Any:
+    """Make a progress bar, unless `diffusers.utils.logging.disable_progress_bar()` was called."""
+    return logging.tqdm(total=total, desc=name, disable=not accelerator.is_local_main_process, **settings)
+
+
+@dataclass
+class Share:
+    """Which samples of an epoch this process makes, and how all processes' results come together.
+
+    Attributes:
+        accelerator: which knows the processes.
+        total: N, samples of an epoch.
+        batch_size: samples that are scored together; the processes take turns by it.
+    """
+
+    accelerator: Accelerator
+    total: int
+    batch_size: int
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The numbers, in the whole epoch, of this process's samples: (batches, B)."""
+        by_turn = torch.arange(self.total).view(-1, self.accelerator.num_processes, self.batch_size)
+        return by_turn[:, self.accelerator.process_index]
+
+    def gather_rewards(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the rewards of the whole epoch (N,) in the order of its samples, on every process."""
+        if self.accelerator.num_processes == 1:
+            return own
+        gathered = self.accelerator.gather(own.to(self.accelerator.device)).cpu()  # process by process
+        by_process = gathered.view(self.accelerator.num_processes, -1, self.batch_size)
+        return by_process.transpose(0, 1).flatten()
+
+    def gather_means(self, own: dict[str, float]) -> dict[str, float]:
+        """Return the means over all processes of what all of them have."""
+        parts = gather_object([own]) if self.accelerator.num_processes > 1 else [own]
+        names = [name for name in parts[0] if all(name in part for part in parts)]
+        return {name: fmean(part[name] for part in parts) for name in names}
+
+    def gather_dicts(self, own: dict[Any, Any]) -> dict[Any, Any]:
+        """Join the dicts of all processes."""
+        return {key: value for part in gather_object([own]) for key, value in part.items()}

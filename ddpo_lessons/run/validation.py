@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from ddpo_lessons.data.contexts import Context, check_rewards, score
 from ddpo_lessons.families import family_of
-from ddpo_lessons.rollout import play, sample_seed
+from ddpo_lessons.rollout import sample_seed
 from ddpo_lessons.run.runner import ImageSamplesHook, Runner
 
 NO_EPOCH = -1  # in the place of an epoch's number: no noise of training is drawn again
@@ -54,8 +55,9 @@ class Validation:
                 f"validation of {len(samples)} samples every {every} epochs: give one or more of both"
             )
         self.trainer, self.every, self.hook = trainer, every, hook
-        self.family = family_of(trainer.pipeline)  # one of its own: training's remembers prompts
-        self.contexts = [trainer.start.context(sample, self.family) for sample in samples]
+        family = family_of(trainer.pipeline)  # one of its own: training's remembers prompts
+        self.sampler = replace(trainer.sampler, family=family)
+        self.contexts = [trainer.start.context(sample, family) for sample in samples]
         trainer.start.check(self.contexts)
         is_first = trainer.epochs_done == 0 and trainer.accelerator.is_main_process
         self._before = self.measure() if is_first else None
@@ -81,21 +83,11 @@ class Validation:
         images = torch.cat([batch[0].cpu() for batch in batches])
         return images, check_rewards(batches)
 
-    @torch.no_grad()
     def _render(self, rows: Sequence[int], contexts: Sequence[Context]) -> torch.Tensor:
         """Play a rollout of each context and decode it: (B, 3, H, W)."""
-        trainer, family, config = self.trainer, self.family, self.trainer.config
-        size, guidance = trainer.start.size(contexts), config.sample_guidance_scale
-        generators = [torch.Generator().manual_seed(sample_seed(config.seed, NO_EPOCH, row)) for row in rows]
-        noise = [torch.randn(family.latents_shape(size), generator=generator) for generator in generators]
-        schedule = trainer.algorithm.explore(trainer.start.schedule(family, config), config, 0)
-        with trainer.autocast():
-            first = torch.stack(noise).to(trainer.accelerator.device)
-            latents = trainer.start.first_states(family, contexts, schedule, first, 1)
-            prompts = trainer.start.prompts(contexts, config)
-            told = family.condition(prompts, config.negative_prompts, guidance, size)
-            trajectory = play(family, latents, schedule, told, guidance, generators)
-            return family.decode(trajectory.final_latents)
+        seed = self.trainer.config.seed
+        generators = [torch.Generator().manual_seed(sample_seed(seed, NO_EPOCH, row)) for row in rows]
+        return self.sampler.render(contexts, self.sampler.schedule(0), generators, generators)[0]
 
     def _report(self, epochs: int, step: int, images: torch.Tensor, rewards: torch.Tensor) -> None:
         trainer, shown = self.trainer, []

@@ -1,0 +1,197 @@
+"""Sampling and scoring: each process plays the rollouts of its share of an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddpo_lessons.algorithms.base import Algorithm, Learner
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.contexts import Context, RewardFunction, score, split_info
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.families import Family, Schedule
+from ddpo_lessons.rollout import Generators, Trajectory, recorded_steps, sample_images, sample_seed
+from ddpo_lessons.run.processes import Share, progress_bar
+
+# A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
+# with less noise than this, rounding alone can take a ratio out of the peers' clip range of 1e-4.
+MIN_STD = 2e-4
+INITIAL_NOISE, ACTIONS = 0, 1  # purposes of seeds
+
+
+def schedule_of(
+    epoch: int, family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig
+) -> Schedule:
+    """Return the steps that an epoch samples by."""
+    return algorithm.sampling_schedule(start.schedule(family, config), config, epoch)
+
+
+def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig) -> int:
+    """Return how many steps of a rollout are recorded.
+
+    Raises:
+        ValueError: for settings with which a rollout would fail, or could not be replayed.
+    """
+    try:
+        schedule = schedule_of(0, family, start, algorithm, config)
+        first, end = recorded_steps(schedule)
+    except ValueError as error:
+        fields = f"sample_num_steps={config.sample_num_steps}, sample_eta={config.sample_eta}"
+        raise ValueError(f"{fields}: {error}") from error
+    noisy = schedule.stds[schedule.stds > 0]
+    if (noisy < MIN_STD).any():
+        raise ValueError(
+            f"sample_eta={config.sample_eta} leaves steps with noise of {noisy.min():.1e}, too little for "
+            f"float32 to replay them (at least {MIN_STD:.0e}): raise it"
+        )
+    return end - first
+
+
+@dataclass
+class Sampler:
+    """Samples and scores a process's share of an epoch.
+
+    Attributes:
+        config: the settings.
+        family: the model.
+        start: where rollouts start.
+        algorithm: which says who samples, and by which steps.
+        reward_function: as in `Runner`.
+        autocast: makes the context of a forward pass.
+        share: of this process.
+        learner: has the policies.
+        on_pass: called after every sampling pass.
+    """
+
+    config: DDPOConfig
+    family: Family
+    start: FromNoise
+    algorithm: Algorithm
+    reward_function: RewardFunction
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]]
+    share: Share
+    learner: Learner
+    on_pass: Callable[[], None]
+
+    def schedule(self, epoch: int) -> Schedule:
+        """Return the steps that an epoch samples by."""
+        return schedule_of(epoch, self.family, self.start, self.algorithm, self.config)
+
+    def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
+        """Sample and score this process's share.
+
+        Returns:
+            Its batches `[images, prompts, metadata, rewards, info]`, their trajectory, seconds of scoring.
+        """
+        batches, pieces, seconds = [], [], 0.0
+        rows = self.share.rows  # (batches, B)
+        shape = self.family.latents_shape(self.start.size(list(contexts.values())))
+        size, _ = self.config.forward_sizes(math.prod(shape))
+        schedule = self.schedule(epoch)  # a hook may have set another one
+        with (
+            self.algorithm.sampling_policy(self.learner),
+            progress_bar(self.share.accelerator, "sampling", len(rows), leave=False) as bar,
+        ):
+            for group in rows.chunk(math.ceil(rows.numel() / size)):  # (G, B)
+                images, trajectory = self._rollout(epoch, group.flatten().tolist(), contexts, schedule)
+                if images.is_cuda:
+                    torch.cuda.synchronize(images.device)  # decoding is sampling, not reward
+                before = time.perf_counter()
+                for batch, own_images in zip(group.tolist(), images.split(group.shape[1]), strict=True):
+                    batches.append(score(self.reward_function, own_images, [contexts[row] for row in batch]))
+                seconds += time.perf_counter() - before
+                pieces.append(trajectory)
+                bar.update(len(group))
+                self.on_pass()
+        return batches, Trajectory.cat(pieces), seconds
+
+    def _rollout(
+        self, epoch: int, rows: Sequence[int], contexts: dict[int, Context], schedule: Schedule
+    ) -> tuple[torch.Tensor, Trajectory]:
+        """Play some rollouts of an epoch, by their numbers in it."""
+        config, shares = self.config, self.algorithm.shares_starts
+        groups = [row // config.sample_group_size for row in rows] if shares else rows
+        return self.render(
+            [contexts[row] for row in rows],
+            schedule,
+            [self._generator(epoch, INITIAL_NOISE, group) for group in groups],
+            [self._generator(epoch, ACTIONS, row) for row in rows],
+            config.shared_starts if shares else 1,
+            self.algorithm.branches(config),
+        )
+
+    def _generator(self, *numbers: int) -> torch.Generator:
+        """Give every sample its own generator, so that batch size and processes change nothing."""
+        return torch.Generator().manual_seed(sample_seed(self.config.seed, *numbers))
+
+    @torch.no_grad()
+    def render(
+        self,
+        contexts: Sequence[Context],
+        schedule: Schedule,
+        of_noise: Sequence[torch.Generator],
+        of_actions: Generators,
+        group_size: int = 1,
+        branches: int | None = None,
+    ) -> tuple[torch.Tensor, Trajectory]:
+        """Play a rollout of each context and decode it.
+
+        Args:
+            contexts: B of them.
+            schedule: the steps.
+            of_noise: a generator for the first noise of each.
+            of_actions: generators for the actions.
+            group_size: as in `sample_trajectory`.
+            branches: as in `sample_trajectory`.
+
+        Returns:
+            Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
+        """
+        config, family, size = self.config, self.family, self.start.size(contexts)
+        shape = family.latents_shape(size)
+        noise = torch.stack([torch.randn(shape, generator=generator) for generator in of_noise])
+        noise = noise.to(self.share.accelerator.device)
+        with self.autocast():
+            return sample_images(
+                family,
+                self.start.prompts(contexts, config),
+                self.start.first_states(family, contexts, schedule, noise, group_size),
+                schedule,
+                config.sample_guidance_scale,
+                config.negative_prompts,
+                size,
+                of_actions,
+                config.log_prob_reduction,
+                group_size,
+                branches,
+            )
+
+
+def scorer(
+    reward_function: RewardFunction, contexts: Sequence[Context]
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return what scores other images (N, 3, H, W) made from contexts of these numbers (N,)."""
+
+    def rescore(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        chosen = [contexts[row] for row in rows.tolist()]
+        prompts, metadata = tuple(c.prompt for c in chosen), tuple(c.metadata for c in chosen)
+        if images.requires_grad:
+            images.register_hook(_refuse_nan)
+        with torch.autocast(images.device.type, enabled=False):  # as it computes in sampling
+            return torch.as_tensor(split_info(reward_function(images, prompts, metadata))[0])
+
+    return rescore
+
+
+def _refuse_nan(gradient: torch.Tensor) -> None:
+    if gradient.isnan().any():
+        raise ValueError(
+            "the gradient of the reward with respect to the images is NaN: look for a root, a logarithm, a "
+            "norm or a division at 0 in the reward function"
+        )
