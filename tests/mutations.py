@@ -101,7 +101,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ]),
     ("algorithms/awm.py", "test_algorithms.py -k awm", [
         ("self.config.train_kl_coefficient * distance", "distance"),
-        ("learner.update_old(decay=0.0)", "pass"),
+        ("learner.update_old_policy(decay=0.0)", "pass"),
         ("**self.time_power) * example", ") * example"),
     ]),
     ("algorithms/forward_process.py", "test_rwr.py", [
