@@ -526,6 +526,32 @@ def test_awm_begins_every_epoch_at_the_policy_that_sampled(tmp_path):
     assert last > 0
 
 
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_old_policy_and_the_new_one_differ_within_one_forward_pass(tmp_path, precision):
+    """Autocast keeps low-precision copies of weights, and would give one policy those of the other."""
+    runner = make_runner(tmp_path, AWM(), mixed_precision=precision)
+    stir_adapter(runner.family.denoiser)
+    learner, seen = runner.learner, []
+
+    def output(denoiser: Any) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        shape, config = (1, 4, 8, 8), runner.family.denoiser.config
+        noisy, embeds, pooled = (
+            torch.randn(*size, generator=generator)
+            for size in (shape, (1, 5, config.joint_attention_dim), (1, config.pooled_projection_dim))
+        )
+        return denoiser(noisy, embeds, pooled, torch.tensor([500.0])).sample
+
+    with runner.autocast(), torch.no_grad():
+        for _ in range(2):
+            with learner.old_policy() as old_policy:
+                seen.append(output(old_policy))
+            seen.append(output(learner.denoiser))
+    assert torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[1], seen[3])
+    assert (seen[0] - seen[1]).abs().max() > 1e-2
+
+
 def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
     runner = make_runner(tmp_path, NFT())
     learner, start = runner.learner, weights_of(runner)

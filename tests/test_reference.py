@@ -7,7 +7,7 @@ import torch
 from helpers import brightness, make_config, make_pipeline, red_three, stir_adapter
 
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
-from ddpo_lessons.families.policy import Reference, prepare_policy
+from ddpo_lessons.families.policy import adapter_off, prepare_policy
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
 
@@ -59,7 +59,7 @@ def test_penalty_starts_at_zero_and_holds_the_policy_back(tmp_path, use_lora):
 def test_without_a_coefficient_nothing_is_measured_or_copied(tmp_path):
     trainer, steps = run(tmp_path, True, 0.0)
     assert "kl_reference" not in steps[0]
-    assert trainer.learner._reference is None
+    assert trainer.learner.start == {}
 
 
 def outputs(unet: torch.nn.Module) -> torch.Tensor:
@@ -74,10 +74,12 @@ def outputs(unet: torch.nn.Module) -> torch.Tensor:
 def test_the_reference_is_the_policy_before_training(tmp_path, use_lora):
     before = outputs(make_pipeline().unet)
     trainer, _ = run(tmp_path, use_lora, 1e-3)
-    assert not torch.allclose(outputs(trainer.pipeline.unet), before, atol=1e-6)
-    with trainer.learner._reference.weights() as unet:
+    after = outputs(trainer.pipeline.unet)
+    assert not torch.allclose(after, before, atol=1e-6)
+    with trainer.learner.reference() as unet:
         torch.testing.assert_close(outputs(unet), before)
-    assert all(parameter.requires_grad for parameter in trainer.learner.trainable.values())
+        assert all(parameter.requires_grad for parameter in trainer.learner.trainable.values())
+    assert torch.equal(outputs(trainer.pipeline.unet), after)
 
 
 def test_an_adapter_that_was_there_before_is_part_of_the_reference(tmp_path):
@@ -88,7 +90,7 @@ def test_an_adapter_that_was_there_before_is_part_of_the_reference(tmp_path):
     config = make_config(tmp_path / "second", train_kl_coefficient=1.0)
     trainer = DDPOTrainer(config, brightness, red_three, pipeline)
     trainer.train()
-    with trainer.learner._reference.weights() as unet:
+    with trainer.learner.reference() as unet:
         torch.testing.assert_close(outputs(unet), before)
 
 
@@ -98,7 +100,7 @@ def test_adapters_are_on_again_after_an_error():
     prepare_policy(pipeline.unet, {}, config, True, torch.device("cpu"))
     stir_adapter(pipeline.unet)
     before = outputs(pipeline.unet)
-    with pytest.raises(RuntimeError), Reference(pipeline.unet, fresh_adapter=True).weights():
+    with pytest.raises(RuntimeError), adapter_off(pipeline.unet):
         raise RuntimeError("the network failed")
     torch.testing.assert_close(outputs(pipeline.unet), before)
 

@@ -17,11 +17,13 @@ import torch
 from diffusers.training_utils import cast_training_params
 from diffusers.utils import logging
 from peft import LoraConfig, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.families.base import Family
 from ddpo_lessons.families.lora import use_summed_weights
+from ddpo_lessons.families.sharded import whole
 
 _PRECISION = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -149,29 +151,21 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
         )
 
 
-class Reference:
-    """The policy as it was before training, which a KL penalty holds on to.
+@contextlib.contextmanager
+def adapter_off(denoiser: nn.Module) -> Iterator[None]:
+    """Switch a network's adapter off for the time of a `with` block.
 
-    A fresh LoRA adapter starts as no change, so the reference is the UNet without it and costs no memory.
-    Otherwise it is a frozen copy.
+    peft's own switch also makes the adapter's weights ask for no gradient, and those that FSDP gathers for
+    the first time while it is off never ask for one again.
     """
-
-    def __init__(self, unet: Any, fresh_adapter: bool) -> None:
-        """Copy the UNet, unless switching its adapter off is enough."""
-        self._unet = unet
-        self._copy = None if fresh_adapter else copy.deepcopy(unet).requires_grad_(False)
-
-    @contextlib.contextmanager
-    def weights(self) -> Iterator[Any]:
-        """Give the reference UNet for the time of a `with` block."""
-        if self._copy is not None:
-            yield self._copy
-            return
-        self._unet.disable_adapters()
-        try:
-            yield self._unet
-        finally:
-            self._unet.enable_adapters()
+    layers: list[Any] = [module for module in denoiser.modules() if isinstance(module, BaseTunerLayer)]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
@@ -268,7 +262,10 @@ def with_parts(pipeline: Any, parts: Mapping[str, Any]) -> Any:
 
 
 def save_policy(
-    family: Family, folder: str | Path, originals: Mapping[str, nn.Module] = MappingProxyType({})
+    family: Family,
+    folder: str | Path,
+    originals: Mapping[str, nn.Module] = MappingProxyType({}),
+    writes: bool = True,
 ) -> None:
     """Write the trained weights for plain diffusers; two exports of the same weights are equal to the byte.
 
@@ -279,15 +276,20 @@ def save_policy(
         family: of the trained pipeline.
         folder: where to write to.
         originals: of the frozen networks, in the place of what the pipeline has.
+        writes: False in a process that gives its part of the weights alone.
     """
     unet = family.denoiser
     if not getattr(unet, "peft_config", None):
-        with_parts(family.pipeline, originals).save_pretrained(folder)
+        if writes:
+            with_parts(family.pipeline, originals).save_pretrained(folder)
         return
     (name,) = unet.active_adapters()
     # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both
     # loads without its attention layers.
-    weights = get_peft_model_state_dict(unet, adapter_name=name)
+    found = get_peft_model_state_dict(unet, adapter_name=name)
+    weights = {key: whole(tensor) for key, tensor in found.items()}
+    if not writes:
+        return
     settings = unet.peft_config[name].to_dict()
     # peft holds the layers' names as a set, whose order changes from run to run.
     ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}

@@ -11,10 +11,12 @@ import torch
 from accelerate import Accelerator
 from diffusers.optimization import get_scheduler
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ddpo_lessons.algorithms.base import Loss, Pairs
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families.policy import Reference
+from ddpo_lessons.families.policy import adapter_off
+from ddpo_lessons.families.sharded import forget_gathered, part_of, parted_like, whole
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.compiled import Recorder, check_gradients
@@ -22,6 +24,8 @@ from ddpo_lessons.run.compiled import Recorder, check_gradients
 # GradScaler halves its scale at every skipped step: from 65536 it is at 1 after 16 of them.
 MAX_SKIPPED = 20
 COPY_BYTES = 2**28  # of one transfer: so much memory is needed beside what is copied
+
+Weights = dict[str, torch.Tensor]
 
 
 class Learner:
@@ -33,7 +37,8 @@ class Learner:
         denoiser: in several processes it synchronises gradients.
         optimizer: of the trainable weights.
         trainable: the weights by name.
-        reference: the policy before training, if a penalty holds on to it.
+        keeps_start: the policy before training is not what the denoiser is without its adapter, and will be
+            asked for: keep its weights.
         autocast: makes the context of a forward pass.
         on_step: called after every optimizer step with its record.
         num_steps: optimizer steps of the whole run, for the schedule of the learning rate.
@@ -47,7 +52,7 @@ class Learner:
         denoiser: nn.Module,
         optimizer: Any,
         trainable: dict[str, nn.Parameter],
-        reference: Reference | None,
+        keeps_start: bool,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
         on_step: Callable[[dict[str, float]], None],
         num_steps: int,
@@ -55,11 +60,12 @@ class Learner:
     ) -> None:
         self.config, self.accelerator = config, accelerator
         self.denoiser, self.optimizer, self.trainable = denoiser, optimizer, trainable
-        self._reference, self._autocast, self._on_step = reference, autocast, on_step
+        self._autocast, self._on_step = autocast, on_step
         self._kind: tuple[bool, tuple[int, ...]]
         self._latents_shape: tuple[int, ...]
         self.steps_done = 0
-        self.old = {name: p.detach().clone() for name, p in trainable.items()} if keeps_old else {}
+        self.old: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_old else {}
+        self.start: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_start else {}
         self._learning_rate = learning_rates(config, num_steps)
         self.skipped_in_a_row = 0
         self._compared: set[Any] = set()  # shapes whose compiled gradients are right
@@ -76,53 +82,83 @@ class Learner:
         chunks = {name: tensor.chunk(count) for name, tensor in pairs.items()}
         return [{name: chunks[name][n] for name in pairs} for n in range(len(chunks["rows"]))]
 
-    def reference(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[Any]:
         """Give the denoiser as it was before training, for the time of a `with` block."""
-        assert self._reference is not None, "Algorithm.needs_reference said that it is not needed"
-        return self._reference.weights()
+        with self._with(self.start) if self.start else adapter_off(self.denoiser):
+            yield self.accelerator.unwrap_model(self.denoiser)
 
     @contextlib.contextmanager
     def old_policy(self) -> Iterator[Any]:
         """Give the denoiser with the old policy's weights, for the time of a `with` block."""
-        new = {name: parameter.data for name, parameter in self.trainable.items()}
-        try:
-            self._use(self.old)  # in the block: an interruption must not leave half of them in place
+        with self._with(self.old):
             yield self.accelerator.unwrap_model(self.denoiser)
+
+    @contextlib.contextmanager
+    def _with(self, weights: Weights) -> Iterator[None]:
+        """Put other weights into the denoiser for the time of a `with` block."""
+        new = {name: held(parameter) for name, parameter in self.trainable.items()}
+        try:
+            self._use(weights)  # in the block: an interruption must not leave half of them in place
+            yield
         finally:
             self._use(new)
 
-    def _use(self, weights: dict[str, torch.Tensor]) -> None:
+    @torch.no_grad()
+    def _use(self, weights: Weights) -> None:
         for name, parameter in self.trainable.items():
-            parameter.data = weights[name]  # nothing is copied
+            if isinstance(parameter, DTensor):  # what FSDP gathers is its own memory, whatever `data` is
+                part_of(parameter).copy_(part_of(weights[name]))
+            else:
+                parameter.data = weights[name]  # nothing is copied
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was made of other weights: their low-precision copies, and what FSDP has gathered."""
+        torch.clear_autocast_cache()
+        forget_gathered(self.denoiser)
 
     @torch.no_grad()
     def update_old_policy(self, decay: float) -> None:
         """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
         for name, parameter in self.trainable.items():
-            self.old[name].lerp_(parameter, 1 - decay)
+            part_of(self.old[name]).lerp_(part_of(parameter), 1 - decay)
 
     # ------------------------------------------------------------------------------------- its state
-    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return weights and optimizer state, for a checkpoint."""
+    def tensors(self) -> dict[str, Weights]:
+        """Return weights and optimizer state, for a checkpoint; every process must ask for them."""
+        return {  # in one order: after a resume each process has another one
+            kind: {name: whole(group[name]) for name in sorted(group)}
+            for kind, group in self._tensors().items()
+        }
+
+    def copy_tensors(self) -> dict[str, Weights]:
+        """Copy this process's part: an adapter on its device, all weights to the host, for they are large."""
+        is_adapter = any("lora_" in name for name in self.trainable)
+        place = self.accelerator.device if is_adapter else torch.device("cpu")
+        return {
+            kind: copy_together({name: part_of(tensor) for name, tensor in group.items()}, place)
+            for kind, group in self._tensors().items()
+        }
+
+    def _tensors(self) -> dict[str, Weights]:
         state = checkpoint.optimizer_tensors(self.optimizer, list(self.trainable))
         kept = {"old": self.old} if self.old else {}
         return {"policy": dict(self.trainable), "optimizer": state, **kept}
 
-    def copy_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copy them: an adapter's on its device, those of all weights to the host, for they are large."""
-        is_adapter = any("lora_" in name for name in self.trainable)
-        place = self.accelerator.device if is_adapter else torch.device("cpu")
-        return {part: copy_together(tensors, place) for part, tensors in self.tensors().items()}
-
-    def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
-        """Take them back."""
+    @torch.no_grad()
+    def load_tensors(self, tensors: dict[str, Weights]) -> None:
+        """Take back what `tensors` or `copy_tensors` returned."""
         self.optimizer.zero_grad()
-        with torch.no_grad():
-            for name, parameter in self.trainable.items():
-                parameter.copy_(tensors["policy"][name])
-            for name, tensor in self.old.items():
-                tensor.copy_(tensors["old"][name])
-        checkpoint.load_optimizer_tensors(self.optimizer, list(self.trainable), tensors["optimizer"])
+        for mine, kind in ((self.trainable, "policy"), (self.old, "old")):
+            for name, tensor in mine.items():
+                part_of(tensor).copy_(part_of(parted_like(tensors[kind][name], tensor)))
+        self._forget()
+        state = {
+            key: parted_like(tensor, self.trainable[key.rpartition("|")[0]])
+            for key, tensor in tensors["optimizer"].items()
+        }
+        checkpoint.load_optimizer_tensors(self.optimizer, list(self.trainable), state)
 
     # ------------------------------------------------------------------------------------- one step
     def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:
@@ -142,7 +178,7 @@ class Learner:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = self._learning_rate(self.steps_done)
         weights = list(self.trainable.values())
-        grad_norm = self.accelerator.clip_grad_norm_(weights, self.config.train_max_grad_norm)
+        grad_norm = whole(self.accelerator.clip_grad_norm_(weights, self.config.train_max_grad_norm))
         record = self._summarise(stats, shares, grad_norm)
         is_finite = math.isfinite(record["grad_norm"])
         if self.accelerator.scaler is None and not is_finite:
@@ -210,6 +246,11 @@ class Learner:
                 own = gradients()
         check_gradients(list(self.trainable), compiled, own)
         self._compared.add(shape)
+
+
+def held(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a weight's values, as they are now where others are written over them."""
+    return parameter.detach().clone() if isinstance(parameter, DTensor) else parameter.data
 
 
 def learning_rates(config: DDPOConfig, num_steps: int) -> Callable[[int], float]:

@@ -13,11 +13,14 @@ from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration, gather_object
 from diffusers.utils import logging
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from ddpo_lessons.config import DDPOConfig
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _REFUSED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+SHARDS = "accelerate launch --use_fsdp --fsdp_version 2"
 
 
 def make_accelerator(config: DDPOConfig) -> Accelerator:
@@ -25,7 +28,7 @@ def make_accelerator(config: DDPOConfig) -> Accelerator:
 
     Raises:
         ImportError: if a tracker is asked for that is not installed.
-        ValueError: if the launch shards the weights, which checkpoints and adapters here do not know.
+        ValueError: if the launch shards weights otherwise than by FSDP2.
     """
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
         # Of an earlier trainer of this process, as in a notebook; it keeps what it needs of it.
@@ -38,10 +41,10 @@ def make_accelerator(config: DDPOConfig) -> Accelerator:
         dynamo_backend="no",  # what accelerate would compile is not compared with anything: see torch_compile
         **config.accelerator_kwargs,
     )
-    if accelerator.distributed_type in _REFUSED:
+    if accelerator.distributed_type in _REFUSED and not accelerator.is_fsdp2:
         raise ValueError(
-            f"the launch shards weights ({accelerator.distributed_type.value}), which this trainer cannot "
-            "save: use plain multi-GPU, `accelerate launch --multi_gpu`"
+            f"the launch shards weights by {accelerator.distributed_type.value}, which this trainer does not "
+            f"know: use `{SHARDS}`, or `accelerate launch --multi_gpu` where the model fits on one card"
         )
     # The learner weighs groups itself, also where an environment variable asks accelerate to.
     accelerator.gradient_accumulation_steps = 1
@@ -51,6 +54,41 @@ def make_accelerator(config: DDPOConfig) -> Accelerator:
             f"pip install {config.log_with}"
         )
     return accelerator
+
+
+def check_sharding(accelerator: Accelerator, config: DDPOConfig, use_lora: bool) -> None:
+    """Refuse what does not work, or was never tried, where weights are sharded.
+
+    Raises:
+        ValueError: naming the setting and what to take.
+    """
+    if not accelerator.is_fsdp2:
+        return
+    plugin = accelerator.state.fsdp_plugin
+    for is_asked, name, remedy in (
+        (not use_lora, "train_use_lora=False", "train an adapter, or on one card"),
+        (config.torch_compile, "torch_compile=True", "leave it out"),
+        (config.train_use_8bit_adam, "train_use_8bit_adam=True", "leave it out: its state is sharded, too"),
+        (config.mixed_precision == "fp16", "mixed_precision='fp16'", "use 'bf16'"),
+        (plugin.activation_checkpointing, "fsdp_activation_checkpointing", "train_gradient_checkpointing"),
+        (isinstance(plugin.cpu_offload, CPUOffloadPolicy), "fsdp_offload_params", "take more cards"),
+    ):
+        if is_asked:
+            raise ValueError(f"weights are sharded by FSDP2, which {name} does not go with: {remedy}")
+
+
+def set_up_sharding(accelerator: Accelerator, denoiser: Any) -> None:
+    """Let accelerate shard a denoiser block by block, and cast nothing: autocast does, as in one process."""
+    plugin = accelerator.state.fsdp_plugin
+    plugin.mixed_precision_policy = None  # it would round timesteps to bfloat16
+    plugin.cpu_ram_efficient_loading = False  # all processes have loaded the model
+    policy = plugin.auto_wrap_policy
+    if getattr(policy, "func", policy) is not size_based_auto_wrap_policy:
+        there = {type(module).__name__ for module in denoiser.modules()}
+        plugin.auto_wrap_policy = transformer_auto_wrap_policy
+        plugin.transformer_cls_names_to_wrap = [
+            name for name in denoiser._no_split_modules or () if name in there
+        ]
 
 
 def make_autocast(

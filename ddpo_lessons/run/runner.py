@@ -36,7 +36,6 @@ from ddpo_lessons.data.contexts import (
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import (
-    Reference,
     load_adapter,
     make_optimizer,
     originals,
@@ -48,10 +47,17 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.contexts import Contexts, ContextSource
 from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.run.learner import Learner
-from ddpo_lessons.run.processes import Share, make_accelerator, make_autocast, progress_bar
+from ddpo_lessons.run.processes import (
+    Share,
+    check_sharding,
+    make_accelerator,
+    make_autocast,
+    progress_bar,
+    set_up_sharding,
+)
 from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold
 from ddpo_lessons.run.sampling import Sampler, count_actions, scorer
-from ddpo_lessons.run.state import State, describe, fingerprints, identity, read_checkpoint
+from ddpo_lessons.run.state import State, Tensors, describe, fingerprints, identity, read_checkpoint
 
 SHOWN_IMAGES = 32
 
@@ -118,6 +124,7 @@ class Runner:
         self.num_train_timesteps = start.count_train_timesteps(actions, config)
         algorithm.begin(config, self.family, self.num_train_timesteps)
         self.accelerator = make_accelerator(config)
+        check_sharding(self.accelerator, config, self.use_lora)
         self._check_plan()
         self.record = describe(
             self.pipeline, algorithm, start, about,
@@ -210,25 +217,25 @@ class Runner:
         trainable = prepare_policy(
             unet, family.frozen, config, self.use_lora, accelerator.device, family.keeps_float32
         )
-        reference = None
-        if self.algorithm.needs_reference(config):
-            reference = Reference(unet, fresh_adapter=self.use_lora and not had_adapter)
         if config.torch_compile:
             unet.compile(dynamic=False)  # a graph for every shape, so all are compared
         else:
             unet._compiled_call_impl = None  # of an earlier trainer: nn.Module has no other way
         optimizer = make_optimizer(config, list(trainable.values()))
+        if accelerator.is_fsdp2:
+            set_up_sharding(accelerator, unet)
         # In one process this is the family's denoiser itself; in several it synchronises gradients.
         denoiser: nn.Module
         denoiser, optimizer = accelerator.prepare(unet, optimizer)
         denoiser.eval()
+        trainable = {name: p for name, p in unet.named_parameters() if name in trainable}  # parts, if sharded
         return Learner(
             config,
             accelerator,
             denoiser,
             optimizer,
             trainable,
-            reference,
+            self.algorithm.needs_reference(config) and (had_adapter or not self.use_lora),
             self.autocast,
             self._after_step,
             num_steps=config.num_epochs * self.plan.optimizer_steps,
@@ -407,29 +414,31 @@ class Runner:
             needed = batches[: math.ceil(SHOWN_IMAGES / self.config.sample_batch_size)]
             images = torch.cat([batch[0] for batch in needed])[:SHOWN_IMAGES]
             self.log.images(self.epochs_done, images)
-        if self.image_samples_hook is not None and self.accelerator.is_main_process:
+        hook = self.image_samples_hook
+        if hook is not None and (self.accelerator.is_main_process or hasattr(hook, "in_every_process")):
             tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None
-            self.image_samples_hook(batches, self.global_step, tracker)
+            hook(batches, self.global_step, tracker)
 
     def save(self) -> Path:
         """Write a checkpoint; every process must call it. Return its folder."""
         self._open_log()  # also where nothing was trained yet
         self.accelerator.wait_for_everyone()
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
+        tensors = self.learner.tensors()
         if self.accelerator.is_main_process:
-            self._write_checkpoint()
+            self._write_checkpoint(tensors)
         self.accelerator.wait_for_everyone()
         return folder
 
     def _save_what_was_before(self) -> None:
         """Write the epochs before one that failed; what failed is told, not what fails here on top of it."""
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
-        if self.log is None or self.epochs_done == 0 or folder.exists():
+        if self.log is None or self.epochs_done == 0 or folder.exists() or self.accelerator.is_fsdp2:
             return
         with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a folder that is another's by now
-            self._write_checkpoint()  # waits for nobody: other processes may not have failed
+            self._write_checkpoint(self.learner.tensors())  # waits for nobody: others may not have failed
 
-    def _write_checkpoint(self) -> None:
+    def _write_checkpoint(self, tensors: Tensors) -> None:
         values = {
             **self.state.values(),
             "config": self.config.to_dict(),
@@ -437,7 +446,7 @@ class Runner:
             RUN: self.record,
             "metrics": self._metrics_mark if self.log is None else self.log.mark(),
         }
-        checkpoint.write(self.config.run_dir, self.epochs_done, self.learner.tensors(), values)
+        checkpoint.write(self.config.run_dir, self.epochs_done, tensors, values)
         checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
 
     @classmethod
@@ -477,10 +486,9 @@ class Runner:
         """Write the trained weights for plain diffusers.
 
         LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained denoiser is written with
-        its whole pipeline, for `from_pretrained(folder)`.
+        its whole pipeline, for `from_pretrained(folder)`. Every process must call it.
 
         Args:
             folder: where to write to.
         """
-        if self.accelerator.is_main_process:
-            save_policy(self.family, folder, self._originals)
+        save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)

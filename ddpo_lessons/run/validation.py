@@ -18,6 +18,10 @@ NO_EPOCH = -1  # in the place of an epoch's number: no noise of training is draw
 SHOWN = 16
 
 
+def _nothing(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    return torch.zeros(len(images))
+
+
 class Validation:
     """A trainer's `image_samples_hook` that renders and scores contexts which are not trained on.
 
@@ -25,7 +29,8 @@ class Validation:
     `images/validation-NNNNNN` (for img2img pairs of input and result) into the run's folder, a record
     `{"kind": "validation", "epoch", "step", "validation_reward", "validation_reward_std"}` into
     metrics.jsonl, and both to the trackers. Noise depends on seed and context alone, so that grids differ by
-    what was learned. Nothing of the training changes. The main process does it, while others wait.
+    what was learned. Nothing of the training changes. Every process renders, for weights may be sharded, and
+    the main one scores.
 
         trainer = ImageDDPOTrainer(config, reward, prompts, pipeline)
         trainer.image_samples_hook = Validation(trainer, held_out, every=10)
@@ -43,6 +48,8 @@ class Validation:
             are no samples, or `every` is below 1.
     """
 
+    in_every_process = True  # the runner calls other hooks in the main one
+
     def __init__(
         self,
         trainer: Runner,
@@ -59,29 +66,36 @@ class Validation:
         self.sampler = replace(trainer.sampler, family=family)
         self.contexts = [trainer.start.context(sample, family) for sample in samples]
         trainer.start.check(self.contexts)
-        is_first = trainer.epochs_done == 0 and trainer.accelerator.is_main_process
-        self._before = self.measure() if is_first else None
+        self._before = self.measure() if trainer.epochs_done == 0 else None
 
     def __call__(self, batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         """Render and score if the epoch is one of those."""
-        if self.hook is not None:
+        is_main, epochs = self.trainer.accelerator.is_main_process, self.trainer.epochs_done
+        if self.hook is not None and is_main:
             self.hook(batches, global_step, tracker)
-        epochs = self.trainer.epochs_done
-        if epochs == 1 and self._before is not None:  # there was no folder before
+        if epochs == 1 and self._before is not None and is_main:  # there was no folder before
             self._report(0, 0, *self._before)
         if epochs % self.every == 0 or epochs == self.trainer.config.num_epochs:
-            self._report(epochs, global_step, *self.measure())
+            found = self.measure()
+            if is_main:
+                self._report(epochs, global_step, *found)
 
     def measure(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Render and score all contexts: images (N, 3, H, W) and rewards (N,), both on the CPU."""
+        """Render and score all contexts; every process must call it, and only the main one scores.
+
+        Returns:
+            Images (N, 3, H, W) and rewards (N,) on the CPU; in other processes rewards of 0.
+        """
         numbers = list(range(len(self.contexts)))
         size, batches = self.trainer.config.sample_batch_size, []
         for first in range(0, len(numbers), size):
             rows = numbers[first : first + size]
             contexts = [self.contexts[row] for row in rows]
-            batches.append(score(self.trainer.reward_function, self._render(rows, contexts), contexts))
-        images = torch.cat([batch[0].cpu() for batch in batches])
-        return images, check_rewards(batches)
+            images = self._render(rows, contexts)
+            is_main = self.trainer.accelerator.is_main_process
+            reward = self.trainer.reward_function if is_main else _nothing
+            batches.append(score(reward, images, contexts))
+        return torch.cat([batch[0].cpu() for batch in batches]), check_rewards(batches)
 
     def _render(self, rows: Sequence[int], contexts: Sequence[Context]) -> torch.Tensor:
         """Play a rollout of each context and decode it: (B, 3, H, W)."""

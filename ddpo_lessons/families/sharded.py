@@ -1,0 +1,35 @@
+"""Tensors of which each process holds a part, as FSDP2 keeps weights; all others are left as they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def part_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this process holds; writing to it changes the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather the parts; every process must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def parted_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, given whole or as this process's part of it, as another of its kind is held."""
+    if not isinstance(like, DTensor) or tensor.ndim == 0:  # such as an optimizer's number of steps
+        return tensor
+    tensor, mesh = tensor.to(like.device), like.device_mesh
+    if tensor.shape != like.to_local().shape:
+        return distribute_tensor(tensor, mesh, like.placements, src_data_rank=None)  # cuts, and sends nothing
+    return DTensor.from_local(tensor, mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
+def forget_gathered(module: nn.Module) -> None:
+    """Let the next forward pass gather weights anew: blocks keep some that older parts were gathered to."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
