@@ -42,7 +42,10 @@ SCENARIOS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "flow_grpo": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**FLOW, "train_kl_coefficient": 1.0}),
     "from an adapter": (make_algorithm("ddpo"), make_pipeline, {"train_kl_coefficient": 1.0}),
     "awm": (make_algorithm("awm"), make_sd3_pipeline, {**FLOW, "train_kl_coefficient": 1.0}),
-    "nft": (make_algorithm("nft", decay_rate=0.4), make_sd3_pipeline, {**FLOW, "num_epochs": 3}),
+    # The last layer is in no block, so FSDP keeps what it has gathered of it from one pass to the next.
+    "nft": (make_algorithm("nft", decay_rate=0.4), make_sd3_pipeline, {
+        **FLOW, "num_epochs": 3, "train_lora_target_modules": ("to_q", "to_v", "proj_out"),
+    }),
     "draft": (make_algorithm("draft", last_steps=2), make_sd3_pipeline, FLOW),
     "rank 1": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**FLOW, "train_lora_rank": 1}),
     "bf16": (make_algorithm("awm"), make_sd3_pipeline, {**FLOW, "mixed_precision": "bf16"}),
@@ -131,11 +134,10 @@ def fail_in_the_second_epoch(folder: Path) -> None:
             raise OSError("out of luck")
         return brightness(images, *arguments)
 
-    config = make_config(folder / "failed", **COMMON, save_freq=9, **FLOW, train_clip_range=1e-4)
-    trainer = Runner(
-        config, reward, each_prompt(), make_sd3_pipeline(), algorithm=make_algorithm("nft", decay_rate=0.4),
-        start=FromNoise(),
-    )  # fmt: skip
+    algorithm, make, settings = SCENARIOS["nft"]
+    settings = {**COMMON, **settings, "save_freq": 9, "train_clip_range": DDPOConfig.train_clip_range}
+    config = make_config(folder / "failed", **settings)
+    trainer = Runner(config, reward, each_prompt(), make(), algorithm=algorithm, start=FromNoise())
     trainer.step(0)
     tensors, said = trainer.learner.tensors(), policies(trainer)
     update = trainer.algorithm.update
