@@ -123,7 +123,8 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ]),
     ("run/learner.py", "test_algorithms.py -k 'old_policy or old_weights'", [
         ("self._use(new)", "pass"),
-        ("lerp_(parameter, 1 - decay)", "lerp_(parameter, decay)"),
+        ("lerp_(part_of(parameter), 1 - decay)", "lerp_(part_of(parameter), decay)"),
+        ("torch.clear_autocast_cache()", "pass"),
     ]),
     ("run/learner.py", "test_rwr.py -k grouping_changes", [
         ("backward(value * share)", "backward(value / len(groups))"),

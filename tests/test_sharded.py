@@ -31,7 +31,8 @@ from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Runner
 
-FLOW = {"sample_num_steps": 4, "sample_eta": 0.7, "sample_guidance_scale": 1.0}
+ODE = {"sample_num_steps": 4, "sample_guidance_scale": 1.0}
+SDE = {**ODE, "sample_eta": 0.7}
 # Algorithm, pipeline, and settings of each of two processes, which sample two of the epoch's four images.
 SCENARIOS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "ddpo": (make_algorithm("ddpo"), make_pipeline, {}),
@@ -39,16 +40,16 @@ SCENARIOS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "train_batch_size": 1, "train_gradient_accumulation_steps": 2, "train_forward_size": 1,
         "train_num_inner_epochs": 2, "train_gradient_checkpointing": True,
     }),
-    "flow_grpo": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**FLOW, "train_kl_coefficient": 1.0}),
+    "flow_grpo": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**SDE, "train_kl_coefficient": 1.0}),
     "from an adapter": (make_algorithm("ddpo"), make_pipeline, {"train_kl_coefficient": 1.0}),
-    "awm": (make_algorithm("awm"), make_sd3_pipeline, {**FLOW, "train_kl_coefficient": 1.0}),
+    "awm": (make_algorithm("awm"), make_sd3_pipeline, {**ODE, "train_kl_coefficient": 1.0}),
     # The last layer is in no block, so FSDP keeps what it has gathered of it from one pass to the next.
     "nft": (make_algorithm("nft", decay_rate=0.4), make_sd3_pipeline, {
-        **FLOW, "num_epochs": 3, "train_lora_target_modules": ("to_q", "to_v", "proj_out"),
+        **ODE, "num_epochs": 3, "train_lora_target_modules": ("to_q", "to_v", "proj_out"),
     }),
-    "draft": (make_algorithm("draft", last_steps=2), make_sd3_pipeline, FLOW),
-    "rank 1": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**FLOW, "train_lora_rank": 1}),
-    "bf16": (make_algorithm("awm"), make_sd3_pipeline, {**FLOW, "mixed_precision": "bf16"}),
+    "draft": (make_algorithm("draft", last_steps=2), make_sd3_pipeline, ODE),
+    "rank 1": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**SDE, "train_lora_rank": 1}),
+    "bf16": (make_algorithm("awm"), make_sd3_pipeline, {**ODE, "mixed_precision": "bf16"}),
 }  # fmt: skip
 COMMON = {"num_epochs": 2, "train_adam_epsilon": 1e-2, "train_learning_rate": 1e-2}
 
@@ -124,6 +125,17 @@ def check_shards(trainer: Runner, name: str) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in trainer.learner.trainable.values())
 
 
+def check_timesteps_are_not_rounded(trainer: Runner) -> None:
+    """accelerate would cast what the denoiser is called with to bfloat16, which knows 1000 and 996 only."""
+    seen: list[torch.dtype] = []
+    embedder = trainer.learner.denoiser.time_text_embed
+    hook = embedder.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].dtype))
+    with trainer.autocast():
+        outputs(trainer.learner.denoiser)
+    hook.remove()
+    assert seen == [torch.float32]
+
+
 def fail_in_the_second_epoch(folder: Path) -> None:
     """An epoch that failed never was: weights, optimizer and old policy are as before it."""
     asked: list[int] = []
@@ -168,6 +180,8 @@ def in_each_process(folder: Path) -> None:
         weights = {key: whole(parameter).detach() for key, parameter in trainer.learner.trainable.items()}
         rank = trainer.accelerator.process_index
         save_file(weights, folder / f"{name}-{rank}.safetensors")
+        if name == "bf16":
+            check_timesteps_are_not_rounded(trainer)
         if name == "nft":
             save_file(policies(trainer), folder / f"policies-{rank}.safetensors")
         if name == "flow_grpo":
@@ -222,12 +236,12 @@ def test_sharded_weights_become_those_of_one_process(launched, alone, name, one_
     ranks = [load_file(launched / f"{name}-{rank}.safetensors") for rank in (0, 1)]
     trainer = alone(name)
     is_low = name == "bf16"
-    tolerance = 5e-5 if is_low else 1e-5 if "unet" in trainer.pipeline.components else 1e-6
+    tolerance = 2e-4 if is_low else 1e-5 if "unet" in trainer.pipeline.components else 1e-6
     for key, parameter in trainer.learner.trainable.items():
         assert torch.equal(ranks[0][key], ranks[1][key])
         torch.testing.assert_close(ranks[0][key], parameter.detach(), atol=tolerance, rtol=0)
     moved = [weights.abs().max() for key, weights in ranks[0].items() if "lora_B" in key]
-    assert min(moved) > 5 * tolerance  # B begins at zero: every layer has had a gradient
+    assert min(moved) > 2 * tolerance  # B begins at zero: every layer has had a gradient
     fields = {"reward_mean", "validation_reward", "loss", "kl_reference", "distance_old"}
     for kind in ("epoch", "step", "validation"):
         both = (read_metrics(folder, kind) for folder in (launched / name, trainer.config.run_dir))
