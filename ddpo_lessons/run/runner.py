@@ -214,9 +214,11 @@ class Runner:
             unet.forward = vars(unet).pop("_original_forward")
         had_adapter = bool(getattr(unet, "peft_config", None))
         self._originals = originals(family, config, self.use_lora)
-        trainable = prepare_policy(
-            unet, family.frozen, config, self.use_lora, accelerator.device, family.keeps_float32
-        )
+        # A network that is sharded goes to the device block by block, for all of it may not fit there.
+        place = torch.device("cpu") if accelerator.is_fsdp2 else accelerator.device
+        trainable = prepare_policy(unet, family.frozen, config, self.use_lora, place, family.keeps_float32)
+        for network in family.frozen.values():
+            network.to(accelerator.device)
         if config.torch_compile:
             unet.compile(dynamic=False)  # a graph for every shape, so all are compared
         else:
