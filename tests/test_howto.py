@@ -47,6 +47,7 @@ EXPECTED = {
         (64, 32),
     ],  # smoke, SD 1.5, SDXL, two of SD 3.5
     "several-gpus": [(256, 128)],
+    "sharded": [(256, 128)],
     "resume": [(64, 64), (64, 64)],
 }
 

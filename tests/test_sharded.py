@@ -29,7 +29,7 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.processes import check_sharding
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import DDPOTrainer, Runner
 
 ODE = {"sample_num_steps": 4, "sample_guidance_scale": 1.0}
 SDE = {**ODE, "sample_eta": 0.7}
@@ -187,6 +187,8 @@ def in_each_process(folder: Path) -> None:
         if name == "flow_grpo":
             trainer.save_pretrained(folder / "lora")
     fail_in_the_second_epoch(folder)
+    with pytest.raises(ValueError, match=r"has loaded another model.*fsdp_cpu_ram_efficient_loading: false"):
+        DDPOTrainer(make_config(folder / "other"), brightness, each_prompt(), make_pipeline(seed=rank))
     straight = train(folder / "straight", "nft", num_epochs=4)
     resumed = train(folder, "nft", num_epochs=4, resume_from="latest")
     for one, other in zip(*(t.learner.tensors().values() for t in (straight, resumed)), strict=True):

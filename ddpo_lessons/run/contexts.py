@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import zlib
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ddpo_lessons.data.contexts import Context, PromptFunction, check_key
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import Family
 from ddpo_lessons.rollout import sample_seed
-from ddpo_lessons.run.processes import Share
+from ddpo_lessons.run.processes import Share, all_same
 
 Contexts = dict[int, Context]  # by their samples' numbers in the epoch
 
@@ -113,13 +112,9 @@ class ContextSource:
 
     def check_same(self, contexts: Contexts) -> None:
         """Refuse a prompt function that gives each process something else: rewards would be mixed up."""
-        accelerator = self.share.accelerator
-        if accelerator.num_processes == 1:
-            return
         drawn = list(contexts.values())
         seen: Any = (self.before, self.start.size(drawn)) if self.skips else list(map(_mark, drawn))
-        own = zlib.crc32(repr(seen).encode())
-        if (accelerator.gather(torch.tensor([own], device=accelerator.device)) != own).any():
+        if not all_same(self.share.accelerator, seen):
             raise RuntimeError(
                 "prompt_function gives each process something else: seed it alike in all of them, for each "
                 "takes its own samples of one epoch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
@@ -101,6 +102,14 @@ def make_autocast(
     if mixed_precision == "no":
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=_LOW[mixed_precision])
+
+
+def all_same(accelerator: Accelerator, value: Any) -> bool:
+    """Tell whether all processes have the same value, by its text; each must ask."""
+    if accelerator.num_processes == 1:
+        return True
+    own = zlib.crc32(repr(value).encode())
+    return bool((accelerator.gather(torch.tensor([own], device=accelerator.device)) == own).all())
 
 
 def progress_bar(accelerator: Accelerator, name: str, total: int, **settings: Any) -> Any:

@@ -49,6 +49,7 @@ from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.run.learner import Learner
 from ddpo_lessons.run.processes import (
     Share,
+    all_same,
     check_sharding,
     make_accelerator,
     make_autocast,
@@ -187,6 +188,11 @@ class Runner:
             config, self.algorithm, self.start, self.accelerator.num_processes, train_use_lora=self.use_lora,
             **fingerprints(self.family, self.algorithm, config),
         )  # fmt: skip
+        if not all_same(self.accelerator, self._identity):
+            raise ValueError(
+                "each process has other settings, or has loaded another model: give all the same, and set "
+                "fsdp_cpu_ram_efficient_loading: false where they share the weights"
+            )
         if self._resumed_from is None:
             return None
         *saved, self.record = read_checkpoint(
