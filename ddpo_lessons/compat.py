@@ -437,6 +437,10 @@ class _Methods(trainer.Runner):
         Args:
             save_directory: where to write to.
         """
+        if self.accelerator.is_fsdp2:
+            raise ValueError(
+                "weights are sharded, of which no whole pipeline is written: use ddpo_lessons.trainer"
+            )
         if self.accelerator.is_main_process:
             _save(self.pipeline, save_directory, self._originals)
             self._write_card(save_directory)

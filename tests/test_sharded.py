@@ -20,11 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ddpo_lessons import compat
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.families.sharded import whole
+from ddpo_lessons.families.sharded import forget_gathered, whole
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.processes import check_sharding
 from ddpo_lessons.run.runlog import read_metrics
@@ -120,6 +121,12 @@ def check_shards(trainer: Runner, name: str) -> None:
     assert all(isinstance(parameter, DTensor) for parameter in trainer.learner.trainable.values())
     halves = [parameter.to_local().numel() for parameter in trainer.learner.trainable.values()]
     assert (0 in halves) == (name == "rank 1" and trainer.accelerator.process_index == 1)
+    forget_gathered(denoiser)
+    held, all_of_it = (
+        sum(count(parameter) for parameter in denoiser.parameters())
+        for count in (lambda parameter: parameter.to_local().numel(), torch.Tensor.numel)
+    )
+    assert held / all_of_it == pytest.approx(0.5, abs=0.01)
     kinds = {parameter.dtype for parameter in denoiser.parameters()}
     assert kinds == ({torch.float32, torch.bfloat16} if name == "bf16" else {torch.float32})
     assert all(parameter.dtype == torch.float32 for parameter in trainer.learner.trainable.values())
@@ -315,6 +322,13 @@ def test_what_does_not_go_with_shards_is_refused(changes, plugin, message):
     sharded = SimpleNamespace(is_fsdp2=True, state=state)
     with pytest.raises(ValueError, match=f"sharded by FSDP2, which {message}"):
         check_sharding(sharded, config, config.train_use_lora)
+
+
+def test_compat_writes_no_whole_pipeline_of_shards():
+    """Its main process alone would wait for the others' parts."""
+    sharded: Any = SimpleNamespace(accelerator=SimpleNamespace(is_fsdp2=True))
+    with pytest.raises(ValueError, match=r"no whole pipeline is written: use ddpo_lessons\.trainer"):
+        compat.DDPOTrainer.save_pretrained(sharded, "unused")
 
 
 if __name__ == "__main__":

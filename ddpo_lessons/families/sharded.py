@@ -29,7 +29,7 @@ def parted_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def forget_gathered(module: nn.Module) -> None:
-    """Let the next forward pass gather weights anew: blocks keep some that older parts were gathered to."""
-    for part in module.modules():
+    """Let the next forward pass gather weights anew: a network keeps some from one pass to the next."""
+    for part in module.modules() if isinstance(module, FSDPModule) else ():
         if isinstance(part, FSDPModule):
             part.reshard()
