@@ -26,7 +26,7 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.sharded import forget_gathered, whole
-from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run import checkpoint, processes
 from ddpo_lessons.run.processes import check_sharding
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
@@ -322,6 +322,16 @@ def test_what_does_not_go_with_shards_is_refused(changes, plugin, message):
     sharded = SimpleNamespace(is_fsdp2=True, state=state)
     with pytest.raises(ValueError, match=f"sharded by FSDP2, which {message}"):
         check_sharding(sharded, config, config.train_use_lora)
+
+
+@pytest.mark.parametrize(
+    "kind", [DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM]
+)
+def test_weights_are_sharded_by_fsdp2_alone(kind, monkeypatch):
+    launched_so = SimpleNamespace(distributed_type=kind, is_fsdp2=False)
+    monkeypatch.setattr(processes, "Accelerator", lambda **settings: launched_so)
+    with pytest.raises(ValueError, match=rf"shards weights by {kind.value}.*--use_fsdp --fsdp_version 2"):
+        processes.make_accelerator(make_config("unused"))
 
 
 def test_compat_writes_no_whole_pipeline_of_shards():
