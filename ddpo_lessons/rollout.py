@@ -17,6 +17,7 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 
 from ddpo_lessons.families import Family, Schedule, family_of
+from ddpo_lessons.families.stable_diffusion import check_size
 
 Generators = torch.Generator | list[torch.Generator] | None
 
@@ -144,6 +145,12 @@ def _check_groups(group_size: int, prompts: Sequence[str], **tensors: torch.Tens
             raise ValueError(f"group_size={group_size}: {name} must be the same within a group")
 
 
+def _check_batch(family: Family, images: torch.Tensor, prompts: Sequence[str]) -> None:
+    family.check_images(images)
+    if len(images) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts for {len(images)} images: give one prompt per image")
+
+
 def _draw_noise(count: int, latents: torch.Tensor, generator: Generators) -> torch.Tensor:
     """Draw the noise of every step, (T, B, C, h, w), in the order of the steps, and move it once."""
     each = generator if isinstance(generator, list) else [generator]
@@ -256,6 +263,7 @@ def sample_images(
     reduction: Literal["mean", "sum"] = "mean",
     group_size: int = 1,
     branches: int | None = None,
+    images: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Trajectory]:
     """Tell the policy B prompts, run it from first states, and decode what it makes.
 
@@ -272,11 +280,12 @@ def sample_images(
         reduction: of the log-density.
         group_size: so many rollouts side by side begin in one state.
         branches: into so many they part at each action.
+        images: (B, 3, H, W) that the policy is told beside the prompts, if any.
 
     Returns:
         Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
     """
-    conditioning = family.condition(prompts, negative_prompt, guidance_scale, size)
+    conditioning = family.condition(prompts, negative_prompt, guidance_scale, size, images)
     trajectory = sample_trajectory(
         family, latents, schedule, conditioning, guidance_scale, generator, reduction, group_size, branches
     )
@@ -295,6 +304,8 @@ def text2img_rollout(
     generator: Generators = None,
     initial_noise: torch.Tensor | None = None,
     group_size: int = 1,
+    size: tuple[int, int] | None = None,
+    images: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Trajectory]:
     """Sample images from noise and record the trajectory.
 
@@ -311,25 +322,32 @@ def text2img_rollout(
         initial_noise: x_T (B, C, h, w); drawn when not given.
         group_size: so many rollouts side by side have one context and one initial noise; what they share is
             computed once.
+        size: (H, W) in pixels; that of `images`, or the model's own, if not given.
+        images: (B, 3, H, W) in [0, 1], for a model that edits, such as FLUX.1 Kontext.
 
     Returns:
         Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
 
     Raises:
-        TypeError: if the pipeline is of no known family.
-        ValueError: if eta does not fit the model, the scheduler cannot be used, or the rollouts of a group do
-            not have prompt and noise in common.
+        TypeError: if the pipeline is of no known family, or takes no images.
+        ValueError: if eta, size or images do not fit the model, the scheduler cannot be used, or the rollouts
+            of a group do not have prompt, image and noise in common.
     """
-    _check_groups(group_size, prompts, initial_noise=initial_noise)
     family = family_of(pipeline)
-    schedule = family.schedule(num_inference_steps, eta=eta)
+    if images is not None:
+        _check_batch(family, images, prompts)
+        size = size or (images.shape[2], images.shape[3])
+    _check_groups(group_size, prompts, images=images, initial_noise=initial_noise)
+    if size is not None:
+        check_size(size, *family.sides)
+    schedule = family.schedule(num_inference_steps, eta=eta, size=size)
     if initial_noise is None:
-        shape = (len(prompts), *family.latents_shape())
+        shape = (len(prompts), *family.latents_shape(size))
         initial_noise = _first_noise(shape, generator, family.denoiser.device, group_size)
-    latents, size = from_noise(family, initial_noise), None
+    latents = from_noise(family, initial_noise)
     return sample_images(
         family, prompts, latents, schedule, guidance_scale, negative_prompt, size, generator, reduction,
-        group_size,
+        group_size, images=images,
     )  # fmt: skip
 
 
@@ -373,13 +391,11 @@ def img2img_rollout(
             prompt, image and noise in common.
     """
     family = family_of(pipeline)
-    family.check_images(images)
-    if len(images) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts for {len(images)} images: give one prompt per image")
+    _check_batch(family, images, prompts)
     _check_groups(group_size, prompts, images=images, initial_noise=initial_noise)
-    schedule = family.schedule(num_inference_steps, noise_strength, eta)
-    latents = from_images(family, images, schedule, initial_noise, generator, group_size)
     size = (images.shape[2], images.shape[3])
+    schedule = family.schedule(num_inference_steps, noise_strength, eta, size)
+    latents = from_images(family, images, schedule, initial_noise, generator, group_size)
     return sample_images(
         family, prompts, latents, schedule, guidance_scale, negative_prompt, size, generator, reduction,
         group_size,

@@ -16,6 +16,8 @@ import torch
 from diffusers import (
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     StableDiffusionPipeline,
@@ -48,6 +50,7 @@ SCHEDULE: dict[str, Any] = {
 PROMPTS = ("a red three", "", "a blue four on a white background", "a green digit")
 CLIP_SIZE = 32
 T5_LENGTH = 5  # tokens
+FLUX_LENGTH = 24
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -212,6 +215,53 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
     )
     pipeline.set_progress_bar_config(disable=True)
     for module in (transformer, vae, *clips, third):
+        module.eval()
+    return pipeline
+
+
+def make_flux_pipeline(
+    seed: int = 0, guidance: bool = True, kind: type[Any] = FluxPipeline, **scheduler: Any
+) -> Any:
+    """Make a FLUX.1 of random weights, 32x32 images, "dev" or without guidance "schnell".
+
+    `kind` is its class, and `scheduler` overrides its config. The shift grows from 4 to 64 tokens.
+    """
+    tokenizer = make_tokenizer()
+    tokenizer_2 = copy.deepcopy(tokenizer)
+    tokenizer_2.model_max_length = FLUX_LENGTH
+    shifted = {"use_dynamic_shifting": True, "base_image_seq_len": 4, "max_image_seq_len": 64}
+    joint = 48
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        clip = recipe.make_text_encoder(tokenizer)
+        t5 = T5EncoderModel(
+            T5Config(vocab_size=len(tokenizer), d_model=joint, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+        )
+        transformer = FluxTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            num_attention_heads=2,
+            attention_head_dim=12,
+            joint_attention_dim=joint,
+            pooled_projection_dim=recipe.WIDTH,
+            guidance_embeds=guidance,
+            axes_dims_rope=(4, 4, 4),
+        )
+        vae = recipe.make_vae()
+    vae.register_to_config(scaling_factor=0.3611, shift_factor=0.1159)
+    pipeline = kind(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(**({**shifted, **scheduler} if guidance else scheduler)),
+        vae=vae,
+        text_encoder=clip,
+        tokenizer=tokenizer,
+        text_encoder_2=t5,
+        tokenizer_2=tokenizer_2,
+    )
+    pipeline.default_sample_size = 8
+    pipeline.set_progress_bar_config(disable=True)
+    for module in (transformer, vae, clip, t5):
         module.eval()
     return pipeline
 

@@ -403,7 +403,7 @@ def test_load_pipeline_gives_float32_and_ddim_whatever_was_saved(tmp_path, name)
             assert torch.equal(tensor, saved[key].to(tensor.dtype))
 
 
-REFUSED = ("FluxPipeline", "QwenImagePipeline", "StableDiffusionInpaintPipeline")
+REFUSED = ("FluxFillPipeline", "QwenImagePipeline", "StableDiffusionInpaintPipeline")
 
 
 def write_unknown(folder: Path, name: str) -> Path:

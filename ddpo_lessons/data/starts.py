@@ -1,9 +1,9 @@
-"""Where a rollout starts: from noise (text-to-image) or from a noised image (img2img)."""
+"""Where a rollout starts: from noise (text-to-image, editing) or from a noised image (img2img)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context, image_context, text_context
 from ddpo_lessons.families import Family, Schedule
+from ddpo_lessons.families.stable_diffusion import check_size
 from ddpo_lessons.rollout import from_images, from_noise
 
 
@@ -19,15 +20,26 @@ class FromNoise:
     """Text-to-image: the first state is noise; `prompt_function` returns `(prompt, metadata)`.
 
     Another start is a subclass that changes what is different.
+
+    Attributes:
+        resolution: side of the images in pixels, which then are squares; None for the model's own size, or
+            that of the images which the prompt function returns.
     """
+
+    resolution: int | None = field(default=None, kw_only=True)
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, for checkpoints."""
-        return {"start": "noise"}
+        return {"start": "noise", **self._resolution()}
 
-    def schedule(self, family: Family, config: DDPOConfig) -> Schedule:
-        """Return the steps of a rollout: the whole schedule."""
-        return family.schedule(config.sample_num_steps, eta=config.sample_eta)
+    def _resolution(self) -> dict[str, int]:
+        return {} if self.resolution is None else {"resolution": self.resolution}
+
+    def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
+        """Return the steps of a rollout, the whole schedule, for contexts that are all of one size."""
+        if self.resolution is not None:
+            check_size((self.resolution, self.resolution), *family.sides)
+        return family.schedule(config.sample_num_steps, eta=config.sample_eta, size=self.size(contexts))
 
     def count_train_timesteps(self, num_actions: int, config: DDPOConfig) -> int:
         """Return `train_timestep_fraction` of the actions."""
@@ -48,11 +60,23 @@ class FromNoise:
 
     def size(self, contexts: Sequence[Context]) -> tuple[int, int] | None:
         """Return (H, W) of the images, or None for the model's own size."""
-        return None
+        return None if self.resolution is None else (self.resolution, self.resolution)
 
     def prompts(self, contexts: Sequence[Context], config: DDPOConfig) -> list[str]:
         """Return what the policy is told."""
         return [context.prompt for context in contexts]
+
+    def images(self, contexts: Sequence[Context]) -> torch.Tensor | None:
+        """Return the images (B, 3, H, W) that the policy is told beside the prompts, if any."""
+        return None
+
+    def condition(
+        self, family: Family, contexts: Sequence[Context], config: DDPOConfig
+    ) -> dict[str, torch.Tensor]:
+        """Return what the policy is told, (B, ...) each."""
+        prompts, guidance = self.prompts(contexts, config), config.sample_guidance_scale
+        size, images = self.size(contexts), self.images(contexts)
+        return family.condition(prompts, config.negative_prompts, guidance, size, images)
 
     def first_states(
         self,
@@ -67,7 +91,45 @@ class FromNoise:
 
 
 @dataclass(frozen=True)
-class FromImages(FromNoise):
+class WithImages(FromNoise):
+    """Editing: the first state is noise, and the model is told an image beside the prompt.
+
+    `prompt_function` returns `(prompt, image, metadata)`. It takes a model that was made for that, such as
+    FLUX.1 Kontext; `FromImages` starts any model from an image.
+    """
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the weights, for checkpoints."""
+        return {"start": "noise with images", **self._resolution()}
+
+    def context(self, drawn: Any, family: Family) -> Context:
+        """Check what the prompt function returned."""
+        return image_context(drawn, family)
+
+    def check(self, contexts: Sequence[Context]) -> None:
+        """Refuse images of different sizes: an epoch is one batch, with one schedule."""
+        sizes = {tuple(context.image.shape[1:]) for context in contexts if context.image is not None}
+        if len(sizes) > 1:
+            raise ValueError(f"images of one epoch have the sizes {sorted(sizes)}: resize them to one")
+        if self.resolution is not None and sizes != {(self.resolution, self.resolution)}:
+            raise ValueError(
+                f"resolution={self.resolution}, but the images have {sizes}: resize them, or leave it out"
+            )
+
+    def size(self, contexts: Sequence[Context]) -> tuple[int, int] | None:
+        """Return (H, W) of the contexts' images; before there are any, of what the run was made for."""
+        for context in contexts:
+            if context.image is not None:
+                return context.image.shape[1], context.image.shape[2]
+        return super().size(contexts)
+
+    def images(self, contexts: Sequence[Context]) -> torch.Tensor | None:
+        """Return the contexts' images."""
+        return torch.stack([context.image for context in contexts if context.image is not None])
+
+
+@dataclass(frozen=True)
+class FromImages(WithImages):
     """Img2img: the first state is an image with noise; `prompt_function` returns `(prompt, image, metadata)`.
 
     Attributes:
@@ -83,26 +145,16 @@ class FromImages(FromNoise):
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, for checkpoints."""
-        return {"start": "images", "noise_strength": self.noise_strength}
+        return {"start": "images", "noise_strength": self.noise_strength, **self._resolution()}
 
-    def schedule(self, family: Family, config: DDPOConfig) -> Schedule:
+    def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
         """Return the steps of a rollout: the last part of the schedule."""
-        return family.schedule(config.sample_num_steps, self.noise_strength, config.sample_eta)
+        size = self.size(contexts)
+        return family.schedule(config.sample_num_steps, self.noise_strength, config.sample_eta, size)
 
-    def context(self, drawn: Any, family: Family) -> Context:
-        """Check what the prompt function returned."""
-        return image_context(drawn, family)
-
-    def check(self, contexts: Sequence[Context]) -> None:
-        """Refuse images of different sizes."""
-        sizes = {tuple(context.image.shape) for context in contexts if context.image is not None}
-        if len(sizes) > 1:
-            raise ValueError(f"images of one epoch have the sizes {sorted(sizes)}: resize them to one")
-
-    def size(self, contexts: Sequence[Context]) -> tuple[int, int] | None:
-        """Return (H, W) of the contexts' images."""
-        height, width = next(c.image for c in contexts if c.image is not None).shape[1:]
-        return height, width
+    def images(self, contexts: Sequence[Context]) -> torch.Tensor | None:
+        """Return None: the images are in the first states."""
+        return None
 
     def first_states(
         self,
@@ -113,5 +165,6 @@ class FromImages(FromNoise):
         group_size: int,
     ) -> torch.Tensor:
         """Encode the images and add the noise."""
-        images = torch.stack([context.image for context in contexts if context.image is not None])
+        images = super().images(contexts)
+        assert images is not None
         return from_images(family, images, schedule, noise, group_size=group_size)

@@ -15,6 +15,7 @@ from torch import nn
 
 from ddpo_lessons.families.base import Family as Family
 from ddpo_lessons.families.base import Schedule as Schedule
+from ddpo_lessons.families.flux import Flux, FluxKontext
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
@@ -27,6 +28,9 @@ FAMILIES: dict[str, type[Family]] = {
     "StableDiffusionXLImg2ImgPipeline": StableDiffusionXL,
     "StableDiffusion3Pipeline": StableDiffusion3,
     "StableDiffusion3Img2ImgPipeline": StableDiffusion3,
+    "FluxPipeline": Flux,
+    "FluxImg2ImgPipeline": Flux,
+    "FluxKontextPipeline": FluxKontext,
 }
 TINY_SD = "tiny-sd"
 

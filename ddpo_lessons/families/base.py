@@ -50,10 +50,12 @@ class Family(Protocol):
 
     Attributes:
         without_checker: arguments of `from_pretrained` that leave a safety checker out.
+        takes_images: whether the denoiser is told images beside the prompt, as models that edit are.
         pipeline: the diffusers pipeline.
     """
 
     without_checker: ClassVar[dict[str, Any]]
+    takes_images: ClassVar[bool]
     pipeline: Any
 
     def __init__(self, pipeline: Any) -> None:
@@ -86,17 +88,29 @@ class Family(Protocol):
         negative_prompt: str,
         guidance_scale: float,
         size: tuple[int, int] | None = None,
+        images: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Turn B prompts into what the denoiser is told, (B, ...) each.
+        """Turn B prompts, and images (B, 3, H, W) in [0, 1], into what the denoiser is told, (B, ...) each.
 
         Names that begin with `negative_` hold what guidance leads away from; they are left out where one
-        pass is enough: guidance of 1 and below, or prompts that all are the negative one. `size` is (H, W)
-        of the images in pixels, the model's own if not given.
+        pass is enough: guidance of 1 and below, prompts that all are the negative one, or a model that is
+        told its guidance, which then is here. `size` is (H, W) of the images in pixels, the model's own if
+        not given. A TypeError refuses images where `takes_images` is False.
         """
         ...
 
-    def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> Schedule:
-        """Return the last `noise_strength` of a schedule of `num_steps` steps."""
+    def schedule(
+        self,
+        num_steps: int,
+        noise_strength: float = 1.0,
+        eta: float = 1.0,
+        size: tuple[int, int] | None = None,
+    ) -> Schedule:
+        """Return the last `noise_strength` of a schedule of `num_steps` steps.
+
+        `size` is (H, W) of the images in pixels, the model's own if not given: some models have other noise
+        levels for larger images.
+        """
         ...
 
     def predict(

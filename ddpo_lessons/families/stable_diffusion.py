@@ -30,6 +30,7 @@ class StableDiffusion:
     without_checker: ClassVar[dict[str, Any]] = {"safety_checker": None, "requires_safety_checker": False}
     parts: ClassVar[tuple[str, ...]] = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
     text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (("tokenizer", "text_encoder"),)
+    takes_images: ClassVar[bool] = False
     cached_prompts = 1024
 
     def __init__(self, pipeline: Any) -> None:
@@ -100,8 +101,18 @@ class StableDiffusion:
         negative_prompt: str,
         guidance_scale: float,
         size: tuple[int, int] | None = None,
+        images: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Embed B prompts: prompt_embeds (B, L, D), and with guidance negative_prompt_embeds."""
+        """Embed B prompts: prompt_embeds (B, L, D), and with guidance negative_prompt_embeds.
+
+        Raises:
+            TypeError: if there are images, which these models are not told.
+        """
+        if images is not None:
+            raise TypeError(
+                f"a {type(self.pipeline).__name__} is told no images: start from them (FromImages), or take "
+                "a model that edits, such as FLUX.1 Kontext"
+            )
         told = self._told(prompts, size)
         if guidance_scale <= 1 or all(prompt == negative_prompt for prompt in prompts):
             return told
@@ -137,8 +148,14 @@ class StableDiffusion:
         """The number of timesteps of the forward process."""
         return self.pipeline.scheduler.config.num_train_timesteps
 
-    def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> Schedule:
-        """Set the scheduler and work out the steps that are run; see `make_schedule`."""
+    def schedule(
+        self,
+        num_steps: int,
+        noise_strength: float = 1.0,
+        eta: float = 1.0,
+        size: tuple[int, int] | None = None,
+    ) -> Schedule:
+        """Set the scheduler and work out the steps that are run, those of any size; see `make_schedule`."""
         scheduler = self.pipeline.scheduler
         timesteps = make_schedule(scheduler, num_steps, noise_strength)
         return DDIMSchedule(scheduler, timesteps, eta, self.denoiser.device)
@@ -210,9 +227,12 @@ class StableDiffusion:
         self.pipeline.save_lora_weights(folder, unet_lora_layers=weights, unet_lora_adapter_metadata=metadata)
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
-    """Return the token ids (B, L) of B texts, all padded to the tokenizer's length; warn of what is cut."""
-    length = tokenizer.model_max_length
+def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> torch.Tensor:
+    """Return the token ids (B, L) of B texts, all padded to one length, the tokenizer's if none is given.
+
+    What is cut is told in a warning.
+    """
+    length = length or tokenizer.model_max_length
     for text, ids in zip(texts, tokenizer(texts, verbose=False).input_ids, strict=True):
         if len(ids) > length:
             lost = tokenizer.decode(ids[length - 1 : -1])
@@ -241,7 +261,9 @@ def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
     return DDIMScheduler.from_config({"clip_sample": False, **scheduler.config})
 
 
-def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0) -> torch.Tensor:
+def make_schedule(
+    scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0, **levels: Any
+) -> torch.Tensor:
     """Set the scheduler and return the timesteps that a rollout takes.
 
     Args:
@@ -249,6 +271,7 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
         num_steps: number of steps of the whole schedule.
         noise_strength: share of the schedule that is run, from its noisy end cut off; 1 runs it all and
             int(num_steps * noise_strength) steps are run otherwise, as in diffusers' img2img.
+        **levels: what else the scheduler is to be told.
 
     Returns:
         Timesteps (T,), decreasing.
@@ -271,7 +294,7 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
             f"{num_steps} steps (sample_num_steps) of a schedule of {scheduler.config.num_train_timesteps} "
             "timesteps: take fewer"
         )
-    scheduler.set_timesteps(num_steps)  # on the CPU: a step looks its numbers up there
+    scheduler.set_timesteps(num_steps, **levels)  # on the CPU: a step looks its numbers up there
     # Trailing spacing may round to one timestep too many at the end (-1): count from the start.
     return scheduler.timesteps[num_steps - steps : num_steps]
 
@@ -317,6 +340,11 @@ def check_images(images: torch.Tensor, factor: int, longest: float = float("inf"
     low, high = images.min().item(), images.max().item()
     if not (low >= -1e-3 and high <= 1 + 1e-3):  # also catches NaN
         raise ValueError(f"images must lie in [0, 1], but reach from {low:.3g} to {high:.3g}: rescale them")
-    if images.shape[2] % factor or images.shape[3] % factor or max(images.shape[2:]) > longest:
+    check_size((images.shape[2], images.shape[3]), factor, longest)
+
+
+def check_size(size: tuple[int, int], factor: int, longest: float = float("inf")) -> None:
+    """Refuse sides (H, W) in pixels that no model can take, with a ValueError; see `check_images`."""
+    if any(side % factor for side in size) or max(size) > longest:
         most = "" if longest == float("inf") else f", at most {longest:g} pixels a side"
-        raise ValueError(f"images of {tuple(images.shape[2:])} pixels: resize to multiples of {factor}{most}")
+        raise ValueError(f"images of {size} pixels: resize to multiples of {factor}{most}")

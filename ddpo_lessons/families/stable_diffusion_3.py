@@ -112,7 +112,13 @@ class StableDiffusion3(StableDiffusion):
         """Standard deviation of the first state, 1."""
         return 1.0
 
-    def schedule(self, num_steps: int, noise_strength: float = 1.0, eta: float = 1.0) -> FlowSchedule:
+    def schedule(
+        self,
+        num_steps: int,
+        noise_strength: float = 1.0,
+        eta: float = 1.0,
+        size: tuple[int, int] | None = None,
+    ) -> FlowSchedule:
         """Set the scheduler and work out the steps that are run; `eta` is the noise level of their SDE.
 
         Where strength times steps is not whole, they are one more, as in diffusers' img2img of this model.
@@ -120,9 +126,14 @@ class StableDiffusion3(StableDiffusion):
         scheduler = self.pipeline.scheduler
         if 0 < noise_strength <= 1:
             noise_strength = math.ceil(num_steps * noise_strength - 1e-6) / num_steps
-        steps = len(make_schedule(scheduler, num_steps, noise_strength))
+        levels = self._noise_levels(num_steps, size)
+        steps = len(make_schedule(scheduler, num_steps, noise_strength, **levels))
         sigmas = scheduler.sigmas[num_steps - steps :]  # (steps + 1,)
         return FlowSchedule(sigmas, eta, self.denoiser.device, num_train_timesteps=self.num_train_timesteps)
+
+    def _noise_levels(self, num_steps: int, size: tuple[int, int] | None) -> dict[str, Any]:
+        """Return what the scheduler is told beside the number of steps; it knows the noise levels itself."""
+        return {}
 
     def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """Return (1 - σ̄) z + σ̄ ε."""

@@ -57,13 +57,14 @@ class StableDiffusionXL(StableDiffusion):
         negative_prompt: str,
         guidance_scale: float,
         size: tuple[int, int] | None = None,
+        images: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """Embed B prompts: prompt_embeds (B, L, D), pooled_embeds (B, P), time_ids (B, 6), and negative ones.
 
         Where the pipeline says so (`force_zeros_for_empty_prompt`), the empty negative prompt is zeros, as in
         diffusers without a negative prompt.
         """
-        told = super().condition(prompts, negative_prompt, guidance_scale, size)
+        told = super().condition(prompts, negative_prompt, guidance_scale, size, images)
         if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt or guidance_scale <= 1:
             return told
         positive = {name: value for name, value in told.items() if not name.startswith("negative_")}

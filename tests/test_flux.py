@@ -1,0 +1,375 @@
+"""FLUX.1 and Kontext with random weights: against plain diffusers, and in runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxImg2ImgPipeline, FluxKontextPipeline, FluxPipeline, FluxTransformer2DModel
+from helpers import (
+    FLUX_LENGTH,
+    PROMPTS,
+    brightness,
+    each_prompt,
+    make_config,
+    make_flux_pipeline,
+    make_pipeline,
+    noisy_image,
+)
+
+from ddpo_lessons.algorithms.awm import AWM
+from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.draft import DRaFT
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
+from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
+from ddpo_lessons.families import Family, family_of
+from ddpo_lessons.families.flux import Flux, FluxKontext, places_of, to_latents, to_tokens
+from ddpo_lessons.rollout import img2img_rollout, text2img_rollout
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import Runner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FLUX_DEV: dict[str, Any] = {"guidance_embeds": True}  # its config.json; all else is diffusers' default
+
+
+def noise_of(*shape: int, seed: int = 5) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def images_of(count: int, height: int, width: int) -> torch.Tensor:
+    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(3))
+
+
+def packed(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Cut latents as diffusers does."""
+    return pipeline._pack_latents(latents, *latents.shape)
+
+
+# ------------------------------------------------------------------------------------------------ tokens
+def test_tokens_are_those_of_diffusers_and_become_latents_again():
+    latents = noise_of(2, 4, 6, 10)
+    tokens = to_tokens(latents)
+    assert tokens.shape == (2, 15, 16)
+    assert torch.equal(tokens, packed(FluxPipeline, latents))
+    assert torch.equal(to_latents(tokens, 6), latents)
+    expected = FluxPipeline._prepare_latent_image_ids(2, 3, 5, "cpu", torch.float32)
+    assert torch.equal(places_of(latents, 0), expected)
+    assert places_of(latents, 1)[7].tolist() == [1, 1, 2]
+
+
+# ------------------------------------------------------------------------------- against plain diffusers
+def test_conditioning_is_that_of_diffusers():
+    pipeline = make_flux_pipeline()
+    prompts, pooled, _ = pipeline.encode_prompt(list(PROMPTS), max_sequence_length=FLUX_LENGTH)
+    family = family_of(pipeline)
+    for _ in range(2):  # the second time from memory
+        told = family.condition(PROMPTS, "", 3.5)
+        torch.testing.assert_close(told.pop("guidance"), torch.full((4,), 3.5))
+        torch.testing.assert_close(told, {"prompt_embeds": prompts, "pooled_embeds": pooled})
+
+
+@pytest.mark.parametrize(("guidance", "tokens"), [(True, 512), (False, 256)])
+def test_t5_reads_as_many_tokens_as_the_model_was_trained_with(guidance, tokens):
+    pipeline = make_flux_pipeline(guidance=guidance)
+    pipeline.tokenizer_2.model_max_length = 10_000  # of a tokenizer that names none
+    assert family_of(pipeline).condition(["a"], "", 1.0)["prompt_embeds"].shape == (1, tokens, 48)
+
+
+def test_a_prompt_that_t5_cannot_hold_is_cut_aloud_and_one_that_clip_cannot_hold_is_not():
+    pipeline, long = make_flux_pipeline(), "a red three on a blue background " * 10
+    with pytest.warns(UserWarning, match=f"the text encoder reads {FLUX_LENGTH} tokens"):
+        family_of(pipeline).condition([long], "", 1.0)
+    pipeline.tokenizer_2.model_max_length = 512
+    family_of(pipeline).condition([long], "", 1.0)
+
+
+def test_guidance_that_is_an_input_takes_no_negative_prompt():
+    with pytest.raises(ValueError, match="negative_prompts='a blue four': guidance is an input"):
+        family_of(make_flux_pipeline()).condition(["a red three"], "a blue four", 3.5)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (32, 64)])
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("guidance", [1.0, 3.5])
+def test_text2img_by_the_ode_draws_what_plain_diffusers_draws(size, is_told, guidance):
+    """Guidance is told ("dev"), or led from the negative prompt ("schnell", which never needs it)."""
+    pipeline, prompts = make_flux_pipeline(guidance=is_told), ["a red three", "a digit", ""]
+    noise = noise_of(3, 4, size[0] // 4, size[1] // 4)
+    scale = {"guidance_scale": guidance} if is_told else {"true_cfg_scale": guidance}
+
+    def theirs(output_type: str) -> torch.Tensor:
+        return pipeline(
+            prompts, negative_prompt=None if is_told else [""] * 3, num_inference_steps=4, height=size[0],
+            width=size[1], latents=packed(pipeline, noise), max_sequence_length=FLUX_LENGTH,
+            output_type=output_type, **scale,
+        ).images  # fmt: skip
+
+    images, trajectory = text2img_rollout(
+        pipeline, prompts, num_inference_steps=4, guidance_scale=guidance, eta=0.0, initial_noise=noise,
+        size=size,
+    )  # fmt: skip
+    torch.testing.assert_close(to_tokens(trajectory.final_latents), theirs("latent"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(images, theirs("pt"), atol=1e-5, rtol=0)
+    told = family_of(pipeline).condition(prompts, "", guidance)
+    assert trajectory.is_guided == (guidance > 1 and not is_told)
+    assert ("guidance" in told) == is_told
+
+
+def test_guidance_changes_the_picture_of_a_model_that_is_told_it():
+    pipeline, noise = make_flux_pipeline(), noise_of(1, 4, 8, 8)
+    drawn = [
+        text2img_rollout(
+            pipeline, ["a digit"], num_inference_steps=2, guidance_scale=g, eta=0.0, initial_noise=noise
+        )[1].final_latents
+        for g in (1.0, 1.0, 3.5)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert (drawn[0] - drawn[2]).abs().max() > 1e-3
+
+
+def test_the_larger_the_image_the_later_its_noise_goes():
+    """σ̄ = e^μ / (e^μ + 1/s - 1) at s = 1/2, with μ from 0.5 at 4 tokens to 1.15 at 64."""
+    family = family_of(make_flux_pipeline())
+    for size, tokens in ((None, 16), ((32, 32), 16), ((64, 64), 64)):
+        shift = math.exp(0.5 + 0.65 * (tokens - 4) / 60)
+        schedule = family.schedule(4, size=size)
+        assert schedule.timesteps[2].item() == pytest.approx(1000 * shift / (shift + 1), rel=1e-5)
+    schnell = family_of(make_flux_pipeline(guidance=False)).schedule(4, size=(64, 64))
+    assert schnell.timesteps.tolist() == [1000, 750, 500, 250]
+
+
+@pytest.mark.parametrize(("steps", "strength", "actions"), [(5, 0.6, 3), (10, 0.25, 3), (4, 1.0, 4)])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(is_told, steps, strength, actions):
+    """From the latents that we start with: those of diffusers are a draw of the posterior, ours its mean."""
+    pipeline, prompts, images = make_flux_pipeline(guidance=is_told), ["a red three", "a digit"], None
+    images, noise = images_of(2, 32, 48), noise_of(2, 4, 8, 12)
+    drawn, trajectory = img2img_rollout(
+        pipeline, prompts, images, strength, num_inference_steps=steps, guidance_scale=1.0, eta=0.0,
+        initial_noise=noise,
+    )  # fmt: skip
+    assert trajectory.num_steps == actions
+    with torch.no_grad():
+        mean = pipeline.vae.encode(images * 2 - 1).latent_dist.mean
+    sigma = trajectory.timesteps[0, 0] / 1000
+    start = (1 - sigma) * (mean - 0.1159) * 0.3611 + sigma * noise
+    torch.testing.assert_close(trajectory.latents[:, 0], start, atol=1e-5, rtol=0)
+    plain = FluxImg2ImgPipeline(**pipeline.components)
+    plain.set_progress_bar_config(disable=True)
+
+    def theirs(output_type: str) -> torch.Tensor:
+        return plain(
+            prompts, image=images, latents=packed(pipeline, start), strength=strength, height=32, width=48,
+            num_inference_steps=steps, guidance_scale=1.0, max_sequence_length=FLUX_LENGTH,
+            output_type=output_type,
+        ).images  # fmt: skip
+
+    torch.testing.assert_close(to_tokens(trajectory.final_latents), theirs("latent"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(drawn, theirs("pt"), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("guidance", [1.0, 2.5])
+def test_kontext_edits_as_plain_diffusers_does(is_told, guidance):
+    pipeline = make_flux_pipeline(guidance=is_told, kind=FluxKontextPipeline)
+    prompts, images, noise = ["make it red", "remove it"], images_of(2, 32, 48), noise_of(2, 4, 8, 12)
+    scale = {"guidance_scale": guidance} if is_told else {"true_cfg_scale": guidance}
+
+    def theirs(output_type: str, image: torch.Tensor | None = images) -> torch.Tensor:
+        return pipeline(
+            image=image, prompt=prompts, negative_prompt=None if is_told else ["", ""], height=32, width=48,
+            num_inference_steps=4, latents=packed(pipeline, noise), max_sequence_length=FLUX_LENGTH,
+            max_area=32 * 48, _auto_resize=False, output_type=output_type, **scale,
+        ).images  # fmt: skip
+
+    settings: dict[str, Any] = {
+        "num_inference_steps": 4, "guidance_scale": guidance, "eta": 0.0, "initial_noise": noise,
+    }  # fmt: skip
+    drawn, trajectory = text2img_rollout(pipeline, prompts, images=images, **settings)
+    torch.testing.assert_close(to_tokens(trajectory.final_latents), theirs("latent"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(drawn, theirs("pt"), atol=1e-5, rtol=0)
+    without, _ = text2img_rollout(pipeline, prompts, size=(32, 48), **settings)
+    torch.testing.assert_close(without, theirs("pt", None), atol=1e-5, rtol=0)
+    assert (drawn - without).abs().max() > 1e-3
+
+
+def test_images_are_refused_by_models_that_take_none():
+    for pipeline in (make_flux_pipeline(), make_pipeline()):
+        with pytest.raises(TypeError, match=f"a {type(pipeline).__name__} is told no images"):
+            text2img_rollout(pipeline, [""], images=images_of(1, 32, 32))
+
+
+@pytest.mark.parametrize("size", [(36, 32), (32, 44)])
+def test_sizes_that_make_no_whole_tokens_are_refused(size):
+    for pipeline in (make_flux_pipeline(), make_flux_pipeline(kind=FluxKontextPipeline)):
+        with pytest.raises(ValueError, match="multiples of 8"):
+            text2img_rollout(pipeline, [""], size=size)
+        with pytest.raises(ValueError, match="multiples of 8"):
+            img2img_rollout(pipeline, [""], images_of(1, *size), 0.5)
+
+
+# ---------------------------------------------------------------------------------------------- training
+def make_runner(
+    folder: Path,
+    algorithm: Algorithm,
+    start: FromNoise | None = None,
+    pipeline: Any = None,
+    reward: Any = brightness,
+    **changes: Any,
+) -> Runner:
+    """Make a run of two optimizer steps an epoch on five steps."""
+    unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
+    settings = {"train_batch_size": 1, "sample_num_steps": 5, "sample_eta": 0.7, **unused, **changes}
+    prompts = noisy_image if isinstance(start, WithImages) else each_prompt()
+    return Runner(
+        make_config(folder, **settings), reward, prompts, pipeline or make_flux_pipeline(),
+        algorithm=algorithm, start=start or FromNoise(),
+    )  # fmt: skip
+
+
+def kontext() -> Any:
+    return make_flux_pipeline(kind=FluxKontextPipeline)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize(
+    ("make", "algorithm", "start", "changes"),
+    [
+        (make_flux_pipeline, FlowGRPO(), None, {}),
+        (make_flux_pipeline, FlowGRPO(window=2), FromImages(0.6), {"sample_group_size": 2}),
+        (lambda: make_flux_pipeline(guidance=False), FlowGRPO("cps"), FromNoise(resolution=48), {}),
+        (kontext, FlowGRPO("dance"), WithImages(), {"train_kl_coefficient": 0.1}),
+    ],
+)
+def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, precision, make, algorithm, start, changes):
+    runner = make_runner(
+        tmp_path, algorithm, start, make(), mixed_precision=precision, train_batch_size=2,
+        sample_num_batches_per_epoch=2, **changes,
+    )  # fmt: skip
+    runner.train()
+    first, second = read_metrics(tmp_path, "step")
+    assert first["first_replay_max_ratio_error"] < (1e-5 if precision == "no" else 1e-3)
+    assert first["grad_norm"] > 1e-4
+    assert second["max_ratio_error"] > first["first_replay_max_ratio_error"]  # the first step has moved it
+
+
+@pytest.mark.parametrize("algorithm", [AWM(), NFT(decay_rate=0.4), DRaFT()])
+@pytest.mark.parametrize(("make", "start"), [(make_flux_pipeline, FromNoise()), (kontext, WithImages())])
+def test_other_algorithms_take_steps_that_change_the_adapter(tmp_path, algorithm, make, start):
+    runner = make_runner(tmp_path, algorithm, start, make())
+    before = {name: weight.detach().clone() for name, weight in runner.learner.trainable.items()}
+    runner.train()
+    assert any(not torch.equal(before[name], weight) for name, weight in runner.learner.trainable.items())
+    assert all("lora_" in name for name in before)
+    records = read_metrics(tmp_path, "step")
+    assert len(records) == 2
+    assert records[0]["grad_norm"] > 0
+
+
+def test_what_trains_without_log_probs_is_told_the_guidance_that_sampled(tmp_path):
+    """Guidance is in the conditioning: the forward process asks for a scale of 1, and means this policy."""
+    runner = make_runner(tmp_path, AWM(), sample_guidance_scale=3.5)
+    seen: list[torch.Tensor] = []
+    runner.family.denoiser.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["guidance"]), with_kwargs=True
+    )
+    runner.train()
+    assert {value for guidance in seen for value in guidance.tolist()} == {3.5}
+
+
+@pytest.mark.parametrize(
+    ("make", "algorithm", "start"),
+    [
+        (make_flux_pipeline, lambda: FlowGRPO(window=2), None),
+        (kontext, lambda: NFT(decay_rate=0.4), WithImages()),
+    ],
+)
+def test_a_run_resumes_to_the_bit(tmp_path, make, algorithm, start):
+    whole = make_runner(tmp_path / "whole", algorithm(), start, make(), num_epochs=3)
+    whole.train()
+    make_runner(tmp_path / "parts", algorithm(), start, make(), num_epochs=2).train()
+    settings: dict[str, Any] = {"num_epochs": 3, "resume_from": "latest"}
+    parts = make_runner(tmp_path / "parts", algorithm(), start, make(), **settings)
+    parts.train()
+    assert all(
+        torch.equal(parts.learner.trainable[name], tensor) for name, tensor in whole.learner.trainable.items()
+    )
+
+
+def test_an_epoch_has_the_noise_levels_of_its_images(tmp_path):
+    """And a run from noise those of its resolution."""
+    runner = make_runner(tmp_path / "images", FlowGRPO(), FromImages(1.0))
+    runner.prompt_function = lambda: ("", torch.rand(3, 64, 64), {})
+    _, trajectory, _ = runner._sample(0, runner.draw_contexts(0))
+    expected = runner.family.schedule(5, size=(64, 64)).timesteps
+    assert torch.equal(trajectory.schedule.timesteps, expected)
+    assert not torch.equal(expected, runner.family.schedule(5).timesteps)
+    square = make_runner(tmp_path / "noise", FlowGRPO(), FromNoise(resolution=64))
+    _, trajectory, _ = square._sample(0, square.draw_contexts(0))
+    assert trajectory.final_latents.shape == (2, 4, 16, 16)
+    assert torch.equal(trajectory.schedule.timesteps, expected)
+    assert square._identity()["resolution"] == 64
+
+
+def test_what_is_wrong_with_a_size_is_said_before_sampling(tmp_path):
+    with pytest.raises(ValueError, match=r"images of \(44, 44\) pixels: resize to multiples of 8"):
+        make_runner(tmp_path, FlowGRPO(), FromNoise(resolution=44))
+    runner = make_runner(tmp_path, FlowGRPO(), WithImages(resolution=64), kontext())
+    with pytest.raises(ValueError, match=r"resolution=64, but the images have \{\(32, 32\)\}"):
+        runner.draw_contexts(0)
+    sides = iter([32, 48, 32, 48])
+    runner = make_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
+    runner.prompt_function = lambda: ("", torch.rand(3, 32, next(sides)), {})
+    with pytest.raises(ValueError, match=r"sizes \[\(32, 32\), \(32, 48\)\]: resize them to one"):
+        runner.draw_contexts(0)
+
+
+@pytest.mark.parametrize("make", [make_flux_pipeline, kontext])
+@pytest.mark.parametrize("targets", [None, ("attn.to_q", "attn.add_k_proj", "ff.net.2", "proj_mlp")])
+def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_path, make, targets):
+    changes = {} if targets is None else {"train_lora_target_modules": targets, "train_lora_alpha": 8}
+    start = WithImages() if make is kontext else None
+    runner = make_runner(tmp_path / "run", FlowGRPO(), start, make(), train_learning_rate=1e-2, **changes)
+    runner.train()
+    runner.save_pretrained(tmp_path / "lora")
+    noise, images = noise_of(1, 4, 8, 8), None if start is None else images_of(1, 32, 32)
+    _, trajectory = text2img_rollout(
+        runner.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=4.0, eta=0.0,
+        initial_noise=noise, images=images,
+    )  # fmt: skip
+
+    def draw(pipeline: Any) -> torch.Tensor:
+        editing = {} if images is None else {"image": images, "max_area": 32 * 32, "_auto_resize": False}
+        return pipeline(
+            prompt="a red three", num_inference_steps=3, guidance_scale=4.0, height=32, width=32,
+            latents=packed(pipeline, noise), output_type="latent", max_sequence_length=FLUX_LENGTH, **editing,
+        ).images  # fmt: skip
+
+    plain, trained = make(), to_tokens(trajectory.final_latents)
+    assert (draw(plain) - trained).abs().max() > 1e-3
+    plain.load_lora_weights(tmp_path / "lora")
+    torch.testing.assert_close(draw(plain), trained, atol=1e-5, rtol=0)
+
+
+# --------------------------------------------------------------------------------------- parts, precision
+def test_pipelines_have_their_family(tmp_path):
+    kinds = {FluxPipeline: Flux, FluxImg2ImgPipeline: Flux, FluxKontextPipeline: FluxKontext}
+    for kind, family in kinds.items():
+        found = family_of(make_flux_pipeline(kind=kind))
+        assert type(found) is family
+        assert isinstance(found, Family)
+        assert set(found.frozen) == {"vae", "text_encoder", "text_encoder_2"}
+        assert found.keeps_float32 == {"text_encoder_2"}
+
+
+def test_flux_dev_has_as_many_weights_as_its_authors_say_and_its_adapter_so_many(tmp_path):
+    """12 billion; LoRA of rank 4 on q, k, v (and out in 19 of the 57 blocks), each 3072 × 3072."""
+    with torch.device("meta"):
+        transformer = FluxTransformer2DModel(**FLUX_DEV)
+    assert sum(p.numel() for p in transformer.parameters()) == 11_901_408_320
