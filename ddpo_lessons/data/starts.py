@@ -70,14 +70,6 @@ class FromNoise:
         """Return the images (B, 3, H, W) that the policy is told beside the prompts, if any."""
         return None
 
-    def condition(
-        self, family: Family, contexts: Sequence[Context], config: DDPOConfig
-    ) -> dict[str, torch.Tensor]:
-        """Return what the policy is told, (B, ...) each."""
-        prompts, guidance = self.prompts(contexts, config), config.sample_guidance_scale
-        size, images = self.size(contexts), self.images(contexts)
-        return family.condition(prompts, config.negative_prompts, guidance, size, images)
-
     def first_states(
         self,
         family: Family,

@@ -26,10 +26,15 @@ INITIAL_NOISE, ACTIONS = 0, 1  # purposes of seeds
 
 
 def schedule_of(
-    epoch: int, family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig
+    epoch: int,
+    family: Family,
+    start: FromNoise,
+    algorithm: Algorithm,
+    config: DDPOConfig,
+    contexts: Sequence[Context] = (),
 ) -> Schedule:
-    """Return the steps that an epoch samples by."""
-    return algorithm.sampling_schedule(start.schedule(family, config), config, epoch)
+    """Return the steps that an epoch samples its contexts by; before there are any, those of the run."""
+    return algorithm.sampling_schedule(start.schedule(family, config, contexts), config, epoch)
 
 
 def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig) -> int:
@@ -79,9 +84,9 @@ class Sampler:
     learner: Learner
     on_pass: Callable[[], None]
 
-    def schedule(self, epoch: int) -> Schedule:
-        """Return the steps that an epoch samples by."""
-        return schedule_of(epoch, self.family, self.start, self.algorithm, self.config)
+    def schedule(self, epoch: int, contexts: Sequence[Context] = ()) -> Schedule:
+        """Return the steps that an epoch samples its contexts by."""
+        return schedule_of(epoch, self.family, self.start, self.algorithm, self.config, contexts)
 
     def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
         """Sample and score this process's share.
@@ -91,9 +96,10 @@ class Sampler:
         """
         batches, pieces, seconds = [], [], 0.0
         rows = self.share.rows  # (batches, B)
-        shape = self.family.latents_shape(self.start.size(list(contexts.values())))
+        known = list(contexts.values())
+        shape = self.family.latents_shape(self.start.size(known))
         size, _ = self.config.forward_sizes(math.prod(shape))
-        schedule = self.schedule(epoch)  # a hook may have set another one
+        schedule = self.schedule(epoch, known)  # a hook may have set another one
         with (
             self.algorithm.sampling_policy(self.learner),
             progress_bar(self.share.accelerator, "sampling", len(rows), leave=False) as bar,
@@ -170,6 +176,7 @@ class Sampler:
                 config.log_prob_reduction,
                 group_size,
                 branches,
+                self.start.images(contexts),
             )
 
 

@@ -101,7 +101,8 @@ class Validation:
         """Play a rollout of each context and decode it: (B, 3, H, W)."""
         seed = self.trainer.config.seed
         generators = [torch.Generator().manual_seed(sample_seed(seed, NO_EPOCH, row)) for row in rows]
-        return self.sampler.render(contexts, self.sampler.schedule(0), generators, generators)[0]
+        schedule = self.sampler.schedule(0, contexts)
+        return self.sampler.render(contexts, schedule, generators, generators)[0]
 
     def _report(self, epochs: int, step: int, images: torch.Tensor, rewards: torch.Tensor) -> None:
         trainer, shown = self.trainer, []
