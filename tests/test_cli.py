@@ -174,7 +174,7 @@ def test_a_dry_run_counts_and_loads_no_weights(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(train, "load_pipeline", lambda model: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(train, "load_pipeline", lambda *_, **__: pytest.fail("weights were loaded"))
     sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
     flags = (
         *TINY,
@@ -457,7 +457,7 @@ def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def load(*arguments: Any) -> Any:
+    def load(*arguments: Any, **settings: Any) -> Any:
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr(train, "load_pipeline", load)

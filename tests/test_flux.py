@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,21 @@ from helpers import (
     make_pipeline,
     noisy_image,
 )
+from PIL import Image
 
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.app import cli
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
-from ddpo_lessons.families import Family, family_of
+from ddpo_lessons.families import Family, family_of, load_pipeline
 from ddpo_lessons.families.flux import Flux, FluxKontext, places_of, to_latents, to_tokens
-from ddpo_lessons.rollout import img2img_rollout, text2img_rollout
+from ddpo_lessons.families.policy import loaded_dtype, read_lora
+from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Runner
 
@@ -305,16 +311,16 @@ def test_a_run_resumes_to_the_bit(tmp_path, make, algorithm, start):
 def test_an_epoch_has_the_noise_levels_of_its_images(tmp_path):
     """And a run from noise those of its resolution."""
     runner = make_runner(tmp_path / "images", FlowGRPO(), FromImages(1.0))
-    runner.prompt_function = lambda: ("", torch.rand(3, 64, 64), {})
-    _, trajectory, _ = runner._sample(0, runner.draw_contexts(0))
+    runner.contexts.prompt_function = lambda: ("", torch.rand(3, 64, 64), {})
+    _, trajectory, _ = runner.sampler.sample(0, runner.contexts.draw(0))
     expected = runner.family.schedule(5, size=(64, 64)).timesteps
     assert torch.equal(trajectory.schedule.timesteps, expected)
     assert not torch.equal(expected, runner.family.schedule(5).timesteps)
     square = make_runner(tmp_path / "noise", FlowGRPO(), FromNoise(resolution=64))
-    _, trajectory, _ = square._sample(0, square.draw_contexts(0))
+    _, trajectory, _ = square.sampler.sample(0, square.contexts.draw(0))
     assert trajectory.final_latents.shape == (2, 4, 16, 16)
     assert torch.equal(trajectory.schedule.timesteps, expected)
-    assert square._identity()["resolution"] == 64
+    assert square._identity["resolution"] == 64
 
 
 def test_what_is_wrong_with_a_size_is_said_before_sampling(tmp_path):
@@ -322,12 +328,12 @@ def test_what_is_wrong_with_a_size_is_said_before_sampling(tmp_path):
         make_runner(tmp_path, FlowGRPO(), FromNoise(resolution=44))
     runner = make_runner(tmp_path, FlowGRPO(), WithImages(resolution=64), kontext())
     with pytest.raises(ValueError, match=r"resolution=64, but the images have \{\(32, 32\)\}"):
-        runner.draw_contexts(0)
+        runner.contexts.draw(0)
     sides = iter([32, 48, 32, 48])
     runner = make_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
-    runner.prompt_function = lambda: ("", torch.rand(3, 32, next(sides)), {})
+    runner.contexts.prompt_function = lambda: ("", torch.rand(3, 32, next(sides)), {})
     with pytest.raises(ValueError, match=r"sizes \[\(32, 32\), \(32, 48\)\]: resize them to one"):
-        runner.draw_contexts(0)
+        runner.contexts.draw(0)
 
 
 @pytest.mark.parametrize("make", [make_flux_pipeline, kontext])
@@ -373,3 +379,88 @@ def test_flux_dev_has_as_many_weights_as_its_authors_say_and_its_adapter_so_many
     with torch.device("meta"):
         transformer = FluxTransformer2DModel(**FLUX_DEV)
     assert sum(p.numel() for p in transformer.parameters()) == 11_901_408_320
+
+
+def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path):
+    """As FLUX.1 has to: 17 billion parameters. What is trained itself stays float32."""
+    folder, lora = tmp_path / "model", str(tmp_path / "lora")
+    make_flux_pipeline().save_pretrained(folder)
+    settings = {"mixed_precision": "bf16"}
+    assert loaded_dtype(make_config(tmp_path, **settings)) == torch.bfloat16
+    assert loaded_dtype(make_config(tmp_path, **settings, train_use_lora=False)) == torch.float32
+    assert loaded_dtype(make_config(tmp_path)) == torch.float32
+
+    def load() -> Any:
+        return load_pipeline(folder, dtype=torch.bfloat16)
+
+    family = family_of(load())
+    networks = [family.denoiser, *family.frozen.values()]
+    assert {p.dtype for network in networks for p in network.parameters()} == {torch.bfloat16}
+    start = FromNoise(resolution=32)  # a saved pipeline has forgotten its size
+    runner = make_runner(tmp_path / "run", FlowGRPO(), start, load(), **settings)
+    runner.train()
+    runner.save_pretrained(lora)
+    again = make_runner(tmp_path / "again", FlowGRPO(), start, load(), train_lora_from=lora, **settings)
+    assert {weight.dtype for weight in again.learner.trainable.values()} == {torch.float32}
+    for name, weight in again.learner.trainable.items():
+        assert torch.equal(weight, runner.learner.trainable[name])
+
+
+# ------------------------------------------------------------------------------------- the command line
+TINY = shlex.split("""
+train --num-epochs 1 --sample-num-steps 3 --sample-batch-size 2 --sample-num-batches-per-epoch 1
+--train-batch-size 2 --reward colourfulness --algorithm flow_grpo --resolution 32 --mixed-precision bf16
+""")
+
+
+def main(*words: Any) -> None:
+    assert cli.main([str(word) for word in words]) == 0
+
+
+def pixels(file: Path) -> torch.Tensor:
+    with Image.open(file) as image:
+        return to_tensor(image)
+
+
+def test_the_command_line_trains_and_samples_from_noise_and_from_images(tmp_path):
+    """With the run's resolution; the picture is that of plain diffusers with the LoRA weights."""
+    make_flux_pipeline().save_pretrained(tmp_path / "model")
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (48, 40), "red").save(photos / "red.png")
+    starts = {"text": ("--prompt", "a red three"), "images": ("--images", photos, "--noise-strength", 0.7)}
+    for name, words in starts.items():
+        run, out = tmp_path / name, tmp_path / f"{name} drawn"
+        main(*TINY, "--model", tmp_path / "model", *words, "--output-dir", run)
+        main("sample", "--run", run, *(["--count", 1] if name == "text" else []), "--output-dir", out)
+        assert {pixels(file).shape for file in out.glob("[rs]*.png")} == {(3, 32, 32)}
+    plain = load_pipeline(tmp_path / "model", dtype=torch.bfloat16)
+    read_lora(plain, tmp_path / "text" / "lora")
+    generator = torch.Generator().manual_seed(sample_seed(0, 0))
+    noise = torch.randn(1, 4, 8, 8, generator=generator)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        drawn = plain(
+            "a red three", num_inference_steps=3, guidance_scale=5.0, height=32, width=32, output_type="pt",
+            latents=packed(plain, noise), max_sequence_length=FLUX_LENGTH,
+        ).images[0]  # fmt: skip
+    # Plain diffusers keeps its latents in bfloat16, and we in float32.
+    assert (pixels(tmp_path / "text drawn" / "sample-000.png") - drawn).abs().max() < 0.03
+
+
+def test_the_command_line_gives_kontext_images_beside_the_noise(tmp_path, capsys):
+    folder, images = tmp_path / "model", tmp_path / "images"
+    kontext().save_pretrained(folder)
+    held_out = tmp_path / "held out"
+    for place in (images, held_out):
+        place.mkdir()
+        Image.new("RGB", (32, 32), "red").save(place / "red.png")
+    flags = (*TINY, "--model", folder, "--images", images, "--prompt", "make it blue", "--output-dir")
+    main(*flags, tmp_path / "run", "--validation", held_out, "--validation-freq", 1)
+    about = json.loads((tmp_path / "run" / "config.json").read_text())["run"]
+    assert (about["start"], about["resolution"]) == ("noise with images", 32)
+    assert len(read_metrics(tmp_path / "run", "validation")) == 2
+    main("sample", "--run", tmp_path / "run", "--output-dir", tmp_path / "edited")
+    assert pixels(tmp_path / "edited" / "red.png").shape == (3, 32, 32)
+    strength = ("--noise-strength", "0.5")
+    assert cli.main([str(word) for word in (*flags, tmp_path / "other", *strength)]) == 2
+    assert "a FluxKontextPipeline edits images" in capsys.readouterr().err

@@ -43,6 +43,7 @@ def test_presets_name_what_exists(name: str) -> None:
         ("corruption", 1, 256, 1),
         ("edit", 1, 256, 2),  # as the paper's
         ("sd35", 1, 256, 2),
+        ("flux", 1, 1152, 2),
     ],
 )
 def test_presets_make_the_epochs_of_the_peers(name: str, processes: int, samples: int, steps: int) -> None:

@@ -71,7 +71,7 @@ def test_a_run_is_sampled_as_it_was_trained(
     run("train", *TINY, *policy, "--model", model, "--prompt", "a red three")
     loaded: list[str] = []
     load = sample.load_pipeline
-    monkeypatch.setattr(sample, "load_pipeline", lambda name: loaded.append(name) or load(name))
+    monkeypatch.setattr(sample, "load_pipeline", lambda name, **how: loaded.append(name) or load(name, **how))
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     run("sample", "--run", here / "run")

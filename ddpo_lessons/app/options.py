@@ -90,6 +90,12 @@ def check_packages(config: DDPOConfig) -> None:
             raise ImportError(f"{name} needs a package that is not installed: pip install {package}")
 
 
+def check_resolution(resolution: int | None) -> None:
+    """Refuse a side that no image has; the model's own rules are looked at once it is loaded."""
+    if resolution is not None and resolution < 1:
+        raise ValueError(f"--resolution {resolution}: use a number of pixels, such as 512")
+
+
 # ------------------------------------------------------------------------------------------- commands
 @dataclass
 class Demo:
@@ -127,9 +133,12 @@ class Train:
     prompt: str | None = None
     """One prompt for everything."""
     images: Path | None = None
-    """Img2img: a folder of images, or of subfolders named by label; NAME.txt beside NAME.png: its prompts."""
+    """Img2img, or images for a model that edits: a folder of images, or of subfolders named by label;
+    NAME.txt beside NAME.png: its prompts."""
     noise_strength: float | None = None
     """With --images: share of the schedule that is run; the preset's, or 0.2."""
+    resolution: int | None = None
+    """Side of the images, in pixels; the preset's, or the model's own."""
     damage: tuple[Damage, ...] | None = None
     """With --images: damage to clean images, one for each; the preset's if not given."""
     severity: tuple[Literal[1, 2, 3, 4, 5], ...] | None = None
@@ -169,6 +178,9 @@ class Train:
         if self.prompts is not None and (self.images, self.prompt) != (None, None):
             raise ValueError("--prompts does not go with --prompt or --images: leave it out")
         self.check_validation()
+        check_resolution(self.resolution)
+        if self.resolution is not None and (self.dry_run or self.gpu_memory):
+            raise ValueError("--dry-run and --gpu-memory count the model's own size: leave out --resolution")
         if self.severity is not None and not (self.damage or preset.damages):
             raise ValueError("--severity says how strong damage is: give --damage too")
         if not (self.reward or preset.reward):
@@ -191,6 +203,10 @@ class Train:
     def choose_algorithm(self, preset: Preset) -> str:
         """Return the algorithm asked for, or the preset's."""
         return self.algorithm or preset.algorithm
+
+    def choose_resolution(self, preset: Preset) -> int | None:
+        """Return the side asked for, or the preset's; None for the model's own."""
+        return self.resolution or preset.resolution
 
     def choose_rewards(self, preset: Preset) -> tuple[reward_flag.Term, ...]:
         """Return what is trained for."""
@@ -270,6 +286,8 @@ class Sample:
     """Images without --images; 4 if not given."""
     noise_strength: float | None = None
     """Of img2img: share of the schedule that is run; the run's, or 0.2."""
+    resolution: int | None = None
+    """Side of the images, in pixels; the run's, or the model's own."""
     keep_size: bool = False
     """Of img2img: keep sizes that the model can take, instead of making all the model's own."""
     steps: int | None = None
@@ -300,6 +318,9 @@ class Sample:
                 raise ValueError(f"--{name.replace('_', '-')} {number}: use a number of at least 1")
         if self.guidance_scale is not None and not 0 <= self.guidance_scale < math.inf:
             raise ValueError(f"--guidance-scale {self.guidance_scale}: use 1 for none, and 5 or so for more")
+        check_resolution(self.resolution)
+        if self.resolution is not None and self.keep_size:
+            raise ValueError("--keep-size and --resolution are two sizes: leave one of them out")
         for place in self.images:
             if not place.exists():
                 raise ValueError(f"--images {place} does not exist")

@@ -29,6 +29,7 @@ class Preset:
         damages: of img2img, names of `world.DAMAGES` that are done to clean images.
         processes: for how many processes `config` holds the batches of one.
         algorithm: as `--algorithm` takes it.
+        resolution: side of the images in pixels; None for the model's own.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Preset:
     damages: tuple[str, ...] = ()
     processes: int = 1
     algorithm: str = "ddpo"
+    resolution: int | None = None
 
 
 # config/dgx.py of kvablack/ddpo-pytorch: the experiments of the DDPO paper, section 6, as its first author
@@ -126,6 +128,29 @@ _SD35: dict[str, Any] = {
     ),
 }
 
+# Not run on a GPU. The same project: `pickscore_flux_8gpu`, LoRA of scripts/train_flux.py, 48 prompts an
+# epoch with 24 images each. Guidance is an input of FLUX.1, and costs no second pass. They averaged the
+# weights, and took prompts of their own and 128 tokens of each.
+_FLUX: dict[str, Any] = {
+    **_SD35,
+    "save_freq": 30,
+    "sample_num_steps": 6,
+    "sample_eta": 0.9,
+    "sample_guidance_scale": 3.5,
+    "sample_batch_size": 3,
+    "sample_num_batches_per_epoch": 384,
+    "sample_group_size": 24,
+    "train_batch_size": 3,
+    "train_gradient_accumulation_steps": 192,
+    "train_kl_coefficient": 0.0,
+    "train_lora_rank": 64,
+    "train_lora_alpha": 128,
+    "train_lora_target_modules": (
+        *_SD35["train_lora_target_modules"],
+        *(f"{part}.net.{layer}" for part in ("ff", "ff_context") for layer in ("0.proj", "2")),
+    ),
+}
+
 # As in lesson 07, whose numbers benchmarks/NOTES.md explains, but from noise: more steps, smaller epochs.
 _DIGITS: dict[str, Any] = {
     "num_epochs": 40,
@@ -185,6 +210,14 @@ PRESETS: dict[str, Preset] = {
     "edit": Preset(_SD_1_5, "edit", "", _EDIT, noise_strength=0.5),
     "sd35": Preset(
         "stabilityai/stable-diffusion-3.5-medium", "pick_score", "activities", _SD35, algorithm="flow_grpo"
+    ),
+    "flux": Preset(
+        "black-forest-labs/FLUX.1-dev",
+        "pick_score",
+        "activities",
+        _FLUX,
+        algorithm="flow_grpo",
+        resolution=512,
     ),
 }
 

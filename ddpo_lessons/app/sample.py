@@ -30,10 +30,11 @@ from ddpo_lessons.data.folders import (
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.data.prompts import from_file, get_prompts
 from ddpo_lessons.families import family_of, load_pipeline
-from ddpo_lessons.families.policy import read_lora
-from ddpo_lessons.families.stable_diffusion import vae_factor
-from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
+from ddpo_lessons.families.policy import loaded_dtype, read_lora
+from ddpo_lessons.families.stable_diffusion import check_size, vae_factor
+from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
+from ddpo_lessons.run.processes import make_autocast
 from ddpo_lessons.tiny.world import to_pil
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
@@ -66,17 +67,35 @@ def run(arguments: Sample) -> int:
     _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
     files = [job.file for job in jobs if job.file is not None]
     check_files(files)
-    pipeline = load_pipeline(policy.model)
+    pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
+    edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments, policy)
+    if size is not None:
+        check_size(size, *family_of(pipeline).sides)
     if arguments.keep_size:
         _check_sizes(files, image_size(pipeline), *family_of(pipeline).sides)
     if policy.lora is not None:
         read_lora(pipeline, policy.lora)
     pipeline.to(PartialState().device)
-    if files:  # refuses a strength that cannot work
+    if files and not edits:  # refuses a strength that cannot work
         family_of(pipeline).schedule(
-            _settings(arguments, policy)["num_inference_steps"], _strength(arguments, policy)
+            _settings(arguments, policy)["num_inference_steps"], _strength(arguments, policy), size=size
         )
     return _sample(arguments, policy, pipeline, jobs)
+
+
+def takes_images(pipeline: Any, noise_strength: float | None) -> bool:
+    """Tell whether a model edits, from noise with images beside it; refuse a strength that was asked of it.
+
+    Raises:
+        ValueError: if it edits, and a noise_strength was given.
+    """
+    edits = family_of(pipeline).takes_images
+    if edits and noise_strength is not None:
+        raise ValueError(
+            f"--noise-strength {noise_strength}: a {type(pipeline).__name__} edits images, and starts from "
+            "noise alone; leave it out"
+        )
+    return edits
 
 
 def image_size(pipeline: Any) -> int:
@@ -195,23 +214,28 @@ def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job
     folder, shown = arguments.output_dir, []
     folder.mkdir(parents=True, exist_ok=True)
     family, settings = family_of(pipeline), _settings(arguments, policy)  # a family remembers embeddings
-    if isinstance(family, StableDiffusion3):
+    square = _size(arguments, policy)
+    if isinstance(family.schedule(settings["num_inference_steps"], size=square), FlowSchedule):
         settings["eta"] = 0.0  # the noise of training only explores: plain diffusers' steps are the ODE's
-    size = 1 if arguments.keep_size else arguments.batch_size  # sizes may differ
-    done = 0
+    size, done = 1 if arguments.keep_size else arguments.batch_size, 0  # sizes may differ
+    side = image_size(pipeline) if square is None else square[0]
+    low = loaded_dtype(policy.settings) == torch.bfloat16  # then as in training, LoRA in float32
+    autocast = make_autocast("bf16" if low else "no", family.denoiser.device)
     try:
         for first in tqdm(range(0, len(jobs), size), desc="sampling"):
             numbers = range(first, min(first + size, len(jobs)))
             batch = [jobs[number] for number in numbers]
-            inputs = [_load(arguments, policy, image_size(pipeline), n, jobs[n]) for n in numbers]
+            inputs = [_load(arguments, policy, side, n, jobs[n]) for n in numbers]
             seeds = [sample_seed(arguments.seed, number) for number in numbers]
             settings["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
             prompts, given = [job.prompt for job in batch], [image for image in inputs if image is not None]
-            if given:
-                strength = _strength(arguments, policy)
-                made, _ = img2img_rollout(family, prompts, torch.stack(given), strength, **settings)
-            else:
-                made, _ = text2img_rollout(family, prompts, **settings)
+            with autocast():
+                if given and not family.takes_images:
+                    strength = _strength(arguments, policy)
+                    made, _ = img2img_rollout(family, prompts, torch.stack(given), strength, **settings)
+                else:
+                    images = torch.stack(given) if given else None
+                    made, _ = text2img_rollout(family, prompts, size=square, images=images, **settings)
             for job, image, start in zip(batch, made.cpu(), inputs, strict=True):
                 _write(folder / job.name, to_pil(image))
                 tqdm.write(str(folder / job.name))
@@ -235,6 +259,12 @@ def _settings(arguments: Sample, policy: Policy) -> dict[str, Any]:
         "eta": trained.sample_eta,
         "negative_prompt": trained.negative_prompts,
     }
+
+
+def _size(arguments: Sample, policy: Policy) -> tuple[int, int] | None:
+    """Return (H, W) in pixels, asked for or trained with; None for the model's own, or that of each image."""
+    side = arguments.resolution or policy.record.get("resolution")
+    return None if side is None or arguments.keep_size else (side, side)
 
 
 def _strength(arguments: Sample, policy: Policy) -> float:

@@ -12,8 +12,7 @@ from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.app import forecast, reward_flag
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
-from ddpo_lessons.app.sample import image_size
-from ddpo_lessons.compat import load_pipeline
+from ddpo_lessons.app.sample import image_size, takes_images
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import (
     ImageFolder,
@@ -23,7 +22,9 @@ from ddpo_lessons.data.folders import (
     summary,
 )
 from ddpo_lessons.data.prompts import read_prompts
-from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
+from ddpo_lessons.families import load_pipeline
+from ddpo_lessons.families.policy import loaded_dtype
 from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Runner
@@ -78,8 +79,9 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     algorithm = make_algorithm(arguments.choose_algorithm(preset))
     if images is not None:
         return _make_image_trainer(arguments, preset, images, config, rewards, model, algorithm)
-    prompts, start = arguments.choose_prompts(preset, config.seed), FromNoise()
-    reward_function, pipeline = reward_flag.make(rewards), load_pipeline(model)
+    prompts = arguments.choose_prompts(preset, config.seed)
+    start = FromNoise(resolution=arguments.choose_resolution(preset))
+    reward_function, pipeline = reward_flag.make(rewards), load_pipeline(model, dtype=loaded_dtype(config))
     about = _about(arguments, preset, None, rewards)
     return Runner(config, reward_function, prompts, pipeline, algorithm=algorithm, start=start, about=about)
 
@@ -95,11 +97,20 @@ def _make_image_trainer(
 ) -> Runner:
     damages = arguments.damage or preset.damages
     reward_flag.check(rewards, images, damages, arguments.prompt)
-    reward_function, pipeline = reward_flag.make(rewards, images, damages), load_pipeline(model)
+    reward_function = reward_flag.make(rewards, images, damages)
+    pipeline = load_pipeline(model, dtype=loaded_dtype(config))
     sampler = _sampler(arguments, images, pipeline, config.seed)
-    start = FromImages(forecast.noise_strength(arguments, preset))
+    start = _start_from_images(arguments, preset, pipeline)
     about = _about(arguments, preset, images, rewards)
     return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
+
+
+def _start_from_images(arguments: Train, preset: Preset, pipeline: Any) -> WithImages:
+    """Return img2img's start, or that of a model that edits."""
+    resolution = arguments.choose_resolution(preset)
+    if not takes_images(pipeline, arguments.noise_strength):
+        return FromImages(forecast.noise_strength(arguments, preset), resolution=resolution)
+    return WithImages(resolution=resolution)
 
 
 def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
@@ -125,10 +136,10 @@ def make_validation(arguments: Train, trainer: Runner, held_out: ImageFolder | l
 
 
 def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
-    damages = arguments.damage or arguments.choose_preset().damages
-    severities = arguments.severity or SEVERITIES
-    prompt = arguments.prompt or ""
-    return image_prompts(images, prompt, image_size(pipeline), seed, damages, severities)
+    preset = arguments.choose_preset()
+    damages, severities = arguments.damage or preset.damages, arguments.severity or SEVERITIES
+    side = arguments.choose_resolution(preset) or image_size(pipeline)
+    return image_prompts(images, arguments.prompt or "", side, seed, damages, severities)
 
 
 def _about(

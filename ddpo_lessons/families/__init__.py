@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
@@ -71,14 +72,15 @@ def model_name(pipeline: Any) -> str | None:
     return embedded[0] if embedded else str(place)
 
 
-def load_pipeline(model: str | Path, revision: str = "main") -> Any:
-    """Load a pipeline of a known family in float32, with the family's scheduler and no safety checker.
+def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype = torch.float32) -> Any:
+    """Load a pipeline of a known family, with the family's scheduler and no safety checker.
 
     Only safetensors are read, no pickle. Of a family that is not known, no weights are read.
 
     Args:
         model: "tiny-sd", "tiny-sd3" or "tiny-zoo", which are embedded, a folder, or a name on the hub.
         revision: branch, tag or commit on the hub.
+        dtype: of all networks; `policy.loaded_dtype` says what a run needs.
 
     Returns:
         The pipeline, on the CPU.
@@ -94,7 +96,11 @@ def load_pipeline(model: str | Path, revision: str = "main") -> Any:
         # What was left out when the model was saved, as T5 often is, diffusers wants to be told again.
         left_out = {part: None for part, classes in index.items() if classes == [None, None]}
         pipeline = getattr(diffusers, index["_class_name"]).from_pretrained(
-            place, revision=revision, use_safetensors=True, **{**left_out, **family.without_checker}
+            place,
+            revision=revision,
+            use_safetensors=True,
+            dtype=dtype,
+            **{**left_out, **family.without_checker},
         )
     except TypeError:
         raise
@@ -108,6 +114,6 @@ def load_pipeline(model: str | Path, revision: str = "main") -> Any:
         ) from error
     for part in pipeline.components.values():
         if isinstance(part, nn.Module):
-            part.float()  # text encoders come in the precision of their file
+            nn.Module.to(part, dtype)  # some layers come in another one
     family(pipeline)  # gives it the scheduler that the family's steps need
     return pipeline

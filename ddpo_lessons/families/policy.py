@@ -18,6 +18,7 @@ from diffusers.training_utils import cast_training_params
 from diffusers.utils import logging
 from peft import LoraConfig, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import load_file
 from torch import nn
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
@@ -26,6 +27,15 @@ from ddpo_lessons.families.lora import use_summed_weights
 from ddpo_lessons.families.sharded import whole
 
 _PRECISION = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def loaded_dtype(config: DDPOConfig) -> torch.dtype:
+    """Return the precision in which a run can load all networks: bfloat16 if it trains none but LoRA in it.
+
+    FLUX.1 has 17 billion parameters, 34 GB instead of 68. What is trained itself stays float32, and in
+    float16 some networks do.
+    """
+    return torch.bfloat16 if config.mixed_precision == "bf16" and config.train_use_lora else torch.float32
 
 
 def prepare_policy(
@@ -149,6 +159,12 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
             f"the LoRA weights of {folder} do not fit the model: none of them is for a layer that a "
             f"{type(pipeline).__name__} has. Give the model that they were trained on"
         )
+    networks = {part: m for part, m in pipeline.components.items() if isinstance(m, nn.Module)}
+    weights = load_file(Path(folder, LORA_FILE))
+    for name, parameter in nn.ModuleDict(networks).named_parameters():
+        exact = weights.get(name.replace(".default", ""))
+        if exact is not None:  # peft has rounded it to the precision of the layer below
+            parameter.data = exact.to(parameter.device, torch.float32)
 
 
 @contextlib.contextmanager
