@@ -29,19 +29,18 @@ from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.app import cli
+from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.families import Family, family_of, load_pipeline
 from ddpo_lessons.families.flux import Flux, FluxKontext, places_of, to_latents, to_tokens
-from ddpo_lessons.families.policy import loaded_dtype, read_lora
+from ddpo_lessons.families.policy import loaded_dtype, prepare_policy, read_lora
 from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-FLUX_DEV: dict[str, Any] = {"guidance_embeds": True}  # its config.json; all else is diffusers' default
 
 
 def noise_of(*shape: int, seed: int = 5) -> torch.Tensor:
@@ -231,7 +230,8 @@ def make_runner(
 ) -> Runner:
     """Make a run of two optimizer steps an epoch on five steps."""
     unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
-    settings = {"train_batch_size": 1, "sample_num_steps": 5, "sample_eta": 0.7, **unused, **changes}
+    eta = {"sample_eta": 0.7} if isinstance(algorithm, FlowGRPO) else {}  # the others take the ODE
+    settings = {"train_batch_size": 1, "sample_num_steps": 5, **eta, **unused, **changes}
     prompts = noisy_image if isinstance(start, WithImages) else each_prompt()
     return Runner(
         make_config(folder, **settings), reward, prompts, pipeline or make_flux_pipeline(),
@@ -374,11 +374,28 @@ def test_pipelines_have_their_family(tmp_path):
         assert found.keeps_float32 == {"text_encoder_2"}
 
 
-def test_flux_dev_has_as_many_weights_as_its_authors_say_and_its_adapter_so_many(tmp_path):
-    """12 billion; LoRA of rank 4 on q, k, v (and out in 19 of the 57 blocks), each 3072 × 3072."""
+def test_flux_dev_and_the_adapter_of_its_preset_have_so_many_weights():
+    """19 blocks of two streams: eight layers 3072 × 3072, four of width 12,288; 38 of one: q, k and v."""
     with torch.device("meta"):
-        transformer = FluxTransformer2DModel(**FLUX_DEV)
+        transformer = FluxTransformer2DModel(guidance_embeds=True)  # its config.json; the rest is default
     assert sum(p.numel() for p in transformer.parameters()) == 11_901_408_320
+    config = DDPOConfig(**PRESETS["flux"].config)
+    trained = prepare_policy(transformer, {}, config, use_lora=True, device=torch.device("meta"))
+    square, wide = 64 * (3072 + 3072), 64 * (3072 + 12288)
+    assert sum(p.numel() for p in trained.values()) == 19 * (8 * square + 4 * wide) + 38 * 3 * square
+
+
+def test_kontext_runs_on_the_meta_device():
+    """So that a forecast can run the family's own code: nothing looks at values."""
+    family = family_of(kontext())
+    for network in (family.denoiser, *family.frozen.values()):
+        network.to("meta")
+    images = torch.empty(2, 3, 64, 32, device="meta")
+    told = family.condition(["a", "b"], "", 3.5, (64, 32), images)
+    latents = torch.empty(2, *family.latents_shape((64, 32)), device="meta")
+    out = family.predict(family.denoiser, latents, torch.empty(2, device="meta"), told, 3.5)
+    assert out.shape == latents.shape == (2, 4, 16, 8)
+    assert family.decode(out).shape == images.shape
 
 
 def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path):

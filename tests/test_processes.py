@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FluxKontextPipeline, FluxPipeline
 from helpers import (
     PROMPTS,
     brightness,
     each_prompt,
     make_config,
+    make_flux_pipeline,
     make_pipeline,
     make_sd3_pipeline,
     noisy_image,
@@ -24,10 +26,11 @@ from helpers import (
 from safetensors.torch import load_file, save_file
 
 from ddpo_lessons import compat
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import PromptSampler
-from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
@@ -53,6 +56,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "branching": {"sample_group_size": 2},
     # In the third epoch neither the new policy samples nor the first one.
     "nft": {"num_epochs": 3, "train_clip_range": DDPOConfig.train_clip_range},
+    "flux": {"sample_eta": 0.7, "sample_group_size": 2},
+    "kontext": {"sample_eta": 0.7},
 }  # fmt: skip
 
 
@@ -90,6 +95,13 @@ def train(folder: Path, name: str, **changes: Any) -> Runner:
         trainer = Runner(
             config, bright_and_red, each_prompt(), make_sd3_pipeline(), algorithm=NFT(decay_rate=0.4),
             start=FromNoise(),
+        )  # fmt: skip
+    elif name in ("flux", "kontext"):
+        edits = name == "kontext"
+        trainer = Runner(
+            config, bright_and_red, noisy_image if edits else each_prompt(),
+            make_flux_pipeline(kind=FluxKontextPipeline if edits else FluxPipeline), algorithm=FlowGRPO(),
+            start=WithImages() if edits else FromNoise(resolution=48),
         )  # fmt: skip
     else:
         prompts = Sampler() if name == "skipped" else each_prompt()

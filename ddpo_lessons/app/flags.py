@@ -9,6 +9,7 @@ from ddpo_lessons.config import DDPOConfig
 
 FIELDS = [spec.name for spec in dataclasses.fields(DDPOConfig)] + [
     "noise_strength",
+    "resolution",
     "gpu_memory",
     "algorithm",
 ]
