@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxImg2ImgPipeline, FluxKontextPipeline, FluxPipeline, FluxTransformer2DModel
+from fake_device import fake_device
 from helpers import (
     FLUX_LENGTH,
     PROMPTS,
@@ -383,6 +384,23 @@ def test_flux_dev_and_the_adapter_of_its_preset_have_so_many_weights():
     trained = prepare_policy(transformer, {}, config, use_lora=True, device=torch.device("meta"))
     square, wide = 64 * (3072 + 3072), 64 * (3072 + 12288)
     assert sum(p.numel() for p in trained.values()) == 19 * (8 * square + 4 * wide) + 38 * 3 * square
+
+
+def test_on_a_device_nothing_crosses_or_waits_in_a_denoising_step_or_a_group_of_pairs(tmp_path):
+    """As many transfers with more steps, and with smaller groups; `test_device.py` has the other models."""
+
+    def crossings(name: str, **changes: Any) -> int:
+        with fake_device() as traffic:
+            settings = {"train_batch_size": 2, "train_forward_size": 4, **changes}
+            runner = make_runner(tmp_path / name, FlowGRPO(), WithImages(), kontext(), **settings)
+            runner.step(0)
+            traffic.clear()
+            runner.step(1)
+            return sum(sum(counter.values()) for counter in vars(traffic).values())
+
+    usual = crossings("usual")
+    assert crossings("groups", train_forward_size=1) == usual
+    assert crossings("long", sample_num_steps=8, train_forward_size=7) == usual
 
 
 def test_kontext_runs_on_the_meta_device():
