@@ -23,6 +23,7 @@ from helpers import (
     noisy_image,
 )
 from PIL import Image
+from torch import nn
 
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.base import Algorithm
@@ -324,6 +325,15 @@ def test_an_epoch_has_the_noise_levels_of_its_images(tmp_path):
     assert square._identity["resolution"] == 64
 
 
+def test_a_run_tells_kontext_the_image_of_each_context(tmp_path):
+    runner = make_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
+    contexts = runner.contexts.draw(0)
+    _, trajectory, _ = runner.sampler.sample(0, contexts)
+    images = torch.stack([contexts[number].image for number in range(2)])
+    assert not torch.equal(images[0], images[1])
+    assert torch.equal(trajectory.conditioning["image_latents"], runner.family.encode(images))
+
+
 def test_what_is_wrong_with_a_size_is_said_before_sampling(tmp_path):
     with pytest.raises(ValueError, match=r"images of \(44, 44\) pixels: resize to multiples of 8"):
         make_runner(tmp_path, FlowGRPO(), FromNoise(resolution=44))
@@ -416,7 +426,7 @@ def test_kontext_runs_on_the_meta_device():
     assert family.decode(out).shape == images.shape
 
 
-def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path):
+def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path, monkeypatch):
     """As FLUX.1 has to: 17 billion parameters. What is trained itself stays float32."""
     folder, lora = tmp_path / "model", str(tmp_path / "lora")
     make_flux_pipeline().save_pretrained(folder)
@@ -428,7 +438,9 @@ def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path
     def load() -> Any:
         return load_pipeline(folder, dtype=torch.bfloat16)
 
-    family = family_of(load())
+    with monkeypatch.context() as patch:  # no network is ever whole in float32
+        patch.setattr(nn.Module, "to", lambda network, *_: network)
+        family = family_of(load())
     networks = [family.denoiser, *family.frozen.values()]
     assert {p.dtype for network in networks for p in network.parameters()} == {torch.bfloat16}
     start = FromNoise(resolution=32)  # a saved pipeline has forgotten its size
