@@ -58,6 +58,16 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("flow.py", "test_algorithms.py -k timesteps", [
         ("(1 - places).clamp", "places.clamp"),
     ]),
+    ("families/flux.py", "test_flux.py -k plain_diffusers_d", [
+        ("range(number, number + 1)", "range(0, 1)"),
+        ("out[:, : tokens[0].shape[1]]", "out[:, -tokens[0].shape[1] :]"),
+        ("(len(prompts),), guidance_scale,", "(len(prompts),), 1.0,"),
+        ("self.latents_shape(size)", "self.latents_shape()"),
+    ]),
+    ("run/sampling.py", "test_flux.py -k 'tells_kontext or noise_levels_of'", [
+        ("self.start.images(contexts),", "None,"),
+        ("self.schedule(epoch, known)", "self.schedule(epoch)"),
+    ]),
     ("ppo.py", "test_ppo.py", [
         ("torch.maximum(-adv", "torch.minimum(-adv"),
         ("ratio.clamp(1 - clip_range", "ratio.clamp(1 / (1 + clip_range)"),
