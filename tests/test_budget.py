@@ -1,25 +1,37 @@
-"""The budget: counts by hand, and against what real tensors and a real trainer hold."""
+"""The budget: counts by hand, and against what real tensors and real trainers hold and compute."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import SD3Transformer2DModel
-from helpers import brightness, make_config, make_pipeline, noisy_image, red_three
+from diffusers import SD3Transformer2DModel, StableDiffusionPipeline
+from helpers import (
+    brightness,
+    make_config,
+    make_pipeline,
+    make_sd3_pipeline,
+    make_xl_pipeline,
+    noisy_image,
+    red_three,
+)
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.awm import AWM
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.app import budget
+from ddpo_lessons.app.memory import like, published
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromNoise
-from ddpo_lessons.families import policy
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.families import FAMILIES, policy
 from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import FlowGRPOTrainer, ImageDDPOTrainer, Runner
 
@@ -30,20 +42,40 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+def sizes(pipeline: Any) -> dict[str, int]:
+    parts = pipeline.components.items()
+    return {name: count(part) for name, part in parts if isinstance(part, nn.Module)}
+
+
 # ------------------------------------------------------------------------------------------ networks
-def test_stable_diffusion_has_its_published_sizes_and_takes_no_memory() -> None:
-    networks = budget.sd15()
-    assert count(networks.unet) == 859_520_964
-    assert count(networks.vae) == 83_653_863
-    assert count(networks.text_encoder) == 123_060_480
-    for network in vars(networks).values():
-        assert {p.device.type for p in network.parameters()} == {"meta"}
+CLIP_VAE = {"vae": 83_653_863, "text_encoder": 123_060_480}
+SD3_ENCODERS = {"text_encoder": 123_650_304, "text_encoder_2": 694_659_840, "text_encoder_3": 4_762_310_656}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sd15", {"unet": 859_520_964, **CLIP_VAE}),
+        ("sdxl", {"unet": 2_567_463_684, **CLIP_VAE, "text_encoder_2": 694_659_840}),
+        ("sd35_medium", {"transformer": 2_243_171_520, "vae": 83_819_683, **SD3_ENCODERS}),
+    ],
+)
+def test_published_models_have_their_sizes_and_take_no_memory(name: str, expected: dict[str, int]) -> None:
+    pipeline = published(name)
+    assert sizes(pipeline) == expected
+    for part in pipeline.components.values():
+        if isinstance(part, nn.Module):
+            assert {p.device.type for p in part.parameters()} == {"meta"}
+    if name == "sd35_medium":
+        positions = 384**2 * 1536  # a table, and no parameter
+        transformer = pipeline.transformer
+        assert sum(w.numel() for w in budget.weights(transformer)) == count(transformer) + positions
 
 
 def test_lora_of_stable_diffusion_by_hand() -> None:
     """Rank 4 on to_q, to_k, to_v, to_out.0 of both attentions of sixteen blocks."""
-    networks = budget.sd15()
-    trained = prepare_policy(networks.unet, {}, DDPOConfig(), use_lora=True, device=torch.device("meta"))
+    unet = published("sd15").unet
+    trained = prepare_policy(unet, {}, DDPOConfig(), use_lora=True, device=budget.META)
     widths = [320] * 2 + [640] * 2 + [1280] * 2 + [1280] + [1280] * 3 + [640] * 3 + [320] * 3
     square, cross = [4 * 2 * (w + w) for w in widths], [4 * 2 * (w + 768) for w in widths]
     # self-attention: four square matrices; cross-attention: q and out square, k and v from the text
@@ -52,28 +84,19 @@ def test_lora_of_stable_diffusion_by_hand() -> None:
     assert {p.dtype for p in trained.values()} == {torch.float32}
 
 
-def test_like_has_the_pipelines_architecture() -> None:
-    pipeline = make_pipeline()
-    networks = budget.like(pipeline)
-    for name, network in vars(networks).items():
-        mine = {key: tensor.shape for key, tensor in network.state_dict().items()}
-        assert mine == {key: t.shape for key, t in getattr(pipeline, name).state_dict().items()}
-        assert {t.device.type for t in network.parameters()} == {"meta"}
-
-
-@pytest.mark.slow
-def test_stable_diffusion_35_has_its_published_sizes() -> None:
-    networks = budget.sd35_medium()
-    assert {name: count(network) for name, network in networks.frozen.items()} == {
-        "vae": 83_819_683,
-        "text_encoder": 123_650_304,
-        "text_encoder_2": 694_659_840,
-        "text_encoder_3": 4_762_310_656,
-    }
-    assert count(networks.transformer) == 2_243_171_520
-    positions = 384**2 * 1536  # a table, and no parameter
-    assert sum(w.numel() for w in budget.weights(networks.transformer)) == 2_243_171_520 + positions
-    assert networks.tokens == 77 + 256
+@pytest.mark.parametrize("make", [make_pipeline, make_xl_pipeline, make_sd3_pipeline, load_tiny_sd3])
+def test_like_has_the_pipelines_architecture(make: Any) -> None:
+    pipeline = make()
+    steps = pipeline.scheduler.timesteps
+    found = like(pipeline)
+    FAMILIES[type(pipeline).__name__](found).schedule(7)
+    assert pipeline.scheduler.timesteps is steps  # another scheduler was set
+    assert sizes(found) == sizes(pipeline)
+    for name, part in pipeline.components.items():
+        if isinstance(part, nn.Module):
+            shapes = {key: tensor.shape for key, tensor in getattr(found, name).state_dict().items()}
+            assert shapes == {key: tensor.shape for key, tensor in part.state_dict().items()}
+            assert {t.device.type for t in getattr(found, name).parameters()} == {"meta"}
 
 
 # -------------------------------------------------------------------------------------------- counts
@@ -82,11 +105,10 @@ def test_flops_of_layers_by_hand() -> None:
         conv, image = nn.Conv2d(3, 8, 3, padding=1), torch.zeros(2, 3, 10, 10)
         query = torch.zeros(2, 4, 16, 5)  # 2 samples, 4 heads, 16 positions, 5 dimensions
     # every one of 2*8*10*10 outputs takes 3*3*3 multiply-adds
-    assert budget.count_flops(lambda: conv(image)) == 2 * (2 * 8 * 10 * 10) * 27
-    with budget.as_on_cuda():
-        flops = budget.count_flops(lambda: F.scaled_dot_product_attention(query, query, query))
+    assert budget.cost(lambda: conv(image)).flops == 2 * (2 * 8 * 10 * 10) * 27
     # 2*4 matrices of 16*16 scores, and as many products of scores and values
-    assert flops == 2 * (2 * 4) * (16 * 16 * 5) * 2
+    attention = budget.cost(lambda: F.scaled_dot_product_attention(query, query, query))
+    assert attention.flops == 2 * (2 * 4) * (16 * 16 * 5) * 2
 
 
 def test_backward_of_a_linear_layer_is_two_forwards_and_one_where_it_is_frozen() -> None:
@@ -94,42 +116,38 @@ def test_backward_of_a_linear_layer_is_two_forwards_and_one_where_it_is_frozen()
         first, second = nn.Linear(6, 7, bias=False), nn.Linear(7, 5, bias=False)
         rows = torch.zeros(3, 6)
     forward = [2 * 3 * 6 * 7, 2 * 3 * 7 * 5]
+    run = lambda: second(first(rows)).sum().backward()  # noqa: E731
     # no gradient of the data: the first layer needs that of its weights alone
-    both = budget.count_flops(lambda: second(first(rows)).sum().backward())
-    assert both == 2 * forward[0] + 3 * forward[1]
+    assert budget.cost(run).flops == 2 * forward[0] + 3 * forward[1]
     second.requires_grad_(False)
-    assert budget.count_flops(lambda: second(first(rows)).sum().backward()) == 2 * sum(forward)
-
-
-def test_saved_bytes_by_hand() -> None:
-    first, second = nn.Linear(6, 7), nn.Linear(7, 5)
-    weights = [*first.parameters(), *second.parameters()]
-    rows = torch.zeros(3, 6)
-
-    def run() -> torch.Tensor:
-        return second(first(rows).relu())
-
-    # the input (3, 6) for the first weight; the outcome of relu (3, 7), which the second weight shares
-    assert budget.saved_bytes(run, weights) == 4 * (3 * 6 + 3 * 7)
-    with_weights = 4 * (7 * 5)  # the second weight, for the gradient of its input
-    assert budget.saved_bytes(run) == 4 * (3 * 6 + 3 * 7) + with_weights
-    first.requires_grad_(False)
-    second.requires_grad_(False)
-    assert budget.saved_bytes(run) == 0
+    assert budget.cost(run).flops == 2 * sum(forward)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_peak_bytes_by_hand(device: str) -> None:
-    def chain() -> None:
+def test_peak_by_hand(device: str) -> None:
+    weight = torch.zeros(1000, device=device)
+    with budget.Counter(device) as counter:
         one = torch.zeros(100, device=device)  # 400
         two = one + 1  # 800
         del one  # 400
         two.view(10, 10).mul_(2)  # no memory: a view, and in place
+        weight.view(2, 500)  # was there before
         torch.zeros(50, device=device)  # 600 for a moment
+        torch.zeros(5000, device="meta" if device == "cpu" else "cpu")  # elsewhere
+    assert (counter.peak, counter.live) == (800, 400)
 
-    assert budget.peak_bytes(chain) == 800
-    weight = torch.zeros(1000, device=device)
-    assert budget.peak_bytes(lambda: weight.view(2, 500), [weight]) == 0
+
+def test_a_network_runs_once_for_each_shape() -> None:
+    with torch.device("meta"):
+        network, rows = nn.Linear(6, 7), torch.zeros(3, 6)
+    with budget.Counter() as counter, counter.once(network):
+        with torch.no_grad():
+            assert [network(rows).shape for _ in range(3)] == [(3, 7)] * 3
+            network(rows[:2])
+        network(rows)
+    assert counter.flops == 2 * 6 * 7 * (3 * 3 + 2 + 3)
+    assert counter.passes == {False: 3 * 3 + 2, True: 3}
+    assert network.forward.__func__ is nn.Linear.forward
 
 
 def test_moments_in_eight_bits_where_tensors_are_large_enough() -> None:
@@ -139,14 +157,12 @@ def test_moments_in_eight_bits_where_tensors_are_large_enough() -> None:
 
 
 # ------------------------------------------------------------------------------- against real tensors
-def policies(**changes: Any) -> tuple[Any, Any]:
-    """The same policy with memory and without."""
-    config = DDPOConfig(**changes)
-    real, meta = make_pipeline(), budget.like(make_pipeline())
-    for networks, device in ((real, "cpu"), (meta, "meta")):
-        frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
-        prepare_policy(networks.unet, frozen, config, use_lora=True, device=torch.device(device))
-    return real.unet, meta.unet
+def policies(**changes: Any) -> list[Any]:
+    """The same UNet as a policy, with memory and without."""
+    real, meta = make_pipeline().unet, like(make_pipeline()).unet
+    for unet, device in ((real, "cpu"), (meta, "meta")):
+        prepare_policy(unet, {}, DDPOConfig(**changes), use_lora=True, device=torch.device(device))
+    return [real, meta]
 
 
 def plain_attention(query: Any, key: Any, value: Any, **unused: Any) -> torch.Tensor:
@@ -154,9 +170,17 @@ def plain_attention(query: Any, key: Any, value: Any, **unused: Any) -> torch.Te
     return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1) @ value
 
 
-def passing(unet: Any, rows: int = 2) -> Callable[[], torch.Tensor]:
-    latents, timesteps, embeds = budget.unet_inputs(unet, rows, tokens=16)
-    return lambda: unet(latents, timesteps, encoder_hidden_states=embeds).sample
+def kept_peak_and_flops(unet: Any) -> tuple[int, int, int]:
+    """Count forward and backward; what is kept between them is what lives then."""
+    first = next(unet.parameters())
+    made = {"device": first.device, "dtype": first.dtype}
+    latents, told = torch.zeros(2, 4, 8, 8, **made), torch.zeros(2, 16, 64, **made)
+    steps = torch.zeros(2, dtype=torch.long, device=first.device)
+    with budget.Counter(first.device.type) as counter:
+        out = unet(latents, steps, encoder_hidden_states=told).sample
+        kept = counter.live
+        out.float().mean().backward()
+    return kept, counter.peak, counter.flops
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -167,106 +191,115 @@ def test_meta_tensors_save_live_and_compute_as_real_ones_do(
     monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
     # The meta device stands for a GPU, where adapters are peft's own.
     monkeypatch.setattr(policy, "use_summed_weights", lambda config: None)
-    counts = []
-    for unet in policies(mixed_precision=precision, train_gradient_checkpointing=checkpointing):
-        run, weights = passing(unet), list(unet.parameters())
-        both_ways = lambda run=run: run().float().mean().backward()  # noqa: E731
-        saved = budget.saved_bytes(run, weights)
-        counts.append((saved, budget.peak_bytes(both_ways, weights), budget.count_flops(both_ways)))
-    real, meta = counts
+    unets = policies(mixed_precision=precision, train_gradient_checkpointing=checkpointing)
+    real, meta = map(kept_peak_and_flops, unets)
     # In bf16 the CPU's normalisations keep their statistics in another precision than others.
     assert meta == pytest.approx(real, rel=0.01 if precision == "bf16" else 0)
     assert meta[2] == real[2]
 
 
 def test_fused_attention_saves_what_the_cpu_kernel_saves() -> None:
-    """Query, key, value, outcome and a number per row of scores; on CUDA a random state of bytes as well."""
-    query = torch.zeros(2, 4, 64, 8, requires_grad=True)
-    real = budget.saved_bytes(lambda: F.scaled_dot_product_attention(query, query, query))
-    assert real == 2 * 4 * 64 * 8 * 4 * 2 + 2 * 4 * 64 * 4
-    with budget.as_on_cuda():
-        query = query.detach().to("meta").requires_grad_()
-        counted = budget.saved_bytes(lambda: F.scaled_dot_product_attention(query, query, query))
-    assert real <= counted <= real + 64
+    """The outcome and a number per row of scores; on CUDA a random state of bytes as well."""
+    query, kept = torch.zeros(2, 4, 64, 8, requires_grad=True), []
+    for device, way in (("cpu", contextlib.nullcontext()), ("meta", budget.as_on_cuda())):
+        moved = query.detach().to(device).requires_grad_()
+        with way, budget.Counter(device) as counter:
+            out = F.scaled_dot_product_attention(moved, moved, moved)
+            kept.append(counter.live)
+        assert out.requires_grad
+    assert kept[0] == 2 * 4 * 64 * 8 * 4 + 2 * 4 * 64 * 4
+    assert kept[0] <= kept[1] <= kept[0] + 64
 
 
 def test_autocast_of_products_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its list of products is CUDA's; normalisations stay as they are on the CPU."""
     monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
+    monkeypatch.setattr(policy, "use_summed_weights", lambda config: None)
     monkeypatch.setattr(budget, "_TO_LOW", ("linear", "conv2d"))
     monkeypatch.setattr(budget, "_TO_FLOAT32", ())
     real, meta = policies(mixed_precision="bf16")
     with torch.autocast("cpu", torch.bfloat16):
-        expected = budget.saved_bytes(passing(real), real.parameters())
-    with budget.as_on_cuda(torch.bfloat16):
+        expected = kept_peak_and_flops(real)[0]
+    with budget.as_on_cuda():
         F.scaled_dot_product_attention = lambda *a, **kw: plain_attention(*(t.bfloat16() for t in a))
-        counted = budget.saved_bytes(passing(meta), meta.parameters())
+        plain = kept_peak_and_flops(meta)[0]
+        with torch.autocast("meta", torch.bfloat16):
+            counted = kept_peak_and_flops(meta)[0]
     assert counted == pytest.approx(expected, rel=0.01)
-    assert counted != pytest.approx(budget.saved_bytes(passing(meta), meta.parameters()), rel=0.01)
+    assert counted != pytest.approx(plain, rel=0.01)
 
 
 def test_functions_are_put_back() -> None:
-    usual = (F.linear, F.conv2d, F.group_norm, F.layer_norm, F.scaled_dot_product_attention)
-    with budget.as_on_cuda(torch.bfloat16):
+    usual = (F.linear, F.conv2d, F.group_norm, F.layer_norm, F.scaled_dot_product_attention, torch.autocast)
+    with budget.as_on_cuda(), torch.autocast("meta", torch.bfloat16):
         assert F.group_norm(torch.zeros(2, 4, 3, dtype=torch.bfloat16), 2).dtype == torch.float32
         assert F.linear(torch.zeros(2, 4), torch.zeros(3, 4)).dtype == torch.bfloat16
-    with contextlib.suppress(ZeroDivisionError), budget.as_on_cuda(torch.bfloat16):
+        with torch.autocast("meta", enabled=False):  # as SDXL's family does around its autoencoder
+            assert F.linear(torch.zeros(2, 4), torch.zeros(3, 4)).dtype == torch.float32
+        assert F.linear(torch.zeros(2, 4), torch.zeros(3, 4)).dtype == torch.bfloat16
+    with contextlib.suppress(ZeroDivisionError), budget.as_on_cuda():
         F.linear(torch.zeros(2, 4), torch.zeros(3, 4 // 0))
-    assert (F.linear, F.conv2d, F.group_norm, F.layer_norm, F.scaled_dot_product_attention) == usual
+    now = (F.linear, F.conv2d, F.group_norm, F.layer_norm, F.scaled_dot_product_attention, torch.autocast)
+    assert now == usual
 
 
-# ----------------------------------------------------------------------------------------- the budget
+# ----------------------------------------------------------------------------------- against real runs
+def record(trainer: Any) -> list[Any]:
+    """Keep what an epoch has: its trajectory, then its batches."""
+    seen: list[Any] = []
+    trainer.image_samples_hook = lambda *arguments: seen.append(arguments[0])
+    update = trainer.algorithm.update
+
+    def recorded(samples: Any, learner: Any) -> None:
+        seen.append(samples.trajectory)
+        update(samples, learner)
+
+    trainer.algorithm.update = recorded
+    return seen
+
+
+def bytes_of(trajectory: Any) -> int:
+    return sum(t.nbytes for t in vars(trajectory).values() if isinstance(t, torch.Tensor))
+
+
 @pytest.mark.parametrize("use_lora", [True, False])
 def test_bytes_of_a_trainer(tmp_path: Path, use_lora: bool) -> None:
     config = make_config(
         tmp_path, sample_num_batches_per_epoch=2, sample_num_steps=4, train_use_lora=use_lora
     )
-    pipeline = make_pipeline()
-    networks = budget.like(pipeline)
+    pipeline, start = make_pipeline(), FromImages(noise_strength=0.5)
+    found = budget.estimate(like(pipeline), config, DDPO(), start)
     trainer = ImageDDPOTrainer(config, brightness, noisy_image, pipeline, noise_strength=0.5)
-    found = budget.estimate(networks, config, num_timesteps=2, from_images=True)
-    seen: list[Any] = []
-    trainer.image_samples_hook = lambda *arguments: seen.append(arguments[0])
-    update = trainer.algorithm.update
-    trainer.algorithm.update = lambda samples, learner: (
-        seen.append(samples.trajectory),
-        update(samples, learner),
-    )
+    seen = record(trainer)
     trainer.step(0)
     trajectory, batches = seen
-    assert found.latents == trajectory.latents.nbytes == 4 * 3 * (4 * 8 * 8) * 4
+    # two steps: three states and the final latents, each four by eight by eight
+    assert trajectory.latents.nbytes + trajectory.final_latents.nbytes == 4 * (3 + 1) * (4 * 8 * 8) * 4
+    assert found.latents == bytes_of(trajectory)
     assert found.images == sum(batch[0].nbytes for batch in batches)
     embeds = trajectory.conditioning["prompt_embeds"]
     assert found.embeddings == embeds.nbytes * 2  # guided; the empty prompt is not doubled
-    assert found.trained == found.gradients == sum(p.nbytes for p in trainer.learner.trainable.values())
+    assert found.trained == sum(p.nbytes for p in trainer.learner.trainable.values())
     moments = trainer.learner.tensors()["optimizer"]
     assert found.moments == sum(t.nbytes for name, t in moments.items() if not name.endswith("|step"))
     parts = (pipeline.unet, pipeline.vae, pipeline.text_encoder)
     total = sum(p.nbytes for part in parts for p in part.parameters())
     assert found.frozen == total - found.trained
-    assert found.resident == sum(
-        getattr(found, name)
-        for name in ("frozen", "trained", "gradients", "moments", "latents", "images", "embeddings")
-    )
-    assert found.peak == found.resident + max(found.activations_sampling, found.activations_training)
+    assert found.resident == found.networks + found.samples + found.pairs
+    assert found.networks == total + found.trained + found.moments
+    assert found.peak == found.resident + max(found.sampling.peak, found.training.peak)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_bytes_of_a_flow_trainer(tmp_path: Path, precision: str) -> None:
     config = make_config(tmp_path, sample_num_steps=3, sample_eta=0.7, mixed_precision=precision)
     pipeline = load_tiny_sd3()
-    networks = budget.like(pipeline)
+    found = budget.estimate(like(pipeline), config, make_algorithm("flow_grpo"), FromNoise())
     trainer = FlowGRPOTrainer(config, brightness, red_three, pipeline)
-    found = budget.estimate(networks, config, num_timesteps=2, from_images=False)
-    seen: list[Any] = []
-    update = trainer.algorithm.update
-    trainer.algorithm.update = lambda samples, learner: (
-        seen.append(samples.trajectory),
-        update(samples, learner),
-    )
+    seen = record(trainer)
     trainer.step(0)
-    (trajectory,) = seen
-    assert found.latents == trajectory.latents.nbytes == 2 * 3 * (4 * 8 * 8) * 4
+    trajectory = seen[0]
+    assert found.latents == bytes_of(trajectory)
     size = 2 if precision == "bf16" else 4
     # 16 tokens of CLIP and one for T5, 64 numbers each, and 64 of the pooled embedding; guided
     assert found.embeddings == sum(t.nbytes for t in trajectory.conditioning.values())
@@ -274,6 +307,73 @@ def test_bytes_of_a_flow_trainer(tmp_path: Path, precision: str) -> None:
     parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2)
     assert found.frozen == sum(w.nbytes for part in parts for w in budget.weights(part)) - found.trained
     assert found.trained == sum(p.nbytes for p in trainer.learner.trainable.values())
+
+
+@pytest.fixture
+def like_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the budget count what the CPU computes in float32, and the CPU compute what is counted."""
+    monkeypatch.setattr(policy, "use_summed_weights", lambda config: None)  # a GPU has peft's adapters
+    monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
+    monkeypatch.setattr(budget, "as_on_cuda", contextlib.nullcontext)
+    monkeypatch.setattr(torch, "autocast", lambda *unused, **enabled: contextlib.nullcontext())
+
+
+GROUPS = {"sample_group_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "make", "changes"),
+    [
+        ("ddpo", make_pipeline, {"train_timestep_fraction": 0.5}),
+        ("ddpo", make_xl_pipeline, {"train_kl_coefficient": 0.1, "train_use_lora": False}),
+        ("rwr", make_pipeline, {}),
+        ("branching:window=1", make_pipeline, GROUPS),
+        ("flow_grpo:window=2", make_sd3_pipeline, {"train_num_inner_epochs": 2}),
+        ("awm", make_sd3_pipeline, {}),
+        ("nft", make_pipeline, {}),
+        ("dpo", make_pipeline, GROUPS),
+        ("draft:last_steps=2", make_pipeline, {}),
+        ("refl", make_sd3_pipeline, {}),
+    ],
+)
+def test_flops_are_those_of_an_epoch_that_runs(
+    text: str, make: Any, changes: dict[str, Any], tmp_path: Path, like_the_cpu: None
+) -> None:
+    """Every algorithm, and every family: counted with memory, and without."""
+    fields = {"sample_num_steps": 4, "sample_num_batches_per_epoch": 4, "train_batch_size": 2}
+    unused = {"train_clip_range": DDPOConfig.train_clip_range}  # by some of them
+    config = make_config(tmp_path, **fields, **unused, **changes, train_gradient_accumulation_steps=2)
+    found = budget.estimate(like(make()), config, make_algorithm(text), FromNoise())
+    algorithm = make_algorithm(text)
+    algorithm.shares_starts = False  # what groups share is left out of the count
+    trainer = Runner(config, brightness, red_three, make(), algorithm=algorithm, start=FromNoise())
+    trainer.family.condition(["a red three"], "", 2.0)  # embedding prompts is not counted
+    with FlopCounterMode(display=False) as counter:
+        trainer.step(0)
+    assert found.sampling.flops + found.training.flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("text", ["ddpo", "nft", "draft:last_steps=2"])
+def test_the_peak_of_training_is_that_of_a_step_that_runs(
+    text: str, tmp_path: Path, like_the_cpu: None
+) -> None:
+    fields = {"sample_num_batches_per_epoch": 2, "train_clip_range": DDPOConfig.train_clip_range}
+    config = make_config(tmp_path, **fields, train_forward_size=2)
+    found = budget.estimate(like(make_pipeline()), config, make_algorithm(text), FromNoise())
+    task = (brightness, red_three, make_pipeline())
+    trainer = Runner(config, *task, algorithm=make_algorithm(text), start=FromNoise())
+    for weight in trainer.learner.trainable.values():
+        weight.grad = torch.zeros_like(weight)
+    peaks = []
+
+    def step(loss: Any, groups: Any) -> None:
+        with budget.Counter("cpu") as counter:
+            loss(trainer.learner.denoiser, groups[0])[0].backward()
+        peaks.append(counter.peak)
+
+    trainer.learner.step = step
+    trainer.step(0)
+    assert found.training.peak == pytest.approx(peaks[0], rel=0.005)
 
 
 def test_flops_of_a_transformer_by_hand() -> None:
@@ -297,74 +397,120 @@ def test_flops_of_a_transformer_by_hand() -> None:
         2 * image * width * 4 * width,  # the feed-forward network
         width * 2 * width + image * width * 4 * 4,  # out of the transformer
     ]
-    assert budget.sampling_cost(network, rows, text).flops == 2 * rows * sum(each)
+    told = torch.zeros(rows, text, 24, device="meta"), torch.zeros(rows, 20, device="meta")
+    latents, steps = torch.zeros(rows, 4, 8, 8, device="meta"), torch.zeros(rows, device="meta")
+    assert budget.cost(lambda: network(latents, *told, steps)).flops == 2 * rows * sum(each)
 
 
-def test_flops_of_an_epoch_are_those_of_its_passes(tmp_path: Path) -> None:
+# ----------------------------------------------------------------------------------------- the budget
+class TwicePipeline(StableDiffusionPipeline):
+    """A model of another kind."""
+
+
+class Twice(StableDiffusion):
+    """A family that asks its UNet about every latent twice, and embeds half of each prompt."""
+
+    def predict(self, *arguments: Any) -> torch.Tensor:
+        return (super().predict(*arguments) + super().predict(*arguments)) / 2
+
+    def condition(self, *arguments: Any) -> dict[str, torch.Tensor]:
+        told = super().condition(*arguments)
+        return {name: value[:, :8] for name, value in told.items()}
+
+
+def test_a_new_family_is_counted_without_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "TwicePipeline", Twice)
+    config = make_config(tmp_path, sample_num_steps=5)
     pipeline = make_pipeline()
-    changes = {"sample_num_batches_per_epoch": 3, "train_batch_size": 3, "sample_num_steps": 8}
-    plain = make_config(tmp_path, **changes, sample_guidance_scale=1.0)
-    found = budget.estimate(budget.like(pipeline), plain, 4, from_images=True, reward_bytes=7)
-    networks = budget.like(pipeline)
-    prepare_policy(networks.unet, {}, plain, use_lora=True, device=torch.device("meta"))
-    step, pair = budget.sampling_cost(networks.unet, 1, 16), budget.training_cost(networks.unet, 1, 16)
-    code = budget.decoding_cost(networks.vae, 1, 32).flops + budget.encoding_cost(networks.vae, 1, 32).flops
-    assert found.flops_sampling == 6 * (4 * step.flops + code)
-    assert found.flops_training == 6 * 4 * pair.flops
-    assert found.reward == 7
-    changed = {"sample_guidance_scale": 2.0, "train_num_inner_epochs": 2, "train_kl_coefficient": 1.0}
-    guided = budget.estimate(
-        budget.like(pipeline), make_config(tmp_path, **changes, **changed), 4, from_images=False
+    parts = {**pipeline.components, "requires_safety_checker": False}
+    once, twice = (
+        budget.estimate(like(made), config, DDPO(), FromNoise())
+        for made in (pipeline, TwicePipeline(**parts))
     )
-    assert guided.flops_sampling == 6 * (4 * 2 * step.flops + budget.decoding_cost(networks.vae, 1, 32).flops)
-    assert guided.flops_training == 2 * 6 * 4 * 2 * (pair.flops + step.flops)
+    assert twice.embeddings == once.embeddings / 2
+    assert twice.frozen == once.frozen
+    # 2 samples, 5 steps, guided: 20 latents
+    assert (once.sampling.passes, once.training.passes) == (20, 20)
+    assert (twice.sampling.passes, twice.training.passes) == (40, 40)
+    assert 1.5 < twice.training.peak / once.training.peak < 2  # both passes are kept
 
 
 def test_copies_of_the_policy_are_counted(tmp_path: Path) -> None:
     """An older policy, and the one before training where no adapter can be switched off for it."""
     pipeline = make_pipeline()
 
-    def held(keeps_old: bool = False, **changes: Any) -> int:
-        config, networks = make_config(tmp_path, **changes), budget.like(pipeline)
-        return budget.estimate(networks, config, 2, from_images=False, keeps_old=keeps_old).frozen
+    def held(text: str = "ddpo", **changes: Any) -> int:
+        config = make_config(tmp_path, **changes)
+        return budget.estimate(like(pipeline), config, make_algorithm(text), FromNoise()).frozen
 
     task = (make_config(tmp_path / "run"), brightness, red_three, make_pipeline())
     runner = Runner(*task, algorithm=AWM(), start=FromNoise())
     old = sum(weight.nbytes for weight in runner.learner.old.values())
-    assert held(keeps_old=True) - held() == old > 0
+    assert held("awm") - held() == old > 0
     penalty = {"train_kl_coefficient": 0.1}
     assert held(**penalty) == held()
-    lora = tmp_path / "lora"
-    assert held(**penalty, train_lora_from=str(lora)) - held(train_lora_from=str(lora)) == old
     whole = sum(weight.nbytes for weight in pipeline.unet.parameters())
+    lora = str(tmp_path / "lora")  # the reference is a UNet with the adapter as it was loaded
+    assert held(**penalty, train_lora_from=lora) - held(train_lora_from=lora) == whole + old
     assert held(**penalty, train_use_lora=False) - held(train_use_lora=False) == whole
 
 
-def test_checkpointing_computes_more_and_holds_less(tmp_path: Path) -> None:
-    config = make_config(tmp_path, train_batch_size=1, sample_batch_size=1, mixed_precision="bf16")
-    networks = budget.sd15()
-    frozen = {"vae": networks.vae, "text_encoder": networks.text_encoder}
-    prepare_policy(networks.unet, frozen, config, use_lora=True, device=torch.device("meta"))
-    forward = budget.sampling_cost(networks.unet, 1, autocast=torch.bfloat16)
+def test_pairs_are_held_with_their_noise(tmp_path: Path) -> None:
+    """Numbers of rows, columns, distinct states and pairs; or rows, columns, timesteps and noise."""
+    fields = {"sample_num_steps": 5, "sample_num_batches_per_epoch": 2, "train_batch_size": 2}
+    config = make_config(tmp_path, **fields)
+    ddpo, awm = (
+        budget.estimate(like(make_pipeline()), config, make_algorithm(text), FromNoise()).pairs
+        for text in ("ddpo", "awm")
+    )
+    assert ddpo == 2 * 5 * 4 * 8
+    assert awm == 2 * 5 * (3 * 8 + 4 * 8 * 8 * 4)
+
+
+def test_the_most_steps_that_may_be_drawn_are_counted(tmp_path: Path) -> None:
+    config = make_config(tmp_path, sample_num_steps=5)
+    drawn, fixed = (
+        budget.estimate(
+            like(make_pipeline()), config, make_algorithm(f"draft:last_steps=4{end}"), FromNoise()
+        )
+        for end in (",draws_steps=true", "")
+    )
+    assert drawn == fixed
+
+
+def test_checkpointing_computes_more_and_holds_less() -> None:
+    unet = published("sd15").unet
+    prepare_policy(unet, {}, DDPOConfig(mixed_precision="bf16"), use_lora=True, device=budget.META)
+    made = {"device": "meta", "dtype": torch.bfloat16}
+    latents, told, step = torch.zeros(1, 4, 64, 64, **made), torch.zeros(1, 77, 768, **made), 1
+    run = lambda: unet(latents, step, encoder_hidden_states=told).sample.float().mean()  # noqa: E731
+    with torch.no_grad():
+        forward = budget.cost(run, torch.bfloat16)
     assert 0.79e12 < forward.flops < 0.82e12  # published: 0.4 tera multiply-adds
-    usual = budget.training_cost(networks.unet, 1, autocast=torch.bfloat16)
+    usual = budget.cost(lambda: run().backward(), torch.bfloat16)
     assert 2.1 < usual.flops / forward.flops < 2.3  # LoRA: no gradient of frozen weights
-    networks.unet.enable_gradient_checkpointing()
-    recomputed = budget.training_cost(networks.unet, 1, autocast=torch.bfloat16)
+    unet.enable_gradient_checkpointing()
+    recomputed = budget.cost(lambda: run().backward(), torch.bfloat16)
     assert usual.flops < recomputed.flops <= usual.flops + forward.flops
     assert recomputed.peak < usual.peak / 3
 
 
+def test_joining_trajectories_may_be_the_peak() -> None:
+    nothing, counted = budget.Cost(0, 0), dict.fromkeys(budget.Budget.__dataclass_fields__, 0)
+    parts: dict[str, Any] = {**counted, "latents": 3, "embeddings": 4, "sampling": nothing}
+    found = [budget.Budget(**{**parts, "training": budget.Cost(0, peak)}) for peak in (1, 9)]
+    assert [each.peak for each in found] == [7 + 7, 7 + 9]
+
+
 def test_seconds_are_flops_over_speed() -> None:
-    parts = dict.fromkeys(budget.Budget.__dataclass_fields__, 0)
-    found = budget.Budget(**{**parts, "flops_sampling": 3 * 10**12, "flops_training": 6 * 10**12})
+    parts: dict[str, Any] = dict.fromkeys(budget.Budget.__dataclass_fields__, 0)
+    work = {"sampling": budget.Cost(3 * 10**12, 0), "training": budget.Cost(6 * 10**12, 0)}
+    found = budget.Budget(**{**parts, **work})
     assert found.seconds(peak_tflops=10, utilisation=0.5) == pytest.approx((0.6, 1.2))
     with pytest.raises(ValueError, match="utilisation=0"):
         found.seconds(10, 0)
 
 
-def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="like\\(pipeline\\)"):
-        budget.estimate(make_pipeline(), make_config(tmp_path), 2, from_images=True)
-    with pytest.raises(ValueError, match="num_timesteps=0"):
-        budget.estimate(budget.like(make_pipeline()), make_config(tmp_path), 0, from_images=True)
+def test_a_pipeline_with_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="like"):
+        budget.estimate(make_pipeline(), make_config(tmp_path), DDPO(), FromNoise())

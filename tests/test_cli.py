@@ -212,7 +212,14 @@ def test_a_dry_run_of_a_flow_model_trains_its_window_only(
     run("train", "--model", "tiny-sd3", "--algorithm", "refl", "--prompts", "prompts.txt", *flags)
     text = capsys.readouterr().out
     assert "prompts: prompts.txt, 2 prompts, the first 'a red two'" in text
-    assert "memory, hours and disk: not known, for the dry run counts ddpo," in text
+    # 64 samples, of each one prediction; two passes of it
+    assert "denoiser passes an epoch: 1280 of sampling, at most 128 of training" in text
+    assert "GB on each device" in text
+    run(
+        "train", "--model", "some/model", "--prompts", "prompts.txt", "--reward", "colourfulness", "--dry-run"
+    )
+    text = capsys.readouterr().out
+    assert "denoiser passes, memory, hours and disk: not known, for the size of 'some/model' is not" in text
     assert [path.name for path in here.iterdir()] == ["prompts.txt"]
 
 
@@ -645,7 +652,6 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--algorithm", "nft:bta=1"], "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
         (["train", "--algorithm", "nft:beta=0"], "beta=0.0 must be above 0"),
         (["train", "--algorithm", "awm:time_power=much"], "time_power=much must be a number"),
-        (["train", "--algorithm", "draft", "--gpu-memory", "24"], "and draft holds more"),
         (["train", "--log-prob-reduction", "max"], "--log-prob-reduction"),
         (["train", "--project-kwargs", "[1]"], "--project-kwargs"),
         (["train", "--project-kwargs", "{"], "not JSON"),

@@ -15,9 +15,8 @@ from diffusers.utils import logging
 
 from benchmarks.common import read_rows
 from benchmarks.speed import gpu, paper_run
-from ddpo_lessons.app import budget, cli, options
+from ddpo_lessons.app import budget, cli, memory, options
 from ddpo_lessons.run.compiled import WrongGradientsError
-from ddpo_lessons.tiny import load_tiny_sd
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +39,9 @@ def test_a_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
     assert all(float(row[f"{phase}_s"]) > 0 for phase in ("sampling", "reward", "training"))
     assert row["peak_gb"] == ""  # the CPU keeps no count
     # four samples of 20 actions, each a pass without guidance and VAE work on top
-    step = budget.sampling_cost(budget.like(load_tiny_sd()).unet, 2, tokens=16).flops / 2
+    unet = memory.find_pipeline("tiny-sd").unet
+    inputs = torch.zeros(1, 4, 8, 8, device="meta"), 1, torch.zeros(1, 16, 64, device="meta")
+    step = budget.cost(lambda: unet(*inputs)).flops
     assert float(row["sampling_tflop"]) > 4 * 20 * step / 1e12
     header = json.loads(output.with_suffix(".json").read_text())
     assert header["command"].startswith("python -m benchmarks.speed.gpu --size tiny --gpu-memory 10")

@@ -9,11 +9,15 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from helpers import make_config, make_pipeline, make_xl_pipeline
+from torch import nn
 from transformers import T5Config, T5EncoderModel
 
+from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.app import budget, memory
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, divide, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
 from ddpo_lessons.tiny import load_tiny_sd3
 
@@ -34,19 +38,7 @@ def xl_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-# ---------------------------------------------------------------------------------------- networks
-@pytest.mark.parametrize("kind", ["model", "xl_model"])
-def test_networks_are_those_of_the_folder(kind: str, request: pytest.FixtureRequest) -> None:
-    pipeline = make_pipeline() if kind == "model" else make_xl_pipeline()
-    for networks in (memory.find_networks(request.getfixturevalue(kind)), budget.like(pipeline)):
-        names = {"unet", "vae", "text_encoder"} | ({"text_encoder_2"} if kind == "xl_model" else set())
-        assert set(vars(networks)) == names
-        for name, network in vars(networks).items():
-            shapes = {key: tensor.shape for key, tensor in network.state_dict().items()}
-            assert shapes == {key: t.shape for key, t in getattr(pipeline, name).state_dict().items()}
-            assert {t.device.type for t in network.parameters()} == {"meta"}
-
-
+# ------------------------------------------------------------------------------------------- models
 def with_t5() -> StableDiffusion3Pipeline:
     """tiny-sd3 with a random T5, of no more tokens than its tokenizer says."""
     parts = load_tiny_sd3().components
@@ -60,47 +52,54 @@ def without_tokenizer_3() -> StableDiffusion3Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("make", "tokens"), [(load_tiny_sd3, 16 + 1), (with_t5, 16 + 8), (without_tokenizer_3, 16 + 256)]
+    ("make", "tokens"),
+    [
+        (make_pipeline, 16),
+        (make_xl_pipeline, 16),
+        (load_tiny_sd3, 16 + 1),
+        (with_t5, 16 + 8),
+        (without_tokenizer_3, 16 + 256),
+    ],
 )
-def test_networks_of_a_flow_model(make: Any, tokens: int, tmp_path: Path) -> None:
+def test_a_folder_gives_its_pipeline_without_weights(make: Any, tokens: int, tmp_path: Path) -> None:
     pipeline = make()
     pipeline.save_pretrained(tmp_path)
-    for networks in (memory.find_networks(str(tmp_path)), budget.like(pipeline)):
-        family = family_of(pipeline)
-        assert networks.denoiser is networks.transformer
-        assert set(networks.frozen) == set(family.frozen)
-        for name, network in {**networks.frozen, "transformer": networks.denoiser}.items():
-            shapes = {key: tensor.shape for key, tensor in network.state_dict().items()}
-            assert shapes == {key: t.shape for key, t in getattr(pipeline, name).state_dict().items()}
-            assert {t.device.type for t in network.parameters()} == {"meta"}
-        assert networks.tokens == family.condition(["a red three"], "", 1.0)["prompt_embeds"].shape[1]
-        assert networks.tokens == tokens
-    assert set(networks.frozen) - {"text_encoder_3"} == {"vae", "text_encoder", "text_encoder_2"}
+    found = memory.find_pipeline(str(tmp_path))
+    assert type(found) is type(pipeline)
+    for name, value in pipeline.scheduler.config.items():
+        assert name.startswith("_") or found.scheduler.config[name] == value
+    for name, part in pipeline.components.items():
+        if isinstance(part, nn.Module):
+            shapes = {key: tensor.shape for key, tensor in getattr(found, name).state_dict().items()}
+            assert shapes == {key: tensor.shape for key, tensor in part.state_dict().items()}
+            assert {t.device.type for t in getattr(found, name).parameters()} == {"meta"}
+    if "force_zeros_for_empty_prompt" in pipeline.config:
+        assert found.config.force_zeros_for_empty_prompt == pipeline.config.force_zeros_for_empty_prompt
+    for each in (pipeline, memory.like(pipeline)):
+        assert family_of(each).condition(["a red three"], "", 1.0)["prompt_embeds"].shape[1] == tokens
 
 
-def test_networks_of_a_name_that_is_not_known() -> None:
+def test_a_name_that_is_not_known() -> None:
     with pytest.raises(
         ValueError,
         match=r"size of 'some/model' is not known here: .*tiny-sd, tiny-sd3, tiny-zoo, stable-diff",
     ):
-        memory.find_networks("some/model")
+        memory.find_pipeline("some/model")
 
 
 def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline", "vae": ["diffusers", "VAE"]}')
-    with pytest.raises(ValueError, match="holds no Stable Diffusion"):
-        memory.find_networks(str(tmp_path))
+    (tmp_path / "model_index.json").write_text(
+        '{"_class_name": "KolorsPipeline", "vae": ["diffusers", "VAE"]}'
+    )
+    with pytest.raises(ValueError, match="no pipeline that can be counted: the model is a KolorsPipeline"):
+        memory.find_pipeline(str(tmp_path))
 
 
-@pytest.mark.slow
-def test_stable_diffusion_xl_has_its_published_sizes() -> None:
-    sizes = {name: sum(p.numel() for p in n.parameters()) for name, n in vars(budget.sdxl()).items()}
-    assert sizes == {
-        "unet": 2_567_463_684,
-        "vae": 83_653_863,
-        "text_encoder": 123_060_480,
-        "text_encoder_2": 694_659_840,
-    }
+def test_a_folder_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+    load_tiny_sd3().save_pretrained(tmp_path)
+    (tmp_path / "vae" / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"no pipeline that can be counted: .*config\.json"):
+        memory.find_pipeline(str(tmp_path))
 
 
 def test_rewards_share_clip() -> None:
@@ -111,13 +110,15 @@ def test_rewards_share_clip() -> None:
 
 
 # --------------------------------------------------------------------------------------------- fitting
+START = FromImages(noise_strength=1.0)
+
+
 def peak(model: str, config: DDPOConfig) -> float:
     """GB that a card needs, counted with passes of the size in question."""
-    found = budget.estimate(memory.find_networks(model), config, 3, from_images=True)
+    found = budget.estimate(memory.find_pipeline(model), config, DDPO(), START)
     return (found.peak / memory.GB + memory.CUDA) / memory.SHARE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "guidance"), [("model", 1.0), ("model", 2.0), ("xl_model", 2.0)])
 def test_the_largest_passes_that_fit(
     kind: str, guidance: float, tmp_path: Path, request: pytest.FixtureRequest
@@ -125,9 +126,9 @@ def test_the_largest_passes_that_fit(
     model = request.getfixturevalue(kind)
     config = make_config(tmp_path, **EPOCH, sample_guidance_scale=guidance, mixed_precision="bf16")
     # 12 samples an optimizer step: passes of 1, 2, 3, 4, 6 or 12
-    needed = {size: peak(model, memory._with_passes(config, size)) for size in (4, 6, 12)}
+    needed = {size: peak(model, memory.with_passes(config, size)) for size in (4, 6, 12)}
     for size, larger in ((4, 6), (6, 12)):
-        found = memory.fit(model, config, (needed[size] + needed[larger]) / 2, 3, from_images=True).config
+        found, _ = memory.fit(model, config, (needed[size] + needed[larger]) / 2, DDPO(), START)
         assert found.forward_sizes(4 * 8 * 8) == (size, size)
         before, after = (each.epoch_plan(3) for each in (config, found))
         assert after.total_samples == before.total_samples == 24
@@ -135,36 +136,33 @@ def test_the_largest_passes_that_fit(
         assert not found.train_gradient_checkpointing
 
 
+def test_passes_keep_what_an_algorithm_needs(model: str, tmp_path: Path) -> None:
+    """DPO's batches hold whole groups."""
+    config = make_config(tmp_path, **EPOCH, sample_group_size=2, train_clip_range=DDPOConfig.train_clip_range)
+    small, _ = memory.fit(
+        model, config, peak(model, memory.with_passes(config, 2)), make_algorithm("dpo"), START
+    )
+    assert (small.sample_batch_size, small.train_forward_size) == (2, 2)
+    large, _ = memory.fit(model, config, 24, make_algorithm("dpo"), START)
+    assert (large.sample_batch_size, large.train_forward_size) == (4, 12)
+
+
 def test_checkpointing_is_for_what_does_not_fit_without(model: str, tmp_path: Path) -> None:
     config = make_config(tmp_path, **EPOCH)
-    one = memory._with_passes(config, 1)
-    gigabytes = peak(model, one) * (1 - 1e-9)
-    found = memory.fit(model, config, gigabytes, 3, from_images=True)
-    assert found.config.train_gradient_checkpointing
-    assert found.gigabytes < gigabytes
-    with pytest.raises(ValueError, match="one sample at a time"):
-        memory.fit(model, config, gigabytes, 3, from_images=True, keep_checkpointing=True)
+    gigabytes = peak(model, memory.with_passes(config, 1)) * (1 - 1e-9)
+    found, taken = memory.fit(model, config, gigabytes, DDPO(), START)
+    assert found.train_gradient_checkpointing
+    assert taken < gigabytes
+    with pytest.raises(ValueError, match="smallest passes, of 1,"):
+        memory.fit(model, config, gigabytes, DDPO(), START, keep_checkpointing=True)
 
 
 def test_the_smallest_card_that_would_do_is_named(model: str, tmp_path: Path) -> None:
     config = make_config(tmp_path, **EPOCH)
     with pytest.raises(ValueError, match=r"a card of (\d+\.\d) GB") as caught:
-        memory.fit(model, config, 0.5, 3, from_images=True)
-    checkpointed = memory._with_passes(make_config(tmp_path, **EPOCH, train_gradient_checkpointing=True), 1)
+        memory.fit(model, config, 0.5, DDPO(), START)
+    checkpointed = memory.with_passes(make_config(tmp_path, **EPOCH, train_gradient_checkpointing=True), 1)
     assert f"a card of {peak(model, checkpointed):.1f} GB" in str(caught.value)
-
-
-def test_a_kl_penalty_holds_a_second_unet_where_all_of_it_is_trained(model: str, tmp_path: Path) -> None:
-    plain, held = (
-        budget.estimate(
-            memory.find_networks(model),
-            make_config(tmp_path, train_use_lora=False, train_kl_coefficient=weight),
-            3,
-            from_images=False,
-        )
-        for weight in (0.0, 0.1)
-    )
-    assert held.frozen - plain.frozen == 4 * sum(p.numel() for p in make_pipeline().unet.parameters())
 
 
 def test_auto_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +181,7 @@ def test_the_table_of_lesson_08_is_what_is_worked_out(gigabytes: int) -> None:
     config = DDPOConfig(**PRESETS["edit"].config)
     reward = memory.reward_bytes("edit")
     name = "stable-diffusion-v1-5/stable-diffusion-v1-5"
-    found = memory.fit(name, config, gigabytes, 25, from_images=True, reward_bytes=reward).config
+    found, _ = memory.fit(name, config, gigabytes, DDPO(), FromImages(noise_strength=0.5), reward)
     table = DDPOConfig(**fit_to_memory(PRESETS["edit"].config, gigabytes))
     assert found.forward_sizes(4 * 64 * 64) == table.forward_sizes(4 * 64 * 64)
     assert found.train_gradient_checkpointing == table.train_gradient_checkpointing

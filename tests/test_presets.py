@@ -10,10 +10,12 @@ import torch
 
 from ddpo_lessons import rewards
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app import budget
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.app import budget, memory
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data import prompts
+from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.tiny import world
@@ -87,7 +89,7 @@ def test_stable_diffusion_35_takes_the_settings_of_its_source() -> None:
     config = DDPOConfig(**PRESETS["sd35"].config)
     assert config.epoch_plan(1).total_samples == 16 * 16
     assert (config.sample_group_size, config.shared_starts) == (16, 1)
-    found = budget.sd35_medium().transformer
+    found = memory.published("sd35_medium").transformer
     trained = prepare_policy(found, {}, config, use_lora=True, device=torch.device("meta"))
     # 23 blocks with eight layers of 1536 x 1536, and a last one whose text is given up: no to_add_out
     assert sum(p.numel() for p in trained.values()) == (23 * 8 + 7) * 32 * (1536 + 1536)
@@ -149,7 +151,8 @@ def test_the_edit_preset_fits_every_card_on_paper(gigabytes: int) -> None:
     """With guidance, and both models of its reward in float32: CLIP ViT-L/14 and ResNet-18 without head."""
     config = DDPOConfig(**fit_to_memory(PRESETS["edit"].config, gigabytes))
     reward = (427_616_513 + 11_176_512) * 4
-    found = budget.estimate(budget.sd15(), config, 25, from_images=True, reward_bytes=reward)
+    start = FromImages(noise_strength=PRESETS["edit"].noise_strength or 0)
+    found = budget.estimate(memory.published("sd15"), config, DDPO(), start, reward)
     assert found.peak + 1e9 < 0.85 * gigabytes * 1e9
     assert found.peak > 0.5 * gigabytes * 1e9
 
@@ -165,7 +168,7 @@ def test_the_heaviest_preset_fits_every_card_on_paper(gigabytes: int) -> None:
     config = DDPOConfig(**fit_to_memory(fields, gigabytes))
     assert config.epoch_plan(50).total_samples == 256
     clip = 427_616_513 * 4
-    found = budget.estimate(budget.sd15(), config, 50, from_images=False, reward_bytes=clip)
+    found = budget.estimate(memory.published("sd15"), config, DDPO(), FromNoise(), clip)
     assert found.peak + 1e9 < 0.85 * gigabytes * 1e9
     assert found.peak > 0.5 * gigabytes * 1e9  # and uses it
 

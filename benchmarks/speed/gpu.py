@@ -17,17 +17,16 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState
-from diffusers import DDIMScheduler, StableDiffusionPipeline
+from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging
-from transformers import CLIPTokenizer
 
 from benchmarks.common import Row, machine, redness, scratch_config, write_json, write_rows
-from ddpo_lessons.app import budget
+from ddpo_lessons.app import budget, memory
 from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.run.compiled import WrongGradientsError
-from ddpo_lessons.tiny import CHECKPOINT, load_tiny_sd
+from ddpo_lessons.tiny import load_tiny_sd
 from ddpo_lessons.trainer import ImageDDPOTrainer
 
 PRESET = PRESETS["camouflage"]
@@ -42,13 +41,7 @@ def make_pipeline(size: str) -> StableDiffusionPipeline:
     """Load tiny-sd, or make a pipeline of Stable Diffusion 1.5's shape with random weights."""
     if size == "tiny":
         return load_tiny_sd()
-    tokenizer = CLIPTokenizer.from_pretrained(CHECKPOINT / "tokenizer")  # ids fit; the words do not matter
-    tokenizer.model_max_length = 77
-    schedule = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
-    schedule |= {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}  # as published
-    parts = {"tokenizer": tokenizer, "scheduler": DDIMScheduler(**schedule), **vars(budget.sd15(device()))}
-    unused = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
-    return StableDiffusionPipeline(**parts, **unused)
+    return memory.published("sd15", device())
 
 
 def reset_peak() -> None:
@@ -78,7 +71,7 @@ def measure_epoch(pipeline: Any, config: DDPOConfig) -> Row:
     side = pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
     task = (redness, lambda: (PRESET.prompts, torch.rand(3, side, side), {}), pipeline)
     trainer = ImageDDPOTrainer(config, *task, noise_strength=PRESET.noise_strength)
-    paper = budget.estimate(budget.like(pipeline), config, trainer.num_train_timesteps, from_images=True)
+    paper = budget.estimate(memory.like(pipeline), config, trainer.algorithm, trainer.start)
 
     def work() -> Row:
         trainer.step(0)  # compiles, and compares gradients with the UNet's own, which takes memory of its own
@@ -90,7 +83,7 @@ def measure_epoch(pipeline: Any, config: DDPOConfig) -> Row:
     row |= {"sampling_batch": config.sample_batch_size, "training_batch": config.train_batch_size}
     row |= attempt(work)
     pipeline.unet.disable_gradient_checkpointing()
-    flops = {"sampling_tflop": paper.flops_sampling / 1e12, "training_tflop": paper.flops_training / 1e12}
+    flops = {"sampling_tflop": paper.sampling.flops / 1e12, "training_tflop": paper.training.flops / 1e12}
     return {**row, **flops, "paper_gb": paper.peak / 1e9}
 
 

@@ -12,7 +12,8 @@ import json
 import tempfile
 import time
 import timeit
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -22,12 +23,15 @@ from PIL import Image
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, ResNetConfig, ResNetModel
 
 from benchmarks.common import ROOT, Row, machine, write_json
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import budget
-from ddpo_lessons.app.memory import CARDS, CUDA, GB, SHARE, UTILISATION, reward_bytes
+from ddpo_lessons.app.memory import CARDS, CUDA, GB, SHARE, UTILISATION, published, reward_bytes
 from ddpo_lessons.app.presets import PRESETS, fit_to_memory
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import fit, open_image
 from ddpo_lessons.data.images import JPEG_QUALITY, image_grid, to_tensor
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.tiny.world import to_pil
 
@@ -59,12 +63,11 @@ def reward_flops() -> dict[str, float]:
         resnet = ResNetModel(ResNetConfig(**sizes, layer_type="basic"))
         small, large = torch.zeros(1, 3, 224, 224), torch.zeros(1, 3, 512, 512)
         tokens = torch.zeros(1, 77, dtype=torch.long)
-    text = budget.sd15_text_encoder()
-    with torch.no_grad(), budget.as_on_cuda():
-        image = budget.count_flops(lambda: clip(pixel_values=small))
-        distance = budget.count_flops(lambda: resnet(large))
+    text = published("sd15").text_encoder
     with torch.no_grad():
-        sentence = budget.count_flops(lambda: text(tokens))
+        image = budget.cost(lambda: clip(pixel_values=small)).flops
+        distance = budget.cost(lambda: resnet(large)).flops
+        sentence = budget.cost(lambda: text(tokens)).flops
     # edit: the result and its sentence, features of result and input; camouflage: result and input
     return {"edit": image + sentence + 2 * distance, "camouflage": 2 * image}
 
@@ -73,8 +76,8 @@ def estimate(run: str, gigabytes: int) -> tuple[DDPOConfig, budget.Budget]:
     """Return a run's settings on a card, and its budget."""
     preset, changes, models = RUNS[run]
     config = DDPOConfig(**fit_to_memory({**PRESETS[preset].config, **changes}, gigabytes))
-    actions = int(config.sample_num_steps * (PRESETS[preset].noise_strength or 1) + 1e-6)
-    return config, budget.estimate(budget.sd15(), config, actions, from_images=True, reward_bytes=models)
+    start = FromImages(PRESETS[preset].noise_strength or 1)
+    return config, budget.estimate(published("sd15"), config, make_algorithm("ddpo"), start, models)
 
 
 def rows(host: Row) -> list[Row]:
@@ -97,44 +100,45 @@ def rows(host: Row) -> list[Row]:
     return table
 
 
+def training_peak(model: str, config: DDPOConfig, pairs: int, checkpointing: bool) -> int:
+    """Return the bytes that a training pass makes."""
+    size = {"train_batch_size": pairs, "train_forward_size": pairs}
+    config = replace(config, **size, train_gradient_checkpointing=checkpointing)
+    return budget.estimate(published(model), config, make_algorithm("ddpo"), FromNoise()).training.peak
+
+
 def memory() -> list[Row]:
     """Return GB at the stations of an epoch of `edit`, and in training passes of several sizes."""
     config, paper = estimate("edit", 24)
-    networks_bytes = paper.frozen + paper.trained + paper.gradients + paper.moments
-    models = {"networks": networks_bytes, "reward models": paper.reward}
-    epoch = {**models, "the epoch's samples": paper.latents + paper.images + paper.embeddings}
-    networks = budget.sd15()
-    others = {"vae": networks.vae, "text_encoder": networks.text_encoder}
-    prepare_policy(networks.unet, others, config, use_lora=True, device=torch.device("meta"))
-    low = torch.bfloat16
-    step = budget.sampling_cost(networks.unet, 8, autocast=low).peak
-    decoded = budget.decoding_cost(networks.vae, 4, 512, autocast=low).peak
+    models = {"networks": paper.networks, "reward models": paper.reward}
+    epoch = {**models, "the epoch's samples": paper.samples}
+    family, autocast = family_of(published("sd15")), torch.bfloat16
+    prepare_policy(family.denoiser, family.frozen, config, True, budget.META)
+    latents, steps = torch.zeros(4, 4, 64, 64, device="meta"), torch.zeros(4, device="meta")
+    with torch.no_grad():
+        told = family.condition(["a cat"] * 4, "", config.sample_guidance_scale)
+        predict = partial(family.predict, family.denoiser, latents, steps, told, config.sample_guidance_scale)
+        step = budget.cost(predict, autocast).peak
+        decoded = budget.cost(lambda: family.decode(latents), autocast).peak
     stations = [("models loaded", models, 0), ("256 samples kept", epoch, 0)]
     stations += [("denoise 4", epoch, step), ("decode 4", epoch, decoded)]
-    networks.unet.enable_gradient_checkpointing()
-    again = budget.training_cost(networks.unet, 4, autocast=low).peak
-    networks.unet.disable_gradient_checkpointing()
+    again, two = (training_peak("sd15", config, 2, checkpointing) for checkpointing in (True, False))
     stations.append(("train 2 pairs, checkpointing", epoch, again))
-    two = budget.training_cost(networks.unet, 4, autocast=low).peak
     stations += [(f"train {pairs} pairs", epoch, two * pairs // 2) for pairs in (2, 4, 8, 16)]
     return [{"station": name, **parts, "activations": peak} for name, parts, peak in stations]
 
 
 def sdxl() -> Row:
     """Count Stable Diffusion XL's UNet at 1024 pixels."""
-    unet = budget.sdxl().unet
+    config, unet = DDPOConfig(mixed_precision="bf16"), published("sdxl").unet
     parameters = sum(p.numel() for p in unet.parameters())
-    config = DDPOConfig(mixed_precision="bf16")
-    trained = prepare_policy(unet, {}, config, use_lora=True, device=torch.device("meta"))
-    peaks = [budget.training_cost(unet, 2, autocast=torch.bfloat16).peak]
-    unet.enable_gradient_checkpointing()
-    peaks.append(budget.training_cost(unet, 2, autocast=torch.bfloat16).peak)
+    trained = prepare_policy(unet, {}, config, use_lora=True, device=budget.META)
     return {
         "parameters": parameters,
         "lora": sum(p.numel() for p in trained.values()),
-        "gb_bf16": parameters * 2 / 1e9,
-        "guided_pair_gb": peaks[0] / 1e9,
-        "guided_pair_checkpointing_gb": peaks[1] / 1e9,
+        "gb_bf16": parameters * 2 / GB,
+        "guided_pair_gb": training_peak("sdxl", config, 1, checkpointing=False) / GB,
+        "guided_pair_checkpointing_gb": training_peak("sdxl", config, 1, checkpointing=True) / GB,
     }
 
 
@@ -143,15 +147,15 @@ def sd35() -> list[Row]:
     table, reward = list[Row](), reward_bytes(PRESETS["sd35"].reward)
     fields = {**PRESETS["sd35"].config, "sample_batch_size": 1, "sample_num_batches_per_epoch": 256}
     for has_t5, checkpointing in product((True, False), repeat=2):
-        networks = budget.sd35_medium()
+        pipeline = published("sd35_medium")
         if not has_t5:
-            networks.text_encoder_3 = None
+            pipeline.text_encoder_3 = None
         config = DDPOConfig(**{**fields, "train_gradient_checkpointing": checkpointing, **ONE_SAMPLE})
-        paper = budget.estimate(networks, config, 10, from_images=False, reward_bytes=reward)
-        row = {"t5": has_t5, "checkpointing": checkpointing}
-        row["networks_gb"] = (paper.frozen + paper.trained + paper.gradients + paper.moments) / GB
-        row |= {"reward_gb": paper.reward / GB, "activations_gb": paper.activations / GB}
-        row["samples_gb"] = (paper.latents + paper.images + paper.embeddings) / GB
+        algorithm = make_algorithm(PRESETS["sd35"].algorithm)
+        paper = budget.estimate(pipeline, config, algorithm, FromNoise(), reward)
+        row = {"t5": has_t5, "checkpointing": checkpointing, "networks_gb": paper.networks / GB}
+        row |= {"reward_gb": paper.reward / GB, "activations_gb": (paper.peak - paper.resident) / GB}
+        row["samples_gb"] = paper.samples / GB
         table.append({**row, "peak_gb": paper.peak / GB, "card_gb": (paper.peak / GB + CUDA) / SHARE})
     return table
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
+from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import budget, memory, reward_flag
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import Preset, world_size
@@ -17,12 +17,8 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.images import grid_bytes_per_pixel
 from ddpo_lessons.data.prompts import read_prompts
-from ddpo_lessons.families.stable_diffusion import vae_factor
+from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.run.runner import SHOWN_IMAGES
-
-# Algorithms whose largest pass is DDPO's; that of AWM and NFT by the policy that sampled comes before it, and
-# is not counted in hours. DPO trains on two samples at a time, and two more go through decoder and reward.
-COUNTED = ("ddpo", "rwr", "flow_grpo", "awm", "nft")
 
 
 def say(text: str) -> None:
@@ -61,69 +57,37 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
         )
     if arguments.gpu_memory is None:
         return config
-    check_counted(arguments.choose_algorithm(preset), "--gpu-memory")
-    found = fit(arguments, preset, config, from_images)
-    say(f"--gpu-memory {arguments.gpu_memory}: {found}")
-    return found.config
-
-
-def fit(arguments: Train, preset: Preset, config: DDPOConfig, from_images: bool) -> memory.Fit:
-    """Cut settings to `--gpu-memory`; without preset and --mixed-precision they take half precision."""
-    named = arguments.gpu_memory or ""
-    gigabytes = memory.device_gigabytes() if named == "auto" else float(named)
     if not preset.config and "mixed_precision" not in arguments.given:
         config = replace(config, mixed_precision=memory.low_precision())
-    model = arguments.model or preset.model
-    return memory.fit(
-        model,
+    named = arguments.gpu_memory
+    config, gigabytes = memory.fit(
+        arguments.model or preset.model,
         config,
-        gigabytes,
-        count_actions(arguments, preset, config, from_images, memory.find_networks(model)),
-        from_images,
+        memory.device_gigabytes() if named == "auto" else float(named),
+        make_algorithm(arguments.choose_algorithm(preset)),
+        choose_start(arguments, preset, from_images),
         memory.reward_bytes(arguments.reward or preset.reward),
-        make_algorithm(arguments.choose_algorithm(preset)).keeps_old,
         keep_checkpointing="train_gradient_checkpointing" in arguments.given,
     )
+    size = config.train_forward_size
+    say(
+        f"--gpu-memory {named}: passes of {size} sample{'' if size == 1 else 's'}, "
+        f"mixed_precision={config.mixed_precision}, "
+        f"{'with' if config.train_gradient_checkpointing else 'without'} gradient checkpointing, "
+        f"{gigabytes:.1f} GB on paper"
+    )
+    return config
+
+
+def choose_start(arguments: Train, preset: Preset, from_images: bool) -> FromNoise:
+    """Return where rollouts begin."""
+    return FromImages(noise_strength(arguments, preset)) if from_images else FromNoise()
 
 
 def noise_strength(arguments: Train, preset: Preset) -> float:
     """Return the flag's, the preset's, or the default."""
     given = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
     return next(value for value in given if value is not None)
-
-
-def count_actions(
-    arguments: Train,
-    preset: Preset,
-    config: DDPOConfig,
-    from_images: bool,
-    networks: budget.Networks | None,
-) -> int:
-    """Return the steps of a rollout, the last of which may turn out to have no noise.
-
-    Networks that are not known are taken for those of Stable Diffusion 1.
-    """
-    steps = config.sample_num_steps * (noise_strength(arguments, preset) if from_images else 1.0)
-    rounds_up = networks is not None and networks.rounds_steps_up
-    return math.ceil(steps - 1e-6) if rounds_up else max(1, int(steps + 1e-6))
-
-
-def check_counted(algorithm: str, what: str) -> None:
-    """Refuse to count an algorithm whose passes hold more than DDPO's.
-
-    Raises:
-        ValueError: naming those that can be counted.
-    """
-    name, _ = parse_algorithm(algorithm)
-    if name not in COUNTED:
-        raise ValueError(f"{what} counts {', '.join(COUNTED)}, and {name} holds more: try smaller passes")
-
-
-def windowed(config: DDPOConfig, algorithm: str, actions: int) -> DDPOConfig:
-    """Return settings that train as many of a sample's steps as the algorithm's window has, if it has one."""
-    window = parse_algorithm(algorithm)[1].get("window", 0)
-    share = min(1.0, window / actions) if window else 1.0
-    return replace(config, train_timestep_fraction=config.train_timestep_fraction * share)
 
 
 # ----------------------------------------------------------------------------------------- the dry run
@@ -152,15 +116,8 @@ def describe(
 ) -> Iterator[str]:
     """Yield a line for everything that is known of a run beforehand."""
     model, reward = arguments.model or preset.model, arguments.reward or preset.reward
-    algorithm, networks, unknown = arguments.choose_algorithm(preset), None, None
-    try:
-        check_counted(algorithm, "the dry run")
-        networks = memory.find_networks(model)
-    except ValueError as error:
-        unknown = error
-    actions = count_actions(arguments, preset, config, images is not None, networks)
-    config = windowed(config, algorithm, actions)
-    plan = config.epoch_plan(max(1, int(actions * config.train_timestep_fraction + 1e-6)), world_size())
+    algorithm = arguments.choose_algorithm(preset)
+    plan = config.epoch_plan(1, world_size())
     yield f"model: {model}; reward: {reward}; algorithm: {algorithm}"
     if images is not None:
         classes = f" of {len(images.classes)} classes" if images.classes else ""
@@ -171,19 +128,21 @@ def describe(
         f"{plan.optimizer_steps} optimizer steps an epoch, {plan.optimizer_steps * config.num_epochs} in all "
         f"{config.num_epochs} epochs"
     )
-    guided = 2 if config.sample_guidance_scale > 1 else 1
-    yield (
-        f"denoiser passes an epoch: {plan.total_samples * actions * guided} of sampling, "
-        f"at most {plan.total_pairs * guided} of training, forward and backward"
-    )
-    if networks is None:
-        yield f"memory, hours and disk: not known, for {unknown}"
+    start = choose_start(arguments, preset, images is not None)
+    try:
+        pipeline = memory.find_pipeline(model)
+    except ValueError as error:
+        yield f"denoiser passes, memory, hours and disk: not known, for {error}"
         return
-    held, keeps_old = memory.reward_bytes(reward), make_algorithm(algorithm).keeps_old
-    paper = budget.estimate(networks, config, actions, images is not None, held, keeps_old)  # of one process
+    held = memory.reward_bytes(reward)
+    paper = budget.estimate(pipeline, config, make_algorithm(algorithm), start, held)  # of one process
+    yield (
+        f"denoiser passes an epoch: {paper.sampling.passes * world_size()} of sampling, "
+        f"at most {paper.training.passes * world_size()} of training, forward and backward"
+    )
     yield f"memory: {paper.peak / memory.GB:.1f} GB on each device, on paper, without CUDA's own"
     yield f"hours: {', '.join(_hours(paper, config))}; on paper, without the reward; others: not measured"
-    yield _disk(config, paper, networks)
+    yield _disk(config, paper)
 
 
 def _source_of_prompts(arguments: Train, preset: Preset, images: ImageFolder | None) -> str:
@@ -211,13 +170,13 @@ def _hours(paper: budget.Budget, config: DDPOConfig) -> Iterator[str]:
         yield f"{name}: {hours:.2g}" if hours >= 0.01 else f"{name}: below 0.01"
 
 
-def _disk(config: DDPOConfig, paper: budget.Budget, networks: budget.Networks) -> str:
+def _disk(config: DDPOConfig, paper: budget.Budget) -> str:
     """Count checkpoints (weights and moments) and grids; metrics are small."""
     checkpoints = min(config.num_checkpoint_limit, -(-config.num_epochs // config.save_freq))
-    side = networks.denoiser.config.sample_size * vae_factor(networks.vae)  # pixels
     grids = -(-config.num_epochs // config.image_grid_freq) if config.image_grid_freq else 0
-    shown = min(SHOWN_IMAGES, config.sample_batch_size * config.sample_num_batches_per_epoch)
-    pictures = grids * shown * side**2 * grid_bytes_per_pixel(side)
+    samples = config.epoch_plan(1).samples_per_process
+    pixels = paper.images // (samples * 3 * 4)  # of one image, float32
+    pictures = grids * min(SHOWN_IMAGES, samples) * pixels * grid_bytes_per_pixel(math.isqrt(pixels))
     kept = checkpoints * (paper.trained + paper.moments)
     return (
         f"disk: {(kept + pictures) / memory.GB:.2g} GB in {config.run_dir}: {checkpoints} checkpoints of "

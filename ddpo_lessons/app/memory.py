@@ -5,11 +5,12 @@ What an experiment is, samples per epoch and per optimizer step, stays what it w
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ import torch
 import transformers
 from diffusers import DiffusionPipeline
 from huggingface_hub import try_to_load_from_cache
+from torch import nn
 
+from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.app import budget
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families.stable_diffusion_3 import T5_TOKENS
-from ddpo_lessons.tiny import CHECKPOINTS
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.families import family_class
+from ddpo_lessons.families.policy import with_parts
+from ddpo_lessons.tiny import CHECKPOINT, CHECKPOINTS
 
 GB = 1e9
 SHARE = 0.85  # of a card: the rest is the allocator's fragments, which no count sees
@@ -37,70 +42,107 @@ CARDS = {
     "A100": (80, 312.0),
 }
 UTILISATION = 0.3  # an assumption
-# Models of the hub whose sizes are known without a file of theirs.
-KNOWN: dict[str, Callable[[], budget.Networks]] = {
-    "stable-diffusion-v1-5/stable-diffusion-v1-5": budget.sd15,
-    "runwayml/stable-diffusion-v1-5": budget.sd15,
-    "CompVis/stable-diffusion-v1-4": budget.sd15,
-    "stabilityai/stable-diffusion-xl-base-1.0": budget.sdxl,
-    "stabilityai/stable-diffusion-3.5-medium": budget.sd35_medium,
+PUBLISHED = Path(__file__).with_name("published.json")
+KNOWN = {  # models of the hub whose sizes are known without a file of theirs
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": "sd15",
+    "runwayml/stable-diffusion-v1-5": "sd15",
+    "CompVis/stable-diffusion-v1-4": "sd15",
+    "stabilityai/stable-diffusion-xl-base-1.0": "sdxl",
+    "stabilityai/stable-diffusion-3.5-medium": "sd35_medium",
 }
 # Parameters of what rewards load, all in float32: CLIP ViT-L/14 and ViT-H/14, LAION's head, ResNet-18 without
 # its own, ImageReward.
 _CLIP, _HEAD, _RESNET = 427_616_513, 925_441, 11_176_512
 _CLIP_H, _BLIP = 986_109_441, 446_206_689
 _REWARD_MODELS = {
-    "clip_score": {_CLIP},
-    "clip_margin": {_CLIP},
-    "clip_change": {_CLIP},
+    **{name: {_CLIP} for name in ("clip_score", "clip_margin", "clip_change")},
+    **{name: {_CLIP_H} for name in ("pick_score", "hps_v2")},
     "aesthetic_score": {_CLIP, _HEAD},
-    "pick_score": {_CLIP_H},
-    "hps_v2": {_CLIP_H},
     "image_reward": {_BLIP},
     "distance_penalty": {_RESNET},
     "edit": {_CLIP, _RESNET},
 }
 
 
-# ------------------------------------------------------------------------------------------- the model
-def find_networks(model: str) -> budget.Networks:
-    """Make a model's networks on the `meta` device, of its config files; no weights are read.
+# ------------------------------------------------------------------------------ models without weights
+def published(name: str, device: str = "meta") -> Any:
+    """Make a published model with random weights, of what `published.json` says of its parts.
+
+    Sources: the config.json of each part on the hub; what is not named is the library's default. Tokenizers
+    give as many tokens as the published ones; which ones changes nothing.
 
     Args:
-        model: "tiny-sd" or "tiny-sd3", a folder, a model in the hub's cache on this machine, or a key of
+        name: "sd15", "sdxl" or "sd35_medium".
+        device: "meta" for shapes only, or a device with memory for them.
+
+    Returns:
+        The diffusers pipeline.
+    """
+    model, parts = json.loads(PUBLISHED.read_text("utf-8"))[name], dict[str, Any]()
+    for part, (class_name, settings) in model["parts"].items():
+        kind = getattr(diffusers, class_name, None) or getattr(transformers, class_name)
+        if part.startswith("tokenizer"):
+            parts[part] = kind.from_pretrained(CHECKPOINT / "tokenizer", **settings)
+        elif issubclass(kind, nn.Module):
+            parts[part] = _network(kind, getattr(kind, "config_class", dict)(**settings), device)
+        else:
+            parts[part] = kind(**settings)
+    return getattr(diffusers, model["class"])(**parts, **model["settings"])
+
+
+def _network(kind: Any, config: Any, device: str = "meta") -> nn.Module:
+    """Make a network of diffusers or transformers, of its config alone."""
+    with torch.device(device):
+        return getattr(kind, "from_config", kind)(config)
+
+
+def like(pipeline: Any) -> Any:
+    """Make a pipeline like another one on the `meta` device; adapters are left out."""
+    networks = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+    parts = {name: _network(type(part), part.config) for name, part in networks.items()}
+    return with_parts(pipeline, {**parts, "scheduler": copy.deepcopy(pipeline.scheduler)})
+
+
+def find_pipeline(model: str) -> Any:
+    """Make a model's pipeline on the `meta` device, of its config files; no weights are read.
+
+    Args:
+        model: "tiny-sd" or its like, a folder, a model in the hub's cache on this machine, or a key of
             `KNOWN`.
 
     Returns:
-        The networks.
+        The pipeline.
 
     Raises:
-        ValueError: if the model is none of these, or of a family that cannot be counted.
+        ValueError: if the model is none of these, or of a family that is not trained here.
     """
     folder = _folder_of(model)
     if folder is None and model in KNOWN:
-        return KNOWN[model]()
+        return published(KNOWN[model])
     if folder is None:
         raise ValueError(
             f"the size of {model!r} is not known here: give a folder that holds the pipeline, or one of "
             f"{', '.join([*CHECKPOINTS, *KNOWN])}"
         )
-    parts = DiffusionPipeline.load_config(folder)
-    kind, made = budget.kind_of(parts), dict[str, Any]()
     try:
-        for spec in fields(kind):
-            if spec.name == "t5_tokens":
-                made[spec.name] = _t5_tokens(folder)
-            else:
-                made[spec.name] = _network(folder, spec.name, parts[spec.name][1])
-        return kind(**made)
-    except (KeyError, OSError, AttributeError) as error:
-        raise ValueError(f"{folder} holds no Stable Diffusion 1, 2, XL or 3 pipeline: {error}") from error
+        index = dict(DiffusionPipeline.load_config(folder))
+        settings = {name: value for name, value in index.items() if not name.startswith("_")}
+        settings |= family_class(index["_class_name"]).without_checker
+        parts = {name: _part(folder / name, *v) for name, v in settings.items() if isinstance(v, list)}
+        return getattr(diffusers, index["_class_name"])(**{**settings, **parts})
+    except (KeyError, OSError, AttributeError, TypeError) as error:
+        raise ValueError(f"{folder} holds no pipeline that can be counted: {error}") from error
 
 
-def _t5_tokens(folder: Path) -> int:
-    file = folder / "tokenizer_3" / "tokenizer_config.json"
-    length = json.loads(file.read_text("utf-8"))["model_max_length"] if file.is_file() else T5_TOKENS
-    return min(T5_TOKENS, length)
+def _part(folder: Path, library: str | None, class_name: str | None) -> Any:
+    """Make a part of a pipeline: a network without weights, a tokenizer or scheduler as it is."""
+    if library is None or class_name is None:  # as T5 may be
+        return None
+    kind = getattr(importlib.import_module(library), class_name)
+    if not issubclass(kind, nn.Module):
+        return kind.from_pretrained(folder)
+    load = getattr(kind, "load_config", None) or kind.config_class.from_pretrained
+    return _network(kind, load(folder))
 
 
 def _folder_of(model: str) -> Path | None:
@@ -112,20 +154,7 @@ def _folder_of(model: str) -> Path | None:
         return None
     cached = try_to_load_from_cache(model, "model_index.json")
     folder = Path(cached).parent if isinstance(cached, str) else None
-    denoisers = ("unet", "transformer")
-    is_whole = folder and any((folder / name / "config.json").is_file() for name in denoisers)
-    return folder if is_whole else None
-
-
-def _network(folder: Path, name: str, class_name: str | None) -> Any:
-    if class_name is None:  # as T5 may be
-        return None
-    with torch.device("meta"):
-        if name.startswith("text_encoder"):
-            kind = getattr(transformers, class_name)
-            return kind(kind.config_class.from_pretrained(folder / name))
-        kind = getattr(diffusers, class_name)
-        return kind.from_config(kind.load_config(folder / name))
+    return folder if folder and (folder / "vae" / "config.json").is_file() else None
 
 
 def reward_bytes(reward: str) -> int:
@@ -153,94 +182,66 @@ def low_precision() -> str:
     return "fp16" if too_old else "bf16"
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Settings that fit, and what they take.
-
-    Attributes:
-        config: the settings.
-        gigabytes: at the peak, on paper.
-    """
-
-    config: DDPOConfig
-    gigabytes: float
-
-    def __str__(self) -> str:
-        size, config = self.config.train_forward_size, self.config
-        return (
-            f"passes of {size} sample{'' if size == 1 else 's'}, mixed_precision={config.mixed_precision}, "
-            f"{'with' if config.train_gradient_checkpointing else 'without'} gradient checkpointing, "
-            f"{self.gigabytes:.1f} GB on paper"
-        )
-
-
 def fit(
     model: str,
     config: DDPOConfig,
     gigabytes: float,
-    num_timesteps: int,
-    from_images: bool,
+    algorithm: Algorithm,
+    start: FromNoise,
     reward_bytes: int = 0,
-    keeps_old: bool = False,
     keep_checkpointing: bool = False,
-) -> Fit:
+) -> tuple[DDPOConfig, float]:
     """Cut passes to what a card holds; samples per epoch and per optimizer step stay the same.
 
     Sampling and training take passes of one size: in bf16 and fp16 a network may round differently in
     another, and training is to replay what sampling did. Gradient checkpointing costs time, so it is for
-    cards that do not hold one sample without it.
+    cards that do not hold the smallest pass without it.
 
     Args:
-        model: as in `find_networks`.
+        model: as in `find_pipeline`.
         config: the settings of one process.
         gigabytes: of the card, in 1e9 bytes.
-        num_timesteps: actions of a trajectory.
-        from_images: img2img.
+        algorithm: as the run's; sizes that it refuses are left out.
+        start: as the run's.
         reward_bytes: what the reward's models hold.
-        keeps_old: as in `budget.estimate`.
         keep_checkpointing: leave `train_gradient_checkpointing` as it is.
 
     Returns:
-        The settings, with the largest passes that fit.
+        The settings with the largest passes that fit, and GB at their peak, on paper.
 
     Raises:
-        ValueError: if not even a pass of one sample fits; it names the smallest card that would do.
+        ValueError: if not even the smallest pass fits; it names the smallest card that would do.
     """
-    ways = [config.train_gradient_checkpointing] if keep_checkpointing else [False, True]
-    for checkpointing in ways:
-        one = replace(_with_passes(config, 1), train_gradient_checkpointing=checkpointing)
-        networks = find_networks(model)
-        paper = budget.estimate(networks, one, num_timesteps, from_images, reward_bytes, keeps_old)
+    samples = config.train_batch_size * config.train_gradient_accumulation_steps
+    cuts = {size: with_passes(config, size) for size in range(1, samples + 1) if samples % size == 0}
+    sizes = [size for size, cut in cuts.items() if _accepts(algorithm, cut)]
+    for checkpointing in [config.train_gradient_checkpointing] if keep_checkpointing else [False, True]:
+        cut = replace(cuts[sizes[0]], train_gradient_checkpointing=checkpointing)
+        paper = budget.estimate(find_pipeline(model), cut, algorithm, start, reward_bytes)
         # What a pass makes grows no faster than the samples in it.
-        room = gigabytes * GB * SHARE - CUDA * GB - paper.resident
-        if room >= paper.activations:
-            size = _largest_divisor(_samples_of_a_step(config), int(room / paper.activations))
-            fitted = replace(_with_passes(config, size), train_gradient_checkpointing=checkpointing)
-            return Fit(fitted, (paper.resident + size * paper.activations) / GB)
-    smallest = (paper.peak / GB + CUDA) / SHARE
+        each, room = paper.activations / sizes[0], gigabytes * GB * SHARE - CUDA * GB - paper.resident
+        if room >= max(paper.activations, paper.joining):
+            size = max(size for size in sizes if size * each <= room)
+            peak = paper.resident + max(size * each, paper.joining)
+            return replace(cuts[size], train_gradient_checkpointing=checkpointing), peak / GB
     raise ValueError(
-        f"--gpu-memory {gigabytes:.3g}: one sample at a time takes {paper.peak / GB:.1f} GB on "
-        f"paper, and with room for CUDA a card of {smallest:.1f} GB: take a larger one, bf16, or fewer "
-        "samples an epoch"
+        f"--gpu-memory {gigabytes:.3g}: the smallest passes, of {sizes[0]}, take {paper.peak / GB:.1f} GB on "
+        f"paper, and with room for CUDA a card of {(paper.peak / GB + CUDA) / SHARE:.1f} GB: take a larger "
+        "one, bf16, or fewer samples an epoch"
     )
 
 
-def _samples_of_a_step(config: DDPOConfig) -> int:
-    return config.train_batch_size * config.train_gradient_accumulation_steps
+def _accepts(algorithm: Algorithm, config: DDPOConfig) -> bool:
+    try:
+        algorithm.check(config)
+    except ValueError:
+        return False
+    return True
 
 
-def _with_passes(config: DDPOConfig, size: int) -> DDPOConfig:
+def with_passes(config: DDPOConfig, size: int) -> DDPOConfig:
     """Return settings with passes of that many samples, which divides the samples of an optimizer step."""
     samples = config.sample_batch_size * config.sample_num_batches_per_epoch
     batch = math.gcd(config.sample_batch_size, size)
-    return replace(
-        config,
-        sample_batch_size=batch,
-        sample_num_batches_per_epoch=samples // batch,
-        sample_forward_size=size,
-        train_forward_size=size,
-    )
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    return max(size for size in range(1, min(number, limit) + 1) if number % size == 0)
+    sizes: dict[str, Any] = {"sample_forward_size": size, "train_forward_size": size}
+    return replace(config, sample_batch_size=batch, sample_num_batches_per_epoch=samples // batch, **sizes)
