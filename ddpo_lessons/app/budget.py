@@ -242,41 +242,34 @@ class Rehearsal(Learner):
     cost, pairs = Cost(0, 0), 0
 
     def __init__(self, family: Family, config: DDPOConfig, algorithm: Algorithm, start: FromNoise) -> None:
-        """Make policy and reference as `run.runner` does, and gradients, so that accumulating makes none."""
+        """Make policy and reference as the runner does, and gradients, so that accumulating makes none."""
         self.family, self.algorithm, self.start = family, algorithm, start
-        trained = prepare_policy(
-            family.denoiser, family.frozen, config, config.train_use_lora, META, family.keeps_float32
-        )
-        is_fresh = config.train_use_lora and not config.train_lora_from
-        reference = Reference(family.denoiser, is_fresh) if algorithm.needs_reference(config) else None
+        is_lora, denoiser = config.train_use_lora, family.denoiser
+        trained = prepare_policy(denoiser, family.frozen, config, is_lora, META, family.keeps_float32)
+        is_fresh = is_lora and not config.train_lora_from
+        reference = Reference(denoiser, is_fresh) if algorithm.needs_reference(config) else None
         for weight in trained.values():
             weight.grad = torch.zeros_like(weight)
-        self.autocast = make_autocast(config.mixed_precision, META)
-        alone: Any = SimpleNamespace(unwrap_model=lambda network: network)  # stands for accelerate
-        super().__init__(
-            config, alone, family.denoiser, None, trained, reference, self.autocast, print, 1,
-            algorithm.keeps_old,
-        )  # fmt: skip
+        # What stands for accelerate, with one process on one device.
+        alone: Any = SimpleNamespace(device=META, unwrap_model=lambda network: network)
+        self.autocast, old = make_autocast(config.mixed_precision, META), algorithm.keeps_old
+        super().__init__(config, alone, denoiser, None, trained, reference, self.autocast, print, 1, old)
 
     def sample(self) -> tuple[Trajectory, torch.Tensor, Counter]:
         """Sample as many rollouts as pass together; return their trajectory, images and counts.
 
         Groups share nothing here, as in the largest pass.
         """
-        family, config, start, counter = self.family, self.config, self.start, Counter()
-        one_step = replace(config, train_num_inner_epochs=1)
-        actions = count_actions(family, start, self.algorithm, config)
-        self.algorithm.begin(one_step, family, start.count_train_timesteps(actions, config))
-        alone: Any = SimpleNamespace(
-            accelerator=SimpleNamespace(device=META)
-        )  # stands for the process's share
-        sampler = Sampler(config, family, start, self.algorithm, mean, self.autocast, alone, self, print)
-        side = image_size(family.pipeline)
+        family, config, start, algorithm = self.family, self.config, self.start, self.algorithm
+        actions = start.count_train_timesteps(count_actions(family, start, algorithm, config), config)
+        algorithm.begin(replace(config, train_num_inner_epochs=1), family, actions)
+        share: Any = SimpleNamespace(accelerator=self.accelerator)
+        sampler = Sampler(config, family, start, algorithm, mean, self.autocast, share, self, print)
+        side, guidance = image_size(family.pipeline), config.sample_guidance_scale
         contexts = [Context(f"not {config.negative_prompts}", {}, torch.zeros(3, side, side))]
-        size = start.size(contexts)
+        prompts, size = start.prompts(contexts, config), start.size(contexts)
         count, _ = config.forward_sizes(math.prod(family.latents_shape(size)))
-        prompts, guidance = start.prompts(contexts, config), config.sample_guidance_scale
-        with counter, counter.once(family.denoiser), self.algorithm.sampling_policy(self):
+        with Counter() as counter, counter.once(family.denoiser), algorithm.sampling_policy(self):
             with self.autocast():
                 family.condition(prompts, config.negative_prompts, guidance, size)
             counter.flops = 0  # a prompt is embedded once
@@ -286,14 +279,11 @@ class Rehearsal(Learner):
 
     def train(self, piece: Trajectory) -> None:
         """Let the algorithm take one optimizer step, on samples like the first one of `piece`."""
-        plan = self.config.epoch_plan(1)
-        count, enough = (
-            plan.samples_per_optimizer_step,
-            plan.samples_per_process * self.config.sample_group_size,
-        )
+        plan, group_size = self.config.epoch_plan(1), self.config.sample_group_size
+        count = plan.samples_per_optimizer_step
         repeat = lambda tensor: tensor[:1].expand(count, *tensor.shape[1:])  # noqa: E731
         trajectory = Trajectory(**tree_map_only(torch.Tensor, repeat, vars(piece)))
-        rewards = torch.arange(enough).float()  # whole groups, also where several processes share one
+        rewards = torch.arange(plan.samples_per_process * group_size).float()  # so that groups are whole
         advantages = self.algorithm.advantages(rewards, [""] * len(rewards))[:count].to(META)
         self.begin_epoch(trajectory)
         samples = Samples(0, 0, 0, torch.arange(count), trajectory, advantages, mean)

@@ -42,14 +42,9 @@ CARDS = {
     "A100": (80, 312.0),
 }
 UTILISATION = 0.3  # an assumption
-PUBLISHED = Path(__file__).with_name("published.json")
-KNOWN = {  # models of the hub whose sizes are known without a file of theirs
-    "stable-diffusion-v1-5/stable-diffusion-v1-5": "sd15",
-    "runwayml/stable-diffusion-v1-5": "sd15",
-    "CompVis/stable-diffusion-v1-4": "sd15",
-    "stabilityai/stable-diffusion-xl-base-1.0": "sdxl",
-    "stabilityai/stable-diffusion-3.5-medium": "sd35_medium",
-}
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
+# Models of the hub whose sizes are known without a file of theirs.
+KNOWN = {name: model for model, parts in PUBLISHED.items() for name in parts["hub"]}
 # Parameters of what rewards load, all in float32: CLIP ViT-L/14 and ViT-H/14, LAION's head, ResNet-18 without
 # its own, ImageReward.
 _CLIP, _HEAD, _RESNET = 427_616_513, 925_441, 11_176_512
@@ -78,7 +73,7 @@ def published(name: str, device: str = "meta") -> Any:
     Returns:
         The diffusers pipeline.
     """
-    model, parts = json.loads(PUBLISHED.read_text("utf-8"))[name], dict[str, Any]()
+    model, parts = PUBLISHED[name], dict[str, Any]()
     for part, (class_name, settings) in model["parts"].items():
         kind = getattr(diffusers, class_name, None) or getattr(transformers, class_name)
         if part.startswith("tokenizer"):
