@@ -179,7 +179,9 @@ def as_on_cuda() -> Iterator[None]:
     low: torch.dtype | None = None
 
     @contextlib.contextmanager
-    def autocast(device_type: str, dtype: torch.dtype | None = None, enabled: bool = True) -> Iterator[None]:
+    def autocast(
+        device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, **unused: Any
+    ) -> Iterator[None]:
         nonlocal low
         before, low = low, dtype if enabled else None
         try:
