@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, Row, read_rows
+from benchmarks.recipes import markdown
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINTS
-from ddpo_lessons.tiny.recipe import markdown
 from images.lessons import lesson_rows, setup_cell
 
 PAGES = (

@@ -71,7 +71,7 @@ def keep(pictures: dict[int, Any], asked: list[Any], prompts: list[str]) -> None
 
     from ddpo_lessons.rewards import digit_margin
     from ddpo_lessons.tiny import load_judge
-    from ddpo_lessons.tiny.recipe import score_prompts
+    from ddpo_lessons.tiny.classifier import score_prompts
 
     reward, judge = digit_margin(), load_judge()
     digits = [{"digit": d.digit} for d in asked]

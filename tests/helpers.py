@@ -36,8 +36,9 @@ from transformers import (
     T5EncoderModel,
 )
 
+from benchmarks import recipes
+from benchmarks.tiny import recipe
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.tiny import recipe
 
 SCHEDULE: dict[str, Any] = {
     "beta_schedule": "squaredcos_cap_v2",
@@ -71,14 +72,14 @@ def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> Stab
             down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
             up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
             layers_per_block=1,
-            cross_attention_dim=recipe.WIDTH,
+            cross_attention_dim=recipes.WIDTH,
             attention_head_dim=2,
             norm_num_groups=8,
             dropout=dropout,
         )
         pipeline = StableDiffusionPipeline(
-            vae=recipe.make_vae(),
-            text_encoder=recipe.make_text_encoder(tokenizer),
+            vae=recipes.make_vae(),
+            text_encoder=recipes.make_text_encoder(tokenizer),
             tokenizer=tokenizer,
             unet=unet,
             scheduler=DDIMScheduler(**{**SCHEDULE, **scheduler}),
@@ -110,7 +111,7 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
                 intermediate_size=2 * width,
                 num_hidden_layers=3,
                 num_attention_heads=4,
-                max_position_embeddings=recipe.LENGTH,
+                max_position_embeddings=recipes.LENGTH,
                 projection_dim=pooled,
                 hidden_act="gelu",
                 bos_token_id=tokenizer_2.bos_token_id,
@@ -124,7 +125,7 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
             up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
             layers_per_block=1,
-            cross_attention_dim=recipe.WIDTH + width,
+            cross_attention_dim=recipes.WIDTH + width,
             attention_head_dim=(2, 4),
             use_linear_projection=True,
             norm_num_groups=8,
@@ -133,8 +134,8 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
             projection_class_embeddings_input_dim=pooled + 6 * time_width,
         )
         pipeline = StableDiffusionXLPipeline(
-            vae=recipe.make_vae(),
-            text_encoder=recipe.make_text_encoder(tokenizer),
+            vae=recipes.make_vae(),
+            text_encoder=recipes.make_text_encoder(tokenizer),
             text_encoder_2=second,
             tokenizer=tokenizer,
             tokenizer_2=tokenizer_2,
@@ -170,7 +171,7 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
                     intermediate_size=width,
                     num_hidden_layers=2,
                     num_attention_heads=2,
-                    max_position_embeddings=recipe.LENGTH,
+                    max_position_embeddings=recipes.LENGTH,
                     projection_dim=width,
                     bos_token_id=tokenizer.bos_token_id,
                     eos_token_id=tokenizer.eos_token_id,
@@ -196,7 +197,7 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
             dual_attention_layers=(0,),
             qk_norm="rms_norm",
         )
-        vae = recipe.make_vae()
+        vae = recipes.make_vae()
     vae.register_to_config(scaling_factor=1.5305, shift_factor=0.0609)
     for encoder in clips:
         for parameter in encoder.parameters():

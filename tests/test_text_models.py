@@ -17,7 +17,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ddpo_lessons.text import models, recipe, world
+from benchmarks.text import recipe
+from ddpo_lessons.text import models, world
 from ddpo_lessons.text.models import (
     ActorCritic,
     SentimentReward,

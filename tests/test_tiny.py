@@ -1,14 +1,16 @@
 """The shipped checkpoint, its classifiers and its recipe."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
 
+from benchmarks.tiny import recipe, recipe_sd3
 from ddpo_lessons import tiny
-from ddpo_lessons.tiny import recipe, recipe_sd3, world
-from ddpo_lessons.tiny.classifier import LEGIBILITY, accuracy, judge_edits, targets
+from ddpo_lessons.tiny import world
+from ddpo_lessons.tiny.classifier import accuracy, judge_edits, score_prompts
 
 
 def test_checkpoint_is_at_most_12_megabytes_and_holds_no_pickle():
@@ -33,14 +35,16 @@ def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt():
     assert tokenizer.decode(tokenizer("zebra").input_ids, skip_special_tokens=True).strip() == "zebra"
 
 
-def test_text_decides_what_is_drawn():
-    pipeline, judge = tiny.load_tiny_sd(), tiny.load_judge()
-    descriptions = world.draw_pictures(40, "train", 11, pairs=world.SEEN).descriptions
-    right = recipe.score_prompts(judge, recipe.generate(pipeline, descriptions, seed=0), descriptions)
-    published = json.loads((tiny.CHECKPOINT / "evaluation.json").read_text())
+def check_prompts_decide(checkpoint: str, pipeline: Any, guidance_scale: float, **settings: Any) -> None:
+    """40 pictures against the published 1,000: three standard errors."""
+    right = recipe.measure_prompts(pipeline, tiny.load_judge(), world.SEEN, 40, guidance_scale, **settings)
+    published = json.loads((tiny.CHECKPOINTS[checkpoint] / "evaluation.json").read_text())
     for name, share in published["generated, seen combinations"].items():
-        # 40 pictures against 1,000: three standard errors
         assert right[name] == pytest.approx(share, abs=3 * (share * (1 - share) / 40) ** 0.5 + 0.03)
+
+
+def test_text_decides_what_is_drawn():
+    check_prompts_decide("tiny-sd", tiny.load_tiny_sd(), recipe.GUIDANCE_SCALE)
 
 
 def test_judge_reads_clean_test_handwriting_and_not_what_it_never_saw():
@@ -63,7 +67,7 @@ def test_reward_model_is_surer_the_less_damage_there_is():
 
 def test_targets_spread_the_rest_evenly():
     pictures = world.draw_pictures(3, "train", 0, "foggy", 2)
-    wanted = targets(pictures, LEGIBILITY)
+    wanted = recipe.targets(pictures, recipe.LEGIBILITY)
     assert torch.allclose(wanted.sum(1), torch.ones(3))
     assert wanted[0, pictures.digits[0]].item() == pytest.approx(0.66)
     assert wanted[0].sort().values[0].item() == pytest.approx(0.34 / 9)
@@ -77,7 +81,7 @@ def test_generated_scores_by_hand():
             return torch.eye(10)[[3] * len(images)]
 
     told = [pictures.descriptions[0], world.Description(3, "white", pictures.descriptions[1].background)]
-    assert recipe.score_prompts(ReadsThree(), pictures.images, told) == {
+    assert score_prompts(ReadsThree(), pictures.images, told) == {
         "digit": 1.0, "ink": 0.5, "background": 1.0, "all three": 0.5,
     }  # fmt: skip
 
@@ -120,15 +124,10 @@ def test_tiny_sd3_is_at_most_12_megabytes_and_holds_no_pickle():
 
 
 def test_tiny_sd3_is_a_plain_pipeline_that_obeys_prompts():
-    pipeline, judge = tiny.load_tiny_sd3(), tiny.load_judge()
+    pipeline = tiny.load_tiny_sd3()
     assert type(pipeline) is StableDiffusion3Pipeline
     assert pipeline.transformer.dtype == pipeline.vae.dtype == torch.float32
-    descriptions = world.draw_pictures(40, "train", 11, pairs=world.SEEN).descriptions
-    right = recipe.score_prompts(judge, recipe_sd3.generate(pipeline, descriptions, seed=0), descriptions)
-    published = json.loads((tiny.CHECKPOINTS["tiny-sd3"] / "evaluation.json").read_text())
-    for name, share in published["generated, seen combinations"].items():
-        # 40 pictures against 1,000: three standard errors
-        assert right[name] == pytest.approx(share, abs=3 * (share * (1 - share) / 40) ** 0.5 + 0.03)
+    check_prompts_decide("tiny-sd3", pipeline, recipe_sd3.GUIDANCE_SCALE, max_sequence_length=1)
 
 
 def test_tiny_sd3_has_the_autoencoder_of_tiny_sd():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
+from benchmarks import recipes
 from benchmarks.zoo import recipe
 from ddpo_lessons import zoo
 from ddpo_lessons.zoo import world
@@ -48,7 +49,7 @@ def test_neighbours_are_merged_from_the_left():
 
 def test_text_decides_what_is_drawn():
     wanted = world.draw_pictures(40, 11, world.SEEN)
-    images = recipe.generate(zoo.load_tiny_zoo(), wanted.prompts, seed=0)
+    images = recipes.generate(zoo.load_tiny_zoo(), wanted.prompts, 0, recipe.GUIDANCE_SCALE)
     right = verdicts(images, wanted.labels, zoo.load_judge(), zoo.load_second_judge())
     for name, share in published()["generated, seen combinations"].items():
         # 40 pictures against 1,000: three standard errors
@@ -71,15 +72,16 @@ def test_a_stage_that_was_stopped_ends_where_one_that_was_not_does(tmp_path: Pat
             if step in stops and not (tmp_path / folder / "stage.stopped").exists():
                 (tmp_path / folder / "stage.stopped").touch()
                 raise KeyboardInterrupt
+            torch.manual_seed(step)
             return model(torch.randn(4, 3)).square().mean()
 
         (tmp_path / folder).mkdir(exist_ok=True)
-        recipe.train("stage", model, loss_of, 6, tmp_path / folder, 1e-2, ema_decay=0.9)
+        recipes.train("stage", model, loss_of, 6, 1e-2, ema_decay=0.9, folder=tmp_path / folder)
         return model.weight.detach()
 
     whole = trained("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "SAVE_SECONDS", -1)  # saves after every step
+        patch.setattr(recipes, "SAVE_SECONDS", -1)  # saves after every step
         with pytest.raises(KeyboardInterrupt):
             trained("parts", 4)
         assert torch.load(tmp_path / "parts" / "stage.pt", weights_only=True)["step"] == 4
@@ -87,11 +89,13 @@ def test_a_stage_that_was_stopped_ends_where_one_that_was_not_does(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_recipe_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = tmp_path / "made"
-    flags = ["--output", str(folder), "--work", str(tmp_path / "work"), "--scale", "0.0002", "--images", "4"]
-    assert recipe.main(flags) == 0
-    table = json.loads((folder / "evaluation.json").read_text())
+def test_the_recipe_runs_to_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert recipe.main(["--output", "made", "--scale", "0.0002", "--images", "4"]) == 0
+    table = json.loads(Path("made/evaluation.json").read_text())
     assert table.keys() == published().keys()
     assert "| seen combinations |" in capsys.readouterr().out
-    assert StableDiffusionPipeline.from_pretrained(folder).unet.config.sample_size == 16
+    assert StableDiffusionPipeline.from_pretrained("made").unet.config.sample_size == 16
+    assert {path.name for path in Path("build/made").glob("*.pt")} >= {"autoencoder.pt", "denoiser.pt"}

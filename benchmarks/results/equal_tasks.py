@@ -25,7 +25,7 @@ from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import prompt_alignment, recolouring
 from ddpo_lessons.rollout import sample_trajectory
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, load_tiny_sd3, world
-from ddpo_lessons.tiny.recipe import score_prompts
+from ddpo_lessons.tiny.classifier import score_prompts
 
 NOISES = 6  # with which an exam asks everything
 PICTURES = 80  # of an exam of edits

@@ -6,7 +6,8 @@ Writes images/zoo-hundred.png: the first hundred of seen combinations, none pick
 from __future__ import annotations
 
 from benchmarks.common import ROOT
-from benchmarks.zoo.recipe import generate
+from benchmarks.recipes import generate
+from benchmarks.zoo.recipe import GUIDANCE_SCALE
 from ddpo_lessons.tiny.world import to_pil
 from ddpo_lessons.zoo import load_tiny_zoo, world
 
@@ -16,7 +17,7 @@ COLUMNS = 20
 
 def main() -> None:
     wanted = world.draw_pictures(100, 100_000_002, world.SEEN)
-    images = generate(load_tiny_zoo(), wanted.prompts, seed=4)  # (100, 3, 64, 64)
+    images = generate(load_tiny_zoo(), wanted.prompts, 4, GUIDANCE_SCALE)  # (100, 3, 64, 64)
     rows = images.unflatten(0, (-1, COLUMNS)).permute(2, 0, 3, 1, 4)  # (3, rows, 64, columns, 64)
     to_pil(rows.flatten(3).flatten(1, 2)).save(PICTURE)
 

@@ -12,10 +12,8 @@ that the verdict uses; what the second judge makes of a picture no training ever
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ddpo_lessons.tiny import world
@@ -81,66 +79,6 @@ class SecondJudge(nn.Module):
         return logits.split([10, len(world.COLOURS), len(world.COLOURS)], dim=1)
 
 
-# What a classifier is asked to believe of the true digit at severities 0 (clean) to 5.
-LEGIBILITY = torch.tensor([0.96, 0.80, 0.66, 0.52, 0.38, 0.24])
-CLEAN_ONLY = torch.tensor([0.955])
-
-
-def targets(pictures: world.Pictures, belief: torch.Tensor) -> torch.Tensor:
-    """Return the class probabilities (N, 10) that a classifier is asked for."""
-    confidence = belief[pictures.severities]  # (N,)
-    others = ((1 - confidence) / 9)[:, None].expand(-1, 10)
-    return others.scatter(1, pictures.digits[:, None], confidence[:, None])
-
-
-Loss = Callable[[nn.Module, world.Pictures], torch.Tensor]
-
-
-def legibility_loss(belief: torch.Tensor) -> Loss:
-    """Cross-entropy to the probabilities of `targets`."""
-    return lambda model, pictures: F.cross_entropy(model(pictures.images), targets(pictures, belief))
-
-
-def description_loss(model: nn.Module, pictures: world.Pictures) -> torch.Tensor:
-    """The sum of the cross-entropies of digit, ink and background."""
-    labels = (pictures.digits, *world.colour_indices(pictures.descriptions).T)
-    losses = [F.cross_entropy(*pair) for pair in zip(model(pictures.images), labels, strict=True)]
-    return torch.stack(losses).sum()
-
-
-def train_classifier(
-    model: nn.Module,
-    draw: Callable[[int], world.Pictures],
-    loss_of: Loss,
-    steps: int,
-    seed: int,
-) -> nn.Module:
-    """Train a classifier on freshly drawn pictures with AdamW and a one-cycle learning rate.
-
-    Args:
-        model: maps images to logits.
-        draw: maps a step number to a batch of pictures.
-        loss_of: maps the model and a batch to the loss.
-        steps: number of optimizer steps.
-        seed: seeds dropout.
-
-    Returns:
-        The same model in eval mode.
-    """
-    torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
-    model.train()
-    for step in range(steps):
-        pictures = draw(step)
-        loss = loss_of(model, pictures)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval()
-
-
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
     """Return the fraction of images (N, 3, 32, 32) whose digit (N,) the model reads correctly.
@@ -150,6 +88,20 @@ def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> fl
     device = next(model.parameters()).device
     read = torch.cat([model(batch.to(device)).argmax(dim=1).cpu() for batch in images.split(256)])  # (N,)
     return (read == digits.cpu()).float().mean().item()
+
+
+@torch.no_grad()
+def score_prompts(
+    judge: nn.Module, images: torch.Tensor, descriptions: list[world.Description]
+) -> dict[str, float]:
+    """Return how often digit, ink, background, and all three, are what the prompt says."""
+    wanted = world.colour_indices(descriptions)  # (N, 2)
+    measured = [world.nearest_colour(colour) for colour in world.measure_colours(images)]
+    read = torch.cat([judge(batch).argmax(1) for batch in images.split(256)])
+    right = dict(zip(("ink", "background"), torch.stack(measured, dim=1).eq(wanted).T, strict=True))
+    right = {"digit": read == torch.tensor([d.digit for d in descriptions]), **right}
+    right["all three"] = torch.stack(list(right.values())).all(dim=0)
+    return {name: hits.float().mean().item() for name, hits in right.items()}
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Make the shipped text checkpoint: `python -m ddpo_lessons.text.recipe`; two minutes on two idle cores.
+"""Make the shipped text checkpoint: `python -m benchmarks.text.recipe`; two minutes on two idle cores.
 
 The policy is a small GPT-2 that learned to write the grammar's reviews, the reward model a smaller one that
 learned their sentiment from labelled reviews. Both are stored in float16. `evaluation.json` says how good
@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tqdm.auto import tqdm
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
+from benchmarks.recipes import scaled, train
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import CHECKPOINT, TextModels, load_text_models
 from ddpo_lessons.text.trainer import answer, measure
@@ -28,8 +29,6 @@ TARGETS: dict[world.Sentiment, float] = {"positive": 1.0, "mixed": 0.5, "negativ
 
 def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
     """Describe a GPT-2 of a width and depth for the review world."""
-    from transformers import GPT2Config
-
     return GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=64,
@@ -48,21 +47,19 @@ def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
 
 def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:
     """Train a small GPT-2 on reviews, next word by next word."""
-    from transformers import GPT2LMHeadModel
-
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(make_config(tokenizer, width=96, layers=3)).train()
-    optimizer, schedule = _optimizer(model, 3e-3, steps)
-    for step in (bar := tqdm(range(steps), desc="policy", mininterval=2)):
+
+    def loss_of(step: int) -> torch.Tensor:
         pairs = world.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
         texts = [f"{text} {world.EOS}" for text, _ in pairs]
         batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         logits = model(**batch).logits[:, :-1]  # (B, L - 1, V)
         mask = batch.attention_mask[:, 1:].bool()
-        loss = F.cross_entropy(logits[mask], batch.input_ids[:, 1:][mask])
-        _take_step(model, optimizer, schedule, loss)
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return model.eval()
+        return F.cross_entropy(logits[mask], batch.input_ids[:, 1:][mask])
+
+    train("policy", model, loss_of, steps, 3e-3, warmup=0.1)
+    return model
 
 
 def train_reward_model(tokenizer: Any, steps: int, seed: int) -> Any:
@@ -70,34 +67,19 @@ def train_reward_model(tokenizer: Any, steps: int, seed: int) -> Any:
 
     Half of the texts end with the end-of-text token and half do not, so that the score depends on neither.
     """
-    from transformers import GPT2ForSequenceClassification
-
     torch.manual_seed(seed)
     rng = random.Random(seed)
     model = GPT2ForSequenceClassification(make_config(tokenizer, width=64, layers=2, num_labels=1)).train()
-    optimizer, schedule = _optimizer(model, 2e-3, steps)
-    for step in (bar := tqdm(range(steps), desc="reward model", mininterval=2)):
+
+    def loss_of(step: int) -> torch.Tensor:
         pairs = world.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
         texts = [f"{text} {world.EOS}" if rng.random() < 0.5 else text for text, _ in pairs]
         batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         target = torch.tensor([TARGETS[sentiment] for _, sentiment in pairs])
-        loss = F.binary_cross_entropy_with_logits(model(**batch).logits[:, 0], target)
-        _take_step(model, optimizer, schedule, loss)
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return model.eval()
+        return F.binary_cross_entropy_with_logits(model(**batch).logits[:, 0], target)
 
-
-def _optimizer(model: Any, rate: float, steps: int) -> tuple[torch.optim.Optimizer, Any]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
-
-
-def _take_step(model: Any, optimizer: torch.optim.Optimizer, schedule: Any, loss: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    schedule.step()
+    train("reward model", model, loss_of, steps, 2e-3, warmup=0.1)
+    return model
 
 
 def evaluate(models: TextModels, count: int) -> dict[str, float]:
@@ -136,8 +118,8 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = world.make_tokenizer()
     models = {
-        "policy": train_policy(tokenizer, max(2, int(POLICY_STEPS * arguments.scale)), seed=0),
-        "reward": train_reward_model(tokenizer, max(2, int(REWARD_STEPS * arguments.scale)), seed=1),
+        "policy": train_policy(tokenizer, scaled(POLICY_STEPS, arguments.scale), seed=0),
+        "reward": train_reward_model(tokenizer, scaled(REWARD_STEPS, arguments.scale), seed=1),
     }
     for name, model in models.items():
         model.half().save_pretrained(arguments.output / name)

@@ -1,0 +1,334 @@
+"""The recipe of tiny-sd: `python -m benchmarks.tiny.recipe` remakes the shipped checkpoint.
+
+Four stages: three classifiers, the autoencoder, then text encoder and UNet together by plain denoising
+(v-prediction, Salimans and Ho 2022, arXiv 2202.00512, section 4; cosine schedule of Nichol and Dhariwal 2021,
+arXiv 2102.09672, section 3.2). At the end it prints the table that docs/tiny-sd.md shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
+from torch import nn
+from transformers import CLIPTokenizer
+
+from benchmarks import recipes
+from benchmarks.recipes import WIDTH, scaled
+from ddpo_lessons.tiny import world
+from ddpo_lessons.tiny.classifier import Judge, RewardModel, SecondJudge, accuracy, score_prompts
+
+BATCH = 64  # of the classifiers
+JUDGE_STEPS = 1500
+REWARD_MODEL_STEPS = 2000
+SECOND_JUDGE_STEPS = 3000
+VAE_STEPS = 4000
+VAE_BATCH = 32
+VAE_BANK = 12_000  # pictures that the autoencoder is trained on
+STEPS = 9_000
+DENOISER_BATCH = 32
+BANK = 40_000  # pictures that the denoiser is trained on
+FIRST_SHARE = 0.05  # of the steps, on bright ink on dark ground only, see `train_denoiser`
+BRIGHT, DARK = ("white", "yellow"), ("black", "blue")
+GUIDANCE_SCALE = 7.5  # of the pictures in the table
+# What a classifier is asked to believe of the true digit at severities 0 (clean) to 5.
+LEGIBILITY = torch.tensor([0.96, 0.80, 0.66, 0.52, 0.38, 0.24])
+CLEAN_ONLY = torch.tensor([0.955])
+
+
+# ----------------------------------------------------------------------------------------------- parts
+def make_tokenizer(folder: Path) -> CLIPTokenizer:
+    """Make a CLIP tokenizer that knows each word of the digit world as one token.
+
+    Byte-pair merges build every word letter by letter, so any other text still splits into characters.
+
+    Args:
+        folder: an empty folder for vocab.json and merges.txt.
+
+    Returns:
+        The tokenizer.
+    """
+    words = ["a", "on", "background", "digit", "clear", "camouflaged", "handwriting"]
+    words += [*world.DIGITS, *world.COLOURS, *world.DAMAGES]
+    merges: dict[str, None] = {}
+    for word in words:
+        left, *pieces = [*word[:-1], word[-1] + "</w>"]
+        for piece in pieces:
+            merges[f"{left} {piece}"] = None
+            left += piece
+    return recipes.write_tokenizer(folder, list(merges))
+
+
+def make_unet() -> UNet2DConditionModel:
+    """Make the untrained UNet: 2.8 million parameters on latents (4, 8, 8)."""
+    return UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(64, 96),
+        down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2,
+        layers_per_block=1,
+        cross_attention_dim=WIDTH,
+        attention_head_dim=4,
+        norm_num_groups=16,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ data
+def draw_mixture(
+    count: int, split: str, seed: int, pairs: tuple[tuple[int, str], ...], clean_kinds: int = 7
+) -> world.Pictures:
+    """Draw pictures, clean_kinds / (clean_kinds + 7) of them clean, others damaged at severities 1 to 4."""
+    rng = random.Random(seed)
+    kinds = [None] * clean_kinds + [*world.DAMAGES, "camouflaged"]
+    picks = [rng.randrange(len(kinds)) for _ in range(count)]
+    groups = []
+    for index, kind in enumerate(kinds):
+        if size := picks.count(index):
+            severity = rng.randint(1, 4)
+            groups.append(world.draw_pictures(size, split, rng.getrandbits(31), kind, severity, pairs))
+    return world.Pictures(
+        torch.cat([g.images for g in groups]),
+        torch.cat([g.clean for g in groups]),
+        torch.cat([g.digits for g in groups]),
+        torch.cat([g.severities for g in groups]),
+        [d for g in groups for d in g.descriptions],
+    )
+
+
+def draw_bank(scale: float) -> world.Pictures:
+    """Draw what a denoiser is trained on, which never sees the left-out pairs of digit and ink."""
+    return draw_mixture(scaled(BANK, scale, 64), "train", 77, world.SEEN, clean_kinds=14)
+
+
+def describe(description: world.Description, rng: random.Random) -> str:
+    """Say what a picture shows, sometimes only part of it, and in one case of ten nothing at all."""
+    if rng.random() < 0.1:
+        return ""
+    damage = description.damage or rng.choice(["clear", None])
+    return world.make_prompt(
+        description.digit if rng.random() < 0.95 else None,
+        description.ink if rng.random() < 0.9 else None,
+        description.background if rng.random() < 0.9 else None,
+        damage,
+    )
+
+
+# ---------------------------------------------------------------------------------------- classifiers
+def targets(pictures: world.Pictures, belief: torch.Tensor) -> torch.Tensor:
+    """Return the class probabilities (N, 10) that a classifier is asked for."""
+    confidence = belief[pictures.severities]  # (N,)
+    others = ((1 - confidence) / 9)[:, None].expand(-1, 10)
+    return others.scatter(1, pictures.digits[:, None], confidence[:, None])
+
+
+def description_loss(logits: tuple[torch.Tensor, ...], pictures: world.Pictures) -> torch.Tensor:
+    """The sum of the cross-entropies of digit, ink and background."""
+    labels = (pictures.digits, *world.colour_indices(pictures.descriptions).T)
+    return torch.stack([F.cross_entropy(*pair) for pair in zip(logits, labels, strict=True)]).sum()
+
+
+def train_classifier(
+    kind: type[nn.Module],
+    seed: int,
+    draw: Callable[[int], world.Pictures],
+    loss: Callable[[Any, world.Pictures], torch.Tensor],
+    steps: int,
+) -> nn.Module:
+    """Train a classifier on freshly drawn pictures; `loss` of its logits and the pictures."""
+    torch.manual_seed(seed)
+    model = kind()
+    torch.manual_seed(seed)  # of dropout
+
+    def loss_of(step: int) -> torch.Tensor:
+        pictures = draw(step)
+        return loss(model(pictures.images), pictures)
+
+    recipes.train(
+        kind.__name__, model, loss_of, steps, 4e-3, weight_decay=0.05, warmup=0.3, max_norm=math.inf
+    )
+    return model
+
+
+def make_classifiers(scale: float) -> dict[str, nn.Module]:
+    """Train both judges on clean pictures of their half, the reward model on damaged ones of the other."""
+
+    def clean(first: int) -> Callable[[int], world.Pictures]:
+        return lambda step: world.draw_pictures(BATCH, "judge", first + step)
+
+    def damaged(step: int) -> world.Pictures:
+        return draw_mixture(BATCH, "reward", 20_000_000 + step, world.SEEN + world.LEFT_OUT)
+
+    def legibility(belief: torch.Tensor) -> Callable[[Any, world.Pictures], torch.Tensor]:
+        return lambda logits, pictures: F.cross_entropy(logits, targets(pictures, belief))
+
+    sizes = [scaled(steps, scale) for steps in (JUDGE_STEPS, REWARD_MODEL_STEPS, SECOND_JUDGE_STEPS)]
+    return {
+        "judge": train_classifier(Judge, 1, clean(10_000_000), legibility(CLEAN_ONLY), sizes[0]),
+        "reward_model": train_classifier(RewardModel, 2, damaged, legibility(LEGIBILITY), sizes[1]),
+        "second_judge": train_classifier(SecondJudge, 4, clean(30_000_000), description_loss, sizes[2]),
+    }
+
+
+# ------------------------------------------------------------------------------------------- pipeline
+def train_vae(vae: AutoencoderKL, pictures: torch.Tensor, steps: int) -> None:
+    """Train the autoencoder, weighing each picture by its contrast, so that faint ink counts too.
+
+    Loss: mean over pictures of `|x - x'| / std(x)`, plus 1e-6 times the KL of the posterior to N(0, 1).
+    Afterwards `scaling_factor` makes the latents' standard deviation 1.
+    """
+
+    def loss_of(step: int) -> torch.Tensor:
+        images = _draw_rows(pictures, VAE_BATCH, step).to(vae.device) * 2 - 1  # (B, 3, 32, 32)
+        posterior = vae.encode(images).latent_dist
+        error = vae.decode(posterior.sample()).sample - images
+        contrast = images.std(dim=(1, 2, 3), keepdim=True) + 0.05
+        return (error.abs() / contrast).mean() + 1e-6 * posterior.kl().mean()
+
+    recipes.train("autoencoder", vae, loss_of, steps, 2e-3, weight_decay=1e-4, warmup=0.3)
+    recipes.scale_latents(vae, _draw_rows(pictures, 1000, steps))
+
+
+def _draw_rows(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return pictures[torch.randint(0, len(pictures), (count,), generator=generator)]
+
+
+def train_denoiser(
+    pipeline: Any,
+    model: nn.Module,
+    bank: world.Pictures,
+    loss: Callable[[torch.Tensor, torch.Tensor, random.Random], torch.Tensor],
+    steps: int,
+    warmup: float,
+) -> None:
+    """Train a denoiser and its text encoders together; keep an average of the weights.
+
+    What the word "three" does to a pixel has one sign for white on black and the other for black on white, so
+    its mean gradient over all colours is zero, and the digit's name is ignored for a long time. The first
+    steps therefore show bright ink on dark ground only.
+
+    Args:
+        pipeline: its tokenizer and its autoencoder are used.
+        model: what is trained.
+        bank: pictures with their descriptions.
+        loss: of clean latents (B, 4, 8, 8) and token ids (B, L), with a generator of Python's.
+        steps: number of optimizer steps.
+        warmup: share of them until the highest learning rate.
+    """
+    latents = recipes.encode(pipeline.vae, bank.images) * pipeline.vae.config.scaling_factor
+    rng, everything = random.Random(0), range(len(latents))
+    bright = [i for i, d in enumerate(bank.descriptions) if d.ink in BRIGHT and d.background in DARK]
+
+    def loss_of(step: int) -> torch.Tensor:
+        rows = rng.choices(bright if step < FIRST_SHARE * steps else everything, k=DENOISER_BATCH)
+        prompts = [describe(bank.descriptions[row], rng) for row in rows]
+        tokens = pipeline.tokenizer(prompts, padding="max_length", truncation=True, return_tensors="pt")
+        device = pipeline.vae.device
+        return loss(latents[rows].to(device), tokens.input_ids.to(device), rng)
+
+    recipes.train("denoiser", model, loss_of, steps, 1e-3, warmup=warmup, ema_decay=0.999)
+
+
+def velocity_loss(
+    pipeline: StableDiffusionPipeline, clean: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """Return the mean squared error of v at timesteps 1000 u^0.6, u uniform."""
+    scheduler = pipeline.scheduler
+    timesteps = (scheduler.config.num_train_timesteps * recipes.draw_times(len(clean))).long()
+    timesteps = timesteps.to(clean.device)
+    noise = torch.randn_like(clean)
+    noisy = scheduler.add_noise(clean, noise, timesteps)
+    predicted = pipeline.unet(noisy, timesteps, pipeline.text_encoder(tokens)[0]).sample
+    return F.mse_loss(predicted, scheduler.get_velocity(clean, noise, timesteps))
+
+
+def make_pipeline(scale: float) -> StableDiffusionPipeline:
+    """Train autoencoder, text encoder and UNet; only the denoiser never sees the left-out pairs."""
+    torch.manual_seed(0)
+    vae = recipes.make_vae().to(recipes.device())
+    pictures = draw_mixture(scaled(VAE_BANK, scale, 64), "train", 3, world.SEEN + world.LEFT_OUT)
+    train_vae(vae, pictures.images, scaled(VAE_STEPS, scale))
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = make_tokenizer(Path(folder))
+    pipeline = recipes.assemble(
+        vae=vae,
+        text_encoder=recipes.make_text_encoder(tokenizer),
+        tokenizer=tokenizer,
+        unet=make_unet(),
+        scheduler=recipes.make_scheduler(),
+    ).to(recipes.device())
+    pipeline.unet.to(memory_format=torch.channels_last)
+    train_denoiser(
+        pipeline,
+        nn.ModuleList([pipeline.unet, pipeline.text_encoder]),
+        draw_bank(scale),
+        lambda clean, tokens, rng: velocity_loss(pipeline, clean, tokens),
+        scaled(STEPS, scale),
+        warmup=0.02,
+    )
+    pipeline.unet.to(memory_format=torch.contiguous_format)  # safetensors stores no other layout
+    return pipeline
+
+
+def make(arguments: argparse.Namespace) -> None:
+    classifiers = make_classifiers(arguments.scale)
+    recipes.save(make_pipeline(arguments.scale), arguments.output, classifiers)
+
+
+# ----------------------------------------------------------------------------------------- evaluation
+def measure_prompts(
+    pipeline: Any, judge: nn.Module, pairs: Any, count: int, guidance_scale: float, **settings: Any
+) -> dict[str, float]:
+    """Return how well prompts of pairs of digit and ink are obeyed."""
+    descriptions = world.draw_pictures(count, "train", 2, pairs=pairs).descriptions
+    prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in descriptions]
+    images = recipes.generate(pipeline, prompts, 3, guidance_scale, **settings)
+    return score_prompts(judge, images, descriptions)
+
+
+def measure(folder: Path, count: int) -> recipes.Table:
+    """Measure a checkpoint on handwriting of the test split and on generated pictures.
+
+    Args:
+        folder: the checkpoint's.
+        count: pictures of each row.
+
+    Returns:
+        For every row of the table its columns.
+    """
+    pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    judge = recipes.load_classifier(Judge, folder, "judge")
+    reward_model = recipes.load_classifier(RewardModel, folder, "reward_model")
+    table = {}
+    for damage in (None, *world.DAMAGES, "camouflaged"):
+        pictures = world.draw_pictures(count, "test", 1, damage)
+        again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
+        table[f"test handwriting, {damage or 'clean'}"] = {
+            "judge": accuracy(judge, pictures.images, pictures.digits),
+            "judge after VAE": accuracy(judge, again, pictures.digits),
+            "reward model": accuracy(reward_model, pictures.images, pictures.digits),
+            "VAE error": (again - pictures.images).abs().mean().item(),
+        }
+    for name, pairs in (("seen", world.SEEN), ("left-out", world.LEFT_OUT)):
+        scores = measure_prompts(pipeline, judge, pairs, count, GUIDANCE_SCALE)
+        table[f"generated, {name} combinations"] = scores
+    return table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the checkpoint and print its table."""
+    return recipes.run(argv, __doc__, "tiny-sd", make, measure)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
