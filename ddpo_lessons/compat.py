@@ -1,13 +1,13 @@
 """TRL's and imageddpo's names over the same trainer, so that old scripts run on.
 
 A script for TRL <= 0.23's DDPO or for imageddpo runs after changing its import lines to
-`from ddpo_lessons.compat import ...`. The classes here add what such scripts call or count on; what
-the trainer does is in `ddpo_lessons.trainer`.
+`from ddpo_lessons.compat import ...`. The classes here add what such scripts call or count on, and no more:
+docs/howto/moving.md says what is left out, and what takes its place.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import dataclasses
 import sys
 import tempfile
@@ -16,24 +16,20 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
-from huggingface_hub import ModelCard, ModelCardData
 
 from ddpo_lessons import config, trainer
-from ddpo_lessons.config import LORA_FILE as LORA_FILE
-from ddpo_lessons.data.contexts import Context, score
+from ddpo_lessons.config import LORA_FILE
+from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.ddim import ddim_step_with_logprob
-from ddpo_lessons.families import TINY_SD, family_of
-from ddpo_lessons.families import load_pipeline as load_pipeline
+from ddpo_lessons.families import family_of, load_pipeline
 from ddpo_lessons.families.policy import save_policy, with_parts
 from ddpo_lessons.families.stable_diffusion import make_schedule
-from ddpo_lessons.ppo import clipped_loss, clipped_surrogate
-from ddpo_lessons.tiny import CHECKPOINT
+from ddpo_lessons.tiny import CHECKPOINTS
 
 
 # ---------------------------------------------------------------------------------------- pipelines
@@ -66,19 +62,9 @@ def _save(
     save_policy(family_of(pipeline), folder, originals)
     if not getattr(pipeline.unet, "peft_config", None):
         return
-    weights = pipeline.unet.state_dict()
-    base = type(pipeline.unet).from_config(pipeline.unet.config)
-    base.load_state_dict(
-        {name.replace(".base_layer", ""): w for name, w in weights.items() if "lora_" not in name}
-    )
+    base = copy.deepcopy(pipeline.unet)
+    base.unload_lora()
     with_parts(pipeline, {**originals, "unet": base}).save_pretrained(folder)
-
-
-class SchedulerStep(NamedTuple):
-    """What `scheduler_step` returns, TRL's `DDPOSchedulerOutput`."""
-
-    latents: torch.Tensor
-    log_probs: torch.Tensor
 
 
 def _part(name: str) -> Any:
@@ -113,17 +99,10 @@ class DefaultDDPOStableDiffusionPipeline:
         pretrained_model_revision: str = "main",
         use_lora: bool = True,
     ) -> None:
-        self.pretrained_model = pretrained_model_name
-        self.pretrained_revision = pretrained_model_revision
         self.sd_pipeline = load_pipeline(pretrained_model_name, pretrained_model_revision)
         _check_has_unet(self.sd_pipeline)
-        place = str(CHECKPOINT) if pretrained_model_name == TINY_SD else pretrained_model_name
+        place = str(CHECKPOINTS.get(pretrained_model_name, pretrained_model_name))
         self.use_lora = _load_adapter(self.sd_pipeline, place, pretrained_model_revision) or use_lora
-
-    @property
-    def autocast(self) -> Any:
-        """What TRL's trainer asks for: no autocast around LoRA, accelerate's otherwise (None)."""
-        return contextlib.nullcontext if self.use_lora else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the diffusers pipeline; its output has `images`.
@@ -131,37 +110,6 @@ class DefaultDDPOStableDiffusionPipeline:
         For latents and log-probabilities too, call `ddpo_lessons.rollout.text2img_rollout`.
         """
         return self.sd_pipeline(*args, **kwargs)
-
-    def scheduler_step(
-        self,
-        model_output: torch.Tensor,
-        timestep: torch.Tensor | int,
-        sample: torch.Tensor,
-        eta: float = 0.0,
-        use_clipped_model_output: bool = False,
-        generator: torch.Generator | None = None,
-        prev_sample: torch.Tensor | None = None,
-    ) -> SchedulerStep:
-        """Take a DDIM step, or replay one.
-
-        Args:
-            model_output: (B, C, h, w), what the UNet predicts.
-            timestep: one, or (B,).
-            sample: latents (B, C, h, w) before the step.
-            eta: η of DDIM; 0 has no log-probability, and is refused.
-            use_clipped_model_output: refused when True: clipped outputs have another density.
-            generator: of the noise.
-            prev_sample: latents (B, C, h, w) after the step, to replay it.
-
-        Returns:
-            `latents` (B, C, h, w) after the step, and their `log_probs` (B,), means over the latent.
-        """
-        if use_clipped_model_output:
-            raise ValueError("use_clipped_model_output=True has another density: leave it out")
-        step = ddim_step_with_logprob(
-            self.scheduler, model_output, timestep, sample, eta, prev_sample, generator
-        )
-        return SchedulerStep(step.prev_sample, step.log_prob)
 
     def save_pretrained(self, output_dir: str | Path) -> None:
         """Write the pipeline and, beside it, the LoRA weights; this class loads both from there."""
@@ -295,17 +243,6 @@ class _Methods(trainer.Runner):
         """The statistics of prompts, or None."""
         return getattr(self.algorithm, "tracker", None)
 
-    @property
-    def trainable_layers(self) -> list[torch.nn.Parameter]:
-        """The weights that are trained."""
-        return list(self.learner.trainable.values())
-
-    @property
-    def neg_prompt_embed(self) -> torch.Tensor:
-        """The embedding (1, L, D) of the negative prompt."""
-        told = self.family.condition([self.config.negative_prompts], "", guidance_scale=1.0)
-        return told["prompt_embeds"]
-
     def train(self, epochs: int | None = None) -> None:
         """Run the epochs that are left.
 
@@ -329,110 +266,8 @@ class _Methods(trainer.Runner):
         metrics = super().step(epoch)
         return metrics if global_step is None else self.global_step
 
-    def compute_rewards(
-        self, prompt_image_pairs: Sequence[Sequence[Any]], is_async: bool = False
-    ) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
-        """Score batches.
-
-        Args:
-            prompt_image_pairs: (images, prompts, metadata) of each batch.
-            is_async: refused when True, which never worked in TRL.
-
-        Returns:
-            The rewards (B,) of each batch, and the info of each batch.
-        """
-        if is_async:
-            raise ValueError("is_async=True stops TRL with an AttributeError: leave it out")
-        found = []
-        for images, prompts, metadata in prompt_image_pairs:
-            contexts = [Context(*each) for each in zip(prompts, metadata, strict=True)]
-            found.append(score(self.reward_function, images, contexts)[3:])
-        rewards, info = zip(*found, strict=True)
-        return rewards, info
-
-    def loss(self, advantages: torch.Tensor, clip_range: float, ratio: torch.Tensor) -> torch.Tensor:
-        """Return PPO's clipped loss, the mean over pairs (N,)."""
-        return clipped_loss(ratio, advantages, clip_range).mean()
-
-    def calculate_loss(
-        self,
-        latents: torch.Tensor,
-        timesteps: torch.Tensor,
-        next_latents: torch.Tensor,
-        log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        embeds: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Replay actions and return PPO's loss, the KL estimate and the clip fraction.
-
-        Args:
-            latents: (N, C, h, w).
-            timesteps: (N,), of the schedule that sampled last.
-            next_latents: (N, C, h, w).
-            log_probs: (N,), of sampling.
-            advantages: (N,).
-            embeds: (N, L, D); under guidance (2N, L, D), those of the negative prompts first, as in TRL.
-        """
-        config, told = self.config, {"prompt_embeds": embeds}
-        if len(embeds) == 2 * len(latents):
-            negative, positive = embeds.chunk(2)
-            told = {"prompt_embeds": positive, "negative_prompt_embeds": negative}
-        with self.autocast():
-            output = self.family.predict(
-                self.learner.denoiser, latents, timesteps, told, config.sample_guidance_scale
-            )
-            step = ddim_step_with_logprob(
-                self.pipeline.scheduler,
-                output,
-                timesteps,
-                latents,
-                config.sample_eta,
-                prev_sample=next_latents,
-                reduction=config.log_prob_reduction,
-            )
-        loss, stats = clipped_surrogate(
-            step.log_prob, log_probs, advantages, config.train_clip_range, config.train_adv_clip_max
-        )
-        return loss, stats.approx_kl, stats.clip_fraction
-
-    def create_model_card(
-        self,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | Sequence[str] | None = None,
-    ) -> None:
-        """Write a model card, README.md, into the run's folder.
-
-        Args:
-            model_name: its title; the run's folder if not given.
-            dataset_name: on the hub, of what was trained on.
-            tags: beside those of every card.
-        """
-        if self.accelerator.is_main_process:
-            self._write_card(self.config.run_dir, model_name, dataset_name, tags)
-
-    def _write_card(
-        self,
-        folder: str | Path,
-        model_name: str | None = None,
-        dataset_name: str | None = None,
-        tags: str | Sequence[str] | None = None,
-    ) -> None:
-        base = getattr(self.sd_pipeline, "pretrained_model", None)
-        data = ModelCardData(
-            base_model=None if base in (None, TINY_SD) or Path(base).exists() else base,
-            datasets=dataset_name,
-            library_name="diffusers",
-            tags=["ddpo", "reinforcement-learning", *([tags] if isinstance(tags, str) else tags or ())],
-        )
-        text = (
-            f"# {model_name or Path(self.config.run_dir).name}\n\nTrained by {self.epochs_done} epochs of "
-            "[DDPO](https://arxiv.org/abs/2305.13301) (Black et al. 2023) with ddpo-lessons.\n"
-        )
-        ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(Path(folder, "README.md"))
-
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write pipeline, model card and LoRA weights; half precision rounds the base, as in TRL.
+        """Write pipeline and LoRA weights; half precision rounds the base, as in TRL.
 
         Args:
             save_directory: where to write to.
@@ -443,7 +278,6 @@ class _Methods(trainer.Runner):
             )
         if self.accelerator.is_main_process:
             _save(self.pipeline, save_directory, self._originals)
-            self._write_card(save_directory)
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Do what `save_pretrained` does; TRL's example calls it.

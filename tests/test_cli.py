@@ -27,8 +27,7 @@ import ddpo_lessons
 from ddpo_lessons import rewards
 from ddpo_lessons.app import cli, demo, doctor, options, runs, sample, train
 from ddpo_lessons.app.presets import PRESETS
-from ddpo_lessons.compat import LORA_FILE
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data import folders
 from ddpo_lessons.data.prompts import PROMPTS
 from ddpo_lessons.families import family_of

@@ -13,10 +13,10 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
 from helpers import brightness, make_pipeline, noisy_image, red_three, stir_adapter
-from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from ddpo_lessons import compat, families
+from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
@@ -252,7 +252,7 @@ def test_a_script_for_trl_runs(here: Path, model: Path, monkeypatch: pytest.Monk
     steps = read_metrics(here / "save", "step")
     assert len(steps) == 8
     assert steps[0]["first_replay_max_ratio_error"] < 1e-5
-    lora = load_file(here / "finetuned" / compat.LORA_FILE)
+    lora = load_file(here / "finetuned" / LORA_FILE)
     assert (
         sum(tensor.abs().sum() for name, tensor in lora.items() if "lora_B" in name or "lora.up" in name) > 0
     )
@@ -308,10 +308,9 @@ def test_the_wrapper_shows_the_parts_of_its_pipeline(model: Path) -> None:
         assert getattr(wrapper, part) is getattr(wrapper.sd_pipeline, part)
     assert isinstance(wrapper.scheduler, DDIMScheduler)
     assert wrapper.use_lora
-    assert wrapper.autocast() is not None  # a context manager
     with pytest.raises(AttributeError):
         wrapper.unet = None
-    assert compat.DefaultDDPOStableDiffusionPipeline(str(model), use_lora=False).autocast is None
+    assert not compat.DefaultDDPOStableDiffusionPipeline(str(model), use_lora=False).use_lora
 
 
 def test_the_wrapper_samples_as_the_pipeline_that_it_was_made_of(model: Path) -> None:
@@ -408,48 +407,14 @@ def test_the_config_has_the_defaults_of_trl_where_scripts_count_on_them(
 
 
 def test_the_trainer_has_what_scripts_reach_for(tmp_path: Path, model: Path) -> None:
-    """The public attributes and methods of TRL 0.21's trainer, whose pool of threads never worked."""
     pipeline = compat.DefaultDDPOStableDiffusionPipeline(str(model))
     hook: Any = lambda *arguments: None  # noqa: E731
     trainer = compat.DDPOTrainer(config(tmp_path), brightness, red_three, pipeline, hook)
     assert (trainer.prompt_fn, trainer.reward_fn) == (red_three, brightness)
     assert trainer.image_samples_callback is hook
     assert (trainer.first_epoch, trainer.num_train_timesteps, trainer.stat_tracker) == (0, 3, None)
-    optimized = [id(weight) for group in trainer.optimizer.param_groups for weight in group["params"]]
-    assert optimized == [id(weight) for weight in trainer.trainable_layers]
-    empty = pipeline.sd_pipeline.encode_prompt("", "cpu", 1, False)[0]
-    assert torch.allclose(trainer.neg_prompt_embed, empty, atol=1e-6)
-    images = torch.stack([torch.full((3, 32, 32), share) for share in (0.25, 0.5, 0.75)])
-    batches = [(images[:2], ["a"] * 2, [{}] * 2), (images[2:], ["a"], [{}])]
-    rewards, info = trainer.compute_rewards(batches)
-    assert [batch.tolist() for batch in rewards] == [[0.25, 0.5], [0.75]]
-    assert len(info) == 2
+    assert trainer.optimizer is trainer.learner.optimizer
     assert trainer.step(0, 7) == 1  # TRL's count of optimizer steps
-    trainer.create_model_card("Reds", tags="red")
-    card = ModelCard.load(tmp_path / "README.md")
-    assert "# Reds" in card.text
-    assert {"ddpo", "red"} <= set(card.data.tags)
-    trainer.save_model(tmp_path / "saved")
-    assert ModelCard.load(tmp_path / "saved" / "README.md").data.base_model is None  # a folder is no name
-
-
-def test_the_wrappers_step_is_the_schedulers_with_log_probs(model: Path) -> None:
-    pipeline = compat.DefaultDDPOStableDiffusionPipeline(str(model))
-    pipeline.scheduler.set_timesteps(5)
-    generator = torch.Generator().manual_seed(0)
-    output, sample = torch.randn(2, 2, 4, 8, 8, generator=generator)
-    timestep = pipeline.scheduler.timesteps[1]
-    drawn = pipeline.scheduler_step(output, timestep, sample, eta=1.0, generator=generator)
-    scheduler = pipeline.scheduler
-    variance = scheduler._get_variance(timestep, timestep - 200) ** 0.5
-    noise = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    mean = scheduler.step(output, timestep, sample, 1.0, variance_noise=0 * noise).prev_sample
-    by_hand = torch.distributions.Normal(mean, variance).log_prob(drawn.latents).mean(dim=(1, 2, 3))
-    assert torch.allclose(drawn.log_probs, by_hand, atol=1e-4)
-    replayed = pipeline.scheduler_step(output, timestep, sample, eta=1.0, prev_sample=drawn.latents)
-    assert torch.equal(replayed.log_probs, drawn.log_probs)
-    with pytest.raises(ValueError, match="use_clipped_model_output"):
-        pipeline.scheduler_step(output, timestep, sample, 1.0, use_clipped_model_output=True)
 
 
 def test_async_rewards_are_refused() -> None:
@@ -505,7 +470,7 @@ def test_push_to_hub_uploads_what_is_saved(
     compat.DDPOTrainer(config(tmp_path), brightness, red_three, wrapper).push_to_hub("mine", private=True)
     token, made, (repo_id, files) = calls
     assert (token, made, repo_id) == (None, ("mine", True, True), "me/mine")
-    assert {compat.LORA_FILE, "model_index.json", "unet", "vae"} <= files
+    assert {LORA_FILE, "model_index.json", "unet", "vae"} <= files
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "./no-such-folder"])
@@ -515,7 +480,7 @@ def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(RuntimeError) as caught:
-        compat.load_pipeline(name)
+        families.load_pipeline(name)
     message = str(caught.value)
     assert "\n" not in message
     assert name in message
@@ -528,14 +493,14 @@ def test_pickled_weights_are_refused(tmp_path: Path, model: Path) -> None:
     pipeline.save_pretrained(tmp_path, safe_serialization=False)
     assert list(tmp_path.glob("unet/*.bin"))
     with pytest.raises(RuntimeError, match="safetensors"):
-        compat.load_pipeline(tmp_path)
+        families.load_pipeline(tmp_path)
 
 
 def test_tiny_sd_is_a_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(families.CHECKPOINTS, "tiny-sd", model)
     index = json.loads((model / "model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusionPipeline"
-    loaded = compat.load_pipeline("tiny-sd")
+    loaded = families.load_pipeline("tiny-sd")
     assert torch.equal(loaded.unet.conv_in.weight, make_base().unet.conv_in.weight)
 
 

@@ -40,7 +40,7 @@ from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app import cli
-from ddpo_lessons.compat import LORA_FILE
+from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import FAMILIES, Family, family_of, load_pipeline
 from ddpo_lessons.families.policy import prepare_policy, save_policy

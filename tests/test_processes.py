@@ -166,7 +166,7 @@ def test_compat_trains_the_same_weights_in_each_process(launched: Path) -> None:
         load_file(launched / f"{name}.safetensors") for name in ("lora-0", "compat-0", "compat-1")
     )
     assert all(torch.equal(weights[key], ours[key]) for weights in compats for key in ours)
-    assert (launched / "compat" / "README.md").is_file()
+    assert (launched / "compat" / "model_index.json").is_file()
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))

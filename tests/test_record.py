@@ -13,8 +13,7 @@ import pytest
 import torch
 from helpers import brightness, make_config, make_pipeline, noisy_image, red_three
 
-from ddpo_lessons.compat import LORA_FILE
-from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import animals
 from ddpo_lessons.rewards import colourfulness
 from ddpo_lessons.rewards.service import time_limit

@@ -14,7 +14,7 @@ from PIL import Image
 from ddpo_lessons import rewards
 from ddpo_lessons.app import cli, sample
 from ddpo_lessons.app.flags import in_flags
-from ddpo_lessons.compat import LORA_FILE
+from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.data.prompts import activities
 from ddpo_lessons.run.record import read_run
 from ddpo_lessons.run.runlog import read_metrics
