@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import json
+import re
 import string
 import tempfile
 from collections.abc import Iterator
@@ -53,6 +54,12 @@ CLIP_SIZE = 32
 T5_LENGTH = 5  # tokens
 FLUX_LENGTH = 24
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+def howto_blocks(page: str, language: str) -> list[str]:
+    """Return the code of a page of docs/howto in a language, block by block."""
+    text = (Path(__file__).parents[1] / "docs" / "howto" / f"{page}.md").read_text("utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
+import io
 import json
 import socketserver
 import threading
@@ -12,25 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import each_prompt, make_config, make_pipeline
+from helpers import each_prompt, howto_blocks, make_config, make_pipeline
 
 from ddpo_lessons.data.contexts import Context, check_rewards, score
-from ddpo_lessons.rewards.service import http_reward, make_server, pack, time_limit, unpack, within
+from ddpo_lessons.rewards.service import http_reward, pack, time_limit
 from ddpo_lessons.trainer import DDPOTrainer
 
 IMAGES = torch.arange(24.0).view(2, 3, 2, 2) / 24
 PROMPTS = ("a\nred three", "ü")
 METADATA = ({"digit": 3}, None)
+SERVE: dict[str, Any] = {}
+exec(howto_blocks("reward-service", "python")[0], SERVE)
 
 
-def first_pixel(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+def first_pixel(images: Any, prompts: Any, metadata: Any) -> Any:
     return images[:, 0, 0, 0]
 
 
 @contextlib.contextmanager
 def service(reward_function: Any) -> Iterator[str]:
     """Run a service in a thread; its address."""
-    with make_server(reward_function, port=0) as server:
+    with SERVE["make_server"](reward_function, port=0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -70,65 +72,46 @@ def response(body: Any, status: str = "200 OK") -> bytes:
 GOOD = response({"rewards": [1.5, -2]})
 
 
-# ------------------------------------------------------------------------------------------- what is sent
-def test_what_is_unpacked_is_what_was_packed_to_the_bit():
-    images, prompts, metadata = unpack(pack(IMAGES.half(), PROMPTS, METADATA))
-    assert images.dtype == torch.float32
-    assert torch.equal(images, IMAGES.half().float())
-    assert (prompts, metadata) == (PROMPTS, METADATA)
+# --------------------------------------------------------------------------------------------- both ends
+def test_a_request_is_a_file_of_arrays_without_pickles():
+    arrays = np.load(io.BytesIO(pack(IMAGES.half(), PROMPTS, METADATA)), allow_pickle=False)
+    assert json.loads(arrays["json"].item()) == {"prompts": [*PROMPTS], "metadata": [*METADATA]}
+    assert arrays["images"].dtype == np.float32
+    assert np.array_equal(arrays["images"], IMAGES.half().float().numpy())
 
 
-def test_a_request_is_a_line_of_json_and_little_endian_floats():
-    line, _, pixels = pack(IMAGES, PROMPTS, METADATA).partition(b"\n")
-    assert json.loads(line) == {"shape": [2, 3, 2, 2], "prompts": [*PROMPTS], "metadata": [*METADATA]}
-    assert np.frombuffer(pixels, "<f4").tolist() == IMAGES.flatten().tolist()
+def test_a_service_is_asked_what_the_function_would_be_asked():
+    """With tensors in the metadata, as those of `--images`."""
+    seen = []
 
+    def reward(images: Any, prompts: Any, metadata: Any) -> Any:
+        seen.extend([images, prompts, metadata])
+        return images[:, 0, 0, 0]
 
-def test_metadata_that_json_does_not_hold_is_refused_before_anything_is_sent():
-    with pytest.raises(TypeError, match=r"metadata cannot be sent .*Tensor.* what JSON holds"):
-        http_reward("http://127.0.0.1:1")(IMAGES, PROMPTS, (torch.zeros(1), None))
-
-
-HEAD = {"shape": [2, 3, 2, 2], "prompts": ["a", "b"], "metadata": [None, None]}
+    metadata = tuple(
+        {"id": n, "image": image.bfloat16(), "n": torch.tensor(n)} for n, image in enumerate(IMAGES)
+    )
+    with service(reward) as url:
+        rewards, info = http_reward(url)(IMAGES, PROMPTS, metadata)
+    assert rewards.dtype == torch.float32
+    assert (rewards.tolist(), info) == ([0.0, 0.5], {})
+    assert np.array_equal(seen[0], IMAGES.numpy())
+    assert seen[1] == [*PROMPTS]
+    assert [(entry["id"], entry["n"].item(), entry["image"].shape) for entry in seen[2]] == [
+        (0, 0, (3, 2, 2)), (1, 1, (3, 2, 2)),
+    ]  # fmt: skip
+    assert np.array_equal(seen[2][1]["image"], IMAGES[1].bfloat16().float().numpy())
+    assert "image" in metadata[0]  # the trainer's own is as it was
 
 
 @pytest.mark.parametrize(
-    ("head", "size", "message"),
-    [
-        (None, 96, "does not begin with a line of JSON"),
-        ([1], 96, "does not begin with a line of JSON"),
-        ({"shape": [2, 3, 2, 2]}, 96, "does not begin with a line of JSON"),
-        ({**HEAD, "shape": [2, 3, 4]}, 96, r"send \[B, 3, H, W\]"),
-        ({**HEAD, "shape": [2.0, 3, 2, 2]}, 96, r"send \[B, 3, H, W\]"),
-        ({**HEAD, "shape": [-2, 3, -2, 2]}, 96, "96 bytes of pixels"),
-        ({**HEAD, "shape": [2, 3, 10**9, 10**9]}, 96, "96 bytes of pixels"),
-        (HEAD, 95, "95 bytes of pixels"),
-        ({**HEAD, "prompts": ["a"]}, 96, "prompts must be a list of 2"),
-        ({**HEAD, "prompts": "ab"}, 96, "prompts must be a list of 2"),
-        ({**HEAD, "metadata": {}}, 96, "metadata must be a list of 2"),
-        ({**HEAD, "prompts": ["a", 1]}, 96, "prompts must be texts"),
-    ],
-)
-def test_requests_that_are_refused(head, size, message):
-    body = b"\x80\x04pickle" if head is None else json.dumps(head).encode()
-    with pytest.raises(ValueError, match=message):
-        unpack(body + b"\n" + bytes(size))
-
-
-# --------------------------------------------------------------------------------------------- both ends
-def test_a_service_scores_as_the_function_itself():
-    seen = []
-
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
-        seen.append((prompts, metadata))
-        return first_pixel(images, prompts, metadata), {"twice": 2 * images[:, 0, 0, 0], "object": object()}
-
-    with service(reward) as url:
-        rewards, info = http_reward(url)(IMAGES, PROMPTS, METADATA)
-    assert torch.equal(rewards, torch.tensor([0.0, 0.5]))
-    assert rewards.dtype == torch.float32
-    assert info == {"twice": [0.0, 1.0]}
-    assert seen == [(PROMPTS, METADATA)]
+    "metadata",
+    [(object(), None), ({"a": torch.zeros(1)}, None), ({"a": torch.zeros(1)}, {}),
+     ({"a": torch.zeros(1)}, {"a": torch.zeros(2)}), ({"a": torch.zeros(1)}, {"a": 1})],
+)  # fmt: skip
+def test_metadata_that_cannot_be_sent_is_refused_before_anything_is(metadata):
+    with pytest.raises(TypeError, match=r"metadata cannot be sent to a reward service .* what JSON holds"):
+        http_reward("http://127.0.0.1:1")(IMAGES, PROMPTS, metadata)
 
 
 def test_training_on_a_service_gives_the_weights_of_training_on_the_function(tmp_path, one_thread):
@@ -150,33 +133,20 @@ def test_nan_reaches_the_trainer_which_names_the_sample():
         check_rewards([batch])
 
 
-def test_an_exception_in_the_service_is_told_and_the_service_goes_on():
+def test_an_exception_in_the_service_is_printed_and_the_service_goes_on(capsys):
     calls = []
 
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    def reward(images: Any, prompts: Any, metadata: Any) -> Any:
         calls.append(None)
         if len(calls) <= 2:
             raise KeyError("digit")
         return first_pixel(images, prompts, metadata)
 
     with service(reward) as url:
-        with pytest.raises(ConnectionError, match=rf"{url} failed 2 times.*500: KeyError \('digit'\)"):
+        with pytest.raises(ConnectionError, match=rf"{url} failed 2 times.*see what it printed"):
             http_reward(url, retries=1, backoff=0)(IMAGES, PROMPTS, METADATA)
+        assert "KeyError: 'digit'" in capsys.readouterr().err
         assert http_reward(url, retries=0)(IMAGES, PROMPTS, METADATA)[0].tolist() == [0.0, 0.5]
-
-
-@pytest.mark.parametrize("length", ["", "-1", "x", str(2**31)])
-def test_a_request_without_a_sound_length_is_refused(length):
-    with service(first_pixel) as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
-        connection.putrequest("POST", "/")
-        if length:
-            connection.putheader("Content-Length", length)
-        connection.endheaders()
-        answer = connection.getresponse()
-        assert answer.status == 400
-        assert "Content-Length" in json.loads(answer.read())["error"]
-        connection.close()
 
 
 # ---------------------------------------------------------------------------------- a service that fails
@@ -203,10 +173,9 @@ def test_a_request_is_sent_again_as_often_as_allowed(fault):
         (response([1, 2]), "must answer JSON with 'rewards'"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 8\r\n\r\n\x80\x04pickle", "must answer JSON with 'rewards'"),
         (response({"rewards": [1, 2, 3]}), "a list of 2 numbers"),
-        (response({"rewards": [1, True]}), "a list of 2 numbers"),
         (response({"rewards": [1, "2"]}), "a list of 2 numbers"),
-        (response({"rewards": [1, 2], "info": [3]}), "info .* must be an object"),
-        (response({"error": "too dark"}, "422 No"), r"refuses the batch \(422\): too dark"),
+        (response({"rewards": [1, 2], "info": [3]}), "must answer JSON"),
+        (response({"error": "too dark"}, "422 No"), r"refuses the batch \(422\): .*too dark"),
         (response("what", "404 Not Found"), r"refuses the batch \(404\): "),
     ],
 )
@@ -217,21 +186,13 @@ def test_a_wrong_answer_is_an_error_at_once(answer, message):
         assert len(asked) == 1
 
 
-def test_a_service_that_hangs_or_drips_is_given_up_in_time():
+def test_a_service_that_hangs_is_given_up_in_time():
     with (
         answering(b"slow", b"slow") as (url, asked),
-        pytest.raises(ConnectionError, match=r"failed 2 times.*no whole answer within 0.2 s"),
+        pytest.raises(ConnectionError, match=r"failed 2 times.*timeout=0.2"),
     ):
         http_reward(url, timeout=0.2, retries=1, backoff=0)(IMAGES, PROMPTS, METADATA)
     assert len(asked) == 2
-
-
-def test_waits_double(monkeypatch):
-    waits: list[float] = []
-    monkeypatch.setattr("ddpo_lessons.rewards.service.time.sleep", waits.append)
-    with pytest.raises(ConnectionError, match="failed 4 times"):
-        http_reward("http://127.0.0.1:1", retries=3, backoff=0.5)(IMAGES, PROMPTS, METADATA)
-    assert waits == [0.5, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +208,6 @@ def test_waits_double(monkeypatch):
         ({"timeout": float("inf")}, "timeout=inf"),
         ({"retries": -1}, "retries=-1"),
         ({"retries": 1.0}, "retries=1.0"),
-        ({"backoff": -1}, "backoff=-1"),
     ],
 )
 def test_arguments_that_cannot_work(arguments, message):
@@ -280,7 +240,7 @@ def test_within_its_limit_a_reward_is_as_without():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_thread_keeps_the_callers_setting_of_gradients(enabled):
     with torch.set_grad_enabled(enabled):
-        assert within(60, "", torch.is_grad_enabled) is enabled
+        assert time_limit(lambda *batch: torch.is_grad_enabled(), 60)(IMAGES, PROMPTS, METADATA) is enabled
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1", None, True])

@@ -1,77 +1,30 @@
-"""Rewards that another process computes, over HTTP, and a limit of time for rewards that may hang.
+"""A limit of time for rewards that may hang, and rewards that another process computes, over HTTP.
 
-A reward model that does not fit beside the policy, or needs other packages, runs as a service: `serve` there,
-`http_reward` in training. DDPO's authors score with LLaVA in this way (ddpo-pytorch, rewards.py), but they
-exchange pickles, and whoever can send a pickle runs code in the process that reads it. Here a request is one
-line of JSON and raw float32 pixels, and the answer is JSON: neither can hold code.
+A reward model that does not fit beside the policy, or needs other packages, runs as a service:
+docs/howto/reward-service.md has its twenty lines. DDPO's authors score with LLaVA in this way (ddpo-pytorch,
+rewards.py), but they exchange pickles, and whoever can send a pickle runs code in the process that reads it.
+Here a request is a file of numpy's arrays, and the answer is JSON: neither can hold code.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import json
-import math
-import sys
 import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
-from http.client import HTTPException
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from urllib3 import PoolManager, Retry
+from urllib3.exceptions import HTTPError
+from urllib3.util import parse_url
 
-from ddpo_lessons.rewards.base import RewardFunction, split_info
-
-MAX_REQUEST_BYTES = 2**30
-T = TypeVar("T")
+from ddpo_lessons.rewards.base import RewardFunction
 
 
 # ---------------------------------------------------------------------------------- a limit of time
-def within(seconds: float, message: str, compute: Callable[[], T]) -> T:
-    """Return what `compute` returns, or raise TimeoutError after so many seconds.
-
-    It runs in a thread of its own. Python cannot end a thread: one that hangs is left behind until the
-    process ends, and keeps what it holds.
-
-    Args:
-        seconds: the limit.
-        message: of the TimeoutError.
-        compute: the function.
-
-    Returns:
-        Its result; what it raises is raised here.
-
-    Raises:
-        TimeoutError: if it takes longer.
-    """
-    outcome: list[tuple[T | None, BaseException | None]] = []
-    # a thread starts with its own settings
-    keeps_gradients = torch.is_grad_enabled()
-    device = torch.cuda.current_device() if torch.cuda.is_available() else -1  # -1: none
-
-    def work() -> None:
-        try:
-            with torch.set_grad_enabled(keeps_gradients), torch.cuda.device(device):
-                outcome.append((compute(), None))
-        except BaseException as error:  # handed to the caller below
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise TimeoutError(message)
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
-
-
 def _check_seconds(name: str, value: Any) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value <= threading.TIMEOUT_MAX:
@@ -81,8 +34,8 @@ def _check_seconds(name: str, value: Any) -> None:
 def time_limit(reward_function: RewardFunction, seconds: float) -> RewardFunction:
     """Give a reward function a limit of time, so that one that hangs ends the run with an error.
 
-    What hangs is left behind in a thread (see `within`); a service that is asked with `http_reward` can be
-    killed and started again without the trainer.
+    It runs in a thread of its own. Python cannot end a thread: one that hangs is left behind until the
+    process ends, and keeps what it holds.
 
     Args:
         reward_function: the function.
@@ -96,88 +49,86 @@ def time_limit(reward_function: RewardFunction, seconds: float) -> RewardFunctio
     """
     _check_seconds("seconds", seconds)
     name = getattr(reward_function, "__name__", type(reward_function).__name__)
-    message = f"reward_function {name!r} took longer than {seconds:g} s: raise its time_limit, or mend it"
 
     @functools.wraps(reward_function)  # a run is known by its reward's name
     def limited(images: torch.Tensor, prompts: tuple[str, ...], metadata: tuple[Any, ...]) -> Any:
-        return within(seconds, message, lambda: reward_function(images, prompts, metadata))
+        outcome: list[tuple[Any, BaseException | None]] = []
+        # a thread starts with its own settings
+        keeps_gradients = torch.is_grad_enabled()
+        device = torch.cuda.current_device() if torch.cuda.is_available() else -1  # -1: none
+
+        def work() -> None:
+            try:
+                with torch.set_grad_enabled(keeps_gradients), torch.cuda.device(device):
+                    outcome.append((reward_function(images, prompts, metadata), None))
+            except BaseException as error:  # handed to the caller below
+                outcome.append((None, error))
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not outcome:
+            raise TimeoutError(
+                f"reward_function {name!r} took longer than {seconds:g} s: raise its time_limit, or mend it"
+            )
+        rewards, error = outcome[0]
+        if error is not None:
+            raise error
+        return rewards
 
     return limited
 
 
-# ------------------------------------------------------------------------------------- what is sent
+# --------------------------------------------------------------------------------------- over HTTP
 def pack(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> bytes:
-    r"""Make a request's body: a line of JSON, b"\n", the pixels as little-endian float32.
+    """Make a request's body, a file of numpy's arrays (.npz) without pickles.
 
     Args:
         images: (B, 3, H, W).
         prompts: B texts.
-        metadata: B values that JSON holds.
+        metadata: B values that JSON holds, or dicts of such values and of tensors.
 
     Returns:
-        The body; the line holds "shape", "prompts" and "metadata".
+        The body: "images" (B, 3, H, W) float32; for a tensor NAME of the metadata "metadata.NAME" (B, ...);
+        and "json", a text that holds "prompts" and what else is in "metadata".
 
     Raises:
-        TypeError: if JSON does not hold the metadata.
+        TypeError: if JSON does not hold the metadata, or one sample lacks a tensor of another's shape.
     """
+    arrays = {"images": _array(images)}
+    rest = [dict(entry) if isinstance(entry, dict) else entry for entry in metadata]
+    items = [item for entry in rest if isinstance(entry, dict) for item in entry.items()]
     try:
-        head = {"shape": list(images.shape), "prompts": list(prompts), "metadata": list(metadata)}
-        line = json.dumps(head)  # escapes every line break
-    except (TypeError, ValueError) as error:
+        for name in dict.fromkeys(name for name, value in items if isinstance(value, torch.Tensor)):
+            arrays[f"metadata.{name}"] = np.stack([_array(entry.pop(name)) for entry in rest])
+        told = json.dumps({"prompts": list(prompts), "metadata": rest})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise TypeError(
-            f"metadata cannot be sent to a reward service ({error}): let the prompt function return what "
-            "JSON holds"
+            f"metadata cannot be sent to a reward service ({type(error).__name__}: {error}): let the prompt "
+            "function return what JSON holds, and tensors of one shape under the same name in every sample"
         ) from error
-    pixels = images.detach().float().cpu().numpy().astype("<f4", copy=False)
-    return line.encode() + b"\n" + pixels.tobytes()
+    body = io.BytesIO()
+    np.savez(body, allow_pickle=False, json=np.array(told), **arrays)
+    return body.getvalue()
 
 
-def unpack(body: bytes) -> tuple[torch.Tensor, tuple[str, ...], tuple[Any, ...]]:
-    """Read what `pack` made, after checking it.
-
-    Args:
-        body: the request's body.
-
-    Returns:
-        images (B, 3, H, W) float32, prompts and metadata.
-
-    Raises:
-        ValueError: if it is anything else.
-    """
-    line, _, pixels = body.partition(b"\n")
-    try:
-        head = json.loads(line)
-        shape, prompts, metadata = (head[name] for name in ("shape", "prompts", "metadata"))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            "the request does not begin with a line of JSON: shape, prompts, metadata"
-        ) from error
-    if not isinstance(shape, list) or len(shape) != 4 or not all(type(side) is int for side in shape):
-        raise ValueError(f"shape is {shape!r:.100}: send [B, 3, H, W]")
-    if min(shape) < 1 or shape[1] != 3 or 4 * math.prod(shape) != len(pixels):
-        raise ValueError(f"shape {shape!r:.100} with {len(pixels)} bytes of pixels: send 4 * B * 3 * H * W")
-    for name, values in (("prompts", prompts), ("metadata", metadata)):
-        if not isinstance(values, list) or len(values) != shape[0]:
-            raise ValueError(f"{name} must be a list of {shape[0]}, one for each image")
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError("prompts must be texts")
-    array = np.frombuffer(pixels, "<f4").reshape(shape).astype(np.float32)  # a copy, which may be written
-    return torch.from_numpy(array), tuple(prompts), tuple(metadata)
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
-# ---------------------------------------------------------------------------------------- the client
 def http_reward(url: str, timeout: float = 60.0, retries: int = 3, backoff: float = 1.0) -> RewardFunction:
-    """Ask a reward service, as `serve` is one, for the rewards of each batch.
+    """Ask a reward service for the rewards of each batch.
 
-    A request that gets no whole answer in time, or one of status 500 and above, is sent again after
-    `backoff`, 2 `backoff`, 4 `backoff`, ... seconds; one that the service refuses (below 500) or answers
-    wrongly is not. Proxies of the environment are not used.
+    A request that gets no whole answer, or one of status 500 and above, is sent again at once, then after
+    2 `backoff`, 4 `backoff`, ... seconds; one that the service refuses (below 500) or answers wrongly is not.
+    Proxies of the environment are not used.
 
     Args:
         url: of the service, such as "http://127.0.0.1:8000".
-        timeout: seconds that one request may take, from connecting to the last byte.
+        timeout: seconds of silence after which a request is given up.
         retries: how many times a request is sent again.
-        backoff: seconds before the first of them.
+        backoff: of the waits in between, in seconds.
 
     Returns:
         The reward function. It raises ConnectionError, naming the url, when the last try has failed, and
@@ -190,181 +141,53 @@ def http_reward(url: str, timeout: float = 60.0, retries: int = 3, backoff: floa
     if not _is_web_address(url):
         raise ValueError(f"url={url!r} must be text such as 'http://127.0.0.1:8000'")
     _check_seconds("timeout", timeout)
-    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+    if not isinstance(retries, int) or retries < 0:
         raise ValueError(f"retries={retries!r} must be a whole number, 0 or more")
-    if backoff:
-        _check_seconds("backoff", backoff)
+    again = Retry(
+        retries, backoff_factor=backoff, allowed_methods=None, status_forcelist=range(500, 600),
+        raise_on_status=False, respect_retry_after_header=False,
+    )  # fmt: skip
+    pool = PoolManager()
 
     def reward(images: torch.Tensor, prompts: tuple[str, ...], metadata: tuple[Any, ...]) -> Any:
         body = pack(images, prompts, metadata)
-        for attempt in range(retries + 1):
-            try:
-                answer = within(
-                    timeout, f"no whole answer within {timeout:g} s", lambda: _post(url, body, timeout)
-                )
-            except (OSError, HTTPException) as error:
-                last = error
-                if attempt < retries:
-                    time.sleep(backoff * 2**attempt)
-            else:
-                return _rewards_of(url, answer, len(images))
-        raise ConnectionError(
-            f"the reward service {url} failed {retries + 1} times, at last with {_describe(last)}: see that "
-            "it runs, or raise timeout or retries; then continue with resume_from='latest'"
-        ) from last
+        try:
+            answer = pool.request("POST", url, body=body, timeout=timeout, retries=again)
+            failure = f"{answer.status}: {answer.data[:300]!r}" if answer.status >= 500 else ""
+        except HTTPError as error:
+            failure = str(error)
+        if failure:
+            raise ConnectionError(
+                f"the reward service {url} failed {retries + 1} times, at last with {failure}: see what it "
+                "printed, or raise timeout or retries; then continue with resume_from='latest'"
+            )
+        if answer.status != 200:
+            raise ValueError(
+                f"the reward service {url} refuses the batch ({answer.status}): {answer.data[:300]!r}"
+            )
+        return _read_answer(url, answer.data, len(images))
 
     return reward
 
 
 def _is_web_address(url: Any) -> bool:
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except (ValueError, TypeError, AttributeError):  # no such port, brackets that do not match, not text
+        parts = parse_url(url)
+    except (HTTPError, ValueError, TypeError, AttributeError):  # brackets that do not match, not text
         return False
+    return parts.scheme in ("http", "https") and bool(parts.host) and parts.port != 0
 
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _post(url: str, body: bytes, timeout: float) -> bytes:
-    """Send one request and return the answer's bytes."""
-    request = urllib.request.Request(url, body, {"Content-Type": "application/octet-stream"})
+def _read_answer(url: str, data: bytes, size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Read an answer: {"rewards": B numbers, "info": {name: ...}}, the latter where there is any."""
     try:
-        with _OPENER.open(request, timeout=timeout) as response:
-            return response.read()
-    except urllib.error.HTTPError as error:
-        if error.code >= 500:
-            raise ConnectionError(f"{error.code}: {_message(error.read())}") from error
-        message = _message(error.read())
-        raise ValueError(f"the reward service {url} refuses the batch ({error.code}): {message}") from error
-
-
-def _message(body: bytes) -> str:
-    try:
-        return f"{json.loads(body)['error']:.300}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return repr(body[:300])
-
-
-def _describe(error: BaseException) -> str:
-    text = "".join(letter if letter.isprintable() else " " for letter in str(error)).strip()
-    return f"{type(error).__name__} ({text})" if text else type(error).__name__
-
-
-def _rewards_of(url: str, answer: bytes, size: int) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Read an answer: {"rewards": B numbers, "info": {name: ...}}."""
-    try:
-        found = json.loads(answer)
-        rewards, info = found["rewards"], found.get("info", {})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        answer = json.loads(data)
+        rewards, info = torch.tensor(answer["rewards"], dtype=torch.float64), answer.get("info", {})
+    except (ValueError, KeyError, TypeError, RuntimeError):
+        rewards, info = torch.empty(0), None
+    if rewards.shape != (size,) or not isinstance(info, dict):
         raise ValueError(
-            f"the reward service {url} answered {answer[:200]!r}: it must answer JSON with 'rewards'"
-        ) from error
-    is_row = isinstance(rewards, list) and all(type(value) in (int, float) for value in rewards)
-    if not is_row or len(rewards) != size:
-        raise ValueError(
-            f"the reward service {url} returned {rewards!r:.200} for {size} images: it must return a list of "
-            f"{size} numbers"
+            f"the reward service {url} answered {data[:200]!r} for {size} images: it must answer JSON with "
+            f"'rewards', a list of {size} numbers"
         )
-    if not isinstance(info, dict):
-        raise ValueError(f"the reward service {url} returned info {info!r:.200}: it must be an object")
-    return torch.tensor(rewards, dtype=torch.float64).float(), info
-
-
-# --------------------------------------------------------------------------------------- the service
-def make_server(reward_function: RewardFunction, port: int, host: str = "127.0.0.1") -> ThreadingHTTPServer:
-    """Make the other end of `http_reward`; `serve_forever()` starts it.
-
-    One batch is scored at a time, whoever asks, so that the function needs no locks. An exception in it is
-    answered as status 500 with its message, and the service goes on.
-
-    Args:
-        reward_function: as for a trainer. What JSON does not hold of its info is left out.
-        port: where to listen; 0 takes a free one, which `server_port` names.
-        host: where requests may come from; "127.0.0.1" is this machine only. There is no password: "0.0.0.0"
-            lets in the whole network.
-
-    Returns:
-        The server.
-
-    Raises:
-        OSError: if the port is taken.
-    """
-    one_at_a_time = threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 60  # seconds without a byte, after which a client is dropped
-
-        def do_POST(self) -> None:
-            """Score one batch."""
-            try:
-                request = unpack(self._body())
-            except ValueError as error:
-                self._answer(400, {"error": str(error)})
-                return
-            try:
-                with one_at_a_time:
-                    answer = _score(reward_function, *request)
-            except Exception as error:
-                self._answer(500, {"error": _describe(error)})
-            else:
-                self._answer(200, answer)
-
-        def _body(self) -> bytes:
-            length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or int(length) > MAX_REQUEST_BYTES:
-                raise ValueError(f"Content-Length is {length!r:.50}: send 0 to {MAX_REQUEST_BYTES} bytes")
-            body = self.rfile.read(int(length))
-            if len(body) < int(length):
-                raise ValueError(f"the request ended after {len(body)} of {length} bytes")
-            return body
-
-        def _answer(self, status: int, answer: dict[str, Any]) -> None:
-            body = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Print no line for each request; who asks is told of errors."""
-
-    return _Server((host, port), Handler)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True  # a client that hangs does not keep the process alive
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line that a client went away, instead of a traceback."""
-        print(f"{client_address[0]}: {_describe(sys.exc_info()[1] or Exception())}", file=sys.stderr)
-
-
-def _score(
-    reward_function: RewardFunction, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]
-) -> dict[str, Any]:
-    returned = reward_function(images, tuple(prompts), tuple(metadata))
-    rewards, info = split_info(returned)
-    rewards = torch.as_tensor(rewards, dtype=torch.float32).detach().cpu().tolist()
-    named = {str(key): value.tolist() if hasattr(value, "tolist") else value for key, value in info.items()}
-    return {"rewards": rewards, "info": {k: v for k, v in named.items() if _is_json(v)}}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def serve(reward_function: RewardFunction, port: int, host: str = "127.0.0.1") -> None:
-    """Answer `http_reward` until Ctrl-C; arguments as in `make_server`."""
-    with make_server(reward_function, port, host) as server:
-        print(f"scoring at http://{host}:{server.server_port}; Ctrl-C ends it", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print("the service has ended")
+    return rewards.float(), info

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.rewards.service import http_reward, make_server, time_limit
+from ddpo_lessons.rewards.service import http_reward, time_limit
 from tests.torture import harness
 from tests.torture.harness import Case, continue_run, expect, is_clear, make_trainer, whole_run
 
@@ -66,7 +66,15 @@ def reward_functions(folder: Path) -> Case:
 # ----------------------------------------------------------------------------------------- over HTTP
 def bright_pixels(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     """Reward of the number of bright pixels: a sum that no layout in memory can round otherwise."""
-    return (images > 0.5).sum(dim=(1, 2, 3)) / 16
+    return (torch.as_tensor(images) > 0.5).sum(dim=(1, 2, 3)) / 16
+
+
+def make_server(port: int = 0) -> Any:
+    """Make the service that the how-to shows."""
+    page = Path(__file__).parents[2] / "docs" / "howto" / "reward-service.md"
+    names: dict[str, Any] = {}
+    exec(page.read_text("utf-8").split("```python\n")[1].split("```")[0], names)
+    return names["make_server"](bright_pixels, port)
 
 
 def _answer(status: str, content: Any) -> bytes:
@@ -77,7 +85,6 @@ def _answer(status: str, content: Any) -> bytes:
 RIGHT = _answer("200 OK", {"rewards": [1.0, 2.0]})
 PASSING = {  # faults after which the request is sent again
     "hangs": b"",
-    "drips": RIGHT,  # a byte at a time, so that no single read takes too long
     "ends before": b"",
     "ends in the middle": RIGHT[:-5],
     "is no HTTP": b"\x00\x01\x02\r\n\r\n",
@@ -96,7 +103,7 @@ WRONG = {
 @contextmanager
 def _spoiled_service(faults: list[str]) -> Iterator[str]:
     """Run a service whose first answers are spoiled, each by a fault or by "" not at all; yield its URL."""
-    server, over = make_server(bright_pixels, 0), threading.Event()
+    server, over = make_server(), threading.Event()
     good: Any = server.RequestHandlerClass
 
     class Spoiled(good):
@@ -108,10 +115,7 @@ def _spoiled_service(faults: list[str]) -> Iterator[str]:
             self.rfile.read(int(self.headers["Content-Length"]))
             if fault == "hangs":
                 over.wait()
-            for byte in (PASSING | WRONG)[fault]:
-                self.wfile.write(bytes([byte]))
-                if fault == "drips" and over.wait(LIMIT / 4):
-                    return
+            self.wfile.write((PASSING | WRONG)[fault])
 
     server.RequestHandlerClass = Spoiled
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # failing is its work
@@ -149,7 +153,7 @@ def _spoiled_answers(generator: random.Random, place: Path, whole: dict[str, Any
 
 def _service(port: int = 0) -> tuple[int, int]:
     """Start a service in a process of its own; return the process and its port."""
-    server = make_server(bright_pixels, port)
+    server = make_server(port)
     process = harness.fork(server.serve_forever)
     server.server_close()  # here; the process has a copy
     return process, server.server_port
