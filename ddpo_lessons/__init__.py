@@ -34,7 +34,7 @@ _HOMES = {
     "get_reward": "rewards",
     "get_prompts": "data.prompts",
     "find_images": "data.folders",
-    "image_prompts": "data.folders",
+    "ImagePrompts": "data.folders",
     "load_pipeline": "families",
     "load_tiny_sd": "tiny",
     "Validation": "run.validation",
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from ddpo_lessons.app.presets import PRESETS as PRESETS
     from ddpo_lessons.batching import EpochPlan as EpochPlan
     from ddpo_lessons.config import DDPOConfig as DDPOConfig
+    from ddpo_lessons.data.folders import ImagePrompts as ImagePrompts
     from ddpo_lessons.data.folders import find_images as find_images
-    from ddpo_lessons.data.folders import image_prompts as image_prompts
     from ddpo_lessons.data.prompts import get_prompts as get_prompts
     from ddpo_lessons.ddim import ddim_step_with_logprob as ddim_step_with_logprob
     from ddpo_lessons.families import load_pipeline as load_pipeline

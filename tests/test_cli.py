@@ -291,7 +291,7 @@ def held_out(folder: Path) -> Path:
 def test_images_become_squares_of_the_model(photos: Path) -> None:
     images = folders.find_images(photos)
     assert [file.name for file in images.files] == ["a.png", "b.jpg", "c.webp"]
-    sampler = folders.image_prompts(images, "a fox", 32, seed=0)
+    sampler = folders.ImagePrompts(images, "a fox", 32, seed=0)
     drawn = [sampler() for _ in range(20)]
     assert {prompt for prompt, *_ in drawn} == {"a fox"}
     assert {metadata["id"] for *_, metadata in drawn} == {"a.png", "b.jpg", "c.webp"}

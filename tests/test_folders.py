@@ -66,7 +66,7 @@ def test_broken_files_in_subfolders_are_found(zoo: Path) -> None:
 
 
 def test_every_image_is_drawn_with_its_label(zoo: Path) -> None:
-    sampler = folders.image_prompts(folders.find_images(zoo), "an animal", 16, seed=3)
+    sampler = folders.ImagePrompts(folders.find_images(zoo), "an animal", 16, seed=3)
     drawn = [sampler() for _ in range(40)]
     colours = {"cat/a.png": (0, 1, 0), "cat/b.png": (0, 0, 1), "dog/a.png": (1, 0, 0)}
     assert {metadata["id"] for *_, metadata in drawn} == set(colours)
@@ -82,7 +82,7 @@ def test_every_image_is_drawn_with_its_label(zoo: Path) -> None:
 def test_folders_named_after_digits_give_the_digit(tmp_path: Path) -> None:
     for name in ("three", "seven"):
         write(tmp_path / name / "a.png")
-    sampler = folders.image_prompts(folders.find_images(tmp_path), "", 32, seed=0)
+    sampler = folders.ImagePrompts(folders.find_images(tmp_path), "", 32, seed=0)
     drawn = [sampler()[2] for _ in range(10)]
     assert {(metadata["label"], metadata["digit"]) for metadata in drawn} == {("three", 3), ("seven", 7)}
 
@@ -109,7 +109,7 @@ def test_captions_lie_beside_their_images_and_notes_are_passed_over(captioned: P
 
 def test_the_prompt_that_is_drawn_is_the_caption(captioned: Path) -> None:
     images = folders.find_images(captioned)
-    sampler, again = (folders.image_prompts(images, "", 16, seed=3) for _ in range(2))
+    sampler, again = (folders.ImagePrompts(images, "", 16, seed=3) for _ in range(2))
     drawn = [sampler() for _ in range(60)]
     assert [prompt for prompt, *_ in drawn] == [again()[0] for _ in drawn]
     said = {(metadata["id"], prompt) for prompt, _, metadata in drawn}
@@ -123,9 +123,7 @@ def test_the_prompt_that_is_drawn_is_the_caption(captioned: Path) -> None:
 
 def test_captions_change_no_draw_of_images(captioned: Path) -> None:
     def draw(images: folders.ImageFolder) -> list[Any]:
-        return [
-            folders.image_prompts(images, "", 16, seed)()[2]["id"].partition(":")[0] for seed in range(20)
-        ]
+        return [folders.ImagePrompts(images, "", 16, seed)()[2]["id"].partition(":")[0] for seed in range(20)]
 
     with_captions = folders.find_images(captioned)
     assert draw(with_captions) == draw(folders.ImageFolder(captioned, with_captions.files, None))
@@ -134,10 +132,9 @@ def test_captions_change_no_draw_of_images(captioned: Path) -> None:
 def test_images_without_a_caption_are_all_named(captioned: Path) -> None:
     (captioned / "cat" / "b.txt").write_text(" \n\n")
     (captioned / "dog" / "a.txt").rename(captioned / "dog" / "A dog.txt")
-    with pytest.raises(ValueError, match="not for all images") as caught:
+    with pytest.raises(ValueError, match=r"captions, but not for cat/b\.png, dog/a\.png: write") as caught:
         folders.find_images(captioned)
     message = str(caught.value)
-    assert "write the prompt into cat/b.txt, dog/a.txt, or take" in message
     assert "no image has the name of cat/notes.txt, dog/A dog.txt" in message
 
 
@@ -145,7 +142,7 @@ def test_a_message_names_ten_files_and_counts_the_rest(tmp_path: Path) -> None:
     for number in range(14):
         write(tmp_path / f"{number:02}.png")
     (tmp_path / "00.txt").write_text("a dog")
-    with pytest.raises(ValueError, match=r"01\.txt, 02\.txt.*, 10\.txt and 3 more, or take"):
+    with pytest.raises(ValueError, match=r"01\.png, 02\.png.*, 10\.png and 3 more: write"):
         folders.find_images(tmp_path)
 
 
@@ -153,6 +150,12 @@ def test_a_caption_that_is_not_utf_8_is_named(captioned: Path) -> None:
     (captioned / "dog" / "a.txt").write_text("a black dog", encoding="utf-16")
     with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text .*save it as UTF-8"):
         folders.find_images(captioned)
+
+
+def test_a_metadata_file_that_is_not_utf_8_is_named(zoo: Path) -> None:
+    (zoo / "metadata.csv").write_text("file_name,text\ndog/a.png,ein Kätzchen\n", encoding="latin-1")
+    with pytest.raises(ValueError, match=r"metadata\.csv is not UTF-8 text .*save it as UTF-8"):
+        folders.find_images(zoo)
 
 
 # ------------------------------------------------------------------------------- metadata.jsonl, labels
@@ -171,17 +174,20 @@ def test_captions_of_metadata_jsonl(zoo: Path) -> None:
     )
     images = folders.find_images(zoo)
     assert images.captions == (("a white cat", "a striped cat"), ("ein grünes Kätzchen",), ("a black dog",))
-    with pytest.raises(ValueError, match=r"metadata\.jsonl has one of each: drop --prompt"):
+    with pytest.raises(ValueError, match="has captions: drop --prompt"):
         folders.check_prompt("edit", images, "a dog")
 
 
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ('{"file_name": "dog/a.png", "text": "a dog"}', r"has no text for cat/a\.png, cat/b\.png: add"),
-        ('{"file_name": "dog/a.png"}', "line 1 is not like"),
-        ("dog/a.png,a dog", "line 1 is not like"),
-        ('{"file_name": "dog/a.png", "text": 3}', "line 1 is not like"),
+        (
+            '{"file_name": "dog/a.png", "text": "a dog"}',
+            r"not for cat/a\.png, cat/b\.png: write .* lines of",
+        ),
+        ('{"file_name": "dog/a.png"}', "entry 1 is not like"),
+        ("dog/a.png,a dog", "entry 1 is not like"),
+        ('{"file_name": "dog/a.png", "text": 3}', "entry 1 is not like"),
     ],
 )
 def test_a_metadata_jsonl_that_lacks_something_is_refused(zoo: Path, line: str, match: str) -> None:
@@ -199,23 +205,23 @@ def test_captions_of_metadata_csv(zoo: Path) -> None:
     captions = folders.find_images(zoo).captions
     assert captions == (("a white cat",), ("two\nlines",), ("a black, old dog",))
     table.write_text("name,text\ndog/a.png,a dog\n")
-    with pytest.raises(ValueError, match=r"metadata\.csv, line 2 is not like .*KeyError: 'file_name'"):
+    with pytest.raises(ValueError, match=r"metadata\.csv, entry 1 is not like .*KeyError: 'file_name'"):
         folders.find_images(zoo)
 
 
 def test_two_kinds_of_captions_are_refused(captioned: Path) -> None:
     write_metadata(captioned, '{"file_name": "dog/a.png", "text": "a dog"}')
-    with pytest.raises(ValueError, match="keep one of both"):
+    with pytest.raises(ValueError, match=r"metadata\.jsonl and in cat/a\.TXT: keep one kind"):
         folders.find_images(captioned)
     (captioned / "metadata.csv").write_text("file_name,text\n")
-    with pytest.raises(ValueError, match=r"metadata\.jsonl and in metadata\.csv: keep one of both"):
+    with pytest.raises(ValueError, match=r"metadata\.jsonl and in metadata\.csv and in .*: keep one kind"):
         folders.find_images(captioned)
 
 
 def test_a_prompt_names_the_class(zoo: Path, tmp_path: Path) -> None:
     images = folders.find_images(zoo)
     folders.check_prompt("clip_score", images, "a photo of a {label}")
-    sampler = folders.image_prompts(images, "a photo of a {label}", 16, seed=3)
+    sampler = folders.ImagePrompts(images, "a photo of a {label}", 16, seed=3)
     said = {(metadata["id"], prompt) for prompt, _, metadata in (sampler() for _ in range(30))}
     assert said == {
         ("cat/a.png", "a photo of a cat"),
@@ -230,7 +236,7 @@ def test_a_prompt_names_the_class(zoo: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------- reading in parallel
 def test_reading_ahead_changes_no_draw_and_reads_only_what_is_wanted(zoo: Path) -> None:
     images = folders.find_images(zoo)
-    plain, ahead = (folders.image_prompts(images, "", 16, 5, ("noisy",)) for _ in range(2))
+    plain, ahead = (folders.ImagePrompts(images, "", 16, 5, ("noisy",)) for _ in range(2))
     calls = [True, False, True, True, False]
     ahead.prefetch(calls)
     read = ahead._fitted.cache_info().misses
@@ -248,7 +254,7 @@ def test_reading_ahead_changes_no_draw_and_reads_only_what_is_wanted(zoo: Path) 
 
 def test_every_image_once_whatever_was_drawn(zoo: Path) -> None:
     images = folders.find_images(zoo)
-    sampler = folders.image_prompts(images, "", 16, 5, ("noisy",))
+    sampler = folders.ImagePrompts(images, "", 16, 5, ("noisy",))
     before = sampler.every()
     sampler()
     after = sampler.every()
@@ -261,7 +267,7 @@ def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo: Path) -> None:
     for file in images.files:
         file.write_bytes(file.read_bytes()[:60])
     with pytest.raises(OSError, match="is damaged"):
-        folders.image_prompts(images, "", 16, 5).prefetch([True] * 4)
+        folders.ImagePrompts(images, "", 16, 5).prefetch([True] * 4)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +275,7 @@ def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo: Path) -> None:
     [
         ("edit", False, None, "has no captions: write the prompt of NAME.png into NAME.txt"),
         ("clip_score", False, " ", "has no captions"),
-        ("colourfulness", True, "a dog", r"one beside each \(cat/a.txt, ...\): drop --prompt, or take"),
+        ("colourfulness", True, "a dog", "has captions: drop --prompt, or take"),
         ("edit", True, "", "drop --prompt"),
         ("edit", True, None, None),
         ("edit", False, "a dog", None),
@@ -352,7 +358,7 @@ def test_rewards_that_compare_classes_get_those_of_the_folder(
 # --------------------------------------------------------------------------------------------- damage
 def test_damage_keeps_the_clean_image_as_the_target(zoo: Path) -> None:
     images = folders.find_images(zoo)
-    sampler = folders.image_prompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
+    sampler = folders.ImagePrompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
     drawn = [sampler()[1:] for _ in range(40)]
     seen = {(metadata["damage"], metadata["severity"]) for _, metadata in drawn}
     assert seen == {(name, severity) for name in ("noisy", "foggy") for severity in (2, 4)}
@@ -360,7 +366,7 @@ def test_damage_keeps_the_clean_image_as_the_target(zoo: Path) -> None:
         assert image is metadata["image"]
         assert metadata["target"].std(dim=(1, 2)).max() == 0  # one colour, as it was written
         assert not torch.equal(image, metadata["target"])
-    again = folders.image_prompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
+    again = folders.ImagePrompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
     assert all(torch.equal(again()[1], image) for image, _ in drawn)
 
 

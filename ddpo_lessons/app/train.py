@@ -18,7 +18,6 @@ from ddpo_lessons.data.folders import (
     ImageFolder,
     ImagePrompts,
     find_images,
-    image_prompts,
     summary,
 )
 from ddpo_lessons.data.prompts import read_prompts
@@ -139,7 +138,7 @@ def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) ->
     preset = arguments.choose_preset()
     damages, severities = arguments.damage or preset.damages, arguments.severity or SEVERITIES
     side = arguments.choose_resolution(preset) or image_size(pipeline)
-    return image_prompts(images, arguments.prompt or "", side, seed, damages, severities)
+    return ImagePrompts(images, arguments.prompt or "", side, seed, damages, severities)
 
 
 def _about(

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import csv
 import functools
-import io
 import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,89 +132,73 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
-    """Read the prompts of every image; None where none has a text file beside it.
+    """Read the prompts of every image, from a file of the whole folder or from text files beside the images.
 
     Args:
-        folder: of the images, for messages.
+        folder: of the images.
         files: the images.
 
     Returns:
-        The lines of each one's caption.
+        The prompts of each one; None where there is neither kind of file.
 
     Raises:
-        ValueError: if some images have none, or a caption is empty or not UTF-8.
+        ValueError: if some images have none, both kinds are there, or a file cannot be read; it is named.
     """
     places = sorted({file.parent for file in files})
     beside = [path for place in places for path in sorted(place.iterdir()) if path.suffix.lower() == ".txt"]
     texts = {path.with_suffix(""): path for path in beside}
-    names = [file.with_suffix("") for file in files]
-    if not texts.keys() & set(names):
-        metadata = find_metadata(folder)
-        return _read_metadata(metadata, files) if metadata else None
-    if metadata := find_metadata(folder):
+    strays = texts.keys() - {file.with_suffix("") for file in files}
+    sources = [folder / name for name in METADATA if (folder / name).exists()]
+    sources += [path for name, path in texts.items() if name not in strays][:1]
+    if not sources:
+        return None
+    if len(sources) > 1:
+        names = " and in ".join(_name_files(folder, [source]) for source in sources)
+        raise ValueError(f"--images {folder} has captions in {names}: keep one kind")
+    if sources[0].parent == folder and sources[0].name in METADATA:
+        said = {folder / name: lines for name, lines in _read_metadata(sources[0])}
+        place, hint = f"lines of {sources[0].name}", ""
+    else:
+        said = {
+            file: _strip(_read_text(texts[name]).splitlines())
+            for file in files
+            if (name := file.with_suffix("")) in texts
+        }
+        place = "a .txt file beside each"
+        hint = f" (no image has the name of {_name_files(folder, [texts[name] for name in sorted(strays)])})"
+    if missing := [file for file in files if not said.get(file)]:
         raise ValueError(
-            f"--images {folder} has captions in {metadata.name} and in text files beside images: keep one of "
-            "both"
+            f"--images {folder} has captions, but not for {_name_files(folder, missing)}: write the prompts "
+            f"into {place}, or take all captions out{hint if strays else ''}"
         )
-    captions = tuple(_read_caption(texts[name]) if name in texts else () for name in names)
-    missing = [file.with_suffix(".txt") for file, lines in zip(files, captions, strict=True) if not lines]
-    if missing:
-        strays = [path for name, path in texts.items() if name not in names]
-        hint = f" (no image has the name of {_name_files(folder, strays)})" if strays else ""
-        raise ValueError(
-            f"--images {folder} has captions, but not for all images: write the prompt into "
-            f"{_name_files(folder, missing)}, or take all captions out{hint}"
-        )
-    return captions
+    return tuple(said[file] for file in files)
 
 
-def _read_caption(file: Path) -> tuple[str, ...]:
-    """Return the lines of a text file that are not empty."""
+def _read_text(file: Path) -> str:
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"the caption {file} is not UTF-8 text ({error}): save it as UTF-8") from error
-    return tuple(line.strip() for line in lines if line.strip())
 
 
-def find_metadata(folder: Path) -> Path | None:
-    """Return the file that holds all captions of a folder, if there is one; two are a ValueError."""
-    found = [folder / name for name in METADATA if (folder / name).exists()]
-    if len(found) > 1:
-        raise ValueError(f"--images {folder} has captions in {' and in '.join(METADATA)}: keep one of both")
-    return found[0] if found else None
-
-
-def _entries(file: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
-    """Yield the number of each line of a metadata file, and what parses it."""
-    text = file.read_text(encoding="utf-8-sig")
-    if file.suffix == ".csv":
-        reader = csv.DictReader(io.StringIO(text))
-        yield from ((reader.line_num, functools.partial(dict, row)) for row in reader)
-        return
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield number, functools.partial(json.loads, line)
-
-
-def _read_metadata(file: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...]:
-    """Return the captions of a metadata file: "text" (or "prompt") is one, in JSON also a list of several."""
-    folder, texts = file.parent, dict[str, tuple[str, ...]]()
-    for number, parse in _entries(file):
+def _read_metadata(file: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield images and captions: "text" (or "prompt") is one, in JSON also a list of several."""
+    lines = _read_text(file).splitlines(keepends=True)
+    rows: Any = csv.DictReader(lines) if file.suffix == ".csv" else filter(str.strip, lines)
+    for number, row in enumerate(rows, start=1):
         try:
-            entry = parse()
+            entry = json.loads(row) if isinstance(row, str) else row
             said = entry["text"] if "text" in entry else entry["prompt"]
-            lines = [text.strip() for text in ([said] if isinstance(said, str) else said)]
-            texts[Path(entry["file_name"]).as_posix()] = tuple(text for text in lines if text)
+            yield Path(entry["file_name"]).as_posix(), _strip([said] if isinstance(said, str) else said)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f'{file}, line {number} is not like {{"file_name": "a.png", "text": "a cat"}}: '
+                f'{file}, entry {number} is not like {{"file_name": "a.png", "text": "a cat"}}: '
                 f"{type(error).__name__}: {error}"
             ) from error
-    missing = [file for file in files if not texts.get(file.relative_to(folder).as_posix())]
-    if missing:
-        raise ValueError(f"{file} has no text for {_name_files(folder, missing)}: add a line for each")
-    return tuple(texts[file.relative_to(folder).as_posix()] for file in files)
+
+
+def _strip(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text.strip() for text in texts if text.strip())
 
 
 def _name_files(folder: Path, files: Sequence[Path]) -> str:
@@ -288,13 +271,11 @@ def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> Non
             f"--reward {reward} compares classes, but --images {images.folder} has one subfolder, "
             f"{images.classes[0]}: add another"
         )
-    if need == "digit":
-        for name in images.classes:
-            if name not in world.DIGITS:
-                raise ValueError(
-                    f"--reward {reward} reads digits, but --images {images.folder} has the subfolder "
-                    f"{name}: name them {', '.join(world.DIGITS)}"
-                )
+    if need == "digit" and (others := [name for name in images.classes if name not in world.DIGITS]):
+        raise ValueError(
+            f"--reward {reward} reads digits, but --images {images.folder} has the subfolder {others[0]}: "
+            f"name them {', '.join(world.DIGITS)}"
+        )
     if need == "target" and not damages:
         raise ValueError(f"--reward {reward} compares with a clean original: give --damage, which keeps it")
 
@@ -315,17 +296,10 @@ def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
             f"--prompt {prompt!r} names classes, but --images {images.folder} has no class subfolders: sort "
             "the images into FOLDER/cat, FOLDER/dog, ..."
         )
-    metadata = find_metadata(images.folder)
-    if prompt is not None and metadata and images.captions is not None:
-        raise ValueError(
-            f"--prompt {prompt!r} is one prompt for all images, but {metadata} has one of "
-            "each: drop --prompt, or take the file out"
-        )
     if prompt is not None and images.captions is not None:
-        file = images.files[0].with_suffix(".txt").relative_to(images.folder).as_posix()
         raise ValueError(
-            f"--prompt {prompt!r} is one prompt for all images, but --images {images.folder} has one beside "
-            f"each ({file}, ...): drop --prompt, or take the .txt files out"
+            f"--prompt {prompt!r} is one prompt for all images, but --images {images.folder} has captions: "
+            "drop --prompt, or take them out"
         )
     if reward in NEED_A_PROMPT and not (images.captions or (prompt or "").strip()):
         raise ValueError(
@@ -391,9 +365,22 @@ def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Gener
 
 
 class ImagePrompts(PromptSampler):
-    """A prompt function that draws images of a folder; see `image_prompts`, which makes it.
+    """A prompt function that draws images of a folder: `() -> (prompt, image (3, size, size), metadata)`.
 
-    Images are read in threads, an epoch's together (`prefetch`), and kept fitted while there is room.
+    An image with several prompts in its caption gets one of them, drawn anew each time. Images are read in
+    threads, an epoch's together (`prefetch`), and kept fitted while there is room.
+
+    Metadata: `id`, the file's place in the folder, with captions followed by the prompt; `image`, what is
+    trained on; with class subfolders `label`, and `digit` where the label names one; with damage `target`,
+    the clean image, `damage` and `severity`.
+
+    Args:
+        images: what to draw from.
+        prompt: of images without captions; "{label}" in it becomes the image's class.
+        size: of the square that they are fitted to, in pixels.
+        seed: decides the sequence.
+        damages: names of `world.DAMAGES`, one of which is drawn for each image; none for clean images.
+        severities: of which one is drawn.
     """
 
     def __init__(
@@ -402,8 +389,8 @@ class ImagePrompts(PromptSampler):
         prompt: str,
         size: int,
         seed: int,
-        damages: Sequence[str],
-        severities: Sequence[int],
+        damages: Sequence[str] = (),
+        severities: Sequence[int] = (1, 2, 3, 4, 5),
     ) -> None:
         super().__init__(self._draw_image, seed)
         self.images, self.prompt, self.size = images, prompt, size
@@ -453,33 +440,3 @@ class ImagePrompts(PromptSampler):
             noise = torch.Generator().manual_seed(generator.getrandbits(62))
             image = damage(image, name, severity, noise)
         return wanted, image, {**metadata, "image": image}
-
-
-def image_prompts(
-    images: ImageFolder,
-    prompt: str,
-    size: int,
-    seed: int,
-    damages: Sequence[str] = (),
-    severities: Sequence[int] = (1, 2, 3, 4, 5),
-) -> ImagePrompts:
-    """Make a prompt function that draws images of a folder.
-
-    An image with several prompts in its caption gets one of them, drawn anew each time.
-
-    Metadata: `id`, the file's place in the folder, with captions followed by the prompt; `image`, what is
-    trained on; with class subfolders `label`, and `digit` where the label names one; with damage `target`,
-    the clean image, `damage` and `severity`.
-
-    Args:
-        images: what to draw from.
-        prompt: of images without captions; "{label}" in it becomes the image's class.
-        size: of the square that they are fitted to, in pixels.
-        seed: decides the sequence.
-        damages: names of `world.DAMAGES`, one of which is drawn for each image; none for clean images.
-        severities: of which one is drawn.
-
-    Returns:
-        The prompt function, `() -> (prompt, image (3, size, size), metadata)`.
-    """
-    return ImagePrompts(images, prompt, size, seed, damages, severities)
