@@ -132,7 +132,7 @@ def test_captions_change_no_draw_of_images(captioned: Path) -> None:
 def test_images_without_a_caption_are_all_named(captioned: Path) -> None:
     (captioned / "cat" / "b.txt").write_text(" \n\n")
     (captioned / "dog" / "a.txt").rename(captioned / "dog" / "A dog.txt")
-    with pytest.raises(ValueError, match=r"captions, but not for cat/b\.png, dog/a\.png: write") as caught:
+    with pytest.raises(ValueError, match=r"write the prompt into cat/b\.txt, dog/a\.txt \(no") as caught:
         folders.find_images(captioned)
     message = str(caught.value)
     assert "no image has the name of cat/notes.txt, dog/A dog.txt" in message
@@ -142,7 +142,7 @@ def test_a_message_names_ten_files_and_counts_the_rest(tmp_path: Path) -> None:
     for number in range(14):
         write(tmp_path / f"{number:02}.png")
     (tmp_path / "00.txt").write_text("a dog")
-    with pytest.raises(ValueError, match=r"01\.png, 02\.png.*, 10\.png and 3 more: write"):
+    with pytest.raises(ValueError, match=r"01\.txt, 02\.txt.*, 10\.txt and 3 more, or take"):
         folders.find_images(tmp_path)
 
 
@@ -183,7 +183,7 @@ def test_captions_of_metadata_jsonl(zoo: Path) -> None:
     [
         (
             '{"file_name": "dog/a.png", "text": "a dog"}',
-            r"not for cat/a\.png, cat/b\.png: write .* lines of",
+            r"add lines of cat/a\.png, cat/b\.png to metadata\.jsonl, or",
         ),
         ('{"file_name": "dog/a.png"}', "entry 1 is not like"),
         ("dog/a.png,a dog", "entry 1 is not like"),

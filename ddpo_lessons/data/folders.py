@@ -157,19 +157,21 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
         raise ValueError(f"--images {folder} has captions in {names}: keep one kind")
     if sources[0].parent == folder and sources[0].name in METADATA:
         said = {folder / name: lines for name, lines in _read_metadata(sources[0])}
-        place, hint = f"lines of {sources[0].name}", ""
     else:
         said = {
             file: _strip(_read_text(texts[name]).splitlines())
             for file in files
             if (name := file.with_suffix("")) in texts
         }
-        place = "a .txt file beside each"
-        hint = f" (no image has the name of {_name_files(folder, [texts[name] for name in sorted(strays)])})"
     if missing := [file for file in files if not said.get(file)]:
+        remedy = f"add lines of {_name_files(folder, missing)} to {sources[0].name}"
+        if sources[0].name not in METADATA:
+            places = _name_files(folder, [file.with_suffix(".txt") for file in missing])
+            others = _name_files(folder, [texts[name] for name in sorted(strays)])
+            remedy = f"write the prompt into {places}"
+            remedy += f" (no image has the name of {others})" if strays else ""
         raise ValueError(
-            f"--images {folder} has captions, but not for {_name_files(folder, missing)}: write the prompts "
-            f"into {place}, or take all captions out{hint if strays else ''}"
+            f"--images {folder} has captions, but not for all images: {remedy}, or take all captions out"
         )
     return tuple(said[file] for file in files)
 
