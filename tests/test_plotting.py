@@ -1,10 +1,10 @@
-"""Grids and curves."""
+"""Grids and the dilemma."""
 
 import numpy as np
 import pytest
 import torch
 
-from ddpo_lessons.app.plotting import plot_dilemma, plot_run
+from ddpo_lessons.app.plotting import plot_dilemma
 from ddpo_lessons.data.images import image_grid
 
 
@@ -25,14 +25,6 @@ def test_small_images_are_enlarged_without_blending():
 def test_grid_refuses_nothing():
     with pytest.raises(ValueError, match="N >= 1"):
         image_grid(torch.zeros(0, 3, 4, 4), columns=2)
-
-
-def test_curves_show_the_records():
-    records = [{"samples_seen": 8, "reward_mean": -1.0, "reward_std": 0.5}] * 2
-    figure = plot_run(records, [{"samples_seen": 8, "accuracy": 0.25}])
-    left, right = figure.axes
-    assert left.lines[0].get_ydata().tolist() == [-1.0, -1.0]
-    assert list(right.lines[0].get_ydata()) == [25.0]
 
 
 def test_the_dilemma_draws_every_curve_and_path():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.data import prompts
 from ddpo_lessons.tiny import world
 
@@ -160,7 +161,7 @@ def test_damage_that_does_not_exist_is_refused_at_once(arguments: dict[str, Any]
 
 
 def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture() -> None:
-    ask = prompts.edit_requests(4)
+    ask = edit_requests(4)
     drawn = [ask() for _ in range(20)]
     for prompt, image, metadata in drawn:
         assert world.parse_prompt(prompt).digit is None
@@ -168,8 +169,8 @@ def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture() -> None
         ink, background = (world.nearest_colour(c) for c in world.measure_colours(metadata["target"][None]))
         wanted = world.Description(None, world.COLOUR_NAMES[ink], world.COLOUR_NAMES[background])
         assert world.parse_prompt(prompt) == wanted
-    again = prompts.edit_requests(4)
+    again = edit_requests(4)
     again.load_state_dict({"seed": 4, "drawn": 10})
     assert again()[0] == drawn[10][0]
     with pytest.raises(ValueError, match="split='valid'"):
-        prompts.edit_requests(0, "valid")
+        edit_requests(0, "valid")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.zoo import recipe
 from ddpo_lessons.zoo import judges, world
 
 
@@ -71,7 +72,7 @@ def test_edits_are_right_only_on_plain_ground():
         assert {name: hits[0].item() for name, hits in right.items()} == expected
 
 
-@pytest.mark.parametrize("spoil", [judges.add_noise, judges.blur_and_add_noise, judges.cut_out])
+@pytest.mark.parametrize("spoil", [recipe.add_noise, recipe.blur_and_add_noise, recipe.cut_out])
 @pytest.mark.parametrize("count", [1, 5])
 def test_spoiling_keeps_the_shape_and_the_pictures_themselves(spoil, count):
     torch.manual_seed(0)
@@ -85,7 +86,7 @@ def test_spoiling_keeps_the_shape_and_the_pictures_themselves(spoil, count):
 
 def test_noise_has_a_standard_deviation_of_its_own_up_to_15_percent():
     torch.manual_seed(0)
-    deviations = judges.add_noise(torch.zeros(500, 3, 32, 32)).std(dim=(1, 2, 3))
+    deviations = recipe.add_noise(torch.zeros(500, 3, 32, 32)).std(dim=(1, 2, 3))
     assert deviations.mean() == pytest.approx(0.075, abs=0.006)  # three standard errors
     assert deviations.min() < 0.005
     assert 0.145 < deviations.max() < 0.155
@@ -93,8 +94,8 @@ def test_noise_has_a_standard_deviation_of_its_own_up_to_15_percent():
 
 def test_cut_out_paints_256_pixels_grey(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(judges, "add_noise", lambda images: images)
-    cut = judges.cut_out(torch.ones(50, 3, 64, 64))
+    monkeypatch.setattr(recipe, "add_noise", lambda images: images)
+    cut = recipe.cut_out(torch.ones(50, 3, 64, 64))
     painted = (cut == 0.5).all(dim=1)  # (50, 64, 64)
     assert painted.sum(dim=(1, 2)).tolist() == [256] * 50
     assert (
@@ -106,8 +107,8 @@ def test_cut_out_paints_256_pixels_grey(monkeypatch):
 
 def test_every_other_picture_is_blurred(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(judges, "add_noise", lambda images: images)
+    monkeypatch.setattr(recipe, "add_noise", lambda images: images)
     stripes = (torch.arange(64) % 2).float().expand(4, 3, 64, 64)  # too fine for half of the width
-    blurred = judges.blur_and_add_noise(stripes)
+    blurred = recipe.blur_and_add_noise(stripes)
     assert torch.equal(blurred[1::2], stripes[1::2])
     torch.testing.assert_close(blurred[::2], torch.full((2, 3, 64, 64), 0.5))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddpo_lessons.zoo import taste, world
+from benchmarks.zoo import taste
+from ddpo_lessons.zoo import world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

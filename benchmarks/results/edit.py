@@ -19,10 +19,10 @@ import torch
 from benchmarks.common import ROOT, Row, parse, read_rows, run_all
 from benchmarks.results.recolour import POLICY, SETTINGS, Exam, untrained
 from benchmarks.results.supervised import train_supervised
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.app.plotting import plot_strip, save_figure
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.tiny import load_tiny_sd, world
 
 FOLDER = Path(__file__).parent

@@ -18,8 +18,9 @@ import torch
 
 from benchmarks.common import Row
 from benchmarks.results import recolour
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.app.demo import EVERYWHERE
-from ddpo_lessons.data.prompts import digit_world_prompts, edit_requests
+from ddpo_lessons.data.prompts import digit_world_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import prompt_alignment, recolouring

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT, Row, machine, scratch_config, write_json
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.app.demo import EVERYWHERE, Img2Img, img2img, restore
 from ddpo_lessons.app.plotting import plot_strip, save_figure
-from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import judge_edits

@@ -14,8 +14,8 @@ from diffusers import DDIMScheduler
 
 from benchmarks.common import Row, parse, run_all, scratch_config
 from benchmarks.results.recolour import POLICY, SETTINGS, Exam
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.app.demo import Img2Img
-from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer

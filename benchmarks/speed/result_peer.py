@@ -17,7 +17,7 @@ from benchmarks.peers.environment import serve
 from benchmarks.peers.worker import IMAGE, peer_trainer
 from benchmarks.results.recolour import POLICY, SETTINGS
 from benchmarks.speed.peer_epochs import trainable
-from ddpo_lessons.data.prompts import edit_requests
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.rewards import recolouring
 
 # The task, and what imageddpo needs to run at all.

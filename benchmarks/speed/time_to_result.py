@@ -27,9 +27,9 @@ from benchmarks.peers.environment import Worker, make_environment, versions
 from benchmarks.results.recolour import POLICY, SETTINGS, Exam
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.prompts import edit_requests
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer

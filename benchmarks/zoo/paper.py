@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row, parse, read_rows, run_all, scratch_config
+from benchmarks.zoo import taste
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -37,7 +38,7 @@ from ddpo_lessons.rewards.base import checked_reward, split_info
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.tiny.world import measure_background, to_pil
 from ddpo_lessons.trainer import Runner
-from ddpo_lessons.zoo import load_judge, load_tiny_zoo, taste, world
+from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
 from ddpo_lessons.zoo.judges import NAMES, named
 
 RESULT = Path(__file__).with_suffix(".csv")

@@ -15,6 +15,7 @@ import math
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -32,10 +33,6 @@ from ddpo_lessons.zoo.judges import (
     Judge,
     RewardModel,
     SecondJudge,
-    Spoil,
-    add_noise,
-    blur_and_add_noise,
-    cut_out,
     named,
     verdicts,
 )
@@ -47,6 +44,33 @@ UNET_BANK = 40_000  # pictures that the denoiser is trained on
 WORDS = ("a", "an", "animal", "by", "on", "background", *world.ANIMALS, *world.GROUNDS)
 WORDS += tuple(name.lower() for name in world.ARTISTS)
 GUIDANCE_SCALE = 3.0  # of the pictures in the table
+
+
+# ------------------------------------------------------------------------------------------- spoiling
+Spoil = Callable[[torch.Tensor], torch.Tensor]
+
+
+def add_noise(images: torch.Tensor) -> torch.Tensor:
+    """Add Gaussian noise, its standard deviation 0 to 0.15, one a picture; (N, 3, H, W)."""
+    return images + 0.15 * torch.rand(len(images), 1, 1, 1) * torch.randn_like(images)
+
+
+def blur_and_add_noise(images: torch.Tensor) -> torch.Tensor:
+    """Blur every other picture to a quarter or half of its width, and add noise; (N, 3, H, W)."""
+    blurred = F.interpolate(images[::2], scale_factor=0.25 if torch.rand(()) < 0.5 else 0.5, mode="area")
+    images = images.clone()
+    images[::2] = F.interpolate(blurred, images.shape[2:], mode="bilinear")
+    return add_noise(images)
+
+
+def cut_out(images: torch.Tensor) -> torch.Tensor:
+    """Paint a grey square of 16x16 pixels over every picture, and add noise; (N, 3, 64, 64)."""
+    images = images.clone()
+    for image, (row, column) in zip(images, torch.randint(0, 48, (len(images), 2)).tolist(), strict=True):
+        image[:, row : row + 16, column : column + 16] = 0.5
+    return add_noise(images)
+
+
 CLASSIFIERS: dict[str, tuple[type[Classifier], Spoil]] = {
     "reward_model": (RewardModel, blur_and_add_noise),
     "judge": (Judge, add_noise),

@@ -7,7 +7,6 @@ load.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import io
 import os
@@ -31,7 +30,6 @@ from tyro.constructors import (
 from ddpo_lessons import __version__
 from ddpo_lessons.app.flags import in_flags
 from ddpo_lessons.app.options import Demo, Doctor, Sample, Train
-from ddpo_lessons.config import DDPOConfig
 
 Command = Demo | Train | Sample | Doctor
 
@@ -100,23 +98,9 @@ def _parse(kind: Any, program: str, words: Sequence[str]) -> Any:
     except SystemExit as end:
         if not end.code:
             raise
-    text = re.sub(r"\x1b\[[\d;]*m", "", box.getvalue())  # without colours
-    _, message, *_ = re.split("[─-]{5,}", text)  # a title, a rule, the message, a rule, hints
-    message = " ".join(re.sub("[│╮]", " ", message).split())
-    similar = re.findall(r"^[│ ]{6}(--[a-z][\w-]*)", text, flags=re.MULTILINE)[:3]
-    if "Unrecognized" in message and not similar:
-        similar = _by_initials(kind, message)
-    if "Unrecognized" in message and similar:
-        message += f"; perhaps you meant {' or '.join(similar)}"
-    raise ValueError(f"{message.removeprefix('Error parsing ')} (see {program} --help)")
-
-
-def _by_initials(kind: Any, message: str) -> list[str]:
-    """Return flags of `train` that a short one may stand for: --lr for --train-learning-rate."""
-    (word,) = re.findall(r"options: --([a-z]+)", message)[:1] or [""]
-    names = [spec.name for spec in dataclasses.fields(DDPOConfig)] if kind is Train and word else []
-    initials = {name: "".join(part[0] for part in name.split("_")) for name in names}
-    return [f"--{name.replace('_', '-')}" for name in names if initials[name].endswith(word)][:3]
+    text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", " ", box.getvalue())  # without colours and sides
+    _, *parts = re.split("[─-]{5,}", text)  # a title, then what is wrong, then hints
+    raise ValueError(" ".join(" ".join(parts).split()))
 
 
 def _own_line(error: BaseException) -> str:

@@ -36,6 +36,7 @@ BASIC = (
     "train_batch_size", "train_gradient_accumulation_steps", "train_learning_rate", "train_lora_rank",
     "train_lora_from",
 )  # fmt: skip
+SHORT = {"train_learning_rate": ("--lr",)}
 ADVANCED = tuple(spec.name for spec in dataclasses.fields(DDPOConfig) if spec.name not in BASIC)
 
 
@@ -69,7 +70,9 @@ def _settings(names: Sequence[str]) -> Any:
         default = f"default: {shown or repr(shown)}"
         if preset.get(name, defaults[name]) != defaults[name]:
             default += f"; for tiny-sd: {preset[name]}"
-        about = tyro.conf.arg(help=" ".join(str(docs[name]).split()), help_behavior_hint=f"({default})")
+        about = tyro.conf.arg(
+            help=" ".join(str(docs[name]).split()), help_behavior_hint=f"({default})", aliases=SHORT.get(name)
+        )
         written = (JSON,) if get_origin(hints[name]) is dict else ()
         flags[name] = Annotated[hints[name], about, *written]
     return TypedDict("Settings", flags, total=False)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Figures that more than one place draws: images in grids and strips, a run's curves, img2img's dilemma."""
+"""Figures that more than one place draws: images in strips, and img2img's dilemma."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,37 +16,6 @@ if TYPE_CHECKING:
 # Of plot_dilemma; images/draw_07_dilemma.py takes them from here, so the same thing has the same colour.
 CURVE_COLORS = ("#86660f", "#8a3f96", "#c04f12", "#b03050")
 PATH_COLORS = ("#3568b0", "#2e7d4f", "#22262e")
-
-
-def plot_run(records: Sequence[dict[str, Any]], judge: Sequence[dict[str, float]] = ()) -> Figure:
-    """Draw the reward of a run over its samples, beside the judge's accuracy where it was measured.
-
-    Args:
-        records: the "epoch" records of metrics.jsonl.
-        judge: records with "samples_seen" and "accuracy".
-
-    Returns:
-        The figure, not yet shown or saved.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    seen = [r["samples_seen"] for r in records]
-    mean = torch.tensor([float(r["reward_mean"]) for r in records])
-    std = torch.tensor([float(r["reward_std"]) for r in records])
-    left.plot(seen, mean, color="tab:blue")
-    left.fill_between(seen, mean - std, mean + std, color="tab:blue", alpha=0.15, linewidth=0)
-    left.set(title="reward (mean, one standard deviation)", xlabel="samples", ylabel="reward")
-    right.plot(
-        [j["samples_seen"] for j in judge],
-        [100 * j["accuracy"] for j in judge],
-        "o-",
-        color="tab:green",
-    )
-    right.set(title="the judge, which training never sees", xlabel="samples", ylabel="right (%)")
-    right.set_ylim(0, 100)
-    return figure
 
 
 def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: int) -> Figure:

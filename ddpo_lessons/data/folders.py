@@ -166,9 +166,9 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
     if missing := [file for file in files if not said.get(file)]:
         remedy = f"add lines of {_name_files(folder, missing)} to {sources[0].name}"
         if sources[0].name not in METADATA:
-            places = _name_files(folder, [file.with_suffix(".txt") for file in missing])
+            absent = _name_files(folder, [file.with_suffix(".txt") for file in missing])
             others = _name_files(folder, [texts[name] for name in sorted(strays)])
-            remedy = f"write the prompt into {places}"
+            remedy = f"write the prompt into {absent}"
             remedy += f" (no image has the name of {others})" if strays else ""
         raise ValueError(
             f"--images {folder} has captions, but not for all images: {remedy}, or take all captions out"

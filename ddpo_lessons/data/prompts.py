@@ -80,9 +80,6 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
         split: "seen" (the pairs of pre-training), "left_out" (the ten it never showed the denoiser) or "all".
         damage: a word of the digit world to put in, such as "clear" or "foggy".
 
-    Returns:
-        The prompt function.
-
     Raises:
         ValueError: if the split or the damage does not exist.
     """
@@ -145,35 +142,6 @@ def damaged_handwriting(
     return PromptSampler(draw, seed)
 
 
-def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
-    """Pictures of the digit world with a sentence that names other colours, for img2img.
-
-    Such as a red three on blue with "a yellow digit on a white background": obey it, and keep the digit.
-    Metadata: `digit` (int), `image` (what goes in) and `target` (what should come out, which supervised
-    training needs and RL does not), both (3, 32, 32).
-
-    Args:
-        seed: decides the sequence, and the pictures.
-        split: split of the handwriting, see `world.handwriting`.
-
-    Returns:
-        The prompt function, which returns `(prompt, image, metadata)`.
-
-    Raises:
-        ValueError: if the split does not exist.
-    """
-    from ddpo_lessons.tiny import world
-
-    world.handwriting(split)  # raises now what a later draw would raise
-
-    def draw(generator: random.Random) -> Any:
-        edits = world.draw_edits(1, split, generator.getrandbits(62))
-        image, digit = edits.pictures.images[0], edits.pictures.digits.item()
-        return edits.prompts[0], image, {"digit": digit, "image": image, "target": edits.targets[0]}
-
-    return PromptSampler(draw, seed)
-
-
 def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
     """Sentences of the world of animals, such as "a fox by Noto on a blue background".
 
@@ -182,9 +150,6 @@ def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
     Args:
         seed: decides the sequence.
         split: "seen" (the pairs of pre-training), "left_out" (the thirty that it never showed), "all".
-
-    Returns:
-        The prompt function.
 
     Raises:
         ValueError: if the split does not exist.
@@ -232,14 +197,7 @@ def _with_article(noun: str) -> str:
 
 
 def animals(seed: int) -> PromptSampler:
-    """One of 45 common animals, such as "an ant"; metadata: `label`, the animal.
-
-    Args:
-        seed: decides the sequence.
-
-    Returns:
-        The prompt function.
-    """
+    """One of 45 common animals, such as "an ant"; metadata: `label`, the animal."""
 
     def draw(generator: random.Random) -> Prompt:
         animal = generator.choice(ANIMALS)
@@ -252,12 +210,6 @@ def activities(seed: int) -> PromptSampler:
     """An animal at one of three activities, such as "a fox playing chess" (DDPO paper, section 6).
 
     Metadata: `label`, the animal, and `activity`.
-
-    Args:
-        seed: decides the sequence.
-
-    Returns:
-        The prompt function.
     """
 
     def draw(generator: random.Random) -> Prompt:
@@ -273,9 +225,6 @@ def from_file(path: str | Path, seed: int) -> PromptSampler:
     Args:
         path: the file.
         seed: decides the sequence.
-
-    Returns:
-        The prompt function.
 
     Raises:
         ValueError: if there is no such file or no prompt in it.
@@ -319,9 +268,6 @@ def get_prompts(name: str, seed: int) -> PromptSampler:
     Args:
         name: a key of `PROMPTS`.
         seed: decides the sequence.
-
-    Returns:
-        The prompt function.
 
     Raises:
         ValueError: if the name does not exist; the message lists those that do.

@@ -121,9 +121,6 @@ def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
         *arguments: of the factory; none for its defaults.
         **settings: more of them, by name.
 
-    Returns:
-        The reward function.
-
     Raises:
         ValueError: if the name does not exist; the message lists those that do.
         RuntimeError: if the reward needs a model that cannot be had.

@@ -55,9 +55,6 @@ def digit_legibility(model: nn.Module | None = None, probability: bool = False) 
         model: a digit classifier, images (B, 3, H, W) to logits (B, 10); None for the reward model
             of the digit world. Never pass the judge.
         probability: give p instead of log p; bounded, but flat where the digit cannot be read.
-
-    Returns:
-        The reward function.
     """
     reader = _digit_reader(model)
 
@@ -77,9 +74,6 @@ def legibility_gain(model: nn.Module | None = None, probability: bool = False) -
     Args:
         model: as for `digit_legibility`.
         probability: as for `digit_legibility`.
-
-    Returns:
-        The reward function.
     """
     reader = _digit_reader(model)
 
@@ -99,9 +93,6 @@ def digit_margin(model: nn.Module | None = None) -> RewardFunction:
 
     Args:
         model: as for `digit_legibility`.
-
-    Returns:
-        The reward function.
     """
     reader = _digit_reader(model)
 

@@ -159,9 +159,6 @@ def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
 
     Returns:
         The model.
-
-    Raises:
-        RuntimeError: if one of them cannot be had.
     """
     from transformers import CLIPModel
 
@@ -177,12 +174,6 @@ def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
 
     Args:
         model: a CLIPModel on the hub, or its folder.
-
-    Returns:
-        The reward function.
-
-    Raises:
-        RuntimeError: if the model cannot be had.
     """
     clip = load_clip(model)
 
@@ -233,9 +224,6 @@ def clip_margin(
         classes: the names of the classes.
         template: the sentence for a class; {} becomes its name.
 
-    Returns:
-        The reward function.
-
     Raises:
         ValueError: if there are fewer than two classes, or the template has no place for them.
         RuntimeError: if the model cannot be had.
@@ -262,9 +250,6 @@ def clip_change(
         model: as for `clip_margin`.
         classes: as for `clip_margin`.
         template: as for `clip_margin`.
-
-    Returns:
-        The reward function.
 
     Raises:
         ValueError: as for `clip_margin`.
@@ -315,9 +300,6 @@ def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC
         head: the network's weights: a model on the hub, its folder, or a safetensors file with the
             keys layers.0.weight, layers.0.bias, ...
 
-    Returns:
-        The reward function.
-
     Raises:
         ValueError: if the CLIP model's embeddings do not have 768 dimensions.
         RuntimeError: if a model cannot be had.
@@ -367,9 +349,6 @@ def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "tar
             ResNet or ConvNeXt.
         reference: key of the metadata: "target" pulls towards the clean original, "image" keeps
             the result close to the input.
-
-    Returns:
-        The reward function.
 
     Raises:
         RuntimeError: if the model cannot be had, or is not convolutional.

@@ -25,19 +25,12 @@ def jpeg_compressibility() -> RewardFunction:
     """Minus the size of the image as a JPEG of quality 95, in kB of 1000 bytes.
 
     Source: DDPO paper, section 5.1; kB and quality as in ddpo-pytorch.
-
-    Returns:
-        The reward function.
     """
     return checked_reward(lambda images, prompts, metadata: -_jpeg_kilobytes(images))
 
 
 def jpeg_incompressibility() -> RewardFunction:
-    """The size of the image as a JPEG of quality 95, in kB of 1000 bytes.
-
-    Returns:
-        The reward function.
-    """
+    """The size of the image as a JPEG of quality 95, in kB of 1000 bytes."""
     return checked_reward(lambda images, prompts, metadata: _jpeg_kilobytes(images))
 
 
@@ -48,9 +41,6 @@ def colourfulness() -> RewardFunction:
     sqrt(std(rg)^2 + std(yb)^2) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2), over all pixels.
 
     Source: Hasler and Suesstrunk 2003, "Measuring colourfulness in natural images", metric M(3).
-
-    Returns:
-        The reward function.
     """
 
     @checked_reward

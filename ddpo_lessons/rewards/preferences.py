@@ -65,12 +65,6 @@ def pick_score(model: str | Path = PICK_SCORE, processor: str | Path = CLIP_H) -
     Args:
         model: a CLIPModel on the hub, or its folder.
         processor: its tokenizer and preprocessor: a name on the hub, or a folder.
-
-    Returns:
-        The reward function.
-
-    Raises:
-        RuntimeError: if one of them cannot be had.
     """
     clip = load_clip(model, processor)
 
@@ -138,9 +132,6 @@ def hps_v2(model: str | Path = HPS_V2, processor: str | Path = CLIP_H) -> Reward
             the hub that holds HPS_v2.1_compressed.pt.
         processor: the CLIPModel that it was trained from, of which config, tokenizer and preprocessor are
             read: a name on the hub, or a folder.
-
-    Returns:
-        The reward function.
 
     Raises:
         RuntimeError: if one of them cannot be had, or the weights are none of this model.
@@ -271,9 +262,6 @@ def image_reward(model: str | Path = IMAGE_REWARD, tokenizer: str | Path = BERT)
     Args:
         model: a folder, or a repository on the hub, with ImageReward.pt and med_config.json.
         tokenizer: BERT's: a name on the hub, or a folder.
-
-    Returns:
-        The reward function.
 
     Raises:
         RuntimeError: if one of them cannot be had, or the weights are none of this model.

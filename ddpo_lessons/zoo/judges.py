@@ -9,10 +9,8 @@ out for the second judge.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ddpo_lessons.tiny.world import measure_background
@@ -74,31 +72,6 @@ class SecondJudge(Classifier):
             layers += [nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GELU(), nn.BatchNorm2d(width)]
             layers += [nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width)]
         super().__init__(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2)), width * 4)  # (B, 64, 2, 2)
-
-
-# ----------------------------------------------------------------------------------------- spoiling
-Spoil = Callable[[torch.Tensor], torch.Tensor]
-
-
-def add_noise(images: torch.Tensor) -> torch.Tensor:
-    """Add Gaussian noise, its standard deviation 0 to 0.15, one a picture; (N, 3, H, W)."""
-    return images + 0.15 * torch.rand(len(images), 1, 1, 1) * torch.randn_like(images)
-
-
-def blur_and_add_noise(images: torch.Tensor) -> torch.Tensor:
-    """Blur every other picture to a quarter or half of its width, and add noise; (N, 3, H, W)."""
-    blurred = F.interpolate(images[::2], scale_factor=0.25 if torch.rand(()) < 0.5 else 0.5, mode="area")
-    images = images.clone()
-    images[::2] = F.interpolate(blurred, images.shape[2:], mode="bilinear")
-    return add_noise(images)
-
-
-def cut_out(images: torch.Tensor) -> torch.Tensor:
-    """Paint a grey square of 16x16 pixels over every picture, and add noise; (N, 3, 64, 64)."""
-    images = images.clone()
-    for image, (row, column) in zip(images, torch.randint(0, 48, (len(images), 2)).tolist(), strict=True):
-        image[:, row : row + 16, column : column + 16] = 0.5
-    return add_noise(images)
 
 
 # ------------------------------------------------------------------------------------------ judging

@@ -1,0 +1,36 @@
+"""Img2img contexts of the digit world: other colours are asked for."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ddpo_lessons.data.prompts import PromptSampler
+from ddpo_lessons.tiny import world
+
+
+def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
+    """Pictures of the digit world with a sentence that names other colours, for img2img.
+
+    Such as a red three on blue with "a yellow digit on a white background": obey it, and keep the digit.
+    Metadata: `digit` (int), `image` (what goes in) and `target` (what should come out, which supervised
+    training needs and RL does not), both (3, 32, 32).
+
+    Args:
+        seed: decides the sequence, and the pictures.
+        split: split of the handwriting, see `world.handwriting`.
+
+    Returns:
+        The prompt function, which returns `(prompt, image, metadata)`.
+
+    Raises:
+        ValueError: if the split does not exist.
+    """
+    world.handwriting(split)  # raises now what a later draw would raise
+
+    def draw(generator: random.Random) -> Any:
+        edits = world.draw_edits(1, split, generator.getrandbits(62))
+        image, digit = edits.pictures.images[0], edits.pictures.digits.item()
+        return edits.prompts[0], image, {"digit": digit, "image": image, "target": edits.targets[0]}
+
+    return PromptSampler(draw, seed)
