@@ -114,7 +114,7 @@ class RunLog:
             ValueError: if the records that are continued are not those that the checkpoint knows.
             RuntimeError: if another trainer has used the folder since `claim` looked at it.
         """
-        self.run_dir = config.run_dir
+        self.run_dir, self.path = config.run_dir, config.run_dir / METRICS
         self.run_dir.mkdir(parents=True, exist_ok=True)
         if claim(config) != source:
             raise RuntimeError(
@@ -125,14 +125,14 @@ class RunLog:
             epochs_done, mark = 0, NO_RECORDS
         kept = self._records_until(mark)
         self._drop_after(epochs_done)
-        _write(self.run_dir / METRICS, kept)
+        _write(self.path, kept)
         made_with = {**config.to_dict(), RUN: dict(record)}
         _write(self.run_dir / CONFIG, (json.dumps(made_with, indent=1) + "\n").encode())
-        self._bytes, self._sum = len(kept), hashlib.sha256(kept)
+        self._bytes = len(kept)
 
     def _records_until(self, mark: Mapping[str, Any]) -> bytes:
         """Return the records that a checkpoint knows; none if the file was taken away."""
-        path = self.run_dir / METRICS
+        path = self.path
         kept = path.read_bytes()[: mark["bytes"]] if path.exists() else b""
         if path.exists() and hashlib.sha256(kept).hexdigest() != mark["sha256"]:
             raise ValueError(
@@ -161,9 +161,7 @@ class RunLog:
         """
         clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
         line = (json.dumps({"kind": kind, **clean}) + "\n").encode()
-        path = self.run_dir / METRICS
-        with _writing(path), open(path, "ab", buffering=0) as file:
-            self._check_size(file.tell())
+        with self._append() as file:
             try:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -171,33 +169,34 @@ class RunLog:
                 file.truncate(self._bytes)
                 raise
         self._bytes += len(line)
-        self._sum.update(line)
 
     def mark(self) -> dict[str, Any]:
         """Flush the records to disk; return their size and hash, by which a checkpoint knows them."""
-        path = self.run_dir / METRICS
-        with _writing(path), open(path, "ab") as file:
-            self._check_size(file.tell())
+        with self._append() as file:
             os.fsync(file.fileno())
-        return {"bytes": self._bytes, "sha256": self._sum.hexdigest()}
+            records = self.path.read_bytes()
+        return {"bytes": len(records), "sha256": hashlib.sha256(records).hexdigest()}
 
-    def position(self) -> tuple[int, Any]:
+    def position(self) -> int:
         """Return where the records end, for `rewind`."""
-        return self._bytes, self._sum.copy()
+        return self._bytes
 
-    def rewind(self, position: tuple[int, Any]) -> None:
+    def rewind(self, position: int) -> None:
         """Drop the records after a position; not where another trainer has written since."""
-        path = self.run_dir / METRICS
-        if path.exists() and path.stat().st_size == self._bytes:
-            os.truncate(path, position[0])
-            self._bytes, self._sum = position
+        if self.path.exists() and self.path.stat().st_size == self._bytes:
+            os.truncate(self.path, position)
+            self._bytes = position
 
-    def _check_size(self, size: int) -> None:
-        if size != self._bytes:
-            raise RuntimeError(
-                f"{self.run_dir / METRICS} holds {size} bytes, and this trainer wrote {self._bytes}: another "
-                "trainer uses the folder; stop one of them and continue with resume_from='latest'"
-            )
+    @contextlib.contextmanager
+    def _append(self) -> Iterator[Any]:
+        """Open the records at their end, unless another trainer has gone on with the run."""
+        with _writing(self.path), open(self.path, "ab", buffering=0) as file:
+            if file.tell() != self._bytes:
+                raise RuntimeError(
+                    f"{self.path} holds {file.tell()} bytes, and this trainer wrote {self._bytes}: another "
+                    "trainer uses the folder; stop one of them and continue with resume_from='latest'"
+                )
+            yield file
 
     def images(self, epoch: int, images: torch.Tensor, name: str = "epoch") -> Path:
         """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg where they are large."""
