@@ -28,7 +28,7 @@ from transformers import (
 
 from ddpo_lessons import rewards, tiny
 from ddpo_lessons.app import reward_flag
-from ddpo_lessons.rewards import models
+from ddpo_lessons.rewards import models, preferences
 from ddpo_lessons.tiny import world
 from ddpo_lessons.tiny.world import COLOURS
 
@@ -478,8 +478,8 @@ def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPa
         assert any(
             model in message
             for model in (
-                *(rewards.CLIP_MODEL, rewards.AESTHETIC_HEAD, rewards.PERCEPTUAL_MODEL),
-                *(rewards.PICK_SCORE, rewards.HPS_V2, rewards.IMAGE_REWARD),
+                *(models.CLIP_MODEL, models.AESTHETIC_HEAD, models.PERCEPTUAL_MODEL),
+                *(preferences.PICK_SCORE, preferences.HPS_V2, preferences.IMAGE_REWARD),
             )
         )
         for part in ("LocalEntryNotFoundError", "hf download", "pass its path", "HF_HOME"):

@@ -13,8 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ddpo_lessons.rewards.animals import animal_alignment
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, check_images
-from ddpo_lessons.rewards.combined import edit, weighted_sum
+from ddpo_lessons.rewards.base import Metadata as Metadata
+from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
+from ddpo_lessons.rewards.base import Rewards as Rewards
+from ddpo_lessons.rewards.base import check_images as check_images
+from ddpo_lessons.rewards.combined import edit
+from ddpo_lessons.rewards.combined import weighted_sum as weighted_sum
 from ddpo_lessons.rewards.digits import (
     digit_legibility,
     digit_margin,
@@ -23,94 +27,29 @@ from ddpo_lessons.rewards.digits import (
     recolouring,
 )
 from ddpo_lessons.rewards.models import (
-    AESTHETIC_HEAD,
-    ANIMALS,
-    CLIP_MODEL,
-    PERCEPTUAL_MODEL,
     aesthetic_score,
     clip_change,
     clip_margin,
     clip_score,
     distance_penalty,
-    load_from_hub,
 )
+from ddpo_lessons.rewards.models import load_from_hub as load_from_hub
 from ddpo_lessons.rewards.pixels import (
     colourfulness,
     decorruption,
     jpeg_compressibility,
     jpeg_incompressibility,
 )
-from ddpo_lessons.rewards.preferences import (
-    BERT,
-    CLIP_H,
-    HPS_V2,
-    IMAGE_REWARD,
-    PICK_SCORE,
-    hps_v2,
-    image_reward,
-    pick_score,
-)
-
-__all__ = [
-    "AESTHETIC_HEAD",
-    "ANIMALS",
-    "BERT",
-    "CLIP_H",
-    "CLIP_MODEL",
-    "HPS_V2",
-    "IMAGE_REWARD",
-    "PERCEPTUAL_MODEL",
-    "PICK_SCORE",
-    "REWARDS",
-    "Metadata",
-    "RewardFunction",
-    "Rewards",
-    "aesthetic_score",
-    "animal_alignment",
-    "check_images",
-    "clip_change",
-    "clip_margin",
-    "clip_score",
-    "colourfulness",
-    "decorruption",
-    "digit_legibility",
-    "digit_margin",
-    "distance_penalty",
-    "edit",
-    "get_reward",
-    "hps_v2",
-    "image_reward",
-    "jpeg_compressibility",
-    "jpeg_incompressibility",
-    "legibility_gain",
-    "load_from_hub",
-    "pick_score",
-    "prompt_alignment",
-    "recolouring",
-    "weighted_sum",
-]
+from ddpo_lessons.rewards.preferences import hps_v2, image_reward, pick_score
 
 REWARDS: dict[str, Callable[..., RewardFunction]] = {
-    "jpeg_compressibility": jpeg_compressibility,
-    "jpeg_incompressibility": jpeg_incompressibility,
-    "colourfulness": colourfulness,
-    "decorruption": decorruption,
-    "digit_legibility": digit_legibility,
-    "legibility_gain": legibility_gain,
-    "digit_margin": digit_margin,
-    "prompt_alignment": prompt_alignment,
-    "animal_alignment": animal_alignment,
-    "clip_score": clip_score,
-    "clip_margin": clip_margin,
-    "clip_change": clip_change,
-    "aesthetic_score": aesthetic_score,
-    "pick_score": pick_score,
-    "hps_v2": hps_v2,
-    "image_reward": image_reward,
-    "distance_penalty": distance_penalty,
-    "recolouring": recolouring,
-    "edit": edit,
-}
+    make.__name__: make
+    for make in (
+        jpeg_compressibility, jpeg_incompressibility, colourfulness, decorruption, digit_legibility,
+        legibility_gain, digit_margin, prompt_alignment, animal_alignment, clip_score, clip_margin,
+        clip_change, aesthetic_score, pick_score, hps_v2, image_reward, distance_penalty, recolouring, edit,
+    )
+}  # fmt: skip
 
 
 def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:

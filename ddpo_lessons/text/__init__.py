@@ -1,5 +1,5 @@
 """Lesson 05: PPO for text, the algorithm that DDPO is best understood beside.
 
 `world` is the grammar that writes movie reviews and recognises them, `models` holds policy, value model and
-reward model, `ppo` the parts of the algorithm, `trainer` the loop, `recipe` what made the shipped checkpoint.
+reward model, `ppo` the parts of the algorithm, `trainer` the loop.
 """
