@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline
 from diffusers.training_utils import EMAModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
@@ -233,13 +233,6 @@ def save(pipeline: Any, folder: Path, classifiers: dict[str, nn.Module] | None =
     pipeline.save_pretrained(folder)
     for name, model in (classifiers or {}).items():
         save_file(model.state_dict(), folder / f"{name}.safetensors")
-
-
-def load_classifier(kind: type[nn.Module], folder: Path, name: str) -> Any:
-    """Load a classifier that `save` wrote."""
-    model = kind()
-    model.load_state_dict(load_file(folder / f"{name}.safetensors"))
-    return model.eval()
 
 
 def run(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
-from helpers import brightness, make_pipeline, noisy_image, red_three, stir_adapter
+from helpers import brightness, make_config, make_pipeline, noisy_image, red_three, stir_adapter
 from safetensors.torch import load_file
 
 from ddpo_lessons import compat, families
@@ -217,19 +217,7 @@ def run_script(text: str, **names: Any) -> dict[str, Any]:
 
 
 def config(folder: Path, **changes: Any) -> compat.DDPOConfig:
-    settings = {
-        "output_dir": str(folder),
-        "num_epochs": 1,
-        "image_grid_freq": 0,
-        "sample_num_steps": 3,
-        "sample_guidance_scale": 2.0,
-        "sample_batch_size": 2,
-        "sample_num_batches_per_epoch": 1,
-        "train_batch_size": 2,
-        "train_learning_rate": 1e-3,
-        "mixed_precision": "no",
-    }
-    return compat.DDPOConfig(**{**settings, **changes})
+    return compat.DDPOConfig(**{**make_config(folder).to_dict(), "mixed_precision": "no", **changes})
 
 
 def picture(pipeline: Any) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""The shipped checkpoint, its classifiers and its recipe."""
+"""The shipped checkpoints, their classifiers and their recipes."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,25 +9,58 @@ import torch
 from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
 
 from benchmarks.tiny import recipe, recipe_sd3
-from ddpo_lessons import tiny
+from benchmarks.zoo import recipe as zoo_recipe
+from ddpo_lessons import tiny, zoo
 from ddpo_lessons.tiny import world
 from ddpo_lessons.tiny.classifier import accuracy, judge_edits, score_prompts
 
+LOAD = {"tiny-sd": tiny.load_tiny_sd, "tiny-sd3": tiny.load_tiny_sd3, "tiny-zoo": zoo.load_tiny_zoo}
+MEGABYTES = {"tiny-sd": 12, "tiny-sd3": 12, "tiny-zoo": 16}
 
-def test_checkpoint_is_at_most_12_megabytes_and_holds_no_pickle():
-    files = [path for path in tiny.CHECKPOINT.rglob("*") if path.is_file()]
-    weights = [path for path in files if path.suffix == ".safetensors"]
-    assert sum(path.stat().st_size for path in weights) <= 12e6
+
+# ---------------------------------------------------------------------------------- every checkpoint
+@pytest.mark.parametrize("name", LOAD)
+def test_checkpoints_are_small_and_hold_no_pickle_and_no_folder_of_a_machine(name):
+    files = [path for path in tiny.CHECKPOINTS[name].rglob("*") if path.is_file()]
+    assert 0 < sum(path.stat().st_size for path in files) <= 1e6 * MEGABYTES[name]
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".txt", ".md"}
+    for path in files:
+        if path.suffix == ".json" and "tokenizer" not in path.parent.name:
+            assert '": "/' not in path.read_text(), path
 
 
-def test_plain_diffusers_loads_it_in_float32():
-    pipeline = tiny.load_tiny_sd()
-    assert type(pipeline) is StableDiffusionPipeline
-    parts = (pipeline.unet, pipeline.vae, pipeline.text_encoder)
-    assert {next(part.parameters()).dtype for part in parts} == {torch.float32}
+@pytest.mark.parametrize("name", LOAD)
+def test_plain_diffusers_loads_it_in_float32(name):
+    pipeline = LOAD[name]()
+    assert type(pipeline) is (StableDiffusion3Pipeline if name == "tiny-sd3" else StableDiffusionPipeline)
+    networks = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    assert len(networks) == (4 if name == "tiny-sd3" else 3)
+    assert {next(part.parameters()).dtype for part in networks} == {torch.float32}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "module", "scale", "header"),
+    [
+        ("tiny-sd", recipe, 0.001, "| test handwriting |"),
+        ("tiny-sd3", recipe_sd3, 0.0005, "| generated |"),
+        ("tiny-zoo", zoo_recipe, 0.0002, "| seen combinations |"),
+    ],
+)
+def test_recipes_run_to_their_tables(name, module, scale, header, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert module.main(["--output", "made", "--scale", str(scale), "--images", "4"]) == 0
+    folders = Path("made"), tiny.CHECKPOINTS[name]
+    table, published = (json.loads((folder / "evaluation.json").read_text()) for folder in folders)
+    assert table.keys() == published.keys()
+    assert header in capsys.readouterr().out
+    left_out = {"text_encoder_3": None} if name == "tiny-sd3" else {}
+    type(LOAD[name]()).from_pretrained("made", local_files_only=True, **left_out)
+    stages = {path.stem for path in Path("build/made").glob("*.pt")}
+    assert stages >= {"autoencoder", "denoiser"} if name == "tiny-zoo" else not stages
+
+
+# ------------------------------------------------------------------------------------------- tiny-sd
 def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt():
     tokenizer = tiny.load_tiny_sd().tokenizer
     prompt = "a foggy red three on a blue background"
@@ -86,15 +120,6 @@ def test_generated_scores_by_hand():
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_recipe_runs_end_to_end_in_small(tmp_path, capsys):
-    recipe.main(["--output", str(tmp_path), "--scale", "0.001", "--images", "20"])
-    table = json.loads((tmp_path / "evaluation.json").read_text())
-    assert set(table) == set(json.loads((tiny.CHECKPOINT / "evaluation.json").read_text()))
-    assert "| test handwriting |" in capsys.readouterr().out
-    StableDiffusionPipeline.from_pretrained(tmp_path, local_files_only=True)
-
-
 def test_judges_of_edits_ask_for_the_digit_and_both_colours():
     edits = world.draw_edits(100, "test", 5)
     judges = tiny.load_judge(), tiny.load_second_judge()
@@ -117,35 +142,11 @@ def test_judges_of_edits_ask_for_the_digit_and_both_colours():
 
 
 # ------------------------------------------------------------------------------------------- tiny-sd3
-def test_tiny_sd3_is_at_most_12_megabytes_and_holds_no_pickle():
-    files = [path for path in tiny.CHECKPOINTS["tiny-sd3"].rglob("*") if path.is_file()]
-    assert 0 < sum(path.stat().st_size for path in files) <= 12e6
-    assert {path.suffix for path in files} <= {".safetensors", ".json", ".txt", ".md"}
-
-
-def test_tiny_sd3_is_a_plain_pipeline_that_obeys_prompts():
-    pipeline = tiny.load_tiny_sd3()
-    assert type(pipeline) is StableDiffusion3Pipeline
-    assert pipeline.transformer.dtype == pipeline.vae.dtype == torch.float32
-    check_prompts_decide("tiny-sd3", pipeline, recipe_sd3.GUIDANCE_SCALE, max_sequence_length=1)
+def test_tiny_sd3_obeys_prompts():
+    check_prompts_decide("tiny-sd3", tiny.load_tiny_sd3(), recipe_sd3.GUIDANCE_SCALE, max_sequence_length=1)
 
 
 def test_tiny_sd3_has_the_autoencoder_of_tiny_sd():
     ours, theirs = tiny.load_tiny_sd3().vae, tiny.load_tiny_sd().vae
     for (name, weight), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert torch.equal(weight, other), name
-
-
-@pytest.mark.slow
-def test_recipe_of_tiny_sd3_runs_end_to_end_in_small(tmp_path, capsys):
-    recipe_sd3.main(["--output", str(tmp_path), "--scale", "0.0005", "--images", "10"])
-    table = json.loads((tmp_path / "evaluation.json").read_text())
-    assert set(table) == set(json.loads((tiny.CHECKPOINTS["tiny-sd3"] / "evaluation.json").read_text()))
-    assert "| generated |" in capsys.readouterr().out
-
-
-def test_no_folder_of_the_machine_that_made_them_is_in_the_checkpoints():
-    for folder in tiny.CHECKPOINTS.values():
-        for path in folder.rglob("*.json"):
-            if "tokenizer" not in path.parent.name:
-                assert '": "/' not in path.read_text(), path

@@ -23,7 +23,7 @@ from transformers import CLIPTokenizer
 
 from benchmarks import recipes
 from benchmarks.recipes import WIDTH, scaled
-from ddpo_lessons.tiny import world
+from ddpo_lessons.tiny import load_weights, world
 from ddpo_lessons.tiny.classifier import Judge, RewardModel, SecondJudge, accuracy, score_prompts
 
 BATCH = 64  # of the classifiers
@@ -307,8 +307,8 @@ def measure(folder: Path, count: int) -> recipes.Table:
     """
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
-    judge = recipes.load_classifier(Judge, folder, "judge")
-    reward_model = recipes.load_classifier(RewardModel, folder, "reward_model")
+    judge = load_weights(Judge(), folder / "judge.safetensors")
+    reward_model = load_weights(RewardModel(), folder / "reward_model.safetensors")
     table = {}
     for damage in (None, *world.DAMAGES, "camouflaged"):
         pictures = world.draw_pictures(count, "test", 1, damage)

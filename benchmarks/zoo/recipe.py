@@ -26,6 +26,7 @@ from transformers import CLIPTokenizer
 
 from benchmarks import recipes
 from benchmarks.recipes import WIDTH, scaled
+from ddpo_lessons.tiny import load_weights
 from ddpo_lessons.zoo import world
 from ddpo_lessons.zoo.judges import (
     NAMES,
@@ -254,7 +255,7 @@ def measure(folder: Path, count: int) -> recipes.Table:
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     classifiers = {
-        name: recipes.load_classifier(kind, folder, name) for name, (kind, _) in CLASSIFIERS.items()
+        name: load_weights(kind(), folder / f"{name}.safetensors") for name, (kind, _) in CLASSIFIERS.items()
     }
     table: recipes.Table = {}
     pictures = world.draw_pictures(count, 100_000_000)

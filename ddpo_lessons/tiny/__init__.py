@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
+    from torch import nn
 
     from ddpo_lessons.tiny.classifier import Judge, RewardModel, SecondJudge
+
+    Network = TypeVar("Network", bound=nn.Module)
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 CHECKPOINTS = {
@@ -43,32 +46,28 @@ def load_tiny_sd3() -> StableDiffusion3Pipeline:
 
 def load_reward_model() -> RewardModel:
     """Load the classifier that RL optimises: images (B, 3, 32, 32) in [0, 1] to logits (B, 10)."""
-    from safetensors.torch import load_file
-
     from ddpo_lessons.tiny.classifier import RewardModel
 
-    model = RewardModel()
-    model.load_state_dict(load_file(CHECKPOINT / "reward_model.safetensors"))
-    return model.eval().requires_grad_(False)
+    return load_weights(RewardModel(), CHECKPOINT / "reward_model.safetensors")
 
 
 def load_judge() -> Judge:
     """Load the classifier that only measures: images (B, 3, 32, 32) in [0, 1] to logits (B, 10)."""
-    from safetensors.torch import load_file
-
     from ddpo_lessons.tiny.classifier import Judge
 
-    model = Judge()
-    model.load_state_dict(load_file(CHECKPOINT / "judge.safetensors"))
-    return model.eval().requires_grad_(False)
+    return load_weights(Judge(), CHECKPOINT / "judge.safetensors")
 
 
 def load_second_judge() -> SecondJudge:
     """Load the other judge: images (B, 3, 32, 32) in [0, 1] to logits of digit, ink and background."""
-    from safetensors.torch import load_file
-
     from ddpo_lessons.tiny.classifier import SecondJudge
 
-    model = SecondJudge()
-    model.load_state_dict(load_file(CHECKPOINT / "second_judge.safetensors"))
+    return load_weights(SecondJudge(), CHECKPOINT / "second_judge.safetensors")
+
+
+def load_weights(model: Network, file: Path) -> Network:
+    """Fill a network from a safetensors file, for use and not for training."""
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(file))
     return model.eval().requires_grad_(False)

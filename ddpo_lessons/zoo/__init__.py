@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from ddpo_lessons.tiny import CHECKPOINTS
+from ddpo_lessons.tiny import CHECKPOINTS, load_weights
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
-    from ddpo_lessons.zoo.judges import Classifier, Judge, RewardModel, SecondJudge
-
-    Kind = TypeVar("Kind", bound=Classifier)
+    from ddpo_lessons.zoo.judges import Judge, RewardModel, SecondJudge
 
 CHECKPOINT = CHECKPOINTS["tiny-zoo"]
 
@@ -32,25 +30,18 @@ def load_reward_model() -> RewardModel:
     """Load the classifier that RL optimises: images (B, 3, 64, 64) in [0, 1] to logits of three kinds."""
     from ddpo_lessons.zoo.judges import RewardModel
 
-    return _load(RewardModel(), "reward_model")
+    return load_weights(RewardModel(), CHECKPOINT / "reward_model.safetensors")
 
 
 def load_judge() -> Judge:
     """Load the classifier that only measures: images (B, 3, 64, 64) in [0, 1] to logits of three kinds."""
     from ddpo_lessons.zoo.judges import Judge
 
-    return _load(Judge(), "judge")
+    return load_weights(Judge(), CHECKPOINT / "judge.safetensors")
 
 
 def load_second_judge() -> SecondJudge:
     """Load the other judge: images (B, 3, 64, 64) in [0, 1] to logits of three kinds."""
     from ddpo_lessons.zoo.judges import SecondJudge
 
-    return _load(SecondJudge(), "second_judge")
-
-
-def _load(model: Kind, name: str) -> Kind:
-    from safetensors.torch import load_file
-
-    model.load_state_dict(load_file(CHECKPOINT / f"{name}.safetensors"))
-    return model.eval().requires_grad_(False)
+    return load_weights(SecondJudge(), CHECKPOINT / "second_judge.safetensors")
