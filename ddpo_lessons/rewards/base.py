@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -99,6 +100,18 @@ def metadata_images(metadata: Metadata, key: str, like: torch.Tensor) -> torch.T
     images = torch.stack([value.to(like.device) for value in values])  # (B, 3, H, W)
     check_images(images, f"metadata {key!r}")
     return images.float().clamp(0, 1)
+
+
+def gain(reward_function: Any) -> RewardFunction:
+    """Return a reward minus that of the input, `metadata["image"]` (3, H, W)."""
+
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        after = reward_function(images, prompts, metadata)
+        return after - reward_function(metadata_images(metadata, "image", images), prompts, metadata)
+
+    # a run is known by its reward's name
+    reward.__qualname__ = f"gain.{inspect.unwrap(reward_function).__qualname__}"
+    return checked_reward(reward)
 
 
 def logit_margin(logits: torch.Tensor, true: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ddpo_lessons.rewards.base import (
     RewardFunction,
     Rewards,
     checked_reward,
+    gain,
     logit_margin,
     metadata_column,
     metadata_images,
@@ -75,17 +76,7 @@ def legibility_gain(model: nn.Module | None = None, probability: bool = False) -
         model: as for `digit_legibility`.
         probability: as for `digit_legibility`.
     """
-    reader = _digit_reader(model)
-
-    @checked_reward
-    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        digits = _digits(metadata, images.device)
-        before = metadata_images(metadata, "image", images)
-        after_and_before = torch.cat([images, before])  # (2B, 3, H, W)
-        both = _legibility(reader, after_and_before, digits.repeat(2), probability)  # (2B,)
-        return both[: len(images)] - both[len(images) :]
-
-    return reward
+    return gain(digit_legibility(model, probability))
 
 
 def digit_margin(model: nn.Module | None = None) -> RewardFunction:

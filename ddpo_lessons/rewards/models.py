@@ -17,6 +17,7 @@ from ddpo_lessons.rewards.base import (
     Metadata,
     RewardFunction,
     checked_reward,
+    gain,
     logit_margin,
     metadata_column,
     metadata_images,
@@ -184,34 +185,6 @@ def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
     return reward
 
 
-def _class_logits(
-    model: str | Path, classes: Sequence[str], template: str
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Zero-shot classifier: images (B, 3, H, W) to exp(logit_scale) * cosines (B, classes)."""
-    if len(set(classes)) != len(classes) or len(classes) < 2:
-        raise ValueError(f"classes={list(classes)}: give two or more different names")
-    if "{}" not in template:
-        raise ValueError(f"template={template!r} has no {{}}: it marks the place of the class")
-    clip = load_clip(model)
-    with torch.no_grad():
-        texts = clip.embed_texts([template.format(name) for name in classes])  # (classes, D)
-
-    def logits(images: torch.Tensor) -> torch.Tensor:
-        clip.to(images.device)
-        scale = clip.model.logit_scale.exp()
-        return scale * clip.embed_images(images) @ texts.to(images.device).T
-
-    return logits
-
-
-def _labels(metadata: Metadata, classes: Sequence[str], device: torch.device) -> torch.Tensor:
-    labels = metadata_column(metadata, "label", "the name of the true class")
-    for index, label in enumerate(labels):
-        if label not in classes:
-            raise ValueError(f"metadata[{index}]['label'] is {label!r}: use one of {list(classes)}")
-    return torch.tensor([classes.index(label) for label in labels], device=device)  # (B,)
-
-
 def clip_margin(
     model: str | Path = CLIP_MODEL,
     classes: Sequence[str] = ANIMALS,
@@ -228,11 +201,24 @@ def clip_margin(
         ValueError: if there are fewer than two classes, or the template has no place for them.
         RuntimeError: if the model cannot be had.
     """
-    logits = _class_logits(model, classes, template)
+    if len(set(classes)) != len(classes) or len(classes) < 2:
+        raise ValueError(f"classes={list(classes)}: give two or more different names")
+    if "{}" not in template:
+        raise ValueError(f"template={template!r} has no {{}}: it marks the place of the class")
+    clip = load_clip(model)
+    with torch.no_grad():
+        texts = clip.embed_texts([template.format(name) for name in classes])  # (classes, D)
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        return logit_margin(logits(images), _labels(metadata, classes, images.device))
+        labels = metadata_column(metadata, "label", "the name of the true class")
+        for index, label in enumerate(labels):
+            if label not in classes:
+                raise ValueError(f"metadata[{index}]['label'] is {label!r}: use one of {list(classes)}")
+        clip.to(images.device)
+        cosines = clip.embed_images(images) @ texts.to(images.device).T  # (B, classes)
+        true = torch.tensor([classes.index(label) for label in labels], device=images.device)  # (B,)
+        return logit_margin(clip.model.logit_scale.exp() * cosines, true)
 
     return reward
 
@@ -255,15 +241,7 @@ def clip_change(
         ValueError: as for `clip_margin`.
         RuntimeError: if the model cannot be had.
     """
-    logits = _class_logits(model, classes, template)
-
-    @checked_reward
-    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        labels = _labels(metadata, classes, images.device)
-        before = metadata_images(metadata, "image", images)
-        return logit_margin(logits(images), labels) - logit_margin(logits(before), labels)
-
-    return reward
+    return gain(clip_margin(model, classes, template))
 
 
 def score_head(weights: Mapping[str, torch.Tensor], prefix: str) -> nn.Module:
