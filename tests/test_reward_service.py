@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import each_prompt, howto_blocks, make_config, make_pipeline
+from PIL import Image
 
 from ddpo_lessons.data.contexts import Context, check_rewards, score
+from ddpo_lessons.data.folders import ImagePrompts, find_images
 from ddpo_lessons.rewards.service import http_reward, pack, time_limit
 from ddpo_lessons.trainer import DDPOTrainer
 
@@ -102,6 +104,25 @@ def test_a_service_is_asked_what_the_function_would_be_asked():
     ]  # fmt: skip
     assert np.array_equal(seen[2][1]["image"], IMAGES[1].bfloat16().float().numpy())
     assert "image" in metadata[0]  # the trainer's own is as it was
+
+
+def test_metadata_of_image_folders_can_be_sent(tmp_path):
+    (tmp_path / "three").mkdir()
+    for name, colour in (("a.png", "red"), ("b.png", "blue")):
+        Image.new("RGB", (32, 32), colour).save(tmp_path / "three" / name)
+    draw = ImagePrompts(find_images(tmp_path), "a {label}", 16, seed=0, damages=("foggy",))
+    prompts, images, metadata = zip(*(draw() for _ in range(2)), strict=True)
+
+    def reward(images: Any, prompts: Any, metadata: Any) -> Any:
+        assert prompts == ["a three"] * 2
+        assert all(entry["label"] == "three" and entry["digit"] == 3 for entry in metadata)
+        return [abs(entry["image"] - entry["target"]).mean() for entry in metadata]
+
+    with service(reward) as url:
+        rewards, _ = http_reward(url, retries=0)(torch.stack(images), prompts, metadata)
+    by_hand = [(entry["image"] - entry["target"]).abs().mean().item() for entry in metadata]
+    assert rewards.tolist() == pytest.approx(by_hand, abs=1e-6)
+    assert min(by_hand) > 0.1
 
 
 @pytest.mark.parametrize(
