@@ -169,17 +169,13 @@ def _read_files(folder: Path, only: str = "") -> dict[str, bytes]:
     try:
         sums = json.loads((folder / MANIFEST).read_text())["sha256"]
         contents = {name: (folder / name).read_bytes() for name in sums if only in ("", name)}
+        changed = [name for name, data in contents.items() if hashlib.sha256(data).hexdigest() != sums[name]]
+        reason = "state.json is not listed" if "state.json" not in contents else ""
+        reason = f"{changed[0]} is truncated or changed" if changed else reason
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"checkpoint {folder} is damaged ({error}): resume from an earlier one") from error
-    for name, data in contents.items():
-        if hashlib.sha256(data).hexdigest() != sums[name]:
-            raise ValueError(
-                f"checkpoint {folder} is damaged: {name} is truncated or changed; resume from an earlier one"
-            )
-    if "state.json" not in contents:
-        raise ValueError(
-            f"checkpoint {folder} is damaged: state.json is not listed; resume from an earlier one"
-        )
+        reason = str(error)
+    if reason:
+        raise ValueError(f"checkpoint {folder} is damaged: {reason}; resume from an earlier one")
     return contents
 
 
