@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction, RewardFunction, check_hook
 from ddpo_lessons.data.starts import FromImages, FromNoise
@@ -21,19 +20,26 @@ from ddpo_lessons.run.runner import Runner as Runner
 DebugHook = Callable[[Any, float, int], None]  # (sd_pipeline, noise_strength, global_step), as by imageddpo
 
 
-class DDPOTrainer(Runner):
-    """DDPO from noise.
+class AlgorithmTrainer(Runner):
+    """What all but `ImageDDPOTrainer` share: they differ in the algorithm, whose settings are keywords.
 
     Args:
         config: the settings.
         reward_function: as in `Runner`.
-        prompt_function: `() -> (prompt, metadata)`.
+        prompt_function: `() -> (prompt, metadata)`; with noise_strength `() -> (prompt, image, metadata)`.
         sd_pipeline: as in `Runner`.
         image_samples_hook: as in `Runner`.
+        noise_strength: of img2img, the share of the schedule that is run, in (0, 1]; None for text-to-image.
+        **settings: those of the algorithm.
+
+    Attributes:
+        algorithm_name: a key of `algorithms.ALGORITHMS`.
 
     Raises:
-        ValueError, TypeError: as in `Runner`.
+        ValueError, TypeError: as in `Runner`, or if the algorithm has no such setting.
     """
+
+    algorithm_name: ClassVar[str]
 
     def __init__(
         self,
@@ -42,6 +48,9 @@ class DDPOTrainer(Runner):
         prompt_function: PromptFunction,
         sd_pipeline: Any,
         image_samples_hook: ImageSamplesHook | None = None,
+        *,
+        noise_strength: float | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(
             config,
@@ -49,9 +58,15 @@ class DDPOTrainer(Runner):
             prompt_function,
             sd_pipeline,
             image_samples_hook,
-            algorithm=DDPO(),
-            start=FromNoise(),
+            algorithm=make_algorithm(self.algorithm_name, **settings),
+            start=FromNoise() if noise_strength is None else FromImages(noise_strength),
         )
+
+
+class DDPOTrainer(AlgorithmTrainer):
+    """DDPO, which has no settings of its own."""
+
+    algorithm_name = "ddpo"
 
 
 class ImageDDPOTrainer(Runner):
@@ -102,84 +117,10 @@ class ImageDDPOTrainer(Runner):
         return super().step(epoch)
 
 
-class RWRTrainer(Runner):
-    """Reward-weighted regression from noise.
+class RWRTrainer(AlgorithmTrainer):
+    """Reward-weighted regression; settings: `temperature` and `top_share` of `RWR`."""
 
-    Args:
-        config: the settings; a KL penalty and per-prompt statistics are DDPO's.
-        reward_function: as in `Runner`.
-        prompt_function: `() -> (prompt, metadata)`.
-        sd_pipeline: as in `Runner`.
-        image_samples_hook: as in `Runner`.
-        temperature: as in `RWR`.
-        top_share: as in `RWR`.
-
-    Raises:
-        ValueError, TypeError: as in `Runner` and `RWR`.
-    """
-
-    def __init__(
-        self,
-        config: DDPOConfig,
-        reward_function: RewardFunction,
-        prompt_function: PromptFunction,
-        sd_pipeline: Any,
-        image_samples_hook: ImageSamplesHook | None = None,
-        temperature: float = 0.2,
-        top_share: float | None = None,
-    ) -> None:
-        super().__init__(
-            config,
-            reward_function,
-            prompt_function,
-            sd_pipeline,
-            image_samples_hook,
-            algorithm=RWR(temperature, top_share),
-            start=FromNoise(),
-        )
-
-
-class AlgorithmTrainer(Runner):
-    """What the trainers below share: they differ in the algorithm, whose settings are keywords.
-
-    Args:
-        config: the settings.
-        reward_function: as in `Runner`.
-        prompt_function: `() -> (prompt, metadata)`; with noise_strength `() -> (prompt, image, metadata)`.
-        sd_pipeline: as in `Runner`.
-        image_samples_hook: as in `Runner`.
-        noise_strength: of img2img, the share of the schedule that is run, in (0, 1]; None for text-to-image.
-        **settings: those of the algorithm.
-
-    Attributes:
-        algorithm_name: a key of `algorithms.ALGORITHMS`.
-
-    Raises:
-        ValueError, TypeError: as in `Runner`, or if the algorithm has no such setting.
-    """
-
-    algorithm_name: ClassVar[str]
-
-    def __init__(
-        self,
-        config: DDPOConfig,
-        reward_function: RewardFunction,
-        prompt_function: PromptFunction,
-        sd_pipeline: Any,
-        image_samples_hook: ImageSamplesHook | None = None,
-        *,
-        noise_strength: float | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            config,
-            reward_function,
-            prompt_function,
-            sd_pipeline,
-            image_samples_hook,
-            algorithm=make_algorithm(self.algorithm_name, **settings),
-            start=FromNoise() if noise_strength is None else FromImages(noise_strength),
-        )
+    algorithm_name = "rwr"
 
 
 class BranchingTrainer(AlgorithmTrainer):
