@@ -6,8 +6,11 @@ import contextlib
 import copy
 import functools
 import json
+import os
 import re
 import string
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -387,3 +390,21 @@ def counted_passes(unet: torch.nn.Module) -> Iterator[list[int]]:
         yield sizes
     finally:
         handle.remove()
+
+
+def launch(script: str, folder: Path, processes: int) -> subprocess.Popen[str]:
+    """Run a test file's own program in processes that accelerate starts, on the CPU."""
+    here = Path(script)
+    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    # accelerate starts several processes for GPUs only, but lets them compute on the CPU.
+    settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "ACCELERATE_USE_CPU": "true"}
+    several = ["--multi_gpu", "--main_process_port", "0"]  # 0: a port that is free
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes),
+            *(several if processes > 1 else ["--num_cpu_threads_per_process=1"]), "--num_machines", "1",
+            "--mixed_precision", "no", "--dynamo_backend", "no", script, str(folder),
+        ],
+        env={**os.environ, **settings, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip

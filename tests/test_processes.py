@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from helpers import (
     PROMPTS,
     brightness,
     each_prompt,
+    launch,
     make_config,
     make_flux_pipeline,
     make_pipeline,
@@ -141,23 +140,9 @@ def in_each_process(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    here = Path(__file__)
-    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    # accelerate starts several processes for GPUs only, but lets them compute on the CPU.
-    settings = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-    finished = subprocess.run(
-        [
-            sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-            "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-            "--main_process_port", "0", str(here), str(folder),  # 0: a port that is free
-        ],
-        env={**os.environ, **settings}, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    process = launch(__file__, folder, processes=2)
+    _, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors[-4000:]
     return folder
 
 

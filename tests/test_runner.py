@@ -17,7 +17,16 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from fake_device import fake_device
-from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
+from helpers import (
+    NOT_CLIPPED,
+    brightness,
+    each_prompt,
+    launch,
+    make_config,
+    make_pipeline,
+    noisy_image,
+    red_three,
+)
 from safetensors import safe_open
 
 from ddpo_lessons import compat
@@ -221,25 +230,7 @@ def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_launcher_that_is_stopped_leaves_a_checkpoint(tmp_path, processes):
     """`accelerate launch` hands the signal on and kills after half a minute; an epoch here takes longer."""
-    here = Path(__file__)
-    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    settings = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-    several = (
-        ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--num_cpu_threads_per_process=1"]
-    )
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "accelerate.commands.launch", *several, "--num_processes", str(processes),
-            "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", str(here),
-            str(tmp_path),
-        ],
-        env={**os.environ, **settings}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    process = launch(__file__, tmp_path, processes)
     deadline = time.monotonic() + 120
     while not (tmp_path / "sampling").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.1)
