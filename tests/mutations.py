@@ -47,6 +47,8 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("eta**2 * (1 - alpha_bar_prev)", "eta * (1 - alpha_bar_prev)"),
         ("1 - alpha_bar_prev - variance", "1 - alpha_bar_prev"),
         ("prev_sample.detach().float()", "prev_sample.float()"),
+    ]),
+    ("ddim.py", "test_reference.py", [
         ("distance / (2 * safe_std.square())", "distance / safe_std.square()"),
     ]),
     ("flow.py", "test_flow.py", [
@@ -119,7 +121,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("samples.numbers[pairs", "(samples.numbers * 0)[pairs"),
     ]),
     ("algorithms/forward_process.py", "test_algorithms.py -k timesteps", [
-        ("place = 1 - torch", "place = 0.9 - 0.9 * torch"),
+        ("places = 1 - torch", "places = 0.9 - 0.9 * torch"),
     ]),
     ("algorithms/nft.py", "test_algorithms.py -k nft", [
         ("(old + step, old - step)", "(old - step, old + step)"),

@@ -384,8 +384,8 @@ def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name
 def drawn_timesteps(sigmas: list[float], logit_normal: bool = False) -> torch.Tensor:
     """What 4,000 examples of a flow model are noised to, (4000,)."""
     schedule = FlowSchedule(torch.tensor(sigmas), 0.0, "cpu")
-    algorithm, generator = AWM(logit_normal=logit_normal), torch.Generator().manual_seed(0)
-    return torch.cat([algorithm.draw_timestep(schedule, generator) for _ in range(4000)])
+    generators = [torch.Generator().manual_seed(0)] * 4000
+    return AWM(logit_normal=logit_normal).draw_timesteps(schedule, generators)
 
 
 def test_a_flow_model_trains_on_timesteps_as_often_as_sampling_takes_steps_there():

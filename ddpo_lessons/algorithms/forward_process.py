@@ -8,7 +8,7 @@ in what they make of the errors at such examples.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,15 +106,16 @@ class ForwardProcess(Algorithm):
         shape = samples.trajectory.log_probs.shape
         return shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator)
 
-    def draw_timestep(self, schedule: Schedule, generator: torch.Generator) -> torch.Tensor:
-        """Draw a timestep (1,) up to the first that sampling visits: img2img has little noise."""
-        if isinstance(schedule, FlowSchedule):
-            if self.logit_normal:
-                place = torch.randn(1, generator=generator).sigmoid()
-            else:
-                place = 1 - torch.rand(1, generator=generator)  # above 0, where all is clean
-            return schedule.timesteps_at(place)
-        return torch.randint(int(schedule.timesteps[0]) + 1, (1,), generator=generator)
+    def draw_timesteps(self, schedule: Schedule, generators: Sequence[torch.Generator]) -> torch.Tensor:
+        """Draw timesteps (N,) up to the first that sampling visits: img2img has little noise."""
+        if not isinstance(schedule, FlowSchedule):
+            count = int(schedule.timesteps[0]) + 1  # once, since a GPU is waited for
+            return torch.cat([torch.randint(count, (1,), generator=g) for g in generators])
+        if self.logit_normal:
+            places = torch.cat([torch.randn(1, generator=g) for g in generators]).sigmoid()
+        else:
+            places = 1 - torch.cat([torch.rand(1, generator=g) for g in generators])  # above 0: not all clean
+        return schedule.timesteps_at(places)
 
     def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
         """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
@@ -124,10 +125,9 @@ class ForwardProcess(Algorithm):
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
         ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        shape, schedule = samples.trajectory.final_latents.shape[1:], samples.trajectory.schedule
-        timesteps = torch.cat([self.draw_timestep(schedule, g) for g in generators])
+        shape = samples.trajectory.final_latents.shape[1:]
         return {
-            "timesteps": timesteps,
+            "timesteps": self.draw_timesteps(samples.trajectory.schedule, generators),
             "noise": torch.stack([torch.randn(shape, generator=g) for g in generators]),
         }
 

@@ -31,7 +31,7 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import Family, family_of
-from ddpo_lessons.families.policy import Reference, prepare_policy
+from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run.learner import Learner
 from ddpo_lessons.run.processes import make_autocast
@@ -245,38 +245,41 @@ class Rehearsal(Learner):
 
     def __init__(self, family: Family, config: DDPOConfig, algorithm: Algorithm, start: FromNoise) -> None:
         """Make policy and reference as the runner does, and gradients, so that accumulating makes none."""
-        self.family, self.algorithm, self.start = family, algorithm, start
+        self.family, self.algorithm, self.begins = family, algorithm, start
         is_lora, denoiser = config.train_use_lora, family.denoiser
         trained = prepare_policy(denoiser, family.frozen, config, is_lora, META, family.keeps_float32)
-        is_fresh = is_lora and not config.train_lora_from
-        reference = Reference(denoiser, is_fresh) if algorithm.needs_reference(config) else None
+        had_adapter = bool(config.train_lora_from) or not is_lora
         for weight in trained.values():
             weight.grad = torch.zeros_like(weight)
         # What stands for accelerate, with one process on one device.
         alone: Any = SimpleNamespace(device=META, unwrap_model=lambda network: network)
         self.autocast, old = make_autocast(config.mixed_precision, META), algorithm.keeps_old
-        super().__init__(config, alone, denoiser, None, trained, reference, self.autocast, print, 1, old)
+        keeps_start = algorithm.needs_reference(config) and had_adapter
+        super().__init__(config, alone, denoiser, None, trained, keeps_start, self.autocast, print, 1, old)
 
     def sample(self) -> tuple[Trajectory, torch.Tensor, Counter]:
         """Sample as many rollouts as pass together; return their trajectory, images and counts.
 
         Groups share nothing here, as in the largest pass.
         """
-        family, config, start, algorithm = self.family, self.config, self.start, self.algorithm
+        family, config, start, algorithm = self.family, self.config, self.begins, self.algorithm
         actions = start.count_train_timesteps(count_actions(family, start, algorithm, config), config)
         algorithm.begin(replace(config, train_num_inner_epochs=1), family, actions)
         share: Any = SimpleNamespace(accelerator=self.accelerator)
         sampler = Sampler(config, family, start, algorithm, mean, self.autocast, share, self, print)
-        side, guidance = image_size(family.pipeline), config.sample_guidance_scale
+        side = (start.size([]) or [image_size(family.pipeline)])[0]
         contexts = [Context(f"not {config.negative_prompts}", {}, torch.zeros(3, side, side))]
         prompts, size = start.prompts(contexts, config), start.size(contexts)
         count, _ = config.forward_sizes(math.prod(family.latents_shape(size)))
         with Counter() as counter, counter.once(family.denoiser), algorithm.sampling_policy(self):
             with self.autocast():
-                family.condition(prompts, config.negative_prompts, guidance, size)
+                told = (prompts, config.negative_prompts, config.sample_guidance_scale, size)
+                family.condition(*told, start.images(contexts))
             counter.flops = 0  # a prompt is embedded once
             generators = [torch.Generator()] * count
-            images, trajectory = sampler.render(contexts * count, sampler.schedule(0), generators, None)
+            images, trajectory = sampler.render(
+                contexts * count, sampler.schedule(0, contexts), generators, None
+            )
         return trajectory, images, counter
 
     def train(self, piece: Trajectory) -> None:
@@ -303,11 +306,7 @@ class Rehearsal(Learner):
 
     def copies(self) -> list[torch.Tensor]:
         """Return the weights of older policies that are held beside the new one's."""
-        kept = list(self.old.values())
-        if self.algorithm.needs_reference(self.config):
-            with self.reference() as before:
-                kept += weights(before) if before is not self.denoiser else []  # else its adapter is off
-        return kept
+        return [*self.old.values(), *self.start.values()]
 
 
 # ---------------------------------------------------------------------------------------- the budget

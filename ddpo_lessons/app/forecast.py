@@ -7,17 +7,18 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import budget, memory, reward_flag
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import Preset, world_size
-from ddpo_lessons.app.sample import NOISE_STRENGTH
+from ddpo_lessons.app.sample import NOISE_STRENGTH, takes_images
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.images import grid_bytes_per_pixel
 from ddpo_lessons.data.prompts import read_prompts
-from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.run.runner import SHOWN_IMAGES
 
 
@@ -59,13 +60,13 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
         return config
     if not preset.config and "mixed_precision" not in arguments.given:
         config = replace(config, mixed_precision=memory.low_precision())
-    named = arguments.gpu_memory
+    named, model = arguments.gpu_memory, arguments.model or preset.model
     config, gigabytes = memory.fit(
-        arguments.model or preset.model,
+        model,
         config,
         memory.device_gigabytes() if named == "auto" else float(named),
         make_algorithm(arguments.choose_algorithm(preset)),
-        choose_start(arguments, preset, from_images),
+        choose_start(arguments, preset, from_images, memory.find_pipeline(model)),
         memory.reward_bytes(arguments.reward or preset.reward),
         keep_checkpointing="train_gradient_checkpointing" in arguments.given,
     )
@@ -79,15 +80,15 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
     return config
 
 
-def choose_start(arguments: Train, preset: Preset, from_images: bool) -> FromNoise:
-    """Return where rollouts begin."""
-    return FromImages(noise_strength(arguments, preset)) if from_images else FromNoise()
-
-
-def noise_strength(arguments: Train, preset: Preset) -> float:
-    """Return the flag's, the preset's, or the default."""
-    given = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
-    return next(value for value in given if value is not None)
+def choose_start(arguments: Train, preset: Preset, from_images: bool, pipeline: Any) -> FromNoise:
+    """Return where rollouts begin: in noise, in images, or in noise with images beside it."""
+    resolution = arguments.choose_resolution(preset)
+    if not from_images:
+        return FromNoise(resolution=resolution)
+    if takes_images(pipeline, arguments.noise_strength):
+        return WithImages(resolution=resolution)
+    strengths = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
+    return FromImages(next(s for s in strengths if s is not None), resolution=resolution)
 
 
 # ----------------------------------------------------------------------------------------- the dry run
@@ -128,13 +129,12 @@ def describe(
         f"{plan.optimizer_steps} optimizer steps an epoch, {plan.optimizer_steps * config.num_epochs} in all "
         f"{config.num_epochs} epochs"
     )
-    start = choose_start(arguments, preset, images is not None)
     try:
         pipeline = memory.find_pipeline(model)
     except ValueError as error:
         yield f"denoiser passes, memory, hours and disk: not known, for {error}"
         return
-    held = memory.reward_bytes(reward)
+    start, held = choose_start(arguments, preset, images is not None, pipeline), memory.reward_bytes(reward)
     paper = budget.estimate(pipeline, config, make_algorithm(algorithm), start, held)  # of one process
     yield (
         f"denoiser passes an epoch: {paper.sampling.passes * world_size()} of sampling, "

@@ -67,7 +67,7 @@ def published(name: str, device: str = "meta") -> Any:
     give as many tokens as the published ones; which ones changes nothing.
 
     Args:
-        name: "sd15", "sdxl" or "sd35_medium".
+        name: "sd15", "sdxl", "sd35_medium" or "flux_dev".
         device: "meta" for shapes only, or a device with memory for them.
 
     Returns:

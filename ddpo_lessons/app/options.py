@@ -182,8 +182,6 @@ class Train:
             raise ValueError("--prompts does not go with --prompt or --images: leave it out")
         self.check_validation()
         check_resolution(self.resolution)
-        if self.resolution is not None and (self.dry_run or self.gpu_memory):
-            raise ValueError("--dry-run and --gpu-memory count the model's own size: leave out --resolution")
         if self.severity is not None and not (self.damage or preset.damages):
             raise ValueError("--severity says how strong damage is: give --damage too")
         if not (self.reward or preset.reward):

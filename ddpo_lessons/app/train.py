@@ -12,7 +12,7 @@ from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.app import forecast, reward_flag
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
-from ddpo_lessons.app.sample import image_size, takes_images
+from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import (
     ImageFolder,
@@ -21,7 +21,6 @@ from ddpo_lessons.data.folders import (
     summary,
 )
 from ddpo_lessons.data.prompts import read_prompts
-from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.families import load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype
 from ddpo_lessons.run.record import digest_of
@@ -79,8 +78,8 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     if images is not None:
         return _make_image_trainer(arguments, preset, images, config, rewards, model, algorithm)
     prompts = arguments.choose_prompts(preset, config.seed)
-    start = FromNoise(resolution=arguments.choose_resolution(preset))
     reward_function, pipeline = reward_flag.make(rewards), load_pipeline(model, dtype=loaded_dtype(config))
+    start = forecast.choose_start(arguments, preset, False, pipeline)
     about = _about(arguments, preset, None, rewards)
     return Runner(config, reward_function, prompts, pipeline, algorithm=algorithm, start=start, about=about)
 
@@ -99,17 +98,9 @@ def _make_image_trainer(
     reward_function = reward_flag.make(rewards, images, damages)
     pipeline = load_pipeline(model, dtype=loaded_dtype(config))
     sampler = _sampler(arguments, images, pipeline, config.seed)
-    start = _start_from_images(arguments, preset, pipeline)
+    start = forecast.choose_start(arguments, preset, True, pipeline)
     about = _about(arguments, preset, images, rewards)
     return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
-
-
-def _start_from_images(arguments: Train, preset: Preset, pipeline: Any) -> WithImages:
-    """Return img2img's start, or that of a model that edits."""
-    resolution = arguments.choose_resolution(preset)
-    if not takes_images(pipeline, arguments.noise_strength):
-        return FromImages(forecast.noise_strength(arguments, preset), resolution=resolution)
-    return WithImages(resolution=resolution)
 
 
 def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
