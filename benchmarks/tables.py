@@ -167,18 +167,18 @@ SETTINGS = {"train_clip_range": "clip range", "last_steps": "K"}  # whose names 
 
 def equal_table(rows: list[Row], untrained: list[Row]) -> str:
     """Return every method where its budgets end, and what there is without training."""
-    titles = ["task", "method", "rate, setting", *ENDS.values(), "reward", "diversity", "distance", "seconds"]
+    titles = ["task", "method", "rate, setting", *ENDS.values(), "reward", "diversity", "distance"]
     lines = []
     for task in unique(untrained, "task"):
         for row in untrained:
             if row["task"] == task:
                 measured = [f"{float(row[name]):.{digits}f}" for name, digits in MEASURED.items()]
                 share = f"{100 * float(row['judge']):.0f}%"
-                lines.append([task, f"untrained, {row['setting']}", "–", share, share, *measured, "–"])
+                lines.append([task, f"untrained, {row['setting']}", "–", share, share, *measured])
         for method in EQUAL_TASKS[task].methods:
             own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
             lines += [_equal_line(own)] if own else []
-    return table(titles, "lllrrrrrr", lines)
+    return table(titles, "lllrrrrr", lines)
 
 
 def _equal_line(rows: list[Row]) -> list[str]:
@@ -192,7 +192,7 @@ def _equal_line(rows: list[Row]) -> list[str]:
     chosen = (
         f"{float(rows[0]['learning_rate']):g}, {SETTINGS.get(setting, setting)} {float(rows[0]['value']):g}"
     )
-    return [task, method, chosen, *judged, *measured, f"{mean(at['passes'], 'seconds'):.0f}"]
+    return [task, method, chosen, *judged, *measured]
 
 
 def torture_table(result: Row) -> str:

@@ -56,8 +56,6 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("std = level * length.sqrt()", "std = level * length"),
         ("(1 - now) * kept - now * (1 - after)", "(1 - now) * kept"),
         ("lengths = self.sigmas[:-1] - self.sigmas[1:]", "lengths = self.sigmas[:-1]"),
-    ]),
-    ("flow.py", "test_algorithms.py -k timesteps", [
         ("(1 - places).clamp", "places.clamp"),
     ]),
     ("families/flux.py", "test_flux.py -k plain_diffusers_d", [
@@ -102,7 +100,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("algorithms/ddpo.py", "test_trainer.py test_branching.py -k 'predicted_once or ratio_is'", [
         ("owners = rows // alike * alike", "owners = rows"),
     ]),
-    ("algorithms/ddpo.py", "test_algorithms.py -k dpo_compares", [
+    ("algorithms/ddpo.py", "test_algorithms.py -k actions_of_each", [
         ("[:, :num_train_timesteps]", "[:, : num_train_timesteps + 1]"),
     ]),
     ("algorithms/ddpo.py", "test_reference.py", [

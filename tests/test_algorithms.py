@@ -17,7 +17,7 @@ from torch import nn
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.base import Algorithm, Samples
-from ddpo_lessons.algorithms.ddpo import share_predictions
+from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.algorithms.dpo import DPO
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
@@ -764,3 +764,11 @@ def test_settings_that_an_algorithm_cannot_use_are_refused_before_anything_is_dr
     with pytest.raises(ValueError, match=message):
         make_runner(tmp_path, algorithm, **changes)
     assert not list(tmp_path.iterdir())
+
+
+def test_as_many_actions_of_each_sample_as_are_trained_make_a_step():
+    steps = shuffled_pairs((4, 5), 2, samples_per_step=2, generator=torch.Generator().manual_seed(0))
+    for step in steps:
+        assert len(step["rows"]) == 4
+        assert len(set(zip(step["rows"].tolist(), step["columns"].tolist(), strict=True))) == 4
+    assert torch.cat([step["rows"] for step in steps]).bincount().tolist() == [2, 2, 2, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from helpers import SCHEDULE, brightness, make_config, make_pipeline, make_sd3_p
 
 from ddpo_lessons.advantages import normalize_groups
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.algorithms.branching import branch_advantages
+from ddpo_lessons.algorithms.branching import Branching, branch_advantages
 from ddpo_lessons.algorithms.ddpo import replay, share_predictions
 from ddpo_lessons.data.prompts import digit_world_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
@@ -186,3 +187,9 @@ def test_starts_from_images_have_trees_too():
     )
     first, end = algorithm.sampling_schedule(schedule, make_config("unused"), 0).actions
     assert end - first == 1
+
+
+def test_each_action_of_a_sample_has_its_own_advantage():
+    samples: Any = SimpleNamespace(advantages=torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    pairs = {"rows": torch.tensor([1, 0, 1]), "columns": torch.tensor([0, 1, 1])}
+    assert Branching(window=2).weights(samples, pairs).tolist() == [3.0, 2.0, 4.0]

@@ -144,7 +144,7 @@ def test_the_table_has_means_and_spreads_of_the_ends():
     ]  # fmt: skip
     untrained = [{"task": "edit", "setting": "as the runs begin", **MEASURES}]
     before, after = equal_table(rows, untrained).splitlines()[2:]
-    assert before == "| edit | untrained, as the runs begin | – | 50% | 50% | -1.00 | 0.100 | 0.200 | – |"
+    assert before == "| edit | untrained, as the runs begin | – | 50% | 50% | -1.00 | 0.100 | 0.200 |"
     share = "60% (50 to 70)"
-    measured = "-1.00 | 0.100 | 0.200 | 10"
+    measured = "-1.00 | 0.100 | 0.200"
     assert after == f"| edit | RWR | 0.002, temperature 0.2 | {share} | {share} | {measured} |"

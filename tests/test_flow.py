@@ -139,3 +139,10 @@ def test_the_last_step_has_no_noise_and_lengths_add_up():
 def test_what_does_not_fit_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         flow_coefficients(**{"sigmas": torch.tensor([1.0, 0.5, 0.0]), "eta": 0.7, **settings})
+
+
+def test_timesteps_at_places_by_hand():
+    """Three steps, a third of the way each: halfway lies in the middle of the second one."""
+    schedule = FlowSchedule(torch.tensor([1.0, 0.75, 0.5, 0.0]), 0.0, "cpu")
+    timesteps = schedule.timesteps_at(torch.tensor([1.0, 2 / 3, 1 / 2, 1 / 3, 1 / 6, 0.0]))
+    torch.testing.assert_close(timesteps, torch.tensor([1000.0, 750, 625, 500, 250, 0]))

@@ -176,3 +176,10 @@ def test_what_is_not_finite_is_named(value):
     check_finite(advantages=torch.tensor([1.0, 2.0]))
     with pytest.raises(ValueError, match="old_log_prob holds NaN or inf"):
         check_finite(advantages=torch.tensor([1.0, 2.0]), old_log_prob=torch.tensor([0.0, value]))
+
+
+def test_no_gradient_reaches_the_policy_that_sampled():
+    new, old = (torch.zeros(2, requires_grad=True) for _ in range(2))
+    clipped_surrogate(new, old, torch.ones(2), clip_range=0.1, adv_clip_max=5.0)[0].backward()
+    assert new.grad is not None
+    assert old.grad is None
