@@ -45,7 +45,8 @@ EXPECTED = {
         (256, 128),
         (256, 128),
         (64, 32),
-    ],  # smoke, SD 1.5, SDXL, two of SD 3.5
+        (1152, 576),
+    ],  # smoke, SD 1.5, SDXL, two of SD 3.5, FLUX.1
     "several-gpus": [(256, 128)],
     "sharded": [(256, 128)],
     "resume": [(64, 64), (64, 64)],
@@ -61,12 +62,14 @@ def test_commands_train_what_the_page_says(page, monkeypatch, tmp_path):
     assert [settings(words, monkeypatch) for words in commands(page)] == EXPECTED[page]
 
 
-def test_memory_of_stable_diffusion_35_is_the_committed_one():
-    found = json.loads((HOWTO.parents[1] / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))["sd35"]
+def test_memory_of_flow_models_is_the_committed_one():
+    found = json.loads((HOWTO.parents[1] / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))
     columns = ("networks", "reward", "samples", "activations", "peak", "card")
-    for row in found:
-        words = ["with" if row[name] else "without" for name in ("t5", "checkpointing")]
-        cells = [*words, *(f"{row[f'{name}_gb']:.1f}" for name in columns)]
+    rows = [(row, [row["resolution"], row["cards"]]) for row in found["flux"]]
+    for row in found["sd35"]:
+        rows.append((row, ["with" if row[name] else "without" for name in ("t5", "checkpointing")]))
+    for row, words in rows:
+        cells = [*map(str, words), *(f"{row[f'{name}_gb']:.1f}" for name in columns)]
         assert f"| {' | '.join(cells)} |" in (HOWTO / "your-card.md").read_text("utf-8")
 
 

@@ -160,6 +160,28 @@ def sd35() -> list[Row]:
     return table
 
 
+def flux() -> list[Row]:
+    """Count the preset `flux` in passes of one sample, on one card and shared by eight."""
+    preset, table = PRESETS["flux"], list[Row]()
+    for resolution, cards in product((512, 1024), (1, 8)):
+        shares = {
+            name: preset.config[name] * preset.config["sample_batch_size"] // cards
+            for name in ("sample_num_batches_per_epoch", "train_gradient_accumulation_steps")
+        }
+        one = {**shares, **ONE_SAMPLE, "sample_batch_size": 1, "train_gradient_checkpointing": True}
+        pipeline, reward = published("flux_dev"), reward_bytes(preset.reward)
+        algorithm, start = make_algorithm(preset.algorithm), FromNoise(resolution=resolution)
+        paper = budget.estimate(pipeline, DDPOConfig(**{**preset.config, **one}), algorithm, start, reward)
+        frozen = sum(p.nbytes for p in pipeline.transformer.parameters() if not p.requires_grad)
+        elsewhere = (frozen + 2 * paper.trained + paper.moments) * (1 - 1 / cards)
+        row = {"resolution": resolution, "cards": cards, "samples": one["sample_num_batches_per_epoch"]}
+        row |= {"networks_gb": (paper.networks - elsewhere) / GB, "samples_gb": paper.samples / GB}
+        row |= {"reward_gb": paper.reward / GB, "activations_gb": (paper.peak - paper.resident) / GB}
+        peak = (paper.peak - elsewhere) / GB
+        table.append({**row, "peak_gb": peak, "card_gb": (peak + CUDA) / SHARE})
+    return table
+
+
 # ------------------------------------------------------------------------------------- what the host does
 def host() -> Row:
     """Measure photographs that are read, and a grid of images that is written."""
@@ -195,6 +217,7 @@ def main() -> None:
         "memory": memory(),
         "sdxl": sdxl(),
         "sd35": sd35(),
+        "flux": flux(),
         "runs": rows(measured),
     }
     write_json(RESULT, json.loads(json.dumps(found), parse_float=lambda number: round(float(number), 4)))
