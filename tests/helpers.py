@@ -244,7 +244,7 @@ def make_flux_pipeline(
     joint = 48
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        clip = recipe.make_text_encoder(tokenizer)
+        clip = recipes.make_text_encoder(tokenizer)
         t5 = T5EncoderModel(
             T5Config(vocab_size=len(tokenizer), d_model=joint, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
         )
@@ -255,11 +255,11 @@ def make_flux_pipeline(
             num_attention_heads=2,
             attention_head_dim=12,
             joint_attention_dim=joint,
-            pooled_projection_dim=recipe.WIDTH,
+            pooled_projection_dim=recipes.WIDTH,
             guidance_embeds=guidance,
             axes_dims_rope=(4, 4, 4),
         )
-        vae = recipe.make_vae()
+        vae = recipes.make_vae()
     vae.register_to_config(scaling_factor=0.3611, shift_factor=0.1159)
     pipeline = kind(
         transformer=transformer,
