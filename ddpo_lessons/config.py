@@ -137,6 +137,9 @@ class DDPOConfig:
     """Minibatches of one optimizer step, each with all its timesteps."""
     train_max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+    train_ema_decay: float = 0.0
+    """Keep an average of the weights, decay average + (1 - decay) new after every optimizer step. It is what
+    is validated, and saved for other tools; the newest weights sample and learn. New; 0 for none."""
     train_num_inner_epochs: int = 1
     """How often the samples of an epoch are trained on."""
     train_cfg: bool = True
@@ -333,7 +336,7 @@ def _check_values(config: DDPOConfig) -> None:
     for name, choices in _CHOICES.items():
         if values[name] not in choices:
             raise ValueError(f"{name}={values[name]!r} must be one of {choices}")
-    for name in ("train_adam_beta1", "train_adam_beta2"):
+    for name in ("train_adam_beta1", "train_adam_beta2", "train_ema_decay"):
         if not 0 <= values[name] < 1:
             raise ValueError(f"{name}={values[name]} must lie in [0, 1)")
     if not 0 < config.train_timestep_fraction <= 1:

@@ -207,6 +207,7 @@ class DDIMSchedule:
 
     Attributes:
         timesteps: (T,) int64 on the device.
+        first_timestep: the first of them, which no GPU has to be asked for.
         stds: (T,) float32 on the CPU; 0 where a step is deterministic, and so no action.
         actions: the first of the steps that are actions and the one after the last; None for all with noise.
 
@@ -226,7 +227,7 @@ class DDIMSchedule:
         table = torch.full((4, scheduler.config.num_train_timesteps), math.nan)
         table[:, timesteps.cpu()] = coefficients
         self._table = table.to(device)
-        self.timesteps = timesteps.to(device)
+        self.timesteps, self.first_timestep = timesteps.to(device), int(timesteps[0])
 
     def with_actions(self, first: int, end: int) -> DDIMSchedule:
         """Return the same steps, of which those from `first` to before `end` are actions."""

@@ -115,7 +115,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("**self.time_power) * example", ") * example"),
     ]),
     ("algorithms/forward_process.py", "test_rwr.py", [
-        ("int(schedule.timesteps[0]) + 1", "int(schedule.timesteps[0])"),
+        ("schedule.first_timestep + 1", "schedule.first_timestep"),
         ("samples.numbers[pairs", "(samples.numbers * 0)[pairs"),
     ]),
     ("algorithms/forward_process.py", "test_algorithms.py -k timesteps", [
@@ -133,7 +133,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ]),
     ("run/learner.py", "test_algorithms.py -k 'old_policy or old_weights'", [
         ("self._use(new)", "pass"),
-        ("lerp_(part_of(parameter), 1 - decay)", "lerp_(part_of(parameter), decay)"),
+        ("lerp_(part_of(self.trainable[name]), 1 - decay)", "lerp_(part_of(self.trainable[name]), decay)"),
         ("torch.clear_autocast_cache()", "pass"),
     ]),
     ("run/learner.py", "test_rwr.py -k grouping_changes", [

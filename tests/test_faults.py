@@ -131,7 +131,7 @@ IMAGE = torch.full((3, 32, 32), 0.5)
         ([IMAGE / 0 - IMAGE / 0], ValueError, r"lie in \[0, 1\]"),
         ([IMAGE[:1]], ValueError, "convert to RGB"),
         ([IMAGE[:, :, :30]], ValueError, "multiples of 4"),
-        ([IMAGE, IMAGE[:, :28]], ValueError, r"sizes \[\(3, 28, 32\), \(3, 32, 32\)\]: resize"),
+        ([IMAGE, IMAGE[:, :28]], ValueError, r"sizes \[\(28, 32\), \(32, 32\)\]: resize"),
     ],
 )
 def test_images_that_cannot_be_used(tmp_path, images, error, message):

@@ -18,6 +18,7 @@ import torch
 from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import SHUFFLE, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import sample_seed
@@ -109,7 +110,8 @@ class ForwardProcess(Algorithm):
     def draw_timesteps(self, schedule: Schedule, generators: Sequence[torch.Generator]) -> torch.Tensor:
         """Draw timesteps (N,) up to the first that sampling visits: img2img has little noise."""
         if not isinstance(schedule, FlowSchedule):
-            count = int(schedule.timesteps[0]) + 1  # once, since a GPU is waited for
+            assert isinstance(schedule, DDIMSchedule)  # there are these two kinds
+            count = schedule.first_timestep + 1
             return torch.cat([torch.randint(count, (1,), generator=g) for g in generators])
         if self.logit_normal:
             places = torch.cat([torch.randn(1, generator=g) for g in generators]).sigmoid()

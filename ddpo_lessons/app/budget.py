@@ -306,7 +306,7 @@ class Rehearsal(Learner):
 
     def copies(self) -> list[torch.Tensor]:
         """Return the weights of older policies that are held beside the new one's."""
-        return [*self.old.values(), *self.start.values()]
+        return [*self.old.values(), *self.start.values(), *self.average.values()]
 
 
 # ---------------------------------------------------------------------------------------- the budget

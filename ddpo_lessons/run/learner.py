@@ -58,7 +58,7 @@ class Learner:
         num_steps: int,
         keeps_old: bool = False,
     ) -> None:
-        self.config, self.accelerator = config, accelerator
+        self.config, self.accelerator, averages = config, accelerator, config.train_ema_decay > 0
         self.denoiser, self.optimizer, self.trainable = denoiser, optimizer, trainable
         self._autocast, self._on_step = autocast, on_step
         self._kind: tuple[bool, tuple[int, ...]]
@@ -66,6 +66,7 @@ class Learner:
         self.steps_done = 0
         self.old: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_old else {}
         self.start: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_start else {}
+        self.average: Weights = {n: p.detach().clone() for n, p in trainable.items()} if averages else {}
         self._learning_rate = learning_rates(config, num_steps)
         self.skipped_in_a_row = 0
         self._compared: set[Any] = set()  # shapes whose compiled gradients are right
@@ -94,6 +95,10 @@ class Learner:
         with self._with(self.old):
             yield self.accelerator.unwrap_model(self.denoiser)
 
+    def averaged_policy(self) -> contextlib.AbstractContextManager[None]:
+        """Put the average of the weights into the denoiser for the time of a `with` block, if one is kept."""
+        return self._with(self.average) if self.average else contextlib.nullcontext()
+
     @contextlib.contextmanager
     def _with(self, weights: Weights) -> Iterator[None]:
         """Put other weights into the denoiser for the time of a `with` block."""
@@ -118,11 +123,14 @@ class Learner:
         torch.clear_autocast_cache()
         forget_gathered(self.denoiser)
 
-    @torch.no_grad()
     def update_old_policy(self, decay: float) -> None:
         """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
-        for name, parameter in self.trainable.items():
-            part_of(self.old[name]).lerp_(part_of(parameter), 1 - decay)
+        self._move(self.old, decay)
+
+    @torch.no_grad()
+    def _move(self, weights: Weights, decay: float) -> None:
+        for name, tensor in weights.items():
+            part_of(tensor).lerp_(part_of(self.trainable[name]), 1 - decay)
 
     # ------------------------------------------------------------------------------------- its state
     def tensors(self) -> dict[str, Weights]:
@@ -143,14 +151,14 @@ class Learner:
 
     def _tensors(self) -> dict[str, Weights]:
         state = checkpoint.optimizer_tensors(self.optimizer, list(self.trainable))
-        kept = {"old": self.old} if self.old else {}
-        return {"policy": dict(self.trainable), "optimizer": state, **kept}
+        kept = {"old": self.old, "average": self.average}
+        return {"policy": dict(self.trainable), "optimizer": state, **{k: w for k, w in kept.items() if w}}
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Weights]) -> None:
         """Take back what `tensors` or `copy_tensors` returned."""
         self.optimizer.zero_grad()
-        for mine, kind in ((self.trainable, "policy"), (self.old, "old")):
+        for mine, kind in ((self.trainable, "policy"), (self.old, "old"), (self.average, "average")):
             for name, tensor in mine.items():
                 part_of(tensor).copy_(part_of(parted_like(tensors[kind][name], tensor)))
         self._forget()
@@ -189,6 +197,7 @@ class Learner:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._move(self.average, self.config.train_ema_decay)
         if self.accelerator.scaler is not None:
             record |= self._note_skipped(not is_finite)
         self.steps_done += 1

@@ -499,4 +499,5 @@ class Runner:
         Args:
             folder: where to write to.
         """
-        save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)
+        with self.learner.averaged_policy():
+            save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)

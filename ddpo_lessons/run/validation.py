@@ -91,7 +91,8 @@ class Validation:
         for first in range(0, len(numbers), size):
             rows = numbers[first : first + size]
             contexts = [self.contexts[row] for row in rows]
-            images = self._render(rows, contexts)
+            with self.trainer.learner.averaged_policy():
+                images = self._render(rows, contexts)
             is_main = self.trainer.accelerator.is_main_process
             reward = self.trainer.reward_function if is_main else _nothing
             batches.append(score(reward, images, contexts))
