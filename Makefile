@@ -4,6 +4,7 @@
 #   CONSTRAINTS=oldest.txt    other pins; empty for the newest releases
 #   ARGS="--epochs 2"         flags for `ddpo-lessons demo` or pytest
 #   PIP_QUIET=0               pip's own output
+#   GPU_PYTHON=python3.12     what `make gpu` runs in: an environment that is there already
 CONSTRAINTS ?= constraints.txt
 # On Windows: GNU make and the shell of Git for Windows.
 ifeq ($(OS),Windows_NT)
@@ -27,7 +28,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # compiled the first time, unless this variable forbids it.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test check mutate torture lab notebooks colab site lint clean
+GPU_PYTHON ?= python3
+GPU_NEEDS := torch diffusers transformers peft accelerate safetensors filelock numpy PIL sklearn matplotlib
+GPU_NEEDS += tqdm tyro urllib3 pytest pytest_timeout
+
+.PHONY: help demo test check mutate torture gpu lab notebooks colab site lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -48,6 +53,12 @@ mutate: .venv/all.stamp ## put faults into a copy of the package, one at a time:
 
 torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in tests/torture/counts.json
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.torture $(ARGS)
+
+gpu: ## tests, demo and epochs of large models on a CUDA machine, without a network: 40 minutes at most
+	@$(GPU_PYTHON) -c "import sys; from importlib.util import find_spec; \
+	  gone = ', '.join(name for name in '$(GPU_NEEDS)'.split() if find_spec(name) is None); \
+	  gone and sys.exit('$(GPU_PYTHON) lacks ' + gone + ': docs/howto/your-card.md says how to bring wheels')"
+	@$(GPU_PYTHON) -m benchmarks.speed.gpu $(ARGS)
 
 lint: .venv/all.stamp ## ruff (lint and format) and mypy
 	$(BIN)/ruff check

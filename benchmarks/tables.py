@@ -13,14 +13,17 @@ from typing import Any
 from benchmarks.common import ROOT, Row, read_rows
 from benchmarks.recipes import markdown
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
+from benchmarks.speed.gpu import EPOCHS
+from benchmarks.speed.gpu import RESULT as GPU_RESULT
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.tiny import CHECKPOINTS
 from images.lessons import lesson_rows, setup_cell
 
 PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md",
-    "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md",
-    "notebooks/07_img2img_ddpo.ipynb", "notebooks/11_through_the_reward.ipynb",
+    "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md", "docs/howto/your-card.md",
+    "notebooks/07_img2img_ddpo.ipynb", "notebooks/08_full_gpu_run.ipynb",
+    "notebooks/11_through_the_reward.ipynb",
 )  # fmt: skip
 ANIMAL_SHARES = {name: name for name in ("animal", "artist", "ground")}
 ANIMAL_SHARES |= {"all": "all three", "second_judge": "second judge"}
@@ -264,6 +267,43 @@ def _versions(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
+def gpu_table(result: Row, model: str = "") -> str:
+    """Return the epochs of `make gpu`, of all models or one: on paper beside measured, or "not run"."""
+    titles = ["epoch", "precision", "samples of a pass", "GB, paper", "GB", "sampling, s", "training, s"]
+    titles += ["first epoch, s", "TFLOP/s", "waits", "ratio error", "result"]
+    forms = {"paper_gb": ".1f", "peak_gb": ".1f", "sampling_s": ".1f", "training_s": ".1f"}
+    forms |= {"first_epoch_s": ".1f", "rate": ".0f", "waits": "d", "ratio_error": ".0e"}
+    rows = []
+    for name, epoch in EPOCHS.items():
+        if not name.startswith(model):
+            continue
+        row = result.get("parts", {}).get(name, {"result": "not run"})
+        passes = f"{epoch.size}, checkpointing" if epoch.checkpointing else f"{epoch.size}"
+        if {"sampling_s", "training_s"} <= row.keys():
+            work = row["sampling_tflop"] + row["training_tflop"]
+            row = {**row, "rate": work / (row["sampling_s"] + row["training_s"])}
+        cells = [format(row[key], form) if key in row else "–" for key, form in forms.items()]
+        rows.append([name, epoch.precision, passes, *cells, row["result"]])
+    return f"{table(titles, 'lll' + 8 * 'r' + 'l', rows)}\n\n{gpu_about(result)}"
+
+
+def gpu_about(result: Row) -> str:
+    """Say on what `make gpu` ran, and what came of its tests and the demo."""
+    if not result:
+        return "**Not run on a GPU yet.**"
+    tests, shown = (result["parts"].get(name, {"result": "not run"}) for name in ("tests", "demo"))
+    passed = f"{tests['passed']} passed, " if "passed" in tests else ""
+    lasted = f"{shown['seconds']:.0f} s, " if "seconds" in shown else ""
+    outcomes = f"Tests: {passed}{tests['result']}. Demo: {lasted}{shown['result']}."
+    return f"Measured on: {result['hardware']}. {outcomes}"
+
+
+def read_gpu() -> Row:
+    """Return what `make gpu` has found, which may be nothing yet."""
+    found: Row = json.loads(GPU_RESULT.read_text("utf-8")) if GPU_RESULT.exists() else {}
+    return found
+
+
 NEVER = {"seconds": "inf", "samples": "inf"}  # a run that never reads 15 points more
 
 
@@ -324,6 +364,9 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),
     "peers": lambda: peers_table(read("benchmarks/speed/side_by_side.json")),
+    "gpu": lambda: gpu_table(read_gpu()),
+    "gpu-sd15": lambda: gpu_table(read_gpu(), "sd15"),
+    "gpu-about": lambda: gpu_about(read_gpu()),
     "time-to-result": lambda: result_table(
         read("benchmarks/speed/time_to_result.csv"), read("benchmarks/speed/time_to_result.json")
     ),

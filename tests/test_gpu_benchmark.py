@@ -1,10 +1,13 @@
-"""The script that measures lesson 08's runs, on the CPU; and the runs that are worked out on paper."""
+"""`make gpu` rehearsed on the CPU, with tiny models; and the runs that are worked out on paper."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,16 @@ from typing import Any
 import pytest
 import torch
 from diffusers.utils import logging
+from helpers import make_flux_pipeline, make_pipeline, make_sd3_pipeline, make_xl_pipeline
 
-from benchmarks.common import read_rows
+from benchmarks.common import Row
 from benchmarks.speed import gpu, paper_run
+from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.app import budget, cli, memory, options
-from ddpo_lessons.run.compiled import WrongGradientsError
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromImages, FromNoise
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,52 +37,174 @@ def progress_bars() -> Iterator[None]:
     logging.enable_progress_bar()
 
 
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give tiny models the names of the published ones."""
+    makers = {"sd15": make_pipeline, "sdxl": make_xl_pipeline, "sd35_medium": make_sd3_pipeline}
+    makers["flux_dev"] = make_flux_pipeline
+
+    def published(name: str, device: str = "meta", dtype: torch.dtype = torch.float32) -> Any:
+        pipeline = makers[name]()
+        return memory.like(pipeline) if device == "meta" else pipeline.to(dtype)
+
+    monkeypatch.setattr(memory, "published", published)
+    monkeypatch.setitem(vars(gpu.PRESETS["flux"]), "resolution", 32)  # of a dataclass that is frozen
+
+
+def merged(part: str) -> Row:
+    return {name: value for row in gpu.PARTS[part]() for name, value in row.items()}
+
+
+@pytest.mark.parametrize("part", ["sd15-checkpointing", "sdxl", "sd35_medium", "flux_dev"])
+def test_an_epoch_of_each_model_is_measured(part: str, tiny: None) -> None:
+    """In fp16 accelerate trains on no CPU; compiled networks are `test_gpu.py`'s."""
+    epoch, row = gpu.EPOCHS[part], merged(part)
+    assert row["ratio_error"] < 1e-3
+    assert row["first_epoch_s"] > 0
+    assert min(row[f"{phase}_s"] for phase in ("sampling", "training")) > 0
+    assert min(row["training_tflop"], row["sampling_tflop"]) > 0
+    assert {"peak_gb", "waits"}.isdisjoint(row)  # the CPU keeps no count
+    config = DDPOConfig(**epoch.settings())
+    plan = config.epoch_plan(num_timesteps=1)
+    assert plan.total_samples == plan.samples_per_optimizer_step == epoch.samples
+    if epoch.preset == "edit":
+        task: tuple[Algorithm, FromNoise] = DDPO(), FromImages(0.5)
+    else:
+        task = FlowGRPO(), FromNoise(resolution=32)
+    assert row["paper_gb"] == budget.estimate(memory.published(epoch.model), config, *task).peak / 1e9
+
+
+def test_settings_in_fp16_and_compiled_differ_in_that_alone() -> None:
+    plain, compiled = gpu.EPOCHS["sd15"].settings(), gpu.EPOCHS["sd15-compiled"].settings()
+    assert {k: v for k, v in compiled.items() if plain[k] != v} == {"torch_compile": True}
+    plain, half = gpu.EPOCHS["sd35_medium"].settings(), gpu.EPOCHS["sd35_medium-fp16"].settings()
+    assert {k: v for k, v in half.items() if plain[k] != v} == {"mixed_precision": "fp16"}
+
+
 @pytest.mark.slow
-def test_a_row_is_measured_on_the_cpu(tmp_path: Path) -> None:
-    output = tmp_path / "table.csv"
-    gpu.main(["--size", "tiny", "--gpu-memory", "10", "--batches", "1", "--output", str(output)])
-    (row,) = read_rows(output)
-    assert (row["result"], row["checkpointing"], row["samples"]) == ("ok", "True", "4")
-    assert (row["sampling_batch"], row["training_batch"]) == ("2", "2")
-    assert all(float(row[f"{phase}_s"]) > 0 for phase in ("sampling", "reward", "training"))
-    assert row["peak_gb"] == ""  # the CPU keeps no count
-    # four samples of 20 actions, each a pass without guidance and VAE work on top
-    unet = memory.find_pipeline("tiny-sd").unet
-    inputs = torch.zeros(1, 4, 8, 8, device="meta"), 1, torch.zeros(1, 16, 64, device="meta")
-    step = budget.cost(lambda: unet(*inputs)).flops
-    assert float(row["sampling_tflop"]) > 4 * 20 * step / 1e12
-    header = json.loads(output.with_suffix(".json").read_text())
-    assert header["command"].startswith("python -m benchmarks.speed.gpu --size tiny --gpu-memory 10")
-    assert header["torch"] == torch.__version__
+def test_the_demo_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "DEMO", {"epochs": 1, "eval_images": 8})
+    small = {"sample_batch_size": 8, "sample_num_batches_per_epoch": 1, "sample_group_size": 2}
+    monkeypatch.setattr(gpu.demo, "SETTINGS", {**gpu.demo.SETTINGS, **small, "train_batch_size": 8})
+    row = merged("demo")
+    assert row["seconds"] > 0
+    assert 0 <= row["before_all"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("error", "result"),
-    [
-        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "out of memory"),
-        (WrongGradientsError("75% off"), "compiled gradients are wrong"),
-        (RuntimeError("no kernel\nfor this"), "RuntimeError: no kernel"),
-    ],
-)
-def test_failures_are_rows(error: Exception, result: str) -> None:
-    def work() -> Any:
-        raise error
-
-    row = gpu.attempt(work)
-    assert row == {"result": result, "sampling_s": "", "reward_s": "", "training_s": "", "peak_gb": ""}
+def test_outcomes_of_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "test_made_up.py"
+    tests = ("pass", "assert 0", "pytest.skip()")
+    lines = [f"def test_{number}(): {body}" for number, body in enumerate(tests)]
+    file.write_text("\n".join(["import pytest", *lines]))
+    options = ("-q", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(file))
+    monkeypatch.setattr(gpu, "TESTS", options)
+    row = merged("tests")
+    assert (row["result"], row["passed"], row["failed"], row["skipped"]) == ("1 failed", 1, 1, 1)
+    assert row["failures"] == ["test_made_up.py::test_1"]
+    file.unlink()
+    assert merged("tests")["result"] == "pytest ended with 4"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [([], "--size tiny"), (["--gpu-memory", "17"], "invalid choice")],
-)
-def test_bad_input_is_named(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_waits_are_those_that_torch_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def work() -> None:
+        for _ in range(3):
+            warnings.warn("called a synchronizing CUDA operation (of .item)", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    assert gpu.count_waits(work) == 3
+    assert modes == ["warn", "default"]
+
+
+CHILD = """
+import json, os, sys, time
+name = sys.argv[-1]
+print(json.dumps({"paper_gb": 1.5}), flush=True)
+if name == "sd15": raise SystemExit(0)
+if name == "sdxl": raise RuntimeError("no kernel\\nfor this")
+if name == "demo": sys.exit("torch.OutOfMemoryError: CUDA out of memory.")
+if name == "tests": os.kill(os.getpid(), 9)
+if name == "flux_dev": time.sleep(60)
+print(json.dumps({"result": "2 failed"}))
+"""
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is only named, and parts that only say something."""
+    monkeypatch.setattr(gpu, "on_gpu", lambda: True)
+    monkeypatch.setattr(gpu, "header", lambda: {"hardware": "a card", "libraries": {"torch": "3"}})
+    monkeypatch.setattr(gpu, "COMMAND", (sys.executable, "-c", CHILD))
+    monkeypatch.setitem(gpu.LIMITS, "flux_dev", 1)
+
+
+def test_every_part_gets_its_row_also_if_it_fails(tmp_path: Path, card: None) -> None:
+    output = tmp_path / "gpu.json"
+    gpu.main(["--output", str(output)])
+    found = json.loads(output.read_text("utf-8"))
+    assert found["hardware"] == "a card"
+    assert list(found["parts"]) == list(gpu.PARTS)
+    rows = {name: found["parts"][name] for name in ("sd15", "sdxl", "demo", "tests", "flux_dev", "sdxl-fp16")}
+    assert {name: row["result"] for name, row in rows.items()} == {
+        "sd15": "ok",
+        "sdxl": "RuntimeError: no kernel",
+        "demo": "out of memory",
+        "tests": "killed by signal 9",
+        "flux_dev": "not done within 1 s",
+        "sdxl-fp16": "2 failed",
+    }
+    assert all(row["paper_gb"] == 1.5 for row in rows.values())  # what was known before
+
+
+def test_parts_that_have_a_row_are_left_out(
+    tmp_path: Path, card: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    output, done = tmp_path / "gpu.json", list[str]()
+
+    def launch(name: str) -> Row:
+        if name == "sdxl" and len(done) < 10:
+            raise KeyboardInterrupt
+        done.append(name)
+        return {"result": len(done)}
+
+    monkeypatch.setattr(gpu, "launch", launch)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(["--output", str(output)])
+    before = list(gpu.PARTS)[: list(gpu.PARTS).index("sdxl")]
+    assert done == list(json.loads(output.read_text())["parts"]) == before
+    done += [""] * 10
+    gpu.main(["--output", str(output)])
+    assert [name for name in done if name] == list(gpu.PARTS)
+    gpu.main(["--output", str(output), "--parts", "demo"])
+    assert done[-1] == "demo"
+    monkeypatch.setattr(gpu, "header", lambda: {"hardware": "another card"})
     with pytest.raises(SystemExit):
-        gpu.main(words)
-    assert message in capsys.readouterr().err
+        gpu.main(["--output", str(output)])
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_all_parts_end_within_forty_minutes() -> None:
+    assert gpu.LIMITS.keys() == gpu.PARTS.keys()
+    assert sum(gpu.LIMITS.values()) <= 40 * 60
+
+
+def test_without_a_gpu_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "on_gpu", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main([])
+    assert "there is no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl", "sd35_medium", "flux_dev"])
+def test_networks_are_made_in_the_precision_of_the_run(name: str) -> None:
+    pipeline = memory.published(name, dtype=torch.bfloat16)
+    networks = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    assert {weight.dtype for network in networks for weight in network.parameters()} == {torch.bfloat16}
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_the_smoke_run_on_paper_is_the_lessons_command() -> None:

@@ -208,6 +208,21 @@ def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> Non
         filled("<!-- not measured --><!-- /not measured -->")
 
 
+def test_epochs_on_a_gpu_are_beside_the_paper() -> None:
+    nothing = tables.gpu_table({})
+    assert nothing.count("| not run |") == len(tables.EPOCHS)
+    assert "sdxl" not in tables.gpu_table({}, "sd15")
+    assert nothing.endswith("\n\n**Not run on a GPU yet.**")
+    done = {"paper_gb": 11.48, "peak_gb": 12.06, "sampling_s": 4.0, "training_s": 6.0, "first_epoch_s": 12.34}
+    done |= {"sampling_tflop": 158.0, "training_tflop": 282.0, "waits": 31, "ratio_error": 0.00012}
+    parts = {"sd15": {**done, "result": "ok"}, "sdxl": {"paper_gb": 10.33, "result": "out of memory"}}
+    parts["tests"] = {"passed": 20, "result": "1 failed"}
+    found = tables.gpu_table({"hardware": "a card, 24.0 GB", "parts": parts}).splitlines()
+    assert found[2] == "| sd15 | bf16 | 4 | 11.5 | 12.1 | 4.0 | 6.0 | 12.3 | 44 | 31 | 1e-04 | ok |"
+    assert "| sdxl | bf16 | 2, checkpointing | 10.3 | – | – | – | – | – | – | – | out of memory |" in found
+    assert found[-1] == "Measured on: a card, 24.0 GB. Tests: 20 passed, 1 failed. Demo: not run."
+
+
 @pytest.mark.parametrize("path", tables.PAGES)
 def test_a_page_shows_the_committed_tables(path: str) -> None:
     assert tables.filled_page(tables.ROOT / path) == (tables.ROOT / path).read_text(encoding="utf-8")

@@ -1,130 +1,262 @@
-"""Check lesson 08's paper on a card: seconds and memory of epochs at Stable Diffusion 1.5's shape.
+"""The day a GPU is there: `make gpu` measures, part by part, what the pages know on paper only.
 
-`python -m benchmarks.speed.gpu` needs a CUDA device and writes gpu.csv and gpu.json, with what
-`ddpo_lessons.app.budget` says in the columns "…_tflop" and "paper_gb". Weights are random, for they change
-neither time nor memory, and nothing is downloaded. `--size tiny` runs the same on tiny-sd, in float32, also
-without a GPU; peaks of memory stay empty there, for the CPU's allocator keeps no such count.
+The parts are `tests/test_gpu.py`, the demo, and epochs at the shapes of published models. Their weights are
+random, which changes neither time nor memory, so nothing is downloaded. Each part is a process of its own
+with a time limit, 40 minutes in all. When it ends its row goes into gpu.json, and the next `make gpu` leaves it
+out, so that a stop loses one part. A part that fails has a row, too, which says why.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from accelerate.state import AcceleratorState
-from diffusers import StableDiffusionPipeline
 from diffusers.utils import logging
 
-from benchmarks.common import Row, machine, redness, scratch_config, write_json, write_rows
-from ddpo_lessons.app import budget, memory
-from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
+from benchmarks.common import ROOT, Row, machine, redness, scratch_config, write_json
+from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.app import budget, demo, memory
+from ddpo_lessons.app.options import Demo
+from ddpo_lessons.app.presets import PRESETS
+from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families.stable_diffusion import vae_factor
-from ddpo_lessons.run.compiled import WrongGradientsError
-from ddpo_lessons.tiny import load_tiny_sd
-from ddpo_lessons.trainer import ImageDDPOTrainer
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import Runner
 
-PRESET = PRESETS["camouflage"]
+RESULT = Path(__file__).with_suffix(".json")
+COMMAND = (sys.executable, "-m", "benchmarks.speed.gpu")
+TESTS = ("-q", "tests/test_gpu.py")
+DEMO: dict[str, Any] = {}  # its own settings
 PHASES = ("sampling", "reward", "training")
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def on_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
-def make_pipeline(size: str) -> StableDiffusionPipeline:
-    """Load tiny-sd, or make a pipeline of Stable Diffusion 1.5's shape with random weights."""
-    if size == "tiny":
-        return load_tiny_sd()
-    return memory.published("sd15", device())
+# ------------------------------------------------------------------------------------------ epochs
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch of a preset, cut to a few samples in one optimizer step.
+
+    Attributes:
+        model: a name of `memory.published`.
+        preset: a name of `PRESETS`.
+        samples: of the epoch.
+        size: samples of a pass.
+        steps: denoising steps; half of them are actions of the preset `edit`.
+    """
+
+    model: str
+    preset: str
+    samples: int
+    size: int
+    steps: int
+    precision: str = "bf16"
+    checkpointing: bool = False
+    compiled: bool = False
+
+    def settings(self) -> Row:
+        """Return fields of `DDPOConfig`."""
+        fields: Row = {**PRESETS[self.preset].config, "sample_num_steps": self.steps, "image_grid_freq": 0}
+        fields |= {"sample_batch_size": self.size, "sample_num_batches_per_epoch": self.samples // self.size}
+        fields |= {"train_batch_size": self.samples, "train_gradient_accumulation_steps": 1}
+        fields |= {"sample_forward_size": self.size, "train_forward_size": self.size, "sample_group_size": 1}
+        fields |= {"mixed_precision": self.precision, "torch_compile": self.compiled}
+        return {**fields, "train_gradient_checkpointing": self.checkpointing}
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the settings and the forecast, then what is measured: of a failure, the first row stays."""
+        yield {"precision": self.precision, "samples": self.samples, "size": self.size, "steps": self.steps}
+        yield {"checkpointing": self.checkpointing, "compiled": self.compiled}
+        if on_gpu() and self.precision == "bf16" and memory.low_precision() != "bf16":
+            yield {"result": "the card has no bf16"}
+            return
+        preset = PRESETS[self.preset]
+        start = FromNoise(resolution=preset.resolution)
+        if preset.noise_strength is not None:
+            start = FromImages(preset.noise_strength)
+        with scratch_config(self.settings()) as config:
+            algorithm = make_algorithm(preset.algorithm)
+            paper = budget.estimate(memory.published(self.model), config, algorithm, start)
+            flops = {"sampling": paper.sampling.flops, "training": paper.training.flops}
+            yield {"paper_gb": paper.peak / 1e9, **{f"{k}_tflop": v / 1e12 for k, v in flops.items()}}
+            pipeline = memory.published(self.model, "cuda" if on_gpu() else "cpu", DTYPES[self.precision])
+            yield from measured(pipeline, config, make_algorithm(preset.algorithm), start)
 
 
-def reset_peak() -> None:
-    if device() == "cuda":
+def measured(pipeline: Any, config: DDPOConfig, algorithm: Any, start: FromNoise) -> Iterator[Row]:
+    """Run three epochs: the first compiles, the second is timed, and in the third waits are counted."""
+    torch._dynamo.config.recompile_limit = 64  # a graph for every shape; past it a network runs uncompiled
+    side = image_size(pipeline)
+
+    def draw() -> Any:
+        prompt = "a black cat"
+        return (prompt, torch.rand(3, side, side), {}) if isinstance(start, FromImages) else (prompt, {})
+
+    trainer = Runner(config, redness, draw, pipeline, algorithm=algorithm, start=start)
+    started = time.perf_counter()
+    trainer.step(0)
+    yield {"first_epoch_s": time.perf_counter() - started}
+    if on_gpu():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    metrics = trainer.step(1)
+    yield {f"{phase}_s": metrics[f"seconds_{phase}"] for phase in PHASES}
+    (first, *_) = read_metrics(config.run_dir, "step")
+    yield {"ratio_error": first["first_replay_max_ratio_error"]}
+    if on_gpu():
+        yield {"peak_gb": torch.cuda.max_memory_allocated() / 1e9}
+        yield {"waits": count_waits(lambda: trainer.step(2))}
 
 
-def attempt(work: Callable[[], Row]) -> Row:
-    """Return what some work measures, and its peak; too small a card and other failures are results, too."""
-    reset_peak()
+def count_waits(work: Callable[[], Any]) -> int:
+    """Return how often the host waits for the GPU, as far as torch's own debug mode sees it."""
+    torch.cuda.set_sync_debug_mode("warn")
     try:
-        measured = {"result": "ok", **work()}
-        return {**measured, "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device() == "cuda" else ""}
-    except torch.cuda.OutOfMemoryError:
-        result = "out of memory"
-    except WrongGradientsError:
-        result = "compiled gradients are wrong"
-    except RuntimeError as error:  # of a kernel or a compiler: the rows after it can still be measured
-        result = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.100}"
-    return {"result": result, **dict.fromkeys((*(f"{phase}_s" for phase in PHASES), "peak_gb"), "")}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in told)
 
 
-def measure_epoch(pipeline: Any, config: DDPOConfig) -> Row:
-    """Measure the second of two epochs of the preset; its reward costs nothing, CLIP's comes on top."""
-    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate keeps one precision per process
-    side = pipeline.unet.config.sample_size * vae_factor(pipeline.vae)
-    task = (redness, lambda: (PRESET.prompts, torch.rand(3, side, side), {}), pipeline)
-    trainer = ImageDDPOTrainer(config, *task, noise_strength=PRESET.noise_strength)
-    paper = budget.estimate(memory.like(pipeline), config, trainer.algorithm, trainer.start)
+# ------------------------------------------------------------------------------- tests and the demo
+class Tally:
+    """A plugin of pytest that counts outcomes."""
 
-    def work() -> Row:
-        trainer.step(0)  # compiles, and compares gradients with the UNet's own, which takes memory of its own
-        reset_peak()
-        metrics = trainer.step(1)
-        return {f"{phase}_s": metrics[f"seconds_{phase}"] for phase in PHASES}
+    def __init__(self) -> None:
+        self.outcomes, self.failures = Counter[str](), list[str]()
 
-    row = {"checkpointing": config.train_gradient_checkpointing, "samples": trainer.plan.total_samples}
-    row |= {"sampling_batch": config.sample_batch_size, "training_batch": config.train_batch_size}
-    row |= attempt(work)
-    pipeline.unet.disable_gradient_checkpointing()
-    flops = {"sampling_tflop": paper.sampling.flops / 1e12, "training_tflop": paper.training.flops / 1e12}
-    return {**row, **flops, "paper_gb": paper.peak / 1e9}
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test once: what passed in its call, and what failed or was skipped anywhere."""
+        if report.when == "call" or not report.passed:
+            self.outcomes[report.outcome] += 1
+            self.failures += [report.nodeid] if report.failed else []
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Measure everything that was asked for."""
-    torch.manual_seed(0)
-    # A graph for every shape and mode; past the limit the UNet would run uncompiled, in silence.
-    torch._dynamo.config.recompile_limit = 64
-    pipeline, count = make_pipeline(arguments.size), arguments.batches  # one optimizer step
-    fields = {**PRESET.config, "mixed_precision": arguments.precision, "image_grid_freq": 0}
-    fields |= {"sample_num_batches_per_epoch": count, "train_gradient_accumulation_steps": count}
-    for compiled in (False, True) if arguments.compile else (False,):
-        for gigabytes in arguments.gpu_memory:
-            with scratch_config(fit_to_memory(fields, gigabytes), torch_compile=compiled) as config:
-                found = measure_epoch(pipeline, config)
-                yield {"gpu_memory": gigabytes, "compiled": compiled, **found}
+def run_tests() -> Iterator[Row]:
+    """Run the tests that mean something on a GPU."""
+    tally = Tally()
+    code = pytest.main([*TESTS], plugins=[tally])
+    failed = f"{len(tally.failures)} failed" if tally.failures else f"pytest ended with {code:d}"
+    yield {"result": failed if code else "ok", **tally.outcomes, "failures": tally.failures}
+
+
+def run_demo() -> Iterator[Row]:
+    """Run `make demo`."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        demo.run(Demo(**DEMO, output_dir=Path(folder)))
+        found = json.loads(Path(folder, "results.json").read_text("utf-8"))
+    yield {"seconds": time.perf_counter() - started}
+    yield {f"{when}_all": found[when]["all"] for when in ("before", "after")}
+
+
+EPOCHS = {
+    "sd15": Epoch("sd15", "edit", 8, 4, 20),
+    "sd15-checkpointing": Epoch("sd15", "edit", 8, 2, 20, checkpointing=True),
+    "sd15-fp16": Epoch("sd15", "edit", 8, 2, 20, "fp16"),
+    "sd15-compiled": Epoch("sd15", "edit", 8, 4, 20, compiled=True),
+    "sdxl": Epoch("sdxl", "edit", 4, 2, 20, checkpointing=True),
+    "sdxl-fp16": Epoch("sdxl", "edit", 4, 1, 20, "fp16", checkpointing=True),
+    "sd35_medium": Epoch("sd35_medium", "sd35", 2, 1, 4, checkpointing=True),
+    "sd35_medium-fp16": Epoch("sd35_medium", "sd35", 2, 1, 4, "fp16", checkpointing=True),
+    "flux_dev": Epoch("flux_dev", "flux", 2, 1, 4, checkpointing=True),
+}
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {"tests": run_tests, "demo": run_demo}
+PARTS |= {name: epoch.rows for name, epoch in EPOCHS.items()}
+LIMITS = dict.fromkeys(PARTS, 150) | {"tests": 300, "demo": 300, "sd15-compiled": 360, "flux_dev": 300}  # s
+
+
+# ------------------------------------------------------------------------------------ part after part
+def launch(name: str) -> Row:
+    """Run a part in a process of its own; return its row."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = subprocess.Popen(
+            [*COMMAND, "--child", name], cwd=ROOT, stdout=out, stderr=err, start_new_session=True
+        )
+        try:
+            code: int | None = child.wait(LIMITS[name])
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:  # with what it has started: compilers have workers
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        out.seek(0), err.seek(0)
+        row: Row = {"result": "ok"}
+        for line in re.findall(r"^\{.*\}$", out.read(), re.MULTILINE):
+            row |= json.loads(line)
+        return row if code == 0 else {**row, "result": reason(code, LIMITS[name], err.read())}
+
+
+def reason(code: int | None, limit: int, errors: str) -> str:
+    """Say in a line why a part has failed."""
+    if code is None:
+        return f"not done within {limit} s"
+    if code < 0:
+        return f"killed by signal {-code}"
+    (*_, last) = ["", *re.findall(r"^[\w.]+(?:Error|Exception)\b.*", errors, re.MULTILINE)]
+    return "out of memory" if "OutOfMemoryError" in last else last[:120] or f"ended with {code}"
+
+
+def header() -> Row:
+    """Return what was measured on."""
+    card = torch.cuda.get_device_properties(0) if on_gpu() else None
+    libraries = {name: metadata.version(name) for name in ("torch", "diffusers", "peft", "accelerate")}
+    hardware = f"{card.name}, {card.total_memory / 1e9:.1f} GB" if card else machine()
+    return {"command": "make gpu", "hardware": hardware, "host": machine(), "libraries": libraries}
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure, print each row when it is there, and write table and header."""
+    """Measure what has no row yet; write each row when it is there."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=("sd15", "tiny"), default="sd15")
-    parser.add_argument("--gpu-memory", type=int, nargs="+", choices=GPU_MEMORY, default=list(GPU_MEMORY))
-    parser.add_argument("--batches", type=int, default=8, help="of four samples, in an epoch")
-    parser.add_argument("--compile", action="store_true", help="all of it again with a compiled UNet")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".csv"))
-    words = sys.argv[1:] if words is None else list(words)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[], help="these alone, also again")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
-    arguments.precision = "no" if arguments.size == "tiny" else "bf16"
-    if arguments.size != "tiny" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device: --size tiny runs the same on tiny-sd")
+    if not on_gpu():
+        parser.error("there is no CUDA device; tests/test_gpu_benchmark.py rehearses the parts without one")
     logging.disable_progress_bar()
-    header = {"command": " ".join(["python -m benchmarks.speed.gpu", *words])}
-    header |= {"machine": torch.cuda.get_device_name() if device() == "cuda" else machine()}
-    libraries = {name: metadata.version(name) for name in ("torch", "diffusers", "peft", "accelerate")}
-    write_json(arguments.output.with_suffix(".json"), {**header, **libraries})
-    rows = []
-    for row in measure(arguments):
-        rows.append(row)
-        print(", ".join(f"{key} {value}" for key, value in row.items() if value != ""), flush=True)
-        write_rows(arguments.output, rows)  # after each, so that a stop loses nothing
+    if arguments.child:
+        for row in PARTS[arguments.child]():
+            print(json.dumps(row), flush=True)
+        return
+    path, found = arguments.output, {**header(), "parts": {}}
+    if path.exists():
+        held = json.loads(path.read_text("utf-8"))
+        if held["hardware"] != found["hardware"]:
+            parser.error(f"{path} is of {held['hardware']}, and this is {found['hardware']}: give --output")
+        found = held
+    for name in arguments.parts or [name for name in PARTS if name not in found["parts"]]:
+        row = {**launch(name), "libraries": header()["libraries"]}
+        found["parts"][name] = row
+        write_json(path.with_suffix(".new"), found)
+        path.with_suffix(".new").replace(path)  # whole at any time
+        shown = [f"{key} {value}" for key, value in row.items() if key != "libraries"]
+        print(name, *shown, sep=", ", flush=True)
+    print(f"{path} has {len(found['parts'])} of {len(PARTS)} parts: `python -m benchmarks.tables` shows them")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ _REWARD_MODELS = {
 
 
 # ------------------------------------------------------------------------------ models without weights
-def published(name: str, device: str = "meta") -> Any:
+def published(name: str, device: str = "meta", dtype: torch.dtype = torch.float32) -> Any:
     """Make a published model with random weights, of what `published.json` says of its parts.
 
     Sources: the config.json of each part on the hub; what is not named is the library's default. Tokenizers
@@ -69,6 +69,7 @@ def published(name: str, device: str = "meta") -> Any:
     Args:
         name: "sd15", "sdxl", "sd35_medium" or "flux_dev".
         device: "meta" for shapes only, or a device with memory for them.
+        dtype: in which the networks are made, for some do not fit a card in float32.
 
     Returns:
         The diffusers pipeline.
@@ -79,16 +80,21 @@ def published(name: str, device: str = "meta") -> Any:
         if part.startswith("tokenizer"):
             parts[part] = kind.from_pretrained(CHECKPOINT / "tokenizer", **settings)
         elif issubclass(kind, nn.Module):
-            parts[part] = _network(kind, getattr(kind, "config_class", dict)(**settings), device)
+            parts[part] = _network(kind, getattr(kind, "config_class", dict)(**settings), device, dtype)
         else:
             parts[part] = kind(**settings)
     return getattr(diffusers, model["class"])(**parts, **model["settings"])
 
 
-def _network(kind: Any, config: Any, device: str = "meta") -> nn.Module:
+def _network(kind: Any, config: Any, device: str = "meta", dtype: torch.dtype = torch.float32) -> nn.Module:
     """Make a network of diffusers or transformers, of its config alone."""
-    with torch.device(device):
-        return getattr(kind, "from_config", kind)(config)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return getattr(kind, "from_config", kind)(config)
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def like(pipeline: Any) -> Any:

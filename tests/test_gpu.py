@@ -1,0 +1,135 @@
+"""What only a GPU can break, with tiny models: `make gpu` runs it there, and every other run on the CPU.
+
+`test_device.py` counts transfers on a device that it makes up, `test_compiled.py` goes without inductor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from helpers import (
+    brightness,
+    make_config,
+    make_flux_pipeline,
+    make_pipeline,
+    make_sd3_pipeline,
+    make_xl_pipeline,
+    red_three,
+    stir_adapter,
+)
+from torch import nn
+
+from benchmarks.speed.gpu import count_waits
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, FlowGRPOTrainer
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+PRECISIONS = ["no", "bf16", pytest.param("fp16", marks=needs_gpu)]
+MODELS = {"sd": make_pipeline, "xl": make_xl_pipeline, "sd3": make_sd3_pipeline, "flux": make_flux_pipeline}
+
+
+def make_trainer(folder: Path, model: str = "sd", pipeline: Any = None, **changes: Any) -> Any:
+    """Make a trainer of eight samples in passes of two, two optimizer steps."""
+    shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "sample_forward_size": 2}
+    kind = FlowGRPOTrainer if model in ("sd3", "flux") else DDPOTrainer
+    eta = {"sample_eta": 0.7} if kind is FlowGRPOTrainer else {}
+    config = make_config(folder, **{**shape, "train_forward_size": 2, **eta, **changes})
+    return kind(config, brightness, red_three, pipeline or MODELS[model]())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_first_replay_has_ratio_one(model: str, precision: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, model, mixed_precision=precision)
+    stir_adapter(trainer.learner.denoiser)
+    trainer.step(0)
+    assert {weight.device.type for weight in trainer.learner.trainable.values()} == {DEVICE}
+    (first, *_) = read_metrics(tmp_path, "step")
+    assert first["first_replay_max_ratio_error"] < 1e-4
+
+
+def test_training_is_that_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and order are drawn by the host; without TF32 only rounding differs."""
+    make_trainer(tmp_path / "device", allow_tf32=False).train()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    trainer = make_trainer(tmp_path / "host")
+    trainer.train()
+    assert {weight.device.type for weight in trainer.learner.trainable.values()} == {"cpu"}
+    (found,), (expected,) = (read_metrics(tmp_path / name, "epoch") for name in ("device", "host"))
+    names = ("reward_mean", "reward_std")
+    assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-3)
+    found, expected = (read_metrics(tmp_path / name, "step")[0] for name in ("device", "host"))
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_resumed_run_is_the_run_that_never_stopped(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # sums in one order
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        make_trainer(tmp_path / "whole", mixed_precision=precision, num_epochs=2).train()
+        make_trainer(tmp_path / "broken", mixed_precision=precision).train()
+        saved = tmp_path / "broken" / checkpoint.name_of(1)
+        parts = brightness, red_three, make_pipeline()
+        DDPOTrainer.from_checkpoint(saved, *parts, {"num_epochs": 2}).train()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    tensors = [checkpoint.read(tmp_path / run / checkpoint.name_of(2))[0] for run in ("whole", "broken")]
+    torch.testing.assert_close(tensors[1], tensors[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_saved_draws_the_same_with_plain_diffusers(model: str, tmp_path: Path) -> None:
+    trained, plain = MODELS[model](), MODELS[model]()
+    trainer = make_trainer(tmp_path / "run", model, trained)
+    stir_adapter(trainer.learner.denoiser)
+    trainer.save_pretrained(tmp_path / "lora")
+
+    def draw(pipeline: Any) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        settings = {"num_inference_steps": 3, "height": 32, "width": 32, "output_type": "pt"}
+        return pipeline.to(DEVICE)("a red three", generator=generator, **settings).images
+
+    before = draw(plain)
+    plain.load_lora_weights(tmp_path / "lora")
+    found, expected = draw(plain), draw(trained)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    assert (found - before).abs().max() > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["no", *(pytest.param(p, marks=needs_gpu) for p in ("bf16", "fp16"))])
+def test_a_compiled_network_has_the_gradients_of_its_own(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled by inductor on a GPU; the trainer compares all gradients before its first step."""
+    torch._dynamo.reset()
+    if not HAS_GPU:  # inductor takes minutes there
+        monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
+    trainer = make_trainer(tmp_path, mixed_precision=precision, torch_compile=True)
+    trainer.train()
+    assert trainer.global_step == 2
+
+
+@needs_gpu
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_waits_within_a_group_of_pairs(model: str, tmp_path: Path) -> None:
+    def waits(size: int) -> int:
+        trainer = make_trainer(tmp_path / f"{size}", model, train_forward_size=size, mixed_precision="fp16")
+        trainer.step(0)
+        epoch: Callable[[], Any] = functools.partial(trainer.step, 1)
+        return count_waits(epoch)
+
+    assert waits(1) == waits(4)
