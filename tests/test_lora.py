@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import PixArtTransformer2DModel
 from helpers import make_config, make_pipeline, stir_adapter
 from peft import LoraConfig, get_peft_model_state_dict
 
@@ -70,3 +71,10 @@ def test_only_where_the_sum_is_exact_enough(tmp_path: Any, precision: str, summe
     config = make_config(tmp_path, mixed_precision=precision)
     prepare_policy(pipeline.unet, {}, config, use_lora=True, device=torch.device("cpu"))
     assert any(isinstance(module, SummedLinear) for module in pipeline.unet.modules()) == summed
+
+
+def test_a_network_that_takes_no_adapter_is_refused(tmp_path: Any) -> None:
+    sizes = {"num_attention_heads": 1, "attention_head_dim": 8, "num_layers": 1, "cross_attention_dim": 8}
+    network = PixArtTransformer2DModel(**sizes, caption_channels=8, sample_size=8, norm_num_groups=1)
+    with pytest.raises(ValueError, match=r"no adapter to a PixArtTransformer2DModel.*train_use_lora=False"):
+        prepare_policy(network, {}, make_config(tmp_path), True, torch.device("cpu"))

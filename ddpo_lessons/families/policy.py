@@ -95,6 +95,11 @@ def prepare_policy(
         )
         if device.type == "cpu" and dtype == torch.float32:
             use_summed_weights(lora)
+        if not hasattr(unet, "add_adapter"):
+            raise ValueError(
+                f"train_use_lora=True: diffusers adds no adapter to a {type(unet).__name__}; train it whole, "
+                "with train_use_lora=False"
+            )
         unet.add_adapter(lora)
     cast_training_params(unet, dtype=torch.float32)
     if config.train_gradient_checkpointing:
