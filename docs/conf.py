@@ -31,7 +31,7 @@ extensions = [
 
 nb_execution_mode = "off"  # what is committed is shown
 nb_merge_streams = True
-nb_code_prompt_show = "Show the solution"  # the only cells that are hidden
+nb_code_prompt_show = "Show the solution"  # the set-up cell says so itself
 nb_code_prompt_hide = "Hide the solution"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_dmath_allow_labels = False  # "$$…$$ (text)" is a formula and a text

@@ -35,8 +35,9 @@ RWR, AWM, DiffusionNFT and online DPO: one family of weights on the forward proc
 11_through_the_reward | algorithms/draft algorithms/refl | 11-odd
 DRaFT, AlignProp and ReFL: the gradient of the reward, its price, how fast it hacks; all algorithms compared
 """
-# The first code cell of every lesson.
+# What the first code cell of every lesson begins with.
 SETUP = """\
+# @title Set-up
 # Finds the package: installed, in the checkout around this notebook, or in a wheel or zip beside it.
 import importlib.util
 from pathlib import Path
@@ -49,10 +50,7 @@ if importlib.util.find_spec("ddpo_lessons") is None:
     if source is None:
         raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")
     %pip install -q "{{source}}"
-
-from ddpo_lessons.app.profiles import pick_profile
-
-print(f"profile: {{pick_profile()}}")"""
+"""
 
 
 def address() -> str | None:
@@ -74,7 +72,7 @@ def badge(name: str) -> str:
 
 
 def setup_cell() -> str:
-    """Return the first code cell of every lesson, which knows the repository's address if there is one."""
+    """Return how every lesson's first code cell begins; it knows the repository's address if there is one."""
     source = f'"ddpo-lessons[lessons] @ git+{address()}"' if address() else "None"
     return SETUP.format(source=source)
 

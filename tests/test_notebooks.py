@@ -109,11 +109,15 @@ def test_no_symbol_has_two_meanings():
 
 
 @every_notebook
-def test_set_up_cell_is_the_same_everywhere_and_a_seed_follows(path):
-    first, second = code_cells(path)[:2]
-    assert first.source == lessons.setup_cell(), "python -m benchmarks.tables writes it"
-    assert "SEED = 0" in second.source
-    assert "manual_seed(SEED)" in second.source
+def test_one_quiet_set_up_cell_folded_everywhere(path):
+    first, *others = code_cells(path)
+    assert first.source.startswith(lessons.setup_cell()), "python -m benchmarks.tables writes it"
+    assert "\nset_up()\n" in first.source  # seeds, style, silence
+    assert first.outputs == []
+    assert first.metadata["jupyter"] == {"source_hidden": True}  # JupyterLab
+    assert first.metadata["cellView"] == "form"  # Colab
+    assert tags(first) == ["hide-input"]  # the site
+    assert not [cell.source for cell in others if re.search(r"plt\.style|manual_seed\(SEED\)$", cell.source)]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_set_up_cell_installs_what_lies_nearest(there, address, installed, tmp_p
 
 @every_notebook
 def test_cells_are_short(path):
-    lengths = sorted(lines_of_code(cell) for cell in code_cells(path))
+    lengths = sorted(lines_of_code(cell) for cell in code_cells(path)[1:])  # without the folded set-up
     assert lengths[-1] <= 45  # one training loop
     assert lengths[-2] <= 25
     assert statistics.median(lengths) <= 12
