@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,17 @@ from helpers import (
 from safetensors.torch import load_file, save_file
 
 from ddpo_lessons import compat
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
-from ddpo_lessons.trainer import BranchingTrainer, DDPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import BranchingTrainer, ImageDDPOTrainer, Runner
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +54,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "train_num_inner_epochs": 2, **TRACKING,
     },
     "skipped": {**TRACKING},
+    "own key": {},
     "image": {"sample_group_size": 2, "sample_batch_size": 1, "sample_num_batches_per_epoch": 2},
     "branching": {"sample_group_size": 2},
     # In the third epoch neither the new policy samples nor the first one.
@@ -62,6 +66,18 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 # Adam would turn the rounding of a gradient of nearly nothing into a step of full size.
 COMMON = {"num_epochs": 2, "train_adam_epsilon": 1e-2}
+
+
+class AboveItsLike(DDPO):
+    """Compares a sample with those whose prompts are long, or short."""
+
+    def key(self, context: Context) -> bool:
+        return len(context.prompt) > 12
+
+    def advantages(self, rewards: torch.Tensor, keys: Sequence[bool]) -> torch.Tensor:
+        longs = torch.tensor(keys)  # (N,)
+        alike = (longs[:, None] == longs).double()  # (N, N)
+        return rewards - (alike @ rewards.double() / alike.sum(dim=1)).float()
 
 
 class Sampler(PromptSampler):
@@ -103,8 +119,11 @@ def train(folder: Path, name: str, **changes: Any) -> Runner:
             start=WithImages() if edits else FromNoise(resolution=48),
         )  # fmt: skip
     else:
-        prompts = Sampler() if name == "skipped" else each_prompt()
-        trainer = DDPOTrainer(config, bright_and_red, prompts, make_pipeline())
+        skips = name in ("skipped", "own key")
+        trainer = Runner(
+            config, bright_and_red, Sampler() if skips else each_prompt(), make_pipeline(),
+            algorithm=AboveItsLike() if name == "own key" else DDPO(), start=FromNoise(),
+        )  # fmt: skip
     trainer.train()
     return trainer
 
@@ -118,7 +137,7 @@ def in_each_process(folder: Path) -> None:
         assert trainer.accelerator.num_processes == 2
         weights = dict(trainer.learner.trainable.items())
         save_file(weights, folder / f"{name}-{rank}.safetensors")
-        if name == "skipped":
+        if name in ("skipped", "own key"):
             assert (trainer.prompt_function.made, trainer.prompt_function.drawn) == (4, 8)  # of two epochs
     try:
         train(folder, "lora")

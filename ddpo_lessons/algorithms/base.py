@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import Trajectory
@@ -137,13 +138,20 @@ class Algorithm(abc.ABC):
         """Return into how many a group parts at each action; by default its members part at the first."""
         return config.sample_group_size
 
+    def key(self, context: Context) -> Any:
+        """Return what a sample is compared by: `metadata["id"]` or the prompt; None where it is not.
+
+        Checkpoints keep it: it is made of str, int, float, bool, None and tuples of these.
+        """
+        return context.key if self.config.per_prompt_stat_tracking else None
+
     @abc.abstractmethod
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Turn the rewards (N,) of all samples of an epoch into advantages, or other weights (N,) or (N, T).
 
         Args:
             rewards: (N,), of all processes.
-            keys: names of the samples' contexts, N.
+            keys: what `key` makes of the samples' contexts, N.
         """
 
     @abc.abstractmethod

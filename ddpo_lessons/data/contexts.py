@@ -110,7 +110,7 @@ def _check_prompt(prompt: str) -> str:
 
 
 def check_key(key: Any) -> None:
-    """Refuse a key of per-prompt statistics that a checkpoint could not bring back.
+    """Refuse what samples are compared by where a checkpoint could not bring it back.
 
     Raises:
         TypeError: if it is not made of str, int, float, bool, None and tuples of these, or is NaN.
@@ -120,7 +120,7 @@ def check_key(key: Any) -> None:
         check_key(part)
     if not isinstance(key, (str, int, float, tuple, type(None))) or key != key:
         raise TypeError(
-            f"metadata['id'] holds {key!r:.200}: per-prompt statistics need an id of str, int, float, bool, "
+            f"metadata['id'] holds {key!r:.200}: samples are compared by an id of str, int, float, bool, "
             "None or tuples of them"
         )
 

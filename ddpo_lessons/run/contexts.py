@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from accelerate.utils import set_seed
 
+from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context, PromptFunction, check_key
 from ddpo_lessons.data.starts import FromNoise
@@ -30,6 +31,7 @@ class ContextSource:
         prompt_function: as in `Runner`.
         start: what a context is.
         family: which says what images it takes.
+        algorithm: which says what samples are compared by.
         config: the settings.
         share: of this process.
 
@@ -42,11 +44,13 @@ class ContextSource:
         prompt_function: PromptFunction,
         start: FromNoise,
         family: Family,
+        algorithm: Algorithm,
         config: DDPOConfig,
         share: Share,
     ) -> None:
         self.prompt_function: Any = prompt_function
-        self.start, self.family, self.config, self.share = start, family, config, share
+        self.start, self.family, self.algorithm = start, family, algorithm
+        self.config, self.share = config, share
         self.before: Any = None
         self._drawn: tuple[int, Contexts] | None = None  # of an epoch that is not done
         self._epochs_drawn = 0
@@ -104,9 +108,8 @@ class ContextSource:
                 continue
             context = self.start.context(self.prompt_function(), self.family)
             contexts |= dict.fromkeys(numbers, context)
-        if self.config.per_prompt_stat_tracking:
-            for context in contexts.values():
-                check_key(context.key)
+        for context in contexts.values():
+            check_key(self.algorithm.key(context))
         self.start.check(list(contexts.values()))
         return contexts
 
@@ -122,10 +125,10 @@ class ContextSource:
 
     def keys(self, contexts: Contexts) -> list[Any]:
         """Return what each sample of the epoch (N,) is compared by, if it is."""
-        keys = {number: context.key for number, context in contexts.items()}
-        if self.skips and self.config.per_prompt_stat_tracking:  # each process knows its own
+        keys = {number: self.algorithm.key(context) for number, context in contexts.items()}
+        if self.skips:  # each process knows its own
             keys = self.share.gather_dicts(keys)
-        return [keys.get(number) for number in range(self.share.total)]
+        return [keys[number] for number in range(self.share.total)]
 
     def state_dict(self) -> Any:
         """Return the prompt function's state; None if it has none."""

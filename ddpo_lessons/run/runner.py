@@ -135,7 +135,7 @@ class Runner:
         self.autocast = make_autocast(config.mixed_precision, self.accelerator.device)
         self.learner = self._make_learner()
         share = Share(self.accelerator, self.plan.total_samples, config.sample_batch_size)
-        self.contexts = ContextSource(prompt_function, start, self.family, config, share)
+        self.contexts = ContextSource(prompt_function, start, self.family, algorithm, config, share)
         self.sampler = Sampler(
             config, self.family, start, algorithm, reward_function, self.autocast, share, self.learner,
             self._stop_if_asked,
