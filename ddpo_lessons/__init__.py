@@ -28,6 +28,7 @@ _HOMES = {
     "FlowGRPOTrainer": "trainer",
     "AWMTrainer": "trainer",
     "NFTTrainer": "trainer",
+    "PEPGTrainer": "trainer",
     "DPOTrainer": "trainer",
     "DRaFTTrainer": "trainer",
     "ReFLTrainer": "trainer",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from ddpo_lessons.trainer import FlowGRPOTrainer as FlowGRPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
     from ddpo_lessons.trainer import NFTTrainer as NFTTrainer
+    from ddpo_lessons.trainer import PEPGTrainer as PEPGTrainer
     from ddpo_lessons.trainer import ReFLTrainer as ReFLTrainer
     from ddpo_lessons.trainer import RWRTrainer as RWRTrainer
 else:  # hidden from type checkers, for which every name would exist

@@ -147,6 +147,12 @@ class NFTTrainer(AlgorithmTrainer):
     algorithm_name = "nft"
 
 
+class PEPGTrainer(AlgorithmTrainer):
+    """PEPG; settings: `scale`, `decay_rate` and `max_decay` of `PEPG`."""
+
+    algorithm_name = "pepg"
+
+
 class DPOTrainer(AlgorithmTrainer):
     """Online Diffusion-DPO, which needs groups; setting: `beta` of `DPO`."""
 

@@ -125,6 +125,10 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("(old + step, old - step)", "(old - step, old + step)"),
         ("self.decay_rate * samples.epoch", "self.decay_rate * (samples.epoch + 1)"),
     ]),
+    ("algorithms/pepg.py", "test_algorithms.py -k pepg", [
+        ("(advantages - log_ratio)", "(advantages + log_ratio)"),
+        ("-log_ratio.exp()", "-1"),
+    ]),
     ("algorithms/dpo.py", "test_algorithms.py -k dpo", [
         ("-F.logsigmoid(-self.beta", "-F.logsigmoid(self.beta"),
     ]),

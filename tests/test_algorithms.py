@@ -22,6 +22,7 @@ from ddpo_lessons.algorithms.dpo import DPO
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.algorithms.pepg import PEPG, proximal_loss
 from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
@@ -82,6 +83,7 @@ ADVANTAGES = [1.5, -0.5, -7.0]  # the last one is clipped to -5
 
 # What the authors' formulas below give for these numbers.
 AWM_LOSS, DRAFT_LOSS = 1.298835, -0.403132
+PEPG_LOSS = -0.210686
 NFT_LOSS = {1.0: 1.847612, 0.1: 17.900454}
 GRPO_LOSS = {True: (-1.462770, 0.015882), False: (-1.461759, 0.041143)}  # with Δ and without
 REFL_LOSS = {0.3: 0.0404, math.inf: -0.3376}
@@ -185,6 +187,53 @@ def test_the_loss_of_nft_is_its_authors(beta):
     theirs = 5 * (r * parts[0] / beta + (1 - r) * parts[1] / beta).mean() + 1e-4 * ((v - v_ref) ** 2).mean()
     assert loss.item() == pytest.approx(theirs.item(), rel=1e-9)
     assert theirs.item() == pytest.approx(NFT_LOSS[beta], abs=1e-6)
+
+
+def elbo(net: nn.Module) -> torch.Tensor:
+    """compute_elbo of jaemoo-choi/rethinking-diffusion-rl, "adaptive": (N,)."""
+    t, noisy = at()
+    x0 = noisy - t * net(noisy, 1000 * TIMES)
+    weight = (x0 - X0).abs().mean(dim=(1, 2, 3), keepdim=True).clip(min=1e-5).detach()
+    return -((x0 - X0) ** 2 / weight).mean(dim=(1, 2, 3))
+
+
+def test_the_loss_of_pepg_is_its_authors():
+    """compute_policy_loss, "pepg", and compute_kl_loss, "girsanov"; their train.beta is our penalty's."""
+    pepg = begun(PEPG(scale=0.2), train_kl_coefficient=1e-4)
+    loss, record = pepg.loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
+    log_ratio = elbo(NEW).detach() - elbo(OLD).detach()
+    advantages = 0.2 * torch.tensor(ADVANTAGES, dtype=torch.float64).clamp(-5, 5)
+    noisy = at()[1]
+    drift = (NEW(noisy, 1000 * TIMES) - FIRST(noisy, 1000 * TIMES)).square().mean()
+    theirs = -(log_ratio.exp() * (advantages - log_ratio) * elbo(NEW)).mean() + 1e-4 * drift
+    assert loss.item() == pytest.approx(theirs.item(), rel=1e-9)
+    assert theirs.item() == pytest.approx(PEPG_LOSS, abs=1e-6)
+    assert record["log_ratio_size"].item() == pytest.approx(log_ratio.abs().mean().item(), rel=1e-9)
+    assert record["log_ratio_size"] > 0.01
+
+
+def test_pepg_by_hand():
+    """E from -1 to -1/2: log ρ = 1/2, and an advantage of 1 leaves half a nat to go."""
+    new, old, one = (torch.tensor([value], dtype=torch.float64) for value in (-0.5, -1.0, 1.0))
+    assert proximal_loss(new, old, one).item() == pytest.approx(math.exp(0.5) * 0.5 * 0.5)
+    assert proximal_loss(new, old, one / 2).item() == 0  # it has arrived
+
+
+def test_pepg_is_a_regression_on_the_advantage():
+    samples, learner = samples_of(ADVANTAGES), learner_with()
+    loss, _ = begun(PEPG(scale=0.2)).loss(samples, learner, NEW, PAIRS)
+    log_ratio = elbo(NEW) - elbo(OLD).detach()
+    gap = 0.2 * samples.advantages.clamp(-5, 5) - log_ratio
+    found, expected = gradient(loss), gradient((log_ratio.detach().exp() * gap.square() / 2).mean())
+    assert (found - expected).norm() < 1e-12 * expected.norm()
+    assert expected.norm() > 1e-3
+
+
+def test_pepg_begins_as_nft_does():
+    samples, learner = samples_of(ADVANTAGES), learner_with(old=NEW)
+    pepg, nft = (begun(kind).loss(samples, learner, NEW, PAIRS)[0] for kind in (PEPG(scale=0.2), NFT()))
+    found, expected = gradient(pepg), 0.2 * gradient(nft)
+    assert (found - expected).norm() < 1e-12 * expected.norm()
 
 
 # ------------------------------------------------------------------------------------------- Flow-GRPO
@@ -378,7 +427,7 @@ def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name
     assert math.isfinite(record["loss"])
     assert record["grad_norm"] > 0
     assert not torch.equal(weights_of(runner), before)
-    assert bool(runner.learner.old) == (name in ("awm", "nft"))
+    assert bool(runner.learner.old) == (name in ("awm", "nft", "pepg"))
 
 
 def drawn_timesteps(sigmas: list[float], logit_normal: bool = False) -> torch.Tensor:
@@ -409,7 +458,7 @@ def test_logit_normal_is_of_flow_models(tmp_path):
         make_runner(tmp_path, AWM(logit_normal=True), "sd")
 
 
-@pytest.mark.parametrize("name", ["awm", "nft", "dpo", "draft", "refl"])
+@pytest.mark.parametrize("name", ["awm", "nft", "pepg", "dpo", "draft", "refl"])
 def test_what_follows_the_ode_refuses_noise(tmp_path, name):
     with pytest.raises(ValueError, match=f"{name} samples a flow model by its ODE, without noise: leave"):
         make_runner(tmp_path, make_algorithm(name), "sd3", sample_eta=0.7, sample_group_size=2)
@@ -713,6 +762,8 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("draft:last_steps=1.5", {}, "last_steps=1.5 must be a whole number"),
         ("nft:beta=small", {}, "beta=small must be a number"),
         ("nft:beta=nan", {}, "beta=nan must be above 0"),
+        ("pepg", {"scale": 0.0}, r"scale=0\.0 must be a number above 0"),
+        ("pepg", {"scale": math.nan}, "scale=nan must be a number above 0"),
         ("refl:margin=nan", {}, "margin=nan must be a number"),
     ],
 )

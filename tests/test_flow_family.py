@@ -21,7 +21,7 @@ from helpers import (
 
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
-from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.algorithms.pepg import PEPG
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import Family, family_of, load_pipeline
@@ -176,7 +176,7 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, sde, window, s
     assert second["max_ratio_error"] > 1e-5  # by then the first step has moved it
 
 
-@pytest.mark.parametrize("make", [lambda: FlowGRPO(window=2), lambda: NFT(decay_rate=0.4)])
+@pytest.mark.parametrize("make", [lambda: FlowGRPO(window=2), lambda: PEPG(decay_rate=0.4)])
 def test_a_run_resumes_to_the_bit(tmp_path, make):
     """With the window of the epoch; with old weights, which by the third epoch are not the new ones."""
     whole = make_runner(tmp_path / "whole", make(), num_epochs=3)

@@ -23,6 +23,7 @@ ALGORITHMS = {  # module: class
     "flow_grpo": "FlowGRPO",
     "awm": "AWM",
     "nft": "NFT",
+    "pepg": "PEPG",
     "dpo": "DPO",
     "draft": "DRaFT",
     "refl": "ReFL",

@@ -29,6 +29,14 @@ from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 
 
+def normalized_error(example: Example, output: torch.Tensor) -> torch.Tensor:
+    """Return mean((x̂₀ - x₀)²) / e of each example (N,), with e = mean(abs(x̂₀ - x₀)) held fixed."""
+    clean = example.family.predict_clean(example.noisy, output, example.timesteps)
+    difference = (clean - example.clean).flatten(1)  # (N, D)
+    size = difference.detach().abs().mean(1).clamp(min=1e-5)  # e, (N,)
+    return difference.square().mean(1) / size
+
+
 def mirrored_loss(
     example: Example, new: torch.Tensor, old: torch.Tensor, goodness: torch.Tensor, beta: float
 ) -> torch.Tensor:
@@ -45,13 +53,7 @@ def mirrored_loss(
         (N,), the loss of each example, in units of A_max.
     """
     step = beta * (new - old)
-    errors = []
-    for mirrored in (old + step, old - step):
-        clean = example.family.predict_clean(example.noisy, mirrored, example.timesteps)
-        difference = (clean - example.clean).flatten(1)  # (N, D)
-        size = difference.detach().abs().mean(1).clamp(min=1e-5)  # e, (N,)
-        errors.append(difference.square().mean(1) / size)  # (N,)
-    good, bad = errors
+    good, bad = (normalized_error(example, mirrored) for mirrored in (old + step, old - step))  # (N,)
     return (goodness * good + (1 - goodness) * bad) / beta
 
 

@@ -128,7 +128,7 @@ class Train:
     preset: Annotated[str | None, _one_of(PRESETS)] = None
     """Named settings, which every other flag overrides; for an embedded model its own."""
     algorithm: str | None = None
-    """How rewards become updates: ddpo, branching, rwr, flow_grpo, awm, nft, dpo, draft or refl, with
+    """How rewards become updates: ddpo, branching, rwr, flow_grpo, awm, nft, pepg, dpo, draft or refl, with
     settings of its own as in nft:beta=0.1,max_decay=0; the preset's, or ddpo."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     prompts: str | None = None

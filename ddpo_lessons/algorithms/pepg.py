@@ -1,0 +1,84 @@
+"""Lesson 10: PEPG, the proximal ELBO policy gradient (Choi et al. 2026, arXiv 2602.04663).
+
+A policy gradient asks for the log-probability of a sample. A lower bound of it, the ELBO, is pre-training's
+error, and one draw of timestep and noise estimates that:
+
+    E = -mean((x̂₀ - x₀)²) / e,    log ρ = E now - E of the policy that sampled
+
+with e the mean of abs(x̂₀ - x₀), held fixed. The loss is
+
+    loss = -mean(ρ (A - log ρ) E)    with ρ and log ρ held fixed.
+
+Without log ρ it would be REINFORCE. With it, the gradient is that of ρ / 2 (A - log ρ)², a regression: it
+wants a sample to become A nats likelier and no more, so nothing is clipped. A is the advantage times `scale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.nft import NFT, normalized_error
+
+
+def proximal_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """Return -ρ (A - log ρ) E of each example, (N,).
+
+    Args:
+        new: E of the policy that learns, (N,), with a gradient.
+        old: E of the policy that sampled, (N,).
+        advantages: A in nats, (N,).
+    """
+    log_ratio = new.detach() - old
+    return -log_ratio.exp() * (advantages - log_ratio) * new
+
+
+class PEPG(NFT):
+    """PEPG; samples, advantages, examples, penalty and the policy that samples are those of `NFT`.
+
+    Args:
+        scale: by how many nats of E an advantage of 1 is to make a sample likelier.
+        decay_rate: as in `NFT`.
+        max_decay: as in `NFT`.
+        logit_normal: as in `ForwardProcess`.
+
+    Raises:
+        ValueError: if a number does not fit.
+    """
+
+    name = "pepg"
+
+    def __init__(
+        self,
+        scale: float = 0.1,
+        decay_rate: float = 0.001,
+        max_decay: float = 0.5,
+        logit_normal: bool = False,
+    ) -> None:
+        super().__init__(decay_rate=decay_rate, max_decay=max_decay, logit_normal=logit_normal)
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"scale={scale} must be a number above 0; 0.1 is usual")
+        self.scale = scale
+
+    def loss(
+        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss of some examples, with a penalty if asked for, and statistics."""
+        example, bound = self.example(samples, pairs), self.config.train_adv_clip_max
+        advantages = self.scale * samples.advantages[pairs["rows"]].clamp(-bound, bound)  # (N,)
+        with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
+            old = -normalized_error(example, example.predict(old_policy))  # (N,)
+        output = example.predict(denoiser)  # (N, C, h, w)
+        new = -normalized_error(example, output)  # (N,)
+        penalty, record = self.penalty(example, learner, output)
+        record["log_ratio_size"] = (new.detach() - old).abs().mean()
+        return proximal_loss(new, old, advantages).mean() + penalty, record
+
+    def identity(self) -> dict[str, Any]:
+        """Return its settings."""
+        settings = super().identity()
+        del settings["beta"]  # NFT's own
+        return {**settings, "scale": self.scale}
