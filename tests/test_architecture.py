@@ -113,6 +113,19 @@ def test_an_algorithm_knows_no_runner():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_stands_in_every_list(name):
+    """Help, reference, map, README's sentence, and the forecast's test."""
+    for path, entry in (
+        ("ddpo_lessons/app/options.py", rf"[ ,]{name}[ ,]"),
+        ("docs/api/algorithms.md", rf"algorithms\.{name}\n"),
+        ("docs/architecture.md", rf"`{name}\.py`"),
+        ("README.md", {"nft": "DiffusionNFT", "dpo": "online DPO"}.get(name, name.replace("_", "-"))),
+        ("tests/test_budget.py", rf'\("{name}[":]'),
+    ):
+        assert re.search(entry, (ROOT / path).read_text("utf-8"), re.IGNORECASE), path
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_is_a_page(name):
     lines = (PACKAGE / "algorithms" / f"{name}.py").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= (250 if name == "ddpo" else 150)

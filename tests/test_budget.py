@@ -291,6 +291,7 @@ GROUPS = {"sample_group_size": 2}
         ("flow_grpo:window=2", make_sd3_pipeline, {"train_num_inner_epochs": 2}),
         ("awm", make_sd3_pipeline, {}),
         ("nft", make_pipeline, {}),
+        ("pepg", make_pipeline, {}),
         ("dpo", make_pipeline, GROUPS),
         ("draft:last_steps=2", make_pipeline, {}),
         ("refl", make_sd3_pipeline, {}),

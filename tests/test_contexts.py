@@ -67,7 +67,11 @@ def test_keys_that_a_checkpoint_cannot_bring_back_are_refused_before_any_forward
     pipeline = make_pipeline()
     config = make_config(tmp_path, per_prompt_stat_tracking=True)
     trainer = DDPOTrainer(config, brightness, lambda: ("a", {"id": key}), pipeline)
-    with counted_passes(pipeline.unet) as sizes, pytest.raises(TypeError, match=r"metadata\['id'\] holds"):
+    message = r"metadata\['id'\], or the algorithm's key, holds"
+    with (
+        counted_passes(pipeline.unet) as sizes,
+        pytest.raises(TypeError, match=r"metadata\['id'\], or the algorithm's key, holds"),
+    ):
         trainer.train()
     assert sizes == []
 

@@ -141,7 +141,8 @@ class Algorithm(abc.ABC):
     def key(self, context: Context) -> Any:
         """Return what a sample is compared by: `metadata["id"]` or the prompt; None where it is not.
 
-        Checkpoints keep it: it is made of str, int, float, bool, None and tuples of these.
+        Checkpoints keep it: it is made of str, int, float, bool, None and tuples of these. A forecast asks
+        for the key of an empty prompt without metadata.
         """
         return context.key if self.config.per_prompt_stat_tracking else None
 
@@ -151,7 +152,7 @@ class Algorithm(abc.ABC):
 
         Args:
             rewards: (N,), of all processes.
-            keys: what `key` makes of the samples' contexts, N.
+            keys: what `key` makes of the samples' contexts, N, of all processes.
         """
 
     @abc.abstractmethod

@@ -289,7 +289,8 @@ class Rehearsal(Learner):
         repeat = lambda tensor: tensor[:1].expand(count, *tensor.shape[1:])  # noqa: E731
         trajectory = Trajectory(**tree_map_only(torch.Tensor, repeat, vars(piece)))
         rewards = torch.arange(plan.samples_per_process * group_size).float()  # so that groups are whole
-        advantages = self.algorithm.advantages(rewards, [""] * len(rewards))[:count].to(META)
+        keys = [self.algorithm.key(Context("", {}))] * len(rewards)
+        advantages = self.algorithm.advantages(rewards, keys)[:count].to(META)
         self.begin_epoch(trajectory)
         samples = Samples(0, 0, 0, torch.arange(count), trajectory, advantages, mean)
         self.algorithm.update(samples, self)

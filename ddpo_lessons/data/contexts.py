@@ -120,8 +120,8 @@ def check_key(key: Any) -> None:
         check_key(part)
     if not isinstance(key, (str, int, float, tuple, type(None))) or key != key:
         raise TypeError(
-            f"metadata['id'] holds {key!r:.200}: samples are compared by an id of str, int, float, bool, "
-            "None or tuples of them"
+            f"metadata['id'], or the algorithm's key, holds {key!r:.200}: samples are compared by str, int, "
+            "float, bool, None or tuples of them"
         )
 
 
