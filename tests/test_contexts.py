@@ -68,10 +68,7 @@ def test_keys_that_a_checkpoint_cannot_bring_back_are_refused_before_any_forward
     config = make_config(tmp_path, per_prompt_stat_tracking=True)
     trainer = DDPOTrainer(config, brightness, lambda: ("a", {"id": key}), pipeline)
     message = r"metadata\['id'\], or the algorithm's key, holds"
-    with (
-        counted_passes(pipeline.unet) as sizes,
-        pytest.raises(TypeError, match=r"metadata\['id'\], or the algorithm's key, holds"),
-    ):
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(TypeError, match=message):
         trainer.train()
     assert sizes == []
 
