@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator, PartialState
 from fake_device import DEVICE, HOST, Traffic, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
@@ -20,13 +16,7 @@ from PIL import Image
 from ddpo_lessons.app import cli, demo, options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import damaged_handwriting, get_prompts
-from ddpo_lessons.rewards import (
-    RewardFunction,
-    decorruption,
-    digit_legibility,
-    prompt_alignment,
-    recolouring,
-)
+from ddpo_lessons.rewards import RewardFunction, decorruption, digit_legibility, prompt_alignment, recolouring
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.text.models import ValueModel, load_text_models
@@ -44,163 +34,16 @@ def traffic() -> Iterator[Traffic]:
         yield traffic
 
 
-# ------------------------------------------------------------------------------------- the device itself
-def test_tensors_on_the_device_have_values_and_a_place(traffic: Traffic) -> None:
-    host = torch.arange(6.0).view(2, 3)
-    on_device = host.to("cuda")
-    assert (host.device, on_device.device, on_device.cpu().device) == (HOST, DEVICE, HOST)
-    assert on_device.is_cuda
-    assert not on_device.is_cpu
-    assert on_device.to(DEVICE) is on_device  # nothing to copy
-    assert (2 * on_device).sum().item() == 30
-    for made in (
-        torch.zeros(2, device=DEVICE),
-        torch.tensor([1, 2], device=DEVICE),
-        torch.zeros_like(host, device=DEVICE),
-        torch.as_tensor(host, dtype=torch.float64, device=DEVICE),
-        on_device.new_zeros(2),
-        on_device[1:].T,
-        on_device.to(torch.bfloat16),
-        host.to(on_device),
-        host.cuda(),
-        copy.deepcopy(on_device),
-        on_device.max(dim=1).values,
-        torch.randn(2, device=DEVICE),
-    ):
-        assert made.device == DEVICE
-    assert torch.zeros_like(on_device, device=HOST).device == HOST
-    host[0] = on_device[1]
-    assert host.device == HOST
-    assert host[0].tolist() == [3, 4, 5]
-
-
-def test_gradients_are_on_the_device(traffic: Traffic) -> None:
-    layer = torch.nn.Linear(2, 1).to(DEVICE)
-    pixels = torch.rand(4, 2, device=DEVICE)
-    layer(pixels).sum().backward()
-    assert layer.weight.device == layer.weight.grad.device == DEVICE
-    assert torch.equal(layer.weight.grad[0], pixels.sum(0))
-    before = torch.rand(2, requires_grad=True)
-    (2 * before.to(DEVICE)).sum().backward()
-    assert before.grad.tolist() == [2, 2]
-
-
-def test_accelerate_chooses_the_device(traffic: Traffic) -> None:
-    assert PartialState().device.type == "cuda"
-    module = torch.nn.Linear(2, 2)
-    assert Accelerator().prepare(module).weight.device == DEVICE
-
-
-@pytest.mark.parametrize(
-    "mix",
-    [
-        lambda host, there: host + there,
-        lambda host, there: there.mul_(host),
-        lambda host, there: host.sum().add_(there.sum()),
-        lambda host, there: torch.cat([host, there]),
-        lambda host, there: torch.stack([host.sum(), there.sum()]),
-        lambda host, there: torch.nn.Linear(3, 1)(there),
-        lambda host, there: there.gather(0, host.long()),
-        lambda host, there: host[there.long()],
-        lambda host, there: torch.where(there > 0, host, there),
-        lambda host, there: torch.randn(3, device=DEVICE, generator=torch.Generator()),
-        lambda host, there: there.normal_(generator=torch.Generator()),
-    ],
-)
-def test_devices_do_not_mix(traffic: Traffic, mix: Callable[..., Any]) -> None:
-    host = torch.zeros(3)
-    with pytest.raises(RuntimeError, match=r"device"):
-        mix(host, host.to(DEVICE))
-
-
-@pytest.mark.parametrize("convert", [torch.Tensor.numpy, np.asarray])
-def test_numpy_takes_tensors_of_the_host_only(traffic: Traffic, convert: Callable[..., Any]) -> None:
-    assert convert(torch.zeros(3, device=DEVICE).cpu()).shape == (3,)
-    with pytest.raises(TypeError, match=r"Tensor\.cpu\(\)"):
-        convert(torch.zeros(3, device=DEVICE))
-
-
-@pytest.mark.parametrize(
-    ("use", "to_device", "to_host", "waits"),
-    [
-        (lambda host, there: host.to(DEVICE), 1, 0, 0),
-        (lambda host, there: torch.tensor([1], device=DEVICE), 1, 0, 0),
-        (lambda host, there: there.new_tensor([1]), 1, 0, 0),
-        (lambda host, there: there.copy_(host), 1, 0, 0),
-        (lambda host, there: there[host.long()], 1, 0, 0),
-        (lambda host, there: there[[0, 1]], 1, 0, 0),
-        (lambda host, there: there.__setitem__(0, host[0]), 1, 0, 0),
-        (lambda host, there: there.cpu(), 0, 1, 0),
-        (lambda host, there: there.to("cpu", torch.float64), 0, 1, 0),
-        (lambda host, there: host.copy_(there), 0, 1, 0),
-        (lambda host, there: there[0].item(), 0, 0, 1),
-        (lambda host, there: there.tolist(), 0, 0, 1),
-        (lambda host, there: bool(there.isfinite().all()), 0, 0, 1),
-        (lambda host, there: float(there[0]), 0, 0, 1),
-        (lambda host, there: f"{there[0]:.2f}", 0, 0, 1),
-        (lambda host, there: torch.tensor([there[0], there[1]]), 0, 0, 1),
-        (lambda host, there: there.nonzero(), 0, 0, 1),
-        (lambda host, there: there[there > 0], 0, 0, 1),
-        (lambda host, there: torch.where(there > 0), 0, 0, 1),
-        (lambda host, there: torch.unique(there), 0, 0, 1),
-        (lambda host, there: there.repeat_interleave(there.long()), 0, 0, 1),
-        (lambda host, there: torch.cuda.synchronize(), 0, 0, 1),
-        (lambda host, there: there.to(DEVICE), 0, 0, 0),
-        (lambda host, there: there + host[0] + 1, 0, 0, 0),
-        (lambda host, there: torch.where(there > 0, there, 0.0), 0, 0, 0),
-        (lambda host, there: there.__setitem__(there > 0, 0.5), 0, 0, 0),
-        (lambda host, there: there.repeat_interleave(2), 0, 0, 0),
-        (lambda host, there: torch.zeros(3, device=DEVICE), 0, 0, 0),
-        (lambda host, there: host.tolist(), 0, 0, 0),
-    ],
-)
-def test_traffic_is_counted(
-    traffic: Traffic, use: Callable[..., Any], to_device: int, to_host: int, waits: int
-) -> None:
+def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(traffic: Traffic) -> None:
+    """So that the tests below could fail."""
     host = torch.zeros(3)
     there = host.to(DEVICE)
-    traffic.clear()
-    use(host, there)
-    assert [counter.total() for counter in vars(traffic).values()] == [to_device, to_host, waits]
-
-
-def test_traffic_names_the_packages_line(traffic: Traffic) -> None:
-    images = torch.rand(2, 3, 8, 8, device=DEVICE)
-    decorruption()(images, ["", ""], [{"target": image} for image in images])
-    assert {line.partition(":")[0] for line in traffic.waits} == {"rewards/base.py"}
-    traffic.clear()
-    images.sum().item()
-    assert [line.partition(":")[0] for line in traffic.waits] == ["tests/test_device.py"]
-    assert str(traffic).startswith("     1 waits     tests/test_device.py:")
-
-
-def test_autocast_of_the_device_works(traffic: Traffic) -> None:
-    there = torch.rand(2, 2, device=DEVICE)
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert (there @ there).dtype == torch.bfloat16
-    assert torch.amp.GradScaler("cuda").is_enabled()
-
-
-def patched() -> list[Any]:
-    return [
-        torch.cuda.synchronize,
-        torch._C._group_tensors_by_device_and_dtype,
-        torch.autocast.__init__,
-        torch.cuda.amp.common.amp_definitely_not_available,
-        PartialState.default_device,
-    ]
-
-
-def test_nothing_is_left_behind() -> None:
-    outer, before = Accelerator(), patched()
-    with contextlib.suppress(KeyError), fake_device():
-        assert Accelerator().device.type == "cuda"
-        assert not set(before) & set(patched())
-        tensor = torch.zeros(2, device=DEVICE)
-        raise KeyError
-    assert patched() == before
-    assert tensor.device == outer.device == Accelerator().device == HOST
-    assert (tensor + torch.zeros(2)).numpy().tolist() == [0, 0]
+    with pytest.raises(RuntimeError, match="device"):
+        host + there
+    assert float(there.sum()) == there.cpu().sum() == 0
+    assert [counter.total() for counter in vars(traffic).values()] == [1, 1, 1]
+    decorruption()(there.expand(2, 3, 8, 3), ["", ""], [{"target": torch.zeros(3, 8, 3)}] * 2)
+    assert any(line.startswith("rewards/base.py:") for line in traffic.waits)
 
 
 # -------------------------------------------------------------------------------------------- training
@@ -282,6 +125,7 @@ def crossings(run: str, folder: Path, **changes: Any) -> int:
         trainer.step(0)
         traffic.clear()
         trainer.step(1)
+        assert {weight.device for weight in trainer.learner.trainable.values()} == {DEVICE}
         return sum(sum(counter.values()) for counter in vars(traffic).values())
 
 
@@ -296,18 +140,6 @@ def test_what_crosses_or_waits_is_counted_by_epoch_pass_and_step(run: str, tmp_p
     assert per_step <= 2
     assert per_pass <= 10
     assert usual - 2 * per_step - 4 * per_pass <= 20
-
-
-def test_every_run_ends_on_the_device(tmp_path: Path) -> None:
-    for run, (kind, settings) in RUNS.items():
-        with fake_device():
-            config = make_config(tmp_path / run, **settings)
-            draw = noisy_image if kind is ImageDDPOTrainer else red_three
-            extra = {"noise_strength": 0.7} if kind is ImageDDPOTrainer else {}
-            trainer = kind(config, brightness, draw, make_pipeline(), **extra)
-            trainer.train()
-            assert {p.device for p in trainer.learner.trainable.values()} == {DEVICE}
-        assert read_metrics(tmp_path / run, "epoch")[0]["epoch"] == 1
 
 
 def test_text_ppo_is_that_of_the_cpu() -> None:
