@@ -304,6 +304,17 @@ def test_the_loss_of_dpo_by_hand():
     assert record["preferred"] == 1
 
 
+def test_dpo_begins_with_weights_of_one_and_minus_one():
+    dpo, samples, pairs = (
+        begun(DPO(beta=1000.0)),
+        samples_of([0, 0, 0]),
+        {**PAIRS, "worst": PAIRS["rows"].flip(0)},
+    )
+    loss, _ = dpo.loss(samples, learner_with(reference=NEW), NEW, pairs)
+    best, worst = (dpo.example(samples, pairs, rows=rows).error(NEW) for rows in ("rows", "worst"))
+    torch.testing.assert_close(gradient(loss), gradient(1000 / 4 * (best - worst).mean()), rtol=1e-9, atol=0)
+
+
 def test_dpo_compares_best_and_worst_of_each_group_in_every_step():
     dpo = begun(DPO(), sample_group_size=3)
     dpo.num_train_timesteps = 2
@@ -748,6 +759,11 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
     [
         ("ppo", {}, "algorithm='ppo' does not exist .perhaps dpo.: use one of ddpo, branching, rwr"),
         ("flow_grpo", {"window": -1}, "window=-1 must be a whole number"),
+        ("branching", {"window": 0}, "window=0 must be a whole number"),
+        ("branching", {"window": 1.0}, "window=1.0 must be a whole number"),
+        ("rwr", {"temperature": 0.0}, "temperature=0.0 must be"),
+        ("rwr", {"top_share": 0.0}, "top_share=0.0 must"),
+        ("rwr", {"top_share": 1.5}, "top_share=1.5 must"),
         ("awm", {"time_power": -1.0}, r"time_power=-1\.0 must not be negative"),
         ("nft", {"beta": 0.0}, r"beta=0\.0 must be above 0"),
         ("nft", {"decay_rate": -0.1}, r"decay_rate=-0\.1 must not be negative"),
@@ -798,6 +814,8 @@ def test_settings_in_words_are_read_by_their_types():
         (AWM(), {"per_prompt_stat_tracking": True}, "awm does not use per_prompt_stat_tracking"),
         (NFT(), {"train_clip_range": 0.1}, "nft does not use train_clip_range"),
         (RWR(), {"train_clip_range": 0.1}, "rwr does not use train_clip_range"),
+        (RWR(), {"train_kl_coefficient": 0.1}, "rwr does not use train_kl_coefficient"),
+        (RWR(), {"per_prompt_stat_tracking": True}, "rwr does not use per_prompt_stat_tracking"),
         (RWR(), {"train_adv_clip_max": 3.0}, "rwr does not use train_adv_clip_max"),
         (RWR(), {"log_prob_reduction": "sum"}, "rwr does not use log_prob_reduction"),
         (

@@ -160,12 +160,6 @@ def test_groups_that_are_no_trees_are_refused(tmp_path, changes, message):
         make_algorithm("branching:window=2").check(make_config(tmp_path, **changes))
 
 
-@pytest.mark.parametrize("window", [0, -1, 1.0])
-def test_a_window_is_a_number_of_steps(window):
-    with pytest.raises(ValueError, match="whole number"):
-        make_algorithm("branching", window=window)
-
-
 def test_a_window_longer_than_the_steps_with_noise_is_refused():
     algorithm = make_algorithm("branching", window=5)
     with pytest.raises(ValueError, match="window=5 of 4 steps"):
