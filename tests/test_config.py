@@ -125,11 +125,6 @@ def test_objects_in_kwargs_do_not_keep_a_config_from_being_written():
     assert config.to_dict()["output_dir"] == "run"
 
 
-def test_a_field_of_another_version_is_named():
-    with pytest.raises(ValueError, match=r"unknown fields.*'speed'"):
-        DDPOConfig.from_dict({"speed": 2})
-
-
 @pytest.mark.parametrize(
     ("settings", "folder"),
     [

@@ -6,16 +6,13 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import DDPMScheduler
 from helpers import (
     NOT_CLIPPED,
     brightness,
@@ -40,6 +37,14 @@ def run(folder: Path, reward: Any = brightness, prompts: Any = red_three, **chan
     trainer = DDPOTrainer(make_config(folder, **changes), reward, prompts, make_pipeline())
     trainer.train()
     return trainer
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch, to read."""
+    folder = tmp_path_factory.mktemp("finished")
+    run(folder)
+    return folder
 
 
 def returning(*values: Any) -> Callable[[], Any]:
@@ -124,13 +129,8 @@ IMAGE = torch.full((3, 32, 32), 0.5)
     ("images", "error", "message"),
     [
         ([None], TypeError, "not NoneType"),
-        ([[[0.5]]], TypeError, "not list"),
-        ([(IMAGE * 255).to(torch.uint8)], TypeError, "uint8"),
         ([IMAGE * 255], ValueError, r"lie in \[0, 1\]"),
-        ([IMAGE * 2 - 1.5], ValueError, r"lie in \[0, 1\]"),
         ([IMAGE / 0 - IMAGE / 0], ValueError, r"lie in \[0, 1\]"),
-        ([IMAGE[:1]], ValueError, "convert to RGB"),
-        ([IMAGE[:, :, :30]], ValueError, "multiples of 4"),
         ([IMAGE, IMAGE[:, :28]], ValueError, r"sizes \[\(28, 32\), \(32, 32\)\]: resize"),
     ],
 )
@@ -190,14 +190,6 @@ def test_pipelines_that_cannot_be_trained(tmp_path):
         DDPOTrainer(config, brightness, red_three, inpainting)
 
 
-def test_another_scheduler_becomes_ddim(tmp_path):
-    pipeline = make_pipeline()
-    pipeline.scheduler = DDPMScheduler.from_config(pipeline.scheduler.config)
-    DDPOTrainer(make_config(tmp_path), brightness, red_three, pipeline).train()
-    assert type(pipeline.scheduler).__name__ == "DDIMScheduler"
-    assert pipeline.scheduler.config.prediction_type == "v_prediction"
-
-
 # ------------------------------------------------------------------------------------------- bad rewards
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
@@ -218,16 +210,6 @@ def test_rewards_that_cannot_be_used_train_nothing(tmp_path, returned, error, me
         trainer.train()
     assert all(map(torch.equal, before, trainer.learner.trainable.values()))
     run(tmp_path)  # a run that did nothing does not block its folder
-
-
-@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda r: (torch.tensor(r), {"extra": 1})])
-def test_rewards_come_in_many_shapes(tmp_path, kind):
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
-        rewards = kind([1.0, 3.0])
-        return (rewards, {}) if kind is tuple else rewards  # a bare tuple means (rewards, info)
-
-    run(tmp_path, reward)
-    assert read_metrics(tmp_path, "epoch")[0]["reward_mean"] == 2.0
 
 
 # ---------------------------------------------------------------------------------- the folder of a run
@@ -270,15 +252,6 @@ def test_resuming_into_the_folder_of_another_run_is_refused(tmp_path):
         assert [record["epoch"] for record in read_metrics(folder, "epoch")] == [2]
 
 
-def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(tmp_path):
-    run(tmp_path, num_epochs=4, image_grid_freq=1)
-    settings = {"num_epochs": 2, "image_grid_freq": 1, "num_checkpoint_limit": 2}
-    run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"), **settings)
-    assert [checkpoint.epochs_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [1, 2]
-    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
-    assert len(list((tmp_path / "images").iterdir())) == 2
-
-
 def test_records_that_a_kill_cut_off_are_left_out_and_done_again(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(whole, num_epochs=3)
@@ -312,10 +285,9 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
         ({"mixed_precision": "bf16"}, "mixed_precision: .* there, .* here"),
     ],
 )
-def test_a_checkpoint_of_another_config_is_refused_by_field(tmp_path, changes, field):
-    run(tmp_path)
+def test_a_checkpoint_of_another_config_is_refused_by_field(finished, changes, field):
     pipeline = make_pipeline()
-    config = make_config(tmp_path, resume_from="latest", num_epochs=2, **changes)
+    config = make_config(finished, resume_from="latest", num_epochs=2, **changes)
     with pytest.raises(ValueError, match=field):
         DDPOTrainer(config, brightness, red_three, pipeline)
     assert not hasattr(pipeline.unet, "peft_config")  # refused before anything was changed
@@ -326,16 +298,14 @@ def test_a_checkpoint_of_another_config_is_refused_by_field(tmp_path, changes, f
     [{"train_forward_size": 1}, {"train_learning_rate": 1e-2}, {"torch_compile": True}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_decides_no_weight_of_the_past_may_change_in_a_continuation(tmp_path, changes):
-    run(tmp_path / "a")
-    source = str(tmp_path / "a" / "checkpoint-000001")
+def test_what_decides_no_weight_of_the_past_may_change_in_a_continuation(tmp_path, finished, changes):
+    source = str(finished / "checkpoint-000001")
     config = make_config(tmp_path / "b", resume_from=source, num_epochs=2, **changes)
     assert DDPOTrainer(config, brightness, red_three, make_pipeline()).epochs_done == 1
 
 
-def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused(tmp_path, monkeypatch):
-    run(tmp_path)
-    config = make_config(tmp_path, resume_from="latest", num_epochs=2)
+def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused(finished, monkeypatch):
+    config = make_config(finished, resume_from="latest", num_epochs=2)
     with pytest.raises(ValueError, match=r"another run.*denoiser weights"):
         DDPOTrainer(config, brightness, red_three, make_pipeline(seed=1))
     with pytest.raises(ValueError, match="scheduler"):
@@ -373,25 +343,6 @@ def test_a_damaged_checkpoint_is_refused_and_an_earlier_one_is_not(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- Ctrl-C
-def test_ctrl_c_drops_the_epoch_saves_and_stops(tmp_path):
-    def interrupted(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        if trainer.epochs_done == 1:
-            signal.raise_signal(signal.SIGINT)
-        return brightness(images, prompts, metadata)
-
-    handler = signal.getsignal(signal.SIGINT)
-    config = make_config(tmp_path / "a", num_epochs=5, save_freq=10)
-    trainer = DDPOTrainer(config, interrupted, red_three, make_pipeline())
-    trainer.train()
-    assert signal.getsignal(signal.SIGINT) is handler
-    names = [path.name for path in checkpoint.list_checkpoints(tmp_path / "a")]
-    assert names == ["checkpoint-000001"]
-    resumed = run(tmp_path / "a", num_epochs=3, resume_from="latest", resume_anyway=True)
-    straight = run(tmp_path / "b", num_epochs=3)
-    pairs = (trainer.learner.trainable.values() for trainer in (resumed, straight))
-    assert all(map(torch.equal, *pairs))
-
-
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     def impatient(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         signal.raise_signal(signal.SIGINT)
@@ -485,42 +436,6 @@ def test_kills_during_computing_and_saving_leave_the_run_that_was_never_killed(t
     assert not list((tmp_path / "a").glob(".checkpoint*"))
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} never came"
-        time.sleep(0.01)
-
-
-def train_until_told(folder: Path) -> None:
-    """Say when the second epoch is being scored, and wait for what happens then."""
-    torch.set_num_threads(1)
-
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        if trainer.epochs_done == 1:
-            (folder / "scoring").touch()
-            wait_for(folder / "signalled")
-        return brightness(images, prompts, metadata)
-
-    config = make_config(folder, num_epochs=50, save_freq=100)
-    trainer = DDPOTrainer(config, reward, red_three, make_pipeline())
-    trainer.train()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="os.kill sends no SIGINT there")
-def test_ctrl_c_in_another_process_ends_it_with_a_usable_checkpoint(tmp_path, processes):
-    process = processes.Process(target=train_until_told, args=(tmp_path,))
-    process.start()
-    wait_for(tmp_path / "scoring")
-    os.kill(process.pid, signal.SIGINT)
-    (tmp_path / "signalled").touch()
-    process.join()
-    assert process.exitcode == 0
-    (found,) = checkpoint.list_checkpoints(tmp_path)
-    assert checkpoint.read(found)[1]["epochs_done"] == 1
-
-
 # --------------------------------------------------------------------- functions and folders that are wrong
 @pytest.mark.parametrize("place", ["image_samples_hook", "debug_hook"])
 def test_a_hook_that_is_no_function_is_refused_before_any_epoch(tmp_path, place):
@@ -583,7 +498,6 @@ def test_a_folder_that_cannot_be_one_is_named_with_the_remedy(tmp_path):
         run(tmp_path / "file" / "below")
 
 
-def test_the_folder_of_a_run_is_not_a_checkpoint_but_its_checkpoints_are_named(tmp_path):
-    run(tmp_path)
+def test_the_folder_of_a_run_is_not_a_checkpoint_but_its_checkpoints_are_named(finished):
     with pytest.raises(ValueError, match=r"give one of its checkpoints, such as .*checkpoint-000001"):
-        DDPOTrainer.from_checkpoint(tmp_path, brightness, red_three, make_pipeline())
+        DDPOTrainer.from_checkpoint(finished, brightness, red_three, make_pipeline())

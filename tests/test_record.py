@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -148,22 +147,6 @@ def test_a_resume_says_what_changed_and_what_there_is_to_do(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"continuing {tmp_path / 'checkpoint-000001'} with changes: ")
     assert line.endswith("num_epochs 1 → 2; train_learning_rate 0.001 → 0.0005")
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_trainer_knows_what_stopped_it(tmp_path: Path, signum: int) -> None:
-    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        if trainer.epochs_done == 1 and trainer.stopped_by is None:
-            signal.raise_signal(signum)
-        return brightness(images, prompts, metadata)
-
-    config = make_config(tmp_path, num_epochs=2)
-    trainer = DDPOTrainer(config, reward, red_three, make_pipeline())
-    trainer.train()
-    assert trainer.stopped_by == signum
-    config.num_epochs = 1
-    trainer.train()
-    assert trainer.stopped_by is None
 
 
 def test_a_constant_reward_is_told_once(tmp_path: Path) -> None:
