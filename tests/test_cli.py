@@ -138,14 +138,6 @@ def test_train_on_images(here: Path, model: str, photos: Path, capsys: pytest.Ca
     assert sorted(path.name for path in (here / "samples").iterdir()) == names
 
 
-def test_damage_is_repaired_towards_the_clean_image(here: Path, model: str, photos: Path) -> None:
-    damage = ("--damage", "noisy,foggy", "--severity", "2,4", "--noise-strength", "0.7")
-    flags = (*TINY, "--reward", "decorruption", "--output-dir", "run")
-    run("train", *flags, "--model", model, "--images", photos, *damage)
-    (epoch,) = read_metrics("run", "epoch")
-    assert -1 <= epoch["reward_mean"] < 0  # minus a squared error
-
-
 @pytest.mark.parametrize(
     ("flags", "strength"),
     [
@@ -316,29 +308,6 @@ def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
     exif[0x0112] = 6  # the camera was held on its side
     image.save(tmp_path / "photo.jpg", exif=exif)
     assert folders.open_image(tmp_path / "photo.jpg").size == (4, 8)
-
-
-@pytest.mark.parametrize("flags", [("--prompts", "mine.txt"), ("--prompt", "a green five")])
-def test_prompts_come_from_a_file_or_a_flag(
-    here: Path, model: str, flags: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("mine.txt").write_text("a green five\n")
-    seen: list[str] = []
-
-    def reward(images: torch.Tensor, texts: tuple[str, ...], metadata: Any) -> torch.Tensor:
-        seen.extend(texts)
-        return images.mean(dim=(1, 2, 3))
-
-    monkeypatch.setitem(rewards.REWARDS, "colourfulness", lambda: reward)
-    run("train", *TINY, "--model", model, *flags, "--output-dir", "run")
-    assert seen == ["a green five"] * 2
-
-
-def test_resume_from_latest(here: Path, model: str) -> None:
-    flags = (*TINY, "--model", model, "--prompts", "animals", "--output-dir", "run")
-    run("train", *flags)
-    run("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
-    assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2]
 
 
 # ----------------------------------------------------------------------------------- flags, presets
@@ -571,40 +540,6 @@ def test_sizes_are_kept_when_asked_for(here: Path, model: str, photos: Path) -> 
     assert Image.open(here / "samples" / "grid.png").size == (2 * 2 * 40, 2 * 2 * 48)  # twice as large
 
 
-@pytest.mark.parametrize(
-    ("flags", "steps", "guidance"), [((), 3, 2.5), (("--steps", "2", "--guidance-scale", "0"), 2, 0.0)]
-)
-def test_sample_takes_the_settings_of_the_run(
-    here: Path,
-    model: str,
-    flags: tuple[str, ...],
-    steps: int,
-    guidance: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    training = (
-        "--sample-guidance-scale",
-        "2.5",
-        "--sample-eta",
-        "0.9",
-        "--negative-prompts",
-        "a foggy three",
-    )
-    run("train", *TINY, *training, "--model", model, "--prompt", "a red three", "--output-dir", "run")
-    calls: list[dict[str, Any]] = []
-    draw = sample.text2img_rollout
-
-    def listen(*arguments: Any, **settings: Any) -> Any:
-        calls.append(settings)
-        return draw(*arguments, **settings)
-
-    monkeypatch.setattr(sample, "text2img_rollout", listen)
-    run("sample", "--model", model, "--lora", "run/lora", "--prompt", "a digit", "--count", "1", *flags)
-    (call,) = calls
-    assert (call["num_inference_steps"], call["guidance_scale"]) == (steps, guidance)
-    assert (call["eta"], call["negative_prompt"]) == (0.9, "a foggy three")
-
-
 def test_a_stray_config_is_not_that_of_a_run(here: Path, model: str) -> None:
     shutil.copytree(model, "model")
     Path("config.json").write_text('{"sample_num_steps": 3}')
@@ -612,27 +547,6 @@ def test_a_stray_config_is_not_that_of_a_run(here: Path, model: str) -> None:
     Path("metrics.jsonl").touch()
     assert runs.find_policy(None, "model", None).settings == DDPOConfig(sample_num_steps=3)
     assert runs.find_policy(None, "tiny-sd", None).settings == DDPOConfig()
-
-
-def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
-    strong = ("--train-learning-rate", "0.1")
-    run("train", *TINY, *strong, "--model", model, "--prompt", "a red three", "--output-dir", "run")
-    flags = (
-        "--model",
-        model,
-        "--prompt",
-        "a red three",
-        "--count",
-        "1",
-        "--steps",
-        "3",
-        "--guidance-scale",
-        "1",
-    )
-    run("sample", *flags, "--output-dir", "before")
-    run("sample", *flags, "--output-dir", "after", "--lora", "run/lora")
-    before, after = (Image.open(here / name / "sample-000.png") for name in ("before", "after"))
-    assert before.tobytes() != after.tobytes()
 
 
 # -------------------------------------------------------------------------------------------- errors
@@ -649,8 +563,6 @@ def test_sample_uses_the_lora_weights(here: Path, model: str) -> None:
         (["train", "--preset", "nope"], "nope"),
         (["train", "--algorithm", "flow_gpro"], "does not exist (perhaps flow_grpo)"),
         (["train", "--algorithm", "nft:bta=1"], "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
-        (["train", "--algorithm", "nft:beta=0"], "beta=0.0 must be above 0"),
-        (["train", "--algorithm", "awm:time_power=much"], "time_power=much must be a number"),
         (["train", "--log-prob-reduction", "max"], "--log-prob-reduction"),
         (["train", "--project-kwargs", "[1]"], "--project-kwargs"),
         (["train", "--project-kwargs", "{"], "not JSON"),
@@ -741,8 +653,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
     assert set(here.iterdir()) == before
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])  # tyro draws its boxes in either
-@pytest.mark.parametrize("columns", ["20", "200"])
+@pytest.mark.parametrize(("encoding", "columns"), [("ascii", "20"), ("utf-8", "200")])
 def test_errors_look_the_same_on_every_terminal(encoding: str, columns: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": columns}
     command = [sys.executable, "-m", "ddpo_lessons.app.cli", "train", "--num-epoch", "3"]
@@ -786,13 +697,6 @@ def test_lora_weights_of_another_model_are_refused(
     assert "none of them is for a layer that a StableDiffusion3Pipeline has" in capsys.readouterr().err
 
 
-def test_a_folder_with_a_run_is_refused(here: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (*TINY, "--model", model, "--prompt", "", "--output-dir", "run")
-    run("train", *flags)
-    assert cli.main(["train", *flags]) == 2
-    assert "already holds a run" in capsys.readouterr().err
-
-
 def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: object) -> int:
         raise KeyboardInterrupt
@@ -811,36 +715,25 @@ def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (calls[0].epochs, calls[0].output_dir) == (3, Path("there"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "doctor",
-        "--help",
-        "train --help",
-        "train --no-such-flag",
-        "train --reward happiness",
-        "train --prompts poems",
-        "train --num-epochs 0",
-        "train --images nowhere",
-        "train --model nowhere",
-        "train --preset nope",
-        "train --resume-from nowhere",
-        "train --algorithm flow_gpro",
-        "train --algorithm nft:bta=1",
-        "sample --images nowhere",
-        "sample --run nowhere",
-        "sample --keep-size",
-    ],
-)
-def test_answers_that_need_no_torch_do_not_wait_for_it(words: str) -> None:
+WITHOUT_TORCH = """
+doctor; --help; train --help; train --no-such-flag; train --reward happiness; train --prompts poems
+train --num-epochs 0; train --images nowhere; train --model nowhere; train --preset nope
+train --resume-from nowhere; train --algorithm flow_gpro; train --algorithm nft:bta=1
+sample --images nowhere; sample --run nowhere; sample --keep-size
+"""
+
+
+def test_answers_that_need_no_torch_do_not_wait_for_it() -> None:
     program = (
         "import sys\nfrom ddpo_lessons.app import cli, doctor\ndoctor.run = lambda _: 0\n"
-        "try: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
-        "print(sorted({'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules)))"
+        "for words in sys.argv[1:]:\n"
+        "    try: cli.main(words.split())\n    except SystemExit: pass\n"
+        "    print(words, {'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules), file=sys.stderr)"
     )
-    command = [sys.executable, "-c", program, *words.split()]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.stdout.splitlines()[-1] == "[]"
+    words = [line.strip() for line in WITHOUT_TORCH.replace("\n", ";").split(";") if line]
+    command = [sys.executable, "-c", program, *words]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr.splitlines()
+    assert [line for line in lines if line.endswith(("set()", "}"))] == [f"{line} set()" for line in words]
 
 
 def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,21 +80,33 @@ def test_a_run_is_sampled_as_it_was_trained(
     assert (call["kind"], call["prompts"]) == ("text2img_rollout", ["a red three"] * 4)
     assert (call["num_inference_steps"], call["guidance_scale"], call["eta"]) == (3, 2.5, 0.9)
     assert call["negative_prompt"] == "a foggy three"
-    other = ("--prompt", "a blue two", "--steps", "2", "--count", "1", "--overwrite")
+    asked = ("prompts", "num_inference_steps", "guidance_scale", "eta", "negative_prompt")
+    other = ("--prompt", "a blue two", "--steps", "2", "--guidance-scale", "0", "--count", "1", "--overwrite")
     run("sample", "--run", here / "run", *other)
-    assert (calls[1]["prompts"], calls[1]["num_inference_steps"]) == (["a blue two"], 2)
+    assert [calls[1][name] for name in asked] == [["a blue two"], 2, 0.0, 0.9, "a foggy three"]
+    run("sample", "--model", model, "--lora", here / "run" / "lora", "--prompt", "", "--overwrite")
+    assert [calls[2][name] for name in asked] == [[""] * 4, 3, 2.5, 0.9, "a foggy three"]
 
 
 def test_prompts_are_drawn_from_where_training_drew_them(
-    here: Path, model: str, calls: list[dict[str, Any]]
+    here: Path, model: str, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("mine.txt").write_text("a green five\n")
+    seen: list[str] = []
+
+    def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+        seen.extend(prompts)
+        return images.mean(dim=(1, 2, 3))
+
+    monkeypatch.setitem(rewards.REWARDS, "colourfulness", lambda: reward)
     for number, given in enumerate(("mine.txt", "activities")):
         run("train", *TINY[:-1], f"run{number}", "--model", model, "--prompts", given)
         run("sample", "--run", f"run{number}", "--output-dir", f"samples{number}")
     assert calls[0]["prompts"] == ["a green five"] * 4
     draw = activities(0)
-    assert calls[1]["prompts"] == [draw()[0] for _ in range(4)]
+    drawn = [draw()[0] for _ in range(4)]
+    assert calls[1]["prompts"] == drawn
+    assert seen == ["a green five"] * 2 + drawn[:2]
 
 
 def test_images_of_a_run_get_the_damage_that_it_was_trained_on(
