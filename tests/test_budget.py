@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import SD3Transformer2DModel, StableDiffusionPipeline
+from diffusers import StableDiffusionPipeline
 from helpers import (
     brightness,
     make_config,
@@ -84,33 +84,7 @@ def test_lora_of_stable_diffusion_by_hand() -> None:
     assert {p.dtype for p in trained.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_xl_pipeline, make_sd3_pipeline, load_tiny_sd3])
-def test_like_has_the_pipelines_architecture(make: Any) -> None:
-    pipeline = make()
-    steps = pipeline.scheduler.timesteps
-    found = like(pipeline)
-    FAMILIES[type(pipeline).__name__](found).schedule(7)
-    assert pipeline.scheduler.timesteps is steps  # another scheduler was set
-    assert sizes(found) == sizes(pipeline)
-    for name, part in pipeline.components.items():
-        if isinstance(part, nn.Module):
-            shapes = {key: tensor.shape for key, tensor in getattr(found, name).state_dict().items()}
-            assert shapes == {key: tensor.shape for key, tensor in part.state_dict().items()}
-            assert {t.device.type for t in getattr(found, name).parameters()} == {"meta"}
-
-
 # -------------------------------------------------------------------------------------------- counts
-def test_flops_of_layers_by_hand() -> None:
-    with torch.device("meta"):
-        conv, image = nn.Conv2d(3, 8, 3, padding=1), torch.zeros(2, 3, 10, 10)
-        query = torch.zeros(2, 4, 16, 5)  # 2 samples, 4 heads, 16 positions, 5 dimensions
-    # every one of 2*8*10*10 outputs takes 3*3*3 multiply-adds
-    assert budget.cost(lambda: conv(image)).flops == 2 * (2 * 8 * 10 * 10) * 27
-    # 2*4 matrices of 16*16 scores, and as many products of scores and values
-    attention = budget.cost(lambda: F.scaled_dot_product_attention(query, query, query))
-    assert attention.flops == 2 * (2 * 4) * (16 * 16 * 5) * 2
-
-
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_peak_by_hand(device: str) -> None:
     weight = torch.zeros(1000, device=device)
@@ -339,32 +313,6 @@ def test_the_peak_of_training_is_that_of_a_step_that_runs(
     trainer.learner.step = step
     trainer.step(0)
     assert found.training.peak == pytest.approx(peaks[0], rel=0.005)
-
-
-def test_flops_of_a_transformer_by_hand() -> None:
-    """One block: two streams of 16 and 17 tokens, whose attention is joint."""
-    rows, width, heads = 3, 16, 2
-    with torch.device("meta"):
-        network = SD3Transformer2DModel(
-            sample_size=8, patch_size=2, in_channels=4, out_channels=4, pos_embed_max_size=4, num_layers=1,
-            num_attention_heads=heads, attention_head_dim=width // heads, joint_attention_dim=24,
-            caption_projection_dim=width, pooled_projection_dim=20,
-        )  # fmt: skip
-    image, text = 16, 17
-    each = [
-        image * 4 * 4 * width,  # patches of 2 x 2 in four channels
-        256 * width + width * width + 20 * width + width * width,  # time, and the pooled embedding
-        text * 24 * width,
-        width * 6 * width + width * 2 * width,  # modulations of the picture; of the text, which then ends
-        3 * (image + text) * width * width,  # query, key, value
-        2 * (image + text) ** 2 * width,  # scores and values, all heads
-        image * width * width,  # out
-        2 * image * width * 4 * width,  # the feed-forward network
-        width * 2 * width + image * width * 4 * 4,  # out of the transformer
-    ]
-    told = torch.zeros(rows, text, 24, device="meta"), torch.zeros(rows, 20, device="meta")
-    latents, steps = torch.zeros(rows, 4, 8, 8, device="meta"), torch.zeros(rows, device="meta")
-    assert budget.cost(lambda: network(latents, *told, steps)).flops == 2 * rows * sum(each)
 
 
 # ----------------------------------------------------------------------------------------- the budget

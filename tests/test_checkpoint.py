@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import make_pipeline
+from helpers import make_pipeline, make_xl_pipeline
 from peft import LoraConfig
 
 from ddpo_lessons.families import family_of
@@ -245,15 +245,14 @@ def test_another_fine_tune_is_another_model():
         checkpoint.check_identity(Path("x"), before, prints(pipeline))
 
 
-@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "text_encoder_2"])
 def test_fingerprints_notice_other_weights(part):
-    pipeline = make_pipeline()
+    pipeline = make_xl_pipeline()
     before = prints(pipeline)
     list(getattr(pipeline, part).parameters())[-1].data.add_(0.5)
     after = prints(pipeline)
-    assert [name for name in before if before[name] != after[name]] == [
-        f"{part} weights".replace("unet", "denoiser")
-    ]
+    differ = [name for name in before if before[name] != after[name]]
+    assert differ == [f"{part} weights".replace("unet", "denoiser")]
 
 
 def test_fingerprints_notice_another_schedule():

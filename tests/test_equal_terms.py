@@ -11,7 +11,6 @@ from benchmarks.common import write_rows
 from benchmarks.results import equal_tasks, equal_terms, recolour
 from benchmarks.results.equal_tasks import TASKS
 from benchmarks.results.equal_terms import Run
-from benchmarks.tables import equal_table
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.tiny import load_tiny_sd3, world
 from tests.helpers import make_sd3_pipeline
@@ -131,20 +130,3 @@ def test_the_edits_are_those_of_lesson_07():
 def test_all_layers_that_are_named_exist():
     names = [name for name, _ in make_sd3_pipeline().transformer.named_modules()]
     assert all(any(name.endswith(layer) for name in names) for layer in equal_tasks.OF_SD3)
-
-
-def test_the_table_has_means_and_spreads_of_the_ends():
-    run = {"task": "edit", "method": "RWR", "learning_rate": "0.002", "value": "0.2"}
-    rows = [
-        {**run, "seed": str(seed), "budget": budget, "point": str(point), "seconds": "10", **MEASURES,
-         "judge": str(judge)}
-        for seed, end in ((0, 0.5), (1, 0.7))
-        for budget in ("queries", "passes")
-        for point, judge in ((0, 0.1), (4, end))
-    ]  # fmt: skip
-    untrained = [{"task": "edit", "setting": "as the runs begin", **MEASURES}]
-    before, after = equal_table(rows, untrained).splitlines()[2:]
-    assert before == "| edit | untrained, as the runs begin | – | 50% | 50% | -1.00 | 0.100 | 0.200 |"
-    share = "60% (50 to 70)"
-    measured = "-1.00 | 0.100 | 0.200"
-    assert after == f"| edit | RWR | 0.002, temperature 0.2 | {share} | {share} | {measured} |"

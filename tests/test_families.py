@@ -22,26 +22,21 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from helpers import (
-    NOT_CLIPPED,
     PROMPTS,
     brightness,
     counted_passes,
     each_prompt,
     make_config,
+    make_flux_pipeline,
     make_pipeline,
     make_sd3_pipeline,
     make_xl_pipeline,
     noisy_image,
-    red_three,
 )
 from safetensors.torch import load_file, save_file
 
-from ddpo_lessons.algorithms.base import Samples
-from ddpo_lessons.algorithms.ddpo import shuffled_pairs
-from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app import cli
 from ddpo_lessons.config import LORA_FILE
-from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import FAMILIES, Family, family_of, load_pipeline
 from ddpo_lessons.families.policy import prepare_policy, save_policy
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
@@ -197,40 +192,6 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, start, changes
     assert second["max_ratio_error"] > 1e-4  # by then the first step has moved it
 
 
-def test_rwr_from_images_trains_on_the_error_of_a_denoiser(tmp_path):
-    """The loss, worked out with the UNet itself and the embeddings of diffusers."""
-    pipeline = make_xl_pipeline(prediction_type="epsilon")
-    config = make_config(tmp_path, **NOT_CLIPPED)
-
-    def image_with_prompt() -> tuple[str, torch.Tensor, dict[str, Any]]:
-        return "a red three", torch.rand(3, HEIGHT, WIDTH), {}
-
-    runner = Runner(config, brightness, image_with_prompt, pipeline, algorithm=RWR(), start=FromImages(0.5))
-    algorithm = runner.algorithm
-    assert isinstance(algorithm, RWR)
-    _, trajectory, _ = runner.sampler.sample(0, runner.contexts.draw(0))
-    samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.tensor([0.0, 2.0]), score=None)
-    (pairs,) = shuffled_pairs(trajectory.log_probs.shape, 1, 2, generators(1)[0])
-    examples = {**pairs, **algorithm.denoising_examples(samples, pairs, 0)}
-    with torch.no_grad():
-        loss, _ = algorithm.loss(samples, runner.learner, runner.family.denoiser, examples)
-        embeds, _, pooled, _ = pipeline.encode_prompt("a red three", device="cpu")
-        (place,) = (examples["rows"] == 1).nonzero()
-        t, noise = examples["timesteps"][place], examples["noise"][place]
-        alpha_bar = pipeline.scheduler.alphas_cumprod[t]
-        noisy = alpha_bar.sqrt() * trajectory.final_latents[1:] + (1 - alpha_bar).sqrt() * noise
-        ids = torch.tensor([[HEIGHT, WIDTH, 0.0, 0.0, HEIGHT, WIDTH]])
-        added = {"text_embeds": pooled, "time_ids": ids}
-        found = pipeline.unet(noisy, t, encoder_hidden_states=embeds, added_cond_kwargs=added).sample
-    assert loss.item() == pytest.approx((found - noise).square().mean().item(), rel=1e-4)  # (0 + 2 e) / 2
-
-    before = [parameter.detach().clone() for parameter in runner.learner.trainable.values()]
-    runner.train()
-    assert read_metrics(tmp_path, "step")[0]["denoising_error"] > 0
-    moved = [not torch.equal(*pair) for pair in zip(before, runner.learner.trainable.values(), strict=True)]
-    assert any(moved)
-
-
 @pytest.mark.parametrize(
     ("start", "changes"), [("text", {}), ("images", {"train_use_lora": False, "sample_group_size": 2})]
 )
@@ -251,7 +212,7 @@ def test_a_run_resumes_to_the_bit(tmp_path, start, changes):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_xl_pipeline, make_sd3_pipeline])
+@pytest.mark.parametrize("make", [make_pipeline, make_xl_pipeline, make_sd3_pipeline, make_flux_pipeline])
 def test_a_prompt_s_embedding_does_not_depend_on_what_is_encoded_beside_it(make):
     pipeline = make()
     prompts = ["a red three", "", "a blue seven on a white background", "nine"]
@@ -259,15 +220,6 @@ def test_a_prompt_s_embedding_does_not_depend_on_what_is_encoded_beside_it(make)
     for row, prompt in enumerate(prompts):
         alone = family_of(pipeline).condition([prompt], "", 1.0)
         assert all(torch.equal(together[name][row], alone[name][0]) for name in together)
-
-
-def test_another_second_text_encoder_is_another_model(tmp_path):
-    make_trainer(tmp_path).train()
-    pipeline = make_xl_pipeline()
-    pipeline.text_encoder_2.text_projection.weight.data.mul_(2)
-    config = make_config(tmp_path, train_batch_size=1, num_epochs=2, resume_from="latest")
-    with pytest.raises(ValueError, match="text_encoder_2 weights"):
-        DDPOTrainer(config, brightness, red_three, pipeline)
 
 
 # --------------------------------------------------------------------------------------- two processes

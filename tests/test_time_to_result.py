@@ -5,7 +5,6 @@ import torch
 from peft import LoraConfig
 
 from benchmarks.speed.time_to_result import first_reached, load_adapter
-from benchmarks.tables import result_table
 from ddpo_lessons.tiny import load_tiny_sd
 
 
@@ -47,21 +46,3 @@ def test_adapter_of_other_layers_is_refused():
     weights.popitem()
     with pytest.raises(RuntimeError, match="other weights"):
         load_adapter(unet, weights)
-
-
-ABOUT = {"machine": "a machine", "peers": {"trl": "0.21.0"}}
-
-
-def test_table_has_the_median_seed_and_says_what_never_got_there():
-    runs = [
-        run_of(0.4, 0.6, seed=0),
-        run_of(0.4, 0.5, 0.6, seed=1),
-        run_of(0.4, 0.4, 0.4, 0.7, seed=2),
-        run_of(0.4, 0.6, variant="theirs", seed=0),
-        run_of(0.4, 0.4, 0.4, 0.45, variant="theirs", seed=1),
-        run_of(0.4, 0.5, 0.3, 0.35, variant="theirs", seed=2),
-    ]
-    table = result_table([row for run in runs for row in run], ABOUT)
-    # 768 samples in 60 seconds, 896 in 70
-    assert "| ours | 20 | 10, 20, 30 | 256 | 12.8 | 40.0% | 70.0% |" in table
-    assert "| theirs | not within 30 | 10, –, – | – | 12.8 | 40.0% | 60.0% |" in table
