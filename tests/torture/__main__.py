@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.common import Row, machine, quiet_thread, write_json
-from tests.torture import damage, generated, rewards, runs
+from tests.torture import damage, generated, runs
 from tests.torture.harness import Case, each_case
 
 RESULT = Path(__file__).parent / "counts.json"
@@ -25,11 +25,8 @@ EXPERIMENTS: dict[Callable[[Path], Case], int] = {
     runs.pairs: 4,
     runs.full_disk: 20,
     runs.read_only: 8,
-    runs.second_trainer: 10,
     damage.damage: 150,
     generated.generated: 300,
-    rewards.reward_functions: 15,
-    rewards.http_service: 20,
 }
 NAMES = {prepare.__name__: prepare for prepare in EXPERIMENTS}
 

@@ -232,36 +232,3 @@ def read_only(folder: Path) -> Case:
         return f"read-only {when}: clear error, continued, equal"
 
     return case
-
-
-REFUSALS = ("another trainer", "already holds a run", "before its first checkpoint", "no checkpoint")
-
-
-def second_trainer(folder: Path) -> Case:
-    """Start a second trainer on the folder of one that runs, at a random moment of its run."""
-    before = time.monotonic()
-    whole, seconds = whole_run(folder / "whole", **RUN), time.monotonic() - before
-
-    def case(generator: random.Random, place: Path) -> str:
-        first = fork(lambda: make_trainer(place, **RUN).train(), place / "error")
-        time.sleep(generator.random() * seconds)
-        changes = generator.choice([{"resume_from": "latest"}, {"overwrite": True}, {}])
-        refusal = ""
-        try:
-            make_trainer(place, **{**RUN, "resume_from": "", "overwrite": False, **changes}).train()
-        except (RuntimeError, ValueError) as error:
-            refusal = next((why for why in REFUSALS if why in str(error)), "")
-            expect(is_clear(error, RuntimeError, ValueError) and bool(refusal), f"unclear: {error}")
-        if wait(first):  # the second was faster to take the folder
-            message = (place / "error").read_text()
-            expect(any(why in message for why in REFUSALS[:3]), f"unclear: {message}")
-            expect(not refusal, "the two refused each other")
-            outcome = "the first was refused, the second's run equal"
-        elif refusal:
-            outcome = f"the second was refused (“{refusal}”), the first's run equal"
-        else:
-            outcome = "one after the other: equal"
-        expect(result_of(place) == whole, "the run differs")
-        return outcome
-
-    return case
