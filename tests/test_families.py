@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,12 +29,10 @@ from helpers import (
     make_xl_pipeline,
     noisy_image,
 )
-from safetensors.torch import load_file, save_file
 
 from ddpo_lessons.app import cli
-from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.families import FAMILIES, Family, family_of, load_pipeline
-from ddpo_lessons.families.policy import prepare_policy, save_policy
+from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
 from ddpo_lessons.rollout import Trajectory, img2img_rollout, text2img_rollout
@@ -222,88 +216,7 @@ def test_a_prompt_s_embedding_does_not_depend_on_what_is_encoded_beside_it(make)
         assert all(torch.equal(together[name][row], alone[name][0]) for name in together)
 
 
-# --------------------------------------------------------------------------------------- two processes
-# As in test_processes: Adam would turn the rounding of a gradient of nearly nothing into a full step.
-IN_PROCESSES: dict[str, dict[str, Any]] = {
-    "text": {"num_epochs": 2, "train_adam_epsilon": 1e-2},
-    "images": {"num_epochs": 2, "train_adam_epsilon": 1e-2, "train_use_lora": False},
-}
-
-
-def in_each_process(folder: Path) -> None:
-    """What runs twice, with another PYTHONHASHSEED each: sets have another order there."""
-    torch.set_num_threads(1)
-    for start, changes in IN_PROCESSES.items():
-        trainer = make_trainer(folder / start, start, train_batch_size=2, **changes)
-        rank = trainer.accelerator.process_index
-        assert trainer.accelerator.num_processes == 2
-        trainer.train()
-        save_file(dict(trainer.learner.trainable), folder / f"{start}-{rank}.safetensors")
-        if start == "text":
-            save_policy(trainer.family, folder / f"export-{rank}")
-            order = list(set(trainer.config.train_lora_target_modules))
-            (folder / f"order-{rank}.json").write_text(json.dumps(order))
-
-
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run two processes as `accelerate launch` would."""
-    folder, here = tmp_path_factory.mktemp("two"), Path(__file__)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    settings = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)), "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(here), str(folder)],
-            env={**os.environ, **settings, "RANK": rank, "LOCAL_RANK": rank, "PYTHONHASHSEED": rank},
-            stdout=subprocess.DEVNULL, stderr=(folder / f"errors-{rank}").open("w"),
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    try:
-        codes = [child.wait(timeout=500) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    assert codes == [0, 0], [(folder / f"errors-{rank}").read_text()[-3000:] for rank in (0, 1)]
-    return folder
-
-
-@pytest.mark.parametrize("start", list(IN_PROCESSES))
-def test_two_processes_train_the_weights_of_one(launched, tmp_path, start):
-    ranks = [load_file(launched / f"{start}-{rank}.safetensors") for rank in (0, 1)]
-    alone = make_trainer(
-        tmp_path, start, train_batch_size=4, sample_num_batches_per_epoch=2, **IN_PROCESSES[start]
-    )
-    before = {name: parameter.detach().clone() for name, parameter in alone.learner.trainable.items()}
-    alone.train()
-    assert ranks[0].keys() == before.keys()
-    furthest = 0.0
-    for name, parameter in alone.learner.trainable.items():
-        assert torch.equal(ranks[0][name], ranks[1][name])
-        # Adam's first steps are nearly signs of the gradient: where that is tiny, rounding shows.
-        torch.testing.assert_close(ranks[0][name], parameter.detach(), atol=3e-6, rtol=0)
-        furthest = max(furthest, (parameter.detach() - before[name]).abs().max().item())
-    assert furthest > 1e-4
-    runs = [read_metrics(folder, "epoch") for folder in (launched / start, tmp_path)]
-    for two, one in zip(*runs, strict=True):
-        assert two["reward_mean"] == pytest.approx(one["reward_mean"], abs=1e-6)
-
-
 # ---------------------------------------------------------------------------------------------- exports
-def test_two_exports_are_equal_to_the_byte(launched):
-    orders = [json.loads((launched / f"order-{rank}.json").read_text()) for rank in (0, 1)]
-    assert orders[0] != orders[1]  # or else this proves nothing
-    files = [(launched / f"export-{rank}" / LORA_FILE).read_bytes() for rank in (0, 1)]
-    assert files[0] == files[1]
-
-
 def draw(pipeline: StableDiffusionXLPipeline) -> torch.Tensor:
     """Draw latents with plain diffusers."""
     pipeline.set_progress_bar_config(disable=True)
@@ -507,7 +420,3 @@ def test_a_familys_methods_take_what_the_protocol_says(kind, name):
             return [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
 
         assert parameters(kept) == parameters(promise)
-
-
-if __name__ == "__main__":
-    in_each_process(Path(sys.argv[1]))
