@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.common import read_rows
 from benchmarks.results import baselines
 from benchmarks.results.img2img import Run
@@ -13,14 +11,14 @@ from ddpo_lessons.tiny.classifier import accuracy
 TASK = Run("noise", "noisy")
 
 
-def test_the_best_is_the_first_of_equals() -> None:
+def test_the_best_is_the_first_of_equals():
     rows = [
         {"setting": name, "validation": share} for name, share in zip("abc", (0.5, 0.6, 0.6), strict=True)
     ]
     assert baselines.best(rows) == rows[1]
 
 
-def test_only_the_chosen_setting_sees_test_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_chosen_setting_sees_test_pictures(monkeypatch):
     """Validation reads 0.9 of kept and 0.8 of grey pictures."""
     readings = iter([0.9, 0.8])
     seen: list[tuple[int, float]] = []
@@ -47,7 +45,7 @@ def test_only_the_chosen_setting_sees_test_pictures(monkeypatch: pytest.MonkeyPa
     assert (kept["task"], kept["what"]) == ("noise", "operation")
 
 
-def test_the_committed_readings_are_those_of_lesson_07() -> None:
+def test_the_committed_readings_are_those_of_lesson_07():
     """Section 7: 49.2% of fog untouched, 99.4% by arithmetic. Section 8: 29.6% and 13.0% of camouflage."""
     path = baselines.Path(baselines.__file__).with_suffix(".csv")
     test = {(row["task"], row["what"]): row["test"] for row in read_rows(path) if row["test"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ SD3_ENCODERS = {"text_encoder": 123_650_304, "text_encoder_2": 694_659_840, "tex
         ("sd35_medium", {"transformer": 2_243_171_520, "vae": 83_819_683, **SD3_ENCODERS}),
     ],
 )
-def test_published_models_have_their_sizes_and_take_no_memory(name: str, expected: dict[str, int]) -> None:
+def test_published_models_have_their_sizes_and_take_no_memory(name, expected):
     pipeline = published(name)
     assert sizes(pipeline) == expected
     for part in pipeline.components.values():
@@ -72,7 +71,7 @@ def test_published_models_have_their_sizes_and_take_no_memory(name: str, expecte
         assert sum(w.numel() for w in budget.weights(transformer)) == count(transformer) + positions
 
 
-def test_lora_of_stable_diffusion_by_hand() -> None:
+def test_lora_of_stable_diffusion_by_hand():
     """Rank 4 on to_q, to_k, to_v, to_out.0 of both attentions of sixteen blocks."""
     unet = published("sd15").unet
     trained = prepare_policy(unet, {}, DDPOConfig(), use_lora=True, device=budget.META)
@@ -86,7 +85,7 @@ def test_lora_of_stable_diffusion_by_hand() -> None:
 
 # -------------------------------------------------------------------------------------------- counts
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_peak_by_hand(device: str) -> None:
+def test_peak_by_hand(device):
     weight = torch.zeros(1000, device=device)
     with budget.Counter(device) as counter:
         one = torch.zeros(100, device=device)  # 400
@@ -99,7 +98,7 @@ def test_peak_by_hand(device: str) -> None:
     assert (counter.peak, counter.live) == (800, 400)
 
 
-def test_a_network_runs_once_for_each_shape() -> None:
+def test_a_network_runs_once_for_each_shape():
     with torch.device("meta"):
         network, rows = nn.Linear(6, 7), torch.zeros(3, 6)
     with budget.Counter() as counter, counter.once(network):
@@ -112,7 +111,7 @@ def test_a_network_runs_once_for_each_shape() -> None:
     assert network.forward.__func__ is nn.Linear.forward
 
 
-def test_moments_in_eight_bits_where_tensors_are_large_enough() -> None:
+def test_moments_in_eight_bits_where_tensors_are_large_enough():
     small, large = torch.zeros(4095), torch.zeros(4096)
     assert budget.moment_bytes([small, large]) == 2 * 4 * (4095 + 4096)
     assert budget.moment_bytes([small, large], eight_bit=True) == 2 * (4 * 4095 + 4096)
@@ -124,7 +123,7 @@ def plain_attention(query: Any, key: Any, value: Any, **unused: Any) -> torch.Te
     return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1) @ value
 
 
-def test_fused_attention_saves_what_the_cpu_kernel_saves() -> None:
+def test_fused_attention_saves_what_the_cpu_kernel_saves():
     """The outcome and a number per row of scores; on CUDA a random state of bytes as well."""
     query, kept = torch.zeros(2, 4, 64, 8, requires_grad=True), []
     for device, way in (("cpu", contextlib.nullcontext()), ("meta", budget.as_on_cuda())):
@@ -147,7 +146,7 @@ def kept(unet: Any, device: str) -> int:
         return counter.live if out.requires_grad else 0
 
 
-def test_autocast_of_products_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_of_products_is_that_of_the_cpu(monkeypatch):
     """Its list of products is CUDA's; normalisations stay as they are on the CPU."""
     monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
     monkeypatch.setattr(budget, "_TO_LOW", ("linear", "conv2d"))
@@ -163,7 +162,7 @@ def test_autocast_of_products_is_that_of_the_cpu(monkeypatch: pytest.MonkeyPatch
     assert counted != pytest.approx(plain, rel=0.01)
 
 
-def test_functions_are_put_back() -> None:
+def test_functions_are_put_back():
     usual = (F.linear, F.conv2d, F.group_norm, F.layer_norm, F.scaled_dot_product_attention, torch.autocast)
     with budget.as_on_cuda(), torch.autocast("meta", torch.bfloat16):
         assert F.group_norm(torch.zeros(2, 4, 3, dtype=torch.bfloat16), 2).dtype == torch.float32
@@ -197,7 +196,7 @@ def bytes_of(trajectory: Any) -> int:
 
 
 @pytest.mark.parametrize("use_lora", [True, False])
-def test_bytes_of_a_trainer(tmp_path: Path, use_lora: bool) -> None:
+def test_bytes_of_a_trainer(tmp_path, use_lora):
     config = make_config(
         tmp_path, sample_num_batches_per_epoch=2, sample_num_steps=4, train_use_lora=use_lora
     )
@@ -225,7 +224,7 @@ def test_bytes_of_a_trainer(tmp_path: Path, use_lora: bool) -> None:
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_bytes_of_a_flow_trainer(tmp_path: Path, precision: str) -> None:
+def test_bytes_of_a_flow_trainer(tmp_path, precision):
     config = make_config(tmp_path, sample_num_steps=3, sample_eta=0.7, mixed_precision=precision)
     pipeline = load_tiny_sd3()
     found = budget.estimate(like(pipeline), config, make_algorithm("flow_grpo"), FromNoise())
@@ -244,7 +243,7 @@ def test_bytes_of_a_flow_trainer(tmp_path: Path, precision: str) -> None:
 
 
 @pytest.fixture
-def like_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def like_the_cpu(monkeypatch):
     """Let the budget count what the CPU computes in float32, and the CPU compute what is counted."""
     monkeypatch.setattr(policy, "use_summed_weights", lambda config: None)  # a GPU has peft's adapters
     monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
@@ -271,9 +270,7 @@ GROUPS = {"sample_group_size": 2}
         ("refl", make_sd3_pipeline, {}),
     ],
 )
-def test_flops_are_those_of_an_epoch_that_runs(
-    text: str, make: Any, changes: dict[str, Any], tmp_path: Path, like_the_cpu: None
-) -> None:
+def test_flops_are_those_of_an_epoch_that_runs(text, make, changes, tmp_path, like_the_cpu):
     """Every algorithm, and every family: counted with memory, and without."""
     fields = {"sample_num_steps": 4, "sample_num_batches_per_epoch": 4, "train_batch_size": 2}
     unused = {"train_clip_range": DDPOConfig.train_clip_range}  # by some of them
@@ -292,9 +289,7 @@ def test_flops_are_those_of_an_epoch_that_runs(
     ("text", "checkpointing"),
     [("ddpo", False), ("ddpo", True), ("nft", False), ("draft:last_steps=2", False)],
 )
-def test_the_peak_of_training_is_that_of_a_step_that_runs(
-    text: str, checkpointing: bool, tmp_path: Path, like_the_cpu: None
-) -> None:
+def test_the_peak_of_training_is_that_of_a_step_that_runs(text, checkpointing, tmp_path, like_the_cpu):
     fields = {"sample_num_batches_per_epoch": 2, "train_clip_range": DDPOConfig.train_clip_range}
     fields |= {"train_forward_size": 2, "train_gradient_checkpointing": checkpointing}
     config = make_config(tmp_path, **fields)
@@ -331,7 +326,7 @@ class Twice(StableDiffusion):
         return {name: value[:, :8] for name, value in told.items()}
 
 
-def test_a_new_family_is_counted_without_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_family_is_counted_without_a_line(tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "TwicePipeline", Twice)
     config = make_config(tmp_path, sample_num_steps=5)
     pipeline = make_pipeline()
@@ -348,7 +343,7 @@ def test_a_new_family_is_counted_without_a_line(tmp_path: Path, monkeypatch: pyt
     assert 1.5 < twice.training.peak / once.training.peak < 2  # both passes are kept
 
 
-def test_copies_of_the_policy_are_counted(tmp_path: Path) -> None:
+def test_copies_of_the_policy_are_counted(tmp_path):
     """An older policy, and the one before training where no adapter can be switched off for it."""
     pipeline = make_pipeline()
 
@@ -368,7 +363,7 @@ def test_copies_of_the_policy_are_counted(tmp_path: Path) -> None:
     assert held(**penalty, train_use_lora=False) - held(train_use_lora=False) == whole
 
 
-def test_pairs_are_held_with_their_noise(tmp_path: Path) -> None:
+def test_pairs_are_held_with_their_noise(tmp_path):
     """Numbers of rows, columns, distinct states and pairs; or rows, columns, timesteps and noise."""
     fields = {"sample_num_steps": 5, "sample_num_batches_per_epoch": 2, "train_batch_size": 2}
     config = make_config(tmp_path, **fields)
@@ -380,7 +375,7 @@ def test_pairs_are_held_with_their_noise(tmp_path: Path) -> None:
     assert awm == 2 * 5 * (3 * 8 + 4 * 8 * 8 * 4)
 
 
-def test_the_most_steps_that_may_be_drawn_are_counted(tmp_path: Path) -> None:
+def test_the_most_steps_that_may_be_drawn_are_counted(tmp_path):
     config = make_config(tmp_path, sample_num_steps=5)
     drawn, fixed = (
         budget.estimate(
@@ -391,7 +386,7 @@ def test_the_most_steps_that_may_be_drawn_are_counted(tmp_path: Path) -> None:
     assert drawn == fixed
 
 
-def test_checkpointing_computes_more_and_holds_less() -> None:
+def test_checkpointing_computes_more_and_holds_less():
     unet = published("sd15").unet
     prepare_policy(unet, {}, DDPOConfig(mixed_precision="bf16"), use_lora=True, device=budget.META)
     made = {"device": "meta", "dtype": torch.bfloat16}
@@ -408,14 +403,14 @@ def test_checkpointing_computes_more_and_holds_less() -> None:
     assert recomputed.peak < usual.peak / 3
 
 
-def test_joining_trajectories_may_be_the_peak() -> None:
+def test_joining_trajectories_may_be_the_peak():
     nothing, counted = budget.Cost(0, 0), dict.fromkeys(budget.Budget.__dataclass_fields__, 0)
     parts: dict[str, Any] = {**counted, "latents": 3, "embeddings": 4, "sampling": nothing}
     found = [budget.Budget(**{**parts, "training": budget.Cost(0, peak)}) for peak in (1, 9)]
     assert [each.peak for each in found] == [7 + 7, 7 + 9]
 
 
-def test_seconds_are_flops_over_speed() -> None:
+def test_seconds_are_flops_over_speed():
     parts: dict[str, Any] = dict.fromkeys(budget.Budget.__dataclass_fields__, 0)
     work = {"sampling": budget.Cost(3 * 10**12, 0), "training": budget.Cost(6 * 10**12, 0)}
     found = budget.Budget(**{**parts, **work})
@@ -424,6 +419,6 @@ def test_seconds_are_flops_over_speed() -> None:
         found.seconds(10, 0)
 
 
-def test_a_pipeline_with_memory_is_refused(tmp_path: Path) -> None:
+def test_a_pipeline_with_memory_is_refused(tmp_path):
     with pytest.raises(ValueError, match="like"):
         budget.estimate(make_pipeline(), make_config(tmp_path), DDPO(), FromNoise())

@@ -46,7 +46,7 @@ TINY = shlex.split("""
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """A folder with images of several sizes and kinds, and a file that is none."""
     folder = tmp_path_factory.mktemp("photos")
     Image.new("RGB", (40, 48), "red").save(folder / "a.png")
@@ -57,7 +57,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def zoo(tmp_path_factory):
     """A folder with two classes, which are digits as well."""
     folder = tmp_path_factory.mktemp("zoo")
     for label, colour in (("two", "red"), ("three", "blue")):
@@ -70,7 +70,7 @@ EDITS = {"a": ("a red three",), "b": ("a blue four", "a green digit")}
 
 
 @pytest.fixture(scope="module")
-def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def captioned(tmp_path_factory):
     """Two images with captions, one of which asks for either of two edits."""
     folder = tmp_path_factory.mktemp("captioned")
     for name, lines in EDITS.items():
@@ -98,7 +98,7 @@ def parse(*words: str, preset: str = "digit_world") -> DDPOConfig:
 
 
 # --------------------------------------------------------------------------------------------- train
-def test_train_then_sample(here: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_then_sample(here, model, capsys):
     run("train", *TINY, "--model", model, "--prompt", "a red three", "--output-dir", "a run")
     assert len(read_metrics("a run", "step")) == 1
     assert config_of(here / "a run")["train_learning_rate"] == 1e-3
@@ -114,7 +114,7 @@ def test_train_then_sample(here: Path, model: str, capsys: pytest.CaptureFixture
     assert Image.open(paths[3]).size == (3 * 96, 96)  # small images are enlarged to 96 pixels
 
 
-def test_full_training_writes_a_pipeline(here: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_training_writes_a_pipeline(here, model, capsys):
     run("train", *TINY, "--model", model, "--prompt", "", "--output-dir", "run", "--no-train-use-lora")
     trained = StableDiffusionPipeline.from_pretrained(here / "run" / "pipeline").unet.state_dict()
     first = make_pipeline().unet.state_dict()
@@ -123,7 +123,7 @@ def test_full_training_writes_a_pipeline(here: Path, model: str, capsys: pytest.
     assert (here / "samples" / "sample-000.png").is_file()
 
 
-def test_train_on_images(here: Path, model: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_on_images(here, model, photos, capsys):
     flags = ("--images", photos, "--noise-strength", "0.7", "--output-dir", "run")
     run("train", *TINY, "--model", model, *flags)
     (state,) = here.glob("run/checkpoint-*/state.json")
@@ -147,9 +147,7 @@ def test_train_on_images(here: Path, model: str, photos: Path, capsys: pytest.Ca
         ((), sample.NOISE_STRENGTH),
     ],
 )
-def test_noise_strength_is_the_flags_the_presets_or_the_default(
-    here: Path, model: str, zoo: Path, flags: tuple[str, ...], strength: float
-) -> None:
+def test_noise_strength_is_the_flags_the_presets_or_the_default(here, model, zoo, flags, strength):
     small = ("--mixed-precision", "no", "--sample-num-steps", "5", "--train-gradient-accumulation-steps", "1")
     arguments = parse_train(*TINY, *small, *flags, "--model", model, "--images", str(zoo))
     trainer = train.make_trainer(arguments, folders.find_images(zoo))
@@ -158,13 +156,7 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(
     assert ("target" in damaged) == ("corruption" in flags)
 
 
-def test_a_dry_run_counts_and_loads_no_weights(
-    here: Path,
-    model: str,
-    captioned: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypatch, capsys):
     monkeypatch.setattr(train, "load_pipeline", lambda *_, **__: pytest.fail("weights were loaded"))
     sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
     flags = (
@@ -189,9 +181,7 @@ def test_a_dry_run_counts_and_loads_no_weights(
     assert list(here.iterdir()) == []
 
 
-def test_a_dry_run_of_a_flow_model_trains_its_window_only(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_a_flow_model_trains_its_window_only(here, capsys):
     flags = ("--sample-guidance-scale", "2", "--dry-run")
     run("train", "--model", "tiny-sd3", "--algorithm", "flow_grpo:window=3", *flags)
     text = capsys.readouterr().out
@@ -215,9 +205,7 @@ def test_a_dry_run_of_a_flow_model_trains_its_window_only(
 
 
 @pytest.mark.parametrize(("model", "steps"), [("tiny-sd", 2), ("tiny-sd3", 3)])
-def test_a_dry_run_counts_the_steps_that_the_family_runs(
-    zoo: Path, model: str, steps: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_counts_the_steps_that_the_family_runs(zoo, model, steps, capsys):
     """A quarter of ten steps is rounded down by one family, up by the other."""
     load = {"tiny-sd": load_tiny_sd, "tiny-sd3": load_tiny_sd3}[model]
     assert len(family_of(load()).schedule(10, 0.25).timesteps) == steps
@@ -228,7 +216,7 @@ def test_a_dry_run_counts_the_steps_that_the_family_runs(
     assert f"denoiser passes an epoch: {6 * steps} of sampling" in capsys.readouterr().out
 
 
-def test_an_algorithm_leaves_out_what_the_preset_has_for_another() -> None:
+def test_an_algorithm_leaves_out_what_the_preset_has_for_another():
     def config(*words: str) -> DDPOConfig:
         return parse_train("--model", "tiny-sd3", *words).make_config(PRESETS["digit_world_flow"])
 
@@ -239,7 +227,7 @@ def test_an_algorithm_leaves_out_what_the_preset_has_for_another() -> None:
 
 
 @pytest.mark.slow
-def test_a_flow_model_is_trained_resumed_and_sampled(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
     flags = (*TINY, "--model", "tiny-sd3", "--algorithm", "flow_grpo:window=2", "--sample-num-steps", "4")
     flags = (*flags, "--sample-group-size", "2", "--output-dir", "run")
     run("train", *flags)
@@ -264,7 +252,7 @@ def test_a_flow_model_is_trained_resumed_and_sampled(here: Path, capsys: pytest.
     assert difference.abs().max() <= 1
 
 
-def test_validation_of_images_and_of_prompts(here: Path, model: str, photos: Path) -> None:
+def test_validation_of_images_and_of_prompts(here, model, photos):
     flags = (*TINY, "--model", model, "--validation-freq", "1")
     Path("held-out.txt").write_text("a red three\na blue four\n")
     run("train", *flags, "--prompt", "a red three", "--validation", "held-out.txt", "--output-dir", "text")
@@ -280,7 +268,7 @@ def held_out(folder: Path) -> Path:
     return folder / "held-out"
 
 
-def test_images_become_squares_of_the_model(photos: Path) -> None:
+def test_images_become_squares_of_the_model(photos):
     images = folders.find_images(photos)
     assert [file.name for file in images.files] == ["a.png", "b.jpg", "c.webp"]
     sampler = folders.ImagePrompts(images, "a fox", 32, seed=0)
@@ -295,14 +283,14 @@ def test_images_become_squares_of_the_model(photos: Path) -> None:
         torch.testing.assert_close(image[:, 16, 16], expected, atol=0.02, rtol=0)
 
 
-def test_the_middle_of_an_image_is_kept() -> None:
+def test_the_middle_of_an_image_is_kept():
     striped = Image.new("RGB", (60, 20), "white")  # 20 black, 20 white, 20 black
     striped.paste("black", (0, 0, 20, 20))
     striped.paste("black", (40, 0, 60, 20))
     assert folders.fit(striped, 20).min() == 1
 
 
-def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
+def test_a_photograph_is_turned_upright(tmp_path):
     image = Image.new("RGB", (8, 4), "white")
     exif = image.getexif()
     exif[0x0112] = 6  # the camera was held on its side
@@ -311,7 +299,7 @@ def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------- flags, presets
-def test_flags_override_the_preset(here: Path, model: str) -> None:
+def test_flags_override_the_preset(here, model):
     run(
         "train",
         "--preset",
@@ -331,7 +319,7 @@ def test_flags_override_the_preset(here: Path, model: str) -> None:
     assert (preset["train_learning_rate"], preset["sample_num_steps"]) == (2e-3, 10)
 
 
-def test_a_preset_is_chosen_for_tiny_sd_only() -> None:
+def test_a_preset_is_chosen_for_tiny_sd_only():
     def chosen(*words: str) -> Any:
         return parse_train(*words).choose_preset()
 
@@ -341,9 +329,7 @@ def test_a_preset_is_chosen_for_tiny_sd_only() -> None:
     assert chosen("--model", "somebody/model").config == {}
 
 
-def test_img2img_presets_train_on_class_folders(
-    here: Path, model: str, zoo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
     """The camouflage preset's own reward, asked for the folder's classes."""
     seen: list[Any] = []
 
@@ -367,13 +353,7 @@ def test_img2img_presets_train_on_class_folders(
     assert (written["sample_forward_size"], written["train_forward_size"]) == (4, 4)
 
 
-def test_the_edit_preset_obeys_captions(
-    here: Path,
-    model: str,
-    captioned: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, capsys):
     """All but its sizes: the reward on small random models, captions, guidance, groups, and sampling."""
     score = rewards.edit(write_clip(here / "clip"), write_resnet(here / "resnet"))
     seen: list[tuple[str, str]] = []
@@ -421,14 +401,8 @@ def test_the_edit_preset_obeys_captions(
     ],
 )
 def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
-    words: list[str],
-    message: str,
-    here: Path,
-    photos: Path,
-    captioned: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words, message, here, photos, captioned, capsys, monkeypatch
+):
     def load(*arguments: Any, **settings: Any) -> Any:
         raise AssertionError("a model is loaded")
 
@@ -448,9 +422,7 @@ def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
     assert message in line
 
 
-def test_help_explains_every_field(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_explains_every_field(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as caught:
         cli.main(["train", "--help"])
@@ -468,18 +440,18 @@ def test_help_explains_every_field(
     assert all(name in text for name in PROMPTS)
 
 
-def test_names_of_flags_are_those_of_the_registries() -> None:
+def test_names_of_flags_are_those_of_the_registries():
     assert get_args(options.Damage) == tuple(world.DAMAGES)
     assert options.Demo.epochs == demo.SETTINGS["num_epochs"]
     assert set(options.BASIC) <= {field.name for field in dataclasses.fields(DDPOConfig)}
 
 
-def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):
     monkeypatch.setitem(rewards.REWARDS, "mine", rewards.colourfulness)
     assert parse_train("--reward", "mine").reward == "mine"
 
 
-def test_flags_become_values_of_their_fields() -> None:
+def test_flags_become_values_of_their_fields():
     config = parse(
         *("--train-learning-rate", "2e-4", "--num-epochs", "7", "--exp-name", "x y"),
         *("--no-train-cfg", "--sample-guidance-scale", "1", "--per-prompt-stat-tracking"),
@@ -503,9 +475,7 @@ def test_flags_become_values_of_their_fields() -> None:
 
 
 # -------------------------------------------------------------------------------------------- sample
-def test_sample_writes_results_beside_the_images(
-    here: Path, model: str, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_writes_results_beside_the_images(here, model, photos, capsys):
     images = [photos / name for name in ("a.png", "b.jpg", "c.webp")]
     flags = ("--model", model, "--noise-strength", "0.5", "--steps", "4", "--images", *images)
     run("sample", *flags, "--output-dir", "one")
@@ -529,7 +499,7 @@ def test_sample_writes_results_beside_the_images(
         assert a.tobytes() != c.tobytes()
 
 
-def test_sizes_are_kept_when_asked_for(here: Path, model: str, photos: Path) -> None:
+def test_sizes_are_kept_when_asked_for(here, model, photos):
     images = (photos / "a.png", photos / "b.jpg")
     flags = ("--model", model, "--noise-strength", "0.5", "--steps", "2", "--keep-size")
     run("sample", *flags, "--images", *images)
@@ -537,7 +507,7 @@ def test_sizes_are_kept_when_asked_for(here: Path, model: str, photos: Path) -> 
     assert Image.open(here / "samples" / "grid.png").size == (2 * 2 * 40, 2 * 2 * 48)  # twice as large
 
 
-def test_a_stray_config_is_not_that_of_a_run(here: Path, model: str) -> None:
+def test_a_stray_config_is_not_that_of_a_run(here, model):
     shutil.copytree(model, "model")
     Path("config.json").write_text('{"sample_num_steps": 3}')
     assert runs.find_policy(None, "model", None).settings == DDPOConfig()
@@ -624,15 +594,8 @@ def test_a_stray_config_is_not_that_of_a_run(here: Path, model: str) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(
-    words: list[str],
-    message: str,
-    here: Path,
-    model: str,
-    photos: Path,
-    zoo: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words, message, here, model, photos, zoo, capsys, monkeypatch
+):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (here / "broken").mkdir()
     (here / "broken" / "broken.png").write_bytes(b"\x89PNG, or not")
@@ -650,7 +613,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
 
 
 @pytest.mark.parametrize(("encoding", "columns"), [("ascii", "20"), ("utf-8", "200")])
-def test_errors_look_the_same_on_every_terminal(encoding: str, columns: str) -> None:
+def test_errors_look_the_same_on_every_terminal(encoding, columns):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": columns}
     command = [sys.executable, "-m", "ddpo_lessons.app.cli", "train", "--num-epoch", "3"]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -662,21 +625,17 @@ def test_errors_look_the_same_on_every_terminal(encoding: str, columns: str) -> 
     assert line.endswith("For full helptext, run ddpo-lessons train --help")
 
 
-def test_the_learning_rate_has_a_short_name() -> None:
+def test_the_learning_rate_has_a_short_name():
     assert cli.parse(["train", "--lr", "1e-4"]).given == {"train_learning_rate": 1e-4}
 
 
-def test_odd_sizes_are_refused_when_sizes_are_kept(
-    here: Path, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_odd_sizes_are_refused_when_sizes_are_kept(here, model, capsys):
     Image.new("RGB", (33, 32)).save("odd.png")
     assert cli.main(["sample", "--model", model, "--images", "odd.png", "--keep-size"]) == 2
     assert "multiples of 4" in capsys.readouterr().err
 
 
-def test_lora_weights_of_another_model_are_refused(
-    here: Path, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypatch):
     run("train", *TINY, "--model", model, "--prompt", "", "--output-dir", "run")
     wide = make_pipeline()
     wide.unet = type(wide.unet).from_config(wide.unet.config, block_out_channels=(32, 64))
@@ -693,7 +652,7 @@ def test_lora_weights_of_another_model_are_refused(
     assert "none of them is for a layer that a StableDiffusion3Pipeline has" in capsys.readouterr().err
 
 
-def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_no_traceback(monkeypatch):
     def interrupt(_: object) -> int:
         raise KeyboardInterrupt
 
@@ -702,7 +661,7 @@ def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------------------------ demo, doctor, package
-def test_doctor_and_demo_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_and_demo_are_called(monkeypatch):
     monkeypatch.setattr(doctor, "run", lambda _: 1)
     assert cli.main(["doctor"]) == 1
     calls = []
@@ -719,7 +678,7 @@ sample --images nowhere; sample --run nowhere; sample --keep-size
 """
 
 
-def test_answers_that_need_no_torch_do_not_wait_for_it() -> None:
+def test_answers_that_need_no_torch_do_not_wait_for_it():
     program = (
         "import sys\nfrom ddpo_lessons.app import cli, doctor\ndoctor.run = lambda _: 0\n"
         "for words in sys.argv[1:]:\n"
@@ -732,14 +691,14 @@ def test_answers_that_need_no_torch_do_not_wait_for_it() -> None:
     assert [line for line in lines if line.endswith(("set()", "}"))] == [f"{line} set()" for line in words]
 
 
-def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_package_s(capsys):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == ddpo_lessons.__version__ == project["version"]
     assert project["scripts"] == {"ddpo-lessons": "ddpo_lessons.app.cli:main"}
 
 
-def test_public_names_exist() -> None:
+def test_public_names_exist():
     for name in ddpo_lessons.__all__:
         assert getattr(ddpo_lessons, name) is not None
     assert set(ddpo_lessons.__all__) <= set(dir(ddpo_lessons))
@@ -747,7 +706,7 @@ def test_public_names_exist() -> None:
         ddpo_lessons.PPOTrainer  # noqa: B018
 
 
-def test_type_checkers_see_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_type_checkers_see_the_same_names(monkeypatch):
     monkeypatch.setattr(typing, "TYPE_CHECKING", True)
     seen = runpy.run_path(ddpo_lessons.__file__)
     assert "__getattr__" not in seen  # the branch for type checkers ran

@@ -176,7 +176,7 @@ trainer.train()
 
 
 @pytest.fixture
-def policy_prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def policy_prompts(monkeypatch):
     """The prompts that rollouts of the trainer are given."""
     prompts: list[str] = []
     condition = StableDiffusion.condition
@@ -213,7 +213,7 @@ def picture(pipeline: Any) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------- scripts
-def test_a_script_for_trl_runs(here: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_for_trl_runs(here, model, monkeypatch):
     flags = [*TRL_FLAGS.split(), f"--pretrained_model={model}"]
     monkeypatch.setattr(sys, "argv", ["aesthetics.py", *flags])
     script = run_script(TRL_SCRIPT)
@@ -233,7 +233,7 @@ def test_a_script_for_trl_runs(here: Path, model: str, monkeypatch: pytest.Monke
     )
 
 
-def test_a_script_for_imageddpo_runs(here: Path, model: str, policy_prompts: list[str]) -> None:
+def test_a_script_for_imageddpo_runs(here, model, policy_prompts):
     script = run_script(IMAGEDDPO_SCRIPT, MODEL=model)
     # one optimizer step an epoch; the hook comes before
     assert [(strength, step) for strength, step, _ in script["validated"]] == [(0.4, 0), (0.4, 1)]
@@ -251,14 +251,14 @@ def test_a_script_for_imageddpo_runs(here: Path, model: str, policy_prompts: lis
     assert sum(parameter.abs().sum() for parameter in moved) > 0
 
 
-def test_under_guidance_the_policy_sees_the_prompt(here: Path, model: str, policy_prompts: list[str]) -> None:
+def test_under_guidance_the_policy_sees_the_prompt(here, model, policy_prompts):
     script = IMAGEDDPO_SCRIPT.replace("sample_guidance_scale=0.0", "sample_guidance_scale=2.0")
     script = script.replace("num_epochs=2", "num_epochs=1")
     run_script(script, MODEL=model)
     assert policy_prompts == ["id:0", "id:1", "id:2", "id:3"]
 
 
-def test_a_fraction_that_leaves_no_step_is_refused(tmp_path: Path, model: str) -> None:
+def test_a_fraction_that_leaves_no_step_is_refused(tmp_path, model):
     settings = config(tmp_path, sample_num_steps=10, train_timestep_fraction=0.05)
     pipeline = compat.I2IDDPOStableDiffusionPipeline(model)
     with pytest.raises(ValueError, match=r"train_timestep_fraction=0\.05"):
@@ -266,7 +266,7 @@ def test_a_fraction_that_leaves_no_step_is_refused(tmp_path: Path, model: str) -
 
 
 # ------------------------------------------------------------------------------------------ wrappers
-def test_a_model_without_a_unet_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_a_unet_is_refused(tmp_path):
     refused = pytest.raises(TypeError, match="trains UNets, and a StableDiffusion3Pipeline has none")
     with refused:
         compat.DefaultDDPOStableDiffusionPipeline("tiny-sd3")
@@ -275,7 +275,7 @@ def test_a_model_without_a_unet_is_refused(tmp_path: Path) -> None:
             kind(config(tmp_path), brightness, draw, load_tiny_sd3())
 
 
-def test_the_wrapper_shows_the_parts_of_its_pipeline(model: str) -> None:
+def test_the_wrapper_shows_the_parts_of_its_pipeline(model):
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(model)
     for part in ("unet", "vae", "text_encoder", "tokenizer", "scheduler"):
         assert getattr(wrapper, part) is getattr(wrapper.sd_pipeline, part)
@@ -286,14 +286,14 @@ def test_the_wrapper_shows_the_parts_of_its_pipeline(model: str) -> None:
     assert not compat.DefaultDDPOStableDiffusionPipeline(model, use_lora=False).use_lora
 
 
-def test_the_wrapper_samples_as_the_pipeline_that_it_was_made_of(model: str) -> None:
+def test_the_wrapper_samples_as_the_pipeline_that_it_was_made_of(model):
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(model)
     wrapper.set_progress_bar_config(disable=True)
     assert np.array_equal(picture(wrapper), picture(make_pipeline()))
 
 
 @pytest.mark.parametrize("use_lora", [True, False])
-def test_what_is_saved_opens_as_it_was_trained(tmp_path: Path, model: str, use_lora: bool) -> None:
+def test_what_is_saved_opens_as_it_was_trained(tmp_path, model, use_lora):
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(model, use_lora=use_lora)
     wrapper.set_progress_bar_config(disable=True)
     untrained = picture(wrapper)
@@ -316,7 +316,7 @@ def test_what_is_saved_opens_as_it_was_trained(tmp_path: Path, model: str, use_l
         np.testing.assert_allclose(picture(plain), untrained if use_lora else trained, atol=1e-5)
 
 
-def test_training_goes_on_from_saved_lora_weights(tmp_path: Path, model: str) -> None:
+def test_training_goes_on_from_saved_lora_weights(tmp_path, model):
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(model)
     compat.DDPOTrainer(config(tmp_path / "first"), brightness, red_three, wrapper)
     stir_adapter(wrapper.unet)
@@ -333,7 +333,7 @@ def test_training_goes_on_from_saved_lora_weights(tmp_path: Path, model: str) ->
 
 
 @pytest.mark.parametrize("guidance_scale", [0.0, 3.0])
-def test_i2i_denoises_as_diffusers_img2img(model: str, guidance_scale: float) -> None:
+def test_i2i_denoises_as_diffusers_img2img(model, guidance_scale):
     wrapper = compat.I2IDDPOStableDiffusionPipeline(model)
     reference = StableDiffusionImg2ImgPipeline(
         **wrapper.sd_pipeline.components, requires_safety_checker=False
@@ -360,16 +360,14 @@ def test_i2i_denoises_as_diffusers_img2img(model: str, guidance_scale: float) ->
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
 
 
-def test_i2i_refuses_guidance_without_a_prompt(model: str) -> None:
+def test_i2i_refuses_guidance_without_a_prompt(model):
     wrapper = compat.I2IDDPOStableDiffusionPipeline(model)
     with pytest.raises(ValueError, match="prompt_embeds"):
         wrapper(latents=torch.zeros(1, 4, 8, 8), guidance_scale=2.0)
 
 
 # -------------------------------------------------------------------------------------------- config
-def test_the_config_has_the_defaults_of_trl_where_scripts_count_on_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_config_has_the_defaults_of_trl_where_scripts_count_on_them(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/my_script.py"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert compat.DDPOConfig().mixed_precision == "fp16"
@@ -379,7 +377,7 @@ def test_the_config_has_the_defaults_of_trl_where_scripts_count_on_them(
     assert "max_workers" not in compat.DDPOConfig().to_dict()
 
 
-def test_the_trainer_has_what_scripts_reach_for(tmp_path: Path, model: str) -> None:
+def test_the_trainer_has_what_scripts_reach_for(tmp_path, model):
     pipeline = compat.DefaultDDPOStableDiffusionPipeline(model)
     hook: Any = lambda *arguments: None  # noqa: E731
     trainer = compat.DDPOTrainer(config(tmp_path), brightness, red_three, pipeline, hook)
@@ -390,12 +388,12 @@ def test_the_trainer_has_what_scripts_reach_for(tmp_path: Path, model: str) -> N
     assert trainer.step(0, 7) == 1  # TRL's count of optimizer steps
 
 
-def test_async_rewards_are_refused() -> None:
+def test_async_rewards_are_refused():
     with pytest.raises(ValueError, match="async_reward_computation"):
         compat.DDPOConfig(async_reward_computation=True)
 
 
-def test_train_takes_a_number_of_epochs(tmp_path: Path, model: str) -> None:
+def test_train_takes_a_number_of_epochs(tmp_path, model):
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(model)
     run = compat.DDPOTrainer(config(tmp_path, num_epochs=100), brightness, red_three, wrapper)
     run.train(epochs=1)
@@ -403,7 +401,7 @@ def test_train_takes_a_number_of_epochs(tmp_path: Path, model: str) -> None:
     assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-000001"]
 
 
-def test_from_checkpoint_finds_the_run(tmp_path: Path, model: str) -> None:
+def test_from_checkpoint_finds_the_run(tmp_path, model):
     def wrapper() -> compat.DefaultDDPOStableDiffusionPipeline:
         return compat.DefaultDDPOStableDiffusionPipeline(model)
 
@@ -413,9 +411,7 @@ def test_from_checkpoint_finds_the_run(tmp_path: Path, model: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- hub
-def test_push_to_hub_uploads_what_is_saved(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_to_hub_uploads_what_is_saved(tmp_path, model, monkeypatch):
     calls: list[Any] = []
 
     class Hub:
@@ -438,9 +434,7 @@ def test_push_to_hub_uploads_what_is_saved(
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "./no-such-folder"])
-def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(tmp_path, name, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(RuntimeError) as caught:
@@ -452,7 +446,7 @@ def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(
     assert "hf download" in message
 
 
-def test_pickled_weights_are_refused(tmp_path: Path, model: str) -> None:
+def test_pickled_weights_are_refused(tmp_path, model):
     pipeline = StableDiffusionPipeline.from_pretrained(model)
     pipeline.save_pretrained(tmp_path, safe_serialization=False)
     assert list(tmp_path.glob("unet/*.bin"))
@@ -460,7 +454,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, model: str) -> None:
         families.load_pipeline(tmp_path)
 
 
-def test_tiny_sd_is_a_name(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_sd_is_a_name(model, monkeypatch):
     monkeypatch.setitem(families.CHECKPOINTS, "tiny-sd", Path(model))
     loaded = families.load_pipeline("tiny-sd")
     assert torch.equal(loaded.unet.conv_in.weight, make_pipeline().unet.conv_in.weight)

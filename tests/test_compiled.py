@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def forgets_most_of_the_gradient(graph: torch.fx.GraphModule, _: list[torch.Tens
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DDPOTrainer]:
+def make_trainer(tmp_path, monkeypatch):
     def make(backend: Backend, **settings: Any) -> DDPOTrainer:
         torch._dynamo.reset()
         monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend=backend))
@@ -50,9 +49,7 @@ def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return make
 
 
-def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(
-    make_trainer: Callable[..., DDPOTrainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(make_trainer, monkeypatch):
     compared: list[int] = []
 
     def spy(names: list[str], compiled: list[torch.Tensor], own: list[torch.Tensor]) -> None:
@@ -75,7 +72,7 @@ def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(
         torch.testing.assert_close(compiled, own, rtol=1e-4, atol=1e-6)
 
 
-def test_wrong_gradients_end_the_run_before_a_step(make_trainer: Callable[..., DDPOTrainer]) -> None:
+def test_wrong_gradients_end_the_run_before_a_step(make_trainer):
     trainer = make_trainer(forgets_most_of_the_gradient, torch_compile=True)
     before = [weight.detach().clone() for weight in trainer.learner.trainable.values()]
     with pytest.raises(WrongGradientsError, match=r"torch_compile=True: .* 75% off.*Set torch_compile=False"):
@@ -85,7 +82,7 @@ def test_wrong_gradients_end_the_run_before_a_step(make_trainer: Callable[..., D
     assert not list(trainer.config.run_dir.glob("checkpoint-*"))
 
 
-def test_gradients_are_compared_by_weight() -> None:
+def test_gradients_are_compared_by_weight():
     own = [torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.02])]  # norms 5 and 0.02
     check_gradients(["a", "b"], own, own)
     check_gradients(["a", "b"], [torch.tensor([3.0, 2.0]), own[1]], own)  # 2 / 5
@@ -98,7 +95,7 @@ def test_gradients_are_compared_by_weight() -> None:
         check_gradients(["a", "b"], [own[0], torch.tensor([0.0, torch.nan])], own)
 
 
-def test_a_unet_that_an_earlier_trainer_compiled_is_not_used(tmp_path: Path) -> None:
+def test_a_unet_that_an_earlier_trainer_compiled_is_not_used(tmp_path):
     pipeline = make_pipeline()
     pipeline.unet.compile(backend="eager")
     trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, pipeline)

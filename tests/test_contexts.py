@@ -8,14 +8,7 @@ import torch
 from helpers import brightness, counted_passes, make_config, make_pipeline
 from PIL import Image
 
-from ddpo_lessons.data.contexts import (
-    check_functions,
-    check_key,
-    info_means,
-    score,
-    text_context,
-    to_tensor,
-)
+from ddpo_lessons.data.contexts import check_functions, check_key, info_means, score, text_context, to_tensor
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,7 +67,7 @@ def test_keys_that_a_checkpoint_cannot_bring_back_are_refused_before_any_forward
 
 
 @pytest.mark.parametrize("strength", [None, "0.5", torch.tensor([0.5, 0.7])])
-def test_a_noise_strength_that_is_no_number(tmp_path, strength: Any):
+def test_a_noise_strength_that_is_no_number(tmp_path, strength):
     with pytest.raises(TypeError, match=r"noise_strength=.* must be a number"):
         ImageDDPOTrainer(
             make_config(tmp_path), brightness, lambda: None, make_pipeline(), noise_strength=strength

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fake_device import DEVICE, HOST, Traffic, fake_device
+from fake_device import DEVICE, HOST, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
 
 from ddpo_lessons.app import cli, demo, options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import damaged_handwriting, get_prompts
-from ddpo_lessons.rewards import RewardFunction, decorruption, digit_legibility, prompt_alignment, recolouring
+from ddpo_lessons.rewards import decorruption, digit_legibility, prompt_alignment, recolouring
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.text.models import ValueModel, load_text_models
@@ -29,12 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture
-def traffic() -> Iterator[Traffic]:
+def traffic():
     with fake_device() as traffic:
         yield traffic
 
 
-def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(traffic: Traffic) -> None:
+def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(traffic):
     """So that the tests below could fail."""
     host = torch.zeros(3)
     there = host.to(DEVICE)
@@ -70,7 +69,7 @@ def numbers(record: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("kind", [ImageDDPOTrainer, DDPOTrainer])
-def test_training_is_that_of_the_cpu(kind: type[DDPOTrainer], precision: str, tmp_path: Path) -> None:
+def test_training_is_that_of_the_cpu(kind, precision, tmp_path):
     make_trainer(kind, tmp_path / "host", mixed_precision=precision).train()
     with fake_device():
         trainer = make_trainer(kind, tmp_path / "device", mixed_precision=precision)
@@ -89,7 +88,7 @@ def test_training_is_that_of_the_cpu(kind: type[DDPOTrainer], precision: str, tm
     assert list((tmp_path / "lora").glob("*.safetensors"))
 
 
-def test_training_continues_from_a_checkpoint(tmp_path: Path, traffic: Traffic) -> None:
+def test_training_continues_from_a_checkpoint(tmp_path, traffic):
     changes = {"per_prompt_stat_tracking": True, "train_kl_coefficient": 0.1, "mixed_precision": "fp16"}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     DDPOTrainer(make_config(whole, num_epochs=2, **changes), brightness, red_three, make_pipeline()).train()
@@ -130,7 +129,7 @@ def crossings(run: str, folder: Path, **changes: Any) -> int:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_what_crosses_or_waits_is_counted_by_epoch_pass_and_step(run: str, tmp_path: Path) -> None:
+def test_what_crosses_or_waits_is_counted_by_epoch_pass_and_step(run, tmp_path):
     """Nothing in a group of pairs or a denoising step; little in the rest."""
     usual = crossings(run, tmp_path / "usual")
     assert crossings(run, tmp_path / "groups", train_forward_size=1) == usual  # 12 groups a step, not 3
@@ -142,7 +141,7 @@ def test_what_crosses_or_waits_is_counted_by_epoch_pass_and_step(run: str, tmp_p
     assert usual - 2 * per_step - 4 * per_pass <= 20
 
 
-def test_text_ppo_is_that_of_the_cpu() -> None:
+def test_text_ppo_is_that_of_the_cpu():
     """It trains where its policy is; answers are drawn by the host's generator, so they are the same."""
 
     def lengths(texts: Any) -> torch.Tensor:
@@ -168,20 +167,14 @@ PLACES = [HOST, DEVICE]
 
 
 @pytest.fixture
-def pictures() -> world.Pictures:
+def pictures():
     return world.draw_pictures(8, "test", 0, "foggy", 3)
 
 
 @pytest.mark.parametrize("digits_place", PLACES)
 @pytest.mark.parametrize("images_place", PLACES)
 @pytest.mark.parametrize("judge_place", PLACES)
-def test_accuracy_reads_pictures_of_any_device(
-    judge_place: torch.device,
-    images_place: torch.device,
-    digits_place: torch.device,
-    pictures: world.Pictures,
-    traffic: Traffic,
-) -> None:
+def test_accuracy_reads_pictures_of_any_device(judge_place, images_place, digits_place, pictures, traffic):
     expected = accuracy(load_judge(), pictures.images, pictures.digits)
     judge = load_judge().to(judge_place)
     assert accuracy(judge, pictures.images.to(images_place), pictures.digits.to(digits_place)) == expected
@@ -189,9 +182,7 @@ def test_accuracy_reads_pictures_of_any_device(
 
 
 @pytest.mark.parametrize("make_reward", [digit_legibility, prompt_alignment, decorruption, recolouring])
-def test_rewards_score_pictures_of_the_device(
-    make_reward: Callable[[], RewardFunction], pictures: world.Pictures, traffic: Traffic
-) -> None:
+def test_rewards_score_pictures_of_the_device(make_reward, pictures, traffic):
     metadata = [
         {"digit": int(digit), "target": clean, "image": clean}
         for digit, clean in zip(pictures.digits, pictures.clean, strict=True)
@@ -206,9 +197,7 @@ def test_rewards_score_pictures_of_the_device(
 
 
 @pytest.mark.parametrize("images_place", PLACES)
-def test_restore_takes_pictures_of_any_device(
-    images_place: torch.device, pictures: world.Pictures, traffic: Traffic
-) -> None:
+def test_restore_takes_pictures_of_any_device(images_place, pictures, traffic):
     settings = {"noise_strength": 0.5, "num_steps": 6}
     expected = demo.restore(load_tiny_sd(), pictures.images, **settings)
     found = demo.restore(load_tiny_sd().to(DEVICE), pictures.images.to(images_place), **settings)
@@ -216,7 +205,7 @@ def test_restore_takes_pictures_of_any_device(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_demo_runs_to_its_end(tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_runs_to_its_end(tmp_path, traffic, monkeypatch):
     small = {"sample_batch_size": 8, "sample_num_batches_per_epoch": 1, "sample_group_size": 2}
     init = DDPOConfig.__init__
 
@@ -230,7 +219,7 @@ def test_demo_runs_to_its_end(tmp_path: Path, traffic: Traffic, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("start", ["image", "noise"])
-def test_sample_draws_on_the_device(start: str, tmp_path: Path, traffic: Traffic) -> None:
+def test_sample_draws_on_the_device(start, tmp_path, traffic):
     picture, out = tmp_path / "picture.png", tmp_path / "out"
     Image.new("RGB", (32, 32), "red").save(picture)
     flags = {

@@ -4,9 +4,7 @@ import http.server
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -19,7 +17,7 @@ from ddpo_lessons.app import doctor, profiles
 
 
 @pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_hub(monkeypatch):
     """Every test starts offline, without a CUDA device and without an override."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -27,7 +25,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def hub(monkeypatch):
     """A model hub on loopback; call the fixture with the HTTP status that it should answer."""
     status = 200
 
@@ -72,23 +70,21 @@ def pretend_installed(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str])
 
 # ---- profiles
 @pytest.mark.parametrize(("cuda", "expected"), [(0, "cpu"), (1, "gpu")])
-def test_profile_follows_the_machine_and_asks_no_hub(
-    monkeypatch: pytest.MonkeyPatch, cuda: int, expected: str
-) -> None:
+def test_profile_follows_the_machine_and_asks_no_hub(monkeypatch, cuda, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cuda))
     monkeypatch.setattr(profiles, "hub_reachable", lambda: pytest.fail("asked the hub"))
     assert profiles.pick_profile() == expected
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "gpu", "hub"])
-def test_profile_override_wins_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+def test_profile_override_wins_and_asks_nobody(monkeypatch, wanted):
     pretend_cuda(monkeypatch)
     monkeypatch.setattr(profiles, "hub_reachable", lambda: pytest.fail("asked the hub"))
     monkeypatch.setenv("DDPO_LESSONS_PROFILE", wanted)
     assert profiles.pick_profile() == wanted
 
 
-def test_profile_override_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_override_is_checked(monkeypatch):
     monkeypatch.setenv("DDPO_LESSONS_PROFILE", "tpu")
     with pytest.raises(ValueError, match=r"DDPO_LESSONS_PROFILE='tpu'.*use cpu, gpu or hub"):
         profiles.pick_profile()
@@ -97,32 +93,30 @@ def test_profile_override_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         profiles.pick_profile()
 
 
-def test_hub_that_answers_and_hub_with_an_error(hub: Callable[[int], None]) -> None:
+def test_hub_that_answers_and_hub_with_an_error(hub):
     assert profiles.hub_reachable()
     hub(503)
     assert not profiles.hub_reachable()
 
 
-def test_hub_offline_switch_asks_nobody(hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_offline_switch_asks_nobody(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert not profiles.hub_reachable()
 
 
-def test_hub_that_accepts_and_never_answers(
-    hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_that_accepts_and_never_answers(hub, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert not profiles.hub_reachable(timeout=0.1)
 
 
-def test_hub_address_that_is_none(hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_address_that_is_none(hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     assert not profiles.hub_reachable()
 
 
 # ---- doctor
-def test_packages_within_and_outside_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_within_and_outside_their_bounds(monkeypatch):
     pretend_installed(monkeypatch, {"torch": "2.13.0+cpu", "peft": "0.17.1"})
     assert list(doctor.check_packages()) == [
         (True, "torch 2.13.0+cpu (needs >=2.13,<3)"),
@@ -130,7 +124,7 @@ def test_packages_within_and_outside_their_bounds(monkeypatch: pytest.MonkeyPatc
     ]  # pytest belongs to an extra and is not looked at
 
 
-def test_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_is_missing(monkeypatch):
     pretend_installed(monkeypatch, {"torch": "3.0"})
     assert list(doctor.check_packages()) == [
         (False, 'torch 3.0 (needs >=2.13,<3): run `pip install "torch>=2.13,<3"`'),
@@ -138,7 +132,7 @@ def test_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_package_itself_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_itself_not_installed(monkeypatch):
     def requires(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 
@@ -148,13 +142,13 @@ def test_package_itself_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install -e ." in check.text
 
 
-def test_gpu_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_line(monkeypatch):
     assert list(doctor.check_gpu()) == [(True, "GPU: none, the cpu profile is used")]
     pretend_cuda(monkeypatch)
     assert list(doctor.check_gpu()) == [(True, "GPU: Pretend 8G, 6.0 of 8.0 GiB free")]
 
 
-def test_memory_and_disk_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_disk_limits(monkeypatch):
     memory = SimpleNamespace(available=2 * 2**30, total=4 * 2**30)
     disk = SimpleNamespace(free=2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
@@ -169,7 +163,7 @@ def test_memory_and_disk_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check.ok for check in [*doctor.check_memory(), *doctor.check_disk()]] == [False, False]
 
 
-def test_checkpoint_present_truncated_and_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_checkpoint_present_truncated_and_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "CHECKPOINT", tmp_path)
     [check] = doctor.check_checkpoint()
     assert not check.ok
@@ -186,7 +180,7 @@ def test_checkpoint_present_truncated_and_missing(monkeypatch: pytest.MonkeyPatc
     assert f"{file} is damaged" in check.text
 
 
-def test_hub_lines(hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_lines(hub, monkeypatch):
     assert list(doctor.check_hub()) == [(True, f"Model hub: {constants.ENDPOINT} answers")]
     hub(404)
     [check] = doctor.check_hub()
@@ -196,7 +190,7 @@ def test_hub_lines(hub: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) 
     assert check == (True, "Model hub: switched off by HF_HUB_OFFLINE, no hub profile")
 
 
-def test_notebook_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_lines(monkeypatch):
     pretend_cuda(monkeypatch)
     assert [check.text for check in doctor.check_notebooks()] == [
         "Notebooks 01 to 05: profile cpu, as on every machine",
@@ -206,9 +200,7 @@ def test_notebook_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check.ok for check in doctor.check_notebooks()] == [True, False]
 
 
-def test_main_prints_one_line_per_finding_and_fails_if_one_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_prints_one_line_per_finding_and_fails_if_one_does(monkeypatch, capsys):
     fine, bad = doctor.Check(True, "fine"), doctor.Check(False, "bad: do this")
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine]),))
     assert doctor.run() == 0
@@ -218,9 +210,7 @@ def test_main_prints_one_line_per_finding_and_fails_if_one_does(
     assert capsys.readouterr().out == "[FAIL] bad: do this\n[OK]   fine\n"
 
 
-def test_main_survives_a_torch_that_cannot_be_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_survives_a_torch_that_cannot_be_imported(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)  # `import torch` raises ImportError
     assert doctor.run() == 1
     lines = capsys.readouterr().out.splitlines()

@@ -15,13 +15,13 @@ from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import judge_edits
 
 
-def test_rl_is_compared_with_the_best_of_the_committed_grid() -> None:
+def test_rl_is_compared_with_the_best_of_the_committed_grid():
     rows = read_rows(edit.GRID)
     assert len(rows) == len(edit.grid())
     assert edit.best_of_grid(rows) == recolour.UNTRAINED_BEST
 
 
-def test_the_committed_runs_have_the_settings_that_stand_in_the_module() -> None:
+def test_the_committed_runs_have_the_settings_that_stand_in_the_module():
     for run in json.loads(recolour.RESULT.read_text("utf-8"))["runs"]:
         assert run["run"]["settings"] == json.loads(json.dumps(recolour.SETTINGS))
         assert asdict(recolour.POLICY).items() <= run["run"].items()
@@ -30,7 +30,7 @@ def test_the_committed_runs_have_the_settings_that_stand_in_the_module() -> None
 
 
 @pytest.mark.slow
-def test_a_run_tells_what_the_committed_ones_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_what_the_committed_ones_tell(monkeypatch):
     small = {"num_epochs": 2, "sample_batch_size": 8, "sample_num_batches_per_epoch": 1}
     monkeypatch.setattr(recolour, "SETTINGS", {**recolour.SETTINGS, **small, "train_batch_size": 8})
     monkeypatch.setattr(recolour, "TEST", (8, "test", 0))
@@ -45,14 +45,14 @@ def test_a_run_tells_what_the_committed_ones_tell(monkeypatch: pytest.MonkeyPatc
     assert not torch.equal(images["before"], images["after"])
 
 
-def test_the_program_needs_no_model_and_gets_nearly_all_right() -> None:
+def test_the_program_needs_no_model_and_gets_nearly_all_right():
     edits = world.draw_edits(100, "validation", 1)
     verdicts = judge_edits(edit.by_program(edits), edits, load_judge(), load_second_judge())
     assert verdicts["both"].float().mean() > 0.95
     assert verdicts["second_judge"].float().mean() > 0.95
 
 
-def test_the_untrained_pipeline_is_that_of_diffusers_and_repeats_itself() -> None:
+def test_the_untrained_pipeline_is_that_of_diffusers_and_repeats_itself():
     edits, pipeline = world.draw_edits(3, "validation", 0), load_tiny_sd()
     low, again, high = (
         recolour.untrained(pipeline, edits, Img2Img(strength, 4.0, 5)) for strength in (0.4, 0.4, 0.8)

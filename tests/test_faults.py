@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def run(folder: Path, reward: Any = brightness, prompts: Any = red_three, **chan
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """The folder of a run of one epoch, to read."""
     folder = tmp_path_factory.mktemp("finished")
     run(folder)
@@ -364,7 +364,7 @@ def test_training_runs_in_another_thread_which_gets_no_signals(tmp_path):
 
 # --------------------------------------------------------------------------------- runs in other processes
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Any]:
+def processes():
     """Processes that start quickly: copies of one that has imported everything, where the system can."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)

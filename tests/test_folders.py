@@ -25,7 +25,7 @@ def write(path: Path, colour: str = "red", size: int = 32) -> Path:
 
 
 @pytest.fixture
-def zoo(tmp_path: Path) -> Path:
+def zoo(tmp_path):
     for place, colour in (("dog/a.png", "red"), ("cat/a.png", "lime"), ("cat/b.png", "blue")):
         write(tmp_path / place, colour)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
@@ -35,7 +35,7 @@ def zoo(tmp_path: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------------- what is in there
-def test_subfolders_are_labels(zoo: Path) -> None:
+def test_subfolders_are_labels(zoo):
     images = folders.find_images(zoo)
     assert [file.relative_to(zoo).as_posix() for file in images.files] == [
         "cat/a.png",
@@ -46,26 +46,26 @@ def test_subfolders_are_labels(zoo: Path) -> None:
     assert images.classes == ("cat", "dog")
 
 
-def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+def test_a_flat_folder_has_no_labels(tmp_path):
     write(tmp_path / "b.png")
     images = folders.find_images(tmp_path)
     assert images.labels is None
     assert images.classes == ()
 
 
-def test_a_folder_that_is_both_is_refused(zoo: Path) -> None:
+def test_a_folder_that_is_both_is_refused(zoo):
     write(zoo / "stray.png")
     with pytest.raises(ValueError, match="beside subfolders"):
         folders.find_images(zoo)
 
 
-def test_broken_files_in_subfolders_are_found(zoo: Path) -> None:
+def test_broken_files_in_subfolders_are_found(zoo):
     (zoo / "dog" / "broken.png").write_bytes(b"\x89PNG, or not")
     with pytest.raises(OSError, match=r"broken\.png"):
         folders.find_images(zoo)
 
 
-def test_every_image_is_drawn_with_its_label(zoo: Path) -> None:
+def test_every_image_is_drawn_with_its_label(zoo):
     sampler = folders.ImagePrompts(folders.find_images(zoo), "an animal", 16, seed=3)
     drawn = [sampler() for _ in range(40)]
     colours = {"cat/a.png": (0, 1, 0), "cat/b.png": (0, 0, 1), "dog/a.png": (1, 0, 0)}
@@ -79,7 +79,7 @@ def test_every_image_is_drawn_with_its_label(zoo: Path) -> None:
         assert set(metadata) == {"id", "image", "label"}
 
 
-def test_folders_named_after_digits_give_the_digit(tmp_path: Path) -> None:
+def test_folders_named_after_digits_give_the_digit(tmp_path):
     for name in ("three", "seven"):
         write(tmp_path / name / "a.png")
     sampler = folders.ImagePrompts(folders.find_images(tmp_path), "", 32, seed=0)
@@ -89,7 +89,7 @@ def test_folders_named_after_digits_give_the_digit(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------- captions
 @pytest.fixture
-def captioned(zoo: Path) -> Path:
+def captioned(zoo):
     for place, text in (
         ("dog/a.txt", "a black dog"),
         ("cat/a.TXT", "\ufeffa white cat\n\n   a striped cat  \n"),
@@ -99,7 +99,7 @@ def captioned(zoo: Path) -> Path:
     return zoo
 
 
-def test_captions_lie_beside_their_images_and_notes_are_passed_over(captioned: Path) -> None:
+def test_captions_lie_beside_their_images_and_notes_are_passed_over(captioned):
     images = folders.find_images(captioned)  # cat/notes.txt belongs to no image
     assert images.captions == (("a white cat", "a striped cat"), ("ein grünes Kätzchen",), ("a black dog",))
     for place in ("cat/a.TXT", "cat/b.txt", "dog/a.txt"):
@@ -107,7 +107,7 @@ def test_captions_lie_beside_their_images_and_notes_are_passed_over(captioned: P
     assert folders.find_images(captioned).captions is None
 
 
-def test_the_prompt_that_is_drawn_is_the_caption(captioned: Path) -> None:
+def test_the_prompt_that_is_drawn_is_the_caption(captioned):
     images = folders.find_images(captioned)
     sampler, again = (folders.ImagePrompts(images, "", 16, seed=3) for _ in range(2))
     drawn = [sampler() for _ in range(60)]
@@ -121,7 +121,7 @@ def test_the_prompt_that_is_drawn_is_the_caption(captioned: Path) -> None:
     }
 
 
-def test_captions_change_no_draw_of_images(captioned: Path) -> None:
+def test_captions_change_no_draw_of_images(captioned):
     def draw(images: folders.ImageFolder) -> list[Any]:
         return [folders.ImagePrompts(images, "", 16, seed)()[2]["id"].partition(":")[0] for seed in range(20)]
 
@@ -129,7 +129,7 @@ def test_captions_change_no_draw_of_images(captioned: Path) -> None:
     assert draw(with_captions) == draw(folders.ImageFolder(captioned, with_captions.files, None))
 
 
-def test_images_without_a_caption_are_all_named(captioned: Path) -> None:
+def test_images_without_a_caption_are_all_named(captioned):
     (captioned / "cat" / "b.txt").write_text(" \n\n")
     (captioned / "dog" / "a.txt").rename(captioned / "dog" / "A dog.txt")
     with pytest.raises(ValueError, match=r"write the prompt into cat/b\.txt, dog/a\.txt \(no") as caught:
@@ -138,7 +138,7 @@ def test_images_without_a_caption_are_all_named(captioned: Path) -> None:
     assert "no image has the name of cat/notes.txt, dog/A dog.txt" in message
 
 
-def test_a_message_names_ten_files_and_counts_the_rest(tmp_path: Path) -> None:
+def test_a_message_names_ten_files_and_counts_the_rest(tmp_path):
     for number in range(14):
         write(tmp_path / f"{number:02}.png")
     (tmp_path / "00.txt").write_text("a dog")
@@ -146,13 +146,13 @@ def test_a_message_names_ten_files_and_counts_the_rest(tmp_path: Path) -> None:
         folders.find_images(tmp_path)
 
 
-def test_a_caption_that_is_not_utf_8_is_named(captioned: Path) -> None:
+def test_a_caption_that_is_not_utf_8_is_named(captioned):
     (captioned / "dog" / "a.txt").write_text("a black dog", encoding="utf-16")
     with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text .*save it as UTF-8"):
         folders.find_images(captioned)
 
 
-def test_a_metadata_file_that_is_not_utf_8_is_named(zoo: Path) -> None:
+def test_a_metadata_file_that_is_not_utf_8_is_named(zoo):
     (zoo / "metadata.csv").write_text("file_name,text\ndog/a.png,ein Kätzchen\n", encoding="latin-1")
     with pytest.raises(ValueError, match=r"metadata\.csv is not UTF-8 text .*save it as UTF-8"):
         folders.find_images(zoo)
@@ -163,7 +163,7 @@ def write_metadata(folder: Path, *lines: str) -> None:
     (folder / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def test_captions_of_metadata_jsonl(zoo: Path) -> None:
+def test_captions_of_metadata_jsonl(zoo):
     write_metadata(
         zoo,
         '{"file_name": "dog/a.png", "text": "a black dog"}',
@@ -190,13 +190,13 @@ def test_captions_of_metadata_jsonl(zoo: Path) -> None:
         ('{"file_name": "dog/a.png", "text": 3}', "entry 1 is not like"),
     ],
 )
-def test_a_metadata_jsonl_that_lacks_something_is_refused(zoo: Path, line: str, match: str) -> None:
+def test_a_metadata_jsonl_that_lacks_something_is_refused(zoo, line, match):
     write_metadata(zoo, line)
     with pytest.raises(ValueError, match=match):
         folders.find_images(zoo)
 
 
-def test_captions_of_metadata_csv(zoo: Path) -> None:
+def test_captions_of_metadata_csv(zoo):
     table = zoo / "metadata.csv"
     table.write_text(
         'file_name,text,other\ndog/a.png,"a black, old dog",1\ncat/a.png,a white cat,2\n'
@@ -209,7 +209,7 @@ def test_captions_of_metadata_csv(zoo: Path) -> None:
         folders.find_images(zoo)
 
 
-def test_two_kinds_of_captions_are_refused(captioned: Path) -> None:
+def test_two_kinds_of_captions_are_refused(captioned):
     write_metadata(captioned, '{"file_name": "dog/a.png", "text": "a dog"}')
     with pytest.raises(ValueError, match=r"metadata\.jsonl and in cat/a\.TXT: keep one kind"):
         folders.find_images(captioned)
@@ -218,7 +218,7 @@ def test_two_kinds_of_captions_are_refused(captioned: Path) -> None:
         folders.find_images(captioned)
 
 
-def test_a_prompt_names_the_class(zoo: Path, tmp_path: Path) -> None:
+def test_a_prompt_names_the_class(zoo, tmp_path):
     images = folders.find_images(zoo)
     folders.check_prompt("clip_score", images, "a photo of a {label}")
     sampler = folders.ImagePrompts(images, "a photo of a {label}", 16, seed=3)
@@ -234,7 +234,7 @@ def test_a_prompt_names_the_class(zoo: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------- reading in parallel
-def test_reading_ahead_changes_no_draw_and_reads_only_what_is_wanted(zoo: Path) -> None:
+def test_reading_ahead_changes_no_draw_and_reads_only_what_is_wanted(zoo):
     images = folders.find_images(zoo)
     plain, ahead = (folders.ImagePrompts(images, "", 16, 5, ("noisy",)) for _ in range(2))
     calls = [True, False, True, True, False]
@@ -252,7 +252,7 @@ def test_reading_ahead_changes_no_draw_and_reads_only_what_is_wanted(zoo: Path) 
     assert ahead.state_dict() == plain.state_dict() == {"seed": 5, "drawn": 5}
 
 
-def test_every_image_once_whatever_was_drawn(zoo: Path) -> None:
+def test_every_image_once_whatever_was_drawn(zoo):
     images = folders.find_images(zoo)
     sampler = folders.ImagePrompts(images, "", 16, 5, ("noisy",))
     before = sampler.every()
@@ -262,7 +262,7 @@ def test_every_image_once_whatever_was_drawn(zoo: Path) -> None:
     assert all(torch.equal(a[1], b[1]) for a, b in zip(before, after, strict=True))
 
 
-def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo: Path) -> None:
+def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo):
     images = folders.find_images(zoo)
     for file in images.files:
         file.write_bytes(file.read_bytes()[:60])
@@ -283,9 +283,7 @@ def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo: Path) -> None:
         ("colourfulness", False, "", None),
     ],
 )
-def test_an_image_has_one_prompt_where_the_reward_scores_it(
-    captioned: Path, reward: str, with_captions: bool, prompt: str | None, match: str | None
-) -> None:
+def test_an_image_has_one_prompt_where_the_reward_scores_it(captioned, reward, with_captions, prompt, match):
     found = folders.find_images(captioned)
     images = found if with_captions else folders.ImageFolder(captioned, found.files, found.labels)
     if match is None:
@@ -318,9 +316,7 @@ def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
         ("colourfulness", (), (), None),
     ],
 )
-def test_rewards_find_what_they_need_or_are_refused(
-    tmp_path: Path, reward: str, classes: tuple[str, ...], damages: tuple[str, ...], match: str | None
-) -> None:
+def test_rewards_find_what_they_need_or_are_refused(tmp_path, reward, classes, damages, match):
     images = in_classes(tmp_path, *classes) if classes else flat(tmp_path)
     if match is None:
         folders.check_needs(reward, images, damages)
@@ -329,7 +325,7 @@ def test_rewards_find_what_they_need_or_are_refused(
         folders.check_needs(reward, images, damages)
 
 
-def test_needs_name_rewards_that_exist_and_name_them_all() -> None:
+def test_needs_name_rewards_that_exist_and_name_them_all():
     """Called without metadata, a reward says which key it misses; text and CLIP need no more."""
     assert set(folders.NEEDS) | set(folders.NEED_A_PROMPT) <= set(rewards.REWARDS)
     images = torch.full((1, 3, 32, 32), 0.5)
@@ -344,9 +340,7 @@ def test_needs_name_rewards_that_exist_and_name_them_all() -> None:
         assert missing == folders.NEEDS.get(name, ""), name
 
 
-def test_rewards_that_compare_classes_get_those_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewards_that_compare_classes_get_those_of_the_folder(tmp_path, monkeypatch):
     calls: list[Any] = []
     monkeypatch.setitem(rewards.REWARDS, "clip_change", lambda **given: calls.append(given))
     folders.make_reward("clip_change", in_classes(tmp_path, "cat", "dog", "cat"))
@@ -356,7 +350,7 @@ def test_rewards_that_compare_classes_get_those_of_the_folder(
 
 
 # --------------------------------------------------------------------------------------------- damage
-def test_damage_keeps_the_clean_image_as_the_target(zoo: Path) -> None:
+def test_damage_keeps_the_clean_image_as_the_target(zoo):
     images = folders.find_images(zoo)
     sampler = folders.ImagePrompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
     drawn = [sampler()[1:] for _ in range(40)]
@@ -372,7 +366,7 @@ def test_damage_keeps_the_clean_image_as_the_target(zoo: Path) -> None:
 
 @pytest.mark.parametrize("name", world.DAMAGES)
 @pytest.mark.parametrize("size", [32, 512])
-def test_damage_works_at_every_size(name: str, size: int) -> None:
+def test_damage_works_at_every_size(name, size):
     image = torch.linspace(0, 1, size).expand(3, size, size) * 0.6 + 0.2
     damaged = folders.damage(image, name, 3, torch.Generator().manual_seed(0))
     assert damaged.shape == image.shape
@@ -381,7 +375,7 @@ def test_damage_works_at_every_size(name: str, size: int) -> None:
         assert (damaged - image).abs().mean() > 0.005
 
 
-def test_blur_grows_with_large_images() -> None:
+def test_blur_grows_with_large_images():
     """A step between two halves becomes the Gaussian's integral; its standard deviation is what is asked."""
     for size, sigma in ((32, 2.0), (224, 2.0), (512, 2.0 * 512 / 224)):
         image = torch.zeros(3, size, size)
@@ -393,7 +387,7 @@ def test_blur_grows_with_large_images() -> None:
         assert edge[size // 2 + offset].item() == pytest.approx(expected, abs=0.01), size
 
 
-def test_blur_at_scale_one_is_the_kernel_of_seventeen_by_seventeen() -> None:
+def test_blur_at_scale_one_is_the_kernel_of_seventeen_by_seventeen():
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     taps = torch.exp(-(torch.arange(-8, 9) ** 2) / (2 * 2.6**2))
     kernel = (taps[:, None] * taps[None, :] / taps.sum() ** 2).expand(3, 1, 17, 17)
@@ -402,7 +396,7 @@ def test_blur_at_scale_one_is_the_kernel_of_seventeen_by_seventeen() -> None:
     torch.testing.assert_close(world.blur(images, 4, torch.Generator()), expected)
 
 
-def test_unknown_damage_and_severity_are_named() -> None:
+def test_unknown_damage_and_severity_are_named():
     image = torch.zeros(3, 32, 32)
     with pytest.raises(ValueError, match="damage='wet'"):
         folders.damage(image, "wet", 1, torch.Generator())
@@ -410,7 +404,7 @@ def test_unknown_damage_and_severity_are_named() -> None:
         folders.damage(image, "foggy", 6, torch.Generator())
 
 
-def test_an_image_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_an_image_that_is_cut_off_is_named(tmp_path):
     file = tmp_path / "cut.jpg"
     Image.new("RGB", (64, 64), "red").save(file)
     file.write_bytes(file.read_bytes()[:-100])
@@ -419,7 +413,7 @@ def test_an_image_that_is_cut_off_is_named(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------- kinds of files
-def test_sixteen_bits_keep_their_brightness(tmp_path: Path) -> None:
+def test_sixteen_bits_keep_their_brightness(tmp_path):
     for value, expected in ((0, 0), (32896, 128), (65535, 255)):  # 32896 = 128 * 257
         file = tmp_path / "grey.png"
         Image.fromarray(np.full((4, 4), value, dtype=np.uint16)).save(file)
@@ -429,13 +423,13 @@ def test_sixteen_bits_keep_their_brightness(tmp_path: Path) -> None:
             torch.testing.assert_close(to_tensor(opened), torch.full((3, 4, 4), expected / 255))
 
 
-def test_numbers_whose_white_is_unknown_are_refused(tmp_path: Path) -> None:
+def test_numbers_whose_white_is_unknown_are_refused(tmp_path):
     Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "a.tiff")
     with pytest.raises(OSError, match=r"a\.tiff .*32 bits a pixel .*save it with 8 or 16"):
         folders.find_images(tmp_path)
 
 
-def test_all_damaged_files_are_named_before_the_first_is_drawn(tmp_path: Path) -> None:
+def test_all_damaged_files_are_named_before_the_first_is_drawn(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     for name in ("a.jpg", "b.png", "c.jpg", "d.png"):
         Image.fromarray(noise).save(tmp_path / name)

@@ -48,7 +48,7 @@ def make_trainer(folder: Path, model: str = "sd", pipeline: Any = None, **change
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_first_replay_has_ratio_one(model: str, precision: str, tmp_path: Path) -> None:
+def test_the_first_replay_has_ratio_one(model, precision, tmp_path):
     trainer = make_trainer(tmp_path, model, mixed_precision=precision)
     stir_adapter(trainer.learner.denoiser)
     trainer.step(0)
@@ -57,7 +57,7 @@ def test_the_first_replay_has_ratio_one(model: str, precision: str, tmp_path: Pa
     assert first["first_replay_max_ratio_error"] < 1e-4
 
 
-def test_training_is_that_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_that_of_the_cpu(tmp_path, monkeypatch):
     """Noise and order are drawn by the host; without TF32 only rounding differs."""
     make_trainer(tmp_path / "device", allow_tf32=False).train()
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -73,9 +73,7 @@ def test_training_is_that_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_resumed_run_is_the_run_that_never_stopped(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_is_the_run_that_never_stopped(precision, tmp_path, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # sums in one order
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -91,7 +89,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_saved_draws_the_same_with_plain_diffusers(model: str, tmp_path: Path) -> None:
+def test_what_is_saved_draws_the_same_with_plain_diffusers(model, tmp_path):
     trained, plain = MODELS[model](), MODELS[model]()
     trainer = make_trainer(tmp_path / "run", model, trained)
     stir_adapter(trainer.learner.denoiser)
@@ -111,9 +109,7 @@ def test_what_is_saved_draws_the_same_with_plain_diffusers(model: str, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["no", *(pytest.param(p, marks=needs_gpu) for p in ("bf16", "fp16"))])
-def test_a_compiled_network_has_the_gradients_of_its_own(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_network_has_the_gradients_of_its_own(precision, tmp_path, monkeypatch):
     """Compiled by inductor on a GPU; the trainer compares all gradients before its first step."""
     torch._dynamo.reset()
     if not HAS_GPU:  # inductor takes minutes there
@@ -125,7 +121,7 @@ def test_a_compiled_network_has_the_gradients_of_its_own(
 
 @needs_gpu
 @pytest.mark.parametrize("model", MODELS)
-def test_nothing_waits_within_a_group_of_pairs(model: str, tmp_path: Path) -> None:
+def test_nothing_waits_within_a_group_of_pairs(model, tmp_path):
     def waits(size: int) -> int:
         trainer = make_trainer(tmp_path / f"{size}", model, train_forward_size=size, mixed_precision="fp16")
         trainer.step(0)

@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def progress_bars() -> Iterator[None]:
+def progress_bars():
     """The script switches them off for its process, which here is that of all tests."""
     yield
     logging.enable_progress_bar()
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(monkeypatch):
     """Give tiny models the names of the published ones."""
     makers = {"sd15": make_pipeline, "sdxl": make_xl_pipeline, "sd35_medium": make_sd3_pipeline}
     makers["flux_dev"] = make_flux_pipeline
@@ -56,7 +55,7 @@ def merged(part: str) -> Row:
 
 
 @pytest.mark.parametrize("part", ["sd15-checkpointing", "sdxl", "sd35_medium", "flux_dev"])
-def test_an_epoch_of_each_model_is_measured(part: str, tiny: None) -> None:
+def test_an_epoch_of_each_model_is_measured(part, tiny):
     """In fp16 accelerate trains on no CPU; compiled networks are `test_gpu.py`'s."""
     epoch, row = gpu.EPOCHS[part], merged(part)
     assert row["ratio_error"] < 1e-3
@@ -74,7 +73,7 @@ def test_an_epoch_of_each_model_is_measured(part: str, tiny: None) -> None:
     assert row["paper_gb"] == budget.estimate(memory.published(epoch.model), config, *task).peak / 1e9
 
 
-def test_settings_in_fp16_and_compiled_differ_in_that_alone() -> None:
+def test_settings_in_fp16_and_compiled_differ_in_that_alone():
     plain, compiled = gpu.EPOCHS["sd15"].settings(), gpu.EPOCHS["sd15-compiled"].settings()
     assert {k: v for k, v in compiled.items() if plain[k] != v} == {"torch_compile": True}
     plain, half = gpu.EPOCHS["sd35_medium"].settings(), gpu.EPOCHS["sd35_medium-fp16"].settings()
@@ -82,7 +81,7 @@ def test_settings_in_fp16_and_compiled_differ_in_that_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_is_run(monkeypatch):
     monkeypatch.setattr(gpu, "DEMO", {"epochs": 1, "eval_images": 8})
     small = {"sample_batch_size": 8, "sample_num_batches_per_epoch": 1, "sample_group_size": 2}
     monkeypatch.setattr(gpu.demo, "SETTINGS", {**gpu.demo.SETTINGS, **small, "train_batch_size": 8})
@@ -91,7 +90,7 @@ def test_the_demo_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 <= row["before_all"] <= 1
 
 
-def test_outcomes_of_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_of_tests_are_counted(tmp_path, monkeypatch):
     file = tmp_path / "test_made_up.py"
     tests = ("pass", "assert 0", "pytest.skip()")
     lines = [f"def test_{number}(): {body}" for number, body in enumerate(tests)]
@@ -105,7 +104,7 @@ def test_outcomes_of_tests_are_counted(tmp_path: Path, monkeypatch: pytest.Monke
     assert merged("tests")["result"] == "pytest ended with 4"
 
 
-def test_waits_are_those_that_torch_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_are_those_that_torch_tells(monkeypatch):
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 
@@ -132,7 +131,7 @@ print(json.dumps({"result": "2 failed"}))
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
+def card(monkeypatch):
     """A GPU that is only named, and parts that only say something."""
     monkeypatch.setattr(gpu, "on_gpu", lambda: True)
     monkeypatch.setattr(gpu, "header", lambda: {"hardware": "a card", "libraries": {"torch": "3"}})
@@ -140,7 +139,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu.LIMITS, "flux_dev", 1)
 
 
-def test_every_part_gets_its_row_also_if_it_fails(tmp_path: Path, card: None) -> None:
+def test_every_part_gets_its_row_also_if_it_fails(tmp_path, card):
     output = tmp_path / "gpu.json"
     gpu.main(["--output", str(output)])
     found = json.loads(output.read_text("utf-8"))
@@ -158,9 +157,7 @@ def test_every_part_gets_its_row_also_if_it_fails(tmp_path: Path, card: None) ->
     assert all(row["paper_gb"] == 1.5 for row in rows.values())  # what was known before
 
 
-def test_parts_that_have_a_row_are_left_out(
-    tmp_path: Path, card: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_have_a_row_are_left_out(tmp_path, card, monkeypatch):
     output, done = tmp_path / "gpu.json", list[str]()
 
     def launch(name: str) -> Row:
@@ -185,14 +182,12 @@ def test_parts_that_have_a_row_are_left_out(
     assert list(tmp_path.iterdir()) == [output]
 
 
-def test_all_parts_end_within_forty_minutes() -> None:
+def test_all_parts_end_within_forty_minutes():
     assert gpu.LIMITS.keys() == gpu.PARTS.keys()
     assert sum(gpu.LIMITS.values()) <= 40 * 60
 
 
-def test_without_a_gpu_it_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr(gpu, "on_gpu", lambda: False)
     with pytest.raises(SystemExit):
         gpu.main([])
@@ -200,14 +195,14 @@ def test_without_a_gpu_it_says_so(
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd35_medium", "flux_dev"])
-def test_networks_are_made_in_the_precision_of_the_run(name: str) -> None:
+def test_networks_are_made_in_the_precision_of_the_run(name):
     pipeline = memory.published(name, dtype=torch.bfloat16)
     networks = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
     assert {weight.dtype for network in networks for weight in network.parameters()} == {torch.bfloat16}
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_the_smoke_run_on_paper_is_the_lessons_command() -> None:
+def test_the_smoke_run_on_paper_is_the_lessons_command():
     cells = json.loads((ROOT / "notebooks" / "08_full_gpu_run.ipynb").read_text("utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells)
     (command,) = re.findall(r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```", text, re.MULTILINE)

@@ -37,7 +37,7 @@ SMALL = shlex.split("--sample-batch-size 4 --sample-num-batches-per-epoch 1 --tr
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for name in ("my", "serve"):
@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # ---------------------------------------------------------------------------------- a reward of one's own
 @pytest.mark.slow
-def test_rewards_of_ones_own_train(here: Path) -> None:
+def test_rewards_of_ones_own_train(here):
     mine, in_python = howto_blocks("own-reward", "python")
     (here / "my.py").write_text(mine)
     (here / "models" / "clip").mkdir(parents=True)
@@ -74,7 +74,7 @@ def test_rewards_of_ones_own_train(here: Path) -> None:
     assert len(read_metrics("sum-run", "epoch")) == 1
 
 
-def test_the_page_names_the_models_that_are_asked() -> None:
+def test_the_page_names_the_models_that_are_asked():
     text = (ROOT / "docs" / "howto" / "own-reward.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, flags=re.MULTILINE))
     for name, models_of_row in rows.items():
@@ -123,13 +123,11 @@ def write_llava(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llava(tmp_path_factory):
     return write_llava(tmp_path_factory.mktemp("llava"))
 
 
-def test_the_pages_service_scores_what_its_client_asks(
-    here: Path, llava: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pages_service_scores_what_its_client_asks(here, llava, monkeypatch):
     serve_code, server_code, client_code = howto_blocks("reward-service", "python")
     (here / "serve.py").write_text(serve_code)
     import serve
@@ -174,7 +172,7 @@ def one_by_one(llava: Path, images: torch.Tensor, prompts: tuple[str, ...]) -> t
     return torch.stack(scores)
 
 
-def test_a_service_needs_numpy_alone() -> None:
+def test_a_service_needs_numpy_alone():
     tree = ast.parse(howto_blocks("reward-service", "python")[0])
     modules = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
     assert modules == {

@@ -19,7 +19,7 @@ SCRIPTS = sorted(IMAGES.glob("draw_*.py"))
 
 
 @pytest.fixture(scope="module", params=SCRIPTS, ids=lambda script: script.stem)
-def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(request, tmp_path_factory):
     """The folder to which one script has drawn."""
     folder = tmp_path_factory.mktemp(request.param.stem)
     with pytest.MonkeyPatch.context() as patch:
@@ -30,7 +30,7 @@ def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
-def test_script_draws_what_is_committed(drawn: Path) -> None:
+def test_script_draws_what_is_committed(drawn):
     assert list(drawn.iterdir())
     for path in drawn.iterdir():
         committed = (IMAGES / path.name).read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def test_script_draws_what_is_committed(drawn: Path) -> None:
             assert path.read_text(encoding="utf-8") == committed, f"run the script of {path.name} again"
 
 
-def test_every_diagram_has_its_script() -> None:
+def test_every_diagram_has_its_script():
     scripts = "".join(script.read_text(encoding="utf-8") for script in SCRIPTS)
     assert [p.name for p in IMAGES.glob("*.svg") if f'"{p.stem}"' not in scripts] == []
 
@@ -50,7 +50,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_text_stands_out_from_the_card_and_white_from_every_box() -> None:
+def test_text_stands_out_from_the_card_and_white_from_every_box():
     style = runpy.run_path(str(IMAGES / "style.py"))
     pairs = [(style["INK"], style["CARD"]), (style["MUTED"], style["CARD"])]
     for dark, light in pairs + [(colour, "#ffffff") for colour in style["PALETTE"]]:
@@ -58,7 +58,7 @@ def test_text_stands_out_from_the_card_and_white_from_every_box() -> None:
         assert ratio >= 4.5, (dark, light, ratio)  # what WCAG asks of text
 
 
-def test_diagrams_bring_their_own_light_background() -> None:
+def test_diagrams_bring_their_own_light_background():
     card = runpy.run_path(str(IMAGES / "style.py"))["CARD"]
     for path in IMAGES.glob("*.svg"):
         first = re.search(r'<g id="patch_1">.*?</g>', path.read_text(encoding="utf-8"), re.DOTALL)
@@ -67,7 +67,7 @@ def test_diagrams_bring_their_own_light_background() -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_for_colab_carries_its_figures_and_changes_nothing_else(tmp_path: Path) -> None:
+def test_a_copy_for_colab_carries_its_figures_and_changes_nothing_else(tmp_path):
     subprocess.run([sys.executable, IMAGES / "inline.py", tmp_path, LESSON], check=True)
     lesson, copy = (json.loads(path.read_text("utf-8")) for path in (LESSON, tmp_path / LESSON.name))
     count = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from diffusers.optimization import get_scheduler
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ("cosine", 2, "cosine"),
     ],
 )
-def test_rates_are_those_of_a_scheduler_that_is_stepped(name: str, warmup: int, theirs: str) -> None:
+def test_rates_are_those_of_a_scheduler_that_is_stepped(name, warmup, theirs):
     config = DDPOConfig(
         train_learning_rate=0.3, train_learning_rate_schedule=name, train_learning_rate_warmup_steps=warmup
     )
@@ -40,7 +38,7 @@ def test_rates_are_those_of_a_scheduler_that_is_stepped(name: str, warmup: int, 
         scheduler.step()
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     config = DDPOConfig(
         train_learning_rate=1.0, train_learning_rate_schedule="linear", train_learning_rate_warmup_steps=2
     )
@@ -48,7 +46,7 @@ def test_by_hand() -> None:
     assert [rates(step) for step in range(6)] == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
 
 
-def test_a_resumed_run_is_on_the_curve(tmp_path: Path) -> None:
+def test_a_resumed_run_is_on_the_curve(tmp_path):
     """Stopped in the middle, as a kill does it: `num_epochs` is that of the whole run."""
 
     def train(folder: str, **changes: object) -> DDPOTrainer:
@@ -71,6 +69,6 @@ def test_a_resumed_run_is_on_the_curve(tmp_path: Path) -> None:
     assert [lr for lr, _ in found] == pytest.approx([1e-3, 8.5355e-4, 5e-4, 1.4645e-4], rel=1e-4)
 
 
-def test_a_schedule_that_does_not_exist_is_refused() -> None:
+def test_a_schedule_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="train_learning_rate_schedule='step' must be one of"):
         DDPOConfig(train_learning_rate_schedule="step")

@@ -40,7 +40,7 @@ def gradient(unet: Any) -> torch.Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(output(unet).square().sum(), trained)])
 
 
-def test_the_same_function_with_the_same_gradient_as_pefts() -> None:
+def test_the_same_function_with_the_same_gradient_as_pefts():
     ours, pefts = adapted_unet(summed=True), adapted_unet(summed=False)
     kinds = [type(module) for module in ours.modules()]
     assert SummedLinear in kinds
@@ -51,7 +51,7 @@ def test_the_same_function_with_the_same_gradient_as_pefts() -> None:
     assert ((gradient(ours) - expected).norm() / expected.norm()).item() < 1e-5
 
 
-def test_switched_off_fused_and_scaled_as_pefts() -> None:
+def test_switched_off_fused_and_scaled_as_pefts():
     base, unet = make_pipeline().unet, adapted_unet(summed=True)
     adapted = output(unet)
     unet.disable_adapters()
@@ -66,14 +66,14 @@ def test_switched_off_fused_and_scaled_as_pefts() -> None:
 
 
 @pytest.mark.parametrize(("precision", "summed"), [("no", True), ("bf16", False)])
-def test_only_where_the_sum_is_exact_enough(tmp_path: Any, precision: str, summed: bool) -> None:
+def test_only_where_the_sum_is_exact_enough(tmp_path, precision, summed):
     pipeline = make_pipeline()
     config = make_config(tmp_path, mixed_precision=precision)
     prepare_policy(pipeline.unet, {}, config, use_lora=True, device=torch.device("cpu"))
     assert any(isinstance(module, SummedLinear) for module in pipeline.unet.modules()) == summed
 
 
-def test_a_network_that_takes_no_adapter_is_refused(tmp_path: Any) -> None:
+def test_a_network_that_takes_no_adapter_is_refused(tmp_path):
     sizes = {"num_attention_heads": 1, "attention_head_dim": 8, "num_layers": 1, "cross_attention_dim": 8}
     network = PixArtTransformer2DModel(**sizes, caption_channels=8, sample_size=8, norm_num_groups=1)
     with pytest.raises(ValueError, match=r"no adapter to a PixArtTransformer2DModel.*train_use_lora=False"):

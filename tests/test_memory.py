@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ EPOCH: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def xl_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def xl_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("xl")
     make_xl_pipeline().save_pretrained(folder)
     return str(folder)
@@ -62,7 +61,7 @@ def without_tokenizer_3() -> StableDiffusion3Pipeline:
         (without_tokenizer_3, 16 + 256),
     ],
 )
-def test_a_folder_gives_its_pipeline_without_weights(make: Any, tokens: int, tmp_path: Path) -> None:
+def test_a_folder_gives_its_pipeline_without_weights(make, tokens, tmp_path):
     pipeline = make()
     pipeline.save_pretrained(tmp_path)
     found = memory.find_pipeline(str(tmp_path))
@@ -83,7 +82,7 @@ def test_a_folder_gives_its_pipeline_without_weights(make: Any, tokens: int, tmp
         assert family_of(each).condition(["a red three"], "", 1.0)["prompt_embeds"].shape[1] == tokens
 
 
-def test_a_name_that_is_not_known() -> None:
+def test_a_name_that_is_not_known():
     with pytest.raises(
         ValueError,
         match=r"size of 'some/model' is not known here: .*tiny-sd, tiny-sd3, tiny-zoo, stable-diff",
@@ -91,7 +90,7 @@ def test_a_name_that_is_not_known() -> None:
         memory.find_pipeline("some/model")
 
 
-def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_family_is_refused(tmp_path):
     (tmp_path / "model_index.json").write_text(
         '{"_class_name": "KolorsPipeline", "vae": ["diffusers", "VAE"]}'
     )
@@ -99,14 +98,14 @@ def test_a_folder_of_another_family_is_refused(tmp_path: Path) -> None:
         memory.find_pipeline(str(tmp_path))
 
 
-def test_a_folder_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_lacks_a_part_is_refused(tmp_path):
     load_tiny_sd3().save_pretrained(tmp_path)
     (tmp_path / "vae" / "config.json").unlink()
     with pytest.raises(ValueError, match=r"no pipeline that can be counted: .*config\.json"):
         memory.find_pipeline(str(tmp_path))
 
 
-def test_rewards_share_clip() -> None:
+def test_rewards_share_clip():
     clip, resnet = 427_616_513 * 4, 11_176_512 * 4
     assert memory.reward_bytes("clip_score") == memory.reward_bytes("clip_score+0.5*clip_margin") == clip
     assert memory.reward_bytes("edit") == clip + resnet
@@ -124,9 +123,7 @@ def peak(model: str, config: DDPOConfig) -> float:
 
 
 @pytest.mark.parametrize(("kind", "guidance"), [("model", 1.0), ("xl_model", 2.0)])
-def test_the_largest_passes_that_fit(
-    kind: str, guidance: float, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_largest_passes_that_fit(kind, guidance, tmp_path, request):
     model = request.getfixturevalue(kind)
     config = make_config(tmp_path, **EPOCH, sample_guidance_scale=guidance, mixed_precision="bf16")
     # 12 samples an optimizer step: passes of 1, 2, 3, 4, 6 or 12
@@ -139,7 +136,7 @@ def test_the_largest_passes_that_fit(
     assert not found.train_gradient_checkpointing
 
 
-def test_passes_keep_what_an_algorithm_needs(model: str, tmp_path: Path) -> None:
+def test_passes_keep_what_an_algorithm_needs(model, tmp_path):
     """DPO's batches hold whole groups."""
     config = make_config(tmp_path, **EPOCH, sample_group_size=2, train_clip_range=DDPOConfig.train_clip_range)
     small, _ = memory.fit(
@@ -150,7 +147,7 @@ def test_passes_keep_what_an_algorithm_needs(model: str, tmp_path: Path) -> None
     assert (large.sample_batch_size, large.train_forward_size) == (4, 12)
 
 
-def test_checkpointing_is_for_what_does_not_fit_without(model: str, tmp_path: Path) -> None:
+def test_checkpointing_is_for_what_does_not_fit_without(model, tmp_path):
     config = make_config(tmp_path, **EPOCH)
     gigabytes = peak(model, memory.with_passes(config, 1)) * (1 - 1e-9)
     found, taken = memory.fit(model, config, gigabytes, DDPO(), START)
@@ -160,7 +157,7 @@ def test_checkpointing_is_for_what_does_not_fit_without(model: str, tmp_path: Pa
         memory.fit(model, config, gigabytes, DDPO(), START, keep_checkpointing=True)
 
 
-def test_the_smallest_card_that_would_do_is_named(model: str, tmp_path: Path) -> None:
+def test_the_smallest_card_that_would_do_is_named(model, tmp_path):
     config = make_config(tmp_path, **EPOCH)
     with pytest.raises(ValueError, match=r"a card of (\d+\.\d) GB") as caught:
         memory.fit(model, config, 0.5, DDPO(), START)
@@ -168,7 +165,7 @@ def test_the_smallest_card_that_would_do_is_named(model: str, tmp_path: Path) ->
     assert f"a card of {peak(model, checkpointed):.1f} GB" in str(caught.value)
 
 
-def test_auto_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_needs_a_device(monkeypatch):
     with pytest.raises(ValueError, match="there is none"):
         memory.device_gigabytes()
     cards = [type("Card", (), {"total_memory": size}) for size in (80 * 10**9, 24 * 10**9)]
@@ -180,7 +177,7 @@ def test_auto_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)
-def test_the_table_of_lesson_08_is_what_is_worked_out(gigabytes: int) -> None:
+def test_the_table_of_lesson_08_is_what_is_worked_out(gigabytes):
     config = DDPOConfig(**PRESETS["edit"].config)
     reward = memory.reward_bytes("edit")
     name = "stable-diffusion-v1-5/stable-diffusion-v1-5"
@@ -203,17 +200,17 @@ def test_the_table_of_lesson_08_is_what_is_worked_out(gigabytes: int) -> None:
         ("digit_world", 4, (16, 1, 16, 1)),  # one batch: that is cut
     ],
 )
-def test_processes_share_the_experiment(name: str, processes: int, expected: tuple[int, ...]) -> None:
+def test_processes_share_the_experiment(name, processes, expected):
     config = DDPOConfig(**divide(PRESETS[name], processes))
     assert tuple(getattr(config, field) for field in EPOCH) == expected
 
 
-def test_processes_that_do_not_divide_the_experiment_are_refused() -> None:
+def test_processes_that_do_not_divide_the_experiment_are_refused():
     with pytest.raises(ValueError, match="3 processes do not divide the preset's 256 samples of an epoch"):
         divide(PRESETS["edit"], 3)
 
 
-def test_what_was_given_is_that_of_each_process() -> None:
+def test_what_was_given_is_that_of_each_process():
     given = {"sample_num_batches_per_epoch"}
     assert divide(PRESETS["edit"], 4, given)["sample_num_batches_per_epoch"] == 64
     assert divide(PRESETS["edit"], 4, given)["train_gradient_accumulation_steps"] == 8

@@ -42,21 +42,21 @@ PINS = read_pins()
 
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
-def test_pin_lies_within_the_bounds(requirement: Requirement) -> None:
+def test_pin_lies_within_the_bounds(requirement):
     assert requirement.specifier.contains(PINS[canonicalize_name(requirement.name)])
 
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
-def test_every_requirement_has_a_lower_bound(requirement: Requirement) -> None:
+def test_every_requirement_has_a_lower_bound(requirement):
     assert {bound.operator for bound in requirement.specifier} & {">=", "=="}
 
 
-def test_constraints_name_no_index_and_nothing_that_torch_pins_itself() -> None:
+def test_constraints_name_no_index_and_nothing_that_torch_pins_itself():
     assert "://" not in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert [name for name in PINS if OF_TORCH.match(name)] == []
 
 
-def test_constraints_hold_the_whole_tree() -> None:
+def test_constraints_hold_the_whole_tree():
     """Walk the installed packages: each that something requires on this platform has a pin."""
     queue, seen = list(REQUIREMENTS), set()
     while queue:
@@ -78,7 +78,7 @@ def test_constraints_hold_the_whole_tree() -> None:
                 queue.append(child)
 
 
-def test_conda_environment_installs_the_same() -> None:
+def test_conda_environment_installs_the_same():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     assert environment["name"] == PROJECT["project"]["name"]
     python, pip, of_pip = environment["dependencies"]
@@ -90,7 +90,7 @@ def test_conda_environment_installs_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_imports_stay_light() -> None:
+def test_imports_stay_light():
     """Neither the package nor any module of it imports what only some functions need."""
     program = """
 import importlib, pkgutil, sys

@@ -64,7 +64,7 @@ def close(actual: torch.Tensor, recorded: Any, **tolerances: float) -> None:
     )
 
 
-def test_the_page_of_defects_names_every_recording_and_tests_that_exist() -> None:
+def test_the_page_of_defects_names_every_recording_and_tests_that_exist():
     tests = Path(__file__).parent
     page = (tests.parent / "docs/peers.md").read_text("utf-8")
     held = re.findall(r"`(test_\w+\.py)`(?:: `(\w+)`)?", page)
@@ -75,7 +75,7 @@ def test_the_page_of_defects_names_every_recording_and_tests_that_exist() -> Non
     assert set(re.findall(r"\(`([a-z0-9_]+)`\)", page)) == PEERS.keys() - right - {"made_with"}
 
 
-def test_the_tiny_folder_is_the_peers_model(tmp_path: Path) -> None:
+def test_the_tiny_folder_is_the_peers_model(tmp_path):
     pipeline = StableDiffusionPipeline.from_pretrained(make_tiny_folder(tmp_path / "tiny"))
     close(tiny_noise_pred(pipeline), PEERS["tiny_model"]["noise_pred"], rtol=1e-5, atol=1e-5)
 
@@ -83,14 +83,14 @@ def test_the_tiny_folder_is_the_peers_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", PEERS["ddim_steps"], ids=lambda row: f"{row['case']['scheduler']}-{row['case']['eta']}"
 )
-def test_ddim_step_gives_trls_outcome_and_log_prob(row: dict[str, Any]) -> None:
+def test_ddim_step_gives_trls_outcome_and_log_prob(row):
     step = draw(case_of(row))
     close(step.prev_sample, row["prev_sample"])
     close(step.log_prob, row["log_prob"])
 
 
 @pytest.mark.parametrize("row", PEERS["surrogate"], ids=lambda row: f"clip={row['clip_range']}")
-def test_clipped_surrogate_gives_trls_loss_and_statistics(row: dict[str, Any]) -> None:
+def test_clipped_surrogate_gives_trls_loss_and_statistics(row):
     tensors = (torch.tensor(row[key]) for key in ("log_prob", "old_log_prob", "advantages"))
     loss, stats = clipped_surrogate(*tensors, clip_range=row["clip_range"])
     close(loss, row["loss"])
@@ -98,12 +98,12 @@ def test_clipped_surrogate_gives_trls_loss_and_statistics(row: dict[str, Any]) -
     close(stats.clip_fraction, row["clip_fraction"])
 
 
-def test_normalize_gives_the_advantages_that_trl_trains_on() -> None:
+def test_normalize_gives_the_advantages_that_trl_trains_on():
     row = PEERS["global_advantages"]
     close(normalize(row["rewards"]).sort().values, row["sorted_advantages"])
 
 
-def test_tracker_gives_trls_advantages_below_and_above_min_count() -> None:
+def test_tracker_gives_trls_advantages_below_and_above_min_count():
     row = PEERS["tracker"]
     tracker = PerPromptStatTracker(row["buffer_size"], row["min_count"])
     for update in row["updates"]:
@@ -112,7 +112,7 @@ def test_tracker_gives_trls_advantages_below_and_above_min_count() -> None:
 
 
 @pytest.mark.parametrize("row", PEERS["batching"])
-def test_epoch_plan_counts_what_trl_runs(row: dict[str, Any]) -> None:
+def test_epoch_plan_counts_what_trl_runs(row):
     plan = EpochPlan(
         sample_batch_size=row["sample_batch_size"],
         num_batches_per_epoch=row["sample_num_batches_per_epoch"],
@@ -125,7 +125,7 @@ def test_epoch_plan_counts_what_trl_runs(row: dict[str, Any]) -> None:
     assert plan.total_pairs == row["forward_passes"]
 
 
-def test_last_step_uses_final_alpha_cumprod() -> None:
+def test_last_step_uses_final_alpha_cumprod():
     clamped, final = PEERS["last_step_ignores_final_alpha"]  # set_alpha_to_one False, then True
     close(draw(case_of(clamped)).prev_sample, clamped["scheduler_prev_sample"])
     close(torch.tensor(clamped["prev_sample"]), clamped["scheduler_prev_sample"])
@@ -140,7 +140,7 @@ def test_last_step_uses_final_alpha_cumprod() -> None:
     assert trl_error.abs().max() > 0.01
 
 
-def test_a_step_without_density_gives_no_nan() -> None:
+def test_a_step_without_density_gives_no_nan():
     row = PEERS["last_step_without_noise_is_nan"]["step"]
     assert row["log_prob"][-1] is None  # imageddpo: NaN on the last step, t = 1
     case = case_of(row)
@@ -161,7 +161,7 @@ def test_a_step_without_density_gives_no_nan() -> None:
     close(kept.log_prob, row["log_prob"][noisy])
 
 
-def test_eta_zero_is_an_error_and_not_a_nan() -> None:
+def test_eta_zero_is_an_error_and_not_a_nan():
     recorded = PEERS["eta_zero_is_trained"]
     assert recorded["trl"]["losses_nan"] > 0
     assert not recorded["trl"]["weights_finite"]
@@ -171,7 +171,7 @@ def test_eta_zero_is_an_error_and_not_a_nan() -> None:
         ddim_step_with_logprob(DDIMCase(seed=0).make_scheduler(), model_output, timesteps, sample, eta=0.0)
 
 
-def test_integer_rewards_keep_their_fractions() -> None:
+def test_integer_rewards_keep_their_fractions():
     recorded = PEERS["integer_rewards_cut_advantages"]
     row = recorded["tracker"]
     rewards = np.array(row["rewards"])
@@ -181,15 +181,10 @@ def test_integer_rewards_keep_their_fractions() -> None:
     assert row["advantages"].count(0) == 5
     assert (advantages != 0).all()
     close(normalize(rewards), (rewards - rewards.mean()) / rewards.std())
-    assert recorded["run"]["sorted_advantages"] == [
-        0,
-        0,
-        0,
-        1,
-    ]  # what TRL trains on
+    assert recorded["run"]["sorted_advantages"] == [0, 0, 0, 1]  # what TRL trains on
 
 
-def test_float32_latents_replay_exactly_where_bfloat16_leaves_the_clip_range() -> None:
+def test_float32_latents_replay_exactly_where_bfloat16_leaves_the_clip_range():
     row = PEERS["bf16_latents_leave_the_clip_range"]["step"]
     case = fifty_steps()
     model_output, timesteps, sample, noise = case.tensors()
@@ -213,7 +208,7 @@ def test_float32_latents_replay_exactly_where_bfloat16_leaves_the_clip_range() -
     assert error.max() > 10 * CLIP_RANGE
 
 
-def test_clip_fraction_and_kl_of_the_mean_shrink_with_the_latent() -> None:
+def test_clip_fraction_and_kl_of_the_mean_shrink_with_the_latent():
     for row in PEERS["clip_range_depends_on_latent_size"]:
         case = steps_of_size(row["latent_size"])
         outcome = draw(case).prev_sample
@@ -236,7 +231,7 @@ def test_clip_fraction_and_kl_of_the_mean_shrink_with_the_latent() -> None:
     assert large["clip_fraction"] == 0
 
 
-def test_bias_of_a_stale_mean_is_shown() -> None:
+def test_bias_of_a_stale_mean_is_shown():
     row = PEERS["stale_mean_biases_advantages"]
     tracker = PerPromptStatTracker(row["buffer_size"], row["min_count"])
     biases = []
@@ -248,7 +243,7 @@ def test_bias_of_a_stale_mean_is_shown() -> None:
     assert biases[3:] == pytest.approx([1.27] * 9, abs=0.11)
 
 
-def test_a_buffer_below_min_count_is_refused() -> None:
+def test_a_buffer_below_min_count_is_refused():
     small = PEERS["stale_mean_biases_advantages"]["small"]
     # TRL: the better prompt's samples all look good, the other's bad, though each has 24 rewards
     assert small["mean_advantage_by_prompt"] == pytest.approx([-0.98, 0.98], abs=0.01)

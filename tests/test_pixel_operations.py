@@ -11,7 +11,7 @@ from ddpo_lessons.tiny import world
 
 
 @pytest.fixture(scope="module")
-def pictures() -> torch.Tensor:
+def pictures():
     return world.draw_pictures(4, "train", 0, "foggy", 3).images
 
 
@@ -23,7 +23,7 @@ def two_colours(ink: tuple[float, ...], ground: tuple[float, ...]) -> torch.Tens
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_shape_range_and_determinism(name: str, pictures: torch.Tensor) -> None:
+def test_shape_range_and_determinism(name, pictures):
     before = pictures.clone()
     result = OPERATIONS[name](pictures)
     assert result.shape == pictures.shape
@@ -37,11 +37,11 @@ def test_shape_range_and_determinism(name: str, pictures: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_picture_of_one_colour_stays_finite(name: str) -> None:
+def test_a_picture_of_one_colour_stays_finite(name):
     assert OPERATIONS[name](torch.full((1, 3, 8, 8), 0.3)).isfinite().all()
 
 
-def test_stretch_of_a_ramp() -> None:
+def test_stretch_of_a_ramp():
     ramp = torch.linspace(0.2, 0.6, 101)  # the quantiles of 1% and 99% are 0.204 and 0.596
     image = torch.stack([ramp, 0.5 * ramp, ramp.flip(0)])[None, :, None]  # (1, 3, 1, 101)
     expected = ((ramp - 0.204) / 0.392).clamp(0, 1)
@@ -51,7 +51,7 @@ def test_stretch_of_a_ramp() -> None:
     assert torch.allclose(whole, torch.linspace(0, 1, 101), atol=1e-5)
 
 
-def test_median_takes_away_a_single_pixel_and_keeps_an_edge() -> None:
+def test_median_takes_away_a_single_pixel_and_keeps_an_edge():
     image = torch.zeros(1, 3, 8, 8)
     image[..., 4:] = 1.0
     spoilt = image.clone()
@@ -60,7 +60,7 @@ def test_median_takes_away_a_single_pixel_and_keeps_an_edge() -> None:
     assert torch.equal(OPERATIONS["median 5"](spoilt), image)
 
 
-def test_gaussian_spreads_a_pixel_and_keeps_its_sum() -> None:
+def test_gaussian_spreads_a_pixel_and_keeps_its_sum():
     image = torch.zeros(1, 3, 21, 21)
     image[..., 10, 10] = 1.0
     blurred = pixel_operations.gaussian(image, 1.0)
@@ -71,7 +71,7 @@ def test_gaussian_spreads_a_pixel_and_keeps_its_sum() -> None:
     assert (blurred[0, 0, 11, 11] / middle).item() == pytest.approx(0.3679, abs=1e-4)
 
 
-def test_unsharp_mask_and_subtraction_of_a_blurred_copy() -> None:
+def test_unsharp_mask_and_subtraction_of_a_blurred_copy():
     image = torch.zeros(1, 3, 21, 21)
     image[..., 10, 10] = 1.0
     blurred = pixel_operations.gaussian(image, 2.0)
@@ -83,9 +83,7 @@ def test_unsharp_mask_and_subtraction_of_a_blurred_copy() -> None:
 @pytest.mark.parametrize(
     ("ink", "ground"), [((0.9, 0.1, 0.1), (0.1, 0.1, 0.8)), ((0.3, 0.5, 0.4), (0.4,) * 3)]
 )
-def test_principal_axis_of_two_colours_has_two_levels(
-    ink: tuple[float, ...], ground: tuple[float, ...]
-) -> None:
+def test_principal_axis_of_two_colours_has_two_levels(ink, ground):
     result = OPERATIONS["principal axis"](two_colours(ink, ground))
     is_ink = torch.zeros(8, 8, dtype=torch.bool)
     is_ink[:4, :4] = True
@@ -95,7 +93,7 @@ def test_principal_axis_of_two_colours_has_two_levels(
     assert torch.allclose(levels[1], torch.tensor(float(not brighter)), atol=1e-4)
 
 
-def test_principal_axis_is_the_longest_one() -> None:
+def test_principal_axis_is_the_longest_one():
     """Colours at (±3, 0, 0) and (0, ±1, 0) from their mean: the projection is the red channel."""
     colours = torch.tensor([[3.0, 0, 0], [-3, 0, 0], [0, 1, 0], [0, -1, 0]]) / 10 + 0.5  # (4, 3)
     image = colours.T[None, :, None]  # (1, 3, 1, 4)

@@ -34,7 +34,7 @@ def normalised(images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clip_folder(tmp_path_factory):
     """A random CLIP with the activation of open_clip's ViT-H-14."""
     folder = write_clip(tmp_path_factory.mktemp("clip"))
     config = CLIPConfig.from_pretrained(folder)
@@ -44,7 +44,7 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ----------------------------------------------------------------------------------------- PickScore
-def test_pick_score_is_clips_own_logit(clip_folder: Path, tmp_path: Path) -> None:
+def test_pick_score_is_clips_own_logit(clip_folder, tmp_path):
     model = CLIPModel.from_pretrained(clip_folder)
     model.logit_scale.data.fill_(4.6)  # about that of CLIP, and not that of a new one
     model.save_pretrained(tmp_path)  # without tokenizer and preprocessor
@@ -138,7 +138,7 @@ def letters(folder: Path, prompts: tuple[str, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", ["folder", "file", "safetensors"])
-def test_hps_v2_is_the_cosine_of_open_clips_model(clip_folder: Path, tmp_path: Path, form: str) -> None:
+def test_hps_v2_is_the_cosine_of_open_clips_model(clip_folder, tmp_path, form):
     weights = open_clip_weights()
     file = tmp_path / "HPS_v2.1_compressed.pt"
     if form == "safetensors":
@@ -154,7 +154,7 @@ def test_hps_v2_is_the_cosine_of_open_clips_model(clip_folder: Path, tmp_path: P
     assert (score - swapped).abs().min() > 1e-3
 
 
-def test_half_precision_weights_compute_in_float32(clip_folder: Path, tmp_path: Path) -> None:
+def test_half_precision_weights_compute_in_float32(clip_folder, tmp_path):
     half = {name: weight.half() for name, weight in open_clip_weights().items()}
     torch.save({"state_dict": half}, tmp_path / "half.pt")
     whole = {name: weight.float() for name, weight in half.items()}
@@ -168,9 +168,7 @@ class Bomb:
         return (Path("exploded").touch, ())
 
 
-def test_a_checkpoint_that_would_run_code_is_refused(
-    clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_would_run_code_is_refused(clip_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": open_clip_weights(), "more": Bomb()}, "bomb.pt", pickle_module=pickle)
     with pytest.raises(RuntimeError, match="could not be loaded"):
@@ -178,7 +176,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(
     assert not Path("exploded").exists()
 
 
-def test_weights_of_another_model_are_refused(clip_folder: Path, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(clip_folder, tmp_path):
     weights = open_clip_weights()
     del weights["visual.proj"]
     torch.save({"state_dict": weights}, tmp_path / "lacks.pt")
@@ -289,7 +287,7 @@ def image_reward_by_hand(images: torch.Tensor, tokens: torch.Tensor, w: Weights)
 
 
 @pytest.fixture
-def image_reward_folders(tmp_path: Path) -> tuple[Path, Path]:
+def image_reward_folders(tmp_path):
     model, bert = tmp_path / "model", tmp_path / "bert"
     model.mkdir()
     bert.mkdir()
@@ -299,7 +297,7 @@ def image_reward_folders(tmp_path: Path) -> tuple[Path, Path]:
     return model, bert
 
 
-def test_image_reward_is_the_authors_formula(image_reward_folders: tuple[Path, Path]) -> None:
+def test_image_reward_is_the_authors_formula(image_reward_folders):
     images = pictures(32)
     tokens = torch.tensor([[2, 5, 6, 7, 3, 0], [2, 5, 8, 3, 0, 0]])  # the mask hides however much padding
     expected = image_reward_by_hand(images, tokens, image_reward_weights())
@@ -310,7 +308,7 @@ def test_image_reward_is_the_authors_formula(image_reward_folders: tuple[Path, P
     assert (score - other).abs().min() > 0.01  # it reads the prompt
 
 
-def test_image_reward_cuts_prompts_at_35_tokens(image_reward_folders: tuple[Path, Path]) -> None:
+def test_image_reward_cuts_prompts_at_35_tokens(image_reward_folders):
     reward: Any = rewards.image_reward(*image_reward_folders)
     prompts = ("a " * 33, "a " * 33 + "red cat", "a " * 32 + "red")  # 33 words between start and end
     fits, cut, other = reward(pictures(32)[:1].expand(3, -1, -1, -1), prompts, ({},) * 3).tolist()

@@ -21,7 +21,7 @@ from ddpo_lessons.tiny import world
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_name_what_exists(name: str) -> None:
+def test_presets_name_what_exists(name):
     preset = PRESETS[name]
     assert preset.reward in rewards.REWARDS
     assert set(preset.damages) <= set(world.DAMAGES)
@@ -47,14 +47,14 @@ def test_presets_name_what_exists(name: str) -> None:
         ("flux", 1, 1152, 2),
     ],
 )
-def test_presets_make_the_epochs_of_the_peers(name: str, processes: int, samples: int, steps: int) -> None:
+def test_presets_make_the_epochs_of_the_peers(name, processes, samples, steps):
     # ddpo-pytorch's config/dgx.py works them out in comments; gaussian-glasses: 256 a gradient update
     plan = DDPOConfig(**PRESETS[name].config).epoch_plan(50, processes)
     assert (plan.total_samples, plan.optimizer_steps) == (samples, steps)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("camouflage", 20), ("corruption", 10)])
-def test_img2img_presets_take_one_pass_over_part_of_the_schedule(name: str, steps: int) -> None:
+def test_img2img_presets_take_one_pass_over_part_of_the_schedule(name, steps):
     from diffusers import DDIMScheduler
 
     preset = PRESETS[name]
@@ -64,7 +64,7 @@ def test_img2img_presets_take_one_pass_over_part_of_the_schedule(name: str, step
     assert len(timesteps) == steps
 
 
-def test_the_edit_preset_trains_a_guided_policy_in_groups() -> None:
+def test_the_edit_preset_trains_a_guided_policy_in_groups():
     from diffusers import DDIMScheduler
 
     preset = PRESETS["edit"]
@@ -78,12 +78,12 @@ def test_the_edit_preset_trains_a_guided_policy_in_groups() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_algorithm_of_a_preset_takes_its_settings(name: str) -> None:
+def test_the_algorithm_of_a_preset_takes_its_settings(name):
     preset = PRESETS[name]
     make_algorithm(preset.algorithm).check(DDPOConfig(**preset.config))
 
 
-def test_stable_diffusion_35_takes_the_settings_of_its_source() -> None:
+def test_stable_diffusion_35_takes_the_settings_of_its_source():
     """pickscore_sd3_4gpu of flow_grpo: 16 groups of 16, and rollouts of a group that share no noise."""
     config = DDPOConfig(**PRESETS["sd35"].config)
     assert config.epoch_plan(1).total_samples == 16 * 16
@@ -96,7 +96,7 @@ def test_stable_diffusion_35_takes_the_settings_of_its_source() -> None:
 
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_card_changes_no_count_of_samples(name: str, gigabytes: int) -> None:
+def test_a_card_changes_no_count_of_samples(name, gigabytes):
     fields = PRESETS[name].config
     whole, cut = DDPOConfig(**fields), DDPOConfig(**fit_to_memory(fields, gigabytes))
     before, after = (config.epoch_plan(10) for config in (whole, cut))
@@ -119,9 +119,7 @@ def test_a_card_changes_no_count_of_samples(name: str, gigabytes: int) -> None:
     ("samples", "step", "expected"),
     [((8, 4), (4, 2), (4, 8, 4, 2)), ((9, 1), (3, 3), (3, 3, 3, 3)), ((7, 1), (7, 1), (1, 7, 1, 7))],
 )
-def test_largest_batches_that_divide(
-    samples: tuple[int, int], step: tuple[int, int], expected: tuple[int, ...]
-) -> None:
+def test_largest_batches_that_divide(samples, step, expected):
     names = (
         "sample_batch_size",
         "sample_num_batches_per_epoch",
@@ -132,21 +130,21 @@ def test_largest_batches_that_divide(
     assert tuple(fitted[name] for name in names) == expected
 
 
-def test_a_card_that_is_not_in_the_table_is_named() -> None:
+def test_a_card_that_is_not_in_the_table_is_named():
     with pytest.raises(ValueError, match="gpu_memory=12"):
         fit_to_memory({}, 12)
 
 
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)
 @pytest.mark.parametrize("name", ["camouflage", "corruption", "edit"])
-def test_a_card_samples_and_trains_in_passes_of_one_size(name: str, gigabytes: int) -> None:
+def test_a_card_samples_and_trains_in_passes_of_one_size(name, gigabytes):
     config = DDPOConfig(**fit_to_memory(PRESETS[name].config, gigabytes))
     sampled, trained = config.forward_sizes(4 * 64 * 64)
     assert sampled == trained
 
 
 @pytest.mark.parametrize("gigabytes", GPU_MEMORY)
-def test_the_heaviest_preset_fits_every_card_on_paper_and_uses_it(gigabytes: int) -> None:
+def test_the_heaviest_preset_fits_every_card_on_paper_and_uses_it(gigabytes):
     """All samples of the aesthetic experiment on one GPU, with CLIP; `test_memory.py` has the edit preset."""
     changes = {"sample_num_batches_per_epoch": 32, "train_gradient_accumulation_steps": 32}
     config = DDPOConfig(**fit_to_memory({**PRESETS["aesthetic"].config, **changes}, gigabytes))
@@ -170,7 +168,7 @@ def settings_row(name: str) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def test_the_page_of_presets_is_theirs() -> None:
+def test_the_page_of_presets_is_theirs():
     page = Path(__file__).parents[1] / "docs" / "full-size.md"
     lines = page.read_text("utf-8").splitlines()
     assert [row for row in map(settings_row, PRESETS) if row not in lines] == []

@@ -169,7 +169,7 @@ def in_each_process(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def launched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     process = launch(__file__, folder, processes=2)
     _, errors = process.communicate(timeout=500)
@@ -177,7 +177,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_compat_trains_the_same_weights_in_each_process(launched: Path) -> None:
+def test_compat_trains_the_same_weights_in_each_process(launched):
     ours, *compats = (
         load_file(launched / f"{name}.safetensors") for name in ("lora-0", "compat-0", "compat-1")
     )

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from ddpo_lessons.data import prompts
 from ddpo_lessons.tiny import world
 
 
-def test_same_seed_same_sequence_and_other_seed_another() -> None:
+def test_same_seed_same_sequence_and_other_seed_another():
     first, again, other = (prompts.animals(seed) for seed in (1, 1, 2))
     sequence = [first() for _ in range(30)]
     assert sequence == [again() for _ in range(30)]
@@ -22,7 +20,7 @@ def test_same_seed_same_sequence_and_other_seed_another() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(prompts.PROMPTS))
-def test_resume_draws_what_the_uninterrupted_run_draws(name: str) -> None:
+def test_resume_draws_what_the_uninterrupted_run_draws(name):
     whole = prompts.get_prompts(name, seed=7)
     expected = [whole() for _ in range(25)]
     stopped = prompts.get_prompts(name, seed=7)
@@ -34,7 +32,7 @@ def test_resume_draws_what_the_uninterrupted_run_draws(name: str) -> None:
     assert [resumed() for _ in range(15)] == expected[10:]
 
 
-def test_metadata_of_one_draw_is_not_shared_with_another(tmp_path: Path) -> None:
+def test_metadata_of_one_draw_is_not_shared_with_another(tmp_path):
     (tmp_path / "p.txt").write_text("only\n")
     sampler = prompts.from_file(tmp_path / "p.txt", seed=0)
     _, first = sampler()
@@ -42,13 +40,13 @@ def test_metadata_of_one_draw_is_not_shared_with_another(tmp_path: Path) -> None
     assert sampler()[1] == {}
 
 
-def test_a_foreign_state_is_refused() -> None:
+def test_a_foreign_state_is_refused():
     with pytest.raises(ValueError, match=r"\['rng'\].*state_dict"):
         prompts.animals(0).load_state_dict({"rng": 3})
 
 
 @pytest.mark.parametrize("split", ["seen", "left_out", "all"])
-def test_digit_world_covers_its_split_and_says_what_the_metadata_says(split: str) -> None:
+def test_digit_world_covers_its_split_and_says_what_the_metadata_says(split):
     sampler = prompts.digit_world_prompts(3, split)
     drawn = [sampler() for _ in range(2000)]
     pairs = {(metadata["digit"], metadata["ink"]) for _, metadata in drawn}
@@ -61,7 +59,7 @@ def test_digit_world_covers_its_split_and_says_what_the_metadata_says(split: str
         assert said.ink != said.background
 
 
-def test_digit_world_backgrounds_are_uniform() -> None:
+def test_digit_world_backgrounds_are_uniform():
     sampler = prompts.digit_world_prompts(0)
     backgrounds = Counter(sampler()[1]["background"] for _ in range(3000))
     # Every ink appears in about a sixth of the pairs, hence so does every background.
@@ -69,7 +67,7 @@ def test_digit_world_backgrounds_are_uniform() -> None:
     assert max(backgrounds.values()) < 1.4 * min(backgrounds.values())
 
 
-def test_digit_world_damage_and_bad_arguments() -> None:
+def test_digit_world_damage_and_bad_arguments():
     prompt, _ = prompts.digit_world_prompts(0, damage="foggy")()
     assert prompt.startswith("a foggy ")
     with pytest.raises(ValueError, match=r"split='test'.*seen.*left_out.*all"):
@@ -78,7 +76,7 @@ def test_digit_world_damage_and_bad_arguments() -> None:
         prompts.digit_world_prompts(0, damage="fogy")
 
 
-def test_animals_are_45_and_carry_the_right_article() -> None:
+def test_animals_are_45_and_carry_the_right_article():
     sampler = prompts.animals(0)
     drawn = dict(sampler() for _ in range(2000))  # prompt -> metadata
     assert len(set(prompts.ANIMALS)) == len(drawn) == 45
@@ -87,21 +85,21 @@ def test_animals_are_45_and_carry_the_right_article() -> None:
     assert all(re.fullmatch(r"an [aeiou]\w*|a [^aeiou]\w*", prompt) for prompt in drawn)
 
 
-def test_activities_combine_every_animal_with_three_activities() -> None:
+def test_activities_combine_every_animal_with_three_activities():
     sampler = prompts.activities(0)
     drawn = dict(sampler() for _ in range(4000))
     assert len(drawn) == 45 * 3
     assert drawn["an ant riding a bike"] == {"label": "ant", "activity": "riding a bike"}
 
 
-def test_from_file_reads_one_prompt_a_line(tmp_path: Path) -> None:
+def test_from_file_reads_one_prompt_a_line(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_bytes("\ufeffa café at night\r\n\r\n  a red door  \r\n".encode())  # as Windows' editors save
     sampler = prompts.from_file(path, seed=0)
     assert {sampler()[0] for _ in range(50)} == {"a café at night", "a red door"}
 
 
-def test_from_file_refuses_nothing_to_read(tmp_path: Path) -> None:
+def test_from_file_refuses_nothing_to_read(tmp_path):
     with pytest.raises(ValueError, match=r"absent\.txt.*not a file"):
         prompts.from_file(tmp_path / "absent.txt", seed=0)
     (tmp_path / "empty.txt").write_text("\n \n")
@@ -112,12 +110,12 @@ def test_from_file_refuses_nothing_to_read(tmp_path: Path) -> None:
         prompts.from_file(tmp_path / "prompts.JSON", seed=0)
 
 
-def test_an_unknown_name_lists_the_known() -> None:
+def test_an_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"prompts='cats'.*activities, animals, digit_world"):
         prompts.get_prompts("cats", seed=0)
 
 
-def test_damaged_handwriting_is_what_its_metadata_says() -> None:
+def test_damaged_handwriting_is_what_its_metadata_says():
     sampler = prompts.damaged_handwriting(5, ["dark", "foggy"], [2, 4])
     kinds = Counter[str]()
     for _ in range(40):
@@ -131,7 +129,7 @@ def test_damaged_handwriting_is_what_its_metadata_says() -> None:
     assert kinds["[]"] > 10  # fog
 
 
-def test_damaged_handwriting_of_a_pool_comes_again_and_resumes() -> None:
+def test_damaged_handwriting_of_a_pool_comes_again_and_resumes():
     whole = prompts.damaged_handwriting(0, pool=3)
     drawn = [whole() for _ in range(30)]
     by_id: dict[int, list[torch.Tensor]] = {}
@@ -155,12 +153,12 @@ def test_damaged_handwriting_of_a_pool_comes_again_and_resumes() -> None:
         ({"damages": []}, "at least one"),
     ],
 )
-def test_damage_that_does_not_exist_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+def test_damage_that_does_not_exist_is_refused_at_once(arguments, message):
     with pytest.raises(ValueError, match=message):
         prompts.damaged_handwriting(0, **arguments)
 
 
-def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture() -> None:
+def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture():
     ask = edit_requests(4)
     drawn = [ask() for _ in range(20)]
     for prompt, image, metadata in drawn:

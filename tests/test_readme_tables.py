@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,7 @@ LESSONS = sorted((tables.ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("urls", ["", '[project.urls]\nRepository = "https://github.com/some/where"\n'])
-def test_an_address_in_pyproject_gives_every_lesson_a_badge(
-    urls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_in_pyproject_gives_every_lesson_a_badge(urls, tmp_path, monkeypatch):
     monkeypatch.setattr(lessons, "ROOT", tmp_path)
     (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "x"\n{urls}')
     names = [path.stem for path in LESSONS]
@@ -32,16 +29,14 @@ def test_an_address_in_pyproject_gives_every_lesson_a_badge(
 
 
 @pytest.mark.parametrize("end", ["hub.com/some/where.git", "hub.com/some/where/", "lab.com/some/where"])
-def test_an_address_that_colab_cannot_open_is_refused(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_that_colab_cannot_open_is_refused(end, tmp_path, monkeypatch):
     monkeypatch.setattr(lessons, "ROOT", tmp_path)
     (tmp_path / "pyproject.toml").write_text(f'[project]\nurls.Repository = "https://git{end}"\n')
     with pytest.raises(ValueError, match="write https://github"):
         lessons.badge("01_batching")
 
 
-def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tables_with_marks_are_read(monkeypatch):
     made = {"one": lambda: "| new |", "not measured": lambda: tables.read("no such file")}
     monkeypatch.setattr(tables, "TABLES", made)
     text = "before\n<!-- one -->\n| old |\n<!-- /one -->\nafter <!-- /one -->\n"
@@ -50,7 +45,7 @@ def test_only_tables_with_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> Non
         filled("<!-- not measured --><!-- /not measured -->")
 
 
-def test_epochs_on_a_gpu_are_beside_the_paper() -> None:
+def test_epochs_on_a_gpu_are_beside_the_paper():
     nothing = tables.gpu_table({})
     assert nothing.count("| not run |") == len(tables.EPOCHS)
     assert "sdxl" not in tables.gpu_table({}, "sd15")
@@ -66,5 +61,5 @@ def test_epochs_on_a_gpu_are_beside_the_paper() -> None:
 
 
 @pytest.mark.parametrize("path", tables.PAGES)
-def test_a_page_shows_the_committed_tables(path: str) -> None:
+def test_a_page_shows_the_committed_tables(path):
     assert tables.filled_page(tables.ROOT / path) == (tables.ROOT / path).read_text(encoding="utf-8")

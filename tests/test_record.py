@@ -53,11 +53,11 @@ class Scorer:
         (lambda: None, None),
     ],
 )
-def test_functions_have_names_and_a_lambda_has_none(function: Any, name: str | None) -> None:
+def test_functions_have_names_and_a_lambda_has_none(function, name):
     assert name_of(function) == name
 
 
-def test_sources_are_compared_where_both_runs_know_them() -> None:
+def test_sources_are_compared_where_both_runs_know_them():
     pics = {"folder": "/a", "files": 2, "digest": "12"}
     saved = {"reward": "edit", "reward_function": "m:f.<locals>.g", "images": pics}
     for mine in (
@@ -76,7 +76,7 @@ def test_sources_are_compared_where_both_runs_know_them() -> None:
 
 
 # --------------------------------------------------------------------------------------- config.json
-def test_config_json_says_what_a_python_run_was_made_with(tmp_path: Path) -> None:
+def test_config_json_says_what_a_python_run_was_made_with(tmp_path):
     make_pipeline().save_pretrained(tmp_path / "model")
     pipeline = type(make_pipeline()).from_pretrained(tmp_path / "model")
     config = make_config(tmp_path / "run")
@@ -98,7 +98,7 @@ def test_config_json_says_what_a_python_run_was_made_with(tmp_path: Path) -> Non
     assert DDPOConfig.from_dict(written) == config
 
 
-def test_an_unknown_field_is_told_which_may_be_meant() -> None:
+def test_an_unknown_field_is_told_which_may_be_meant():
     with pytest.raises(TypeError, match=r"no field 'num_epoch' \(perhaps num_epochs\)"):
         DDPOConfig(num_epoch=3)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"\['learning_rate'\] \(perhaps train_learning_rate\)"):
@@ -106,7 +106,7 @@ def test_an_unknown_field_is_told_which_may_be_meant() -> None:
 
 
 # ------------------------------------------------------------------------------------------- resuming
-def test_another_reward_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
+def test_another_reward_is_refused_unless_it_is_meant(tmp_path):
     run(tmp_path)
     both = "reward: helpers:brightness there, test_record:darkness here"
     with pytest.raises(ValueError, match=both) as caught:
@@ -121,13 +121,13 @@ def test_another_reward_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
         run(tmp_path, resume_from="latest", num_epochs=4)
 
 
-def test_everything_that_differs_is_one_error(tmp_path: Path) -> None:
+def test_everything_that_differs_is_one_error(tmp_path):
     run(tmp_path)
     with pytest.raises(ValueError, match=r"seed: 0 there, 1 here; reward: .* here\).*train_lora_from"):
         run(tmp_path, darkness, resume_from="latest", seed=1)
 
 
-def test_a_checkpoint_of_an_older_version_is_continued(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_continued(tmp_path):
     """It knows no names."""
     run(tmp_path)
     folder = tmp_path / "checkpoint-000001"
@@ -137,9 +137,7 @@ def test_a_checkpoint_of_an_older_version_is_continued(tmp_path: Path) -> None:
     assert run(tmp_path, darkness, resume_from="latest", num_epochs=2).epochs_done == 2
 
 
-def test_a_resume_says_what_changed_and_what_there_is_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_says_what_changed_and_what_there_is_to_do(tmp_path, capsys):
     run(tmp_path)
     run(tmp_path, resume_from="latest", num_epochs=1)
     assert capsys.readouterr().out == "nothing to do: the run has 1 epochs, and 1 are asked for\n"
@@ -149,7 +147,7 @@ def test_a_resume_says_what_changed_and_what_there_is_to_do(
     assert line.endswith("num_epochs 1 → 2; train_learning_rate 0.001 → 0.0005")
 
 
-def test_a_constant_reward_is_told_once(tmp_path: Path) -> None:
+def test_a_constant_reward_is_told_once(tmp_path):
     with pytest.warns(UserWarning, match=r"epoch 1 teaches nothing: all 2 rewards are 0\.5") as caught:
         run(tmp_path, lambda i, p, m: torch.full((len(i),), 0.5), num_epochs=2)
     assert len([w for w in caught if "teaches nothing" in str(w.message)]) == 1
@@ -160,7 +158,7 @@ def weights(trainer: DDPOTrainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.learner.trainable.values()])
 
 
-def test_a_new_run_starts_from_lora_weights_with_a_fresh_optimizer(tmp_path: Path) -> None:
+def test_a_new_run_starts_from_lora_weights_with_a_fresh_optimizer(tmp_path):
     layers = ("to_q", "conv1")
     first = run(tmp_path / "a", train_lora_rank=2, train_lora_alpha=6, train_lora_target_modules=layers)
     first.save_pretrained(tmp_path / "a" / "lora")
@@ -183,7 +181,7 @@ def test_a_new_run_starts_from_lora_weights_with_a_fresh_optimizer(tmp_path: Pat
     assert torch.equal(weights(resumed), weights(second))
 
 
-def test_lora_weights_that_do_not_fit_what_is_asked_for_are_refused(tmp_path: Path) -> None:
+def test_lora_weights_that_do_not_fit_what_is_asked_for_are_refused(tmp_path):
     run(tmp_path / "a", train_lora_rank=2).save_pretrained(tmp_path / "lora")
     start = {"train_lora_from": str(tmp_path / "lora")}
     with pytest.raises(ValueError, match=r"train_lora_rank=8, but the adapter of .*lora has 2: leave it out"):

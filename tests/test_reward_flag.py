@@ -47,7 +47,7 @@ def make():
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def mine(tmp_path, monkeypatch):
     """A file of the user's, in the current folder, under a name that no other test has imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -57,7 +57,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="module")
-def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clip_folder(tmp_path_factory):
     return write_clip(tmp_path_factory.mktemp("clip"))
 
 
@@ -66,7 +66,7 @@ def pictures(size: int = 8) -> torch.Tensor:
 
 
 # -------------------------------------------------------------------------------------------- grammar
-def test_terms_are_names_functions_and_models_with_weights(tmp_path: Path) -> None:
+def test_terms_are_names_functions_and_models_with_weights(tmp_path):
     folder = str(tmp_path)
     assert parse("colourfulness") == (Term("colourfulness", None),)
     assert parse("a.b:f") == (Term("f", None, "a.b"),)
@@ -99,7 +99,7 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path: Path) -> No
         ("clip_scroe@a/b", "clip_scroe does not exist"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, message: str) -> None:
+def test_what_is_wrong_is_said(text, message):
     with pytest.raises(ValueError, match="--reward") as caught:
         parse(text)
     assert message in str(caught.value)
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
     "form",
     ["clip_score@{}/a,b", "clip_score@{}/a=b", "clip_score@{}/a@b", "a,b.py:red", "a=b.py:red", "a@b.py:red"],
 )
-def test_a_path_with_a_mark_of_the_grammar_is_refused_with_the_remedy(form: str, tmp_path: Path) -> None:
+def test_a_path_with_a_mark_of_the_grammar_is_refused_with_the_remedy(form, tmp_path):
     for name in ("a,b", "a=b", "a@b"):
         (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match="If a path holds , = or @, rename it or link to it"):
@@ -119,7 +119,7 @@ def test_a_path_with_a_mark_of_the_grammar_is_refused_with_the_remedy(form: str,
     assert "link" not in str(caught.value)
 
 
-def test_names_and_their_models_are_those_of_the_registry() -> None:
+def test_names_and_their_models_are_those_of_the_registry():
     """The models come first among the arguments of a factory, and are given by name or folder."""
     assert list(reward_flag.REWARDS) == list(rewards.REWARDS)
     for name, make in rewards.REWARDS.items():
@@ -132,7 +132,7 @@ def test_names_and_their_models_are_those_of_the_registry() -> None:
 @pytest.mark.parametrize(
     "text", ["clip_scroe", "edit=1,clip_scroe=2", "clip_score@nowhere", "NAME.py:bleu", "nowhere:red"]
 )
-def test_what_is_misspelt_is_refused_before_torch_is_imported(mine: str, text: str) -> None:
+def test_what_is_misspelt_is_refused_before_torch_is_imported(mine, text):
     program = (
         "import sys\nfrom ddpo_lessons.app import cli\nprint(cli.main(sys.argv[1:]))\n"
         "print({'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules))"
@@ -148,7 +148,7 @@ def test_what_is_misspelt_is_refused_before_torch_is_imported(mine: str, text: s
 
 # ------------------------------------------------------------------------------------------ functions
 @pytest.mark.parametrize("form", ["{}.py:red", "{}:red", "./{}.py:red"])
-def test_a_function_of_the_users_file(mine: str, form: str) -> None:
+def test_a_function_of_the_users_file(mine, form):
     function = reward_flag.make(parse(form.format(mine)))
     score, info = function(pictures(), ("a", "b"), ({}, {}))
     assert torch.equal(score, pictures()[:, 0].mean(dim=(1, 2)))
@@ -156,7 +156,7 @@ def test_a_function_of_the_users_file(mine: str, form: str) -> None:
     assert function is sys.modules[mine].red  # and no copy of its module
 
 
-def test_an_object_that_is_called_is_a_function_too(mine: str) -> None:
+def test_an_object_that_is_called_is_a_function_too(mine):
     assert reward_flag.make(parse(f"{mine}.py:two"))(pictures(), ("a", "b"), ({}, {})) == [2.0, 2.0]
 
 
@@ -176,9 +176,7 @@ def test_an_object_that_is_called_is_a_function_too(mine: str) -> None:
         ("json.py:red", ValueError, r"another module is called json .*rename the file"),
     ],
 )
-def test_functions_that_cannot_be_had_are_named(
-    mine: str, text: str, error: type[Exception], message: str
-) -> None:
+def test_functions_that_cannot_be_had_are_named(mine, text, error, message):
     Path(f"broken_{mine}.py").write_text("x = 1\ndef red(:\n")
     Path(f"needy_{mine}.py").write_text("\n\nimport notthere\n")
     Path("json.py").touch()
@@ -187,7 +185,7 @@ def test_functions_that_cannot_be_had_are_named(
 
 
 # --------------------------------------------------------------------------------- sums and their models
-def test_a_sum_weighs_its_terms_and_keeps_their_info(mine: str) -> None:
+def test_a_sum_weighs_its_terms_and_keeps_their_info(mine):
     Path("other.py").write_text(
         "def green(images, prompts, metadata): return images[:, 1].mean(dim=(1, 2))\n"
     )
@@ -200,7 +198,7 @@ def test_a_sum_weighs_its_terms_and_keeps_their_info(mine: str) -> None:
     )
 
 
-def test_a_model_by_path_is_the_one_that_is_asked(clip_folder: Path, tmp_path: Path) -> None:
+def test_a_model_by_path_is_the_one_that_is_asked(clip_folder, tmp_path):
     images, prompts = pictures(CLIP_SIZE), ("a red three", "a cat")
     resnet = write_resnet(tmp_path / "resnet")
     combined = reward_flag.make(parse(f"clip_score@{clip_folder}=3,distance_penalty@{resnet}=0.5"))
@@ -215,7 +213,7 @@ def test_a_model_by_path_is_the_one_that_is_asked(clip_folder: Path, tmp_path: P
     torch.testing.assert_close(both, 5 * cosine + distance)
 
 
-def test_the_distance_is_to_the_original_which_is_the_input_where_nothing_is_damaged(tmp_path: Path) -> None:
+def test_the_distance_is_to_the_original_which_is_the_input_where_nothing_is_damaged(tmp_path):
     resnet = write_resnet(tmp_path / "resnet")
     photos = folders.ImageFolder(tmp_path, (tmp_path / "a.png",), None)
     images = pictures(32)
@@ -227,7 +225,7 @@ def test_the_distance_is_to_the_original_which_is_the_input_where_nothing_is_dam
     assert to_target.max() < -0.01
 
 
-def test_a_model_that_is_not_there_names_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_there_names_the_flag(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(RuntimeError, match="--reward NAME@FOLDER"):
@@ -241,9 +239,7 @@ TINY = (
 )
 
 
-def test_a_sum_is_recorded_and_a_resume_tells_it_from_another(
-    mine: str, model: str, clip_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sum_is_recorded_and_a_resume_tells_it_from_another(mine, model, clip_folder, capsys):
     reward = f"clip_score@{clip_folder}=1,{mine}.py:red=0.2"
     flags = ["train", *TINY, "--model", model, "--prompt", "a red three"]
     assert cli.main([*flags, "--reward", reward]) == 0
@@ -259,7 +255,7 @@ def test_a_sum_is_recorded_and_a_resume_tells_it_from_another(
     assert f"{mine}.py:red 0.3 " in message
 
 
-def test_images_are_checked_for_every_term(mine: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_checked_for_every_term(mine, model, capsys):
     Path("photos").mkdir()
     Image.new("RGB", (32, 32), "red").save("photos/a.png")
     flags = ["train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7"]

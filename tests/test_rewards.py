@@ -17,14 +17,7 @@ from helpers import write_clip, write_preprocessor, write_resnet
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import (
-    AutoModel,
-    CLIPConfig,
-    CLIPModel,
-    CLIPTokenizer,
-    ViTConfig,
-    ViTModel,
-)
+from transformers import AutoModel, CLIPConfig, CLIPModel, CLIPTokenizer, ViTConfig, ViTModel
 
 from ddpo_lessons import rewards, tiny
 from ddpo_lessons.app import reward_flag
@@ -81,19 +74,19 @@ def values(result: rewards.Rewards) -> torch.Tensor:
         (torch.full((2, 3, 8, 8), math.nan), ValueError, r"images\[0\] spans \[nan"),
     ],
 )
-def test_bad_images_are_refused(images: Any, error: type[Exception], match: str) -> None:
+def test_bad_images_are_refused(images, error, match):
     with pytest.raises(error, match=match):
         rewards.colourfulness()(images, PROMPTS, NO_METADATA)
 
 
-def test_one_nan_pixel_names_its_sample() -> None:
+def test_one_nan_pixel_names_its_sample():
     images = torch.zeros(3, 3, 8, 8)
     images[2, 1, 4, 4] = math.nan
     with pytest.raises(ValueError, match=r"images\[2\] spans \[nan"):
         rewards.colourfulness()(images, ["a"] * 3, [{}] * 3)
 
 
-def test_rounding_outside_the_range_is_tolerated_and_clamped() -> None:
+def test_rounding_outside_the_range_is_tolerated_and_clamped():
     images = torch.ones(2, 3, 8, 8)
     over = images + 5e-4
     target = [{"target": image} for image in images]
@@ -101,12 +94,12 @@ def test_rounding_outside_the_range_is_tolerated_and_clamped() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "metadata"), [(["a"], NO_METADATA), (PROMPTS, [{}])])
-def test_counts_must_agree(prompts: list[str], metadata: list[dict[str, Any]]) -> None:
+def test_counts_must_agree(prompts, metadata):
     with pytest.raises(ValueError, match=r"1 (prompts|metadata) for 2 images"):
         rewards.colourfulness()(torch.zeros(2, 3, 8, 8), prompts, metadata)
 
 
-def test_rewards_carry_the_images_gradient_only_and_take_half_precision() -> None:
+def test_rewards_carry_the_images_gradient_only_and_take_half_precision():
     images = bytes_images(0, 2, 3, 32, 32)
     metadata = [{"digit": 3}, {"digit": 4}]
     reward = rewards.digit_legibility(PixelReader())
@@ -117,7 +110,7 @@ def test_rewards_carry_the_images_gradient_only_and_take_half_precision() -> Non
 
 
 # ----------------------------------------------------------------------------------------- pixels
-def test_jpeg_counts_the_bytes_that_pil_writes() -> None:
+def test_jpeg_counts_the_bytes_that_pil_writes():
     images = bytes_images(1, 2, 3, 40, 24)
     images[1] = 0.5  # a flat image is the most compressible
     expected = []
@@ -133,7 +126,7 @@ def test_jpeg_counts_the_bytes_that_pil_writes() -> None:
     assert 0.3 < expected[1] < 1 < expected[0] < 4  # kilobytes, not bytes
 
 
-def test_colourfulness_by_hand() -> None:
+def test_colourfulness_by_hand():
     images = torch.zeros(2, 3, 4, 4)
     images[0, 0, :, :2] = 1  # the left half pure red: rg = 255, yb = 127.5
     images[0, 2, :, 2:] = 1  # the right half pure blue: rg = 0, yb = -255
@@ -143,7 +136,7 @@ def test_colourfulness_by_hand() -> None:
     np.testing.assert_allclose(result, [expected, 0], atol=1e-3)
 
 
-def test_colourfulness_of_noise_against_numpy() -> None:
+def test_colourfulness_of_noise_against_numpy():
     images = bytes_images(2, 2, 3, 9, 7)
     expected = []
     for r, g, b in 255 * images.double().numpy():
@@ -154,7 +147,7 @@ def test_colourfulness_of_noise_against_numpy() -> None:
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
-def test_decorruption_is_minus_the_mean_squared_error() -> None:
+def test_decorruption_is_minus_the_mean_squared_error():
     images = torch.stack([torch.full((3, 2, 2), 0.5), torch.zeros(3, 2, 2)])
     images[1, 0, 0, 0] = 1
     metadata = [{"target": torch.full((3, 2, 2), 0.2)}, {"target": torch.zeros(3, 2, 2)}]
@@ -170,27 +163,20 @@ def test_decorruption_is_minus_the_mean_squared_error() -> None:
     [
         ({}, r"metadata\[1\] has no 'target'.*prompt function"),
         ({"target": "file.png"}, r"metadata\[1\]\['target'\] is str"),
-        (
-            {"target": torch.zeros(3, 9, 9)},
-            r"metadata\[1\]\['target'\] is \(3, 9, 9\).*\(3, 8, 8\)",
-        ),
+        ({"target": torch.zeros(3, 9, 9)}, r"metadata\[1\]\['target'\] is \(3, 9, 9\).*\(3, 8, 8\)"),
         ({"target": torch.full((3, 8, 8), 255.0)}, r"metadata 'target'\[1\] spans \[255"),
     ],
 )
-def test_bad_reference_images_are_named(second: dict[str, Any], match: str) -> None:
+def test_bad_reference_images_are_named(second, match):
     metadata = [{"target": torch.zeros(3, 8, 8)}, second]
     with pytest.raises(ValueError, match=match):
         rewards.decorruption()(torch.zeros(2, 3, 8, 8), PROMPTS, metadata)
 
 
 # ------------------------------------------------------------------------------------ digit world
-def test_legibility_is_the_true_digits_log_probability() -> None:
+def test_legibility_is_the_true_digits_log_probability():
     reader = PixelReader()
-    metadata: list[dict[str, Any]] = [
-        {"digit": 3},
-        {"digit": np.int64(4)},
-        {"digit": torch.tensor(3)},
-    ]
+    metadata: list[dict[str, Any]] = [{"digit": 3}, {"digit": np.int64(4)}, {"digit": torch.tensor(3)}]
     images = showing(3, 3, None)
     log_p = values(rewards.digit_legibility(reader)(images, ["a"] * 3, metadata))
     np.testing.assert_allclose(log_p.exp(), [11 / 20, 1 / 20, 1 / 10], rtol=1e-5)
@@ -198,7 +184,7 @@ def test_legibility_is_the_true_digits_log_probability() -> None:
     np.testing.assert_allclose(p, [0.55, 0.05, 0.1], rtol=1e-5)
 
 
-def test_legibility_gain_compares_with_the_input() -> None:
+def test_legibility_gain_compares_with_the_input():
     before = showing(None, 7)
     metadata = [{"digit": 3, "image": before[0]}, {"digit": 7, "image": before[1]}]
     gain = rewards.legibility_gain(PixelReader())
@@ -213,7 +199,7 @@ def test_legibility_gain_compares_with_the_input() -> None:
     np.testing.assert_allclose(result, [0.45, -0.45], rtol=1e-5)
 
 
-def test_margin_is_measured_to_the_strongest_wrong_digit() -> None:
+def test_margin_is_measured_to_the_strongest_wrong_digit():
     images = showing(3, 3, None)
     images[0, 0, 0, 5] = 0.25  # a weaker rival
     metadata = [{"digit": 3}, {"digit": 4}, {"digit": 0}]
@@ -222,18 +208,18 @@ def test_margin_is_measured_to_the_strongest_wrong_digit() -> None:
 
 
 @pytest.mark.parametrize("digit", [10, -1, "3", 2.5, None])
-def test_a_digit_that_is_none_is_named(digit: Any) -> None:
+def test_a_digit_that_is_none_is_named(digit):
     metadata = [{"digit": 1}, {"digit": digit}]
     with pytest.raises(ValueError, match=r"metadata\[1\]\['digit'\].*int from 0 to 9"):
         rewards.digit_margin(PixelReader())(showing(1, 1), PROMPTS, metadata)
 
 
-def test_a_missing_digit_is_named() -> None:
+def test_a_missing_digit_is_named():
     with pytest.raises(ValueError, match=r"metadata\[0\] has no 'digit'"):
         rewards.digit_legibility(PixelReader())(showing(1, 1), PROMPTS, NO_METADATA)
 
 
-def test_the_default_reader_is_the_tiny_reward_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_reader_is_the_tiny_reward_model(monkeypatch):
     monkeypatch.setattr(tiny, "load_reward_model", PixelReader, raising=False)
     result = values(rewards.get_reward("digit_legibility")(showing(3), ["a"], [{"digit": 3}]))
     np.testing.assert_allclose(result, [math.log(0.55)], rtol=1e-5)
@@ -253,7 +239,7 @@ class ReadsThree(nn.Module):
         return (math.log(11) * torch.eye(10)[3]).expand(len(images), 10)
 
 
-def test_prompt_alignment_adds_up_what_the_prompt_says() -> None:
+def test_prompt_alignment_adds_up_what_the_prompt_says():
     images = torch.stack([picture("red", "blue")] * 4)
     prompts = [
         "a red three on a blue background",
@@ -274,7 +260,7 @@ def test_prompt_alignment_adds_up_what_the_prompt_says() -> None:
     np.testing.assert_allclose(score, 2 * log_p - 3 * ink - 5 * background, atol=1e-5)
 
 
-def test_prompt_alignment_refuses_a_prompt_with_nothing_to_align() -> None:
+def test_prompt_alignment_refuses_a_prompt_with_nothing_to_align():
     images = torch.stack([picture("red", "blue")] * 2)
     with pytest.raises(ValueError, match=r"prompts\[1\]='a cat' names no digit"):
         rewards.prompt_alignment(ReadsThree())(images, PROMPTS, NO_METADATA)
@@ -296,7 +282,7 @@ def preprocess(images: torch.Tensor, edge: int) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clip_folder(tmp_path_factory):
     return write_clip(tmp_path_factory.mktemp("clip"))
 
 
@@ -309,7 +295,7 @@ def clip_outputs(folder: Path, images: torch.Tensor, texts: Sequence[str]) -> An
         return model(**tokens, pixel_values=pixels), model.logit_scale.exp()
 
 
-def test_clip_score_is_clips_own_cosine(clip_folder: Path) -> None:
+def test_clip_score_is_clips_own_cosine(clip_folder):
     images = bytes_images(3, 2, 3, SIZE, SIZE)
     outputs, scale = clip_outputs(clip_folder, images, PROMPTS)
     result = values(rewards.clip_score(clip_folder)(images, PROMPTS, NO_METADATA))
@@ -318,7 +304,7 @@ def test_clip_score_is_clips_own_cosine(clip_folder: Path) -> None:
     assert (result - swapped).abs().min() > 0.01
 
 
-def test_clip_cuts_what_does_not_fit(clip_folder: Path) -> None:
+def test_clip_cuts_what_does_not_fit(clip_folder):
     images = bytes_images(3, 1, 3, SIZE, SIZE).expand(3, -1, -1, -1)
     # 24 positions: start, 22 letters, end. Only the third prompt differs before the cut.
     prompts = ["a " * 22, "a " * 22 + "b c " * 30, "a " * 11 + "b " * 30]
@@ -328,9 +314,7 @@ def test_clip_cuts_what_does_not_fit(clip_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(44, 61), (61, 44), (20, 32)])
-def test_preprocessing_resizes_and_crops_as_pil_does(
-    clip_folder: Path, tmp_path: Path, shape: tuple[int, int]
-) -> None:
+def test_preprocessing_resizes_and_crops_as_pil_does(clip_folder, tmp_path, shape):
     folder = shutil.copytree(clip_folder, tmp_path / "clip")
     write_preprocessor(folder, 36)
     smooth = torch.nn.functional.avg_pool2d(bytes_images(4, 2, 3, *shape), 3, 1, 1)
@@ -342,7 +326,7 @@ def test_preprocessing_resizes_and_crops_as_pil_does(
     assert (result - expected).abs().max() < 1.6 / 255 / 0.26
 
 
-def test_clip_margin_and_change_against_clips_own_logits(clip_folder: Path) -> None:
+def test_clip_margin_and_change_against_clips_own_logits(clip_folder):
     classes = ("cat", "owl", "bear")
     texts = [f"my {name}" for name in classes]
     images, before = bytes_images(5, 2, 3, SIZE, SIZE), bytes_images(6, 2, 3, SIZE, SIZE)
@@ -363,7 +347,7 @@ def test_clip_margin_and_change_against_clips_own_logits(clip_folder: Path) -> N
     np.testing.assert_allclose(unchanged, [0, 0], atol=1e-5)
 
 
-def test_clip_classes_template_and_labels_are_checked(clip_folder: Path) -> None:
+def test_clip_classes_template_and_labels_are_checked(clip_folder):
     with pytest.raises(ValueError, match="two or more different"):
         rewards.clip_margin(clip_folder, ["cat", "cat"])
     with pytest.raises(ValueError, match=r"template='a photo' has no \{\}"):
@@ -387,9 +371,7 @@ def aesthetic_weights() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "head.safetensors"])
-def test_aesthetic_score_is_the_linear_network_on_the_unit_embedding(
-    clip_folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_aesthetic_score_is_the_linear_network_on_the_unit_embedding(clip_folder, tmp_path, name):
     weights = aesthetic_weights()
     save_file({**weights, "vision_model.unrelated": torch.zeros(1)}, tmp_path / name)
     head = tmp_path if name == "model.safetensors" else tmp_path / name  # a folder or a file
@@ -404,7 +386,7 @@ def test_aesthetic_score_is_the_linear_network_on_the_unit_embedding(
     assert abs(hidden[0, 0] - hidden[1, 0]) > 1e-3
 
 
-def test_an_aesthetic_head_of_another_shape_is_refused(clip_folder: Path, tmp_path: Path) -> None:
+def test_an_aesthetic_head_of_another_shape_is_refused(clip_folder, tmp_path):
     weights = aesthetic_weights()
     weights["layers.6.weight"] = weights["layers.6.weight"][:, :32].contiguous()
     save_file(weights, tmp_path / "model.safetensors")
@@ -412,7 +394,7 @@ def test_an_aesthetic_head_of_another_shape_is_refused(clip_folder: Path, tmp_pa
         rewards.aesthetic_score(clip_folder, tmp_path)
 
 
-def test_aesthetic_score_needs_768_dimensions(clip_folder: Path, tmp_path: Path) -> None:
+def test_aesthetic_score_needs_768_dimensions(clip_folder, tmp_path):
     folder = shutil.copytree(clip_folder, tmp_path / "narrow")
     config = CLIPConfig.from_pretrained(folder)
     config.projection_dim = 512
@@ -423,11 +405,11 @@ def test_aesthetic_score_needs_768_dimensions(clip_folder: Path, tmp_path: Path)
 
 
 @pytest.fixture
-def resnet_folder(tmp_path: Path) -> Path:
+def resnet_folder(tmp_path):
     return write_resnet(tmp_path / "resnet")
 
 
-def test_distance_penalty_against_numpy(resnet_folder: Path) -> None:
+def test_distance_penalty_against_numpy(resnet_folder):
     images, targets = bytes_images(9, 2, 3, 24, 40), bytes_images(10, 2, 3, 24, 40)
     model = AutoModel.from_pretrained(resnet_folder)
 
@@ -455,7 +437,7 @@ def test_distance_penalty_against_numpy(resnet_folder: Path) -> None:
     assert torch.equal(values(to_input(images, PROMPTS, metadata)), torch.zeros(2))
 
 
-def test_distance_penalty_refuses_a_network_without_maps(resnet_folder: Path, tmp_path: Path) -> None:
+def test_distance_penalty_refuses_a_network_without_maps(resnet_folder, tmp_path):
     config = ViTConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         image_size=64,
@@ -466,7 +448,7 @@ def test_distance_penalty_refuses_a_network_without_maps(resnet_folder: Path, tm
         rewards.distance_penalty(tmp_path / "vit")
 
 
-def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     asking = [name for name, asked in reward_flag.REWARDS.items() if asked]
@@ -486,12 +468,12 @@ def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPa
             assert part in message
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(RuntimeError, match=r"nowhere.*could not be loaded.*hf download"):
         rewards.clip_score(tmp_path / "nowhere")
 
 
-def test_a_pickle_is_never_read(clip_folder: Path, tmp_path: Path) -> None:
+def test_a_pickle_is_never_read(clip_folder, tmp_path):
     folder = shutil.copytree(clip_folder, tmp_path / "clip")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -499,7 +481,7 @@ def test_a_pickle_is_never_read(clip_folder: Path, tmp_path: Path) -> None:
         rewards.clip_score(folder)
 
 
-def test_a_truncated_file_is_refused(clip_folder: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(clip_folder, tmp_path):
     folder = shutil.copytree(clip_folder, tmp_path / "clip")
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
@@ -507,7 +489,7 @@ def test_a_truncated_file_is_refused(clip_folder: Path, tmp_path: Path) -> None:
         rewards.clip_score(folder)
 
 
-def test_missing_weights_are_refused_and_not_left_random(clip_folder: Path, tmp_path: Path) -> None:
+def test_missing_weights_are_refused_and_not_left_random(clip_folder, tmp_path):
     folder = shutil.copytree(clip_folder, tmp_path / "clip")
     weights = load_file(folder / "model.safetensors")
     del weights["visual_projection.weight"]
@@ -521,7 +503,7 @@ def constant(*numbers: float) -> rewards.RewardFunction:
     return lambda images, prompts, metadata: torch.tensor(numbers)
 
 
-def test_weighted_sum_reports_every_component() -> None:
+def test_weighted_sum_reports_every_component():
     def with_info(images: Any, prompts: Any, metadata: Any) -> rewards.Rewards:
         return torch.tensor([3, 5]), {"detail": torch.tensor([1.0, 2.0])}  # integers, on purpose
 
@@ -544,20 +526,20 @@ def test_weighted_sum_reports_every_component() -> None:
         (constant(math.inf, 1.0), "'bad' is inf for sample 0"),
     ],
 )
-def test_weighted_sum_names_a_bad_component(component: rewards.RewardFunction, match: str) -> None:
+def test_weighted_sum_names_a_bad_component(component, match):
     combined = rewards.weighted_sum({"good": (1.0, constant(1.0, 1.0)), "bad": (1.0, component)})
     with pytest.raises(ValueError, match=match):
         combined(torch.zeros(2, 3, 8, 8), PROMPTS, NO_METADATA)
 
 
-def test_weighted_sum_refuses_bad_weights() -> None:
+def test_weighted_sum_refuses_bad_weights():
     with pytest.raises(ValueError, match="components is empty"):
         rewards.weighted_sum({})
     with pytest.raises(ValueError, match="weight of 'a' is nan"):
         rewards.weighted_sum({"a": (math.nan, constant(1.0))})
 
 
-def test_edit_is_clips_cosine_less_the_distance_to_the_input(clip_folder: Path, resnet_folder: Path) -> None:
+def test_edit_is_clips_cosine_less_the_distance_to_the_input(clip_folder, resnet_folder):
     """Weights, signs and the reference are worked out here; each part has a test against its model above."""
     images, inputs = bytes_images(11, 2, 3, SIZE, SIZE), bytes_images(12, 2, 3, SIZE, SIZE)
     outputs, scale = clip_outputs(clip_folder, images, PROMPTS)
@@ -582,7 +564,7 @@ def test_edit_is_clips_cosine_less_the_distance_to_the_input(clip_folder: Path, 
     np.testing.assert_allclose(default, 5 * cosines - distances, atol=1e-4)
 
 
-def test_edit_needs_the_input_and_good_weights(clip_folder: Path, resnet_folder: Path) -> None:
+def test_edit_needs_the_input_and_good_weights(clip_folder, resnet_folder):
     with pytest.raises(ValueError, match=r"metadata\[0\] has no 'image'"):
         rewards.edit(clip_folder, resnet_folder)(torch.zeros(2, 3, SIZE, SIZE), PROMPTS, NO_METADATA)
     for weights in ({"clip_weight": -1.0}, {"distance_weight": math.inf}, {"distance_weight": math.nan}):
@@ -591,7 +573,7 @@ def test_edit_needs_the_input_and_good_weights(clip_folder: Path, resnet_folder:
             rewards.edit("nowhere", "nowhere", **weights)
 
 
-def test_an_unknown_name_lists_the_known() -> None:
+def test_an_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"reward='jpeg'.*jpeg_compressibility.*prompt_alignment"):
         rewards.get_reward("jpeg")
 

@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_forward_pass(tmp_
 
 
 @pytest.mark.parametrize(("side", "ending"), [(128, "png"), (256, "jpg")])
-def test_a_grid_of_large_images_is_a_jpeg(side: int, ending: str, tmp_path: Path) -> None:
+def test_a_grid_of_large_images_is_a_jpeg(side, ending, tmp_path):
     log = RunLog(make_config(tmp_path), None, 0)
     images = torch.full((9, 3, side, side), 0.5)
     path = log.images(3, images)
@@ -228,7 +228,7 @@ def test_a_grid_of_large_images_is_a_jpeg(side: int, ending: str, tmp_path: Path
         assert abs(grid.getpixel((5, 5))[0] - 128) <= 1
 
 
-def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(tmp_path: Path) -> None:
+def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(tmp_path):
     run(tmp_path, num_epochs=3)
     (tmp_path / "images").mkdir()
     kept = ["epoch-000001.jpg", "validation-000000.png", "notes-000009.png"]

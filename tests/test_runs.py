@@ -45,7 +45,7 @@ def files(folder: str) -> list[str]:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def calls(monkeypatch):
     """What `sample` asks of the policy."""
     seen: list[dict[str, Any]] = []
 
@@ -64,9 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 # ----------------------------------------------------------------------------- the policy that was trained
-def test_a_run_is_sampled_as_it_was_trained(
-    here: Path, model: str, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_sampled_as_it_was_trained(here, model, calls, monkeypatch):
     policy = ("--sample-guidance-scale", "2.5", "--sample-eta", "0.9", "--negative-prompts", "a foggy three")
     run("train", *TINY, *policy, "--model", model, "--prompt", "a red three")
     loaded: list[str] = []
@@ -88,9 +86,7 @@ def test_a_run_is_sampled_as_it_was_trained(
     assert [calls[2][name] for name in asked] == [[""] * 4, 3, 2.5, 0.9, "a foggy three"]
 
 
-def test_prompts_are_drawn_from_where_training_drew_them(
-    here: Path, model: str, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_are_drawn_from_where_training_drew_them(here, model, calls, monkeypatch):
     Path("mine.txt").write_text("a green five\n")
     seen: list[str] = []
 
@@ -109,9 +105,7 @@ def test_prompts_are_drawn_from_where_training_drew_them(
     assert seen == ["a green five"] * 2 + drawn[:2]
 
 
-def test_images_of_a_run_get_the_damage_that_it_was_trained_on(
-    here: Path, model: str, calls: list[dict[str, Any]]
-) -> None:
+def test_images_of_a_run_get_the_damage_that_it_was_trained_on(here, model, calls):
     pictures(here / "pics", "cat/a.png", "dog/a.png")
     damage = ("--damage", "dark", "--severity", "5", "--noise-strength", "0.7")
     run("train", *TINY, "--model", model, "--images", "pics", *damage)
@@ -128,9 +122,7 @@ def test_images_of_a_run_get_the_damage_that_it_was_trained_on(
     torch.testing.assert_close(calls[1]["rest"][0][0], clean)
 
 
-def test_a_label_in_the_prompt_is_the_images_folder(
-    here: Path, model: str, calls: list[dict[str, Any]]
-) -> None:
+def test_a_label_in_the_prompt_is_the_images_folder(here, model, calls):
     pictures(here / "photos", "cat/1.png", "dog/2.png")
     prompt = ("--prompt", "a photo of a {label}")
     run("train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7", *prompt)
@@ -138,9 +130,7 @@ def test_a_label_in_the_prompt_is_the_images_folder(
     assert calls[0]["prompts"] == ["a photo of a cat", "a photo of a dog"]
 
 
-def test_captions_are_read_beside_images_of_a_policy_that_had_them(
-    here: Path, model: str, calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_are_read_beside_images_of_a_policy_that_had_them(here, model, calls, capsys):
     pictures(here / "pics", "a.png", "b.png")
     for name in "ab":
         (here / "pics" / f"{name}.txt").write_text(f"a red {name}\na blue {name}")
@@ -154,9 +144,7 @@ def test_captions_are_read_beside_images_of_a_policy_that_had_them(
     assert calls[1]["prompts"] == ["a cat"]
 
 
-def test_a_run_without_results_or_whose_images_are_gone_says_so(
-    here: Path, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_results_or_whose_images_are_gone_says_so(here, model, capsys):
     pictures(here / "pics", "a.png")
     run("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
     (here / "pics").rename("gone")
@@ -168,9 +156,7 @@ def test_a_run_without_results_or_whose_images_are_gone_says_so(
 
 
 # ------------------------------------------------------------------------------------ files of samples
-def test_results_keep_their_names_and_mix_with_nothing(
-    here: Path, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_keep_their_names_and_mix_with_nothing(here, model, capsys):
     pictures(here / "pics", "a.png", "b.jpg")
     flags = ("sample", "--model", model, "--steps", "2", "--noise-strength", "0.5")
     run(*flags, "--images", "pics")
@@ -186,8 +172,8 @@ def test_results_keep_their_names_and_mix_with_nothing(
 
 
 def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compute(
-    here: Path, model: str, calls: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+    here, model, calls, capsys
+):
     pictures(here / "pics", "fits.png", size=(64, 64))  # exactly four times the model's own 32 x 32
     pictures(here / "pics", "odd.png", size=(30, 32))
     pictures(here / "pics", "huge.png", size=(4000, 3000))
@@ -198,9 +184,7 @@ def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compu
     assert (calls, Path("samples").exists()) == ([], False)
 
 
-def test_a_transformer_takes_sizes_up_to_its_table_of_positions(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_transformer_takes_sizes_up_to_its_table_of_positions(here, capsys):
     pictures(here / "pics", "long.png", size=(48, 32))
     pictures(here / "pics", "odd.png", size=(20, 32))  # five latents, in patches of two
     pictures(here / "pics", "fits.png", size=(16, 32))
@@ -213,9 +197,7 @@ def test_a_transformer_takes_sizes_up_to_its_table_of_positions(
     assert Image.open("samples/fits.png").size == (16, 32)
 
 
-def test_ctrl_c_leaves_the_samples_that_are_whole(
-    here: Path, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_leaves_the_samples_that_are_whole(here, model, monkeypatch, capsys):
     draw, made = sample.text2img_rollout, []
 
     def interrupted(*arguments: Any, **settings: Any) -> Any:
@@ -234,13 +216,8 @@ def test_ctrl_c_leaves_the_samples_that_are_whole(
 # ------------------------------------------------------------------------------- stopping and continuing
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_says_where_it_stands_and_can_be_sampled(
-    here: Path,
-    model: str,
-    signum: int,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    here, model, signum, status, monkeypatch, capsys
+):
     scored: list[int] = []
 
     def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
@@ -271,9 +248,7 @@ def test_a_stopped_run_says_where_it_stands_and_can_be_sampled(
         (("--prompt", "a fox"), "prompts: prompt '' there, prompt 'a fox' here"),
     ],
 )
-def test_another_reward_prompt_or_folder_is_refused_unless_it_is_meant(
-    here: Path, model: str, changes: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_reward_prompt_or_folder_is_refused_unless_it_is_meant(here, model, changes, message, capsys):
     pictures(here / "pics", "a.png")
     pictures(here / "moved", "a.png")
     pictures(here / "other", "a.png", "b.png")
@@ -291,7 +266,7 @@ def test_another_reward_prompt_or_folder_is_refused_unless_it_is_meant(
     assert len(read_metrics("run", "epoch")) == 3
 
 
-def test_a_new_run_starts_from_the_weights_of_another(here: Path, model: str) -> None:
+def test_a_new_run_starts_from_the_weights_of_another(here, model):
     """Of tiny-sd's preset, whose rank is 16; the adapter's is 2."""
     run("train", *TINY, "--model", model, "--prompt", "", "--train-lora-rank", "2")
     start = ("--preset", "digit_world", "--sample-group-size", "1", "--train-lora-from", "run/lora")
@@ -316,5 +291,5 @@ def test_a_new_run_starts_from_the_weights_of_another(here: Path, model: str) ->
         ("num_epochs=0", "doctor", "num_epochs=0"),
     ],
 )
-def test_messages_name_flags(message: str, command: str, expected: str) -> None:
+def test_messages_name_flags(message, command, expected):
     assert in_flags(message, command) == expected

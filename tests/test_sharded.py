@@ -203,7 +203,7 @@ def in_each_process(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def launched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
     here = Path(__file__)
     paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -225,7 +225,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def alone(tmp_path_factory):
     """Runs of one process, by name."""
     folder = tmp_path_factory.mktemp("alone")
 

@@ -26,7 +26,7 @@ in_a_browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The folder that `make site` would write."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]

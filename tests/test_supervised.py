@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def invert(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_gradient_by_hand(tmp_path: Path, guidance: float) -> None:
+def test_gradient_by_hand(tmp_path, guidance):
     """By the chain rule: the loss's derivative by v is -2 sqrt(1 - ab) (x0 - z) / elements, of each pair."""
     pipeline, config = make_pipeline(), make_config(tmp_path, sample_guidance_scale=guidance)
     family = family_of(pipeline)
@@ -69,7 +68,7 @@ def test_gradient_by_hand(tmp_path: Path, guidance: float) -> None:
 
 
 @pytest.mark.slow
-def test_loss_falls_and_each_pair_is_drawn_once(tmp_path: Path) -> None:
+def test_loss_falls_and_each_pair_is_drawn_once(tmp_path):
     drawn: list[None] = []
 
     def blacken() -> Pair:
@@ -85,7 +84,7 @@ def test_loss_falls_and_each_pair_is_drawn_once(tmp_path: Path) -> None:
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
-def test_the_same_seed_gives_the_same_policy(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_policy(tmp_path):
     losses = [
         train_supervised(make_pipeline(), invert(1), 0.67, make_config(tmp_path, seed=seed))
         for seed in (3, 3, 4)

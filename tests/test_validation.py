@@ -34,7 +34,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in SECONDS} for record in read_metrics(folder)]
 
 
-def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+def test_training_is_the_same_with_and_without(tmp_path):
     for name, every in (("without", None), ("with", 2)):
         make_trainer(tmp_path / name, every, num_epochs=3).train()
     found = records(tmp_path / "with")
@@ -45,14 +45,14 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     assert names == {f"validation-00000{n}.png" for n in (0, 2, 3)}
 
 
-def test_a_resumed_run_validates_as_the_one_that_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_validates_as_the_one_that_never_stopped(tmp_path):
     make_trainer(tmp_path / "whole", 2, num_epochs=4).train()
     make_trainer(tmp_path / "parts", 2, num_epochs=2).train()
     make_trainer(tmp_path / "parts", 2, num_epochs=4, resume_from="latest").train()
     assert records(tmp_path / "whole") == records(tmp_path / "parts")
 
 
-def test_the_noise_is_the_same_each_time_and_what_differs_was_learned(tmp_path: Path) -> None:
+def test_the_noise_is_the_same_each_time_and_what_differs_was_learned(tmp_path):
     trainer = make_trainer(tmp_path, None, train_learning_rate=0.05)
     validation = Validation(trainer, HELD_OUT)
     before, rewards = validation.measure()
@@ -63,7 +63,7 @@ def test_the_noise_is_the_same_each_time_and_what_differs_was_learned(tmp_path: 
     assert not torch.equal(before, validation.measure()[0])
 
 
-def test_images_stand_beside_their_results(tmp_path: Path) -> None:
+def test_images_stand_beside_their_results(tmp_path):
     trainer = ImageDDPOTrainer(
         make_config(tmp_path, num_epochs=1), brightness, noisy_image, make_pipeline(), noise_strength=0.7
     )
@@ -81,7 +81,7 @@ def test_images_stand_beside_their_results(tmp_path: Path) -> None:
     assert grid.getpixel((96 + 48, 48)) != (255, 0, 0)
 
 
-def test_trackers_are_told(tmp_path: Path) -> None:
+def test_trackers_are_told(tmp_path):
     told: list[tuple[str, Any, int]] = []
 
     class Tracker:
@@ -100,13 +100,13 @@ def test_trackers_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("samples", "every"), [([], 1), (HELD_OUT, 0)])
-def test_nothing_to_validate_is_refused(samples: list[Any], every: int, tmp_path: Path) -> None:
+def test_nothing_to_validate_is_refused(samples, every, tmp_path):
     trainer = make_trainer(tmp_path, None)
     with pytest.raises(ValueError, match="give one or more of both"):
         Validation(trainer, samples, every)
 
 
-def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_path: Path) -> None:
+def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_path):
     """The ODE of AWM."""
     changes = {"train_clip_range": 1e-4, "sample_guidance_scale": 1.0}
     trainer = AWMTrainer(make_config(tmp_path, **changes), brightness, red_three, load_tiny_sd3())

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -32,7 +31,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT, cwd=folder)
     [path] = folder.glob("*.whl")
@@ -40,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def programs(wheel, tmp_path_factory):
     """The folder of programs of an environment that holds the wheel and what it requires."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
@@ -51,7 +50,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     shutil.rmtree(folder)  # more than a gigabyte, which pytest would keep for three runs
 
 
-def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
         licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
@@ -64,20 +63,20 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> 
     assert len(licences) == 1
 
 
-def test_wheel_is_what_the_empty_environment_imports(programs: Path, tmp_path: Path) -> None:
+def test_wheel_is_what_the_empty_environment_imports(programs, tmp_path):
     where = run(programs / "python", "-c", "import ddpo_lessons; print(ddpo_lessons.__file__)", cwd=tmp_path)
     assert programs.parent in Path(where.strip()).parents
     installed = run(programs / "python", "-m", "pip", "list", "--format=freeze", cwd=tmp_path)
     assert not {"pytest", "jupyterlab", "trl"} & {line.split("==")[0] for line in installed.split()}
 
 
-def test_doctor_finds_nothing_wrong(programs: Path, tmp_path: Path) -> None:
+def test_doctor_finds_nothing_wrong(programs, tmp_path):
     lines = run(programs / "ddpo-lessons", "doctor", cwd=tmp_path).splitlines()
     assert [line for line in lines if not line.startswith("[OK]")] == []
     assert any("tiny-sd" in line for line in lines)
 
 
-def test_demo_runs_from_an_empty_folder(programs: Path, tmp_path: Path) -> None:
+def test_demo_runs_from_an_empty_folder(programs, tmp_path):
     output = tmp_path / "output"
     assert "--output-dir" in run(programs / "ddpo-lessons", "demo", "--help", cwd=tmp_path)
     flags = ("--epochs", "1", "--eval-images", "50", "--output-dir", output)
@@ -86,9 +85,7 @@ def test_demo_runs_from_an_empty_folder(programs: Path, tmp_path: Path) -> None:
     assert list((output / "lora").glob("*.safetensors"))
 
 
-def test_the_extra_brings_what_the_notebooks_import_and_runs_one(
-    wheel: Path, programs: Path, tmp_path: Path
-) -> None:
+def test_the_extra_brings_what_the_notebooks_import_and_runs_one(wheel, programs, tmp_path):
     """The last test of this file: it adds Jupyter to the environment.
 
     `make test` executes every notebook with the packages of the tests and beside the repository. What that

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,7 +48,7 @@ def test_classifiers_name_what_held_out_pictures_show(load):
     assert (named(load(), pictures.images) == pictures.labels).float().mean(dim=0).min() >= 0.97
 
 
-def test_a_stage_that_was_stopped_ends_where_one_that_was_not_does(tmp_path: Path):
+def test_a_stage_that_was_stopped_ends_where_one_that_was_not_does(tmp_path):
     def trained(folder: str, *stops: int) -> torch.Tensor:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 1)
