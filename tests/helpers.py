@@ -12,7 +12,7 @@ import string
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,11 @@ from transformers import (
 
 from benchmarks import recipes
 from benchmarks.tiny import recipe
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromNoise, WithImages
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import Runner
 
 SCHEDULE: dict[str, Any] = {
     "beta_schedule": "squaredcos_cap_v2",
@@ -347,6 +351,50 @@ def make_config(folder: Path | str, **changes: Any) -> DDPOConfig:
 def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     """Reward of the mean pixel."""
     return images.mean(dim=(1, 2, 3))
+
+
+def flow_runner(
+    folder: Path, algorithm: Any, start: Any = None, pipeline: Any = None, reward: Any = brightness,
+    **changes: Any,
+) -> Runner:  # fmt: skip
+    """Make a run of FLUX.1 or another flow model: five steps, two optimizer steps an epoch."""
+    unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
+    eta = {"sample_eta": 0.7} if isinstance(algorithm, FlowGRPO) else {}  # the others take the ODE
+    settings = {"train_batch_size": 1, "sample_num_steps": 5, **eta, **unused, **changes}
+    parts = (make_config(folder, **settings), reward)
+    prompts = noisy_image if isinstance(start, WithImages) else each_prompt()
+    pipeline, start = pipeline or make_flux_pipeline(), start or FromNoise()
+    return Runner(*parts, prompts, pipeline, algorithm=algorithm, start=start)
+
+
+def weights_of(trainer: Runner) -> torch.Tensor:
+    """Return a copy of all trained weights in a row."""
+    return torch.cat([p.detach().flatten().clone() for p in trainer.learner.trainable.values()])
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    """Return a run's records without their times."""
+    return [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in read_metrics(folder)]
+
+
+def check_resume(make: Callable[..., Runner], folder: Path, epochs: int = 2) -> Path:
+    """Check that a run in two parts is to the bit the one that never stopped; return the folder of that one.
+
+    Compared are weights, their average, those of an older policy, and records.
+    """
+    whole, parts = folder / "whole", folder / "parts"
+    straight = make(whole, num_epochs=epochs)
+    straight.train()
+    make(parts, num_epochs=epochs - 1).train()
+    resumed = make(parts, num_epochs=epochs, resume_from="latest")
+    resumed.train()
+    for kind in ("trainable", "old", "average"):
+        ours, theirs = (getattr(trainer.learner, kind) for trainer in (resumed, straight))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    assert records_of(parts) == records_of(whole)
+    assert len(records_of(whole)) >= 2 * epochs
+    return whole
 
 
 def red_three() -> tuple[str, dict[str, Any]]:

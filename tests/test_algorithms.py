@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from helpers import brightness, each_prompt, make_config, make_pipeline, make_sd3_pipeline, stir_adapter
+from helpers import (
+    brightness,
+    each_prompt,
+    make_config,
+    make_pipeline,
+    make_sd3_pipeline,
+    stir_adapter,
+    weights_of,
+)
 from torch import nn
 
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
@@ -414,10 +422,6 @@ def make_runner(
         make_config(folder, **{**unused, **changes}), reward, each_prompt(), MODELS[model](), hook,
         algorithm=algorithm, start=FromNoise(),
     )  # fmt: skip
-
-
-def weights_of(runner: Runner) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in runner.learner.trainable.values()])
 
 
 def old_weights_of(runner: Runner) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import brightness, make_config, make_pipeline, red_three
+from helpers import brightness, check_resume, make_config, make_pipeline, red_three
 from safetensors.torch import load_file
 
 from ddpo_lessons.config import LORA_FILE
@@ -60,13 +60,7 @@ def test_it_is_saved_and_validated_and_the_newest_weights_stay(tmp_path):
 
 
 def test_a_resumed_run_has_the_average_of_the_run_that_never_stopped(tmp_path):
-    whole = make_trainer(tmp_path / "whole")
-    whole.train()
-    make_trainer(tmp_path / "parts", num_epochs=1).train()
-    parts = make_trainer(tmp_path / "parts", resume_from="latest")
-    parts.train()
-    for kind in ("average", "trainable"):
-        assert torch.equal(flat(getattr(parts.learner, kind)), flat(getattr(whole.learner, kind)))
+    check_resume(make_trainer, tmp_path)
 
 
 def test_without_a_decay_nothing_is_kept_and_the_same_is_learned(tmp_path):

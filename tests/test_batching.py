@@ -85,10 +85,7 @@ def test_plan_agrees_with_counting(numbers: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"gradient_accumulation_steps": 3},
-            r"gradient_accumulation_steps=3 .*4 minibatches .* is 2 or 4$",
-        ),
+        ({"gradient_accumulation_steps": 3}, r"gradient_accumulation_steps=3 .*4 minibatches .* is 2 or 4$"),
         ({"gradient_accumulation_steps": 9}, r"gradient_accumulation_steps=9 .* is 4$"),
         ({"train_batch_size": 3}, r"train_batch_size=3 .*8 samples .* is 2 or 4$"),
         ({"train_batch_size": 7}, r"train_batch_size=7 .* is 8$"),

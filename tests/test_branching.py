@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from helpers import SCHEDULE, brightness, make_config, make_pipeline, make_sd3_pipeline
+from helpers import SCHEDULE, brightness, check_resume, make_config, make_pipeline, make_sd3_pipeline
 
 from ddpo_lessons.advantages import normalize_groups
 from ddpo_lessons.algorithms import make_algorithm
@@ -114,35 +115,15 @@ def test_replayed_with_shared_predictions_the_ratio_is_one():
 # ---------------------------------------------------------------------------------------------- runs
 @pytest.mark.parametrize("model", ["diffusion", "flow"])
 def test_it_trains_on_trees_and_resumes_to_the_bit(tmp_path, model):
-    def make(name: str, **changes: Any) -> Runner:
-        config = make_config(
-            tmp_path / name,
-            sample_num_steps=4,
-            sample_batch_size=4,
-            train_batch_size=4,
-            sample_group_size=4,
-            save_freq=1,
-            **changes,
-        )
-        pipeline = make_pipeline() if model == "diffusion" else make_sd3_pipeline()
-        return Runner(
-            config,
-            brightness,
-            digit_world_prompts(0),
-            pipeline,
-            algorithm=make_algorithm("branching:window=2"),
-            start=FromNoise(),
-        )
+    shape = {"sample_num_steps": 4, "sample_batch_size": 4, "train_batch_size": 4, "sample_group_size": 4}
 
-    whole = make("whole", num_epochs=3)
-    whole.train()
-    make("parts", num_epochs=2).train()
-    resumed = make("parts", num_epochs=3, resume_from="latest")
-    resumed.train()
-    assert whole.learner.trainable.keys() == resumed.learner.trainable.keys()
-    for name, weight in whole.learner.trainable.items():
-        assert torch.equal(weight, resumed.learner.trainable[name])
-    errors = [record["first_replay_max_ratio_error"] for record in read_metrics(tmp_path / "whole", "step")]
+    def make(folder: Path, **changes: Any) -> Runner:
+        parts = (make_config(folder, **shape, **changes), brightness, digit_world_prompts(0))
+        pipeline = make_pipeline() if model == "diffusion" else make_sd3_pipeline()
+        return Runner(*parts, pipeline, algorithm=make_algorithm("branching:window=2"), start=FromNoise())
+
+    whole = check_resume(make, tmp_path, epochs=3)
+    errors = [record["first_replay_max_ratio_error"] for record in read_metrics(whole, "step")]
     assert len(errors) == 3
     assert max(errors) < 1e-5
 

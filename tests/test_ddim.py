@@ -137,11 +137,7 @@ def test_drawn_noise_has_the_stated_std() -> None:
     scheduler = make_scheduler()
     shape = (2, 1, 300, 300)
     step = ddim_step_with_logprob(
-        scheduler,
-        torch.zeros(shape),
-        torch.tensor([900, 100]),
-        torch.ones(shape),
-        generator=seeded(),
+        scheduler, torch.zeros(shape), torch.tensor([900, 100]), torch.ones(shape), generator=seeded()
     )
     measured = (step.prev_sample - step.mean).std(dim=(1, 2, 3))
     torch.testing.assert_close(measured, step.std, rtol=0.01, atol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from pathlib import Path
@@ -20,6 +21,7 @@ from diffusers import (
 from helpers import (
     PROMPTS,
     brightness,
+    check_resume,
     counted_passes,
     each_prompt,
     make_config,
@@ -190,20 +192,7 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, start, changes
     ("start", "changes"), [("text", {}), ("images", {"train_use_lora": False, "sample_group_size": 2})]
 )
 def test_a_run_resumes_to_the_bit(tmp_path, start, changes):
-    whole = make_trainer(tmp_path / "whole", start, num_epochs=2, **changes)
-    whole.train()
-    make_trainer(tmp_path / "parts", start, num_epochs=1, **changes).train()
-    parts = make_trainer(tmp_path / "parts", start, num_epochs=2, resume_from="latest", **changes)
-    parts.train()
-    assert whole.learner.trainable.keys() == parts.learner.trainable.keys()
-    for name, parameter in whole.learner.trainable.items():
-        assert torch.equal(parts.learner.trainable[name], parameter)
-    runs = [
-        [{k: v for k, v in record.items() if not k.startswith("seconds")} for record in read_metrics(folder)]
-        for folder in (tmp_path / "whole", tmp_path / "parts")
-    ]
-    assert len(runs[0]) == 6  # two epochs of two steps
-    assert runs[0] == runs[1]
+    check_resume(functools.partial(make_trainer, start=start, **changes), tmp_path)
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_xl_pipeline, make_sd3_pipeline, make_flux_pipeline])

@@ -12,17 +12,16 @@ from helpers import (
     PROMPTS,
     T5_LENGTH,
     brightness,
-    each_prompt,
+    check_resume,
+    flow_runner,
     make_config,
     make_sd3_pipeline,
-    noisy_image,
     red_three,
 )
 
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.pepg import PEPG
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import Family, family_of, load_pipeline
 from ddpo_lessons.families.policy import prepare_policy
@@ -133,15 +132,7 @@ def test_the_forward_process_the_velocity_and_the_clean_latents_belong_together(
 
 # ---------------------------------------------------------------------------------------------- training
 def make_runner(folder: Path, algorithm: Algorithm, start: FromNoise | None = None, **changes: Any) -> Runner:
-    """Make a run of two optimizer steps an epoch on five steps."""
-    unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
-    noise = {"sample_eta": 0.7} if isinstance(algorithm, FlowGRPO) else {}
-    settings = {"train_batch_size": 1, "sample_num_steps": 5, **noise, **unused, **changes}
-    config = make_config(folder, **settings)
-    prompts = each_prompt() if start is None else noisy_image
-    return Runner(
-        config, brightness, prompts, make_sd3_pipeline(), algorithm=algorithm, start=start or FromNoise()
-    )
+    return flow_runner(folder, algorithm, start, make_sd3_pipeline(), **changes)
 
 
 @pytest.mark.parametrize(
@@ -164,22 +155,7 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, sde, window, s
 @pytest.mark.parametrize("make", [lambda: FlowGRPO(window=2), lambda: PEPG(decay_rate=0.4)])
 def test_a_run_resumes_to_the_bit(tmp_path, make):
     """With the window of the epoch; with old weights, which by the third epoch are not the new ones."""
-    whole = make_runner(tmp_path / "whole", make(), num_epochs=3)
-    whole.train()
-    make_runner(tmp_path / "parts", make(), num_epochs=2).train()
-    parts = make_runner(tmp_path / "parts", make(), num_epochs=3, resume_from="latest")
-    parts.train()
-    for mine, theirs in (
-        (whole.learner.trainable, parts.learner.trainable), (whole.learner.old, parts.learner.old),
-    ):  # fmt: skip
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(theirs[name], tensor) for name, tensor in mine.items())
-    runs = [
-        [{k: v for k, v in record.items() if not k.startswith("seconds")} for record in read_metrics(folder)]
-        for folder in (tmp_path / "whole", tmp_path / "parts")
-    ]
-    assert len(runs[0]) == 9  # three epochs of two steps
-    assert runs[0] == runs[1]
+    check_resume(lambda folder, **changes: make_runner(folder, make(), **changes), tmp_path, epochs=3)
 
 
 def test_the_window_moves_and_only_it_is_recorded(tmp_path):

@@ -15,18 +15,16 @@ from fake_device import fake_device
 from helpers import (
     FLUX_LENGTH,
     PROMPTS,
-    brightness,
-    each_prompt,
+    check_resume,
+    flow_runner,
     make_config,
     make_flux_pipeline,
     make_pipeline,
-    noisy_image,
 )
 from PIL import Image
 from torch import nn
 
 from ddpo_lessons.algorithms.awm import AWM
-from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
@@ -222,25 +220,6 @@ def test_sizes_that_make_no_whole_tokens_are_refused(size):
 
 
 # ---------------------------------------------------------------------------------------------- training
-def make_runner(
-    folder: Path,
-    algorithm: Algorithm,
-    start: FromNoise | None = None,
-    pipeline: Any = None,
-    reward: Any = brightness,
-    **changes: Any,
-) -> Runner:
-    """Make a run of two optimizer steps an epoch on five steps."""
-    unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
-    eta = {"sample_eta": 0.7} if isinstance(algorithm, FlowGRPO) else {}  # the others take the ODE
-    settings = {"train_batch_size": 1, "sample_num_steps": 5, **eta, **unused, **changes}
-    prompts = noisy_image if isinstance(start, WithImages) else each_prompt()
-    return Runner(
-        make_config(folder, **settings), reward, prompts, pipeline or make_flux_pipeline(),
-        algorithm=algorithm, start=start or FromNoise(),
-    )  # fmt: skip
-
-
 def kontext() -> Any:
     return make_flux_pipeline(kind=FluxKontextPipeline)
 
@@ -256,7 +235,7 @@ def kontext() -> Any:
     ],
 )
 def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, precision, make, algorithm, start, changes):
-    runner = make_runner(
+    runner = flow_runner(
         tmp_path, algorithm, start, make(), mixed_precision=precision, train_batch_size=2,
         sample_num_batches_per_epoch=2, **changes,
     )  # fmt: skip
@@ -270,7 +249,7 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, precision, mak
 @pytest.mark.parametrize("algorithm", [AWM(), NFT(decay_rate=0.4), DRaFT()])
 @pytest.mark.parametrize(("make", "start"), [(make_flux_pipeline, FromNoise()), (kontext, WithImages())])
 def test_other_algorithms_take_steps_that_change_the_adapter(tmp_path, algorithm, make, start):
-    runner = make_runner(tmp_path, algorithm, start, make())
+    runner = flow_runner(tmp_path, algorithm, start, make())
     before = {name: weight.detach().clone() for name, weight in runner.learner.trainable.items()}
     runner.train()
     assert any(not torch.equal(before[name], weight) for name, weight in runner.learner.trainable.items())
@@ -282,7 +261,7 @@ def test_other_algorithms_take_steps_that_change_the_adapter(tmp_path, algorithm
 
 def test_what_trains_without_log_probs_is_told_the_guidance_that_sampled(tmp_path):
     """Guidance is in the conditioning: the forward process asks for a scale of 1, and means this policy."""
-    runner = make_runner(tmp_path, AWM(), sample_guidance_scale=3.5)
+    runner = flow_runner(tmp_path, AWM(), sample_guidance_scale=3.5)
     seen: list[torch.Tensor] = []
     runner.family.denoiser.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["guidance"]), with_kwargs=True
@@ -299,26 +278,21 @@ def test_what_trains_without_log_probs_is_told_the_guidance_that_sampled(tmp_pat
     ],
 )
 def test_a_run_resumes_to_the_bit(tmp_path, make, algorithm, start):
-    whole = make_runner(tmp_path / "whole", algorithm(), start, make(), num_epochs=3)
-    whole.train()
-    make_runner(tmp_path / "parts", algorithm(), start, make(), num_epochs=2).train()
-    settings: dict[str, Any] = {"num_epochs": 3, "resume_from": "latest"}
-    parts = make_runner(tmp_path / "parts", algorithm(), start, make(), **settings)
-    parts.train()
-    assert all(
-        torch.equal(parts.learner.trainable[name], tensor) for name, tensor in whole.learner.trainable.items()
-    )
+    def run(folder: Path, **changes: Any) -> Runner:
+        return flow_runner(folder, algorithm(), start, make(), **changes)
+
+    check_resume(run, tmp_path, epochs=3)
 
 
 def test_an_epoch_has_the_noise_levels_of_its_images(tmp_path):
     """And a run from noise those of its resolution."""
-    runner = make_runner(tmp_path / "images", FlowGRPO(), FromImages(1.0))
+    runner = flow_runner(tmp_path / "images", FlowGRPO(), FromImages(1.0))
     runner.contexts.prompt_function = lambda: ("", torch.rand(3, 64, 64), {})
     _, trajectory, _ = runner.sampler.sample(0, runner.contexts.draw(0))
     expected = runner.family.schedule(5, size=(64, 64)).timesteps
     assert torch.equal(trajectory.schedule.timesteps, expected)
     assert not torch.equal(expected, runner.family.schedule(5).timesteps)
-    square = make_runner(tmp_path / "noise", FlowGRPO(), FromNoise(resolution=64))
+    square = flow_runner(tmp_path / "noise", FlowGRPO(), FromNoise(resolution=64))
     _, trajectory, _ = square.sampler.sample(0, square.contexts.draw(0))
     assert trajectory.final_latents.shape == (2, 4, 16, 16)
     assert torch.equal(trajectory.schedule.timesteps, expected)
@@ -326,7 +300,7 @@ def test_an_epoch_has_the_noise_levels_of_its_images(tmp_path):
 
 
 def test_a_run_tells_kontext_the_image_of_each_context(tmp_path):
-    runner = make_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
+    runner = flow_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
     contexts = runner.contexts.draw(0)
     _, trajectory, _ = runner.sampler.sample(0, contexts)
     images = torch.stack([contexts[number].image for number in range(2)])
@@ -336,12 +310,12 @@ def test_a_run_tells_kontext_the_image_of_each_context(tmp_path):
 
 def test_what_is_wrong_with_a_size_is_said_before_sampling(tmp_path):
     with pytest.raises(ValueError, match=r"images of \(44, 44\) pixels: resize to multiples of 8"):
-        make_runner(tmp_path, FlowGRPO(), FromNoise(resolution=44))
-    runner = make_runner(tmp_path, FlowGRPO(), WithImages(resolution=64), kontext())
+        flow_runner(tmp_path, FlowGRPO(), FromNoise(resolution=44))
+    runner = flow_runner(tmp_path, FlowGRPO(), WithImages(resolution=64), kontext())
     with pytest.raises(ValueError, match=r"resolution=64, but the images have \{\(32, 32\)\}"):
         runner.contexts.draw(0)
     sides = iter([32, 48, 32, 48])
-    runner = make_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
+    runner = flow_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
     runner.contexts.prompt_function = lambda: ("", torch.rand(3, 32, next(sides)), {})
     with pytest.raises(ValueError, match=r"sizes \[\(32, 32\), \(32, 48\)\]: resize them to one"):
         runner.contexts.draw(0)
@@ -353,7 +327,7 @@ def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_pa
     targets = ("attn.to_q", "attn.add_k_proj", "ff.net.2", "proj_mlp")
     changes = {"train_lora_target_modules": targets, "train_lora_alpha": 8}
     start = WithImages() if make is kontext else None
-    runner = make_runner(tmp_path / "run", FlowGRPO(), start, make(), train_learning_rate=1e-2, **changes)
+    runner = flow_runner(tmp_path / "run", FlowGRPO(), start, make(), train_learning_rate=1e-2, **changes)
     runner.train()
     runner.save_pretrained(tmp_path / "lora")
     noise, images = noise_of(1, 4, 8, 8), None if start is None else images_of(1, 32, 32)
@@ -402,7 +376,7 @@ def test_on_a_device_nothing_crosses_or_waits_in_a_denoising_step_or_a_group_of_
     def crossings(name: str, **changes: Any) -> int:
         with fake_device() as traffic:
             shape = {"sample_num_steps": 3, "train_batch_size": 2, "train_forward_size": 2}
-            runner = make_runner(tmp_path / name, FlowGRPO(), WithImages(), kontext(), **{**shape, **changes})
+            runner = flow_runner(tmp_path / name, FlowGRPO(), WithImages(), kontext(), **{**shape, **changes})
             runner.step(0)
             traffic.clear()
             runner.step(1)
@@ -444,10 +418,10 @@ def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path
     networks = [family.denoiser, *family.frozen.values()]
     assert {p.dtype for network in networks for p in network.parameters()} == {torch.bfloat16}
     start = FromNoise(resolution=32)  # a saved pipeline has forgotten its size
-    runner = make_runner(tmp_path / "run", FlowGRPO(), start, load(), **settings)
+    runner = flow_runner(tmp_path / "run", FlowGRPO(), start, load(), **settings)
     runner.train()
     runner.save_pretrained(lora)
-    again = make_runner(tmp_path / "again", FlowGRPO(), start, load(), train_lora_from=lora, **settings)
+    again = flow_runner(tmp_path / "again", FlowGRPO(), start, load(), train_lora_from=lora, **settings)
     assert {weight.dtype for weight in again.learner.trainable.values()} == {torch.float32}
     for name, weight in again.learner.trainable.items():
         assert torch.equal(weight, runner.learner.trainable[name])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import brightness, make_config, make_pipeline, noisy_image, red_three
+from helpers import brightness, make_config, make_pipeline, noisy_image, red_three, weights_of
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import animals
@@ -168,17 +168,17 @@ def test_a_new_run_starts_from_lora_weights_with_a_fresh_optimizer(tmp_path):
     assert (config.train_lora_rank, config.train_lora_alpha) == (2, 6)
     assert set(config.train_lora_target_modules) == set(layers)
     assert list(second.learner.trainable) == list(first.learner.trainable)
-    torch.testing.assert_close(weights(second), weights(first), rtol=0, atol=0)
+    torch.testing.assert_close(weights_of(second), weights_of(first), rtol=0, atol=0)
     assert second.learner.optimizer.state_dict()["state"] == {}
     assert second.epochs_done == 0
     second.train()
-    assert not torch.equal(weights(second), weights(first))
+    assert not torch.equal(weights_of(second), weights_of(first))
     assert read_run(tmp_path / "b")[0].train_lora_from == str(Path(start).resolve())
     shutil.rmtree(start)  # a checkpoint needs it no more
     resumed = DDPOTrainer.from_checkpoint(
         tmp_path / "b" / "checkpoint-000001", darkness, red_three, make_pipeline()
     )
-    assert torch.equal(weights(resumed), weights(second))
+    assert torch.equal(weights_of(resumed), weights_of(second))
 
 
 def test_lora_weights_that_do_not_fit_what_is_asked_for_are_refused(tmp_path):

@@ -23,7 +23,9 @@ from helpers import (
     make_config,
     make_pipeline,
     noisy_image,
+    records_of,
     red_three,
+    weights_of,
 )
 
 from ddpo_lessons import compat
@@ -58,14 +60,6 @@ TRACKING = {
     "per_prompt_stat_tracking_buffer_size": 8,
     "per_prompt_stat_tracking_min_count": 2,
 }
-
-
-def weights(trainer: Runner) -> torch.Tensor:
-    return torch.cat([p.detach().flatten().clone() for p in trainer.learner.trainable.values()])
-
-
-def without_times(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in read_metrics(folder)]
 
 
 class Counting:
@@ -136,10 +130,10 @@ def test_an_epoch_that_failed_never_was(tmp_path, place, prompts):
         return trainer
 
     straight, failed = train("straight", False), train("failed", True)
-    assert torch.equal(weights(failed), weights(straight))
+    assert torch.equal(weights_of(failed), weights_of(straight))
     assert failed.algorithm.state_dict() == straight.algorithm.state_dict()
     assert failed.prompt_function.drawn == straight.prompt_function.drawn
-    assert without_times(tmp_path / "failed") == without_times(tmp_path / "straight")
+    assert records_of(tmp_path / "failed") == records_of(tmp_path / "straight")
 
 
 def test_a_reward_that_draws_at_random_draws_the_same_when_an_epoch_is_done_again(tmp_path):
@@ -215,7 +209,7 @@ def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
     config = make_config(tmp_path / "b", num_epochs=3, save_freq=9, **TWO_PASSES)
     straight = DDPOTrainer(config, brightness, Remembering(), make_pipeline())
     straight.train()
-    assert torch.equal(weights(resumed), weights(straight))
+    assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
 @pytest.mark.slow
@@ -258,7 +252,7 @@ def test_skipped_steps_are_recorded_and_many_in_a_row_end_the_run(tmp_path, monk
     with fake_device():
         config = make_config(tmp_path, num_epochs=4, mixed_precision="fp16")
         trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
-        before, loss = weights(trainer), trainer.algorithm.loss
+        before, loss = weights_of(trainer), trainer.algorithm.loss
 
         def overflow(*arguments: Any) -> Any:
             value, stats = loss(*arguments)
@@ -269,7 +263,7 @@ def test_skipped_steps_are_recorded_and_many_in_a_row_end_the_run(tmp_path, monk
             RuntimeError, match=r"last 3 optimizer steps were skipped.*mixed_precision='bf16'"
         ):
             trainer.train()
-        assert torch.equal(weights(trainer), before)
+        assert torch.equal(weights_of(trainer), before)
     steps = read_metrics(tmp_path, "step")
     assert [step["step_skipped"] for step in steps] == [1, 1]  # the third one's epoch never was
     assert steps[1]["loss_scale"] == steps[0]["loss_scale"] / 2
@@ -285,7 +279,7 @@ def test_trainers_of_two_precisions_live_in_one_process(tmp_path):
     low.train()
     again = DDPOTrainer(make_config(tmp_path / "c"), brightness, red_three, make_pipeline())
     again.train()
-    assert torch.equal(weights(plain), weights(again))
+    assert torch.equal(weights_of(plain), weights_of(again))
     assert next(low.pipeline.unet.parameters()).dtype == torch.bfloat16
     pipeline = make_pipeline()
     DDPOTrainer(make_config(tmp_path / "d", mixed_precision="bf16"), brightness, red_three, pipeline)
@@ -347,7 +341,7 @@ def test_the_names_are_the_combinations(tmp_path):
         built = Runner(configs[1], brightness, draw, make_pipeline(), **other)
         named.train()
         built.train()
-        assert torch.equal(weights(named), weights(built))
+        assert torch.equal(weights_of(named), weights_of(built))
 
 
 def test_an_algorithm_is_made_by_its_name():
@@ -391,9 +385,9 @@ def test_the_trainer_of_an_algorithm_knows_its_start_and_trains_from_images(tmp_
         assert {name: recorded[name] for name in settings} == AS_RECORDED.get(kind, settings)
         assert trainer.record["start"] == start
         assert trainer.record.get("noise_strength") == strength.get("noise_strength")
-    before = weights(trainer)
+    before = weights_of(trainer)
     trainer.train()
-    assert not torch.equal(before, weights(trainer))
+    assert not torch.equal(before, weights_of(trainer))
 
 
 def test_a_trainer_names_a_setting_that_its_algorithm_lacks(tmp_path):

@@ -21,8 +21,10 @@ from helpers import (
     make_config,
     make_pipeline,
     noisy_image,
+    records_of,
     red_three,
     stir_adapter,
+    weights_of,
 )
 
 from ddpo_lessons.algorithms.base import Samples
@@ -40,12 +42,6 @@ def embed(trainer: Runner, prompts: Any) -> torch.Tensor:
     return trainer.family.condition(prompts, "", guidance_scale=1.0)["prompt_embeds"]
 
 
-def weights(trainer: Runner) -> torch.Tensor:
-    return torch.cat(
-        [parameter.detach().flatten().clone() for parameter in trainer.learner.trainable.values()]
-    )
-
-
 class Recorder:
     """Keeps what a trainer trains on, and gradient and weights just before each optimizer step."""
 
@@ -60,7 +56,7 @@ class Recorder:
             self.gradients.append(
                 torch.cat([p.grad.flatten().clone() for p in trainer.learner.trainable.values()])
             )
-            self.weights.append(weights(trainer))
+            self.weights.append(weights_of(trainer))
 
         def record(samples: Samples, learner: Any) -> None:
             self.trajectory, self.advantages = samples.trajectory, samples.advantages
@@ -305,7 +301,7 @@ def run_weights(folder: Path, pipeline: Any = None, **changes: Any) -> torch.Ten
     config = make_config(folder, **{**FOUR_SAMPLES, **changes})
     trainer = DDPOTrainer(config, brightness, each_prompt(), pipeline or make_pipeline())
     trainer.train()
-    return weights(trainer)
+    return weights_of(trainer)
 
 
 def test_accumulation_is_a_larger_batch(tmp_path, monkeypatch):
@@ -393,7 +389,7 @@ def test_training_leaves_out_a_deterministic_last_step(tmp_path, kind):
     (record,) = read_metrics(tmp_path, "step")
     assert all(math.isfinite(value) for value in record.values() if value != "step")
     assert record["first_replay_max_ratio_error"] < FLOAT32_TOLERANCE * 2
-    assert weights(trainer).isfinite().all()
+    assert weights_of(trainer).isfinite().all()
 
 
 # -------------------------------------------------------------------------------- 6. resume is invisible
@@ -463,19 +459,15 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, make_prompts, cha
     resumed = trainer("stopped", num_epochs=3, resume_from="latest")
     assert resumed.epochs_done == 2
     resumed.train()
-    assert torch.equal(weights(straight), weights(resumed))
+    assert torch.equal(weights_of(straight), weights_of(resumed))
 
     last = [checkpoint.read(tmp_path / f / "checkpoint-000003") for f in ("straight", "stopped")]
     for stem, tensors in last[0][0].items():
         assert all(torch.equal(tensors[name], last[1][0][stem][name]) for name in tensors)
     for name in ("epochs_done", "global_step", "identity", "algorithm", "prompt_function"):
         assert last[0][1][name] == last[1][1][name]
-    records = [
-        [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in read_metrics(tmp_path / f)]
-        for f in ("straight", "stopped")
-    ]
-    assert records[0] == records[1]
-    assert len(records[0]) == 3 * 5
+    assert records_of(tmp_path / "straight") == records_of(tmp_path / "stopped")
+    assert len(records_of(tmp_path / "stopped")) == 3 * 5
 
 
 def test_training_goes_on_where_train_left_off(tmp_path):
@@ -488,7 +480,7 @@ def test_training_goes_on_where_train_left_off(tmp_path):
     trainer.train()
     other = DDPOTrainer(make_config(tmp_path / "b", num_epochs=3), brightness, Counting(), make_pipeline())
     other.train()
-    assert torch.equal(weights(trainer), weights(other))
+    assert torch.equal(weights_of(trainer), weights_of(other))
 
 
 def test_from_checkpoint_continues_with_the_config_it_finds(tmp_path):
@@ -525,10 +517,10 @@ def test_integer_rewards_train_like_floats(tmp_path):
     found = []
     for folder, reward in (("a", ranks), ("b", same_as_float)):
         trainer = DDPOTrainer(make_config(tmp_path / folder), reward, red_three, make_pipeline())
-        before = weights(trainer)
+        before = weights_of(trainer)
         trainer.step(0)
-        assert not torch.equal(before, weights(trainer))
-        found.append(weights(trainer))
+        assert not torch.equal(before, weights_of(trainer))
+        found.append(weights_of(trainer))
     assert torch.equal(*found)
 
 
@@ -820,9 +812,9 @@ def test_an_adapter_that_is_already_there_is_trained_on(tmp_path):
     pipeline = make_pipeline()
     pipeline.load_lora_weights(tmp_path / "lora", adapter_name="mine")
     second = DDPOTrainer(make_config(tmp_path / "b"), brightness, red_three, pipeline)
-    assert torch.equal(weights(first), weights(second))
+    assert torch.equal(weights_of(first), weights_of(second))
     second.train()
-    assert not torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights_of(first), weights_of(second))
     second.save_pretrained(tmp_path / "more")
     plain = make_pipeline()
     plain.load_lora_weights(tmp_path / "more")
@@ -871,7 +863,7 @@ def test_a_loaded_adapter_must_be_the_one_of_the_config(tmp_path, changes, messa
 def test_a_gradient_that_is_not_finite_takes_no_step(tmp_path):
     trainer = DDPOTrainer(make_config(tmp_path, num_epochs=2), brightness, red_three, make_pipeline())
     trainer.step(0)
-    before, loss = weights(trainer), trainer.algorithm.loss
+    before, loss = weights_of(trainer), trainer.algorithm.loss
 
     def overflow(*arguments: Any) -> Any:
         value, stats = loss(*arguments)
@@ -880,7 +872,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(tmp_path):
     trainer.algorithm.loss = overflow
     with pytest.raises(RuntimeError, match=r"step 2 is not finite.*Lower train_learning_rate=0\.001"):
         trainer.step(1)
-    assert torch.equal(weights(trainer), before)
+    assert torch.equal(weights_of(trainer), before)
 
 
 def test_a_run_may_be_saved_before_it_begins(tmp_path):

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image, red_three
+from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image, records_of, red_three
 from PIL import Image
 
 from ddpo_lessons import Validation
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import NO_EPOCH
 from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import AWMTrainer, DDPOTrainer, ImageDDPOTrainer
@@ -20,7 +19,6 @@ from ddpo_lessons.trainer import AWMTrainer, DDPOTrainer, ImageDDPOTrainer
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HELD_OUT = [(prompt, {}) for prompt in PROMPTS[:3]]
-SECONDS = ("seconds_sampling", "seconds_reward", "seconds_training")
 
 
 def make_trainer(folder: Path, every: int | None, **changes: Any) -> DDPOTrainer:
@@ -30,15 +28,11 @@ def make_trainer(folder: Path, every: int | None, **changes: Any) -> DDPOTrainer
     return trainer
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k not in SECONDS} for record in read_metrics(folder)]
-
-
 def test_training_is_the_same_with_and_without(tmp_path):
     for name, every in (("without", None), ("with", 2)):
         make_trainer(tmp_path / name, every, num_epochs=3).train()
-    found = records(tmp_path / "with")
-    assert [r for r in found if r["kind"] != "validation"] == records(tmp_path / "without")
+    found = records_of(tmp_path / "with")
+    assert [r for r in found if r["kind"] != "validation"] == records_of(tmp_path / "without")
     validated = [record for record in found if record["kind"] == "validation"]
     assert [(record["epoch"], record["step"]) for record in validated] == [(0, 0), (2, 2), (3, 3)]
     names = {path.name for path in (tmp_path / "with" / "images").iterdir()}
@@ -49,7 +43,7 @@ def test_a_resumed_run_validates_as_the_one_that_never_stopped(tmp_path):
     make_trainer(tmp_path / "whole", 2, num_epochs=4).train()
     make_trainer(tmp_path / "parts", 2, num_epochs=2).train()
     make_trainer(tmp_path / "parts", 2, num_epochs=4, resume_from="latest").train()
-    assert records(tmp_path / "whole") == records(tmp_path / "parts")
+    assert records_of(tmp_path / "whole") == records_of(tmp_path / "parts")
 
 
 def test_the_noise_is_the_same_each_time_and_what_differs_was_learned(tmp_path):
