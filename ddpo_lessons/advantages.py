@@ -28,10 +28,8 @@ def normalize(rewards: Rewards, eps: float = 1e-8) -> torch.Tensor:
         eps: keeps the division defined, in units of the reward.
 
     Returns:
-        Advantages (N,), float32, on the rewards' device, in standard deviations.
-
-    Raises:
-        ValueError: rewards are not one-dimensional, are empty, or hold NaN or inf.
+        Advantages (N,), float32, on the rewards' device, in standard deviations. A ValueError refuses rewards
+            that are not (N,), are empty, or hold NaN or inf.
     """
     values, device = _as_float64(rewards)
     return _standardise(values, values, eps).to(device)
@@ -40,22 +38,13 @@ def normalize(rewards: Rewards, eps: float = 1e-8) -> torch.Tensor:
 def normalize_groups(rewards: Rewards, group_size: int, eps: float = 1e-8) -> torch.Tensor:
     """Advantages within groups of rollouts that share context and initial noise.
 
-    ``(r - mean of its group) / (std of all such differences + eps)``. The group's mean is the
-    baseline, as in GRPO (Shao et al. 2024, arXiv 2402.03300, section 4.1); one common std keeps a
-    group whose rewards hardly differ from speaking as loudly as the others (Liu et al. 2025,
-    arXiv 2503.20783, section 3.1).
-
-    Args:
-        rewards: (N,), the members of a group side by side.
-        group_size: members of a group, 2 or more.
-        eps: keeps the division defined, in units of the reward.
-
-    Returns:
-        Advantages (N,), float32, on the rewards' device.
+    ``(r - mean of its group) / (std of all such differences + eps)``, float32 (N,), of rewards (N,) with the
+    members of a group side by side. The group's mean is the baseline, as in GRPO (Shao et al. 2024, arXiv
+    2402.03300, section 4.1); one common std keeps a group whose rewards hardly differ from speaking as loudly
+    as the others (Liu et al. 2025, arXiv 2503.20783, section 3.1).
 
     Raises:
-        ValueError: group_size is below 2 or does not divide N, or `normalize` would refuse the
-            rewards.
+        ValueError: group_size is below 2 or does not divide N, or `normalize` would refuse the rewards.
     """
     values, device = _as_float64(rewards)
     if group_size < 2 or len(values) % group_size:
@@ -102,18 +91,10 @@ class PerPromptStatTracker:
         self._rewards: dict[Hashable, deque[float]] = {}
 
     def update(self, keys: Iterable[Hashable], rewards: Rewards) -> torch.Tensor:
-        """Record the rewards and return their advantages.
+        """Record rewards (N,) of all processes; return their advantages, float32 (N,) on the rewards' device.
 
-        Args:
-            keys: context of each reward, (N,). For images an id, never the text that conditions
-                the policy: different images share it.
-            rewards: (N,), of all processes.
-
-        Returns:
-            Advantages (N,), float32, on the rewards' device.
-
-        Raises:
-            ValueError: numbers of keys and rewards differ, or `normalize` would refuse the rewards.
+        `keys` name the context of each reward; for images an id, never the text that conditions the policy:
+        different images share it. A ValueError refuses another number of keys, and what `normalize` refuses.
         """
         values, device = _as_float64(rewards)
         keys = list(keys)

@@ -134,25 +134,13 @@ class I2IDDPOStableDiffusionPipeline(DefaultDDPOStableDiffusionPipeline):
         output_type: str = "pil",
         starting_step_ratio: float = 1.0,
     ) -> StableDiffusionPipelineOutput:
-        """Denoise `latents` over the last part of the schedule.
+        """Denoise latents (B, C, h, w), noised to the first timestep that is run, to the schedule's end.
 
-        Args:
-            prompt: one prompt, or one per sample.
-            latents: (B, C, h, w), noised to the first timestep that is run.
-            prompt_embeds: (B, L, D), in the place of `prompt`.
-            negative_prompt_embeds: (B, L, D); the empty prompt's if not given.
-            num_inference_steps: number of steps of the whole schedule.
-            guidance_scale: w; at 1 and below only the negative embeddings are looked at.
-            eta: η of DDIM; 0 is deterministic.
-            generator: of the noise, where η > 0.
-            output_type: "pil", "pt" or "np".
-            starting_step_ratio: share of the schedule that is run, the trainer's `noise_strength`.
-
-        Returns:
-            An object with `images`.
-
-        Raises:
-            ValueError: if guidance is asked for without a prompt.
+        Embeddings (B, L, D) take the place of `prompt`, and the empty prompt's that of the negative ones,
+        where they are not given; at a guidance of 1 and below only the negative ones are looked at. η and
+        generator are those of DDIM. `starting_step_ratio`, the share of the schedule that is run, is the
+        trainer's `noise_strength`. The object that is returned has `images`, as "pil", "pt" or "np". Guidance
+        without a prompt is a ValueError.
         """
         pipeline, family, size = self.sd_pipeline, family_of(self.sd_pipeline), len(latents)
 
@@ -244,34 +232,18 @@ class _Methods(trainer.Runner):
         return getattr(self.algorithm, "tracker", None)
 
     def train(self, epochs: int | None = None) -> None:
-        """Run the epochs that are left.
-
-        Args:
-            epochs: takes the place of the config's `num_epochs`.
-        """
+        """Run the epochs that are left, of `epochs` in the place of the config's `num_epochs` if given."""
         if epochs is not None:
             self.config.num_epochs = epochs
         super().train()
 
     def step(self, epoch: int, global_step: int | None = None) -> Any:
-        """Do one epoch.
-
-        Args:
-            epoch: its number, from 0.
-            global_step: TRL's count of optimizer steps; this trainer keeps its own.
-
-        Returns:
-            With `global_step` the new count, as in TRL; else the epoch's metrics.
-        """
+        """Do one epoch, from 0; return its metrics or, with TRL's `global_step`, the new count of steps."""
         metrics = super().step(epoch)
         return metrics if global_step is None else self.global_step
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write pipeline and LoRA weights; half precision rounds the base, as in TRL.
-
-        Args:
-            save_directory: where to write to.
-        """
+        """Write pipeline and LoRA weights; half precision rounds the base, as in TRL."""
         if self.accelerator.is_fsdp2:
             raise ValueError(
                 "weights are sharded, of which no whole pipeline is written: use ddpo_lessons.trainer"
@@ -280,21 +252,11 @@ class _Methods(trainer.Runner):
             _save(self.pipeline, save_directory, self._originals)
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
-        """Do what `save_pretrained` does; TRL's example calls it.
-
-        Args:
-            output_dir: where to write to; the run's folder if not given.
-        """
+        """Do what `save_pretrained` does, by default in the run's folder; TRL's example calls it."""
         self.save_pretrained(output_dir or self.config.run_dir)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> None:
-        """Upload what `save_pretrained` writes.
-
-        Args:
-            repo_id: "user/name"; made if it does not exist.
-            private: whether a new one is private; None for the account's default.
-            token: of the hub; the one of `hf auth login` if not given.
-        """
+        """Upload what `save_pretrained` writes to "user/name", by default with `hf auth login`'s token."""
         from huggingface_hub import HfApi
 
         if not self.accelerator.is_main_process:

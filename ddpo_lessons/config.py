@@ -221,11 +221,7 @@ class DDPOConfig:
     def forward_sizes(self, latents_numel: int) -> tuple[int, int]:
         """Return how many samples are denoised, and how many pairs trained on, in one forward pass.
 
-        Args:
-            latents_numel: C h w, elements of one sample's latents.
-
-        Returns:
-            Samples, a multiple of `sample_batch_size`, and (sample, timestep) pairs.
+        Latents of a sample have so many elements, C h w. The samples are a multiple of `sample_batch_size`.
         """
         fitting = FORWARD_NUMEL // latents_numel
         batches = max(1, (self.sample_forward_size or fitting) // self.sample_batch_size)

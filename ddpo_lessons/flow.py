@@ -32,8 +32,8 @@ SDE = Literal["flow", "dance", "cps"]
 def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> torch.Tensor:
     """The three numbers of each step: weights of x and v in the mean, and the standard deviation.
 
-    At σ̄ = 1, where √(σ̄ / (1 - σ̄)) has no value, "flow" takes 1 - σ̄ of the next noise level, as its authors
-    do.
+    At σ̄ = 1, where √(σ̄ / (1 - σ̄)) has no value, "flow" takes 1 - σ̄ of the next noise level, as its
+    authors do.
 
     Args:
         sigmas: (T + 1,) decreasing noise levels in [0, 1].
@@ -41,10 +41,8 @@ def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> to
         sde: which formula.
 
     Returns:
-        (3, T) float32. A step to σ̄' = 0 has no noise: it shows the picture.
-
-    Raises:
-        ValueError: if eta or sde does not fit, or the noise levels do not fall.
+        (3, T) float32. A step to σ̄' = 0 has no noise: it shows the picture. A ValueError refuses an eta or
+            sde that does not fit, and noise levels that do not fall.
     """
     if sde not in get_args(SDE):
         raise ValueError(f"sde={sde!r} does not exist: use one of {', '.join(get_args(SDE))}")
@@ -139,18 +137,10 @@ class FlowSchedule:
         prev_sample: torch.Tensor | None = None,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> DDIMStep:
-        """Take a step with this noise, or replay the one that led to `prev_sample`.
+        """Take a step with this noise, or replay the one that led to `prev_sample`; as `DDIMSchedule.step`.
 
-        Args:
-            model_output: the velocity that the network predicted, after guidance, (B, ...).
-            timesteps: one per sample, (B,), on the device; of this schedule.
-            sample: latents x, (B, ...).
-            noise: standard normal, (B, ...), to take a step; or None.
-            prev_sample: outcome to replay, (B, ...); or None.
-            reduction: as in `ddim.ddim_step_with_logprob`.
-
-        Returns:
-            The step, with the numbers that one of DDIM has.
+        Latents, velocity (after guidance) and noise (standard normal) are (B, ...); `timesteps` (B,) are
+        those of this schedule, on the device.
         """
         shape = (3, -1, *[1] * (sample.ndim - 1))
         weight_x, weight_v, std = self._table[:3, self._numbers(timesteps)].view(shape)  # (B, 1, ...)
@@ -164,10 +154,8 @@ class FlowSchedule:
     def timesteps_at(self, places: torch.Tensor) -> torch.Tensor:
         """Return timesteps (N,) at places of the way from the clean end, 0, to the first step, 1.
 
-        Each of the T steps is an equal part of the way, within which σ̄ grows evenly.
-
-        Args:
-            places: (N,) in [0, 1], on the CPU.
+        Each of the T steps is an equal part of the way, within which σ̄ grows evenly; places are (N,), on the
+        CPU.
         """
         steps = len(self.sigmas) - 1
         done = (1 - places).clamp(0, 1) * steps  # (N,), in steps

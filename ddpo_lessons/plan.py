@@ -92,17 +92,7 @@ class EpochPlan:
 
 
 def check_divides(name: str, value: int, total: int, things: str) -> None:
-    """Refuse a number that does not divide a total.
-
-    Args:
-        name: what the number is called.
-        value: the number.
-        total: what it must divide.
-        things: what the total counts.
-
-    Raises:
-        ValueError: naming the nearest number that works.
-    """
+    """Refuse a value that does not divide a total of things; the ValueError names the nearest that does."""
     if value < 1 or total % value:
         small = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
         divisors = sorted({*small, *(total // n for n in small)})

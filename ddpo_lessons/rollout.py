@@ -107,16 +107,9 @@ def from_images(
 ) -> torch.Tensor:
     """Return the first state of img2img: x_t = sqrt(ᾱ_t) z + sqrt(1 - ᾱ_t) ε, with z the image's latent.
 
-    Args:
-        family: whose VAE encodes.
-        images: (B, 3, H, W) float in [0, 1].
-        schedule: t is the first timestep of it.
-        noise: ε (B, C, h, w); drawn when not given.
-        generator: one, or one per sample; decides ε.
-        group_size: so many images side by side are the same one, and encoded once.
-
-    Returns:
-        (B, C, h, w) float32.
+    Images are (B, 3, H, W) in [0, 1], the state (B, C, h, w) float32; t is the first timestep of the
+    schedule. The noise ε is drawn when not given. So many images side by side as `group_size` says are the
+    same one, and encoded once.
     """
     clean = family.encode(images[::group_size]).repeat_interleave(group_size, dim=0)  # (B, C, h, w)
     if noise is None:
@@ -267,20 +260,8 @@ def sample_images(
 ) -> tuple[torch.Tensor, Trajectory]:
     """Tell the policy B prompts, run it from first states, and decode what it makes.
 
-    Args:
-        family: as in `sample_trajectory`, and so are latents, schedule, guidance_scale, generator, reduction,
-            group_size and branches.
-        prompts: B prompts.
-        latents: the first state, (B, C, h, w).
-        schedule: the steps.
-        guidance_scale: w.
-        negative_prompt: what guidance leads away from.
-        size: (H, W) of the images, or None for the model's own.
-        generator: decides the actions.
-        reduction: of the log-density.
-        group_size: so many rollouts side by side begin in one state.
-        branches: into so many they part at each action.
-        images: (B, 3, H, W) that the policy is told beside the prompts, if any.
+    `size` is (H, W) of the images, or None for the model's own; `images` (B, 3, H, W) are told beside the
+    prompts, if any; all else is that of `sample_trajectory`.
 
     Returns:
         Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
@@ -368,22 +349,9 @@ def img2img_rollout(
 ) -> tuple[torch.Tensor, Trajectory]:
     """Encode images, add the noise that `noise_strength` names, and denoise (SDEdit, arXiv 2108.01073).
 
-    Args:
-        pipeline: as in `text2img_rollout`.
-        prompts: B prompts.
-        images: (B, 3, H, W) float in [0, 1].
-        noise_strength: share of the schedule that is run, in (0, 1].
-        num_inference_steps: number of steps of the whole schedule.
-        guidance_scale: as in `text2img_rollout`.
-        eta: as in `text2img_rollout`.
-        negative_prompt: what guidance leads away from.
-        reduction: of the log-density over the latent's dimensions, see `ddim_step_with_logprob`.
-        generator: one, or one per sample; decides noise and actions.
-        initial_noise: ε (B, C, h, w) of `from_images`; drawn when not given.
-        group_size: as in `text2img_rollout`.
-
-    Returns:
-        Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
+    Images are (B, 3, H, W) float in [0, 1] with a prompt each; `noise_strength` in (0, 1] is the share of the
+    schedule of `num_inference_steps` that is run; `initial_noise` is ε of `from_images`. All else is that of
+    `text2img_rollout`.
 
     Raises:
         TypeError: if the pipeline is of no known family, or the images are not floats.

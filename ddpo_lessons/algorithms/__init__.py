@@ -63,13 +63,7 @@ def _check_settings(name: str, settings: Iterable[str]) -> None:
 
 
 def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
-    """Read an algorithm with settings of its own, as the command line takes it.
-
-    Args:
-        text: such as "nft" or "nft:beta=0.1,max_decay=0".
-
-    Returns:
-        Its name and its settings, for `make_algorithm`.
+    """Return name and settings of an algorithm such as "nft" or "nft:beta=0.1,max_decay=0".
 
     Raises:
         ValueError: if name or settings do not exist, naming those that do, or a setting has no value.
@@ -106,14 +100,7 @@ def _read(key: str, value: str, kind: str) -> Any:
 
 
 def make_algorithm(text: str, **settings: Any) -> Algorithm:
-    """Make an algorithm by its name, which is that of its module.
-
-    Args:
-        text: a key of `ALGORITHMS`, or with settings as `parse_algorithm` reads them.
-        settings: arguments of its class.
-
-    Returns:
-        The algorithm.
+    """Make an algorithm by its name, a key of `ALGORITHMS`, or with settings as `parse_algorithm` reads them.
 
     Raises:
         ValueError: if name or settings do not exist, naming those that do, or a value does not fit.

@@ -26,16 +26,10 @@ from ddpo_lessons.ppo import clipped_surrogate
 class AWM(ForwardProcess):
     """Advantage-weighted matching on as many examples as DDPO has actions.
 
-    Flow models are sampled by their ODE. Advantages are those of a sample's group, if there are groups, or
-    of the epoch. Guidance samples, and is not trained. `train_kl_coefficient` χ adds
-    χ mean((output - output before training)²).
-
-    Args:
-        time_power: k, by which noisy examples count more; t runs from 0 to 1.
-        logit_normal: as in `ForwardProcess`.
-
-    Raises:
-        ValueError: if time_power is negative.
+    Flow models are sampled by their ODE. Advantages are those of a sample's group, if there are groups, or of
+    the epoch. Guidance samples, and is not trained. `train_kl_coefficient` χ adds χ mean((output - output
+    before training)²). `time_power`, k, lets noisy examples count more (t runs from 0 to 1); a ValueError
+    refuses one below 0. `logit_normal` is that of `ForwardProcess`.
     """
 
     name = "awm"

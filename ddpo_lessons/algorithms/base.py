@@ -45,11 +45,7 @@ class Samples:
 
 
 class Learner(Protocol):
-    """Takes optimizer steps.
-
-    Attributes:
-        steps_done: how many were taken.
-    """
+    """Takes optimizer steps; `steps_done` counts them."""
 
     steps_done: int
 
@@ -107,13 +103,7 @@ class Algorithm(abc.ABC):
                 raise ValueError(f"{self.name} does not use {name}={getattr(config, name)}: leave it out")
 
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
-        """Get to know a run, before anything is sampled.
-
-        Args:
-            config: its settings.
-            family: its model.
-            num_train_timesteps: how many actions of each sample are trained on.
-        """
+        """Get to know a run before it samples, and how many actions of each sample are trained on."""
         self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
 
     def needs_reference(self, config: DDPOConfig) -> bool:
@@ -148,11 +138,9 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Turn the rewards (N,) of all samples of an epoch into advantages, or other weights (N,) or (N, T).
+        """Turn the rewards (N,) of all processes' samples into advantages, or other weights (N,) or (N, T).
 
-        Args:
-            rewards: (N,), of all processes.
-            keys: what `key` makes of the samples' contexts, N, of all processes.
+        `keys` are what `key` makes of the samples' contexts, N.
         """
 
     @abc.abstractmethod

@@ -44,7 +44,7 @@ def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: fl
 
     Returns:
         (N, n) float32: column k is the action taken at depth k on the way to each leaf, divided by the
-        standard deviation of that column.
+            standard deviation of that column.
     """
     leaves = rewards.double()
     values = [  # of the node at each depth on the way to each leaf, (N, n + 1)
@@ -60,11 +60,8 @@ def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: fl
 class Branching(DDPO):
     """DDPO whose groups part at a window of steps; `sample_group_size` is the number of a tree's leaves.
 
-    Args:
-        window: so many neighbouring steps have noise and are trained, n; the group size is a power b^n.
-
-    Raises:
-        ValueError: if the window is no number of steps.
+    So many neighbouring steps as `window` says, n, have noise and are trained; the group size is a power b^n.
+    A ValueError refuses a window that is no number of steps.
     """
 
     name = "branching"

@@ -155,17 +155,10 @@ def replay(
     pairs: Pairs,
     reduction: Literal["mean", "sum"],
 ) -> DDIMStep:
-    """Score recorded actions under a denoiser: log_prob (N,), mean and std of each.
+    """Score N recorded actions under a denoiser: log_prob (N,), mean and std of each.
 
-    Args:
-        family: its `predict` is the one function that predicts, in sampling and here.
-        denoiser: the policy as it has become, or another one.
-        trajectory: what was recorded.
-        pairs: N of them, as `share_predictions` returns them.
-        reduction: of the log-density over the latent, as in sampling.
-
-    Returns:
-        The steps.
+    The family's `predict` is the one function that predicts, in sampling and here. `pairs` come from
+    `share_predictions`; `reduction` is that of sampling.
     """
     rows, columns, distinct = pairs["rows"], pairs["columns"], pairs["distinct"]
     latents, timesteps = trajectory.latents[rows, columns], trajectory.timesteps[rows, columns]
@@ -180,14 +173,9 @@ def replay(
 def share_predictions(pairs: Pairs, group_size: int, branches: int | None = None) -> Pairs:
     """Save forward passes: rollouts of a group begin in one state, whose prediction serves all first actions.
 
-    Args:
-        pairs: N of them; gradients and losses are the same without this.
-        group_size: so many rollouts side by side have one prompt and one first state; 1 for none.
-        branches: into so many they part at each action; None for all at the first.
-
-    Returns:
-        The pairs with "distinct" (D,), the places of pairs whose states differ, and "inverse" (N,): pair n
-        has the state of pair distinct[inverse[n]].
+    Group size and branches are those of `Trajectory`; gradients and losses are the same without this. The N
+    pairs get "distinct" (D,), the places of pairs whose states differ, and "inverse" (N,): pair n has the
+    state of pair distinct[inverse[n]].
     """
     rows, columns = pairs["rows"], pairs["columns"]
     if group_size == 1:

@@ -30,12 +30,8 @@ from ddpo_lessons.config import DDPOConfig
 class DPO(AWM):
     """Online Diffusion-DPO; sampling and examples are those of `AWM`.
 
-    Args:
-        beta: how sharply preferences are felt, per unit of error.
-        logit_normal: as in `ForwardProcess`.
-
-    Raises:
-        ValueError: if beta is not positive, or the config has no groups.
+    `beta`, above 0, says how sharply preferences are felt, per unit of error; `logit_normal` is that of
+    `ForwardProcess`. A ValueError refuses another beta, and a config without groups.
     """
 
     name = "dpo"

@@ -65,12 +65,8 @@ def replay_last_steps(
 class DRaFT(Algorithm):
     """Gradient ascent on the reward through the last K steps. Flow models are sampled by their ODE.
 
-    Args:
-        last_steps: K, how many steps have a gradient.
-        draws_steps: draw K from 1 to `last_steps` anew for every optimizer step, as AlignProp does.
-
-    Raises:
-        ValueError: if last_steps is no number of steps.
+    `last_steps` is K, 1 or more, else a ValueError; `draws_steps` draws K from 1 to `last_steps` anew for
+    every optimizer step, as AlignProp does.
     """
 
     name = "draft"

@@ -134,13 +134,7 @@ class ForwardProcess(Algorithm):
         }
 
     def example(self, samples: Samples, pairs: Pairs, rows: str = "rows") -> Example:
-        """Put the examples of some pairs together.
-
-        Args:
-            samples: of the epoch.
-            pairs: with what `denoising_examples` drew.
-            rows: which entry of the pairs holds the numbers of the samples.
-        """
+        """Put the examples of pairs together; their entry `rows` holds the numbers of the samples."""
         trajectory, numbers = samples.trajectory, pairs[rows]
         conditioning = {
             n: v[numbers] for n, v in trajectory.conditioning.items() if not n.startswith("negative_")

@@ -40,7 +40,7 @@ def normalized_error(example: Example, output: torch.Tensor) -> torch.Tensor:
 def mirrored_loss(
     example: Example, new: torch.Tensor, old: torch.Tensor, goodness: torch.Tensor, beta: float
 ) -> torch.Tensor:
-    """Ask one mirror image to explain good samples, and the other one bad ones.
+    """Ask one mirror image to explain good samples, and the other one bad ones: (N,), in units of A_max.
 
     Args:
         example: N noised samples.
@@ -48,9 +48,6 @@ def mirrored_loss(
         old: (N, C, h, w), what the policy that sampled says, without a gradient.
         goodness: q, (N,) in [0, 1].
         beta: ζ, above 0.
-
-    Returns:
-        (N,), the loss of each example, in units of A_max.
     """
     step = beta * (new - old)
     good, bad = (normalized_error(example, mirrored) for mirrored in (old + step, old - step))  # (N,)

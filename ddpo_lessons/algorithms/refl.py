@@ -23,12 +23,8 @@ from ddpo_lessons.algorithms.draft import DRaFT, differentiable_rewards
 class ReFL(DRaFT):
     """Reward feedback learning; sampling and optimizer steps are those of `DRaFT`.
 
-    Args:
-        last_steps: among so many of the last steps one is drawn for every optimizer step.
-        margin: beyond this reward a sample teaches nothing; infinity for no limit.
-
-    Raises:
-        ValueError: if there is no step to draw.
+    Among so many of the `last_steps` one is drawn for every optimizer step; beyond `margin` a reward teaches
+    nothing, and infinity is no limit. A ValueError refuses values that fit neither.
     """
 
     name = "refl"

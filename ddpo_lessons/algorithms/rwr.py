@@ -18,20 +18,11 @@ from ddpo_lessons.algorithms.forward_process import ForwardProcess
 
 
 def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Weights of RWR: ``w = N softmax(r / (temperature std(r)))``, so that their mean is 1.
+    """Weights of RWR: ``w = N softmax(r / (temperature std(r)))``, so that their mean is 1; (N,) float32.
 
-    Source: Black et al. 2023, section 4.2, w_RWR, with rewards in standard deviations so that one temperature
-    serves every reward.
-
-    Args:
-        rewards: (N,).
-        temperature: small values train on the best samples only, large ones on all alike.
-
-    Returns:
-        (N,) float32.
-
-    Raises:
-        ValueError: if the temperature is not positive.
+    Small temperatures train on the best samples only, large ones on all alike; a ValueError refuses one that
+    is not positive. Source: Black et al. 2023, section 4.2, w_RWR, with rewards in standard deviations so
+    that one temperature serves every reward.
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be above 0; 1 is a usual value")
@@ -43,17 +34,8 @@ def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
 def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
     """Weights of sparse RWR: 1 / top_share for the best samples, 0 for the others; their mean is 1.
 
-    Source: Black et al. 2023, section 4.2, w_sparse, with the threshold put at a quantile of the epoch.
-
-    Args:
-        rewards: (N,).
-        top_share: share of the samples that is trained on, in (0, 1]; at least one sample is.
-
-    Returns:
-        (N,) float32.
-
-    Raises:
-        ValueError: if top_share is outside (0, 1].
+    (N,) float32; at least one sample is trained on, and a ValueError refuses a share outside (0, 1]. Source:
+    Black et al. 2023, section 4.2, w_sparse, with the threshold put at a quantile of the epoch.
     """
     if not 0 < top_share <= 1:
         raise ValueError(f"top_share={top_share} must lie in (0, 1]")
@@ -66,16 +48,9 @@ def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
 class RWR(ForwardProcess):
     """Reward-weighted regression on the same rollouts, prompts, rewards and settings as DDPO.
 
-    Guidance samples, as in DDPO, and is not trained, as in ordinary fine-tuning. Clip range and advantages
-    are not used; samples of a group share their start, as in DDPO.
-
-    Args:
-        temperature: of `rwr_weights`; not used with top_share.
-        top_share: of `sparse_rwr_weights`, or None for RWR's soft weights.
-        logit_normal: as in `ForwardProcess`.
-
-    Raises:
-        ValueError: if temperature or top_share does not fit.
+    Guidance samples, as in DDPO, and is not trained, as in ordinary fine-tuning; samples of a group share
+    their start, as in DDPO. `temperature` is that of `rwr_weights`; `top_share` takes `sparse_rwr_weights` in
+    its place; a ValueError refuses values that these refuse. `logit_normal` is that of `ForwardProcess`.
     """
 
     name = "rwr"

@@ -148,14 +148,9 @@ class Counter(TorchDispatchMode):
 
 
 def cost(run: Callable[[], Any], autocast: torch.dtype | None = None) -> Cost:
-    """Count what a function runs, as a GPU would run it.
+    """Count what a function runs, forward and backward, as a GPU would run it with autocast to a precision.
 
-    Args:
-        run: takes nothing; may go forward and backward.
-        autocast: the low precision of products, or None.
-
-    Returns:
-        The cost; what was there before is not part of the peak.
+    What was there before is not part of the peak.
     """
     with as_on_cuda(), torch.autocast("meta", autocast), Counter() as counter:
         run()
@@ -374,12 +369,8 @@ class Budget:
     def seconds(self, peak_tflops: float, utilisation: float) -> tuple[float, float]:
         """Return seconds of sampling and of training in an epoch: FLOPs / (peak * utilisation).
 
-        Args:
-            peak_tflops: what the device can do, in 1e12 operations a second.
-            utilisation: share of it that is reached, an assumption until it is measured.
-
-        Raises:
-            ValueError: if utilisation lies outside (0, 1].
+        The peak is in 1e12 operations a second; the share of it that is reached is an assumption until it is
+        measured, and a ValueError refuses one outside (0, 1].
         """
         if not 0 < utilisation <= 1:
             raise ValueError(f"utilisation={utilisation} must lie in (0, 1]")
@@ -392,18 +383,8 @@ def estimate(
 ) -> Budget:
     """Work out what an epoch of one process costs.
 
-    Args:
-        pipeline: on the `meta` device; it becomes the policy.
-        config: the settings.
-        algorithm: as the run's.
-        start: as the run's.
-        reward_bytes: what a reward model holds on the device.
-
-    Returns:
-        The budget.
-
-    Raises:
-        ValueError: if the pipeline is not on the `meta` device, or settings do not fit.
+    The pipeline, on the `meta` device, becomes the policy; `reward_bytes` is what a reward model holds on the
+    device. A ValueError refuses a pipeline that is elsewhere, and settings that do not fit.
     """
     family, algorithm = family_of(pipeline), copy.copy(algorithm)
     if family.denoiser.device.type != "meta":

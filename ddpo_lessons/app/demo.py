@@ -90,20 +90,10 @@ def restore(
     guidance_scale: float = 1.0,
     eta: float = 1.0,
 ) -> torch.Tensor:
-    """Send images through the policy, picture n with noise of its own from (seed, n).
+    """Send images (N, 3, H, W) through the policy, picture n with noise of its own from (seed, n).
 
-    Args:
-        pipeline: its UNet is the policy.
-        images: (N, 3, H, W) in [0, 1].
-        noise_strength: as in `img2img_rollout`.
-        num_steps: steps of the whole schedule.
-        prompt: of all of them, or N prompts.
-        seed: the same one means the same noise.
-        guidance_scale: as in `img2img_rollout`.
-        eta: as in `img2img_rollout`.
-
-    Returns:
-        Images (N, 3, H, W) in [0, 1], on the CPU.
+    The prompt is that of all of them, or there are N; guidance, strength and η are those of
+    `img2img_rollout`. The results (N, 3, H, W) in [0, 1] are on the CPU.
     """
     prompts = [prompt] * len(images) if isinstance(prompt, str) else prompt
     out = []
@@ -127,15 +117,8 @@ def img2img(
 ) -> torch.Tensor:
     """Edit images as a user of plain diffusers would; picture n has noise of its own, always the same.
 
-    Args:
-        pipeline: gives its parts, with an adapter if it has one.
-        images: (N, 3, H, W) in [0, 1].
-        prompts: N sentences.
-        setting: what a user can turn.
-        first_seed: seed of picture 0's noise; picture n has the n-th after it.
-
-    Returns:
-        Images (N, 3, H, W) in [0, 1], on the CPU.
+    Images (N, 3, H, W) in [0, 1] with N prompts become as many, on the CPU. Picture n's noise has the n-th
+    seed after `first_seed`.
     """
     plain = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
     plain.set_progress_bar_config(disable=True)
@@ -178,14 +161,7 @@ class Exam:
 
 
 def run(arguments: Demo) -> int:
-    """Run the demo and print what it found.
-
-    Args:
-        arguments: the command line's.
-
-    Returns:
-        0.
-    """
+    """Run the demo and print what it found; return 0."""
     started = time.perf_counter()
     folder, count = arguments.output_dir, arguments.eval_images
     pipeline, exam = load_tiny_zoo(), Exam(world.draw_edits(count, TEST))

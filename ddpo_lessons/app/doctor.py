@@ -157,11 +157,7 @@ def findings() -> Iterator[Check]:
 
 
 def run(_: object = None) -> int:
-    """Print an [OK] or [FAIL] line for each finding.
-
-    Returns:
-        The exit status: 0 when every line is [OK], else 1.
-    """
+    """Print an [OK] or [FAIL] line for each finding; return 0 when every line is [OK], else 1."""
     status = 0
     for finding in findings():
         print(f"{'[OK]  ' if finding.ok else '[FAIL]'} {finding.text}", flush=True)

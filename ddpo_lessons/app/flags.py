@@ -21,12 +21,7 @@ _OF_SAMPLE = {"sample_num_steps": "--steps", "sample_guidance_scale": "--guidanc
 def in_flags(message: str, command: str) -> str:
     """Write a message for the command line: `resume_from='latest'` becomes `--resume-from latest`.
 
-    Args:
-        message: of an error.
-        command: "train" or "sample"; messages of others stay as they are.
-
-    Returns:
-        The message.
+    Messages of commands other than "train" and "sample" stay as they are.
     """
     if command not in ("train", "sample"):
         return message

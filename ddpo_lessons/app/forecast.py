@@ -31,16 +31,7 @@ def say(text: str) -> None:
 def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
     """Return the settings of this process, cut to the memory that was named; say what was decided.
 
-    Args:
-        arguments: the command line's, checked.
-        preset: the one it chose.
-        from_images: img2img.
-
-    Returns:
-        The settings.
-
-    Raises:
-        ValueError: if nothing fits the memory, or the model's size is not known.
+    A ValueError says that nothing fits the memory, or that the model's size is not known.
     """
     config, processes = arguments.make_config(preset), world_size()
     if processes > 1:
@@ -93,15 +84,7 @@ def choose_start(arguments: Train, preset: Preset, from_images: bool, pipeline: 
 
 # ----------------------------------------------------------------------------------------- the dry run
 def dry_run(arguments: Train, images: ImageFolder | None) -> int:
-    """Say what the run would do and cost; no weights are loaded.
-
-    Args:
-        arguments: the command line's, checked.
-        images: those of `--images`.
-
-    Returns:
-        0.
-    """
+    """Say what the run would do and cost, and return 0; no weights are loaded."""
     preset = arguments.choose_preset()
     if images is not None:
         damages = arguments.damage or preset.damages

@@ -61,18 +61,10 @@ _REWARD_MODELS = {
 
 # ------------------------------------------------------------------------------ models without weights
 def published(name: str, device: str = "meta", dtype: torch.dtype = torch.float32) -> Any:
-    """Make a published model with random weights, of what `published.json` says of its parts.
+    """Make a published model, a key of `PUBLISHED`, with random weights, of what `published.json` says of it.
 
     Sources: the config.json of each part on the hub; what is not named is the library's default. Tokenizers
-    give as many tokens as the published ones; which ones changes nothing.
-
-    Args:
-        name: "sd15", "sdxl", "sd35_medium" or "flux_dev".
-        device: "meta" for shapes only, or a device with memory for them.
-        dtype: in which the networks are made, for some do not fit a card in float32.
-
-    Returns:
-        The diffusers pipeline.
+    give as many tokens as the published ones; which ones changes nothing. "meta" makes shapes only.
     """
     model, parts = PUBLISHED[name], dict[str, Any]()
     for part, (class_name, settings) in model["parts"].items():
@@ -107,15 +99,8 @@ def like(pipeline: Any) -> Any:
 def find_pipeline(model: str) -> Any:
     """Make a model's pipeline on the `meta` device, of its config files; no weights are read.
 
-    Args:
-        model: "tiny-sd" or its like, a folder, a model in the hub's cache on this machine, or a key of
-            `KNOWN`.
-
-    Returns:
-        The pipeline.
-
-    Raises:
-        ValueError: if the model is none of these, or of a family that is not trained here.
+    The model is "tiny-sd" or its like, a folder, one in the hub's cache on this machine, or a key of `KNOWN`;
+    a ValueError refuses any other, and families that are not trained here.
     """
     folder = _folder_of(model)
     if folder is None and model in KNOWN:
@@ -208,10 +193,8 @@ def fit(
         keep_checkpointing: leave `train_gradient_checkpointing` as it is.
 
     Returns:
-        The settings with the largest passes that fit, and GB at their peak, on paper.
-
-    Raises:
-        ValueError: if not even the smallest pass fits; it names the smallest card that would do.
+        The settings with the largest passes that fit, and GB at their peak, on paper. If not even the
+            smallest pass fits, a ValueError names the smallest card that would do.
     """
     samples = config.train_batch_size * config.train_gradient_accumulation_steps
     cuts = {size: with_passes(config, size) for size in range(1, samples + 1) if samples % size == 0}

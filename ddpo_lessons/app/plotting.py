@@ -19,16 +19,7 @@ PATH_COLORS = ("#3568b0", "#2e7d4f", "#22262e")
 
 
 def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: int) -> Figure:
-    """Show the first pictures of several rows, each row with its name, each column with its prompt.
-
-    Args:
-        rows: images (N, 3, H, W) in [0, 1] by name.
-        prompts: N of them; each stands above its column.
-        count: how many columns.
-
-    Returns:
-        The figure, not yet shown or saved.
-    """
+    """Draw the first `count` pictures of several rows of images (N, 3, H, W), below their N prompts."""
     from matplotlib.figure import Figure
 
     count = min(count, len(prompts))
@@ -57,9 +48,6 @@ def plot_dilemma(
         paths: points of runs over their epochs by name, each with a share of both.
         obeyed: name of the share of pictures that do as their sentence says.
         kept: name of the share of pictures in which something is as it was.
-
-    Returns:
-        The figure, not yet shown or saved.
     """
     from matplotlib.figure import Figure
 

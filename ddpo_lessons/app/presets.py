@@ -230,18 +230,8 @@ def world_size() -> int:
 def divide(preset: Preset, processes: int, given: Collection[str] = ()) -> dict[str, Any]:
     """Return a preset's fields for each of several processes, which together do its experiment.
 
-    One process alone keeps what `config` says, also of a preset that was run with more.
-
-    Args:
-        preset: whose samples per epoch and per optimizer step are kept.
-        processes: that work side by side.
-        given: fields that were given, for each process, and so are not divided.
-
-    Returns:
-        The fields.
-
-    Raises:
-        ValueError: if the samples do not divide.
+    One process alone keeps what `config` says, also of a preset that was run with more. Fields that were
+    given are for each process, and not divided. A ValueError refuses samples that do not divide.
     """
     if processes == 1 or not preset.config:
         return preset.config
@@ -279,16 +269,9 @@ GPU_MEMORY: dict[int, dict[str, Any]] = {
 def fit_to_memory(fields: dict[str, Any], gigabytes: int) -> dict[str, Any]:
     """Cut an epoch into pieces that fit a card; samples per epoch and per optimizer step stay the same.
 
-    Args:
-        fields: of `DDPOConfig`; what it leaves out has the defaults.
-        gigabytes: a key of `GPU_MEMORY`.
-
-    Returns:
-        The fields with the largest batch sizes that divide and are not above those of `GPU_MEMORY`, the
-        numbers of batches that go with them, and gradient checkpointing.
-
-    Raises:
-        ValueError: if there is no such card in the table.
+    The fields get the largest batch sizes that divide and are not above those of `GPU_MEMORY` for that many
+    gigabytes, the numbers of batches that go with them, and gradient checkpointing. A ValueError refuses a
+    card that is not in the table.
     """
     if gigabytes not in GPU_MEMORY:
         raise ValueError(f"gpu_memory={gigabytes} is not in the table: use one of {list(GPU_MEMORY)}")

@@ -16,15 +16,9 @@ PROFILE_VARIABLE = "DDPO_LESSONS_PROFILE"
 
 
 def hub_reachable(timeout: float = 3.0) -> bool:
-    """Ask the model hub for a sign of life.
+    """Ask the model hub for a sign of life, at `HF_ENDPOINT` and unless `HF_HUB_OFFLINE` is set.
 
-    Address and offline switch are those that diffusers uses: `HF_ENDPOINT` and `HF_HUB_OFFLINE`.
-
-    Args:
-        timeout: seconds to wait for an answer.
-
-    Returns:
-        False when offline is asked for, nobody answers or the answer is an error.
+    False when nobody answers within so many seconds, or the answer is an error.
     """
     if constants.HF_HUB_OFFLINE:
         return False
@@ -38,14 +32,8 @@ def hub_reachable(timeout: float = 3.0) -> bool:
 def pick_profile() -> str:
     """Choose "gpu" where there is a CUDA device, else "cpu".
 
-    The environment variable `DDPO_LESSONS_PROFILE` overrides the choice, and only it chooses `hub`.
-
-    Returns:
-        "cpu", "gpu" or "hub".
-
-    Raises:
-        ValueError: the variable names no profile.
-        RuntimeError: the variable asks for a CUDA device, and there is none.
+    The environment variable `DDPO_LESSONS_PROFILE` overrides the choice, and only it chooses `hub`. It is a
+    ValueError if it names no profile, a RuntimeError if it asks for a CUDA device, and there is none.
     """
     import torch
 

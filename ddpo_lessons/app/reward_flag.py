@@ -92,13 +92,7 @@ class Term:
 
 
 def parse(text: str) -> tuple[Term, ...]:
-    """Read the flag.
-
-    Args:
-        text: what was given.
-
-    Returns:
-        The terms, one or more.
+    """Read the flag: one or more terms.
 
     Raises:
         ValueError: for a name that does not exist, a weight that is no number, or a model that is not there.
@@ -166,13 +160,7 @@ def _check_models(text: str, name: str, models: Sequence[str]) -> None:
 
 # ------------------------------------------------------------------------------------------ functions
 def load_functions(terms: Sequence[Term]) -> dict[str, RewardFunction]:
-    """Import the functions of the user's files and modules.
-
-    Args:
-        terms: what `parse` returned.
-
-    Returns:
-        The functions by name; terms of the registry have none.
+    """Import the functions of the user's files and modules; return them by name.
 
     Raises:
         ValueError: if there is no such file, module or function, or it fails as it is imported.
@@ -235,17 +223,7 @@ def _describe(error: Exception, term: Term) -> str:
 
 # -------------------------------------------------------------------------------------------- rewards
 def check(terms: Sequence[Term], images: ImageFolder, damages: Sequence[str], prompt: str | None) -> None:
-    """Refuse rewards of the registry that lack labels, clean images or prompts.
-
-    Args:
-        terms: what `parse` returned.
-        images: what is trained on.
-        damages: what is done to them.
-        prompt: of every image; None where it was not asked for.
-
-    Raises:
-        ValueError: naming what is missing, and the remedy.
-    """
+    """Refuse rewards of the registry that lack labels, clean images or prompts, with a ValueError."""
     from ddpo_lessons.data.folders import check_needs, check_prompt
 
     for term in terms:
@@ -256,19 +234,10 @@ def check(terms: Sequence[Term], images: ImageFolder, damages: Sequence[str], pr
 def make(
     terms: Sequence[Term], images: ImageFolder | None = None, damages: Sequence[str] = ()
 ) -> RewardFunction:
-    """Make the reward function of the flag.
-
-    Args:
-        terms: what `parse` returned.
-        images: those that are trained on.
-        damages: what is done to them.
-
-    Returns:
-        The reward function: that of a single term without a weight, or else the weighted sum.
+    """Make the reward function of the flag: that of a single term without a weight, or the weighted sum.
 
     Raises:
-        ValueError: as for `load_functions`.
-        TypeError: as for `load_functions`.
+        ValueError, TypeError: as for `load_functions`.
         RuntimeError: if a reward's model cannot be had.
     """
     from ddpo_lessons.data.folders import make_reward

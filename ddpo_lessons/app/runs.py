@@ -30,18 +30,10 @@ class Policy:
 
 
 def find_policy(run_dir: Path | None, model: str | None, lora: Path | None) -> Policy:
-    """Find out what to sample.
+    """Find out what to sample, given `--run`, `--model` and `--lora`.
 
-    Args:
-        run_dir: folder of a run.
-        model: of `--model`; the run's if not given.
-        lora: of `--lora`; the settings are those of the run that its folder lies in.
-
-    Returns:
-        The policy.
-
-    Raises:
-        ValueError: if something is missing, naming the flag that helps.
+    A LoRA folder that lies in a run's folder has that run's settings. If something is missing, a ValueError
+    names the flag that helps.
     """
     if lora is not None and not (lora / LORA_FILE).is_file():
         raise ValueError(f"--lora {lora} holds no {LORA_FILE}: give the lora folder of a run")

@@ -54,14 +54,7 @@ class Job:
 
 
 def run(arguments: Sample) -> int:
-    """Sample, and write each image as soon as it is there.
-
-    Args:
-        arguments: the command line's, checked.
-
-    Returns:
-        0, or 130 after Ctrl-C.
-    """
+    """Sample, and write each image as soon as it is there; return 0, or 130 after Ctrl-C."""
     policy = arguments.choose_policy()
     jobs = choose_jobs(arguments, policy)
     _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
@@ -107,15 +100,8 @@ def image_size(pipeline: Any) -> int:
 def choose_jobs(arguments: Sample, policy: Policy) -> list[Job]:
     """Return what is to be made: of the flags, or else of what the policy was trained on.
 
-    Args:
-        arguments: the command line's.
-        policy: with the record of its run.
-
-    Returns:
-        The jobs; those from images are named after them.
-
-    Raises:
-        ValueError: if there is no image, two have the same name, or one lacks its caption.
+    Those from images are named after them. A ValueError says that there is no image, two have the same name,
+    or one lacks its caption.
     """
     if arguments.starts_from_images(policy):
         return _jobs_from_images(arguments, policy)

@@ -33,11 +33,7 @@ SEVERITIES = (1, 2, 3, 4, 5)  # where none is asked for
 def run(arguments: Train) -> int:
     """Train, write what was trained, and say where it is.
 
-    Args:
-        arguments: the command line's, checked.
-
-    Returns:
-        0, or 128 and the number of the signal that stopped the run, as shells count.
+    Returns 0, or 128 and the number of the signal that stopped the run, as shells count.
     """
     images = None if arguments.images is None else find_images(arguments.images)
     held_out = find_held_out(arguments)
@@ -62,15 +58,7 @@ def run(arguments: Train) -> int:
 
 
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
-    """Check everything that is cheap to check, then load models.
-
-    Args:
-        arguments: the command line's, checked.
-        images: those of `--images`.
-
-    Returns:
-        The trainer.
-    """
+    """Check everything that is cheap to check, then load models; return the trainer."""
     preset = arguments.choose_preset()
     config = forecast.settle(arguments, preset, images is not None)
     rewards, model = arguments.choose_rewards(preset), arguments.model or preset.model

@@ -136,12 +136,7 @@ def image_context(drawn: Any, family: Family) -> Context:
 
 
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
-    """Call the reward function on a batch; `check_rewards` looks at the values, once an epoch.
-
-    Args:
-        reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`.
-        images: (B, 3, H, W).
-        contexts: the B contexts that the images were made from.
+    """Call the reward function on B images and their contexts; `check_rewards` looks at the values.
 
     Returns:
         [images, prompts, metadata, rewards (B,) float32 wherever they were computed, info], the peers' order.
@@ -167,14 +162,7 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
 
 
 def info_means(batches: list[list[Any]]) -> dict[str, float]:
-    """Return the mean of each entry of the info that holds a number for every sample.
-
-    Args:
-        batches: as `score` returns them.
-
-    Returns:
-        The means by name; other entries, and those that a batch lacks, are left out.
-    """
+    """Return by name the means of those entries of the info that hold a number for every sample."""
     infos = [batch[4] for batch in batches]
     if not all(isinstance(info, Mapping) for info in infos):
         return {}
@@ -197,16 +185,9 @@ def _column(value: Any, size: int) -> torch.Tensor | None:
 
 
 def check_rewards(batches: list[list[Any]]) -> torch.Tensor:
-    """Move the rewards of some batches to the CPU in one piece, and refuse NaN and infinity.
+    """Move the rewards of batches, as `score` returns them, to the CPU in one piece: (N,).
 
-    Args:
-        batches: as `score` returns them; their rewards are replaced by those on the CPU.
-
-    Returns:
-        All rewards (N,).
-
-    Raises:
-        ValueError: naming the first prompt whose reward is not finite.
+    A ValueError names the first prompt whose reward is NaN or infinite.
     """
     rewards = torch.cat([batch[3] for batch in batches]).cpu()  # (N,)
     for batch, own in zip(batches, rewards.split([len(batch[3]) for batch in batches]), strict=True):

@@ -77,14 +77,8 @@ class ImageFolder:
 def find_images(folder: str | Path) -> ImageFolder:
     """Find image files in a folder, or in its subfolders; each is decoded, so that what is damaged is found.
 
-    Text files that share no image's name are notes, and are passed over.
-
-    Args:
-        folder: holds image files, or subfolders named after classes that hold them; beside the images their
-            captions, for all of them or for none.
-
-    Returns:
-        The files, sorted by class and name.
+    Beside the images lie captions, for all of them or for none; text files that share no image's name are
+    notes, and are passed over. Files are sorted by class and name.
 
     Raises:
         ValueError: if it is no folder, holds no image, holds images both in itself and in subfolders, or has
@@ -134,15 +128,8 @@ def _image_files(folder: Path) -> list[Path]:
 def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
     """Read the prompts of every image, from a file of the whole folder or from text files beside the images.
 
-    Args:
-        folder: of the images.
-        files: the images.
-
-    Returns:
-        The prompts of each one; None where there is neither kind of file.
-
-    Raises:
-        ValueError: if some images have none, both kinds are there, or a file cannot be read; it is named.
+    None where there is neither kind of file. If some images have none, both kinds are there, or a file cannot
+    be read, a ValueError names it.
     """
     places = sorted({file.parent for file in files})
     beside = [path for place in places for path in sorted(place.iterdir()) if path.suffix.lower() == ".txt"]
@@ -252,16 +239,7 @@ def fit(image: Image.Image, size: int) -> torch.Tensor:
 
 # -------------------------------------------------------------------------------------------- rewards
 def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> None:
-    """Refuse a reward that would not find in the metadata what it reads.
-
-    Args:
-        reward: a name of `REWARDS`.
-        images: what is trained on.
-        damages: what is done to them.
-
-    Raises:
-        ValueError: naming what is missing, and the remedy.
-    """
+    """Refuse a reward of `REWARDS` that would not find in the metadata what it reads, with a ValueError."""
     need = NEEDS.get(reward)
     if need in ("label", "digit") and images.labels is None:
         raise ValueError(
@@ -283,16 +261,7 @@ def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> Non
 
 
 def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
-    """Refuse two prompts for an image, and none where the reward scores what it says.
-
-    Args:
-        reward: a name of `REWARDS`.
-        images: what is trained on.
-        prompt: of every image; None where it was not asked for.
-
-    Raises:
-        ValueError: naming what is missing or too much, and the remedy.
-    """
+    """Refuse two prompts for an image, and none where the reward scores what it says, with a ValueError."""
     if prompt is not None and LABEL in prompt and images.labels is None:
         raise ValueError(
             f"--prompt {prompt!r} names classes, but --images {images.folder} has no class subfolders: sort "
@@ -313,19 +282,10 @@ def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
 def make_reward(
     name: str, images: ImageFolder | None, models: Sequence[str] = (), damages: Sequence[str] = ()
 ) -> RewardFunction:
-    """Make the reward of a name.
+    """Make the reward of a name, of so many of the models that it asks as are given, by folder or name.
 
     Those that compare classes compare the folder's, and `distance_penalty` compares with the original image,
-    which is the input where nothing is damaged.
-
-    Args:
-        name: a name of `REWARDS`.
-        images: what is trained on; None for text-to-image.
-        models: folders, or names on the hub, of the first of the models that the reward asks.
-        damages: what is done to the images.
-
-    Returns:
-        The reward function.
+    which is the input where nothing is damaged. Without images it is one of text-to-image.
 
     Raises:
         ValueError: if the name does not exist.
@@ -341,22 +301,11 @@ def make_reward(
 
 # ------------------------------------------------------------------------------------------- contexts
 def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Damage one image.
+    """Damage one image (3, H, W) in [0, 1] by a name of `world.DAMAGES`, at a severity of 1 to 5.
 
     Noise and JPEG act on pixels and fog on the whole picture, whatever its size. Blur is measured in pixels:
-    above 224 of them to a side it grows with the side, as severities are made for that size.
-
-    Args:
-        image: (3, H, W) in [0, 1].
-        name: a name of `world.DAMAGES`.
-        severity: 1 to 5.
-        generator: decides the damage.
-
-    Returns:
-        (3, H, W) in [0, 1].
-
-    Raises:
-        ValueError: if the damage or the severity does not exist.
+    above 224 of them to a side it grows with the side, as severities are made for that size. A ValueError
+    refuses another name or severity.
     """
     if name not in world.DAMAGES:
         raise ValueError(f"damage={name!r} does not exist: use one of {list(world.DAMAGES)}")

@@ -47,18 +47,10 @@ def to_tensor(image: Any) -> torch.Tensor:
 
 
 def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> Image.Image:
-    """Lay images out in rows.
+    """Lay images (N, 3, H, W) in [0, 1] out in rows of `columns`, the last of them filled with white.
 
-    Args:
-        images: (N, 3, H, W) in [0, 1].
-        columns: images per row.
-        scale: enlargement by whole pixels; None enlarges small images to at least 96 pixels.
-
-    Returns:
-        One picture; the last row is filled with white.
-
-    Raises:
-        ValueError: there are no images, or columns is below 1.
+    `scale` enlarges by whole pixels; None enlarges small images to at least 96. A ValueError refuses no
+    images, and no columns.
     """
     if images.ndim != 4 or len(images) == 0 or columns < 1:
         raise ValueError(
@@ -82,15 +74,7 @@ def grid_bytes_per_pixel(side: int) -> float:
 
 
 def save_grid(images: torch.Tensor, path: Path) -> Path:
-    """Save a grid of eight columns as a PNG, or as a JPEG where images are large.
-
-    Args:
-        images: (N, 3, H, W) in [0, 1].
-        path: without its ending.
-
-    Returns:
-        The path with it.
-    """
+    """Save a grid of eight columns, a PNG, or a JPEG where images are large; return path and ending."""
     grid, is_large = image_grid(images, columns=8), max(images.shape[2:]) >= JPEG_FROM
     path = path.with_name(path.name + (".jpg" if is_large else ".png"))
     settings: dict[str, Any] = {"quality": JPEG_QUALITY} if is_large else {}

@@ -23,13 +23,9 @@ ACTIVITIES = ("washing dishes", "riding a bike", "playing chess")
 class PromptSampler:
     """Draw prompts at random; the same seed gives the same sequence.
 
-    Draw number n has a generator of its own, seeded by `(seed, n)`. The state is therefore two
-    integers, and samplers of different seeds are independent.
-
-    Args:
-        draw: turns a random generator into `(prompt, metadata)`.
-        seed: decides the sequence; the same one in every process, for each draws what it needs of an epoch
-            and skips the rest.
+    Draw number n has a generator of its own, seeded by `(seed, n)`, of which `draw` makes `(prompt,
+    metadata)`. The state is therefore two integers, and samplers of different seeds are independent. Every
+    process has the same seed, draws what it needs of an epoch, and skips the rest.
     """
 
     def __init__(self, draw: Callable[[random.Random], Prompt], seed: int) -> None:
@@ -56,14 +52,7 @@ class PromptSampler:
         return {"seed": self.seed, "drawn": self.drawn}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where the sampler of `state` stood.
-
-        Args:
-            state: what `state_dict` returned.
-
-        Raises:
-            ValueError: if `state` is not such a dict.
-        """
+        """Continue where the sampler stood whose `state_dict` this is; a ValueError refuses anything else."""
         if set(state) != {"seed", "drawn"}:
             raise ValueError(f"state has the keys {sorted(state)}: pass what state_dict() returned")
         self.seed, self.drawn = state["seed"], state["drawn"]
@@ -72,16 +61,10 @@ class PromptSampler:
 def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = None) -> PromptSampler:
     """Sentences of the digit world, such as "a red three on a blue background".
 
-    The (digit, ink) pair is uniform over the split, the background uniform over the other colours.
-    Metadata: `digit` (int), `ink` and `background` (names).
-
-    Args:
-        seed: decides the sequence.
-        split: "seen" (the pairs of pre-training), "left_out" (the ten it never showed the denoiser) or "all".
-        damage: a word of the digit world to put in, such as "clear" or "foggy".
-
-    Raises:
-        ValueError: if the split or the damage does not exist.
+    The (digit, ink) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the ten
+    it never showed the denoiser) or "all". The background is uniform over the other colours. Metadata:
+    `digit` (int), `ink` and `background` (names). A word of the digit world, such as "clear" or "foggy", may
+    be put in as `damage`. A ValueError refuses another split or damage.
     """
     from ddpo_lessons.tiny import world
 
@@ -109,20 +92,10 @@ def damaged_handwriting(
 ) -> PromptSampler:
     """Damaged pictures of the training handwriting, with an empty prompt, for img2img.
 
-    Metadata: `digit` (int), `id` (int, names the picture), `image` (the damaged picture) and `target`
+    Each has one of the damages, names of `world.DAMAGES` or "camouflaged", of one of the severities, 1 to 5;
+    a `pool` draws from so many different pictures, None a new one every time. A ValueError refuses other
+    values. Metadata: `digit` (int), `id` (int, names the picture), `image` (the damaged picture) and `target`
     (the clean one), both (3, 32, 32).
-
-    Args:
-        seed: decides the sequence, and the pictures.
-        damages: names of `world.DAMAGES`, or "camouflaged"; each picture has one of them.
-        severities: numbers of 1 to 5, likewise.
-        pool: draw from so many different pictures; None draws a new one every time.
-
-    Returns:
-        The prompt function, which returns `(prompt, image, metadata)`.
-
-    Raises:
-        ValueError: if a damage or a severity does not exist, or pool is below 1.
     """
     from ddpo_lessons.tiny import world
 
@@ -145,14 +118,9 @@ def damaged_handwriting(
 def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
     """Sentences of the world of animals, such as "a fox by Noto on a blue background".
 
-    The (animal, artist) pair is uniform over the split. Metadata: `animal`, `artist` and `ground` (names).
-
-    Args:
-        seed: decides the sequence.
-        split: "seen" (the pairs of pre-training), "left_out" (the thirty that it never showed), "all".
-
-    Raises:
-        ValueError: if the split does not exist.
+    The (animal, artist) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the
+    thirty that it never showed) or "all", else a ValueError. Metadata: `animal`, `artist` and `ground`
+    (names).
     """
     from ddpo_lessons.zoo import world
 
@@ -175,12 +143,6 @@ def hidden_animals(seed: int) -> PromptSampler:
     animal. Metadata: what the score has to know, `animal` and `artist` (names) and `ground_mask` (64, 64);
     `image` (what goes in) and `target` (what should come out, which supervised training needs and RL does
     not), both (3, 64, 64).
-
-    Args:
-        seed: decides the sequence, and the pictures.
-
-    Returns:
-        The prompt function, which returns `(prompt, image, metadata)`.
     """
     from ddpo_lessons.zoo import world
 
@@ -222,12 +184,7 @@ def activities(seed: int) -> PromptSampler:
 def from_file(path: str | Path, seed: int) -> PromptSampler:
     """One of the lines of a UTF-8 text file; empty lines are skipped, metadata is empty.
 
-    Args:
-        path: the file.
-        seed: decides the sequence.
-
-    Raises:
-        ValueError: if there is no such file or no prompt in it.
+    A ValueError says that there is no such file or no prompt in it.
     """
     prompts = read_prompts(path)
     return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
@@ -263,15 +220,7 @@ PROMPTS: dict[str, Callable[[int], PromptSampler]] = {
 
 
 def get_prompts(name: str, seed: int) -> PromptSampler:
-    """Make the prompt function of a name in `PROMPTS`.
-
-    Args:
-        name: a key of `PROMPTS`.
-        seed: decides the sequence.
-
-    Raises:
-        ValueError: if the name does not exist; the message lists those that do.
-    """
+    """Make the prompt function of a name in `PROMPTS`; for others a ValueError lists those that there are."""
     if name not in PROMPTS:
         raise ValueError(f"prompts={name!r} does not exist: use one of {', '.join(sorted(PROMPTS))}")
     return PROMPTS[name](seed)

@@ -124,8 +124,7 @@ class WithImages(FromNoise):
 class FromImages(WithImages):
     """Img2img: the first state is an image with noise; `prompt_function` returns `(prompt, image, metadata)`.
 
-    Attributes:
-        noise_strength: share of the schedule that is run, in (0, 1].
+    `noise_strength` is the share of the schedule that is run, in (0, 1].
     """
 
     noise_strength: float = 0.2

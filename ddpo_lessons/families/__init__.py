@@ -33,7 +33,6 @@ FAMILIES: dict[str, type[Family]] = {
     "FluxImg2ImgPipeline": Flux,
     "FluxKontextPipeline": FluxKontext,
 }
-TINY_SD = "tiny-sd"
 
 
 def family_class(pipeline_class: str) -> type[Family]:
@@ -73,7 +72,7 @@ def model_name(pipeline: Any) -> str | None:
 
 
 def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype = torch.float32) -> Any:
-    """Load a pipeline of a known family, with the family's scheduler and no safety checker.
+    """Load a pipeline of a known family on the CPU, with the family's scheduler and no safety checker.
 
     Only safetensors are read, no pickle. Of a family that is not known, no weights are read.
 
@@ -81,9 +80,6 @@ def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype 
         model: "tiny-sd", "tiny-sd3" or "tiny-zoo", which are embedded, a folder, or a name on the hub.
         revision: branch, tag or commit on the hub.
         dtype: of all networks; `policy.loaded_dtype` says what a run needs.
-
-    Returns:
-        The pipeline, on the CPU.
 
     Raises:
         TypeError: if the model is of no known family.

@@ -184,20 +184,11 @@ def guided(
     conditioning: Mapping[str, torch.Tensor],
     guidance_scale: float,
 ) -> torch.Tensor:
-    """Predict with classifier-free guidance: e = e_neg + w (e_pos - e_neg).
+    """Predict with classifier-free guidance, (N, C, h, w) float32: e = e_neg + w (e_pos - e_neg).
 
-    Source: Ho and Salimans 2022, arXiv 2207.12598, eq. 6 in the convention of Stable Diffusion. Without
-    names that begin with `negative_` one pass gives e_pos.
-
-    Args:
-        call: `(latents, timesteps, **conditioning)` to a prediction of the latents' shape.
-        latents: (N, C, h, w).
-        timesteps: (N,).
-        conditioning: (N, ...) each.
-        guidance_scale: w.
-
-    Returns:
-        (N, C, h, w) float32.
+    `call` makes predictions of `(latents, timesteps, **conditioning)`, all of N rows; without names that
+    begin with `negative_` one pass gives e_pos. Source: Ho and Salimans 2022, arXiv 2207.12598, eq. 6 in the
+    convention of Stable Diffusion.
     """
     positive = {name: value for name, value in conditioning.items() if not name.startswith("negative_")}
     if len(positive) == len(conditioning):

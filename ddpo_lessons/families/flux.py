@@ -32,12 +32,6 @@ class Flux(StableDiffusion3):
 
     Where the transformer is told a scale of guidance ("dev"), that is `guidance_scale`, and there is no
     negative prompt. Elsewhere ("schnell") a scale above 1 takes two passes, as diffusers' `true_cfg_scale`.
-
-    Args:
-        pipeline: a diffusers pipeline.
-
-    Raises:
-        TypeError: if a part is missing, or the scheduler is not that of flow matching.
     """
 
     parts: ClassVar[tuple[str, ...]] = (

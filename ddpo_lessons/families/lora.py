@@ -20,8 +20,7 @@ from torch.nn import functional
 def use_summed_weights(config: LoraConfig) -> None:
     """Let adapters made with this config sum their weights; their parameters and names stay peft's.
 
-    Args:
-        config: without dropout, which acts between x and A.
+    It must have no dropout, which acts between x and A.
     """
     config._register_custom_module({nn.Linear: SummedLinear, nn.Conv2d: SummedConv2d})
 

@@ -46,26 +46,15 @@ def prepare_policy(
     device: torch.device,
     keeps_float32: Collection[str] = (),
 ) -> dict[str, nn.Parameter]:
-    """Freeze what is not trained, set precisions and add the adapter.
+    """Freeze what is not trained, set precisions and add the adapter; return the trained parameters by name.
 
-    Trained weights are float32; frozen ones have the precision that `mixed_precision` names. An adapter
-    that the UNet already carries is the policy. Everything is in eval mode, always: dropout would make
-    the policy that trains differ from the one that sampled.
-
-    Args:
-        unet: the denoiser; it is changed.
-        frozen: the other networks by name; they are changed.
-        config: the settings.
-        use_lora: train an adapter instead of the whole UNet.
-        device: where to train.
-        keeps_float32: names of frozen networks that float16 breaks.
-
-    Returns:
-        The trainable parameters by name.
+    Trained weights are float32; frozen ones have the precision that `mixed_precision` names, but for those in
+    `keeps_float32`, which float16 breaks. An adapter that the UNet already carries is the policy. Everything
+    is in eval mode, always: dropout would make the policy that trains differ from the one that sampled.
 
     Raises:
-        ValueError: if an adapter is there that the config does not describe, or the UNet has no layers
-            for a new one.
+        ValueError: if an adapter is there that the config does not describe, or the UNet has no layers for a
+            new one.
     """
     dtype = _PRECISION[config.mixed_precision]
     adapter = _active_adapter(unet, config)
@@ -109,11 +98,9 @@ def prepare_policy(
 
 
 def load_adapter(family: Family, config: DDPOConfig) -> None:
-    """Load the LoRA weights of `config.train_lora_from`, and set the config's fields to what is loaded.
+    """Load the LoRA weights of `config.train_lora_from`, which then are the policy of the family's denoiser.
 
-    Args:
-        family: its denoiser gets the adapter, which then is the policy.
-        config: its rank, alpha and layers become the adapter's where they are the defaults.
+    The config's rank, alpha and layers become the adapter's where they are the defaults.
 
     Raises:
         ValueError: if the weights do not fit the model, it has an adapter already, or a field that is no
@@ -291,13 +278,8 @@ def save_policy(
     """Write the trained weights for plain diffusers; two exports of the same weights are equal to the byte.
 
     LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained denoiser is written with its
-    whole pipeline, for `from_pretrained(folder)`.
-
-    Args:
-        family: of the trained pipeline.
-        folder: where to write to.
-        originals: of the frozen networks, in the place of what the pipeline has.
-        writes: False in a process that gives its part of the weights alone.
+    whole pipeline, for `from_pretrained(folder)`, and `originals` in the place of frozen networks. A process
+    that does not write gives its part of the weights alone.
     """
     unet = family.denoiser
     if not getattr(unet, "peft_config", None):

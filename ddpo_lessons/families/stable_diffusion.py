@@ -20,11 +20,8 @@ from ddpo_lessons.families.base import Schedule, guided
 class StableDiffusion:
     """Stable Diffusion 1 or 2; see `base.Family` for what each part promises.
 
-    Args:
-        pipeline: a diffusers pipeline; one with another scheduler gets a DDIMScheduler.
-
-    Raises:
-        TypeError: if a part is missing, or the UNet takes more than latents.
+    A pipeline with another scheduler gets a DDIMScheduler. A TypeError says that a part is missing, or that
+    the UNet takes more than latents.
     """
 
     without_checker: ClassVar[dict[str, Any]] = {"safety_checker": None, "requires_safety_checker": False}
@@ -264,17 +261,11 @@ def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
 def make_schedule(
     scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0, **levels: Any
 ) -> torch.Tensor:
-    """Set the scheduler and return the timesteps that a rollout takes.
+    """Set the scheduler and return the timesteps (T,) that a rollout takes, decreasing.
 
-    Args:
-        scheduler: its `num_inference_steps` is set.
-        num_steps: number of steps of the whole schedule.
-        noise_strength: share of the schedule that is run, from its noisy end cut off; 1 runs it all and
-            int(num_steps * noise_strength) steps are run otherwise, as in diffusers' img2img.
-        **levels: what else the scheduler is to be told.
-
-    Returns:
-        Timesteps (T,), decreasing.
+    `noise_strength` is the share of the schedule of `num_steps` that is run, from its noisy end cut off; 1
+    runs it all and int(num_steps * noise_strength) steps are run otherwise, as in diffusers' img2img.
+    `levels` are what else the scheduler is to be told.
 
     Raises:
         ValueError: if noise_strength is outside (0, 1] or leaves no step, or there are more steps than

@@ -25,13 +25,8 @@ class StableDiffusion3(StableDiffusion):
     """Stable Diffusion 3; see `base.Family` for what each part promises.
 
     The third text encoder, T5, may be missing: zeros take the place of its tokens, as in diffusers. They are
-    256, or as many as `tokenizer_3.model_max_length` says where that is less.
-
-    Args:
-        pipeline: a diffusers pipeline.
-
-    Raises:
-        TypeError: if a part is missing, or the scheduler is not that of flow matching.
+    256, or as many as `tokenizer_3.model_max_length` says where that is less. A TypeError says that another
+    part is missing, or that the scheduler is not that of flow matching.
     """
 
     without_checker: ClassVar[dict[str, Any]] = {}

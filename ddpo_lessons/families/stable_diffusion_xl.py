@@ -15,14 +15,7 @@ from ddpo_lessons.families.stable_diffusion import StableDiffusion, encode, toke
 
 
 class StableDiffusionXL(StableDiffusion):
-    """Stable Diffusion XL; see `base.Family` for what each part promises.
-
-    Args:
-        pipeline: a diffusers pipeline; one with another scheduler gets a DDIMScheduler.
-
-    Raises:
-        TypeError: if a part is missing, or the UNet takes more than latents.
-    """
+    """Stable Diffusion XL; see `base.Family` for what each part promises."""
 
     without_checker: ClassVar[dict[str, Any]] = {}
     parts: ClassVar[tuple[str, ...]] = (*StableDiffusion.parts, "text_encoder_2", "tokenizer_2")

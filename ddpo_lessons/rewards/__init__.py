@@ -53,12 +53,7 @@ REWARDS: dict[str, Callable[..., RewardFunction]] = {
 
 
 def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
-    """Make the reward function of a name in `REWARDS`.
-
-    Args:
-        name: a key of `REWARDS`.
-        *arguments: of the factory; none for its defaults.
-        **settings: more of them, by name.
+    """Make the reward function of a name in `REWARDS`, with arguments of its factory.
 
     Raises:
         ValueError: if the name does not exist; the message lists those that do.

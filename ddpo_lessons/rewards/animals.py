@@ -23,26 +23,24 @@ def animal_alignment(
 ) -> RewardFunction:
     """How well an image of the world of animals shows what its prompt says.
 
-    With log p from the classifier, and the mean distance of the ground's pixels from the colour that is
-    named, Euclidean in RGB on [0, 1]::
+    With log p from the classifier (nats), and the mean distance of the ground's pixels from the colour that
+    is named, Euclidean in RGB on [0, 1]::
 
         animal_weight * log p(animal) + artist_weight * log p(artist) - ground_weight * distance
 
     Animal and artist may be named by the metadata instead, as `metadata["animal"]` and `metadata["artist"]`:
     in an edit the sentence leaves them out, and the picture's own are to stay. What neither says counts 0.
     The ground is where `metadata["ground_mask"]` (64, 64) is true; without it, the outermost three rows and
-    columns of pixels. The three terms are returned as info, before weighting.
+    columns of pixels. The three terms are returned as info, before weighting. The reward refuses images of
+    another size, a name that this world does not have, and a prompt of which nothing can be scored, with a
+    ValueError.
 
     Args:
         model: images (B, 3, 64, 64) to logits of animal, artist and ground; None for the reward model of the
             world of animals. Never pass a judge.
-        animal_weight: weight of the animal's log-probability, per nat.
-        artist_weight: weight of the artist's.
-        ground_weight: weight of the ground's distance.
-
-    Returns:
-        The reward function. It raises ValueError for images of another size, a name that this world does not
-        have, and a prompt of which nothing can be scored.
+        animal_weight: of the animal's log-probability.
+        artist_weight: of the artist's.
+        ground_weight: of the ground's distance.
     """
     from ddpo_lessons.zoo import load_reward_model, world
 

@@ -37,11 +37,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def check_images(images: torch.Tensor, name: str = "images") -> None:
-    """Refuse anything but finite float images (B, 3, H, W) in [0, 1], to a tolerance of 1e-3.
-
-    Args:
-        images: what to look at.
-        name: how the message calls them.
+    """Refuse anything but finite float images (B, 3, H, W) in [0, 1], to a tolerance of 1e-3, by their name.
 
     Raises:
         TypeError: if `images` is not a floating-point tensor.

@@ -24,17 +24,10 @@ def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Te
 
 
 def weighted_sum(components: Mapping[str, tuple[float, RewardFunction]]) -> RewardFunction:
-    """Sum of weight * reward over the components.
+    """Sum of weight * reward over components {name: (weight, reward function)}.
 
-    The info holds every component's rewards (B,) before weighting, under its name, and its own
-    info under "name/key".
-
-    Args:
-        components: name to (weight, reward function).
-
-    Returns:
-        The reward function. It raises ValueError if a component returns NaN, an infinity or
-        anything but (B,), naming the component.
+    The info holds every component's rewards (B,) before weighting, under its name, and its own info under
+    "name/key". A component that returns NaN, an infinity or anything but (B,) is named in a ValueError.
 
     Raises:
         ValueError: if there is no component or a weight is not finite.
@@ -75,17 +68,9 @@ def edit(
     faithfulness. 5 to 1 is a guess, not measured on a GPU: CLIP's cosines lie closer together than distances.
     Sources: Hessel et al. 2021, arXiv 2104.08718, and Zhang et al. 2018, arXiv 1801.03924, as those two say.
 
-    Args:
-        model: as for `clip_score`.
-        perceptual_model: the model of `distance_penalty`.
-        clip_weight: weight of obedience, per unit of cosine.
-        distance_weight: weight of faithfulness, per unit of distance.
-
-    Returns:
-        The reward function. It raises ValueError where the metadata has no `image` of the result's shape.
-
     Raises:
-        ValueError: if a weight is negative or not finite.
+        ValueError: if a weight is negative or not finite, or the metadata has no `image` of the result's
+            shape.
         RuntimeError: if a model cannot be had, or the perceptual one is not convolutional.
     """
     for name, weight in (("clip_weight", clip_weight), ("distance_weight", distance_weight)):

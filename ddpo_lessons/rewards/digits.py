@@ -69,22 +69,14 @@ def digit_legibility(model: nn.Module | None = None, probability: bool = False) 
 def legibility_gain(model: nn.Module | None = None, probability: bool = False) -> RewardFunction:
     """Legibility after minus before; before is that of the input, `metadata["image"]` (3, H, W).
 
-    The baseline differs from image to image but not from policy to policy, so the gain has the
-    same gradient as `digit_legibility` and less variance between easy and hard inputs.
-
-    Args:
-        model: as for `digit_legibility`.
-        probability: as for `digit_legibility`.
+    The baseline differs from image to image but not from policy to policy, so the gain has the same gradient
+    as `digit_legibility` and less variance between easy and hard inputs.
     """
     return gain(digit_legibility(model, probability))
 
 
 def digit_margin(model: nn.Module | None = None) -> RewardFunction:
-    """Logit of the true digit minus that of the strongest wrong digit; positive if read rightly.
-
-    Args:
-        model: as for `digit_legibility`.
-    """
+    """Logit of the true digit minus that of the strongest wrong digit; positive if read rightly."""
     reader = _digit_reader(model)
 
     @checked_reward
@@ -114,22 +106,14 @@ def prompt_alignment(
 ) -> RewardFunction:
     """How well an image of the digit world shows what its prompt says.
 
-    With log p from the classifier, colours measured without any model, and distances Euclidean in
-    RGB on [0, 1] (at most sqrt(3))::
+    With log p (nats) from the classifier, as in `digit_legibility`, colours measured without any model, and
+    distances Euclidean in RGB on [0, 1] (at most sqrt(3))::
 
         digit_weight * log p(digit) - ink_weight * |ink - named ink|
             - background_weight * |background - named background|
 
-    What a prompt leaves unsaid counts 0. The three terms are returned as info, before weighting.
-
-    Args:
-        model: as for `digit_legibility`.
-        digit_weight: weight of the log-probability, per nat.
-        ink_weight: weight of the ink's distance.
-        background_weight: weight of the background's distance.
-
-    Returns:
-        The reward function. It raises ValueError for a prompt that names none of the three.
+    What a prompt leaves unsaid counts 0. The three terms are returned as info, before weighting. The reward
+    refuses a prompt that names none of the three, with a ValueError.
     """
     from ddpo_lessons.tiny.world import measure_colours, parse_prompt
 
@@ -165,21 +149,15 @@ def recolouring(
 ) -> RewardFunction:
     """Obey a prompt that names ink and background, and keep digit and shape of the input.
 
-    With log p of `metadata["digit"]` from the classifier, colours and coverage measured without any model
-    (`world.measure_colours`, `world.coverage`), and colours' distances Euclidean in RGB on [0, 1]::
+    With log p of `metadata["digit"]` from the classifier, as in `digit_legibility`, colours and coverage
+    measured without any model (`world.measure_colours`, `world.coverage`), and colours' distances Euclidean
+    in RGB on [0, 1]::
 
         log p(digit) - colour_weight * (|ink - named ink| + |background - named background|)
             - shape_weight * mean |coverage - coverage of the input|
 
-    The input is `metadata["image"]` (3, H, W). The four terms are returned as info, before weighting.
-
-    Args:
-        model: as for `digit_legibility`.
-        colour_weight: weight of the two colours' distances.
-        shape_weight: weight of the share of ink that came, went or moved.
-
-    Returns:
-        The reward function. It raises ValueError for a prompt that does not name both colours.
+    The input is `metadata["image"]` (3, H, W). The four terms are returned as info, before weighting. The
+    reward refuses a prompt that does not name both colours, with a ValueError.
     """
     from ddpo_lessons.tiny import world
 

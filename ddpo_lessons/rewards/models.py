@@ -35,18 +35,11 @@ T = TypeVar("T")
 def load_from_hub(
     model: str | Path, load: Callable[[Path], T], files: Sequence[str] = (*TEXT_FILES, WEIGHTS)
 ) -> T:
-    """Find a model on this machine or on the hub, and load it.
+    """Find a model, by folder, file, or name on the hub, and return what `load` makes of the folder or file.
 
     No code of the model's repository runs. Weights are safetensors; checkpoints that are published as pickles
-    only (`preferences`) go through torch's restricted unpickler, which makes tensors and plain values.
-
-    Args:
-        model: a folder, a file, or the id of a model on the hub.
-        load: turns the folder (or file) into what is returned.
-        files: what is downloaded of the repository, as patterns.
-
-    Returns:
-        What `load` made.
+    only (`preferences`) go through torch's restricted unpickler, which makes tensors and plain values. Of a
+    repository only what matches the patterns `files` is downloaded.
 
     Raises:
         RuntimeError: if the model cannot be had or loaded; says which, why and what to do.
@@ -109,9 +102,7 @@ def resize_and_crop(images: torch.Tensor, edge: int, crop: int) -> torch.Tensor:
 class Clip(nn.Module):
     """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere.
 
-    Args:
-        model: a CLIPModel.
-        processor: folder of its tokenizer and preprocessor_config.json.
+    The folder `processor` holds its tokenizer and preprocessor_config.json.
     """
 
     model: Any  # of transformers, which mypy does not follow
@@ -154,12 +145,7 @@ class Clip(nn.Module):
 def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
     """Load a CLIPModel; cached, for a weighted sum of CLIP rewards needs the 1.7 GB only once.
 
-    Args:
-        model: on the hub, or its folder.
-        processor: where tokenizer and preprocessor are, if they are not with the model.
-
-    Returns:
-        The model.
+    `processor` is where tokenizer and preprocessor are, if they are not with the model.
     """
     from transformers import CLIPModel
 
@@ -168,13 +154,10 @@ def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
 
 
 def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
-    """Cosine of CLIP's embeddings of image and prompt, in [-1, 1].
+    """Cosine of the embeddings of image and prompt by a CLIPModel on the hub, or its folder, in [-1, 1].
 
-    CLIPModel's `logits_per_image` is this times exp(logit_scale). Source: Hessel et al. 2021,
-    arXiv 2104.08718, who report 2.5 max(cosine, 0).
-
-    Args:
-        model: a CLIPModel on the hub, or its folder.
+    CLIPModel's `logits_per_image` is this times exp(logit_scale). Source: Hessel et al. 2021, arXiv
+    2104.08718, who report 2.5 max(cosine, 0).
     """
     clip = load_clip(model)
 
@@ -192,10 +175,7 @@ def clip_margin(
 ) -> RewardFunction:
     """CLIP's zero-shot logit of the class `metadata["label"]` minus the strongest wrong one.
 
-    Args:
-        model: a CLIPModel on the hub, or its folder.
-        classes: the names of the classes.
-        template: the sentence for a class; {} becomes its name.
+    {} in the template, the sentence for a class, becomes its name.
 
     Raises:
         ValueError: if there are fewer than two classes, or the template has no place for them.
@@ -231,15 +211,6 @@ def clip_change(
     """The margin of `clip_margin` after minus before, before being that of `metadata["image"]`.
 
     The margin and not the true class's logit alone, which rises as well when all logits rise.
-
-    Args:
-        model: as for `clip_margin`.
-        classes: as for `clip_margin`.
-        template: as for `clip_margin`.
-
-    Raises:
-        ValueError: as for `clip_margin`.
-        RuntimeError: if the model cannot be had.
     """
     return gain(clip_margin(model, classes, template))
 
@@ -269,14 +240,9 @@ def _load_aesthetic_head(path: Path) -> nn.Module:
 def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD) -> RewardFunction:
     """LAION's aesthetic score, about 1 to 10: a small network on CLIP ViT-L/14's unit embedding.
 
-    Source: Schuhmann 2022, "improved-aesthetic-predictor" (sac+logos+ava1-l14-linearMSE), used in
-    the DDPO paper, section 5.2. The scores mean something only with the pair of models given as
-    defaults.
-
-    Args:
-        model: CLIP ViT-L/14 on the hub, or its folder.
-        head: the network's weights: a model on the hub, its folder, or a safetensors file with the
-            keys layers.0.weight, layers.0.bias, ...
+    Source: Schuhmann 2022, "improved-aesthetic-predictor" (sac+logos+ava1-l14-linearMSE), used in the DDPO
+    paper, section 5.2. The scores mean something only with the pair of models given as defaults. The head is
+    on the hub, in a folder, or a safetensors file with the keys layers.0.weight, layers.0.bias, ...
 
     Raises:
         ValueError: if the CLIP model's embeddings do not have 768 dimensions.
@@ -317,19 +283,13 @@ class _Features(nn.Module):
 def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "target") -> RewardFunction:
     """Minus a perceptual distance, LPIPS-style, to the image `metadata[reference]` (3, H, W).
 
-    With f_l the features of stage l, scaled to unit length over the channels at each position, it is the
-    mean over l, over positions, of `|f_l(image) - f_l(reference)|^2`, in [0, 4]. This is LPIPS
-    without its learned channel weights and with a mean over stages for its sum (Zhang et al. 2018,
-    arXiv 1801.03924, equation 1; section 4 finds unweighted features a good metric already).
+    With f_l the features of stage l, scaled to unit length over the channels at each position, it is the mean
+    over l, over positions, of `|f_l(image) - f_l(reference)|^2`, in [0, 4]. This is LPIPS without its learned
+    channel weights and with a mean over stages for its sum (Zhang et al. 2018, arXiv 1801.03924, equation 1;
+    section 4 finds unweighted features a good metric already).
 
-    Args:
-        model: a convolutional network on the hub, or its folder, that `AutoModel` loads, such as
-            ResNet or ConvNeXt.
-        reference: key of the metadata: "target" pulls towards the clean original, "image" keeps
-            the result close to the input.
-
-    Raises:
-        RuntimeError: if the model cannot be had, or is not convolutional.
+    The model is a convolutional network that `AutoModel` loads, such as ResNet or ConvNeXt; a RuntimeError
+    says that it cannot be had, or is not convolutional. The reference is that of `decorruption`.
     """
     features = load_from_hub(model, _Features)
 

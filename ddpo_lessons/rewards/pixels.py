@@ -55,14 +55,9 @@ def colourfulness() -> RewardFunction:
 
 
 def decorruption(reference: str = "target") -> RewardFunction:
-    """Minus the mean squared error to the image `metadata[reference]` (3, H, W).
+    """Minus the mean squared error to the image `metadata[reference]` (3, H, W), in [-1, 0].
 
-    Args:
-        reference: key of the metadata: "target" pulls towards the clean original, "image" keeps
-            the result close to the input.
-
-    Returns:
-        The reward function; its values lie in [-1, 0].
+    The reference "target" pulls towards the clean original, "image" keeps the result close to the input.
     """
 
     @checked_reward

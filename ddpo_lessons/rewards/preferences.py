@@ -59,12 +59,9 @@ def pick_score(model: str | Path = PICK_SCORE, processor: str | Path = CLIP_H) -
     """PickScore: CLIP's logit of image and prompt, from a CLIP that was trained on people's choices.
 
     exp(logit_scale) * cos(image, prompt), which is CLIPModel's `logits_per_image`; differences between images
-    of one prompt are what it was trained on. Source: Kirstain et al. 2023, arXiv 2305.01569, equation 1.
-    Checked against CLIPModel's own forward on random weights, never against the published checkpoint.
-
-    Args:
-        model: a CLIPModel on the hub, or its folder.
-        processor: its tokenizer and preprocessor: a name on the hub, or a folder.
+    of one prompt are what it was trained on. `processor` has its tokenizer and preprocessor. Source: Kirstain
+    et al. 2023, arXiv 2305.01569, equation 1. Checked against CLIPModel's own forward on random weights,
+    never against the published checkpoint.
     """
     clip = load_clip(model, processor)
 
@@ -97,15 +94,9 @@ _OPEN_CLIP = (
 
 
 def open_clip_to_clip_model(weights: Mapping[str, torch.Tensor]) -> Weights:
-    """Bring the weights of open_clip's `CLIP` into the names and shapes of transformers' `CLIPModel`.
+    """Bring the weights of open_clip's `CLIP`, with a ViT, into names and shapes of a `CLIPModel`.
 
     Both projections are stored the other way round there, and query, key and value in one matrix.
-
-    Args:
-        weights: of a model with a ViT and its own text tower.
-
-    Returns:
-        The weights for `CLIPModel.load_state_dict`.
     """
     renamed = {}
     for name, weight in _renamed(weights, _OPEN_CLIP).items():
@@ -184,9 +175,7 @@ def _part(weights: Mapping[str, torch.Tensor], prefix: str) -> Weights:
 class ImageRewardModel(nn.Module):
     """BLIP's image encoder, its text encoder that attends to the image, and a head on the first token.
 
-    Args:
-        weights: of the published checkpoint, under its names.
-        text_config: what med_config.json holds: the sizes of the text encoder.
+    The weights are the published checkpoint's, under its names; `text_config` is what med_config.json holds.
     """
 
     mean: torch.Tensor

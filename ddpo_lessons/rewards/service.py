@@ -32,20 +32,10 @@ def _check_seconds(name: str, value: Any) -> None:
 
 
 def time_limit(reward_function: RewardFunction, seconds: float) -> RewardFunction:
-    """Give a reward function a limit of time, so that one that hangs ends the run with an error.
+    """Give a reward function a limit of seconds for one call, so that one that hangs raises a TimeoutError.
 
     It runs in a thread of its own. Python cannot end a thread: one that hangs is left behind until the
-    process ends, and keeps what it holds.
-
-    Args:
-        reward_function: the function.
-        seconds: the limit of one call, which scores one batch.
-
-    Returns:
-        The same function; it raises TimeoutError after so many seconds.
-
-    Raises:
-        ValueError: if `seconds` is no positive number.
+    process ends, and keeps what it holds. A ValueError refuses `seconds` that are no positive number.
     """
     _check_seconds("seconds", seconds)
     name = getattr(reward_function, "__name__", type(reward_function).__name__)
@@ -83,14 +73,8 @@ def time_limit(reward_function: RewardFunction, seconds: float) -> RewardFunctio
 def pack(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> bytes:
     """Make a request's body, a file of numpy's arrays (.npz) without pickles.
 
-    Args:
-        images: (B, 3, H, W).
-        prompts: B texts.
-        metadata: B values that JSON holds, or dicts of such values and of tensors.
-
-    Returns:
-        The body: "images" (B, 3, H, W) float32; for a tensor NAME of the metadata "metadata.NAME" (B, ...);
-        and "json", a text that holds "prompts" and what else is in "metadata".
+    "images" (B, 3, H, W) float32; for a tensor NAME of the metadata "metadata.NAME" (B, ...); and "json", a
+    text that holds "prompts" and what else is in "metadata".
 
     Raises:
         TypeError: if JSON does not hold the metadata, or one sample lacks a tensor of another's shape.

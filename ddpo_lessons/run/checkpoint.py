@@ -58,16 +58,9 @@ def write(
     tensors: dict[str, dict[str, torch.Tensor]],
     state: dict[str, Any],
 ) -> Path:
-    """Write a checkpoint beside its place, flush it to disk, and rename it into place.
+    """Write a checkpoint beside its place, flush it to disk, rename it into place, and return its folder.
 
-    Args:
-        run_dir: folder of the run.
-        epochs_done: number of the checkpoint.
-        tensors: a dictionary of tensors for each safetensors file, by the file's stem.
-        state: JSON-able rest.
-
-    Returns:
-        The checkpoint's folder.
+    Each safetensors file, by its stem, has a dictionary of tensors; `state` is the rest, which JSON can hold.
 
     Raises:
         OSError: if the disk is full or the folder cannot be written; what was written of the checkpoint is
@@ -135,14 +128,8 @@ def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
     """Read a checkpoint after checking every byte of it.
 
-    Args:
-        folder: a checkpoint's folder.
-
-    Returns:
-        The tensors of each safetensors file by its stem, and the state.
-
-    Raises:
-        ValueError: if the folder is no checkpoint, or a file of it is missing, cut or changed.
+    Returns the tensors of each safetensors file by its stem, and the state; a ValueError says that the folder
+    is no checkpoint, or that a file of it is missing, cut or changed.
     """
     contents = _read_files(folder)
     state = json.loads(contents.pop("state.json"))
@@ -224,14 +211,9 @@ def fingerprints(family: Family) -> dict[str, Any]:
 
 
 def fingerprint(module: nn.Module, adapter: bool = False) -> dict[str, Any]:
-    """Return a hash of names and shapes, and the first values of each tensor.
+    """Return {"shapes": a hash of names and shapes, "values": the first ones of each tensor}.
 
-    Args:
-        module: a network.
-        adapter: look at its adapter, not at what is below.
-
-    Returns:
-        {"shapes": text, "values": numbers}.
+    With `adapter` those of its adapter, else those of what is below.
     """
     digest, values = hashlib.blake2b(digest_size=8), []
     for name, tensor in sorted(module.state_dict().items()):
@@ -265,14 +247,8 @@ def check_identity(
 ) -> None:
     """Refuse a checkpoint whose run differs from this one in anything that decides the weights.
 
-    Args:
-        folder: the checkpoint, for the message.
-        saved: its identity.
-        mine: that of the run that is to continue it.
-        changed_sources: which of reward, prompts and images differ, by their names.
-
-    Raises:
-        ValueError: naming everything that differs, with both values.
+    `changed_sources` says which of reward, prompts and images differ. A ValueError names all that differs,
+    with both values.
     """
     mine = json.loads(json.dumps(mine))
     names = [name for name in mine if name not in saved or not is_same(saved[name], mine[name])]

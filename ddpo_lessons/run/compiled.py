@@ -47,17 +47,10 @@ class Recorder:
 def check_gradients(
     names: Sequence[str], compiled: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
 ) -> None:
-    """Refuse gradients of compiled code that are not those of the same code uncompiled.
+    """Refuse gradients of compiled code that are not those of the same code uncompiled, weight by weight.
 
-    Each weight's difference is `|compiled - own| / max(|own|, 0.01 largest |own|)`.
-
-    Args:
-        names: of the trained weights, for the error.
-        compiled: their gradients as compiled code gives them.
-        own: their gradients as they should be.
-
-    Raises:
-        WrongGradientsError: if one differs by more than half, or is not finite.
+    Each weight's difference is `|compiled - own| / max(|own|, 0.01 largest |own|)`. A WrongGradientsError
+    names weights that differ by more than half, or are not finite.
     """
     norms = torch.stack([gradient.norm() for gradient in own])  # (weights,)
     apart = torch.stack([(a - b).norm() for a, b in zip(compiled, own, strict=True)])  # (weights,)

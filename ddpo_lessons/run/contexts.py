@@ -25,18 +25,8 @@ class ContextSource:
     """Asks the prompt function for the contexts of epochs.
 
     An epoch that is done again finds the contexts and the global random state that it had. If the prompt
-    function has a state, it is asked again; else what it said is kept.
-
-    Args:
-        prompt_function: as in `Runner`.
-        start: what a context is.
-        family: which says what images it takes.
-        algorithm: which says what samples are compared by.
-        config: the settings.
-        share: of this process.
-
-    Attributes:
-        before: the prompt function's state before the newest epoch was drawn; None if it has none.
+    function has a state, it is asked again; else what it said is kept. `before` is that state as it was
+    before the newest epoch was drawn.
     """
 
     def __init__(
@@ -83,17 +73,11 @@ class ContextSource:
         self._drawn = None
 
     def draw(self, epoch: int) -> Contexts:
-        """Ask the prompt function for the contexts of an epoch.
+        """Ask the prompt function for the contexts of an epoch, from 0.
 
         Python's, numpy's and torch's global generators are seeded from (seed, epoch) first, so that prompt
-        functions that draw from them need no state of their own.
-
-        Args:
-            epoch: its number, from 0.
-
-        Returns:
-            The contexts by their samples' numbers in the epoch; all of them, or this process's own where the
-            prompt function can skip the others.
+        functions that draw from them need no state of their own. Contexts come by their samples' numbers in
+        the epoch: all of them, or this process's own where the prompt function can skip the others.
         """
         set_seed(sample_seed(self.config.seed, epoch) % 2**32)
         size, own = self.config.sample_group_size, set(self.share.rows.flatten().tolist())

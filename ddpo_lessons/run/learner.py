@@ -265,12 +265,7 @@ def held(parameter: nn.Parameter) -> torch.Tensor:
 def learning_rates(config: DDPOConfig, num_steps: int) -> Callable[[int], float]:
     """Return the learning rate as a function of the steps done: with no state, it needs no checkpoint.
 
-    Args:
-        config: names schedule, warm-up and the highest rate.
-        num_steps: optimizer steps of the whole run.
-
-    Returns:
-        Steps done, from 0, to the learning rate of the next step, as diffusers' schedulers have it.
+    Steps done, from 0, give the rate of the next of `num_steps` steps, as diffusers' schedulers have it.
     """
     name = config.train_learning_rate_schedule
     if name == "constant" and config.train_learning_rate_warmup_steps:

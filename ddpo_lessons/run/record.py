@@ -37,14 +37,9 @@ def name_of(function: Any) -> str | None:
 
 
 def changed_sources(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, str]:
-    """Compare where samples and scores come from, as far as both runs know it.
+    """Compare where samples and scores come from, as far as the records of both runs know it.
 
-    Args:
-        saved: the record of the run that is continued.
-        mine: the record of the run that continues it.
-
-    Returns:
-        For each source that differs, what is there and what is here.
+    Returns for each source that differs what is there and what is here.
     """
     changed = {}
     for name, function in SOURCES:
@@ -87,16 +82,9 @@ def changed_fields(saved: Mapping[str, Any], config: DDPOConfig) -> list[str]:
 
 
 def read_run(folder: Path) -> tuple[DDPOConfig, dict[str, Any]]:
-    """Read config.json of a run.
+    """Read config.json of a run: the config, and the record, of which runs of older versions have none.
 
-    Args:
-        folder: of the run.
-
-    Returns:
-        The config, and the record; runs of older versions have none.
-
-    Raises:
-        ValueError: if the folder holds no such file, or one that is damaged.
+    A ValueError says that the folder holds no such file, or one that is damaged.
     """
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

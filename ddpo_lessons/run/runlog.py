@@ -103,12 +103,8 @@ class RunLog:
     ) -> None:
         """Write config.json; drop what older runs left here and the epochs that will be done again.
 
-        Args:
-            config: the settings.
-            source: the checkpoint that is continued, if any.
-            epochs_done: its number, or 0.
-            mark: what `mark` returned when that checkpoint was written.
-            record: what else the run was made with.
+        The checkpoint `source`, if any, is that of `epochs_done`, and `mark` is what `mark` returned when it
+        was written; `record` says what else the run was made with.
 
         Raises:
             ValueError: if the records that are continued are not those that the checkpoint knows.
@@ -228,17 +224,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_metrics(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """Read metrics.jsonl of a run; a last line that a kill cut off is left out.
+    """Read metrics.jsonl of a run, all records or those of a kind ("step", "epoch"), oldest first.
 
-    Args:
-        run_dir: folder of the run.
-        kind: "step" or "epoch", or None for both.
-
-    Returns:
-        The records, oldest first.
-
-    Raises:
-        ValueError: if a line is damaged, naming it.
+    A last line that a kill cut off is left out; any other damaged line is a ValueError that names it.
     """
     path = Path(run_dir, METRICS)
     if not path.exists():

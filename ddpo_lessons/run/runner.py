@@ -479,9 +479,6 @@ class Runner:
                 `accelerator_kwargs` and the like, which the checkpoint holds as text only.
             **arguments: further arguments of the constructor.
 
-        Returns:
-            The trainer.
-
         Raises:
             ValueError: if the checkpoint is damaged or belongs to another model.
         """
@@ -491,13 +488,6 @@ class Runner:
         return cls(config, reward_function, prompt_function, sd_pipeline, **arguments)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the trained weights for plain diffusers.
-
-        LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained denoiser is written with
-        its whole pipeline, for `from_pretrained(folder)`. Every process must call it.
-
-        Args:
-            folder: where to write to.
-        """
+        """Write the trained weights for plain diffusers, see `save_policy`; every process must call it."""
         with self.learner.averaged_policy():
             save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)

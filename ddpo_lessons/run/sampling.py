@@ -60,19 +60,7 @@ def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config
 
 @dataclass
 class Sampler:
-    """Samples and scores a process's share of an epoch.
-
-    Attributes:
-        config: the settings.
-        family: the model.
-        start: where rollouts start.
-        algorithm: which says who samples, and by which steps.
-        reward_function: as in `Runner`.
-        autocast: makes the context of a forward pass.
-        share: of this process.
-        learner: has the policies.
-        on_pass: called after every sampling pass.
-    """
+    """Samples and scores a process's share of an epoch; `on_pass` is called after every sampling pass."""
 
     config: DDPOConfig
     family: Family
@@ -91,8 +79,8 @@ class Sampler:
     def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
         """Sample and score this process's share.
 
-        Returns:
-            Its batches `[images, prompts, metadata, rewards, info]`, their trajectory, seconds of scoring.
+        Returns its batches `[images, prompts, metadata, rewards, info]`, their trajectory, seconds of
+        scoring.
         """
         batches, pieces, seconds = [], [], 0.0
         rows = self.share.rows  # (batches, B)
@@ -146,18 +134,9 @@ class Sampler:
         group_size: int = 1,
         branches: int | None = None,
     ) -> tuple[torch.Tensor, Trajectory]:
-        """Play a rollout of each context and decode it.
+        """Play a rollout of each of B contexts and decode it, with generators of first noises and of actions.
 
-        Args:
-            contexts: B of them.
-            schedule: the steps.
-            of_noise: a generator for the first noise of each.
-            of_actions: generators for the actions.
-            group_size: as in `sample_trajectory`.
-            branches: as in `sample_trajectory`.
-
-        Returns:
-            Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
+        Groups and branches are those of `sample_trajectory`; images (B, 3, H, W) are float32 in [0, 1].
         """
         config, family, size = self.config, self.family, self.start.size(contexts)
         shape = family.latents_shape(size)

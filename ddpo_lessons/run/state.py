@@ -25,18 +25,9 @@ Tensors = dict[str, dict[str, torch.Tensor]]
 
 
 class State:
-    """What epochs change.
+    """What epochs change: learner, algorithm, the prompt function, float16's scaler, and `epochs_done`.
 
     Both a snapshot and a checkpoint hold the same two parts: tensors, and values of which JSON can be made.
-
-    Args:
-        learner: has weights, optimizer and the number of its steps.
-        algorithm: may remember something.
-        contexts: has the prompt function.
-        scaler: of float16, if any.
-
-    Attributes:
-        epochs_done: how many.
     """
 
     def __init__(self, learner: Learner, algorithm: Algorithm, contexts: ContextSource, scaler: Any) -> None:
@@ -114,20 +105,10 @@ def describe(
 def read_checkpoint(
     folder: Path, config: DDPOConfig, identity: dict[str, Any], record: dict[str, Any], is_main: bool
 ) -> tuple[Tensors, dict[str, Any], dict[str, Any]]:
-    """Read the checkpoint that a run continues.
+    """Read the checkpoint that a run continues: tensors, values, and the record of the continued run.
 
-    Args:
-        folder: of the checkpoint.
-        config: of the run.
-        identity: what decides its weights.
-        record: what else it is made with.
-        is_main: tell what the continuation does otherwise.
-
-    Returns:
-        Tensors, values, and the record of the continued run.
-
-    Raises:
-        ValueError: if the checkpoint is damaged, or of another run.
+    The main process tells what the continuation does otherwise. A ValueError says that the checkpoint is
+    damaged, or of another run.
     """
     tensors, values = checkpoint.read(folder)
     before = values.get(RUN, {})  # older checkpoints have none

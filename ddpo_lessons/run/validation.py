@@ -83,8 +83,7 @@ class Validation:
     def measure(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Render and score all contexts; every process must call it, and only the main one scores.
 
-        Returns:
-            Images (N, 3, H, W) and rewards (N,) on the CPU; in other processes rewards of 0.
+        Returns images (N, 3, H, W) and rewards (N,) on the CPU; in other processes rewards of 0.
         """
         numbers = list(range(len(self.contexts)))
         size, batches = self.trainer.config.sample_batch_size, []

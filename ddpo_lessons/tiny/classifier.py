@@ -110,15 +110,9 @@ def judge_edits(
 ) -> dict[str, torch.Tensor]:
     """Say which pictures obey their sentence and kept their digit.
 
-    Args:
-        images: what became of the pictures, (N, 3, 32, 32) in [0, 1], on the judges' device.
-        edits: what went in and what was asked for.
-        judge: reads the digit.
-        second_judge: names digit, ink and background.
-
-    Returns:
-        Truth values (N,): "digit", the judge reads the digit of the input; "colours", measured ink and
-        background are nearest to those named; "both"; "second_judge", it names all three rightly.
+    Of images (N, 3, 32, 32) in [0, 1] that edits became, on the judges' device, these truth values (N,):
+    "digit", the judge reads the digit of the input; "colours", measured ink and background are nearest to
+    those named; "both"; "second_judge", it names all three rightly.
     """
     digits, wanted = edits.pictures.digits, world.colour_indices(edits.wanted)  # (N,), (N, 2)
     measured = [world.nearest_colour(colour) for colour in world.measure_colours(images)]

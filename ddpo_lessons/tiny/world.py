@@ -59,18 +59,11 @@ def _all_handwriting() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tens
 
 
 def handwriting(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bitmaps and labels of one split of the handwriting.
+    """Return the bitmaps (N, 8, 8) float32 in [0, 1] and labels (N,) of one split of the handwriting.
 
-    Args:
-        split: "train" (1,297) and its two halves "reward" and "judge", from which those classifiers learned;
-            "validation", 200 of the reward model's half, on which settings are searched, and "practice", the
-            rest of "train"; or "test" (500), which appears in nothing but evaluation.
-
-    Returns:
-        Bitmaps (N, 8, 8) float32 in [0, 1] and labels (N,) int64.
-
-    Raises:
-        ValueError: if the split does not exist.
+    "train" (1,297) and its two halves "reward" and "judge", from which those classifiers learned;
+    "validation", 200 of the reward model's half, on which settings are searched, and "practice", the rest of
+    "train"; or "test" (500), which appears in nothing but evaluation. A ValueError refuses others.
     """
     bitmaps, labels, splits = _all_handwriting()
     if split not in splits:
@@ -79,46 +72,26 @@ def handwriting(split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # ------------------------------------------------------------------------------------------ rendering
-def placements(
-    count: int,
-    generator: torch.Generator,
-    shift: float = 1.5,
-    turn: float = 0.12,
-    zoom: float = 0.08,
-) -> torch.Tensor:
-    """Draw small random placements of the digit on the picture.
+def placements(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw small placements of the digit: shifted by 1.5 pixels, turned by 0.12 radians, 8% larger, at most.
 
-    Args:
-        count: number of placements N.
-        generator: source of the randomness.
-        shift: largest shift in pixels.
-        turn: largest rotation in radians.
-        zoom: largest relative change of size.
-
-    Returns:
-        Affine matrices (N, 2, 3) for `render`, mapping picture to bitmap coordinates.
+    Affine matrices (N, 2, 3) for `render`, mapping picture to bitmap coordinates.
     """
     uniform = torch.rand(count, 4, generator=generator) * 2 - 1  # (N, 4)
-    angle = uniform[:, 0] * turn
-    scale = 1.14 / (1 + uniform[:, 1] * zoom)  # 1.14 leaves a margin of two pixels around the bitmap
+    angle = uniform[:, 0] * 0.12
+    scale = 1.14 / (1 + uniform[:, 1] * 0.08)  # 1.14 leaves a margin of two pixels around the bitmap
     cos, sin = angle.cos() * scale, angle.sin() * scale
-    dx, dy = uniform[:, 2] * shift * 2 / IMAGE_SIZE, uniform[:, 3] * shift * 2 / IMAGE_SIZE
+    dx, dy = uniform[:, 2] * 1.5 * 2 / IMAGE_SIZE, uniform[:, 3] * 1.5 * 2 / IMAGE_SIZE
     return torch.stack([cos, -sin, dx, sin, cos, dy], dim=1).reshape(-1, 2, 3)  # (N, 2, 3)
 
 
 def render(
     bitmaps: torch.Tensor, ink: torch.Tensor, background: torch.Tensor, theta: torch.Tensor
 ) -> torch.Tensor:
-    """Draw handwriting in one colour on another.
+    """Draw handwriting in one colour on another: (N, 3, 32, 32) in [0, 1].
 
-    Args:
-        bitmaps: (N, 8, 8) ink coverage in [0, 1].
-        ink: (N, 3) RGB in [0, 1].
-        background: (N, 3) RGB, or (N, 3, 32, 32) for a textured background.
-        theta: (N, 2, 3) placements.
-
-    Returns:
-        Images (N, 3, 32, 32) in [0, 1].
+    Bitmaps are (N, 8, 8) ink coverage in [0, 1], `ink` is (N, 3) RGB, the background too, or (N, 3, 32, 32)
+    where it has a texture, and `theta` (N, 2, 3) placements.
     """
     grid = F.affine_grid(theta, [len(bitmaps), 1, IMAGE_SIZE, IMAGE_SIZE], align_corners=False)
     coverage = F.grid_sample(bitmaps[:, None], grid, mode="bicubic", align_corners=False)
@@ -129,30 +102,17 @@ def render(
 
 
 def measure_background(images: torch.Tensor) -> torch.Tensor:
-    """Measure the background without any learned model: the median of the outermost pixels.
-
-    Args:
-        images: (B, 3, H, W) in [0, 1].
-
-    Returns:
-        RGB (B, 3).
-    """
+    """Measure the background (B, 3) of (B, 3, H, W): the median of the outermost pixels, in RGB."""
     border = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
     border[1:-1, 1:-1] = False
     return images.float()[:, :, border].median(dim=2).values
 
 
 def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Measure ink and background colour of pictures, without any learned model.
+    """Measure ink and background colour, RGB (B, 3) each, of (B, 3, H, W), without any learned model.
 
     The background is that of `measure_background`; the ink is the mean of the 5% of pixels that lie farthest
     from it, so that soft edges do not count.
-
-    Args:
-        images: (B, 3, H, W) in [0, 1].
-
-    Returns:
-        Ink and background, RGB (B, 3) each.
     """
     flat = images.float().flatten(2)  # (B, 3, H*W)
     background = measure_background(images)  # (B, 3)
@@ -169,17 +129,10 @@ def nearest_colour(rgb: torch.Tensor) -> torch.Tensor:
 
 
 def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-    """Say how much ink lies on each pixel of pictures of two colours.
+    """Say how much ink lies on each pixel of pictures (N, 3, H, W) of two colours: (N, 1, H, W) in [0, 1].
 
-    A pixel x = a i + (1 - a) g of ink i and background g has the coverage `a = (x - g)·(i - g) / |i - g|²`.
-
-    Args:
-        images: (N, 3, H, W) in [0, 1].
-        ink: RGB (N, 3).
-        background: RGB (N, 3).
-
-    Returns:
-        (N, 1, H, W) in [0, 1].
+    A pixel x = a i + (1 - a) g of ink i and background g, RGB (N, 3), has the coverage `a = (x - g)·(i - g) /
+    |i - g|²`.
     """
     axis, ground = (colour[:, :, None, None] for colour in (ink - background, background))  # (N, 3, 1, 1)
     along = ((images - ground) * axis).sum(dim=1, keepdim=True)
@@ -191,15 +144,9 @@ def repaint(
     old: tuple[torch.Tensor, torch.Tensor],
     new: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """Give pictures of two colours two others, pixel by pixel, and change nothing else.
+    """Give pictures (N, 3, H, W) of two colours two others, pixel by pixel, and change nothing else.
 
-    Args:
-        images: (N, 3, H, W) in [0, 1].
-        old: ink and background of the pictures, RGB (N, 3) each.
-        new: those that they get.
-
-    Returns:
-        Images (N, 3, H, W) in [0, 1].
+    `old` and `new` are ink and background, RGB (N, 3) each.
     """
     ink, background = (colour[:, :, None, None] for colour in new)
     share = coverage(images, *old)  # (N, 1, H, W)
@@ -300,14 +247,7 @@ def make_prompt(
 ) -> str:
     """Put a description into words, e.g. "a foggy red three on a blue background".
 
-    Args:
-        digit: 0 to 9, or None for "digit".
-        ink: a name of `COLOURS`, or None.
-        background: a name of `COLOURS`, or None.
-        damage: "clear", "camouflaged", a name of `DAMAGES`, or None.
-
-    Returns:
-        The prompt.
+    The digit is 0 to 9, or None for "digit"; the damage may also be "clear" or "camouflaged".
     """
     words = ["a", damage, ink, "digit" if digit is None else DIGITS[digit]]
     if background is not None:
@@ -316,14 +256,7 @@ def make_prompt(
 
 
 def parse_prompt(prompt: str) -> Description:
-    """Read a prompt of the digit world; the inverse of `make_prompt`.
-
-    Args:
-        prompt: any text; words that the digit world does not know are ignored.
-
-    Returns:
-        What the prompt says.
-    """
+    """Read any text as a prompt of the digit world, ignoring unknown words; the inverse of `make_prompt`."""
     before, _, after = re.sub(r"[^a-z ]", " ", prompt.lower()).partition(" on ")
     words = before.split()
     return Description(
@@ -368,9 +301,6 @@ def draw_pictures(
         damage: None, "camouflaged" or a name of `DAMAGES`.
         severity: 1 to 5; camouflage is always the same.
         pairs: the (digit, ink) pairs to draw from; None for all sixty.
-
-    Returns:
-        The pictures.
 
     Raises:
         ValueError: if the split, the damage or the severity does not exist.
@@ -434,19 +364,7 @@ class Edits:
 
 
 def draw_edits(count: int, split: str, seed: int) -> Edits:
-    """Draw pictures of the digit world, each with a sentence that names another ink and another background.
-
-    Args:
-        count: number of pictures N.
-        split: split of the handwriting, see `handwriting`.
-        seed: decides the pictures and the sentences.
-
-    Returns:
-        Pictures, sentences, and what the pictures should become.
-
-    Raises:
-        ValueError: if the split does not exist.
-    """
+    """Draw pictures of a split, each with a sentence that names another ink and another background."""
     rng = random.Random(f"edits-{seed}")
     pictures = draw_pictures(count, split, seed)
     wanted = []

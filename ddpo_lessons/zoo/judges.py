@@ -87,17 +87,11 @@ def named(model: Classifier, images: torch.Tensor) -> torch.Tensor:
 def verdicts(
     images: torch.Tensor, labels: torch.Tensor, judge: Judge, second_judge: SecondJudge
 ) -> dict[str, torch.Tensor]:
-    """Say what is right in pictures.
+    """Say what is right in pictures (N, 3, 64, 64) in [0, 1], on the judges' device.
 
-    Args:
-        images: (N, 3, 64, 64) in [0, 1], on the judges' device.
-        labels: what they should show: indices of animal, artist and ground, (N, 3).
-        judge: names animal and artist; the ground is measured.
-        second_judge: names all three.
-
-    Returns:
-        Truth values (N,): "animal", "artist", "ground", "all" three, and "second_judge", which names all
-        three rightly.
+    Labels are what they should show: indices of animal, artist and ground, (N, 3). The judge names animal and
+    artist, and the ground is measured. Truth values (N,): "animal", "artist", "ground", "all" three, and
+    "second_judge", which names all three rightly.
     """
     hits = named(judge, images) == labels  # (N, 3)
     hits[:, 2] = world.nearest_ground(measure_background(images)) == labels[:, 2]

@@ -59,12 +59,7 @@ def sprites() -> torch.Tensor:
 def placements(count: int, generator: torch.Generator) -> torch.Tensor:
     """Draw placements: either side, 78% to 94% of the picture's size, shifted by at most 2.5 pixels.
 
-    Args:
-        count: number of placements N.
-        generator: source of the randomness.
-
-    Returns:
-        Affine matrices (N, 2, 3) for `render`, mapping the picture's coordinates to the sprite's.
+    Affine matrices (N, 2, 3) for `render`, mapping the picture's coordinates to the sprite's.
     """
     uniform = torch.rand(count, 4, generator=generator)
     scale = 1 / (0.78 + 0.16 * uniform[:, 0])  # (N,)
@@ -75,15 +70,9 @@ def placements(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def render(pairs: torch.Tensor, grounds: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """Draw animals on grounds of one colour.
+    """Draw animals on grounds of one colour: (N, 3, 64, 64) in [0, 1].
 
-    Args:
-        pairs: indices of animal and artist, (N, 2).
-        grounds: indices in `GROUNDS`, (N,).
-        theta: (N, 2, 3) placements.
-
-    Returns:
-        Images (N, 3, 64, 64) in [0, 1].
+    `pairs` are indices of animal and artist, (N, 2), `grounds` those in `GROUNDS`, (N,), `theta` (N, 2, 3).
     """
     return draw_over(torch.tensor(list(GROUNDS.values()))[grounds][:, :, None, None], pairs, theta)
 
@@ -96,17 +85,11 @@ def draw_over(images: torch.Tensor, pairs: torch.Tensor, theta: torch.Tensor) ->
 
 
 def draw_confetti(count: int, seed: int) -> torch.Tensor:
-    """Draw confetti: discs one over the other, each of a colour between two of the grounds'.
+    """Draw confetti (N, 3, 64, 64): discs one over the other, each of a colour between two of the grounds'.
 
     Such a "dead leaves" picture has edges of all lengths, as natural ones have (Lee, Mumford and Huang 2001,
-    "Occlusion models for natural images", IJCV 41).
-
-    Args:
-        count: number of pictures N.
-        seed: decides places, radii (4 to 11 pixels) and colours.
-
-    Returns:
-        Images (N, 3, 64, 64) in [0, 1].
+    "Occlusion models for natural images", IJCV 41). The seed decides places, radii (4 to 11 pixels) and
+    colours.
     """
     # A seed of its own: placements have the other.
     generator = torch.Generator().manual_seed(random.Random(f"confetti-{seed}").getrandbits(62))
@@ -132,16 +115,10 @@ def nearest_ground(rgb: torch.Tensor) -> torch.Tensor:
 def ground_distance(
     images: torch.Tensor, names: Sequence[str | None], masks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Measure how far pictures are from a plain ground, without any learned model.
+    """Measure how far pictures (B, 3, H, W) are from the plain grounds named, without any learned model.
 
-    Args:
-        images: (B, 3, H, W) in [0, 1].
-        names: of the ground that each should have, or None.
-        masks: where the ground is, (B, H, W) bool; None for the outermost three rows and columns of pixels.
-
-    Returns:
-        (B,): the mean distance of these pixels from the ground's colour, Euclidean in RGB; 0 where no ground
-        is named, or the mask is empty.
+    (B,): the mean distance of the pixels where `masks` (B, H, W) is true, or of the outermost three rows and
+    columns, from the ground's colour, Euclidean in RGB; 0 where no ground is named, or the mask is empty.
     """
     if masks is None:
         masks = torch.ones_like(images[:, 0], dtype=torch.bool)
@@ -163,16 +140,7 @@ class Description:
 
 
 def make_prompt(animal: str | None, artist: str | None = None, ground: str | None = None) -> str:
-    """Put a description into words, e.g. "a fox by Noto on a blue background".
-
-    Args:
-        animal: a name of `ANIMALS`, or None for "animal".
-        artist: a name of `ARTISTS`, or None.
-        ground: a name of `GROUNDS`, or None.
-
-    Returns:
-        The prompt.
-    """
+    """Put a description into words, e.g. "a fox by Noto on a blue background"; no animal becomes "animal"."""
     noun = animal or "animal"
     words = ["an" if noun[0] in "aeiou" else "a", noun]
     words += ["by", artist] if artist else []
@@ -181,14 +149,7 @@ def make_prompt(animal: str | None, artist: str | None = None, ground: str | Non
 
 
 def parse_prompt(prompt: str) -> Description:
-    """Read a prompt of the world of animals; the inverse of `make_prompt`.
-
-    Args:
-        prompt: any text; words that this world does not know are ignored.
-
-    Returns:
-        What the prompt says.
-    """
+    """Read any text as a prompt of this world, ignoring unknown words; the inverse of `make_prompt`."""
     words = re.findall("[a-z]+", prompt.lower())
     return Description(
         animal=next((word for word in words if word in ANIMALS), None),
@@ -224,16 +185,7 @@ class Pictures:
 
 
 def draw_pictures(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN + LEFT_OUT) -> Pictures:
-    """Draw random pictures of the world of animals.
-
-    Args:
-        count: number of pictures N.
-        seed: decides what they show, and the placements.
-        pairs: the pairs of (animal, artist) to draw from; by default all 135.
-
-    Returns:
-        The pictures.
-    """
+    """Draw random pictures of pairs of (animal, artist), by default of all 135."""
     rng = random.Random(seed)
     chosen = torch.tensor([rng.choice(pairs) for _ in range(count)])  # (N, 2)
     grounds = torch.tensor([rng.randrange(len(GROUNDS)) for _ in range(count)])
@@ -286,15 +238,6 @@ class Edits:
 
 
 def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS) -> Edits:
-    """Hide random animals in confetti, in the hands that pre-training has shown.
-
-    Args:
-        count: number of pictures N.
-        seed: decides pictures and sentences.
-        animals: indices of those that may hide.
-
-    Returns:
-        Pictures, sentences, and what the pictures should become.
-    """
+    """Hide random animals, of those given by index, in confetti, in the hands that pre-training has shown."""
     wanted = draw_pictures(count, seed, [pair for pair in SEEN if pair[0] in animals])
     return Edits(draw_over(draw_confetti(count, seed), wanted.labels[:, :2], wanted.theta), wanted)
