@@ -1,9 +1,8 @@
-"""Draw the pictures of lesson 01: two runs, the loop, samples travelling through an epoch, its levels."""
+"""Draw the pictures of lesson 01: two runs and their records, what happens to samples, and stale ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from matplotlib.axes import Axes
@@ -27,7 +26,6 @@ PLAN = EpochPlan(
 )
 # The notebook's toy: latents are numbers, the reward is minus the distance of the last one from GOAL.
 STD, GOAL, STEPS, SAMPLES, EPOCHS, SEEDS = 0.5, 3.0, 3, 64, 20, 10
-Damage = Callable[[Samples, torch.Generator], Samples]
 
 
 def _sample(shift: float, generator: torch.Generator) -> Samples:
@@ -37,23 +35,19 @@ def _sample(shift: float, generator: torch.Generator) -> Samples:
     path = torch.stack(states, dim=1)  # (B, T + 1)
     rewards = -(path[:, -1] - GOAL).abs()
     advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
-    return {"moves": path.diff(dim=1), "last": path[:, -1], "rewards": rewards, "advantages": advantages}
+    return {"moves": path.diff(dim=1), "rewards": rewards, "advantages": advantages}
 
 
-def _tear(samples: Samples, generator: torch.Generator) -> Samples:
-    """Shuffle the advantages alone: wrong."""
-    order = torch.randperm(SAMPLES, generator=generator)
-    return samples | {"advantages": samples["advantages"][order]}
-
-
-def _learn(seed: int, damage: Damage | None = None) -> list[Samples]:
-    """Train the toy as the notebook's `learn` does; its gradient is written out here."""
+def _learn(seed: int, is_faulty: bool = False) -> list[float]:
+    """Train the toy as the notebook does; return the epochs' rewards. Its gradient is written out here."""
     shift, generator, history = 0.0, torch.Generator().manual_seed(seed), []
     for _ in range(EPOCHS):
         samples, old = _sample(shift, generator), shift
-        history.append(samples)
-        damaged = damage(samples, generator) if damage else samples
-        for batch in minibatches(shuffle_samples(damaged, generator), 16):  # of an optimizer step
+        history.append(float(samples["rewards"].mean()))
+        shuffled = shuffle_samples(samples, generator)
+        if is_faulty:
+            shuffled["advantages"] = samples["advantages"]
+        for batch in minibatches(shuffled, 16):  # of an optimizer step
             now, then = batch["moves"] - shift, batch["moves"] - old
             ratio = ((then.square() - now.square()) / (2 * STD**2)).exp()  # (16, T)
             shift += 0.1 * float((batch["advantages"][:, None] * ratio * now / STD**2).mean())
@@ -80,43 +74,40 @@ def _picture(axes: Axes, x: float, y: float, size: float, image: torch.Tensor) -
 
 
 def draw_silent() -> Figure:
-    """Ten healthy runs and ten with one wrong line: rewards by epoch, and where the samples end."""
-    figure, _ = diagram(10, 4.3)
-    runs = {
-        "healthy": ([_learn(seed) for seed in range(SEEDS)], BLUE),
-        "one line wrong": ([_learn(seed, _tear) for seed in range(SEEDS)], RED),
-    }
-    left = figure.add_axes((0.075, 0.135, 0.42, 0.72), facecolor=CARD)
-    for histories, colour in runs.values():
-        for history in histories:
-            means = [round(float(samples["rewards"].mean()), 2) for samples in history]
+    """Rewards of ten healthy runs and of ten with one wrong line, and the records that both leave."""
+    figure, axes = diagram(10, 3.5)
+    left = figure.add_axes((0.06, 0.155, 0.46, 0.72), facecolor=CARD)
+    for is_faulty, colour in ((False, BLUE), (True, RED)):
+        for seed in range(SEEDS):
+            means = [round(mean, 2) for mean in _learn(seed, is_faulty)]
             left.plot(range(1, EPOCHS + 1), means, color=colour, linewidth=1.3, alpha=0.8)
     # E|x - GOAL| of a normal x around GOAL: the weight moves its mean, not its spread
     best = -math.sqrt(2 / math.pi * (1 + STEPS * STD**2))
     left.axhline(best, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), zorder=3)
-    left.text(20, -0.6, f"best that one weight can do: −{-best:.2f}", color=INK, fontsize=10.5, ha="right")
-    left.text(20, -0.3, "healthy, 10 runs", color=BLUE, fontsize=12, weight="bold", ha="right")
-    left.text(2.2, -4.45, "one line wrong, 10 runs", color=RED, fontsize=12, weight="bold")
+    left.text(20, -0.62, f"best that one weight can do: −{-best:.2f}", color=INK, fontsize=10, ha="right")
+    left.text(20, -0.25, "healthy, 10 runs", color=BLUE, fontsize=12, weight="bold", ha="right")
+    left.text(2.2, -4.7, "one line wrong, 10 runs", color=RED, fontsize=12, weight="bold")
     left.set(xlim=(0.5, 20.5), ylim=(-5.2, 0), xticks=(1, 5, 10, 15, 20))
     left.set_xlabel("epoch", color=INK, fontsize=11)
     left.set_title("mean reward of an epoch", color=INK, fontsize=12, loc="left")
-    edges = [-4.5 + 0.5 * number for number in range(26)]
-    for row, epoch in enumerate((1, 3, EPOCHS)):
-        for column, (histories, colour) in enumerate(runs.values()):
-            axes = figure.add_axes((0.6 + 0.2 * column, 0.65 - row * 0.2575, 0.18, 0.205), facecolor=CARD)
-            last = torch.cat([history[epoch - 1]["last"] for history in histories])
-            axes.hist(last.tolist(), bins=edges, color=colour, alpha=0.85)
-            axes.axvline(GOAL, color=INK, linewidth=1.6, linestyle=(0, (3, 2)))
-            axes.set(xlim=(-4.5, 8), ylim=(0, 125), yticks=[], xticks=(-3, 0, 3))
-            axes.tick_params(labelbottom=row == 2)
-            _bare(axes)
-            if not column:
-                label_style = {"color": MUTED, "fontsize": 11, "rotation": 0, "ha": "right", "va": "center"}
-                axes.set_ylabel(f"epoch {epoch}", **label_style)
-            if not row:
-                axes.text(GOAL + 0.2, 108, "goal", color=INK, fontsize=10.5)
-    figure.text(0.6, 0.885, "where the samples of the 10 runs end", color=INK, fontsize=12)
     _bare(left)
+    label(axes, 5.7, 3.25, "what both record in an epoch", size=12, align="left")
+    records = (  # section 5 of the notebook prints those of the red loop
+        ("forward passes", "24"),
+        ("optimizer steps", "4"),
+        ("samples in each of them", "16"),
+        ("ratios that are 1 before the first", "192 of 192"),
+        ("gradient left over at the end", "none"),
+        ("mean of the advantages", "0.00"),
+        ("errors, warnings", "none"),
+    )
+    for x, name, ink in ((8.55, "healthy", BLUE), (9.55, "red", RED)):
+        label(axes, x, 2.88, name, ink=ink, size=10.5, weight="bold")
+    for row, (name, value) in enumerate(records):
+        y = 2.52 - 0.35 * row
+        label(axes, 5.7, y, name, size=10, align="left")
+        for x, ink in ((8.55, BLUE), (9.55, RED)):
+            label(axes, x, y, value, ink=ink, size=10)
     return figure
 
 
@@ -284,12 +275,138 @@ def draw_nesting() -> Figure:
     return figure
 
 
+def draw_recut() -> Figure:
+    """Two inner epochs: the same eight samples, shuffled and cut anew."""
+    figure, axes = diagram(10, 2.3)
+    generator = torch.Generator().manual_seed(SEED)
+    ids = {"id": torch.arange(PLAN.total_samples)}
+    home = {n: PALETTE[n // 4] for n in range(8)}
+    for row in range(2):
+        y = 1.15 - 0.75 * row
+        label(axes, 1.55, y + 0.22, f"inner epoch {row + 1}", size=11, weight="bold", align="right")
+        for place, sample in enumerate(shuffle_samples(ids, generator)["id"].tolist()):
+            x = 1.85 + 0.9 * place + 0.25 * (place // 4)
+            box(axes, x, y, 0.8, 0.44, f"sample {sample}", color=home[sample], size=9.5)
+    for step in range(2):
+        label(
+            axes, 3.6 + 3.85 * step, 1.95, f"optimizer step {step + 1}, then {step + 3}", ink=MUTED, size=10.5
+        )
+    label(axes, 5.6, 0.15, "colour: the sample batch that it came from", ink=MUTED, size=9.5)
+    axes.plot([5.505, 5.505], [0.32, 1.75], color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
+    return figure
+
+
+def draw_moments() -> Figure:
+    """Twelve forward passes of four minibatches, and three rules for when to take an optimizer step."""
+    figure, axes = diagram(10, 3.2)
+    rules = (
+        ("right", lambda i, j: i % 2 == 1 and j == 2),
+        ("off by one", lambda i, j: i % 2 == 0 and j == 2),
+        ("forward passes counted", lambda i, j: (3 * i + j) % 2 == 1),
+    )
+    for row, (name, ends) in enumerate(rules):
+        y, step = 1.95 - 0.85 * row, 0
+        label(axes, 2.35, y + 0.22, name, size=10.5, weight="bold", align="right")
+        last = max(3 * i + j for i in range(4) for j in range(3) if ends(i, j))
+        for n in range(12):
+            i, j = divmod(n, 3)
+            x = 2.55 + 0.58 * n + 0.08 * i
+            colour = MUTED if n > last else PALETTE[step % 5]
+            box(axes, x, y, 0.55, 0.44, f"j={j}", color=colour, size=9)
+            if ends(i, j):
+                step += 1
+                end = x + 0.56 if j < 2 else x + 0.6
+                axes.plot([end, end], [y - 0.14, y + 0.58], color=INK, linewidth=2.2)
+    for i in range(4):
+        label(axes, 2.55 + 1.82 * i + 0.86, 2.72, f"minibatch {i}", ink=MUTED, size=10)
+    label(
+        axes,
+        6.1,
+        2.93,
+        "one colour: gradients that add up;  bar: the weights move;  grey: left over",
+        size=10,
+    )
+    return figure
+
+
+def _torn_rows() -> tuple[list[int], list[int]]:
+    """Samples in the order of the shuffle, and in the order in which the advantages stayed."""
+    return _shuffled_ids(), list(range(8))
+
+
+def draw_wrong_line() -> Figure:
+    """What the red loop multiplies: shuffled rows with advantages in the order of sampling."""
+    figure, axes = diagram(10, 3.0)
+    shuffled, unmoved = _torn_rows()
+    for x, title, ink, owners in ((0.3, "healthy", BLUE, shuffled), (5.3, "red", RED, unmoved)):
+        label(axes, x + 0.05, 2.78, title, ink=ink, size=12, weight="bold", align="left")
+        for y, name in ((1.95, "rows"), (1.15, "advantages")):
+            label(axes, x + 0.98, y + 0.22, name, ink=MUTED, size=9.5, align="right")
+        for place, (sample, owner) in enumerate(zip(shuffled, owners, strict=True)):
+            left = x + 1.05 + 0.44 * place
+            box(axes, left, 1.95, 0.41, 0.44, str(sample), color=PALETTE[0], size=11)
+            is_right = sample == owner
+            colour = GREEN if is_right else RED
+            box(axes, left, 1.15, 0.41, 0.44, str(owner), color=colour, size=11)
+            label(axes, left + 0.2, 0.92, f"{(owner - 3.5) / 2:+.2f}".replace("-", "−"), ink=colour, size=7.5)
+    label(axes, 0.35, 0.45, "Both rows moved by one order.", size=10.5, align="left")
+    text = "advantages[rows] still counts in the order of sampling."
+    label(axes, 5.35, 0.45, text, size=10.5, align="left")
+    return figure
+
+
+def draw_stale() -> Figure:
+    """What is left of stale samples: the share that counts, and the error of the gradient's average."""
+    figure = Figure(figsize=(10, 3.5), facecolor=CARD, layout="constrained")
+    share, error = figure.subplots(1, 2)
+    drifts = [n / 100 for n in range(101)]
+    spread = math.sqrt(1 + STEPS * STD**2)
+
+    def slope(distance: float) -> float:
+        """The gradient at a distance from the goal, but for a factor: 2 Φ(distance / spread) - 1."""
+        return math.erf(distance / spread / math.sqrt(2))
+
+    for power, name, colour in ((1, "ρ of each pair", BLUE), (STEPS, "product of the three ρ", GREEN)):
+        share.plot(drifts, [math.exp(-power * d**2) for d in drifts], color=colour, linewidth=2)
+        share.text(
+            0.62 if power == 1 else 0.17,
+            math.exp(-power * 0.62**2) + 0.04,
+            name,
+            color=colour,
+            weight="bold",
+            fontsize=10,
+        )
+    share.set_title("share of the samples that is left", color=INK, fontsize=12, loc="left")
+    share.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
+    for theta, colour in ((0.0, PALETTE[4]), (0.8, RED)):
+        goal = GOAL - STEPS * theta
+        for moved, style in ((0, "-"), (1, (0, (4, 2)))):  # steps whose draw is weighted
+            ends = [d for d in drifts if goal - STEPS * d * STD > 0.05]
+            values = [slope(goal - moved * d * STD) / slope(goal - STEPS * d * STD) - 1 for d in ends]
+            error.plot(ends, values, color=colour, linewidth=2, linestyle=style)
+    error.text(0.31, 1.3, "old policy near\nthe goal, θ = 0.8", color=RED, weight="bold", fontsize=10)
+    error.text(0.52, 0.27, "far from it, θ = 0", color=PALETTE[4], weight="bold", fontsize=10)
+    error.text(0.62, 0.75, "solid: no ρ\ndashed: ρ of each pair", color=INK, fontsize=10)
+    error.set_title("gradient too long by", color=INK, fontsize=12, loc="left")
+    error.set(ylim=(0, 1.6), yticks=(0, 0.5, 1, 1.5), yticklabels=("0", "50%", "100%", "150%"))
+    for axes in (share, error):
+        axes.set_facecolor(CARD)
+        axes.set(xlim=(0, 1))
+        axes.set_xlabel("d: how far the mean has moved, in σ", color=INK, fontsize=11)
+        _bare(axes)
+    return figure
+
+
 if __name__ == "__main__":
     main(
         {
             "01-silent": draw_silent,
             "01-loop": draw_loop,
             "01-travel": draw_travel,
+            "01-recut": draw_recut,
             "01-nesting": draw_nesting,
+            "01-moments": draw_moments,
+            "01-wrong-line": draw_wrong_line,
+            "01-stale": draw_stale,
         }
     )
