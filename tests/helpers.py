@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import functools
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import torch
 from diffusers import (
     DDIMScheduler,
@@ -28,6 +30,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from IPython.core.inputtransformer2 import TransformerManager
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -456,3 +459,67 @@ def launch(script: str, folder: Path, processes: int) -> subprocess.Popen[str]:
         env={**os.environ, **settings, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
+
+
+# --------------------------------------------------------------------- the exercises of the notebooks
+def check_of(stem: str, number: int) -> Callable[[Any], None]:
+    """Return the check of an exercise, made by the notebook's statements, as few as it and the solution need.
+
+    A statement needs the last definition before it of each name that it uses, and a function that of all.
+    """
+    statements: list[ast.stmt] = []
+    path, here = Path(__file__).parents[1] / "notebooks" / f"{stem}.ipynb", ""
+    for cell in nbformat.read(path, as_version=4).cells:
+        title = re.search(r"^### (Exercise \d+)", cell.source, re.MULTILINE)
+        if here == f"Exercise {number}" and (title or cell.source.startswith("## ")):
+            break
+        here = title[1] if title else here
+        if cell.cell_type == "code":
+            statements += ast.parse(TransformerManager().transform_cell(cell.source)).body
+    uses, defines = zip(*map(_names, statements), strict=True)
+    last = max(n for n, names in enumerate(defines) if any(name.startswith("check_") for name in names))
+    needed, queue = set[int](), list(range(last, len(statements)))
+    while queue:
+        n = queue.pop()
+        if isinstance(statements[n], ast.Expr) or n in needed:  # `check_mine(...)` prints only
+            continue
+        needed.add(n)
+        is_called_later = isinstance(statements[n], ast.FunctionDef | ast.ClassDef)
+        before = range(len(statements) if is_called_later else n)
+        found = [[m for m in before if name in defines[m]] for name in uses[n]]
+        queue += [places[-1] for places in found if places]
+    namespace: dict[str, Any] = {}
+    for n in sorted(needed):
+        exec(compile(ast.Module([statements[n]], []), path.name, "exec"), namespace)
+    return namespace[next(iter(defines[last]))]
+
+
+def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """Return the names that a statement uses, and those that it defines."""
+    nodes = list(ast.walk(statement))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    filled = [node.value for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)
+              and isinstance(node.ctx, ast.Store)]  # fmt: skip
+    loaded = {node.id for node in names} - {node.arg for node in nodes if isinstance(node, ast.arg)}
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return loaded - stored, {statement.name}
+    inner = [node.target for node in nodes if isinstance(node, ast.comprehension)]
+    local = {node.id for target in inner for node in ast.walk(target) if isinstance(node, ast.Name)}
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
+    changed = {node.id for node in filled if isinstance(node, ast.Name)}
+    own = stored if isinstance(statement, ast.For) else local
+    return loaded - own, (stored - local) | changed | imported
+
+
+def hint_for(check: Callable[[Any], None], answer: str) -> str:
+    """Give a check an answer as code, whose last function it is; return the hint, "" if it is accepted."""
+    namespace = dict(check.__globals__)
+    exec(answer, namespace)
+    function = [node for node in ast.parse(answer).body if isinstance(node, ast.FunctionDef)][-1]
+    try:
+        check(namespace[function.name])
+    except AssertionError as error:
+        return str(error) or "no hint"
+    return ""
