@@ -168,8 +168,8 @@ def test_exercises_have_a_stub_a_check_and_a_closed_solution(path):
     for cell in read(path).cells:
         if cell.cell_type == "markdown" and re.search(r"^### Exercise \d", cell.source, re.MULTILINE):
             parts.append([])
-        elif cell.cell_type == "markdown" and cell.source.startswith("## "):
-            parts.append([])  # what follows the last exercise
+        elif cell.cell_type == "markdown" and cell.source.startswith(("## ", "### ")):
+            parts.append([])  # what follows an exercise
         if parts:
             parts[-1].append(cell)
     parts = [cells for cells in parts if re.search(r"^### Exercise \d", cells[0].source, re.MULTILINE)]

@@ -1,0 +1,280 @@
+"""Wrong answers to the exercises of lesson 01, with words of their hints; and right answers of other form."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.helpers import check_of, hint_for
+from tests.test_notebooks import PATHS, read
+
+check = functools.cache(functools.partial(check_of, "01_batching"))
+
+COLLECT = """
+def is_sound(log, plan, advantages):
+    steps, used = {}, {}
+    for entry in log:
+        steps.setdefault(entry["step"], []).extend((s, entry["j"]) for s in entry["ids"])
+        for s, a in zip(entry["ids"], entry["advantages"]):
+            used.setdefault(s, []).append(a)
+    size, per = plan.samples_per_optimizer_step, plan.optimizer_steps // plan.num_inner_epochs
+    T, every = plan.num_timesteps, plan.optimizer_steps
+    whole = {k: [(s, j) for s in {s for s, _ in p} for j in range(T)] for k, p in steps.items()}
+    exact = all(sorted(p) == sorted(whole[k]) for k, p in steps.items())
+    sizes = all(len({s for s, _ in p}) == size for p in steps.values())
+    numbers = sorted(steps) == list(range(1, plan.optimizer_steps + 1))
+    walks = numbers and all(
+        sorted(s for k in range(per) for s in {s for s, _ in steps[n + k]}) == list(range(plan.total_samples))
+        for n in range(1, plan.optimizer_steps + 1, per)
+    )
+    own = all(abs(a - advantages[s].item()) <= 1e-4 for s, found in used.items() for a in found)
+    return RETURN
+"""
+
+
+ALL = "exact and sizes and numbers and walks and own"
+
+
+def sound(returned: str, **changes: str) -> str:
+    code = COLLECT.replace("RETURN", returned)
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        ("def is_sound(log, plan, advantages):\n    return True", "red loop"),
+        ("def is_sound(log, plan, advantages):\n    return False", "this run is sound"),
+        (sound("exact and sizes and numbers and walks"), "red loop"),
+        (sound("sizes and numbers and walks and own"), "ran twice"),
+        (sound("exact and numbers and own"), "step"),
+        (sound("exact and sizes and own"), "half of the epoch"),
+        (sound("exact and sizes and own and log and max(steps) == every"), "of step 1"),
+        (sound("exact and sizes and own and set(steps) >= set(range(1, every + 1))"), "too many"),
+        (sound("exact and sizes and numbers and own"), "samples of step 1"),
+        (sound(ALL, **{"<= 1e-4": "<= 0.05"}), "0.01"),
+        (
+            sound(ALL, **{"abs(a - advantages[s]": "abs(abs(a) - advantages[s].abs()"}),
+            "other sign",
+        ),
+        (
+            sound(ALL, **{"all(abs(a": "not any(abs(a", "<= 1e-4": "> 1e-4"}),
+            "NaN",
+        ),
+        (
+            sound(ALL, **{"sorted(p) == sorted": "set(p) == set"}),
+            "ran twice",
+        ),
+        (
+            "def is_sound(log, plan, advantages):\n    pairs = [(s, e['j']) for e in log for s in e['ids']]\n"
+            "    return len(pairs) == len(set(pairs)) == plan.total_pairs",
+            "red loop",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_verdict_on_logs_is_refused(answer, word):
+    assert word in hint_for(check(1), answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        sound(ALL),
+        sound("bool(own and walks and numbers and sizes and exact)", **{"<= 1e-4": "< 1e-6"}),
+        """
+from collections import Counter
+def is_sound(log, plan, advantages):
+    if {e["step"] for e in log} != set(range(1, plan.optimizer_steps + 1)):
+        return False
+    count = Counter((e["step"], s, e["j"]) for e in log for s in e["ids"])
+    per = plan.optimizer_steps // plan.num_inner_epochs
+    walks = Counter(((step - 1) // per, s, j) for step, s, j in count)
+    sizes = Counter((step, j) for step, s, j in count)
+    return (
+        set(count.values()) == {1} and set(walks.values()) == {1} and len(walks) == plan.total_pairs
+        and set(sizes.values()) == {plan.samples_per_optimizer_step}
+        and len({key[:2] for key in count}) * plan.num_timesteps == len(count)
+        and all(torch.equal(torch.tensor(e["advantages"]), advantages[e["ids"]]) for e in log)
+    )
+""",
+        """
+def is_sound(log, plan, advantages):
+    grid = torch.zeros(plan.optimizer_steps + 1, plan.total_samples, plan.num_timesteps)
+    for e in log:
+        if not 1 <= e["step"] <= plan.optimizer_steps:
+            return False
+        if not ((torch.tensor(e["advantages"]) - advantages[e["ids"]]).abs() < 1e-4).all():
+            return False
+        for s in e["ids"]:
+            grid[e["step"], s, e["j"]] += 1
+    grid = grid[1:]
+    whole = (grid == grid[:, :, :1]).all() and grid.max() == 1
+    size = (grid[:, :, 0].sum(1) == plan.samples_per_optimizer_step).all()
+    walks = (grid[:, :, 0].unflatten(0, (plan.num_inner_epochs, -1)).sum(1) == 1).all()
+    return bool(whole and size and walks)
+""",
+    ],
+)
+def test_a_right_verdict_on_logs_is_accepted(answer):
+    assert hint_for(check(1), answer) == ""
+
+
+CUT = """
+def cut_epoch(plan, generator):
+    steps, S, n = [], plan.total_samples, plan.samples_per_optimizer_step
+    BEFORE
+    for _ in range(plan.num_inner_epochs):
+        order = ORDER
+        steps += [order[k : k + n] for k in range(0, S, n)]
+    return steps
+"""
+
+
+def cut(order: str, before: str = "pass") -> str:
+    return CUT.replace("ORDER", order).replace("BEFORE", before)
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (cut("first", "first = torch.randperm(S, generator=generator)"), "same order"),
+        (
+            cut(
+                "torch.cat([first[i] for i in torch.randperm(len(first), generator=generator)])",
+                "first = torch.randperm(S, generator=generator).split(n)",
+            ),
+            "stay together",
+        ),
+        (cut("torch.arange(S)"), "not shuffled"),
+        (cut("torch.randint(S, (S,), generator=generator)"), "each sample once"),
+        (cut("torch.randperm(S)"), "only the generator"),
+        (cut("torch.randperm(S, generator=torch.Generator().manual_seed(len(steps)))"), "not used"),
+        (cut("torch.randperm(S, generator=generator)", "n = plan.train_batch_size"), "steps"),
+        (cut("torch.randperm(S, generator=generator)").replace("plan.num_inner_epochs", "1"), "steps"),
+        (
+            "def cut_epoch(plan, generator):\n    n = plan.samples_per_optimizer_step\n"
+            "    return [torch.randperm(plan.total_samples, generator=generator)[:n]\n"
+            "            for _ in range(plan.optimizer_steps)]",
+            "each sample once",
+        ),
+        (
+            "def cut_epoch(plan, generator):\n    n, m = plan.train_batch_size, plan.optimizer_steps\n"
+            "    order = torch.randperm(plan.total_samples, generator=generator)\n"
+            "    return [order[:n] for _ in range(m)]",
+            "m minibatches",
+        ),
+    ],
+)
+def test_a_wrong_cut_is_refused(answer, word):
+    assert word in hint_for(check(2), answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        cut("torch.randperm(S, generator=generator)"),
+        cut("torch.randperm(S, generator=generator).tolist()"),
+        cut("torch.rand(S, generator=generator).argsort()"),
+        """
+from ddpo_lessons.batching import minibatches, shuffle_samples
+def cut_epoch(plan, generator):
+    ids, steps = {"id": torch.arange(plan.total_samples)}, []
+    for _ in range(plan.num_inner_epochs):
+        batches = minibatches(shuffle_samples(ids, generator), plan.train_batch_size)
+        m = plan.gradient_accumulation_steps
+        steps += [sum((b["id"].tolist() for b in batches[k : k + m]), []) for k in range(0, len(batches), m)]
+    return steps
+""",
+    ],
+)
+def test_a_right_cut_is_accepted(answer):
+    assert hint_for(check(2), answer) == ""
+
+
+FRESH = """
+def train_while_fresh(policy, optimizer, samples, plan, generator, min_share):
+    taken = 0
+    for _ in range(plan.num_inner_epochs):
+        for batch in minibatches(shuffle_samples(samples, generator), plan.samples_per_optimizer_step):
+            with torch.no_grad():
+                _, ratio = epoch_losses(policy, SEEN)
+            if STOP:
+                return taken
+            losses, now = epoch_losses(policy, batch)
+            losses.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            taken += 1
+    return taken
+"""
+
+
+def fresh(seen: str = "samples", stop: str = "share_left(ratio) < min_share") -> str:
+    return FRESH.replace("SEEN", seen).replace("STOP", stop)
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (fresh(stop="False"), "12 steps, expected 3"),
+        (fresh(seen="batch"), "all pairs"),
+        (fresh(stop="share_left(ratio) > min_share"), "0 steps"),
+        (fresh(stop="share_left(ratio.log()) < min_share"), "steps, expected"),
+        (fresh(stop="share_left(ratio) < min_share and taken % 4 == 0"), "steps, expected"),
+        (fresh().replace("taken += 1", "taken += 2"), "steps, expected"),
+        (fresh().replace("            optimizer.zero_grad()\n", ""), "left over"),
+        (
+            fresh(stop="(0 * now.sum()).backward() or share_left(ratio) < min_share").replace(
+                "with torch.no_grad():\n                _", "now"
+            ),
+            "left over",
+        ),
+    ],
+)  # fmt: skip
+def test_training_on_stale_samples_is_refused(answer, word):
+    assert word in hint_for(check(3), answer)
+
+
+def test_training_while_fresh_is_accepted():
+    assert hint_for(check(3), fresh()) == ""
+    assert hint_for(check(3), fresh().replace("with torch.no_grad():", "if True:")) == ""
+
+
+FIT = """
+def fit_to_limit(plan, limit):
+    s = largest_divisor(plan.total_samples, limit)
+    t = TRAIN
+    return replace(plan, num_processes=1, sample_batch_size=s, num_batches_per_epoch=plan.total_samples // s,
+                   train_batch_size=t, gradient_accumulation_steps=M)
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "m", "word"),
+    [
+        ("1", "plan.samples_per_optimizer_step", "train_batch_size is 1"),
+        (
+            "largest_divisor(plan.train_batch_size, limit)",
+            "plan.samples_per_optimizer_step // t",
+            "train_batch",
+        ),
+        (
+            "largest_divisor(plan.samples_per_optimizer_step, limit)",
+            "plan.gradient_accumulation_steps",
+            "changed",
+        ),
+        ("largest_divisor(plan.samples_per_optimizer_step, limit)", "1", "changed"),
+    ],
+)
+def test_a_plan_that_does_not_fit_or_learns_otherwise_is_refused(train, m, word):
+    assert word in hint_for(check(4), FIT.replace("TRAIN", train).replace("=M", f"={m}"))
+
+
+def test_the_first_screen_shows_the_loop_that_runs():
+    cells = read(PATHS[0]).cells
+    shown = cells[0].source.split("```python\n")[1].split("\n```")[0]
+    assert shown in [cell.source for cell in cells if cell.cell_type == "code"]
