@@ -1,11 +1,13 @@
-"""Diagrams of lesson 03: rollouts with and without noise, the denoising MDP, a denoising step, the log-ratio.
+"""Diagrams of lesson 03: two networks, the denoising MDP, a step and ten of them, bells, and what teaches.
 
-The pictures are of runs of tiny-sd that happened: `denoise` makes them, and `03-frames.png` keeps them, so
-that the diagrams are the same on every machine. Delete that file to run them again.
+The pictures are of runs of tiny-sd that happened: `denoise` makes them, and `03-frames.png` keeps them with
+their log-probs, so that the diagrams are the same on every machine. Delete that file to run them again.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from pathlib import Path
 
@@ -14,13 +16,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
-FRAMES = Path(__file__).parent / "03-frames.png"
+HERE = Path(__file__).parent
+FRAMES = HERE / "03-frames.png"
+RUNS = HERE.parent / "benchmarks" / "results" / "log_probs.csv"
 PROMPT = "a red three on a blue background"
 TIMES = (999, 899, 799, 699, 599, 499, 399, 299, 199, 99, 0)  # of the latents on the way
-START = 5  # of the seeds 1 to 6, the one whose endings with noise differ most, chosen by eye
 
 # The case that the lesson works out by pencil, with η = 1 and the draw z = 1.
 ALPHA_BAR, ALPHA_BAR_NEXT, X0, NOISE, Z, DRIFT = 0.36, 0.64, 1.0, -0.5, 1.0, 1.5
@@ -30,39 +34,47 @@ STD, MEAN = math.sqrt(VARIANCE), math.sqrt(ALPHA_BAR_NEXT) * X0 + math.sqrt(KEPT
 
 
 def denoise() -> None:
-    """Run tiny-sd from one start, twice with noise and twice without, and keep every latent's picture."""
+    """Run tiny-sd and a network of random weights with the same draws; keep pictures, log-probs, shares."""
     import torch
 
     from ddpo_lessons.families import family_of
+    from ddpo_lessons.rollout import text2img_rollout
     from ddpo_lessons.tiny import load_tiny_sd
 
-    pipeline = load_tiny_sd()
-    family, scheduler = family_of(pipeline), pipeline.scheduler
-    conditioning = family.condition([PROMPT] * 2, negative_prompt="", guidance_scale=1.0)
-    scheduler.set_timesteps(len(TIMES) - 1)
-    rows = []
-    for eta in (1.0, 0.0):
-        generator = torch.Generator().manual_seed(100 + START)
-        start = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(START))
-        states = [start.repeat(2, 1, 1, 1)]  # (2, 4, 8, 8) each
-        for t in scheduler.timesteps:
-            with torch.no_grad():
-                output = family.predict(pipeline.unet, states[-1], t.expand(2), conditioning, 1.0)
-            step = scheduler.step(output, t, states[-1], eta=eta, generator=generator)
-            states.append(step.prev_sample)
-        rows += [torch.cat([family.decode(state[n : n + 1]) for state in states]) for n in (0, 1)]
-    pixels = torch.stack(rows).mul(255).round().byte()  # (4, 11, 3, 32, 32)
-    assert torch.equal(pixels[2], pixels[3]), "without noise both runs are one"
-    grid = pixels.permute(0, 3, 1, 4, 2).reshape(4 * 32, len(TIMES) * 32, 3)
-    Image.fromarray(grid.numpy()).save(FRAMES, optimize=True)
+    trained, untrained = load_tiny_sd(), load_tiny_sd()
+    torch.manual_seed(0)
+    for module in untrained.unet.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    rows, log_probs = [], []
+    for pipeline in (trained, untrained):
+        draws = torch.Generator().manual_seed(5)
+        _, rolled = text2img_rollout(
+            pipeline, [PROMPT], num_inference_steps=10, guidance_scale=1.0, generator=draws
+        )
+        states = torch.cat([rolled.latents[0], rolled.final_latents])  # (11, 4, 8, 8)
+        rows.append(family_of(pipeline).decode(states))
+        log_probs.append(rolled.log_probs[0].tolist())
+    pixels = torch.stack(rows).mul(255).round().byte()  # (2, 11, 3, 32, 32)
+    grid = pixels.permute(0, 3, 1, 4, 2).reshape(2 * 32, len(TIMES) * 32, 3)
+    after = trained.scheduler.alphas_cumprod[list(TIMES[1:-1])].tolist()
+    info = PngInfo()
+    info.add_text("log_probs", json.dumps(log_probs))
+    first = trained.scheduler.alphas_cumprod[TIMES[0]].item()
+    info.add_text("alpha_bars", json.dumps([first, *after, 1.0]))
+    Image.fromarray(grid.numpy()).save(FRAMES, optimize=True, pnginfo=info)
 
 
-def frames() -> np.ndarray:
-    """Return the kept pictures, (4, 11, 32, 32, 3): two rollouts with noise, two without."""
+def frames() -> Image.Image:
+    """Return the kept run: two strips of pictures, and as texts its log-probs and shares of the picture."""
     if not FRAMES.exists():
         denoise()
-    pixels = np.asarray(Image.open(FRAMES))
-    return pixels.reshape(4, 32, len(TIMES), 32, 3).transpose(0, 2, 1, 3, 4)
+    return Image.open(FRAMES)
+
+
+def strips() -> np.ndarray:
+    """Return the pictures (2, 11, 32, 32, 3), tiny-sd's first."""
+    return np.asarray(frames()).reshape(2, 32, len(TIMES), 32, 3).transpose(0, 2, 1, 3, 4)
 
 
 def picture(axes: Axes, x: float, y: float, size: float, pixels: np.ndarray, edge: str | None = None) -> None:
@@ -73,36 +85,38 @@ def picture(axes: Axes, x: float, y: float, size: float, pixels: np.ndarray, edg
         axes.add_patch(frame)
 
 
-def filmstrip() -> Figure:
-    """Four rollouts from one start: endings differ with noise and agree without."""
-    figure, axes = diagram(9.4, 4.15)
-    strips = frames()
-    title = "One start, one prompt, the same weights: four rollouts"
-    label(axes, 0.2, 3.9, title, weight="bold", size=12, align="left")
+def same() -> Figure:
+    """Two networks, the same draws: other pictures, and step by step the same log-prob."""
+    figure, axes = diagram(9.4, 3.55)
+    title = "Each network is asked of its own steps: how likely was this one?"
+    label(axes, 0.2, 3.3, title, weight="bold", size=12, align="left")
     size, pitch, left = 0.64, 0.685, 1.75
-    for column, t in enumerate(TIMES):
-        name = {0: "t = 999", len(TIMES) - 1: "x$_0$"}.get(column, str(t))
-        label(axes, left + column * pitch + size / 2, 3.55, name, ink=MUTED, size=9.5)
-    for row, y in enumerate((2.73, 2.05, 1.15, 0.47)):
-        for column, pixels in enumerate(strips[row]):
-            last = column == len(TIMES) - 1
-            edge = (ORANGE if row < 2 else BLUE) if last else None
+    rows = zip((2.3, 0.9), (BLUE, ORANGE), ("tiny-sd", "random\nweights"), strips(), strict=True)
+    log_probs = json.loads(frames().text["log_probs"])
+    for row, (y, color, name, strip) in enumerate(rows):
+        label(axes, 0.9, y + size / 2, name, ink=color, size=11, weight="bold")
+        label(axes, 0.9, y - 0.22, "log-prob of a step", ink=color, size=9.5)
+        for column, pixels in enumerate(strip):
+            edge = color if column == len(TIMES) - 1 else None
             picture(axes, left + column * pitch, y, size, pixels, edge)
-    for y, color, text in (
-        (2.71, ORANGE, "with fresh noise\non the way\n(η = 1):\ntwo endings"),
-        (1.13, BLUE, "no fresh noise\n(η = 0):\none ending,\ntwice"),
-    ):
-        label(axes, 0.9, y, text, ink=color, size=10, weight="bold")
-    note = f"tiny-sd, “{PROMPT}”; every latent decoded on the way from noise to picture"
-    label(axes, left + 5 * pitch + size / 2, 0.2, note, ink=MUTED, size=9.5)
-    axes.set(xlim=(0, 9.4), ylim=(0, 4.15))
+        for column, value in enumerate(log_probs[row]):
+            text = f"{value:.2f}".replace("-", "−")
+            label(
+                axes, left + (column + 1) * pitch - 0.02, y - 0.22, text, ink=color, size=10.5, weight="bold"
+            )
+    for column, t in enumerate(TIMES):
+        name = {0: "t = 999", len(TIMES) - 1: "picture"}.get(column, str(t))
+        label(axes, left + column * pitch + size / 2, 3.05, name, ink=MUTED, size=9.5)
+    note = f"“{PROMPT}”; ten denoising steps, each latent decoded; both networks get the same draws"
+    label(axes, 4.7, 0.25, note, ink=MUTED, size=9.5)
+    axes.set(xlim=(0, 9.4), ylim=(0, 3.55))
     return figure
 
 
 def mdp() -> Figure:
     """States are latents of a real rollout; between two of them stands the policy with its action."""
     figure, axes = diagram(9.4, 3.75)
-    strip, size, y = frames()[1], 1.2, 1.55
+    strip, size, y = strips()[0], 1.2, 1.55
     title = "A rollout: state, action, next state; one reward, at the end"
     label(axes, 0.25, 3.48, title, weight="bold", size=12, align="left")
     for x, t, title, name in (
@@ -170,7 +184,7 @@ def step_parts() -> Figure:
             start += share * width
     label(axes, 0.25, 2.7, "before", ink=MUTED, align="left")
     label(axes, 0.25, 1.3, "after", ink=MUTED, align="left")
-    share = "length of a bar = share of the variance; every row adds up to 1"
+    share = "length of a bar = share of the variance, for the true $x_0$ and ε; every row adds up to 1"
     label(axes, left + width / 2, 2.0, share, ink=MUTED)
     formula = [
         (0.3, BLUE, r"$\sqrt{\bar{\alpha}_{t-1}}\;\hat{x}_0$"),
@@ -181,6 +195,93 @@ def step_parts() -> Figure:
         label(axes, left + x * width, 0.58, text, ink=color, size=13)
     note = r"the network's estimates $\hat{x}_0$ and $\hat{\varepsilon}$, and a draw z ~ N(0, I)"
     label(axes, left + width / 2, 0.2, note, ink=MUTED, size=9.5)
+    return figure
+
+
+def schedule() -> Figure:
+    """Of what each of tiny-sd's ten outcomes is made, from the shares of the picture before and after."""
+    figure, axes = diagram(9.4, 3.3)
+    label(axes, 0.25, 3.05, "The ten outcomes of a rollout", weight="bold", size=12, align="left")
+    label(axes, 3.2, 3.05, "(tiny-sd, η = 1)", ink=MUTED, align="left")
+    bars = np.array(json.loads(frames().text["alpha_bars"]))
+    before, after = bars[:-1], bars[1:]
+    fresh = (1 - after) / (1 - before) * (1 - before / after)
+    left, pitch, width, floor, height = 1.35, 0.62, 0.52, 0.75, 1.75
+    for k in range(len(after)):
+        start = floor
+        for share, color in ((after[k], BLUE), (1 - after[k] - fresh[k], ORANGE), (fresh[k], GREEN)):
+            bar = Rectangle((left + k * pitch, start), width, share * height, facecolor=color, linewidth=0)
+            axes.add_patch(bar)
+            start += share * height
+        x = left + k * pitch + width / 2
+        label(axes, x, floor + height + 0.15, f"{math.sqrt(fresh[k]):.2f}", ink=GREEN, size=10)
+        label(axes, x, floor - 0.17, f"{TIMES[k]}", ink=MUTED, size=9.5)
+    label(axes, 0.75, floor + height + 0.15, "σ", ink=GREEN, size=12)
+    label(axes, 0.75, floor - 0.17, "step at t =", ink=MUTED, size=9.5)
+    label(axes, 0.75, floor + height / 2, "share of\nthe variance", ink=MUTED, size=9.5)
+    for y, color, text in (
+        (2.25, GREEN, "fresh noise"),
+        (1.7, ORANGE, "noise that stays"),
+        (1.15, BLUE, "picture"),
+    ):
+        label(axes, 7.8, y, text, ink=color, size=11, weight="bold", align="left")
+    kept = math.sqrt(1 - after[0] - fresh[0])
+    note = f"The first step keeps {kept:.4f} of the noise that it starts from, and the last adds none."
+    label(axes, 4.7, 0.22, note, ink=MUTED, size=10)
+    return figure
+
+
+def own() -> Figure:
+    """The same draw in two bells has one height; one action in two bells has two."""
+    figure, _ = diagram(9.4, 2.9)
+    x = np.linspace(-3.2, 5.2, 301)
+    titles = ("each scores its own step: equal", "both score one step: not equal")
+    for left, shared, title in ((0.03, False, titles[0]), (0.52, True, titles[1])):
+        panel = figure.add_axes((left, 0.2, 0.45, 0.62), facecolor=CARD)
+        for mean, color in ((0.0, BLUE), (2.0, ORANGE)):
+            panel.plot(x, np.exp(-((x - mean) ** 2) / 2), color=color, linewidth=2)
+            action = 1.0 - 0.3 if shared else mean + 0.7
+            height = math.exp(-((action - mean) ** 2) / 2)
+            panel.plot([action] * 2, [0, height], color=INK, linewidth=1.1, linestyle=":")
+            panel.plot([-3.2, action], [height] * 2, color=color, linewidth=1.1, linestyle="--")
+            panel.plot([action], [height], "o", color=color, markersize=8, zorder=4)
+        if shared:
+            ticks = {0.0: "μ", 0.7: "\nthe action", 2.0: "other μ"}
+        else:
+            ticks = {0.0: "μ", 0.7: "\nμ + σz", 2.0: "other μ", 2.7: "\nother μ + σz"}
+        panel.set_xticks(list(ticks), list(ticks.values()), fontsize=10)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.set(yticks=[], xlim=(-3.2, 5.2), ylim=(0, 1.08))
+        panel.set_title(title, fontsize=11, color=INK, weight="bold", pad=6)
+    return figure
+
+
+def teaches() -> Figure:
+    """Redness, and log-probs of fresh steps, over optimizer steps: three actions, three seeds."""
+    with open(RUNS, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = diagram(9.4, 3.7)
+    label(axes, 0.25, 3.45, "Ten optimizer steps on “red”, three seeds", weight="bold", size=12, align="left")
+    colors = {"stored": GREEN, "drawn anew": ORANGE, "attached": PURPLE}
+    names = {"stored": "stored action", "drawn anew": "drawn anew", "attached": "stored, attached"}
+    for left, column, title in (
+        (0.08, "redness", "redness of the pictures"),
+        (0.49, "log_prob", "log-prob of their steps"),
+    ):
+        panel = figure.add_axes((left, 0.16, 0.33, 0.62), facecolor=CARD)
+        for action, color in colors.items():
+            for seed in "012":
+                run = [row for row in rows if (row["action"], row["seed"]) == (action, seed)]
+                values = [float(row[column]) for row in run]
+                panel.plot([int(row["steps"]) for row in run], values, color=color, linewidth=1.6)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(colors=MUTED, labelsize=10)
+        panel.set_title(title, fontsize=11, color=INK, pad=6)
+        panel.set_xlabel("optimizer steps", fontsize=10, color=MUTED)
+        if column == "log_prob":
+            panel.set_ylim(-1, 0)
+    for y, (action, color) in zip((2.6, 2.1, 1.6), colors.items(), strict=True):
+        label(axes, 7.85, y, names[action], ink=color, size=10.5, weight="bold", align="left")
     return figure
 
 
@@ -262,10 +363,13 @@ def log_ratio() -> Figure:
 if __name__ == "__main__":
     main(
         {
-            "03-filmstrip": filmstrip,
+            "03-same": same,
             "03-mdp": mdp,
             "03-step": step_parts,
+            "03-schedule": schedule,
+            "03-own": own,
             "03-replay": replay,
             "03-log-ratio": log_ratio,
+            "03-teaches": teaches,
         }
     )

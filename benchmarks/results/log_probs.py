@@ -1,0 +1,78 @@
+"""Does a step's log-prob teach? `python -m benchmarks.results.log_probs` trains tiny-sd to draw red, for lesson 03.
+
+One optimizer step per 32 rollouts of one prompt; three seeds. The action that is scored is the stored one, one
+drawn anew, or the stored one with a gradient of its own ("attached"). A row per optimizer step goes to
+log_probs.csv: of 64 pictures from the same draws, redness, the share that a judge reads as the prompt's digit,
+and the mean log-prob of their own steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import Row, parse, redness, run_all
+from ddpo_lessons.ddim import gaussian_log_prob
+from ddpo_lessons.families import Family, family_of
+from ddpo_lessons.rollout import Trajectory, sample_seed, text2img_rollout
+from ddpo_lessons.tiny import load_judge, load_tiny_sd
+
+RESULT = Path(__file__).with_suffix(".csv")
+COLUMNS = ("action", "seed", "steps", "redness", "threes", "log_prob")
+ACTIONS = ("stored", "drawn anew", "attached")
+STEPS, ROLLOUTS, PICTURES, LEARNING_RATE = 10, 32, 64, 3e-4
+
+
+@dataclass(frozen=True)
+class Variant:
+    action: str
+    seed: int
+
+
+def roll_out(pipeline: Any, count: int, *seed: int) -> tuple[torch.Tensor, Trajectory]:
+    generator = torch.Generator().manual_seed(sample_seed(*seed))
+    settings: Row = {"num_inference_steps": 10, "guidance_scale": 1.0}
+    return text2img_rollout(pipeline, ["a three"] * count, **settings, generator=generator)
+
+
+def score(family: Family, rolled: Trajectory, k: int, action: str, generator: torch.Generator) -> torch.Tensor:
+    """Return the log-probs (B,) that a loss would take for action k."""
+    t, x_t, stored = rolled.timesteps[:, k], rolled.latents[:, k], rolled.latents[:, k + 1]
+    output = family.predict(family.denoiser, x_t, t, rolled.conditioning, 1.0)  # (B, C, h, w)
+    if action == "drawn anew":
+        z = torch.randn(x_t.shape, generator=generator)
+        return rolled.schedule.step(output, t, x_t, noise=z).log_prob
+    step = rolled.schedule.step(output, t, x_t, prev_sample=stored)
+    if action == "stored":
+        return step.log_prob
+    draw = (stored - step.mean).detach()  # σ z
+    return gaussian_log_prob(step.mean + draw, step.mean, step.std, "mean")
+
+
+def train(run: Variant) -> list[Row]:
+    pipeline, judge, rows = load_tiny_sd(), load_judge(), list[Row]()
+    family = family_of(pipeline)
+    optimizer = torch.optim.Adam(pipeline.unet.parameters(), lr=LEARNING_RATE)
+    anew = torch.Generator().manual_seed(sample_seed(run.seed, -1))
+    for done in range(STEPS + 1):
+        images, seen = roll_out(pipeline, PICTURES, 99)
+        threes = (judge(images).argmax(1) == 3).float().mean().item()
+        found = {"redness": redness(images).mean().item(), "log_prob": seen.log_probs.mean().item()}
+        rows.append({**vars(run), "steps": done, **found, "threes": threes})
+        images, rolled = roll_out(pipeline, ROLLOUTS, run.seed, done)
+        rewards = redness(images)  # (B,)
+        advantages = (rewards - rewards.mean()) / rewards.std()
+        optimizer.zero_grad()
+        for k in range(rolled.num_steps):
+            log_probs = score(family, rolled, k, run.action, anew)
+            (-(advantages * log_probs).mean()).backward()
+        optimizer.step()
+    return rows
+
+
+if __name__ == "__main__":
+    compared = [Variant(action, seed) for seed in (0, 1, 2) for action in ACTIONS]
+    run_all(train, compared, COLUMNS, 2, RESULT, parse(__doc__).processes)
