@@ -16,8 +16,8 @@ LESSONS = """
 the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes; when samples are too old
 02_time_shuffling | batching | 02-torn
 shuffling every sample's denoising steps, what must move with them, and two checks that see what is torn
-03_ddim_log_probs | ddim | 03-filmstrip
-a denoising step is an action: its log-probability, replaying it, and where it has none
+03_ddim_log_probs | ddim | 03-same
+how likely was this step? its log-prob, replaying it, and which log-probs teach
 04_ppo_clipping | ppo advantages | 04-clipping
 advantages and the clipped surrogate; what DDPO's ratio is and is not; clipping decides a live run
 05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps

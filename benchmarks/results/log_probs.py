@@ -1,9 +1,9 @@
-"""Does a step's log-prob teach? `python -m benchmarks.results.log_probs` trains tiny-sd to draw red, for lesson 03.
+"""Which log-prob teaches? `python -m benchmarks.results.log_probs` teaches tiny-sd red, for lesson 03.
 
-One optimizer step per 32 rollouts of one prompt; three seeds. The action that is scored is the stored one, one
-drawn anew, or the stored one with a gradient of its own ("attached"). A row per optimizer step goes to
-log_probs.csv: of 64 pictures from the same draws, redness, the share that a judge reads as the prompt's digit,
-and the mean log-prob of their own steps.
+One optimizer step per 32 rollouts of "a three"; three seeds. Scored is the stored action, one drawn anew, or
+the stored one with a gradient of its own ("attached"). A row per optimizer step goes to log_probs.csv: of 64
+pictures from the same draws, redness, the share that a judge reads as a three, and the mean log-prob of their
+own steps. `images/draw_03_ddim_log_probs.py` draws it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def roll_out(pipeline: Any, count: int, *seed: int) -> tuple[torch.Tensor, Traje
     return text2img_rollout(pipeline, ["a three"] * count, **settings, generator=generator)
 
 
-def score(family: Family, rolled: Trajectory, k: int, action: str, generator: torch.Generator) -> torch.Tensor:
+def score(
+    family: Family, rolled: Trajectory, k: int, action: str, generator: torch.Generator
+) -> torch.Tensor:
     """Return the log-probs (B,) that a loss would take for action k."""
     t, x_t, stored = rolled.timesteps[:, k], rolled.latents[:, k], rolled.latents[:, k + 1]
     output = family.predict(family.denoiser, x_t, t, rolled.conditioning, 1.0)  # (B, C, h, w)
