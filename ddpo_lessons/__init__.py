@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "EpochPlan": "batching",
-    "ddim_step_with_logprob": "ddim",
+    "DDIMSchedule": "ddim",
     "clipped_surrogate": "ppo",
     "PerPromptStatTracker": "advantages",
     "gae": "advantages",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ddpo_lessons.data.folders import ImagePrompts as ImagePrompts
     from ddpo_lessons.data.folders import find_images as find_images
     from ddpo_lessons.data.prompts import get_prompts as get_prompts
-    from ddpo_lessons.ddim import ddim_step_with_logprob as ddim_step_with_logprob
+    from ddpo_lessons.ddim import DDIMSchedule as DDIMSchedule
     from ddpo_lessons.families import load_pipeline as load_pipeline
     from ddpo_lessons.ppo import clipped_surrogate as clipped_surrogate
     from ddpo_lessons.rewards import get_reward as get_reward

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from diffusers import DDIMScheduler
-from diffusers.utils.torch_utils import randn_tensor
 
 
 class DDIMStep(NamedTuple):
@@ -25,184 +24,28 @@ class DDIMStep(NamedTuple):
     std: torch.Tensor  # (B,) float32, 0 where the step is deterministic
 
 
-def step_std(scheduler: DDIMScheduler, timesteps: int | torch.Tensor, eta: float = 1.0) -> torch.Tensor:
-    r"""Standard deviation of the noise that a DDIM step adds, for any number of timesteps.
-
-    Formula (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its alpha::
-
-        std = eta sqrt((1 - alpha_bar_prev) / (1 - alpha_bar)) sqrt(1 - alpha_bar / alpha_bar_prev)
-
-    It is 0 on the last step when ``alpha_bar_prev`` is 1 (``set_alpha_to_one=True``) or equals
-    ``alpha_bar`` (t = 0 otherwise). Such a step has no density: leave it out of training.
-
-    Args:
-        scheduler: a DDIMScheduler on which ``set_timesteps`` was called.
-        timesteps: one timestep or a tensor of them, any shape.
-        eta: noise scale, 0 (deterministic) or more; 1 is as noisy as DDPM.
-
-    Returns:
-        Float32 tensor with the shape and device of ``timesteps``.
-
-    Raises:
-        TypeError: the scheduler is not a DDIMScheduler, or the timesteps are not integers.
-        ValueError: eta is negative, ``set_timesteps`` was not called, or a timestep is outside
-            the scheduler's table.
-    """
-    _check_scheduler(scheduler)
-    _check_eta(eta)
-    timesteps = torch.as_tensor(timesteps)
-    alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
-    return noise_variance(alpha_bar, alpha_bar_prev, eta).sqrt().to(timesteps.device)
-
-
-def ddim_step_with_logprob(
-    scheduler: DDIMScheduler,
-    model_output: torch.Tensor,
-    timestep: int | torch.Tensor,
-    sample: torch.Tensor,
-    eta: float = 1.0,
-    prev_sample: torch.Tensor | None = None,
-    generator: torch.Generator | list[torch.Generator] | None = None,
-    reduction: Literal["mean", "sum"] = "mean",
-) -> DDIMStep:
-    r"""Take one DDIM step, or replay one, with the Gaussian log-probability of its outcome.
+class DDIMSchedule:
+    r"""The DDIM steps of a run, worked out and checked once; a step then looks nothing up.
 
     Formulas (12) and (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its
     alpha, and the policy of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.3)::
 
+        std      = eta sqrt((1 - alpha_bar_prev) / (1 - alpha_bar)) sqrt(1 - alpha_bar / alpha_bar_prev)
         mean     = sqrt(alpha_bar_prev) x0 + sqrt(1 - alpha_bar_prev - std^2) noise
         x_prev   ~ N(mean, std^2 I)
         log_prob = -(x_prev - mean)^2 / (2 std^2) - log(std) - log(2 pi) / 2
 
-    where ``x0`` and ``noise`` are the model's predictions. The result agrees with
-    ``DDIMScheduler.step`` for every prediction type, clipping, thresholding and spacing.
+    where ``x0`` and ``noise`` are the model's predictions. A step agrees with ``DDIMScheduler.step`` for
+    every prediction type, clipping, thresholding and spacing. Its numbers depend on the schedule alone, so
+    they lie in a table on the device, where no GPU has to wait for them.
 
-    Sampling (``prev_sample=None``) draws the outcome and detaches it, so that the log-prob's
-    gradient does not leak through the sample; replaying scores the outcome that is given.
-    Everything is computed in float32 whatever the dtype of the inputs: in bf16 the rounding of the
-    latents alone moves some log-probs by more than DDPO's clip range.
-
-    A deterministic step of a noisy sampler (see `step_std`) returns its mean with log-prob 0 and no
-    gradient when sampling, and cannot be replayed.
-
-    Args:
-        scheduler: a DDIMScheduler on which ``set_timesteps`` was called.
-        model_output: what the UNet predicted, after guidance, (B, ...).
-        timestep: one timestep for the batch, or one per sample, (B,).
-        sample: latents x_t, (B, ...).
-        eta: noise scale, above 0; 1 is as noisy as DDPM.
-        prev_sample: outcome to replay, (B, ...), or None to draw one.
-        generator: source of the noise, or one per sample; on the CPU it gives the same noise for
-            every device.
-        reduction: mean or sum of the log-density (nats) over all but the batch dimension. With the
-            mean, the PPO ratio is the geometric mean of the ratios of single dimensions.
-
-    Returns:
-        The step; ``log_prob`` and ``std`` have shape (B,).
-
-    Raises:
-        TypeError: the scheduler is not a DDIMScheduler, or the timesteps are not integers.
-        ValueError: eta is not above 0 or too large for a timestep, ``reduction`` is unknown, shapes
-            differ, ``set_timesteps`` was not called, a timestep is not one of ``scheduler.timesteps`` or
-            its prediction undefined, or a deterministic step is replayed.
-    """
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r} is unknown; use 'mean' or 'sum'")
-    _check_shapes(model_output, sample, prev_sample)
-    timesteps = _per_sample(timestep, batch_size=sample.shape[0])
-    coefficients = step_coefficients(scheduler, timesteps, eta)  # (4, B)
-    _refuse_where(
-        ~torch.isin(timesteps.cpu(), scheduler.timesteps.cpu()),
-        timesteps,
-        f"a schedule of {scheduler.num_inference_steps} steps does not stop there; take timesteps of "
-        "scheduler.timesteps",
-    )
-    if prev_sample is not None:
-        _refuse_where(
-            coefficients[3] == 0,
-            timesteps,
-            "prev_sample cannot be replayed: the step is deterministic (std 0) and has no density; "
-            "leave out of training the steps where step_std(scheduler, timesteps, eta) is 0",
-        )
-    noise = None
-    if prev_sample is None:
-        noise = randn_tensor(sample.shape, generator, device=sample.device, dtype=torch.float32)
-    coefficients = coefficients.to(sample.device)  # one transfer for all the numbers
-    return _gaussian_step(scheduler, model_output, sample, coefficients, noise, prev_sample, reduction)
-
-
-def step_coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float = 1.0) -> torch.Tensor:
-    r"""The four numbers of the schedule that make a step: alpha_bar, both weights of its mean, and its std.
-
-    Args:
-        scheduler: a DDIMScheduler on which ``set_timesteps`` was called.
-        timesteps: (N,) integers.
-        eta: noise scale, above 0.
-
-    Returns:
-        (4, N) float32 on the CPU: alpha_bar, sqrt(alpha_bar_prev), sqrt(1 - alpha_bar_prev - std^2), std.
-
-    Raises:
-        TypeError, ValueError: as in `ddim_step_with_logprob`.
-    """
-    _check_scheduler(scheduler)
-    _check_eta(eta)
-    if eta == 0:
-        raise ValueError(
-            "eta=0 makes the DDIM step deterministic: its outcome has no density and so no "
-            "log-probability; use eta > 0, or DDIMScheduler.step to sample without log-probs"
-        )
-    alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
-    if scheduler.config.prediction_type == "epsilon":
-        _refuse_where(
-            alpha_bar == 0,
-            timesteps,
-            "pure noise (rescale_betas_zero_snr) says nothing about x0 if the model predicts the "
-            "noise; use a model with prediction_type 'v_prediction' or 'sample'",
-        )
-    variance = noise_variance(alpha_bar, alpha_bar_prev, eta)
-    direction_variance = 1 - alpha_bar_prev - variance
-    # Rounding may leave a zero a little negative (-6e-8); what is clearly below comes from eta > 1.
-    _refuse_where(
-        direction_variance < -1e-6,
-        timesteps,
-        f"eta={eta} adds more noise than x_prev may hold; lower eta",
-    )
-    weight_x0, weight_noise = alpha_bar_prev.sqrt(), direction_variance.clamp(min=0).sqrt()
-    return torch.stack([alpha_bar, weight_x0, weight_noise, variance.sqrt()])
-
-
-def _gaussian_step(
-    scheduler: DDIMScheduler,
-    model_output: torch.Tensor,
-    sample: torch.Tensor,
-    coefficients: torch.Tensor,
-    noise: torch.Tensor | None,
-    prev_sample: torch.Tensor | None,
-    reduction: str,
-) -> DDIMStep:
-    """Make the outcome from `noise`, or take `prev_sample`, and score it."""
-    numbers = coefficients.view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
-    alpha_bar, weight_x0, weight_noise, std = numbers
-    x0, direction = predict_x0_and_noise(scheduler, model_output.float(), sample.float(), alpha_bar)
-    mean = weight_x0 * x0 + weight_noise * direction  # (B, ...)
-    if prev_sample is None:
-        prev_sample = mean + std * noise
-    prev_sample = prev_sample.detach().float()
-    log_prob = gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
-    return DDIMStep(prev_sample, log_prob, mean, std.flatten())
-
-
-class DDIMSchedule:
-    """The steps of a run, worked out once; a step then looks nothing up, checks nothing, waits for nothing.
-
-    `ddim_step_with_logprob` finds and checks four numbers at every call, on the CPU, which a GPU would
-    have to wait for. They depend on the schedule alone, so here they lie in a table on the device.
+    std is 0 on the last step when ``alpha_bar_prev`` is 1 (``set_alpha_to_one=True``) or equals ``alpha_bar``
+    (t = 0 otherwise). Such a step returns its mean with log-prob 0 and no gradient: leave it out of training.
 
     Args:
         scheduler: a DDIMScheduler on which ``set_timesteps`` was called; later calls change nothing here.
-        timesteps: those that are run, (T,), decreasing.
-        eta: noise scale, above 0.
+        timesteps: those that are run, (T,), decreasing, of ``scheduler.timesteps``.
+        eta: noise scale, above 0; 1 is as noisy as DDPM.
         device: where the latents are.
 
     Attributes:
@@ -212,15 +55,21 @@ class DDIMSchedule:
         actions: the first of the steps that are actions and the one after the last; None for all with noise.
 
     Raises:
-        TypeError, ValueError: as in `ddim_step_with_logprob`.
+        TypeError: the scheduler is not a DDIMScheduler, or the timesteps are not integers.
+        ValueError: eta is not above 0 or too large for a timestep, ``set_timesteps`` was not called, a
+            timestep is not one of ``scheduler.timesteps`` or its prediction undefined.
     """
 
     actions: tuple[int, int] | None = None
 
     def __init__(
-        self, scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float, device: torch.device | str
+        self,
+        scheduler: DDIMScheduler,
+        timesteps: torch.Tensor,
+        eta: float = 1.0,
+        device: torch.device | str = "cpu",
     ) -> None:
-        coefficients = step_coefficients(scheduler, timesteps, eta)  # (4, T)
+        coefficients = _coefficients(scheduler, timesteps.cpu(), eta)  # (4, T)
         self.scheduler, self.eta = scheduler, eta
         self.stds = coefficients[3]
         # NaN at every timestep that is not run: a wrong one cannot pass for a right one.
@@ -246,21 +95,63 @@ class DDIMSchedule:
     ) -> DDIMStep:
         """Take a step with this noise, or replay the one that led to `prev_sample`.
 
+        The outcome is detached, so that the log-prob's gradient does not leak through the sample. Everything
+        is computed in float32 whatever the dtype of the inputs: in bf16 the rounding of the latents alone
+        moves some log-probs by more than DDPO's clip range.
+
         Args:
             model_output: what the network predicted, after guidance, (B, ...).
             timesteps: one per sample, (B,), on the device; of this schedule, else everything is NaN.
             sample: latents x_t, (B, ...).
             noise: standard normal, (B, ...), to take a step; or None.
             prev_sample: outcome to replay, (B, ...); or None.
-            reduction: as in `ddim_step_with_logprob`.
+            reduction: mean or sum of the log-density (nats) over all but the batch dimension. With the
+                mean, the PPO ratio is the geometric mean of the ratios of single dimensions.
 
         Returns:
-            The step, as `ddim_step_with_logprob` gives it.
+            The step; ``log_prob`` and ``std`` have shape (B,).
         """
-        coefficients = self._table[:, timesteps]  # (4, B)
-        return _gaussian_step(
-            self.scheduler, model_output, sample, coefficients, noise, prev_sample, reduction
+        numbers = self._table[:, timesteps].view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
+        alpha_bar, weight_x0, weight_noise, std = numbers
+        x0, direction = predict_x0_and_noise(self.scheduler, model_output.float(), sample.float(), alpha_bar)
+        mean = weight_x0 * x0 + weight_noise * direction  # (B, ...)
+        if prev_sample is None:
+            prev_sample = mean + std * noise
+        prev_sample = prev_sample.detach().float()
+        log_prob = gaussian_log_prob(prev_sample, mean, std.flatten(), reduction)
+        return DDIMStep(prev_sample, log_prob, mean, std.flatten())
+
+
+def _coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float) -> torch.Tensor:
+    """Return alpha_bar, both weights of the mean, and std of each step, (4, T) float32 on the CPU."""
+    if not isinstance(scheduler, DDIMScheduler):
+        raise TypeError(
+            f"scheduler is a {type(scheduler).__name__}, but the step's density is known for DDIM "
+            "only; use pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)"
         )
+    if not (math.isfinite(eta) and eta > 0):
+        raise ValueError(
+            f"eta={eta} must be a finite number above 0; 1 is as noisy as DDPM. At 0 the outcome of a step "
+            "has no density and so no log-probability; DDIMScheduler.step samples without"
+        )
+    alpha_bar, alpha_bar_prev = _alpha_bars(scheduler, timesteps)
+    if scheduler.config.prediction_type == "epsilon":
+        _refuse_where(
+            alpha_bar == 0,
+            timesteps,
+            "pure noise (rescale_betas_zero_snr) says nothing about x0 if the model predicts the "
+            "noise; use a model with prediction_type 'v_prediction' or 'sample'",
+        )
+    variance = noise_variance(alpha_bar, alpha_bar_prev, eta)
+    direction_variance = 1 - alpha_bar_prev - variance
+    # Rounding may leave a zero a little negative (-6e-8); what is clearly below comes from eta > 1.
+    _refuse_where(
+        direction_variance < -1e-6,
+        timesteps,
+        f"eta={eta} adds more noise than x_prev may hold; lower eta",
+    )
+    weight_x0, weight_noise = alpha_bar_prev.sqrt(), direction_variance.clamp(min=0).sqrt()
+    return torch.stack([alpha_bar, weight_x0, weight_noise, variance.sqrt()])
 
 
 def gaussian_kl(
@@ -277,7 +168,7 @@ def gaussian_kl(
     Args:
         step: of the policy in training, with gradient.
         reference: of the other policy, from the same latents and timesteps.
-        reduction: mean or sum (nats) over all but the batch dimension, as in `ddim_step_with_logprob`.
+        reduction: mean or sum (nats) over all but the batch dimension, as in `DDIMSchedule.step`.
 
     Returns:
         (B,), 0 where the step is deterministic.
@@ -290,21 +181,19 @@ def gaussian_kl(
 
 
 def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return alpha_bar at each timestep and at the one that follows it in sampling, on the CPU.
-
-    A step needs a handful of scalars per sample. Looking them up on the CPU leaves the scheduler
-    as it is, needs no cache that could go stale, and finds bad values before any device computes.
-    """
+    """Return alpha_bar at each timestep and at the one that follows it in sampling, (T,) each."""
     if scheduler.num_inference_steps is None:
         raise ValueError("the scheduler has no num_inference_steps; call set_timesteps(...) first")
     if timesteps.is_floating_point():
         raise TypeError(f"timesteps must be integers, got {timesteps.dtype}")
-    num_train_timesteps = scheduler.config.num_train_timesteps
-    timesteps = timesteps.cpu().long()
-    if ((timesteps < 0) | (timesteps >= num_train_timesteps)).any():
-        raise ValueError(f"timesteps must be in 0..{num_train_timesteps - 1}, got {timesteps.tolist()}")
+    _refuse_where(
+        ~torch.isin(timesteps, scheduler.timesteps.cpu()),
+        timesteps,
+        f"a schedule of {scheduler.num_inference_steps} steps does not stop there; take timesteps of "
+        "scheduler.timesteps",
+    )
     table = scheduler.alphas_cumprod.cpu()
-    prev_timesteps = timesteps - num_train_timesteps // scheduler.num_inference_steps
+    prev_timesteps = timesteps - scheduler.config.num_train_timesteps // scheduler.num_inference_steps
     # The clamp only keeps the look-up legal: below 0 it is the final alpha_bar that counts.
     alpha_bar_prev = torch.where(
         prev_timesteps >= 0,
@@ -394,39 +283,6 @@ def gaussian_log_prob(
     dimensions = 1 if reduction == "mean" else squared_error.shape[1]
     constant = dimensions * (safe_std.log() + 0.5 * math.log(2 * math.pi))
     return torch.where(noisy, -error / (2 * safe_std.square()) - constant, 0.0)
-
-
-def _per_sample(timestep: int | torch.Tensor, batch_size: int) -> torch.Tensor:
-    """Timesteps as a CPU tensor (B,)."""
-    timesteps = torch.as_tensor(timestep).cpu()
-    if timesteps.shape not in ((), (batch_size,)):
-        raise ValueError(
-            f"timestep must be one number or one per sample, shape ({batch_size},), "
-            f"got shape {tuple(timesteps.shape)}"
-        )
-    return timesteps.expand(batch_size)
-
-
-def _check_scheduler(scheduler: DDIMScheduler) -> None:
-    if not isinstance(scheduler, DDIMScheduler):
-        raise TypeError(
-            f"scheduler is a {type(scheduler).__name__}, but the step's density is known for DDIM "
-            "only; use pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)"
-        )
-
-
-def _check_eta(eta: float) -> None:
-    if not (math.isfinite(eta) and eta >= 0):
-        raise ValueError(f"eta={eta} must be a finite number, 0 or more; 1 is as noisy as DDPM")
-
-
-def _check_shapes(model_output: torch.Tensor, sample: torch.Tensor, prev_sample: torch.Tensor | None) -> None:
-    for name, tensor in (("model_output", model_output), ("prev_sample", prev_sample)):
-        if tensor is not None and tensor.shape != sample.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, sample has {tuple(sample.shape)}; "
-                "both must be (B, ...) and the same"
-            )
 
 
 def _refuse_where(refused: torch.Tensor, timesteps: torch.Tensor, message: str) -> None:

@@ -197,7 +197,7 @@ def sample_trajectory(
         conditioning: of `family.condition`, (B, ...) each.
         guidance_scale: w.
         generator: one, or one per sample; decides the actions.
-        reduction: of the log-density over the latent's dimensions, see `ddim_step_with_logprob`.
+        reduction: of the log-density over the latent's dimensions, see `DDIMSchedule.step`.
         group_size: so many rollouts side by side begin in one state, whose first prediction they share.
         branches: into so many they part at each action; None for all at the first.
 
@@ -298,7 +298,7 @@ def text2img_rollout(
             step predicts from the prompt alone.
         eta: η of DDIM, > 0; 1 gives DDPM's noise. Of a flow model its SDE's level of noise; 0 gives the ODE.
         negative_prompt: what guidance leads away from.
-        reduction: of the log-density over the latent's dimensions, see `ddim_step_with_logprob`.
+        reduction: of the log-density over the latent's dimensions, see `DDIMSchedule.step`.
         generator: one, or one per sample; decides noise and actions.
         initial_noise: x_T (B, C, h, w); drawn when not given.
         group_size: so many rollouts side by side have one context and one initial noise; what they share is

@@ -30,6 +30,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from diffusers.utils.torch_utils import randn_tensor
 from IPython.core.inputtransformer2 import TransformerManager
 from transformers import (
     CLIPConfig,
@@ -48,6 +49,7 @@ from benchmarks.tiny import recipe
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise, WithImages
+from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Runner
 
@@ -76,6 +78,17 @@ def howto_blocks(page: str, language: str) -> list[str]:
 def make_tokenizer() -> CLIPTokenizer:
     with tempfile.TemporaryDirectory() as folder:
         return recipe.make_tokenizer(Path(folder))
+
+
+def ddim_step(
+    scheduler: DDIMScheduler, model_output: Any, timestep: Any, sample: Any, eta: float = 1.0,
+    prev_sample: Any = None, generator: Any = None, **settings: Any,
+) -> DDIMStep:  # fmt: skip
+    """Take one step of the scheduler's whole schedule, or replay it; `timestep` is one or (B,)."""
+    schedule = DDIMSchedule(scheduler, scheduler.timesteps, eta, sample.device)
+    noise = randn_tensor(sample.shape, generator, sample.device, torch.float32)
+    timesteps = torch.as_tensor(timestep).to(sample.device).expand(len(sample))
+    return schedule.step(model_output, timesteps, sample, noise, prev_sample, **settings)
 
 
 def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> StableDiffusionPipeline:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, EulerDiscreteScheduler, PNDMScheduler
+from helpers import ddim_step
 
-from ddpo_lessons.ddim import DDIMStep, ddim_step_with_logprob, step_std
+from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
 
 SHAPE = (3, 4, 5, 5)
 
@@ -57,7 +58,7 @@ def test_agrees_with_diffusers(
         for timestep in scheduler.timesteps:
             model_output, sample = random_step(seed=int(timestep))
             expected = scheduler.step(model_output, timestep, sample, eta, generator=seeded())
-            step = ddim_step_with_logprob(scheduler, model_output, timestep, sample, eta, generator=seeded())
+            step = ddim_step(scheduler, model_output, timestep, sample, eta, generator=seeded())
             torch.testing.assert_close(step.prev_sample, expected.prev_sample, rtol=1e-5, atol=2e-5)
             assert step.log_prob.isfinite().all()
 
@@ -69,10 +70,10 @@ def test_agrees_with_diffusers_from_pure_noise() -> None:
     assert scheduler.alphas_cumprod[scheduler.timesteps[0]] == 0
     model_output, sample = random_step()
     for timestep in scheduler.timesteps:
-        step = ddim_step_with_logprob(scheduler, model_output, timestep, sample, 0.5, generator=seeded())
+        step = ddim_step(scheduler, model_output, timestep, sample, 0.5, generator=seeded())
         expected = scheduler.step(model_output, timestep, sample, 0.5, generator=seeded())
         torch.testing.assert_close(step.prev_sample, expected.prev_sample, rtol=1e-5, atol=1e-5)
-        full_noise = ddim_step_with_logprob(scheduler, model_output, timestep, sample, eta=1.0)
+        full_noise = ddim_step(scheduler, model_output, timestep, sample, eta=1.0)
         assert full_noise.prev_sample.isfinite().all()
 
 
@@ -81,12 +82,10 @@ def test_mixed_timesteps_equal_single_ones() -> None:
     model_output, sample = random_step()
     outcome = torch.randn(SHAPE, generator=seeded())
     timesteps = torch.tensor([901, 1, 401])
-    mixed = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, 0.7, outcome)
+    mixed = ddim_step(scheduler, model_output, timesteps, sample, 0.7, outcome)
     for i, timestep in enumerate(timesteps.tolist()):
         one = slice(i, i + 1)
-        single = ddim_step_with_logprob(
-            scheduler, model_output[one], timestep, sample[one], 0.7, outcome[one]
-        )
+        single = ddim_step(scheduler, model_output[one], timestep, sample[one], 0.7, outcome[one])
         for together, alone in zip(mixed, single, strict=True):
             assert torch.equal(together[one], alone)
 
@@ -97,7 +96,7 @@ def test_last_step_is_not_clamped_to_timestep_zero() -> None:
     x0, sample = random_step()
     alpha_bar = scheduler.alphas_cumprod[1]
     noise = (sample - alpha_bar.sqrt() * x0) / (1 - alpha_bar).sqrt()
-    step = ddim_step_with_logprob(scheduler, noise, 1, sample)
+    step = ddim_step(scheduler, noise, 1, sample)
     torch.testing.assert_close(step.mean, x0, rtol=0, atol=1e-4)
 
 
@@ -115,19 +114,19 @@ def test_step_by_hand() -> None:
     x0 = (1 - math.sqrt(0.6) * 0.5) / math.sqrt(0.4)
     mean = math.sqrt(0.8) * x0 + math.sqrt(1 / 30) * 0.5
     outcome = torch.tensor([[mean + 0.1, mean - 0.3]])
-    step = ddim_step_with_logprob(two_level_scheduler(), noise, 1, sample, 1.0, outcome)
+    step = ddim_step(two_level_scheduler(), noise, 1, sample, 1.0, outcome)
     densities = [-(d**2) * 3 + 0.5 * math.log(6 / (2 * math.pi)) for d in (0.1, -0.3)]
     assert step.std.tolist() == pytest.approx([math.sqrt(1 / 6)])
     assert step.mean[0].tolist() == pytest.approx([mean, mean])
     assert step.log_prob.tolist() == pytest.approx([sum(densities) / 2])
-    total = ddim_step_with_logprob(two_level_scheduler(), noise, 1, sample, 1.0, outcome, reduction="sum")
+    total = ddim_step(two_level_scheduler(), noise, 1, sample, 1.0, outcome, reduction="sum")
     assert total.log_prob.tolist() == pytest.approx([sum(densities)])
 
 
 def test_log_prob_is_that_of_torch() -> None:
     scheduler = make_scheduler()
     model_output, sample = random_step()
-    step = ddim_step_with_logprob(scheduler, model_output, 500, sample, 0.6, generator=seeded())
+    step = ddim_step(scheduler, model_output, 500, sample, 0.6, generator=seeded())
     gaussian = torch.distributions.Normal(step.mean, step.std.view(-1, 1, 1, 1))
     expected = gaussian.log_prob(step.prev_sample).mean(dim=(1, 2, 3))
     torch.testing.assert_close(step.log_prob, expected)
@@ -136,7 +135,7 @@ def test_log_prob_is_that_of_torch() -> None:
 def test_drawn_noise_has_the_stated_std() -> None:
     scheduler = make_scheduler()
     shape = (2, 1, 300, 300)
-    step = ddim_step_with_logprob(
+    step = ddim_step(
         scheduler, torch.zeros(shape), torch.tensor([900, 100]), torch.ones(shape), generator=seeded()
     )
     measured = (step.prev_sample - step.mean).std(dim=(1, 2, 3))
@@ -150,8 +149,8 @@ def test_replay_of_a_fresh_step_has_ratio_one() -> None:
     scheduler = make_scheduler()
     model_output, sample = random_step()
     timesteps = torch.tensor([900, 500, 100])
-    fresh = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, generator=seeded())
-    replay = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, prev_sample=fresh.prev_sample)
+    fresh = ddim_step(scheduler, model_output, timesteps, sample, generator=seeded())
+    replay = ddim_step(scheduler, model_output, timesteps, sample, prev_sample=fresh.prev_sample)
     assert torch.equal((replay.log_prob - fresh.log_prob).exp(), torch.ones(3))
 
 
@@ -163,9 +162,7 @@ def test_gradient_flows_through_the_mean_only(replayed: bool) -> None:
     model_output, sample = random_step()
     model_output.requires_grad_()
     outcome = torch.randn(SHAPE, generator=seeded()) if replayed else None
-    step = ddim_step_with_logprob(
-        scheduler, model_output, 500, sample, prev_sample=outcome, generator=seeded()
-    )
+    step = ddim_step(scheduler, model_output, 500, sample, prev_sample=outcome, generator=seeded())
     assert not step.prev_sample.requires_grad
     (gradient,) = torch.autograd.grad(step.log_prob.sum(), step.mean)
     deviation = step.prev_sample - step.mean
@@ -178,8 +175,8 @@ def test_gradient_flows_through_the_mean_only(replayed: bool) -> None:
 def test_other_precisions_are_computed_in_float32(dtype: torch.dtype) -> None:
     scheduler = make_scheduler()
     model_output, sample = (tensor.to(dtype) for tensor in random_step())
-    step = ddim_step_with_logprob(scheduler, model_output, 100, sample, generator=seeded())
-    exact = ddim_step_with_logprob(scheduler, model_output.float(), 100, sample.float(), generator=seeded())
+    step = ddim_step(scheduler, model_output, 100, sample, generator=seeded())
+    exact = ddim_step(scheduler, model_output.float(), 100, sample.float(), generator=seeded())
     assert all(tensor.dtype == torch.float32 for tensor in step)
     assert all(torch.equal(a, b) for a, b in zip(step, exact, strict=True))
 
@@ -187,9 +184,7 @@ def test_other_precisions_are_computed_in_float32(dtype: torch.dtype) -> None:
 def test_one_generator_per_sample() -> None:
     scheduler = make_scheduler()
     model_output, sample = random_step()
-    step = ddim_step_with_logprob(
-        scheduler, model_output, 500, sample, generator=[seeded(1), seeded(2), seeded(1)]
-    )
+    step = ddim_step(scheduler, model_output, 500, sample, generator=[seeded(1), seeded(2), seeded(1)])
     noise = step.prev_sample - step.mean
     torch.testing.assert_close(noise[0], noise[2])
     assert not torch.allclose(noise[0], noise[1])
@@ -202,7 +197,7 @@ def test_deterministic_last_step_has_no_log_prob_and_no_nan() -> None:
     scheduler = make_scheduler(set_alpha_to_one=True)
     model_output, sample = random_step()
     model_output.requires_grad_()
-    step = ddim_step_with_logprob(scheduler, model_output, torch.tensor([0, 500, 0]), sample)
+    step = ddim_step(scheduler, model_output, torch.tensor([0, 500, 0]), sample)
     assert step.std[[0, 2]].tolist() == [0, 0]
     assert torch.equal(step.prev_sample[0], step.mean[0])
     assert step.log_prob[[0, 2]].tolist() == [0, 0]
@@ -212,13 +207,11 @@ def test_deterministic_last_step_has_no_log_prob_and_no_nan() -> None:
     assert gradient[1].abs().max() > 0
 
 
-def test_deterministic_step_cannot_be_replayed() -> None:
-    scheduler = make_scheduler(set_alpha_to_one=True)
-    model_output, sample = random_step()
-    with pytest.raises(ValueError, match=r"deterministic.*at timesteps \[0\]"):
-        ddim_step_with_logprob(
-            scheduler, model_output, torch.tensor([500, 0, 100]), sample, prev_sample=sample
-        )
+def test_a_deterministic_step_has_no_log_prob_either_when_replayed() -> None:
+    timesteps, outcome = torch.tensor([500, 0, 100]), torch.zeros(SHAPE)
+    step = take(make_scheduler(set_alpha_to_one=True), timestep=timesteps, prev_sample=outcome)
+    assert step.log_prob[1] == 0
+    assert (step.log_prob[[0, 2]] != 0).all()
 
 
 @pytest.mark.parametrize(
@@ -230,26 +223,14 @@ def test_deterministic_step_cannot_be_replayed() -> None:
         ({"set_alpha_to_one": False, "steps_offset": 1}, False),  # Stable Diffusion's own
     ],
 )
-def test_step_std_finds_the_deterministic_step(config: dict[str, Any], last_is_deterministic: bool) -> None:
+def test_stds_find_the_deterministic_step(config: dict[str, Any], last_is_deterministic: bool) -> None:
     scheduler = make_scheduler(**config)
-    stds = step_std(scheduler, scheduler.timesteps, eta=0.5)
+    stds = DDIMSchedule(scheduler, scheduler.timesteps, eta=0.5).stds
     assert stds.dtype == torch.float32
     assert (stds[:-1] > 0).all()
     assert (stds[-1] == 0) == last_is_deterministic
     variances = [scheduler._get_variance(t, t - 100) for t in scheduler.timesteps]
     torch.testing.assert_close(stds, 0.5 * torch.stack(variances).sqrt())
-
-
-def test_step_std_keeps_the_shape_and_agrees_with_the_step() -> None:
-    scheduler = make_scheduler()
-    timesteps = torch.tensor([[900, 500, 0], [100, 300, 200]])
-    stds = step_std(scheduler, timesteps, eta=0.3)
-    assert stds.shape == (2, 3)
-    model_output, sample = random_step()
-    step = ddim_step_with_logprob(scheduler, model_output, timesteps[0], sample, eta=0.3)
-    assert torch.equal(step.std, stds[0])
-    assert step_std(scheduler, 500, eta=0.0) == 0
-    assert step_std(scheduler, 500).shape == ()
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU"))]
@@ -262,9 +243,8 @@ def test_the_table_stays_where_it_is(device: str) -> None:
     table, values = scheduler.alphas_cumprod, scheduler.alphas_cumprod.clone()
     model_output, sample = (tensor.to(device) for tensor in random_step())
     timesteps = torch.tensor([900, 500, 100], device=device)
-    step = ddim_step_with_logprob(scheduler, model_output, timesteps, sample, generator=seeded())
-    assert {tensor.device.type for tensor in (*step, step_std(scheduler, timesteps))} == {device}
-    torch.testing.assert_close(step.std.cpu(), step_std(scheduler, timesteps.cpu()))
+    step = ddim_step(scheduler, model_output, timesteps, sample, generator=seeded())
+    assert {tensor.device.type for tensor in step} == {device}
     assert scheduler.alphas_cumprod is table
     assert table.device.type == "cpu"
     assert torch.equal(table, values)
@@ -276,11 +256,11 @@ def test_the_table_stays_where_it_is(device: str) -> None:
 def take(scheduler: DDIMScheduler | None = None, **changes: Any) -> DDIMStep:
     model_output, sample = random_step()
     arguments = {"model_output": model_output, "timestep": 500, "sample": sample, **changes}
-    return ddim_step_with_logprob(scheduler or make_scheduler(), **arguments)
+    return ddim_step(scheduler or make_scheduler(), **arguments)
 
 
 def test_eta_zero_has_no_density() -> None:
-    with pytest.raises(ValueError, match=r"eta=0 .*no density"):
+    with pytest.raises(ValueError, match=r"eta=0\.0 .*no density"):
         take(eta=0.0)
 
 
@@ -288,8 +268,6 @@ def test_eta_zero_has_no_density() -> None:
 def test_eta_must_be_a_size(eta: float) -> None:
     with pytest.raises(ValueError, match="eta="):
         take(eta=eta)
-    with pytest.raises(ValueError, match="eta="):
-        step_std(make_scheduler(), 500, eta)
 
 
 def test_eta_above_one_works_until_there_is_no_room_for_it() -> None:
@@ -303,31 +281,29 @@ def test_eta_above_one_works_until_there_is_no_room_for_it() -> None:
 
 @pytest.mark.parametrize("other", [DDPMScheduler, PNDMScheduler, EulerDiscreteScheduler])
 def test_other_schedulers_are_refused_with_the_remedy(other: type) -> None:
-    for call in (take, lambda scheduler: step_std(scheduler, 500)):
-        with pytest.raises(TypeError, match=r"DDIMScheduler\.from_config"):
-            call(other())
+    with pytest.raises(TypeError, match=r"DDIMScheduler\.from_config"):
+        DDIMSchedule(other(), torch.tensor([500]))
 
 
 def test_timesteps_must_be_set() -> None:
     with pytest.raises(ValueError, match="set_timesteps"):
-        take(DDIMScheduler())
+        DDIMSchedule(DDIMScheduler(), torch.tensor([500]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"reduction": "none"}, ValueError, "reduction='none'"),
-        ({"timestep": torch.tensor([500, 500])}, ValueError, r"shape \(3,\)"),
-        ({"timestep": 1000}, ValueError, r"0\.\.999"),
-        ({"timestep": -1}, ValueError, r"0\.\.999"),
-        ({"timestep": 500.0}, TypeError, "integers"),
-        ({"model_output": torch.zeros(3, 4)}, ValueError, "model_output has shape"),
-        ({"prev_sample": torch.zeros(1, 4, 5, 5)}, ValueError, "prev_sample has shape"),
-    ],
-)
-def test_bad_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        take(**changes)
+def test_timesteps_are_whole_and_of_the_schedule() -> None:
+    """A step from another timestep would lead to one that no step starts from."""
+    scheduler = make_scheduler()
+    with pytest.raises(TypeError, match="integers"):
+        DDIMSchedule(scheduler, torch.tensor([500.0]))
+    for timestep in (499, 1000, -1):
+        with pytest.raises(ValueError, match=rf"does not stop there.*\[{timestep}\]"):
+            DDIMSchedule(scheduler, torch.tensor([500, timestep]))
+
+
+def test_what_is_not_run_is_nan() -> None:
+    schedule, (model_output, sample) = DDIMSchedule(make_scheduler(), torch.tensor([500])), random_step()
+    step = schedule.step(model_output, torch.tensor([500, 400, 500]), sample, prev_sample=sample)
+    assert step.log_prob.isnan().tolist() == [False, True, False]
 
 
 def test_predictions_that_would_divide_by_zero_are_refused() -> None:
@@ -341,11 +317,3 @@ def test_predictions_that_would_divide_by_zero_are_refused() -> None:
 def test_unknown_prediction_type_is_refused() -> None:
     with pytest.raises(ValueError, match="prediction_type='flow'"):
         take(make_scheduler(prediction_type="flow"))
-
-
-def test_a_timestep_beside_the_schedule_is_refused():
-    """Its step would lead to a timestep that no other step starts from."""
-    scheduler, sample = make_scheduler(), torch.zeros(2, 4, 2, 2)
-    between = scheduler.timesteps[:2] - 1
-    with pytest.raises(ValueError, match="does not stop there"):
-        ddim_step_with_logprob(scheduler, sample, between, sample)

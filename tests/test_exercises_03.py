@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import check_of
 from torch.distributions import Normal
 from torch.nn.functional import gaussian_nll_loss
 
 from ddpo_lessons.ddim import gaussian_kl, gaussian_log_prob
-from tests.helpers import check_of
 
 LESSON = "03_ddim_log_probs"
 Answer = Callable[..., Any]

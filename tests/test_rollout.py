@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusionImg2ImgPipeline
-from helpers import counted_passes, make_pipeline
+from helpers import counted_passes, ddim_step, make_pipeline
 
-from ddpo_lessons.ddim import ddim_step_with_logprob
 from ddpo_lessons.families import family_of
 from ddpo_lessons.families.stable_diffusion import check_images, decode, encode, make_schedule
 from ddpo_lessons.rollout import Trajectory, img2img_rollout, sample_seed, text2img_rollout
@@ -79,7 +78,7 @@ def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
         steps = torch.full((2,), t)
         with torch.no_grad():
             output = family_of(pipeline).predict(pipeline.unet, before, steps, trajectory.conditioning, 2.0)
-        step = ddim_step_with_logprob(pipeline.scheduler, output, t, before, generator=generators(9, 9))
+        step = ddim_step(pipeline.scheduler, output, t, before, generator=generators(9, 9))
         z = (after - step.mean) / step.std.view(2, 1, 1, 1)
         by_hand = -0.5 * (z**2).mean((1, 2, 3)) - step.std.log() - 0.5 * math.log(2 * math.pi)
         torch.testing.assert_close(trajectory.log_probs[:, k], by_hand, atol=1e-4, rtol=0)

@@ -124,7 +124,7 @@ def test_reference_has_every_module_of_the_package(site):
     bare = {"ddpo_lessons.app", "ddpo_lessons.data", "ddpo_lessons.run", "ddpo_lessons.text"}  # only rooms
     missing = {module.name for module in modules} - {name.removeprefix("module-") for name in described}
     assert missing == bare
-    assert "ddpo_lessons.ddim.ddim_step_with_logprob" in described
+    assert "ddpo_lessons.ddim.DDIMSchedule" in described
 
 
 @in_a_browser
