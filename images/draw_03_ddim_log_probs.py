@@ -257,31 +257,34 @@ def own() -> Figure:
 
 
 def teaches() -> Figure:
-    """Redness, and log-probs of fresh steps, over optimizer steps: three actions, three seeds."""
+    """Redness, threes and log-probs of fresh steps over optimizer steps: three actions, three seeds."""
     with open(RUNS, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    figure, axes = diagram(9.4, 3.7)
-    label(axes, 0.25, 3.45, "Ten optimizer steps on “red”, three seeds", weight="bold", size=12, align="left")
+    figure, axes = diagram(9.4, 3.6)
+    title = "Ten optimizer steps on “red”; a line is a seed"
+    label(axes, 0.25, 3.35, title, weight="bold", size=12, align="left")
     colors = {"stored": GREEN, "drawn anew": ORANGE, "attached": PURPLE}
-    names = {"stored": "stored action", "drawn anew": "drawn anew", "attached": "stored, attached"}
-    for left, column, title in (
-        (0.08, "redness", "redness of the pictures"),
-        (0.49, "log_prob", "log-prob of their steps"),
-    ):
-        panel = figure.add_axes((left, 0.16, 0.33, 0.62), facecolor=CARD)
+    panels = (
+        ("redness", "redness", (0, 0.7)),
+        ("threes", "share read as a three", (0, 1)),
+        ("log_prob", "log-prob of fresh steps", (-1, 0)),
+    )
+    for left, (column, name, limits) in zip((0.06, 0.385, 0.71), panels, strict=True):
+        panel = figure.add_axes((left, 0.25, 0.265, 0.5), facecolor=CARD)
         for action, color in colors.items():
             for seed in "012":
                 run = [row for row in rows if (row["action"], row["seed"]) == (action, seed)]
-                values = [float(row[column]) for row in run]
-                panel.plot([int(row["steps"]) for row in run], values, color=color, linewidth=1.6)
+                steps, values = (np.array([float(row[name]) for row in run]) for name in ("steps", column))
+                panel.plot(steps, values, color=color, linewidth=1.6)
         panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(colors=MUTED, labelsize=10)
-        panel.set_title(title, fontsize=11, color=INK, pad=6)
-        panel.set_xlabel("optimizer steps", fontsize=10, color=MUTED)
-        if column == "log_prob":
-            panel.set_ylim(-1, 0)
-    for y, (action, color) in zip((2.6, 2.1, 1.6), colors.items(), strict=True):
-        label(axes, 7.85, y, names[action], ink=color, size=10.5, weight="bold", align="left")
+        panel.tick_params(colors=MUTED, labelsize=9.5)
+        panel.set(ylim=limits, xticks=[0, 5, 10])
+        panel.set_title(name, fontsize=11, color=INK, pad=6)
+        panel.set_xlabel("optimizer steps", fontsize=9.5, color=MUTED)
+    panel.text(5, -0.52, "all nine runs", color=MUTED, fontsize=10, ha="center")
+    names = ("stored action", "action drawn anew", "stored, but attached")
+    for x, name, color in zip((2.0, 4.7, 7.4), names, colors.values(), strict=True):
+        label(axes, x, 0.2, name, ink=color, size=11, weight="bold")
     return figure
 
 
