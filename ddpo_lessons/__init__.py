@@ -10,37 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "EpochPlan": "batching",
-    "DDIMSchedule": "ddim",
-    "clipped_surrogate": "ppo",
-    "PerPromptStatTracker": "advantages",
-    "gae": "advantages",
-    "normalize": "advantages",
-    "Trajectory": "rollout",
-    "img2img_rollout": "rollout",
-    "text2img_rollout": "rollout",
-    "DDPOConfig": "config",
-    "DDPOTrainer": "trainer",
-    "ImageDDPOTrainer": "trainer",
-    "RWRTrainer": "trainer",
-    "BranchingTrainer": "trainer",
-    "FlowGRPOTrainer": "trainer",
-    "AWMTrainer": "trainer",
-    "NFTTrainer": "trainer",
-    "PEPGTrainer": "trainer",
-    "DPOTrainer": "trainer",
-    "DRaFTTrainer": "trainer",
-    "ReFLTrainer": "trainer",
-    "get_reward": "rewards",
-    "get_prompts": "data.prompts",
-    "find_images": "data.folders",
-    "ImagePrompts": "data.folders",
-    "load_pipeline": "families",
-    "load_tiny_sd": "tiny",
-    "Validation": "run.validation",
-    "PRESETS": "app.presets",
+_NAMES = {
+    "batching": "EpochPlan",
+    "ddim": "DDIMSchedule",
+    "ppo": "clipped_surrogate",
+    "advantages": "PerPromptStatTracker gae normalize",
+    "rollout": "Trajectory img2img_rollout text2img_rollout",
+    "config": "DDPOConfig",
+    "trainer": "DDPOTrainer ImageDDPOTrainer RWRTrainer BranchingTrainer FlowGRPOTrainer AWMTrainer "
+    "NFTTrainer PEPGTrainer DPOTrainer DRaFTTrainer ReFLTrainer",
+    "rewards": "get_reward",
+    "data.prompts": "get_prompts",
+    "data.folders": "find_images ImagePrompts",
+    "families": "load_pipeline",
+    "tiny": "load_tiny_sd",
+    "run.validation": "Validation",
+    "app.presets": "PRESETS",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:

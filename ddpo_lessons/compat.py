@@ -54,9 +54,7 @@ def _load_adapter(pipeline: StableDiffusionPipeline, model: str, revision: str) 
 
 
 def _save(
-    pipeline: StableDiffusionPipeline,
-    folder: str | Path,
-    originals: Mapping[str, Any] = MappingProxyType({}),
+    pipeline: StableDiffusionPipeline, folder: str | Path, originals: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
     """Write the whole pipeline; LoRA weights go beside it, where `_load_adapter` finds them."""
     save_policy(family_of(pipeline), folder, originals)
@@ -93,11 +91,7 @@ class DefaultDDPOStableDiffusionPipeline:
     set_progress_bar_config = _part("set_progress_bar_config")
 
     def __init__(
-        self,
-        pretrained_model_name: str,
-        *,
-        pretrained_model_revision: str = "main",
-        use_lora: bool = True,
+        self, pretrained_model_name: str, *, pretrained_model_revision: str = "main", use_lora: bool = True
     ) -> None:
         self.sd_pipeline = load_pipeline(pretrained_model_name, pretrained_model_revision)
         _check_has_unet(self.sd_pipeline)

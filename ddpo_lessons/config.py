@@ -357,10 +357,7 @@ def _check_combinations(config: DDPOConfig) -> None:
         raise ValueError(
             "per_prompt_stat_tracking and sample_group_size > 1 are two baselines of the advantages: use one"
         )
-    tracker = (
-        config.per_prompt_stat_tracking_buffer_size,
-        config.per_prompt_stat_tracking_min_count,
-    )
+    tracker = (config.per_prompt_stat_tracking_buffer_size, config.per_prompt_stat_tracking_min_count)
     if config.per_prompt_stat_tracking and tracker[0] < tracker[1]:
         raise ValueError(
             f"per_prompt_stat_tracking_buffer_size={tracker[0]} is below per_prompt_stat_tracking_min_count="

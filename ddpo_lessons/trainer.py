@@ -23,20 +23,9 @@ DebugHook = Callable[[Any, float, int], None]  # (sd_pipeline, noise_strength, g
 class AlgorithmTrainer(Runner):
     """What all but `ImageDDPOTrainer` share: they differ in the algorithm, whose settings are keywords.
 
-    Args:
-        config: the settings.
-        reward_function: as in `Runner`.
-        prompt_function: `() -> (prompt, metadata)`; with noise_strength `() -> (prompt, image, metadata)`.
-        sd_pipeline: as in `Runner`.
-        image_samples_hook: as in `Runner`.
-        noise_strength: of img2img, the share of the schedule that is run, in (0, 1]; None for text-to-image.
-        **settings: those of the algorithm.
-
-    Attributes:
-        algorithm_name: a key of `algorithms.ALGORITHMS`.
-
-    Raises:
-        ValueError, TypeError: as in `Runner`, or if the algorithm has no such setting.
+    `prompt_function` is `() -> (prompt, metadata)`; with a `noise_strength` in (0, 1], the share of the
+    schedule that img2img runs, it is `() -> (prompt, image, metadata)`. All else is that of `Runner`; a
+    ValueError refuses settings that the algorithm, `algorithm_name`, does not have.
     """
 
     algorithm_name: ClassVar[str]
@@ -70,20 +59,11 @@ class DDPOTrainer(AlgorithmTrainer):
 
 
 class ImageDDPOTrainer(Runner):
-    """DDPO whose first state is an image with noise.
+    """DDPO whose first state is an image with noise; `prompt_function` is `() -> (prompt, image, metadata)`.
 
-    Args:
-        config: the settings.
-        reward_function: as in `Runner`.
-        prompt_function: `() -> (prompt, image, metadata)`, with an image (3, H, W) in [0, 1].
-        sd_pipeline: as in `Runner`.
-        image_samples_hook: as in `Runner`.
-        noise_strength: share of the schedule that is run, in (0, 1].
-        debug_hook: called before every epoch as `(sd_pipeline, noise_strength, global_step)`, for validation
-            images and the like.
-
-    Raises:
-        ValueError, TypeError: as in `Runner`, or if noise_strength leaves no step.
+    `noise_strength` is the share of the schedule that is run, in (0, 1]; a ValueError refuses one that leaves
+    no step. `debug_hook` is called before every epoch as `(sd_pipeline, noise_strength, global_step)`, for
+    validation images and the like. All else is that of `Runner`.
     """
 
     start_class: type[FromImages] = FromImages

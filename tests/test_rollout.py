@@ -10,7 +10,7 @@ from diffusers import StableDiffusionImg2ImgPipeline
 from helpers import counted_passes, ddim_step, make_pipeline
 
 from ddpo_lessons.families import family_of
-from ddpo_lessons.families.stable_diffusion import check_images, decode, encode, make_schedule
+from ddpo_lessons.families.stable_diffusion import decode, encode, make_schedule
 from ddpo_lessons.rollout import Trajectory, img2img_rollout, sample_seed, text2img_rollout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -253,13 +253,13 @@ def test_a_prompt_that_is_too_long_is_named_once_with_what_is_cut():
 @pytest.mark.parametrize(
     ("images", "error", "message"),
     [
-        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, "torch.uint8: divide uint8 by 255"),
-        ([[0.0]], TypeError, "not list"),
-        (torch.zeros(3, 32, 32), ValueError, r"shape \(B, 3, H, W\)"),
-        (torch.zeros(1, 1, 32, 32), ValueError, "convert to RGB"),
-        (torch.full((1, 3, 32, 32), -1.0), ValueError, "from -1 to -1: rescale"),
-        (torch.full((1, 3, 32, 32), 255.0), ValueError, "from 255 to 255: rescale"),
-        (torch.full((1, 3, 32, 32), torch.nan), ValueError, r"must lie in \[0, 1\]"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, "torch.uint8: .* divide uint8 by 255"),
+        ([[0.0]], TypeError, "images is list"),
+        (torch.zeros(3, 32, 32), ValueError, r"pass \(B, 3, H, W\)"),
+        (torch.zeros(1, 1, 32, 32), ValueError, "converted to RGB"),
+        (torch.full((1, 3, 32, 32), -1.0), ValueError, r"spans \[-1, -1\]"),
+        (torch.full((1, 3, 32, 32), 255.0), ValueError, r"spans \[255, 255\]"),
+        (torch.full((1, 3, 32, 32), torch.nan), ValueError, r"spans \[nan, nan\]"),
         (torch.zeros(1, 3, 30, 32), ValueError, r"\(30, 32\) pixels: resize to multiples of 4"),
     ],
 )
@@ -284,7 +284,7 @@ def test_numbers_of_prompts_and_images_must_agree():
 
 
 def test_the_range_of_images_leaves_room_for_rounding():
-    check_images(torch.full((1, 3, 32, 32), 1.0005), factor=4)
+    family_of(make_pipeline()).check_images(torch.full((1, 3, 32, 32), 1.0005))
 
 
 def test_seeds_of_samples_do_not_collide():

@@ -14,8 +14,9 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.rollout import Trajectory, sample_seed
 
+WINDOW = 4  # purpose of a seed
 Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
 Loss = Callable[[Any, Pairs], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -73,6 +74,20 @@ class Learner(Protocol):
     def update_old_policy(self, decay: float) -> None:
         """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
         ...
+
+
+def draw_window(schedule: Schedule, window: int, config: DDPOConfig, epoch: int) -> tuple[int, int]:
+    """Draw `window` neighbouring steps of those with noise: the first, and the one after the last.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
+    noisy = torch.nonzero(schedule.stds > 0).flatten().tolist()
+    if window > len(noisy):
+        raise ValueError(f"window={window} of {len(noisy)} steps with noise: lower it, or take more steps")
+    generator = torch.Generator().manual_seed(sample_seed(config.seed, epoch, WINDOW))
+    first = noisy[0] + int(torch.randint(len(noisy) - window + 1, (1,), generator=generator))
+    return first, first + window
 
 
 class Algorithm(abc.ABC):

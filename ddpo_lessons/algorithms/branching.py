@@ -24,13 +24,10 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Pairs, Samples
+from ddpo_lessons.algorithms.base import Pairs, Samples, draw_window
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families import Schedule
-from ddpo_lessons.rollout import sample_seed
-
-WINDOW = 4  # purpose of a seed
 
 
 def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: float = 1e-8) -> torch.Tensor:
@@ -93,16 +90,7 @@ class Branching(DDPO):
 
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
         """Return the steps, of which the epoch's window alone is actions."""
-        noisy = int((schedule.stds > 0).sum())
-        if self.window > noisy:
-            raise ValueError(
-                f"window={self.window} of {noisy} steps with noise: lower it, or take more steps"
-            )
-        generator = torch.Generator().manual_seed(sample_seed(config.seed, epoch, WINDOW))
-        first = int(torch.nonzero(schedule.stds > 0)[0]) + int(
-            torch.randint(noisy - self.window + 1, (1,), generator=generator)
-        )
-        return schedule.with_actions(first, first + self.window)
+        return schedule.with_actions(*draw_window(schedule, self.window, config, epoch))
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Return an advantage for every action of every sample, (N, window)."""

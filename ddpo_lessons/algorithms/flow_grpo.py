@@ -16,15 +16,13 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Pairs
+from ddpo_lessons.algorithms.base import Pairs, draw_window
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMStep
 from ddpo_lessons.families import Schedule
 from ddpo_lessons.flow import SDE, FlowSchedule
-from ddpo_lessons.rollout import Trajectory, sample_seed
-
-WINDOW = 4  # purpose of a seed
+from ddpo_lessons.rollout import Trajectory
 
 
 def flow_schedule(schedule: Schedule, name: str) -> FlowSchedule:
@@ -64,16 +62,9 @@ class FlowGRPO(DDPO):
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> FlowSchedule:
         """Return the steps with the SDE's noise, in the epoch's window."""
         everywhere = flow_schedule(schedule, self.name).with_noise(sde=self.sde)
-        count = int((everywhere.stds > 0).sum())  # all but the last
         if not self.window:
             return everywhere
-        if self.window > count:
-            raise ValueError(
-                f"window={self.window} of {count} steps with noise: lower it, or take more steps"
-            )
-        generator = torch.Generator().manual_seed(sample_seed(config.seed, epoch, WINDOW))
-        first = int(torch.randint(count - self.window + 1, (1,), generator=generator))
-        return everywhere.with_noise(sde=self.sde, window=(first, first + self.window))
+        return everywhere.with_noise(sde=self.sde, window=draw_window(everywhere, self.window, config, epoch))
 
     def kl(self, new: DDIMStep, reference: DDIMStep, trajectory: Trajectory, pairs: Pairs) -> torch.Tensor:
         """Return the KL to the policy before training (N,), times the steps' lengths if asked for."""

@@ -71,11 +71,7 @@ class NFT(AWM):
     unused = ("per_prompt_stat_tracking", "log_prob_reduction", "train_clip_range")
 
     def __init__(
-        self,
-        beta: float = 1.0,
-        decay_rate: float = 0.001,
-        max_decay: float = 0.5,
-        logit_normal: bool = False,
+        self, beta: float = 1.0, decay_rate: float = 0.001, max_decay: float = 0.5, logit_normal: bool = False
     ) -> None:
         ForwardProcess.__init__(self, logit_normal)
         if not beta > 0:

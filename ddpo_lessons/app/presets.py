@@ -187,11 +187,7 @@ PRESETS: dict[str, Preset] = {
         _SD_1_4,
         "clip_score",
         "activities",
-        {
-            **_PAPER_HARDER,
-            "sample_num_batches_per_epoch": 6,
-            "train_gradient_accumulation_steps": 6,
-        },
+        {**_PAPER_HARDER, "sample_num_batches_per_epoch": 6, "train_gradient_accumulation_steps": 6},
         processes=6,
     ),
     # The peer reports 14.5% for what it trained, 11.4% before, and 44.6% for the images as they are.

@@ -14,12 +14,7 @@ from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.folders import (
-    ImageFolder,
-    ImagePrompts,
-    find_images,
-    summary,
-)
+from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, summary
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.families import load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype

@@ -45,10 +45,7 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
     Raises:
         TypeError: naming the function.
     """
-    for name, function in (
-        ("reward_function", reward_function),
-        ("prompt_function", prompt_function),
-    ):
+    for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
     _check_arguments(reward_function)

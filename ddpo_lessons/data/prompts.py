@@ -85,10 +85,7 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
 
 
 def damaged_handwriting(
-    seed: int,
-    damages: Sequence[str] = ("foggy",),
-    severities: Sequence[int] = (3,),
-    pool: int | None = None,
+    seed: int, damages: Sequence[str] = ("foggy",), severities: Sequence[int] = (3,), pool: int | None = None
 ) -> PromptSampler:
     """Damaged pictures of the training handwriting, with an empty prompt, for img2img.
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from ddpo_lessons.ddim import DDIMSchedule, predict_x0_and_noise
 from ddpo_lessons.families.base import Schedule, guided
+from ddpo_lessons.rewards.base import check_images
 
 
 class StableDiffusion:
@@ -197,8 +198,9 @@ class StableDiffusion:
         return vae_factor(self.pipeline.vae), float("inf")
 
     def check_images(self, images: torch.Tensor) -> None:
-        """Refuse images that cannot be encoded; see `check_images`."""
-        check_images(images, *self.sides)
+        """Refuse images that cannot be encoded."""
+        check_images(images)
+        check_size((images.shape[2], images.shape[3]), *self.sides)
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """Turn images into latents; see `encode`."""
@@ -309,33 +311,8 @@ def vae_factor(vae: Any) -> int:
     return 2 ** (len(vae.config.block_out_channels) - 1)
 
 
-def check_images(images: torch.Tensor, factor: int, longest: float = float("inf")) -> None:
-    """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that the model can take.
-
-    Args:
-        images: to be checked.
-        factor: what sides are multiples of.
-        longest: the most pixels of a side.
-
-    Raises:
-        TypeError: if `images` is not a floating point tensor.
-        ValueError: if shape, values or size do not fit; the message says how to mend them.
-    """
-    if not isinstance(images, torch.Tensor) or not images.is_floating_point():
-        kind = images.dtype if isinstance(images, torch.Tensor) else type(images).__name__
-        raise TypeError(
-            f"images must be a float tensor (B, 3, H, W) in [0, 1], not {kind}: divide uint8 by 255"
-        )
-    if images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images must have shape (B, 3, H, W), not {tuple(images.shape)}: convert to RGB")
-    low, high = images.min().item(), images.max().item()
-    if not (low >= -1e-3 and high <= 1 + 1e-3):  # also catches NaN
-        raise ValueError(f"images must lie in [0, 1], but reach from {low:.3g} to {high:.3g}: rescale them")
-    check_size((images.shape[2], images.shape[3]), factor, longest)
-
-
 def check_size(size: tuple[int, int], factor: int, longest: float = float("inf")) -> None:
-    """Refuse sides (H, W) in pixels that no model can take, with a ValueError; see `check_images`."""
+    """Refuse sides (H, W) in pixels that no model can take, with a ValueError."""
     if any(side % factor for side in size) or max(size) > longest:
         most = "" if longest == float("inf") else f", at most {longest:g} pixels a side"
         raise ValueError(f"images of {size} pixels: resize to multiples of {factor}{most}")

@@ -45,15 +45,15 @@ def check_images(images: torch.Tensor, name: str = "images") -> None:
     """
     if not isinstance(images, torch.Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, torch.Tensor) else type(images).__name__
-        raise TypeError(f"{name} is {kind}: pass a float tensor (B, 3, H, W) in [0, 1]")
+        raise TypeError(f"{name} is {kind}: pass a float tensor (B, 3, H, W) in [0, 1]; divide uint8 by 255")
     if images.ndim != 4 or images.shape[1] != 3 or images.numel() == 0:
-        raise ValueError(f"{name} has shape {tuple(images.shape)}: pass (B, 3, H, W)")
+        raise ValueError(f"{name} has shape {tuple(images.shape)}: pass (B, 3, H, W), converted to RGB")
     for index, image in enumerate(images):
         low, high = (limit.item() for limit in image.aminmax())  # NaN if any pixel is NaN
         if not (low >= -1e-3 and high <= 1 + 1e-3):  # so written, it refuses NaN too
             raise ValueError(
-                f"{name}[{index}] spans [{low:.4g}, {high:.4g}]: rewards take finite values in "
-                "[0, 1]; images in [-1, 1] become (images + 1) / 2"
+                f"{name}[{index}] spans [{low:.4g}, {high:.4g}]: finite values in [0, 1] are "
+                "taken; images in [-1, 1] become (images + 1) / 2"
             )
 
 

@@ -169,9 +169,7 @@ def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
 
 
 def clip_margin(
-    model: str | Path = CLIP_MODEL,
-    classes: Sequence[str] = ANIMALS,
-    template: str = "a photo of a {}",
+    model: str | Path = CLIP_MODEL, classes: Sequence[str] = ANIMALS, template: str = "a photo of a {}"
 ) -> RewardFunction:
     """CLIP's zero-shot logit of the class `metadata["label"]` minus the strongest wrong one.
 
@@ -204,9 +202,7 @@ def clip_margin(
 
 
 def clip_change(
-    model: str | Path = CLIP_MODEL,
-    classes: Sequence[str] = ANIMALS,
-    template: str = "a photo of a {}",
+    model: str | Path = CLIP_MODEL, classes: Sequence[str] = ANIMALS, template: str = "a photo of a {}"
 ) -> RewardFunction:
     """The margin of `clip_margin` after minus before, before being that of `metadata["image"]`.
 

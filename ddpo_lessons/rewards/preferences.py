@@ -201,9 +201,7 @@ class ImageRewardModel(nn.Module):
         pixels = (resize_and_crop(images, size, size) - self.mean) / self.std
         seen = self.vision(pixel_values=pixels).last_hidden_state  # (B, patches + 1, width)
         read = self.text(
-            input_ids=tokens["input_ids"],
-            attention_mask=tokens["attention_mask"],
-            encoder_hidden_states=seen,
+            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], encoder_hidden_states=seen
         ).last_hidden_state  # (B, length, 768)
         return (self.head(read[:, 0])[:, 0] - _REWARD_MEAN) / _REWARD_STD
 

@@ -53,10 +53,7 @@ def _place_of_replaced(folder: Path) -> Path | None:
 
 
 def write(
-    run_dir: Path,
-    epochs_done: int,
-    tensors: dict[str, dict[str, torch.Tensor]],
-    state: dict[str, Any],
+    run_dir: Path, epochs_done: int, tensors: dict[str, dict[str, torch.Tensor]], state: dict[str, Any]
 ) -> Path:
     """Write a checkpoint beside its place, flush it to disk, rename it into place, and return its folder.
 

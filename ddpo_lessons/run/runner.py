@@ -35,13 +35,7 @@ from ddpo_lessons.data.contexts import (
 )
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import (
-    load_adapter,
-    make_optimizer,
-    originals,
-    prepare_policy,
-    save_policy,
-)
+from ddpo_lessons.families.policy import load_adapter, make_optimizer, originals, prepare_policy, save_policy
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.contexts import Contexts, ContextSource

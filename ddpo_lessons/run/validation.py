@@ -51,11 +51,7 @@ class Validation:
     in_every_process = True  # the runner calls other hooks in the main one
 
     def __init__(
-        self,
-        trainer: Runner,
-        samples: Sequence[Any],
-        every: int = 10,
-        hook: ImageSamplesHook | None = None,
+        self, trainer: Runner, samples: Sequence[Any], every: int = 10, hook: ImageSamplesHook | None = None
     ) -> None:
         if every < 1 or not samples:
             raise ValueError(

@@ -56,8 +56,17 @@ class Judge(nn.Module):
         return self.head(self.features(images - 0.5).flatten(1))
 
 
+def patch_mixer(width: int) -> list[nn.Module]:
+    """Make layers that mix 4x4 patches in place and in depth by turns (ConvMixer, arXiv 2201.09792)."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), nn.GELU(), nn.BatchNorm2d(width)]
+    for _ in range(4):
+        layers += [nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GELU(), nn.BatchNorm2d(width)]
+        layers += [nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width)]
+    return layers
+
+
 class SecondJudge(nn.Module):
-    """Patches of 4x4 pixels, mixed in place and depth by turns (ConvMixer, arXiv 2201.09792).
+    """A mixer of patches; see `patch_mixer`.
 
     (B, 3, 32, 32) to logits of the digit (B, 10), the ink (B, 6) and the background (B, 6).
     """
@@ -65,13 +74,8 @@ class SecondJudge(nn.Module):
     def __init__(self) -> None:
         """Make the untrained network."""
         super().__init__()
-        width = 64
-        layers: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), nn.GELU(), nn.BatchNorm2d(width)]
-        for _ in range(4):
-            layers += [nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GELU(), nn.BatchNorm2d(width)]
-            layers += [nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width)]
-        self.features = nn.Sequential(*layers)  # (B, 64, 8, 8)
-        self.head = nn.Linear(width, 10 + 2 * len(world.COLOURS))
+        self.features = nn.Sequential(*patch_mixer(64))  # (B, 64, 8, 8)
+        self.head = nn.Linear(64, 10 + 2 * len(world.COLOURS))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return logits of digit, ink and background of images (B, 3, 32, 32) in [0, 1]."""

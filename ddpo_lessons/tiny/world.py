@@ -140,9 +140,7 @@ def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) 
 
 
 def repaint(
-    images: torch.Tensor,
-    old: tuple[torch.Tensor, torch.Tensor],
-    new: tuple[torch.Tensor, torch.Tensor],
+    images: torch.Tensor, old: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
     """Give pictures (N, 3, H, W) of two colours two others, pixel by pixel, and change nothing else.
 
@@ -240,10 +238,7 @@ class Description:
 
 
 def make_prompt(
-    digit: int | None,
-    ink: str | None = None,
-    background: str | None = None,
-    damage: str | None = None,
+    digit: int | None, ink: str | None = None, background: str | None = None, damage: str | None = None
 ) -> str:
     """Put a description into words, e.g. "a foggy red three on a blue background".
 

@@ -13,6 +13,7 @@ import itertools
 import torch
 from torch import nn
 
+from ddpo_lessons.tiny.classifier import patch_mixer
 from ddpo_lessons.tiny.world import measure_background
 from ddpo_lessons.zoo import world
 
@@ -62,16 +63,11 @@ class Judge(Classifier):
 
 
 class SecondJudge(Classifier):
-    """Patches of 4x4 pixels, mixed in place and depth by turns (ConvMixer, arXiv 2201.09792)."""
+    """A mixer of patches; see `tiny.classifier.patch_mixer`."""
 
     def __init__(self) -> None:
         """Make the untrained network."""
-        width = 64
-        layers: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), nn.GELU(), nn.BatchNorm2d(width)]
-        for _ in range(4):
-            layers += [nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GELU(), nn.BatchNorm2d(width)]
-            layers += [nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width)]
-        super().__init__(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2)), width * 4)  # (B, 64, 2, 2)
+        super().__init__(nn.Sequential(*patch_mixer(64), nn.AdaptiveAvgPool2d(2)), 64 * 4)  # (B, 64, 2, 2)
 
 
 # ------------------------------------------------------------------------------------------ judging
