@@ -24,30 +24,22 @@ Generators = torch.Generator | list[torch.Generator] | None
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What one rollout did: states, actions and how likely each action was.
+    """What one rollout did: states, actions and how likely each action was."""
 
-    Attributes:
-        latents: (B, T+1, C, h, w) float32; action k leads from `latents[:, k]` to `latents[:, k + 1]`.
-        timesteps: (B, T), the timestep at which action k was taken.
-        log_probs: (B, T) float32, log-probability of action k under the policy that took it.
-        conditioning: what the policy was told, (B, ...) each, by names that the family gives; those that
-            begin with `negative_` are there only where guidance needs a second pass.
-        guidance_scale: the guidance that was part of the policy.
-        schedule: the steps that were run; replaying takes their numbers from here and nowhere else.
-        final_latents: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what later steps
-            without noise, which are no actions, made of it.
-        group_size: so many rollouts side by side began in one state.
-        branches: into so many they parted at each action, until each went alone; None for all at the first.
-    """
-
+    #: (B, T+1, C, h, w) float32; action k leads from `latents[:, k]` to `latents[:, k + 1]`
     latents: torch.Tensor
-    timesteps: torch.Tensor
-    log_probs: torch.Tensor
+    timesteps: torch.Tensor  #: (B, T), the timestep at which action k was taken
+    log_probs: torch.Tensor  #: (B, T) float32, log-probability of action k under the policy that took it
+    #: what the policy was told, (B, ...) each, by names that the family gives; those that begin with
+    #: `negative_` are there only where guidance needs a second pass
     conditioning: dict[str, torch.Tensor]
-    guidance_scale: float
-    schedule: Schedule
+    guidance_scale: float  #: the guidance that was part of the policy
+    schedule: Schedule  #: the steps that were run; replaying takes their numbers from here and nowhere else
+    #: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what later steps without noise, which
+    #: are no actions, made of it
     final_latents: torch.Tensor
-    group_size: int = 1
+    group_size: int = 1  #: so many rollouts side by side began in one state
+    #: into so many they parted at each action, until each went alone; None for all at the first
     branches: int | None = None
 
     @property

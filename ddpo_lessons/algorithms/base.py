@@ -23,25 +23,17 @@ Loss = Callable[[Any, Pairs], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 @dataclass(frozen=True)
 class Samples:
-    """What one process sampled in an epoch, and how good it was.
+    """What one process sampled in an epoch, and how good it was."""
 
-    Attributes:
-        epoch: its number, from 0.
-        first_step: optimizer steps that were taken before it.
-        process: number of the process.
-        numbers: (B,) on the CPU, which samples of the epoch these are; other processes have the others.
-        trajectory: what was done.
-        advantages: (B,) or (B, T), what `Algorithm.advantages` made of the rewards.
-        score: `(images, rows) -> rewards`, with a gradient if the reward function has one: asks it again, for
-            other images (N, 3, H, W) made from the contexts of the samples `rows` (N,).
-    """
-
-    epoch: int
-    first_step: int
-    process: int
+    epoch: int  #: its number, from 0
+    first_step: int  #: optimizer steps that were taken before it
+    process: int  #: number of the process
+    #: (B,) on the CPU, which samples of the epoch these are; other processes have the others
     numbers: torch.Tensor
-    trajectory: Trajectory
-    advantages: torch.Tensor
+    trajectory: Trajectory  #: what was done
+    advantages: torch.Tensor  #: (B,) or (B, T), what `Algorithm.advantages` made of the rewards
+    #: `(images, rows) -> rewards`, with a gradient if the reward function has one: asks it again, for other
+    #: images (N, 3, H, W) made from the contexts of the samples `rows` (N,)
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -52,7 +44,6 @@ class Learner(Protocol):
 
     def split(self, pairs: Pairs) -> list[Pairs]:
         """Cut the pairs of a step into as many groups as forward passes are needed."""
-        ...
 
     def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:
         """Accumulate the gradient of `loss(denoiser, group)` over the groups, and step once.
@@ -61,19 +52,15 @@ class Learner(Protocol):
         or, if its name begins with "max", a maximum. "max_ratio_error" of an epoch's first step is kept as
         the replay's error. The groups' tensors reach the device in one piece.
         """
-        ...
 
     def reference(self) -> contextlib.AbstractContextManager[Any]:
         """Give the denoiser as it was before training, for the time of a `with` block."""
-        ...
 
     def old_policy(self) -> contextlib.AbstractContextManager[Any]:
         """Give the denoiser with the old policy's weights, for the time of a `with` block."""
-        ...
 
     def update_old_policy(self, decay: float) -> None:
         """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
-        ...
 
 
 def draw_window(schedule: Schedule, window: int, config: DDPOConfig, epoch: int) -> tuple[int, int]:
@@ -91,21 +78,16 @@ def draw_window(schedule: Schedule, window: int, config: DDPOConfig, epoch: int)
 
 
 class Algorithm(abc.ABC):
-    """How rewards weigh samples, and the loss. Settings of its own are constructor arguments with defaults.
+    """How rewards weigh samples, and the loss; settings of its own are arguments with defaults."""
 
-    Attributes:
-        name: what checkpoints and the command line call it.
-        unused: fields of the config that it does not use, and that must therefore keep their defaults.
-        keeps_old: whether the learner is to keep an older policy's weights, see `Learner.update_old_policy`.
-        shares_starts: whether the rollouts of a group begin in one state; where no step has noise they must
-            not.
-        follows_ode: whether flow models are sampled by their ODE; other models keep their noise.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  #: what checkpoints and the command line call it
+    #: fields of the config that it does not use, and that must therefore keep their defaults
     unused: ClassVar[tuple[str, ...]] = ()
+    #: whether the learner is to keep an older policy's weights, see `Learner.update_old_policy`
     keeps_old: ClassVar[bool] = False
+    #: whether the rollouts of a group begin in one state; where no step has noise they must not
     shares_starts: ClassVar[bool] = True
+    #: whether flow models are sampled by their ODE; other models keep their noise
     follows_ode: ClassVar[bool] = False
     config: DDPOConfig
     family: Family

@@ -26,21 +26,13 @@ from ddpo_lessons.rollout import sample_seed
 
 @dataclass(frozen=True)
 class Example:
-    """Some samples, each noised to a time of its own.
+    """Some samples, each noised to a time of its own."""
 
-    Attributes:
-        family: whose forward process it is.
-        clean: (N, C, h, w) x₀, the final latents.
-        noise: (N, C, h, w) ε.
-        timesteps: (N,) t.
-        conditioning: (N, ...) each, without what guidance leads away from.
-    """
-
-    family: Family
-    clean: torch.Tensor
-    noise: torch.Tensor
-    timesteps: torch.Tensor
-    conditioning: dict[str, torch.Tensor]
+    family: Family  #: whose forward process it is
+    clean: torch.Tensor  #: (N, C, h, w) x₀, the final latents
+    noise: torch.Tensor  #: (N, C, h, w) ε
+    timesteps: torch.Tensor  #: (N,) t
+    conditioning: dict[str, torch.Tensor]  #: (N, ...) each, without what guidance leads away from
 
     @property
     def noisy(self) -> torch.Tensor:

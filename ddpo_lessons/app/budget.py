@@ -308,33 +308,21 @@ class Rehearsal(Learner):
 # ---------------------------------------------------------------------------------------- the budget
 @dataclass(frozen=True)
 class Budget:
-    """Bytes on one device, and work of one epoch of one process.
+    """Bytes on one device, and work of one epoch of one process."""
 
-    Attributes:
-        frozen: weights that are not trained, of all networks, and copies of the policy: an older one, and the
-            one before training where no adapter can be switched off for it.
-        trained: weights that are; their gradients take as much.
-        moments: AdamW's two.
-        latents: of an epoch's trajectories, (N, T+1, C, h, w) and what else they hold.
-        images: of an epoch, float32 (N, 3, H, W), which wait for the report.
-        embeddings: of an epoch's prompts, as the denoiser is told them; those that the family remembers are
-            not counted.
-        pairs: what an optimizer step's pairs hold: numbers, and noise where the algorithm draws it.
-        reward: what the reward model holds.
-        sampling: work of an epoch; the peak is that of embedding, encoding, denoising and decoding.
-        training: work of an epoch; the peak is that of forward and backward.
-    """
-
+    #: weights that are not trained, of all networks, and copies of the policy: an older one, and the one
+    #: before training where no adapter can be switched off for it
     frozen: int
-    trained: int
-    moments: int
-    latents: int
-    images: int
+    trained: int  #: weights that are; their gradients take as much
+    moments: int  #: AdamW's two
+    latents: int  #: of an epoch's trajectories, (N, T+1, C, h, w) and what else they hold
+    images: int  #: of an epoch, float32 (N, 3, H, W), which wait for the report
+    #: of an epoch's prompts, as the denoiser is told them; those that the family remembers are not counted
     embeddings: int
-    pairs: int
-    reward: int
-    sampling: Cost
-    training: Cost
+    pairs: int  #: what an optimizer step's pairs hold: numbers, and noise where the algorithm draws it
+    reward: int  #: what the reward model holds
+    sampling: Cost  #: work of an epoch; the peak is that of embedding, encoding, denoising and decoding
+    training: Cost  #: work of an epoch; the peak is that of forward and backward
 
     @property
     def networks(self) -> int:

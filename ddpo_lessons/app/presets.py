@@ -19,28 +19,17 @@ class Preset:
     """What a name stands for: a model, a reward, prompts, and fields of `DDPOConfig`.
 
     Fields that `config` leaves out have the defaults of `DDPOConfig`.
-
-    Attributes:
-        model: "tiny-sd", "tiny-sd3", "tiny-zoo", or a name on the hub.
-        reward: a name of `rewards.REWARDS`.
-        prompts: a name of `prompts.PROMPTS`; empty for img2img, where captions or `--prompt` give them.
-        config: fields of `DDPOConfig`.
-        noise_strength: of img2img, on a folder of images; None for text-to-image.
-        damages: of img2img, names of `world.DAMAGES` that are done to clean images.
-        processes: for how many processes `config` holds the batches of one.
-        algorithm: as `--algorithm` takes it.
-        resolution: side of the images in pixels; None for the model's own.
     """
 
-    model: str
-    reward: str
-    prompts: str
-    config: dict[str, Any]
-    noise_strength: float | None = None
-    damages: tuple[str, ...] = ()
-    processes: int = 1
-    algorithm: str = "ddpo"
-    resolution: int | None = None
+    model: str  #: "tiny-sd", "tiny-sd3", "tiny-zoo", or a name on the hub
+    reward: str  #: a name of `rewards.REWARDS`
+    prompts: str  #: a name of `prompts.PROMPTS`; empty for img2img, where captions or `--prompt` give them
+    config: dict[str, Any]  #: fields of `DDPOConfig`
+    noise_strength: float | None = None  #: of img2img, on a folder of images; None for text-to-image
+    damages: tuple[str, ...] = ()  #: of img2img, names of `world.DAMAGES` that are done to clean images
+    processes: int = 1  #: for how many processes `config` holds the batches of one
+    algorithm: str = "ddpo"  #: as `--algorithm` takes it
+    resolution: int | None = None  #: side of the images in pixels; None for the model's own
 
 
 # config/dgx.py of kvablack/ddpo-pytorch: the experiments of the DDPO paper, section 6, as its first author

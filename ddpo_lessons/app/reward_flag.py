@@ -66,18 +66,12 @@ def help_text() -> str:
 
 @dataclass(frozen=True)
 class Term:
-    """One reward of the flag.
+    """One reward of the flag."""
 
-    Attributes:
-        name: of the registry, or of the function.
-        weight: in the sum; None where none was written.
-        place: FILE.py or MODULE of the function; empty for a name of the registry.
-        models: folders or names on the hub of the models that it asks; as many as were given.
-    """
-
-    name: str
-    weight: float | None
-    place: str = ""
+    name: str  #: of the registry, or of the function
+    weight: float | None  #: in the sum; None where none was written
+    place: str = ""  #: FILE.py or MODULE of the function; empty for a name of the registry
+    #: folders or names on the hub of the models that it asks; as many as were given
     models: tuple[str, ...] = ()
 
     @property

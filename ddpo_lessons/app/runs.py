@@ -14,19 +14,12 @@ from ddpo_lessons.tiny import CHECKPOINTS
 
 @dataclass(frozen=True)
 class Policy:
-    """A model with what its run trained.
+    """A model with what its run trained."""
 
-    Attributes:
-        model: "tiny-sd", a folder, or a name on the hub.
-        lora: folder of LoRA weights, if any.
-        settings: of its run; the defaults where there is none.
-        record: what the run's config.json holds beside them; empty where there is none.
-    """
-
-    model: str
-    lora: Path | None
-    settings: DDPOConfig
-    record: dict[str, Any]
+    model: str  #: "tiny-sd", a folder, or a name on the hub
+    lora: Path | None  #: folder of LoRA weights, if any
+    settings: DDPOConfig  #: of its run; the defaults where there is none
+    record: dict[str, Any]  #: what the run's config.json holds beside them; empty where there is none
 
 
 def find_policy(run_dir: Path | None, model: str | None, lora: Path | None) -> Policy:

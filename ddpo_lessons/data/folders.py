@@ -54,18 +54,13 @@ REFERENCE_SIZE = 224  # pixels for which the benchmark of corruptions (arXiv 190
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The images of a folder.
+    """The images of a folder."""
 
-    Attributes:
-        folder: where they are.
-        files: their paths.
-        labels: the name of each one's subfolder, or None where they lie in the folder itself.
-        captions: the prompts of each one, at least one, or None where no image has a caption.
-    """
-
-    folder: Path
-    files: tuple[Path, ...]
+    folder: Path  #: where they are
+    files: tuple[Path, ...]  #: their paths
+    #: the name of each one's subfolder, or None where they lie in the folder itself
     labels: tuple[str, ...] | None
+    #: the prompts of each one, at least one, or None where no image has a caption
     captions: tuple[tuple[str, ...], ...] | None = None
 
     @property

@@ -20,12 +20,10 @@ class FromNoise:
     """Text-to-image: the first state is noise; `prompt_function` returns `(prompt, metadata)`.
 
     Another start is a subclass that changes what is different.
-
-    Attributes:
-        resolution: side of the images in pixels, which then are squares; None for the model's own size, or
-            that of the images which the prompt function returns.
     """
 
+    #: side of the images in pixels, which then are squares; None for the model's own size, or that of the
+    #: images which the prompt function returns
     resolution: int | None = field(default=None, kw_only=True)
 
     def identity(self) -> dict[str, Any]:

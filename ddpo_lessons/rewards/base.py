@@ -22,7 +22,6 @@ class RewardFunction(Protocol):
 
     def __call__(self, images: torch.Tensor, prompts: Any, metadata: Any, /) -> Any:
         """Score a batch of images."""
-        ...
 
 
 def split_info(returned: Any) -> tuple[Any, Any]:

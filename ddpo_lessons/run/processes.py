@@ -119,17 +119,11 @@ def progress_bar(accelerator: Accelerator, name: str, total: int, **settings: An
 
 @dataclass
 class Share:
-    """Which samples of an epoch this process makes, and how all processes' results come together.
+    """Which samples of an epoch this process makes, and how all processes' results come together."""
 
-    Attributes:
-        accelerator: which knows the processes.
-        total: N, samples of an epoch.
-        batch_size: samples that are scored together; the processes take turns by it.
-    """
-
-    accelerator: Accelerator
-    total: int
-    batch_size: int
+    accelerator: Accelerator  #: which knows the processes
+    total: int  #: N, samples of an epoch
+    batch_size: int  #: samples that are scored together; the processes take turns by it
 
     @property
     def rows(self) -> torch.Tensor:

@@ -340,17 +340,12 @@ def rgb(names: Sequence[str | None]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Edits:
-    """Pictures, and for each a sentence that asks for other colours: obey it, and keep the digit.
+    """Pictures, and for each a sentence that asks for other colours: obey it, and keep the digit."""
 
-    Attributes:
-        pictures: N clean pictures, what goes in.
-        wanted: what each sentence names: ink and background, neither of them the picture's own, and no digit.
-        targets: (N, 3, 32, 32), the same handwriting in the colours that were asked for.
-    """
-
-    pictures: Pictures
+    pictures: Pictures  #: N clean pictures, what goes in
+    #: what each sentence names: ink and background, neither of them the picture's own, and no digit
     wanted: list[Description]
-    targets: torch.Tensor
+    targets: torch.Tensor  #: (N, 3, 32, 32), the same handwriting in the colours that were asked for
 
     @property
     def prompts(self) -> list[str]:

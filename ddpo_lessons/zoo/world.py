@@ -161,17 +161,11 @@ def parse_prompt(prompt: str) -> Description:
 # ------------------------------------------------------------------------------------------- pictures
 @dataclass(frozen=True)
 class Pictures:
-    """A batch of the world of animals.
+    """A batch of the world of animals."""
 
-    Attributes:
-        images: (N, 3, 64, 64) in [0, 1].
-        labels: indices of animal, artist and ground, (N, 3) int64.
-        theta: where each animal stands, (N, 2, 3), see `placements`.
-    """
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    theta: torch.Tensor
+    images: torch.Tensor  #: (N, 3, 64, 64) in [0, 1]
+    labels: torch.Tensor  #: indices of animal, artist and ground, (N, 3) int64
+    theta: torch.Tensor  #: where each animal stands, (N, 2, 3), see `placements`
 
     @property
     def descriptions(self) -> list[Description]:
@@ -195,14 +189,10 @@ def draw_pictures(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN
 
 @dataclass(frozen=True)
 class Edits:
-    """Animals that hide in confetti, and for each a sentence that names a ground, no animal and no artist.
+    """Animals that hide in confetti, and for each a sentence that names a ground, no animal and no artist."""
 
-    Attributes:
-        images: (N, 3, 64, 64) in [0, 1], what goes in.
-        wanted: what should come out: that animal by that artist, in its place, on the ground that is named.
-    """
-
-    images: torch.Tensor
+    images: torch.Tensor  #: (N, 3, 64, 64) in [0, 1], what goes in
+    #: what should come out: that animal by that artist, in its place, on the ground that is named
     wanted: Pictures
 
     @property
