@@ -123,11 +123,7 @@ class PerPromptStatTracker:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later updates depend on, as JSON can hold it without loss.
-
-        Raises:
-            TypeError: a key is not made of str, int, float, bool, None and tuples of these.
-        """
+        """Everything that later updates depend on, as JSON holds it; a TypeError for keys that it cannot."""
         return {
             "buffer_size": self.buffer_size,
             "min_count": self.min_count,
@@ -135,11 +131,7 @@ class PerPromptStatTracker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the rewards of a tracker with the same settings.
-
-        Raises:
-            ValueError: the state was saved with another buffer_size or min_count.
-        """
+        """Take over the rewards of a tracker; a ValueError if it had another buffer_size or min_count."""
         for name in ("buffer_size", "min_count"):
             if state[name] != getattr(self, name):
                 raise ValueError(

@@ -54,10 +54,7 @@ class Trajectory:
 
     @staticmethod
     def cat(trajectories: Sequence[Trajectory]) -> Trajectory:
-        """Join trajectories of one schedule along the batch.
-
-        Guided and unguided ones mix: where one pass was enough, both conditionings are the same.
-        """
+        """Join trajectories of one schedule; those not guided, where one pass was enough, mix with guided."""
         first = trajectories[0]
         names = {name: None for t in trajectories for name in t.conditioning}  # a set that keeps its order
         return Trajectory(

@@ -63,11 +63,7 @@ def _check_settings(name: str, settings: Iterable[str]) -> None:
 
 
 def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and settings of an algorithm such as "nft" or "nft:beta=0.1,max_decay=0".
-
-    Raises:
-        ValueError: if name or settings do not exist, naming those that do, or a setting has no value.
-    """
+    """Return name and settings of "nft" or "nft:beta=0.1,max_decay=0"; a ValueError names what there is."""
     name, _, listed = text.partition(":")
     if name not in ALGORITHMS:
         raise ValueError(
@@ -100,11 +96,7 @@ def _read(key: str, value: str, kind: str) -> Any:
 
 
 def make_algorithm(text: str, **settings: Any) -> Algorithm:
-    """Make an algorithm by its name, a key of `ALGORITHMS`, or with settings as `parse_algorithm` reads them.
-
-    Raises:
-        ValueError: if name or settings do not exist, naming those that do, or a value does not fit.
-    """
+    """Make an algorithm of a text as `parse_algorithm` reads it; a ValueError says what does not fit."""
     name, read = parse_algorithm(text)
     kind = getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
     _check_settings(name, settings)

@@ -64,11 +64,7 @@ class Learner(Protocol):
 
 
 def draw_window(schedule: Schedule, window: int, config: DDPOConfig, epoch: int) -> tuple[int, int]:
-    """Draw `window` neighbouring steps of those with noise: the first, and the one after the last.
-
-    Raises:
-        ValueError: if there are fewer.
-    """
+    """Draw neighbouring steps of those with noise, first and end; a ValueError if there are fewer."""
     noisy = torch.nonzero(schedule.stds > 0).flatten().tolist()
     if window > len(noisy):
         raise ValueError(f"window={window} of {len(noisy)} steps with noise: lower it, or take more steps")
@@ -135,10 +131,7 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Turn the rewards (N,) of all processes' samples into advantages, or other weights (N,) or (N, T).
-
-        `keys` are what `key` makes of the samples' contexts, N.
-        """
+        """Turn all processes' rewards (N,), with what `key` made of contexts, into weights (N,) or (N, T)."""
 
     @abc.abstractmethod
     def update(self, samples: Samples, learner: Learner) -> None:

@@ -26,11 +26,7 @@ from ddpo_lessons.rollout import Trajectory
 
 
 def flow_schedule(schedule: Schedule, name: str) -> FlowSchedule:
-    """Return the schedule, if it is that of a flow model.
-
-    Raises:
-        ValueError: if it is not, naming the algorithm that needs one.
-    """
+    """Return the schedule of a flow model; a ValueError names the algorithm that needs one."""
     if not isinstance(schedule, FlowSchedule):
         raise ValueError(f"algorithm={name!r} needs a flow model, such as tiny-sd3: for this one use 'ddpo'")
     return schedule

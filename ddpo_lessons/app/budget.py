@@ -124,10 +124,7 @@ class Counter(TorchDispatchMode):
 
     @contextlib.contextmanager
     def once(self, network: Any) -> Iterator[None]:
-        """Let a network run once for each shape of its inputs; asked again it counts, and answers, the same.
-
-        Where a gradient is asked for, it runs each time.
-        """
+        """Let a network run once for each shape without gradient; later it counts and answers the same."""
         forward, known = network.forward, dict[Any, Any]()
 
         def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -148,10 +145,7 @@ class Counter(TorchDispatchMode):
 
 
 def cost(run: Callable[[], Any], autocast: torch.dtype | None = None) -> Cost:
-    """Count what a function runs, forward and backward, as a GPU would run it with autocast to a precision.
-
-    What was there before is not part of the peak.
-    """
+    """Count forward and backward as a GPU would run it; what was there before is not part of the peak."""
     with as_on_cuda(), torch.autocast("meta", autocast), Counter() as counter:
         run()
     return Cost(counter.flops, counter.peak)

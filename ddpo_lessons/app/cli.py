@@ -74,11 +74,7 @@ def _comma_list(info: PrimitiveTypeInfo) -> Spec | None:
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """Parse the words after the program's name; `--help` is printed and ends the program.
-
-    Raises:
-        ValueError: for a command or flag that does not exist, or a value that a flag cannot have.
-    """
+    """Parse the words after the program's name; a ValueError says what is wrong, and `--help` ends all."""
     kinds = {kind.__name__.lower(): kind for kind in get_args(Command)}
     if argv and argv[0] in kinds:
         return _parse(kinds[argv[0]], f"ddpo-lessons {argv[0]}", argv[1:])

@@ -19,10 +19,7 @@ _OF_SAMPLE = {"sample_num_steps": "--steps", "sample_guidance_scale": "--guidanc
 
 
 def in_flags(message: str, command: str) -> str:
-    """Write a message for the command line: `resume_from='latest'` becomes `--resume-from latest`.
-
-    Messages of commands other than "train" and "sample" stay as they are.
-    """
+    """Write a message of "train" or "sample" in flags: `resume_from='latest'` as `--resume-from latest`."""
     if command not in ("train", "sample"):
         return message
 

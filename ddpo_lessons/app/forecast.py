@@ -29,10 +29,7 @@ def say(text: str) -> None:
 
 
 def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
-    """Return the settings of this process, cut to the memory that was named; say what was decided.
-
-    A ValueError says that nothing fits the memory, or that the model's size is not known.
-    """
+    """Return this process's settings, cut to the memory that was named; a ValueError if nothing fits."""
     config, processes = arguments.make_config(preset), world_size()
     if processes > 1:
         plan = config.epoch_plan(num_timesteps=1, num_processes=processes)

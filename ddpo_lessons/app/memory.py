@@ -151,11 +151,7 @@ def reward_bytes(reward: str) -> int:
 
 # -------------------------------------------------------------------------------------------- the card
 def device_gigabytes() -> float:
-    """Return the memory of the smallest GPU that this process sees: all processes must cut alike.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return GB of the smallest GPU seen, for all processes must cut alike; a ValueError if there is none."""
     if not torch.cuda.is_available():
         raise ValueError("--gpu-memory auto asks a CUDA device, and there is none: give GB, such as 24")
     cards = range(torch.cuda.device_count())

@@ -16,10 +16,7 @@ PROFILE_VARIABLE = "DDPO_LESSONS_PROFILE"
 
 
 def hub_reachable(timeout: float = 3.0) -> bool:
-    """Ask the model hub for a sign of life, at `HF_ENDPOINT` and unless `HF_HUB_OFFLINE` is set.
-
-    False when nobody answers within so many seconds, or the answer is an error.
-    """
+    """Tell whether the model hub answers in so many seconds, at `HF_ENDPOINT`, unless `HF_HUB_OFFLINE`."""
     if constants.HF_HUB_OFFLINE:
         return False
     try:

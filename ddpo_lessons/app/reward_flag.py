@@ -86,11 +86,7 @@ class Term:
 
 
 def parse(text: str) -> tuple[Term, ...]:
-    """Read the flag: one or more terms.
-
-    Raises:
-        ValueError: for a name that does not exist, a weight that is no number, or a model that is not there.
-    """
+    """Read the flag; a ValueError refuses names, weights and models that cannot be."""
     try:
         terms = tuple(_term(part.strip()) for part in text.split(","))
     except ValueError as error:

@@ -69,11 +69,7 @@ def _run_around(result: Path) -> tuple[DDPOConfig, dict[str, Any]]:
 
 
 def check_model(model: str) -> None:
-    """Refuse a `--model` that can be neither a folder of a pipeline nor a name on the hub.
-
-    Raises:
-        ValueError: saying what is possible.
-    """
+    """Refuse a `--model` that is neither a folder of a pipeline nor a name on the hub, by a ValueError."""
     if Path(model).is_dir():
         if not Path(model, "model_index.json").is_file():
             raise ValueError(

@@ -77,11 +77,7 @@ def run(arguments: Sample) -> int:
 
 
 def takes_images(pipeline: Any, noise_strength: float | None) -> bool:
-    """Tell whether a model edits, from noise with images beside it; refuse a strength that was asked of it.
-
-    Raises:
-        ValueError: if it edits, and a noise_strength was given.
-    """
+    """Tell whether a model edits; a ValueError if it does, and a noise_strength was asked of it."""
     edits = family_of(pipeline).takes_images
     if edits and noise_strength is not None:
         raise ValueError(

@@ -26,10 +26,7 @@ SEVERITIES = (1, 2, 3, 4, 5)  # where none is asked for
 
 
 def run(arguments: Train) -> int:
-    """Train, write what was trained, and say where it is.
-
-    Returns 0, or 128 and the number of the signal that stopped the run, as shells count.
-    """
+    """Train, write it, say where it is; return 0, or 128 and the number of the signal that stopped it."""
     images = None if arguments.images is None else find_images(arguments.images)
     held_out = find_held_out(arguments)
     if arguments.dry_run:

@@ -40,11 +40,7 @@ def check_hook(name: str, hook: Any) -> None:
 
 
 def check_functions(reward_function: Any, prompt_function: Any) -> None:
-    """Refuse functions that cannot be called, and a prompt function whose state no checkpoint can hold.
-
-    Raises:
-        TypeError: naming the function.
-    """
+    """Refuse with a TypeError functions that cannot be called, and state that no checkpoint can hold."""
     for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
@@ -107,11 +103,7 @@ def _check_prompt(prompt: str) -> str:
 
 
 def check_key(key: Any) -> None:
-    """Refuse what samples are compared by where a checkpoint could not bring it back.
-
-    Raises:
-        TypeError: if it is not made of str, int, float, bool, None and tuples of these, or is NaN.
-    """
+    """Refuse, with a TypeError, what samples are compared by where a checkpoint could not bring it back."""
     parts = key if isinstance(key, tuple) else ()
     for part in parts:
         check_key(part)
@@ -182,10 +174,7 @@ def _column(value: Any, size: int) -> torch.Tensor | None:
 
 
 def check_rewards(batches: list[list[Any]]) -> torch.Tensor:
-    """Move the rewards of batches, as `score` returns them, to the CPU in one piece: (N,).
-
-    A ValueError names the first prompt whose reward is NaN or infinite.
-    """
+    """Bring the batches' rewards to the CPU together, (N,); a ValueError names one that is not finite."""
     rewards = torch.cat([batch[3] for batch in batches]).cpu()  # (N,)
     for batch, own in zip(batches, rewards.split([len(batch[3]) for batch in batches]), strict=True):
         batch[3] = own

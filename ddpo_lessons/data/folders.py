@@ -201,11 +201,7 @@ def open_image(file: Path) -> Image.Image:
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Decode every image once, several at a time, so that a damaged one is found before any compute.
-
-    Raises:
-        OSError: naming all files that cannot be decoded, with the reasons.
-    """
+    """Decode every image once, several at a time; an OSError names all that are damaged, with reasons."""
     with ThreadPoolExecutor() as pool:  # decoders leave Python's lock
         reasons = pool.map(_why_unreadable, files)
         bad = [f"{file} ({reason})" for file, reason in zip(files, reasons, strict=True) if reason]

@@ -16,11 +16,7 @@ PNG_BYTES, JPEG_BYTES = 2.09, 0.325
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert a PIL image to RGB of 8 bits, also one of 16, which PIL itself would turn white.
-
-    Raises:
-        ValueError: for 32 bits a pixel, whose white could be any number.
-    """
+    """Convert to RGB of 8 bits, also from 16, which PIL turns white; a ValueError refuses 32 bits."""
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.array(image) / 257).round().astype(np.uint8))  # 65535 becomes 255
     if image.mode in ("I", "F"):

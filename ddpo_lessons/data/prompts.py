@@ -166,10 +166,7 @@ def animals(seed: int) -> PromptSampler:
 
 
 def activities(seed: int) -> PromptSampler:
-    """An animal at one of three activities, such as "a fox playing chess" (DDPO paper, section 6).
-
-    Metadata: `label`, the animal, and `activity`.
-    """
+    """An animal at an activity: "a fox playing chess" (DDPO paper, section 6); metadata: label, activity."""
 
     def draw(generator: random.Random) -> Prompt:
         animal, activity = generator.choice(ANIMALS), generator.choice(ACTIVITIES)
@@ -179,10 +176,7 @@ def activities(seed: int) -> PromptSampler:
 
 
 def from_file(path: str | Path, seed: int) -> PromptSampler:
-    """One of the lines of a UTF-8 text file; empty lines are skipped, metadata is empty.
-
-    A ValueError says that there is no such file or no prompt in it.
-    """
+    """One of the lines of a UTF-8 text file that are not empty; a ValueError if there is none."""
     prompts = read_prompts(path)
     return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
 

@@ -36,11 +36,7 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def family_class(pipeline_class: str) -> type[Family]:
-    """Return the family of a diffusers pipeline's class.
-
-    Raises:
-        TypeError: if there is none, naming those that there are.
-    """
+    """Return the family of a diffusers pipeline's class; for others a TypeError names those known."""
     if pipeline_class not in FAMILIES:
         raise TypeError(
             f"the model is a {pipeline_class}, of a family that this package does not train: use one of "
@@ -50,11 +46,7 @@ def family_class(pipeline_class: str) -> type[Family]:
 
 
 def family_of(pipeline: Any) -> Family:
-    """Return the family of a pipeline, or what is a family already.
-
-    Raises:
-        TypeError: if the pipeline is of no known family, or a part of it is missing.
-    """
+    """Return a pipeline's family, or what is one already; a TypeError if none fits or a part is missing."""
     if isinstance(pipeline, Family):
         return pipeline
     known = [base.__name__ for base in type(pipeline).__mro__ if base.__name__ in FAMILIES]

@@ -18,10 +18,7 @@ from torch.nn import functional
 
 
 def use_summed_weights(config: LoraConfig) -> None:
-    """Let adapters made with this config sum their weights; their parameters and names stay peft's.
-
-    It must have no dropout, which acts between x and A.
-    """
+    """Let adapters of this config, without dropout, sum their weights; parameters and names stay peft's."""
     config._register_custom_module({nn.Linear: SummedLinear, nn.Conv2d: SummedConv2d})
 
 

@@ -132,11 +132,7 @@ def load_adapter(family: Family, config: DDPOConfig) -> None:
 
 
 def read_lora(pipeline: Any, folder: str | Path) -> None:
-    """Load the LoRA weights of a folder into a pipeline.
-
-    Raises:
-        ValueError: if they do not fit the model.
-    """
+    """Load the LoRA weights of a folder into a pipeline; a ValueError if they do not fit the model."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # diffusers prints, layer by layer, what it raises too
     try:
@@ -231,11 +227,7 @@ def _move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Make the AdamW that the config describes.
-
-    Raises:
-        ImportError: if its 8-bit variant is asked for and bitsandbytes is missing.
-    """
+    """Make the AdamW that the config describes; an ImportError if its 8-bit variant lacks bitsandbytes."""
     kind: Any = partial(torch.optim.AdamW, fused=True)  # all weights in one pass: adapters are many and small
     if config.train_use_8bit_adam:
         try:

@@ -227,10 +227,7 @@ class StableDiffusion:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> torch.Tensor:
-    """Return the token ids (B, L) of B texts, all padded to one length, the tokenizer's if none is given.
-
-    What is cut is told in a warning.
-    """
+    """Return ids (B, L) of texts, padded to a length, else the tokenizer's; what is cut is warned of."""
     length = length or tokenizer.model_max_length
     for text, ids in zip(texts, tokenizer(texts, verbose=False).input_ids, strict=True):
         if len(ids) > length:

@@ -100,10 +100,7 @@ def resize_and_crop(images: torch.Tensor, edge: int, crop: int) -> torch.Tensor:
 
 
 class Clip(nn.Module):
-    """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere.
-
-    The folder `processor` holds its tokenizer and preprocessor_config.json.
-    """
+    """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere."""
 
     model: Any  # of transformers, which mypy does not follow
 
@@ -143,10 +140,7 @@ class Clip(nn.Module):
 
 @functools.cache
 def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
-    """Load a CLIPModel; cached, for a weighted sum of CLIP rewards needs the 1.7 GB only once.
-
-    `processor` is where tokenizer and preprocessor are, if they are not with the model.
-    """
+    """Load a CLIPModel, its processor elsewhere if need be; cached, for rewards share its 1.7 GB."""
     from transformers import CLIPModel
 
     weights = load_from_hub(model, lambda folder: _pretrained(CLIPModel, folder))

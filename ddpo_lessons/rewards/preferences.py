@@ -173,10 +173,7 @@ def _part(weights: Mapping[str, torch.Tensor], prefix: str) -> Weights:
 
 
 class ImageRewardModel(nn.Module):
-    """BLIP's image encoder, its text encoder that attends to the image, and a head on the first token.
-
-    The weights are the published checkpoint's, under its names; `text_config` is what med_config.json holds.
-    """
+    """BLIP's image encoder, its text encoder that attends to the image, and a head on the first token."""
 
     mean: torch.Tensor
     std: torch.Tensor

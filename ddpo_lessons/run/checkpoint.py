@@ -134,11 +134,7 @@ def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, An
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's state alone.
-
-    Raises:
-        ValueError: as in `read`.
-    """
+    """Read a checkpoint's state alone; a ValueError as in `read`."""
     return json.loads(_read_files(folder, only="state.json")["state.json"])
 
 
@@ -208,10 +204,7 @@ def fingerprints(family: Family) -> dict[str, Any]:
 
 
 def fingerprint(module: nn.Module, adapter: bool = False) -> dict[str, Any]:
-    """Return {"shapes": a hash of names and shapes, "values": the first ones of each tensor}.
-
-    With `adapter` those of its adapter, else those of what is below.
-    """
+    """Return {"shapes": a hash of names and shapes, "values": first ones} of a network or its adapter."""
     digest, values = hashlib.blake2b(digest_size=8), []
     for name, tensor in sorted(module.state_dict().items()):
         if ("lora_" in name) == adapter:

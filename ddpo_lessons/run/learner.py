@@ -263,10 +263,7 @@ def held(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def learning_rates(config: DDPOConfig, num_steps: int) -> Callable[[int], float]:
-    """Return the learning rate as a function of the steps done: with no state, it needs no checkpoint.
-
-    Steps done, from 0, give the rate of the next of `num_steps` steps, as diffusers' schedulers have it.
-    """
+    """Return the next step's learning rate by the steps done: with no state, it needs no checkpoint."""
     name = config.train_learning_rate_schedule
     if name == "constant" and config.train_learning_rate_warmup_steps:
         name = "constant_with_warmup"

@@ -58,11 +58,7 @@ def make_accelerator(config: DDPOConfig) -> Accelerator:
 
 
 def check_sharding(accelerator: Accelerator, config: DDPOConfig, use_lora: bool) -> None:
-    """Refuse what does not work, or was never tried, where weights are sharded.
-
-    Raises:
-        ValueError: naming the setting and what to take.
-    """
+    """Refuse, with a ValueError, what does not work or was never tried where weights are sharded."""
     if not accelerator.is_fsdp2:
         return
     plugin = accelerator.state.fsdp_plugin

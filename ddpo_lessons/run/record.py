@@ -82,10 +82,7 @@ def changed_fields(saved: Mapping[str, Any], config: DDPOConfig) -> list[str]:
 
 
 def read_run(folder: Path) -> tuple[DDPOConfig, dict[str, Any]]:
-    """Read config.json of a run: the config, and the record, of which runs of older versions have none.
-
-    A ValueError says that the folder holds no such file, or one that is damaged.
-    """
+    """Read config and record, if any, from a run's config.json; a ValueError if it is damaged or missing."""
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return DDPOConfig.from_dict(values), dict(values.get(RUN, {}))

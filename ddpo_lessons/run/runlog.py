@@ -224,10 +224,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_metrics(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """Read metrics.jsonl of a run, all records or those of a kind ("step", "epoch"), oldest first.
-
-    A last line that a kill cut off is left out; any other damaged line is a ValueError that names it.
-    """
+    """Read a run's records (of a kind) in order, but a last line cut off; a ValueError names a bad one."""
     path = Path(run_dir, METRICS)
     if not path.exists():
         return []

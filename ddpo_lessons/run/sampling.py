@@ -38,11 +38,7 @@ def schedule_of(
 
 
 def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig) -> int:
-    """Return how many steps of a rollout are recorded.
-
-    Raises:
-        ValueError: for settings with which a rollout would fail, or could not be replayed.
-    """
+    """Return how many steps of a rollout are recorded; a ValueError if it fails, or cannot be replayed."""
     try:
         schedule = schedule_of(0, family, start, algorithm, config)
         first, end = recorded_steps(schedule)
@@ -77,11 +73,7 @@ class Sampler:
         return schedule_of(epoch, self.family, self.start, self.algorithm, self.config, contexts)
 
     def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
-        """Sample and score this process's share.
-
-        Returns its batches `[images, prompts, metadata, rewards, info]`, their trajectory, seconds of
-        scoring.
-        """
+        """Sample and score this process's share: batches of `score`, trajectory, seconds of scoring."""
         batches, pieces, seconds = [], [], 0.0
         rows = self.share.rows  # (batches, B)
         known = list(contexts.values())
@@ -134,10 +126,7 @@ class Sampler:
         group_size: int = 1,
         branches: int | None = None,
     ) -> tuple[torch.Tensor, Trajectory]:
-        """Play a rollout of each of B contexts and decode it, with generators of first noises and of actions.
-
-        Groups and branches are those of `sample_trajectory`; images (B, 3, H, W) are float32 in [0, 1].
-        """
+        """Play B contexts' rollouts, see `sample_trajectory`, and decode them: (B, 3, H, W) in [0, 1]."""
         config, family, size = self.config, self.family, self.start.size(contexts)
         shape = family.latents_shape(size)
         noise = torch.stack([torch.randn(shape, generator=generator) for generator in of_noise])

@@ -77,10 +77,7 @@ class Validation:
                 self._report(epochs, global_step, *found)
 
     def measure(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Render and score all contexts; every process must call it, and only the main one scores.
-
-        Returns images (N, 3, H, W) and rewards (N,) on the CPU; in other processes rewards of 0.
-        """
+        """Render all contexts (N, 3, H, W) in every process; score them (N,) in the main one."""
         numbers = list(range(len(self.contexts)))
         size, batches = self.trainer.config.sample_batch_size, []
         for first in range(0, len(numbers), size):

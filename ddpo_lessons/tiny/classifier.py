@@ -85,10 +85,7 @@ class SecondJudge(nn.Module):
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
-    """Return the fraction of images (N, 3, 32, 32) whose digit (N,) the model reads correctly.
-
-    Model, images and digits may be on different devices: pipelines move to the GPU, judges stay behind.
-    """
+    """Return the share of images (N, 3, 32, 32), on any device, whose digit (N,) the model reads rightly."""
     device = next(model.parameters()).device
     read = torch.cat([model(batch.to(device)).argmax(dim=1).cpu() for batch in images.split(256)])  # (N,)
     return (read == digits.cpu()).float().mean().item()

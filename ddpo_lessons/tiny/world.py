@@ -73,10 +73,7 @@ def handwriting(split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 # ------------------------------------------------------------------------------------------ rendering
 def placements(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw small placements of the digit: shifted by 1.5 pixels, turned by 0.12 radians, 8% larger, at most.
-
-    Affine matrices (N, 2, 3) for `render`, mapping picture to bitmap coordinates.
-    """
+    """Draw (N, 2, 3) for `render`: shifts of 1.5 pixels, turns of 0.12 radians, zooms of 8%, at most."""
     uniform = torch.rand(count, 4, generator=generator) * 2 - 1  # (N, 4)
     angle = uniform[:, 0] * 0.12
     scale = 1.14 / (1 + uniform[:, 1] * 0.08)  # 1.14 leaves a margin of two pixels around the bitmap
@@ -142,10 +139,7 @@ def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) 
 def repaint(
     images: torch.Tensor, old: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Give pictures (N, 3, H, W) of two colours two others, pixel by pixel, and change nothing else.
-
-    `old` and `new` are ink and background, RGB (N, 3) each.
-    """
+    """Give pictures (N, 3, H, W) two other colours (ink, background), RGB (N, 3) each, pixel by pixel."""
     ink, background = (colour[:, :, None, None] for colour in new)
     share = coverage(images, *old)  # (N, 1, H, W)
     return share * ink + (1 - share) * background
@@ -240,10 +234,7 @@ class Description:
 def make_prompt(
     digit: int | None, ink: str | None = None, background: str | None = None, damage: str | None = None
 ) -> str:
-    """Put a description into words, e.g. "a foggy red three on a blue background".
-
-    The digit is 0 to 9, or None for "digit"; the damage may also be "clear" or "camouflaged".
-    """
+    """Put a description into words, e.g. "a foggy red three on a blue background"; no digit is "digit"."""
     words = ["a", damage, ink, "digit" if digit is None else DIGITS[digit]]
     if background is not None:
         words += ["on", "a", background, "background"]

@@ -57,10 +57,7 @@ def sprites() -> torch.Tensor:
 
 
 def placements(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw placements: either side, 78% to 94% of the picture's size, shifted by at most 2.5 pixels.
-
-    Affine matrices (N, 2, 3) for `render`, mapping the picture's coordinates to the sprite's.
-    """
+    """Draw (N, 2, 3) for `render`: either side, 78% to 94% of the size, shifts of at most 2.5 pixels."""
     uniform = torch.rand(count, 4, generator=generator)
     scale = 1 / (0.78 + 0.16 * uniform[:, 0])  # (N,)
     side = torch.where(uniform[:, 1] < 0.5, -1.0, 1.0)
@@ -70,10 +67,7 @@ def placements(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def render(pairs: torch.Tensor, grounds: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """Draw animals on grounds of one colour: (N, 3, 64, 64) in [0, 1].
-
-    `pairs` are indices of animal and artist, (N, 2), `grounds` those in `GROUNDS`, (N,), `theta` (N, 2, 3).
-    """
+    """Draw pairs of animal and artist (N, 2) on grounds (N,), by their indices: (N, 3, 64, 64) in [0, 1]."""
     return draw_over(torch.tensor(list(GROUNDS.values()))[grounds][:, :, None, None], pairs, theta)
 
 
@@ -213,10 +207,7 @@ class Edits:
         return [{"animal": d.animal, "artist": d.artist, "ground_mask": mask} for d, mask in shown]
 
     def are_plain(self, images: torch.Tensor) -> torch.Tensor:
-        """Say of which images nine tenths of the ground are plain, (N,) bool.
-
-        It is plain where the colour is less than 0.15 (Euclidean, RGB in [0, 1]) from the one that is named.
-        """
+        """Say (N,) of which images nine tenths of the ground are within 0.15 (RGB) of the named colour."""
         ground = self.ground_masks
         plain = ((images.float() - self._colours).norm(dim=1) < 0.15) & ground
         return plain.sum(dim=(1, 2)) >= 0.9 * ground.sum(dim=(1, 2))
