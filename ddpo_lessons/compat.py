@@ -72,15 +72,9 @@ def _part(name: str) -> Any:
 class DefaultDDPOStableDiffusionPipeline:
     """TRL's wrapper of a diffusers pipeline, which is its `sd_pipeline`.
 
-    Args:
-        pretrained_model_name: "tiny-sd", a folder, or the name of a model on the hub. LoRA weights beside
-            it are loaded and trained on.
-        pretrained_model_revision: branch, tag or commit on the hub.
-        use_lora: train LoRA weights, not the whole UNet.
-
-    Raises:
-        RuntimeError: if the model cannot be had.
-        TypeError: if it has no UNet.
+    The name is "tiny-sd", a folder, or that of a model on the hub; LoRA weights beside it are loaded and
+    trained on. `use_lora` trains LoRA weights, not the whole UNet. A RuntimeError says that the model cannot
+    be had, a TypeError that it has no UNet.
     """
 
     unet = _part("unet")

@@ -190,9 +190,6 @@ def sample_trajectory(
         group_size: so many rollouts side by side begin in one state, whose first prediction they share.
         branches: into so many they part at each action; None for all at the first.
 
-    Returns:
-        The trajectory.
-
     Raises:
         ValueError: if noise is asked for, and no step has it.
     """
@@ -247,13 +244,10 @@ def sample_images(
     branches: int | None = None,
     images: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Trajectory]:
-    """Tell the policy B prompts, run it from first states, and decode what it makes.
+    """Tell the policy B prompts, run it from first states, and decode what it makes: (B, 3, H, W) in [0, 1].
 
     `size` is (H, W) of the images, or None for the model's own; `images` (B, 3, H, W) are told beside the
     prompts, if any; all else is that of `sample_trajectory`.
-
-    Returns:
-        Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
     """
     conditioning = family.condition(prompts, negative_prompt, guidance_scale, size, images)
     trajectory = sample_trajectory(

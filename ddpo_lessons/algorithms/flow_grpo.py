@@ -36,16 +36,10 @@ class FlowGRPO(DDPO):
     """DDPO on the SDE of a flow model; `sample_eta` of the config is its level of noise η.
 
     With `sample_group_size` above 1 rewards are compared within a group, whose rollouts also begin in one
-    state, as DanceGRPO's do.
-
-    Args:
-        sde: which SDE, see `flow.flow_coefficients`.
-        window: so many neighbouring steps have noise; 0 for all.
-        kl_times_length: multiply the KL of a step by its length Δ, as the authors do for "flow" and "dance",
-            whose σ lacks √Δ there; with "cps" they have the true KL, as False has everywhere.
-
-    Raises:
-        ValueError: if the window is no number of steps.
+    state, as DanceGRPO's do. `sde` is that of `flow.flow_coefficients`; so many neighbouring steps as
+    `window` says have noise, 0 for all, else a ValueError. `kl_times_length` multiplies the KL of a step by
+    its length Δ, as the authors do for "flow" and "dance", whose σ lacks √Δ there; with "cps" they have the
+    true KL, as False has everywhere.
     """
 
     name = "flow_grpo"

@@ -42,12 +42,8 @@ def mirrored_loss(
 ) -> torch.Tensor:
     """Ask one mirror image to explain good samples, and the other one bad ones: (N,), in units of A_max.
 
-    Args:
-        example: N noised samples.
-        new: (N, C, h, w), what the policy that learns says of them.
-        old: (N, C, h, w), what the policy that sampled says, without a gradient.
-        goodness: q, (N,) in [0, 1].
-        beta: ζ, above 0.
+    Of N examples `new` and `old` (N, C, h, w) are the outputs of the policies that learn and that sampled,
+    the latter without a gradient; `goodness` is q, (N,) in [0, 1], and `beta` ζ, above 0.
     """
     step = beta * (new - old)
     good, bad = (normalized_error(example, mirrored) for mirrored in (old + step, old - step))  # (N,)
@@ -57,14 +53,10 @@ def mirrored_loss(
 class NFT(AWM):
     """DiffusionNFT; samples, advantages, examples and penalty are those of `AWM`.
 
-    Args:
-        beta: ζ, how far v⁺ and v⁻ lie from v_old, in units of v - v_old; a large one holds v near v_old.
-        decay_rate: by how much the decay of the sampling policy grows from epoch to epoch.
-        max_decay: where it stops; 0 lets the newest policy sample.
-        logit_normal: as in `ForwardProcess`.
-
-    Raises:
-        ValueError: if a number does not fit.
+    `beta` is ζ, how far v⁺ and v⁻ lie from v_old, in units of v - v_old; a large one holds v near v_old.
+    `decay_rate` is by how much the decay of the sampling policy grows from epoch to epoch, up to `max_decay`;
+    0 lets the newest policy sample. `logit_normal` is that of `ForwardProcess`. A ValueError refuses a number
+    that does not fit.
     """
 
     name = "nft"

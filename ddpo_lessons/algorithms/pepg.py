@@ -25,13 +25,7 @@ from ddpo_lessons.algorithms.nft import NFT, normalized_error
 
 
 def proximal_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """Return -ρ (A - log ρ) E of each example, (N,).
-
-    Args:
-        new: E of the policy that learns, (N,), with a gradient.
-        old: E of the policy that sampled, (N,).
-        advantages: A in nats, (N,).
-    """
+    """Return -ρ (A - log ρ) E of each example (N,), of E now and E of the policy that sampled, A in nats."""
     log_ratio = new.detach() - old
     return -log_ratio.exp() * (advantages - log_ratio) * new
 
@@ -39,14 +33,8 @@ def proximal_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor
 class PEPG(NFT):
     """PEPG; samples, advantages, examples, penalty and the policy that samples are those of `NFT`.
 
-    Args:
-        scale: by how many nats of E an advantage of 1 is to make a sample likelier.
-        decay_rate: as in `NFT`.
-        max_decay: as in `NFT`.
-        logit_normal: as in `ForwardProcess`.
-
-    Raises:
-        ValueError: if a number does not fit.
+    `scale` says by how many nats of E an advantage of 1 is to make a sample likelier; a ValueError refuses a
+    number that does not fit.
     """
 
     name = "pepg"

@@ -225,9 +225,8 @@ def mean(images: torch.Tensor, *contexts: Any) -> torch.Tensor:
 class Rehearsal(Learner):
     """The learner of a run that is played on the `meta` device, with the policy that the run would train.
 
-    Attributes:
-        cost: of an optimizer step; only passes with a gradient.
-        pairs: bytes that all pairs of the step hold on the device.
+    `cost` is that of an optimizer step, of passes with a gradient only; `pairs` the bytes that its pairs
+    hold.
     """
 
     cost, pairs = Cost(0, 0), 0

@@ -119,14 +119,10 @@ def run(command: Command) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command, of the process's words if none are given, and return the exit status.
 
-    Args:
-        argv: the words after the program's name; those of the process if not given.
-
-    Returns:
-        The exit status: 0; 2 after an error, which is printed in one line; 130 after Ctrl-C and 143 after
-        SIGTERM, as shells count, also where what was done is saved.
+    0; 2 after an error, which is printed in one line; 130 after Ctrl-C and 143 after SIGTERM, as shells
+    count, also where what was done is saved.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv == ["--version"]:

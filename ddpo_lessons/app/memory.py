@@ -176,21 +176,12 @@ def fit(
     """Cut passes to what a card holds; samples per epoch and per optimizer step stay the same.
 
     Sampling and training take passes of one size: in bf16 and fp16 a network may round differently in
-    another, and training is to replay what sampling did. Gradient checkpointing costs time, so it is for
-    cards that do not hold the smallest pass without it.
+    another, and training is to replay what sampling did. Sizes that the algorithm refuses are left out.
+    Gradient checkpointing costs time, so it is for cards that do not hold the smallest pass without it,
+    unless it is to be kept as it is.
 
-    Args:
-        model: as in `find_pipeline`.
-        config: the settings of one process.
-        gigabytes: of the card, in 1e9 bytes.
-        algorithm: as the run's; sizes that it refuses are left out.
-        start: as the run's.
-        reward_bytes: what the reward's models hold.
-        keep_checkpointing: leave `train_gradient_checkpointing` as it is.
-
-    Returns:
-        The settings with the largest passes that fit, and GB at their peak, on paper. If not even the
-            smallest pass fits, a ValueError names the smallest card that would do.
+    Returns the settings with the largest passes that fit so many gigabytes of 1e9 bytes, and GB at their
+    peak, on paper. If not even the smallest pass fits, a ValueError names the smallest card that would do.
     """
     samples = config.train_batch_size * config.train_gradient_accumulation_steps
     cuts = {size: with_passes(config, size) for size in range(1, samples + 1) if samples % size == 0}

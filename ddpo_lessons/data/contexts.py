@@ -127,12 +127,8 @@ def image_context(drawn: Any, family: Family) -> Context:
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
     """Call the reward function on B images and their contexts; `check_rewards` looks at the values.
 
-    Returns:
-        [images, prompts, metadata, rewards (B,) float32 wherever they were computed, info], the peers' order.
-
-    Raises:
-        TypeError: if the rewards are not numbers.
-        ValueError: if their shape is wrong.
+    Returns [images, prompts, metadata, rewards (B,) float32 wherever they were computed, info], the peers'
+    order. A TypeError refuses rewards that are no numbers, a ValueError those of another shape.
     """
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)

@@ -309,20 +309,14 @@ def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Gener
 class ImagePrompts(PromptSampler):
     """A prompt function that draws images of a folder: `() -> (prompt, image (3, size, size), metadata)`.
 
-    An image with several prompts in its caption gets one of them, drawn anew each time. Images are read in
-    threads, an epoch's together (`prefetch`), and kept fitted while there is room.
+    An image with several prompts in its caption gets one of them, drawn anew each time; images without
+    captions have `prompt`, in which "{label}" becomes the class. Images are read in threads, an epoch's
+    together (`prefetch`), and kept fitted while there is room. One of the damages, names of `world.DAMAGES`,
+    and one of the severities are drawn for each; without any they stay clean.
 
     Metadata: `id`, the file's place in the folder, with captions followed by the prompt; `image`, what is
     trained on; with class subfolders `label`, and `digit` where the label names one; with damage `target`,
     the clean image, `damage` and `severity`.
-
-    Args:
-        images: what to draw from.
-        prompt: of images without captions; "{label}" in it becomes the image's class.
-        size: of the square that they are fitted to, in pixels.
-        seed: decides the sequence.
-        damages: names of `world.DAMAGES`, one of which is drawn for each image; none for clean images.
-        severities: of which one is drawn.
     """
 
     def __init__(

@@ -52,10 +52,8 @@ def _legibility(
 def digit_legibility(model: nn.Module | None = None, probability: bool = False) -> RewardFunction:
     """How well the digit `metadata["digit"]` can be read: log p(digit | image), in nats.
 
-    Args:
-        model: a digit classifier, images (B, 3, H, W) to logits (B, 10); None for the reward model
-            of the digit world. Never pass the judge.
-        probability: give p instead of log p; bounded, but flat where the digit cannot be read.
+    The model maps images (B, 3, H, W) to logits (B, 10); None is the digit world's reward model. Never pass
+    the judge. `probability` gives p instead of log p: bounded, but flat where the digit cannot be read.
     """
     reader = _digit_reader(model)
 

@@ -112,17 +112,13 @@ def open_clip_to_clip_model(weights: Mapping[str, torch.Tensor]) -> Weights:
 def hps_v2(model: str | Path = HPS_V2, processor: str | Path = CLIP_H) -> RewardFunction:
     """HPS v2: cosine of image and prompt, from a CLIP ViT-H that was trained on people's choices.
 
-    Some 0.2 to 0.4; compare images of one prompt only. The checkpoint is open_clip's, in half precision, and
-    computes in float32 here. Resizing is that of CLIP's preprocessor; the authors' package resizes tensors,
-    with antialiasing or without, as its torchvision does. Source: Wu et al. 2023, arXiv 2306.09341, and
-    img_score.py of tgxs002/HPSv2. Checked against open_clip's formulas on random weights, never against the
-    published checkpoint.
-
-    Args:
-        model: a checkpoint of open_clip (.pt, or its weights as .safetensors), or a folder or a repository on
-            the hub that holds HPS_v2.1_compressed.pt.
-        processor: the CLIPModel that it was trained from, of which config, tokenizer and preprocessor are
-            read: a name on the hub, or a folder.
+    Some 0.2 to 0.4; compare images of one prompt only. The checkpoint is open_clip's (.pt, .safetensors, or
+    HPS_v2.1_compressed.pt in a folder or repository), in half precision, and computes in float32 here;
+    config, tokenizer and preprocessor are those of `processor`, the CLIPModel that it was trained from.
+    Resizing is that of CLIP's preprocessor; the authors' package resizes tensors, with antialiasing or
+    without, as its torchvision does. Source: Wu et al. 2023, arXiv 2306.09341, and img_score.py of
+    tgxs002/HPSv2. Checked against open_clip's formulas on random weights, never against the published
+    checkpoint.
 
     Raises:
         RuntimeError: if one of them cannot be had, or the weights are none of this model.
@@ -239,13 +235,10 @@ def image_reward(model: str | Path = IMAGE_REWARD, tokenizer: str | Path = BERT)
     """ImageReward: how well people would rate the image for the prompt; mean 0, standard deviation 1.
 
     (head(first token of BLIP's text encoder, which reads the prompt and attends to the image) - m) / s, with
-    m and s of the training set. Source: Xu et al. 2023, arXiv 2304.05977, and ImageReward.py, vit.py and
-    med.py of THUDM/ImageReward. Checked against the formulas of that code on random weights, never against
-    the published checkpoint.
-
-    Args:
-        model: a folder, or a repository on the hub, with ImageReward.pt and med_config.json.
-        tokenizer: BERT's: a name on the hub, or a folder.
+    m and s of the training set. The model is a folder or repository with ImageReward.pt and med_config.json,
+    the tokenizer BERT's. Source: Xu et al. 2023, arXiv 2304.05977, and ImageReward.py, vit.py and med.py of
+    THUDM/ImageReward. Checked against the formulas of that code on random weights, never against the
+    published checkpoint.
 
     Raises:
         RuntimeError: if one of them cannot be had, or the weights are none of this model.

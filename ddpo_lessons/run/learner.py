@@ -31,18 +31,10 @@ Weights = dict[str, torch.Tensor]
 class Learner:
     """Accumulates gradients over groups of pairs and takes optimizer steps; see `algorithms.base.Learner`.
 
-    Args:
-        config: the settings.
-        accelerator: which prepared denoiser and optimizer.
-        denoiser: in several processes it synchronises gradients.
-        optimizer: of the trainable weights.
-        trainable: the weights by name.
-        keeps_start: the policy before training is not what the denoiser is without its adapter, and will be
-            asked for: keep its weights.
-        autocast: makes the context of a forward pass.
-        on_step: called after every optimizer step with its record.
-        num_steps: optimizer steps of the whole run, for the schedule of the learning rate.
-        keeps_old: keep the weights of an older policy, at first those of the new one.
+    Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `keeps_start` keeps
+    the weights before training, where they are not what the denoiser is without its adapter and will be asked
+    for, `keeps_old` those of an older policy, at first the new one's. `on_step` is called after every
+    optimizer step with its record; the learning rate follows the `num_steps` of the whole run.
     """
 
     def __init__(

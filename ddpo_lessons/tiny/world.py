@@ -280,16 +280,9 @@ def draw_pictures(
 ) -> Pictures:
     """Draw random pictures of the digit world.
 
-    Args:
-        count: number of pictures N.
-        split: split of the handwriting, see `handwriting`.
-        seed: decides handwriting, colours, placement and damage.
-        damage: None, "camouflaged" or a name of `DAMAGES`.
-        severity: 1 to 5; camouflage is always the same.
-        pairs: the (digit, ink) pairs to draw from; None for all sixty.
-
-    Raises:
-        ValueError: if the split, the damage or the severity does not exist.
+    Those of a split (see `handwriting`) and of pairs of (digit, ink), by default all sixty; the damage is
+    "camouflaged", always the same, or a name of `DAMAGES` at a severity of 1 to 5. A ValueError refuses
+    others.
     """
     if damage is not None and damage != "camouflaged" and damage not in DAMAGES:
         raise ValueError(f"damage={damage!r} does not exist: use camouflaged or one of {list(DAMAGES)}")
