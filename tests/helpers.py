@@ -456,13 +456,13 @@ def counted_passes(unet: torch.nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def launch(script: str, folder: Path, processes: int) -> subprocess.Popen[str]:
+def launch(script: str, folder: Path, processes: int, *flags: str) -> subprocess.Popen[str]:
     """Run a test file's own program in processes that accelerate starts, on the CPU."""
     here = Path(script)
     paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
     # accelerate starts several processes for GPUs only, but lets them compute on the CPU.
     settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "ACCELERATE_USE_CPU": "true"}
-    several = ["--multi_gpu", "--main_process_port", "0"]  # 0: a port that is free
+    several = [*(flags or ["--multi_gpu"]), "--main_process_port", "0"]  # 0: a port that is free
     return subprocess.Popen(
         [
             sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import pytest
@@ -223,9 +224,8 @@ def test_bytes_of_a_trainer(tmp_path, use_lora):
     assert found.peak == found.resident + max(found.sampling.peak, found.training.peak)
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_bytes_of_a_flow_trainer(tmp_path, precision):
-    config = make_config(tmp_path, sample_num_steps=3, sample_eta=0.7, mixed_precision=precision)
+def test_bytes_of_a_flow_trainer(tmp_path):
+    config = make_config(tmp_path, sample_num_steps=3, sample_eta=0.7, mixed_precision="bf16")
     pipeline = load_tiny_sd3()
     found = budget.estimate(like(pipeline), config, make_algorithm("flow_grpo"), FromNoise())
     trainer = FlowGRPOTrainer(config, brightness, red_three, pipeline)
@@ -233,10 +233,9 @@ def test_bytes_of_a_flow_trainer(tmp_path, precision):
     trainer.step(0)
     trajectory = seen[0]
     assert found.latents == bytes_of(trajectory)
-    size = 2 if precision == "bf16" else 4
     # 16 tokens of CLIP and one for T5, 64 numbers each, and 64 of the pooled embedding; guided
     assert found.embeddings == sum(t.nbytes for t in trajectory.conditioning.values())
-    assert found.embeddings == 2 * 2 * (17 * 64 + 64) * size
+    assert found.embeddings == 2 * 2 * (17 * 64 + 64) * 2
     parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2)
     assert found.frozen == sum(w.nbytes for part in parts for w in budget.weights(part)) - found.trained
     assert found.trained == sum(p.nbytes for p in trainer.learner.trainable.values())
@@ -262,7 +261,6 @@ GROUPS = {"sample_group_size": 2}
         ("rwr", make_pipeline, {}),
         ("branching:window=1", make_pipeline, GROUPS),
         ("flow_grpo:window=2", make_sd3_pipeline, {"train_num_inner_epochs": 2}),
-        ("awm", make_sd3_pipeline, {}),
         ("nft", make_pipeline, {}),
         ("pepg", make_pipeline, {}),
         ("dpo", make_pipeline, GROUPS),
@@ -272,7 +270,7 @@ GROUPS = {"sample_group_size": 2}
 )
 def test_flops_are_those_of_an_epoch_that_runs(text, make, changes, tmp_path, like_the_cpu):
     """Every algorithm, and every family: counted with memory, and without."""
-    fields = {"sample_num_steps": 4, "sample_num_batches_per_epoch": 4, "train_batch_size": 2}
+    fields = {"sample_num_steps": 4, "sample_num_batches_per_epoch": 2, "train_batch_size": 2}
     unused = {"train_clip_range": DDPOConfig.train_clip_range}  # by some of them
     config = make_config(tmp_path, **fields, **unused, **changes, train_gradient_accumulation_steps=2)
     found = budget.estimate(like(make()), config, make_algorithm(text), FromNoise())
@@ -286,8 +284,7 @@ def test_flops_are_those_of_an_epoch_that_runs(text, make, changes, tmp_path, li
 
 
 @pytest.mark.parametrize(
-    ("text", "checkpointing"),
-    [("ddpo", False), ("ddpo", True), ("nft", False), ("draft:last_steps=2", False)],
+    ("text", "checkpointing"), [("ddpo", True), ("nft", False), ("draft:last_steps=2", False)]
 )
 def test_the_peak_of_training_is_that_of_a_step_that_runs(text, checkpointing, tmp_path, like_the_cpu):
     fields = {"sample_num_batches_per_epoch": 2, "train_clip_range": DDPOConfig.train_clip_range}
@@ -347,6 +344,7 @@ def test_copies_of_the_policy_are_counted(tmp_path):
     """An older policy, and the one before training where no adapter can be switched off for it."""
     pipeline = make_pipeline()
 
+    @functools.cache
     def held(text: str = "ddpo", **changes: Any) -> int:
         config = make_config(tmp_path, **changes)
         return budget.estimate(like(pipeline), config, make_algorithm(text), FromNoise()).frozen

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,15 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.state import AcceleratorState, PartialState
-from helpers import brightness, each_prompt, make_config, make_pipeline, make_sd3_pipeline, stir_adapter
+from helpers import (
+    brightness,
+    each_prompt,
+    launch,
+    make_config,
+    make_pipeline,
+    make_sd3_pipeline,
+    stir_adapter,
+)
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
@@ -205,22 +211,9 @@ def in_each_process(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    here = Path(__file__)
-    paths = [str(here.parent), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    settings = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-    finished = subprocess.run(
-        [
-            sys.executable, "-m", "accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2",
-            "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
-            "--dynamo_backend", "no", "--main_process_port", "0", str(here), str(folder),  # 0: a free port
-        ],
-        env={**os.environ, **settings}, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr[-6000:]
+    process = launch(__file__, folder, 2, "--use_fsdp", "--fsdp_version", "2")
+    _, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors[-6000:]
     return folder
 
 
