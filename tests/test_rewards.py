@@ -468,33 +468,34 @@ def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
             assert part in message
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(RuntimeError, match=r"nowhere.*could not be loaded.*hf download"):
-        rewards.clip_score(tmp_path / "nowhere")
+def half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def test_a_pickle_is_never_read(clip_folder, tmp_path):
-    folder = shutil.copytree(clip_folder, tmp_path / "clip")
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(RuntimeError, match=r"could not be loaded.*safetensors"):
-        rewards.clip_score(folder)
+def as_pickle(file: Path) -> None:
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
 
 
-def test_a_truncated_file_is_refused(clip_folder, tmp_path):
-    folder = shutil.copytree(clip_folder, tmp_path / "clip")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RuntimeError, match="could not be loaded"):
-        rewards.clip_score(folder)
-
-
-def test_missing_weights_are_refused_and_not_left_random(clip_folder, tmp_path):
-    folder = shutil.copytree(clip_folder, tmp_path / "clip")
-    weights = load_file(folder / "model.safetensors")
+def without_projection(file: Path) -> None:
+    weights = load_file(file)
     del weights["visual_projection.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(RuntimeError, match=r"weights are missing: visual_projection\.weight"):
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file: shutil.rmtree(file.parent), r"clip.*could not be loaded.*hf download"),
+        (as_pickle, r"could not be loaded.*safetensors"),
+        (half, "could not be loaded"),
+        (without_projection, r"weights are missing: visual_projection\.weight"),  # and not left random
+    ],
+)
+def test_weights_that_are_not_whole_are_refused(clip_folder, tmp_path, spoil, message):
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    spoil(folder / "model.safetensors")
+    with pytest.raises(RuntimeError, match=message):
         rewards.clip_score(folder)
 
 

@@ -169,16 +169,6 @@ def test_a_schedule_has_the_steps_it_was_asked_for_and_none_below_zero(num_steps
     assert (steps.diff() < 0).all()
 
 
-def test_img2img_runs_and_records_the_steps_of_the_schedule():
-    pipeline = make_pipeline()
-    with counted_passes(pipeline.unet) as sizes:
-        _, trajectory = img2img_rollout(
-            pipeline, [""], random_images(1), 0.8, num_inference_steps=10, generator=generators(1)
-        )
-    assert len(sizes) == trajectory.num_steps == 8
-    assert trajectory.latents.shape[1] == 9
-
-
 def test_img2img_starts_from_the_image_noised_to_the_first_timestep():
     pipeline, images = make_pipeline(), random_images(2)
     noise = torch.randn(2, 4, 8, 8, generator=generators(1)[0])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import tracking
 from accelerate.state import AcceleratorState
-from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionPipeline
+from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from diffusers.utils import logging as diffusers_logging
 from helpers import (
     PROMPTS,
@@ -507,23 +507,6 @@ def test_checkpoints_count_epochs_and_the_last_is_always_saved(tmp_path):
 
 
 # ------------------------------------------------------------------------------ rewards and advantages
-def test_integer_rewards_train_like_floats(tmp_path):
-    def ranks(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        return brightness(images, prompts, metadata).argsort().argsort()
-
-    def same_as_float(images: torch.Tensor, prompts: Any, metadata: Any) -> list[float]:
-        return ranks(images, prompts, metadata).double().tolist()
-
-    found = []
-    for folder, reward in (("a", ranks), ("b", same_as_float)):
-        trainer = DDPOTrainer(make_config(tmp_path / folder), reward, red_three, make_pipeline())
-        before = weights_of(trainer)
-        trainer.step(0)
-        assert not torch.equal(before, weights_of(trainer))
-        found.append(weights_of(trainer))
-    assert torch.equal(*found)
-
-
 def test_advantages_raise_the_probability_of_what_was_rewarded(tmp_path):
     config = make_config(tmp_path, train_num_inner_epochs=4, train_clip_range=1.0)
     trainer = DDPOTrainer(config, lambda i, p, m: torch.tensor([1.0, 0.0]), red_three, make_pipeline())
@@ -643,14 +626,6 @@ def test_the_defaults_need_no_tracker(tmp_path, monkeypatch):
     torch.testing.assert_close(rewards, brightness(images, prompts, metadata))
 
 
-def test_project_kwargs_of_a_trl_script_name_the_folder(tmp_path):
-    """TRL's own example passes these."""
-    project = {"project_dir": str(tmp_path / "save"), "automatic_checkpoint_naming": True, "total_limit": 5}
-    config = make_config("", project_kwargs=project)
-    DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
-    assert (tmp_path / "save" / "checkpoint-000001").is_dir()
-
-
 def test_records_say_what_happened(tmp_path):
     config = make_config(tmp_path, num_epochs=2, train_batch_size=1)
     DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
@@ -681,24 +656,6 @@ def test_the_gradient_is_cut_to_its_limit(tmp_path):
     (record,) = read_metrics(tmp_path, "step")
     assert record["grad_norm"] > 1e-2
     assert seen.gradients[0].norm() == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_the_debug_hook_is_called_as_imageddpo_calls_it(tmp_path):
-    """Before the sampling of every epoch, with the pipeline that was given, the strength and the step."""
-
-    class Wrapper:
-        def __init__(self) -> None:
-            self.sd_pipeline, self.use_lora = make_pipeline(), False
-
-    calls: list[tuple[Any, ...]] = []
-    wrapper = Wrapper()
-    trainer = ImageDDPOTrainer(
-        make_config(tmp_path, num_epochs=2), brightness, noisy_image, wrapper,
-        noise_strength=0.7, debug_hook=lambda *arguments: calls.append(arguments),
-    )  # fmt: skip
-    assert trainer.use_lora is False
-    trainer.train()
-    assert calls == [(wrapper, 0.7, 0), (wrapper, 0.7, 1)]
 
 
 def test_a_tracker_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
@@ -752,11 +709,9 @@ def sample_plainly(pipeline: Any) -> torch.Tensor:
     ).images
 
 
-@pytest.mark.parametrize(
-    "targets", [("to_k", "to_q", "to_v", "to_out.0"), ("conv1",), ("to_v", "conv1", "conv_out", "ff.net.2")]
-)
-def test_lora_weights_load_in_plain_diffusers(tmp_path, targets):
+def test_lora_weights_load_in_plain_diffusers(tmp_path):
     """With alpha other than rank, which loaders that know only the weights get wrong."""
+    targets = ("to_v", "conv1", "conv_out", "ff.net.2")  # `test_gpu.py` has the usual ones
     settings = {"train_lora_rank": 2, "train_lora_alpha": 8, "train_lora_target_modules": targets}
     config = make_config(tmp_path / "run", **settings)
     trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
@@ -771,15 +726,6 @@ def test_lora_weights_load_in_plain_diffusers(tmp_path, targets):
     assert (trained - untrained).abs().max() > 1e-3
     loaded = [name for name, _ in plain.unet.named_parameters() if "lora_" in name]
     assert len(loaded) == len(trainer.learner.trainable.values())
-
-
-def test_full_fine_tuning_saves_a_pipeline(tmp_path):
-    config = make_config(tmp_path / "run", train_use_lora=False)
-    trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
-    trainer.train()
-    trainer.save_pretrained(tmp_path / "pipeline")
-    plain = StableDiffusionPipeline.from_pretrained(tmp_path / "pipeline", local_files_only=True)
-    torch.testing.assert_close(sample_plainly(plain), sample_plainly(trainer.pipeline), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("use_lora", [True, False])
