@@ -17,6 +17,7 @@ from helpers import (
     each_prompt,
     launch,
     make_config,
+    make_flux_pipeline,
     make_pipeline,
     make_sd3_pipeline,
     stir_adapter,
@@ -55,6 +56,9 @@ SCENARIOS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         **ODE, "num_epochs": 3, "train_lora_target_modules": ("to_q", "to_v", "proj_out"),
     }),
     "draft": (make_algorithm("draft", last_steps=2), make_sd3_pipeline, ODE),
+    "flux": (make_algorithm("flow_grpo"), make_flux_pipeline, {
+        "sample_num_steps": 4, "sample_eta": 0.7, "train_kl_coefficient": 1.0,
+    }),
     "rank 1": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**SDE, "train_lora_rank": 1}),
     "bf16": (make_algorithm("awm"), make_sd3_pipeline, {**ODE, "mixed_precision": "bf16"}),
 }  # fmt: skip

@@ -112,9 +112,9 @@ def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
     figures = [output for output in outputs if any(kind.startswith("image/") for kind in output.data)]
     lesson = article(site / "notebooks" / f"{path.stem}.html")
     assert len(lesson.find_all("img")) == len(re.findall(r"!\[", prose)) + len(figures)
-    solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", [])]
+    closed = [cell for cell in cells if {"solution", "hide-input"} & {*cell.metadata.get("tags", [])}]
     folded = lesson.select("details.hide")
-    assert len(folded) == len(solutions) >= 3
+    assert len(folded) == len(closed) >= 1 + 3  # the set-up and solutions
     assert not any(details.has_attr("open") for details in folded)
 
 

@@ -92,7 +92,7 @@ _EDIT: dict[str, Any] = {
 # scripts/train_sd3.py. 16 prompts an epoch with 16 images each, two optimizer steps; here one process makes
 # them. Guidance goes with the noise level and the clip range: their configs without it have a level of 0.8, a
 # range of 1e-5, CPS and a window. They ran fp16 at 512 pixels on prompts of their own, averaged the weights,
-# and divided by the epoch's standard deviation, not the group's.
+# and divided by the epoch's standard deviation, not that of the differences from the groups' means.
 _SD35: dict[str, Any] = {
     "num_epochs": 200,  # theirs run until somebody stops them
     "save_freq": 20,
