@@ -28,10 +28,10 @@ PLAN = EpochPlan(
 STD, GOAL, STEPS, SAMPLES, EPOCHS, SEEDS = 0.5, 3.0, 3, 64, 20, 10
 
 
-def _sample(shift: float, generator: torch.Generator) -> Samples:
-    states = [torch.randn(SAMPLES, generator=generator)]
+def _sample(shift: float, generator: torch.Generator, count: int = SAMPLES) -> Samples:
+    states = [torch.randn(count, generator=generator)]
     for _ in range(STEPS):
-        states.append(states[-1] + shift + STD * torch.randn(SAMPLES, generator=generator))
+        states.append(states[-1] + shift + STD * torch.randn(count, generator=generator))
     path = torch.stack(states, dim=1)  # (B, T + 1)
     rewards = -(path[:, -1] - GOAL).abs()
     advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
@@ -96,17 +96,17 @@ def draw_silent() -> Figure:
         ("forward passes", "24"),
         ("optimizer steps", "4"),
         ("samples in each of them", "16"),
-        ("ratios that are 1 before the first", "192 of 192"),
+        ("ratios of 1 before step 1", "192 of 192"),
         ("gradient left over at the end", "none"),
         ("mean of the advantages", "0.00"),
         ("errors, warnings", "none"),
     )
-    for x, name, ink in ((8.55, "healthy", BLUE), (9.55, "red", RED)):
+    for x, name, ink in ((8.4, "healthy", BLUE), (9.45, "red", RED)):
         label(axes, x, 2.88, name, ink=ink, size=10.5, weight="bold")
     for row, (name, value) in enumerate(records):
         y = 2.52 - 0.35 * row
         label(axes, 5.7, y, name, size=10, align="left")
-        for x, ink in ((8.55, BLUE), (9.55, RED)):
+        for x, ink in ((8.4, BLUE), (9.45, RED)):
             label(axes, x, y, value, ink=ink, size=10)
     return figure
 
@@ -261,7 +261,7 @@ def draw_nesting() -> Figure:
         ("denoising step", "            for j in range(T):", "× 3", f"{passes} forward passes", GREEN),
         ("sample", "                b samples at once", "× 2", f"{plan.total_pairs} pairs", PALETTE[4]),
     )
-    for x, text in ((0.35, "level"), (3.1, "line of the loop"), (6.75, "times"), (7.75, "running product")):
+    for x, text in ((0.35, "level"), (3.1, "the loop, in short"), (6.75, "times"), (7.75, "running product")):
         label(axes, x, 4.3, text, ink=MUTED, size=11, align="left")
     shades = ("#f0e6f2", "#faebe0", "#e6edf7", "#e3f0e8", "#f3eddd")
     for depth, ((name, code, times, product, colour), shade) in enumerate(zip(rows, shades, strict=True)):
@@ -280,17 +280,15 @@ def draw_recut() -> Figure:
     figure, axes = diagram(10, 2.3)
     generator = torch.Generator().manual_seed(SEED)
     ids = {"id": torch.arange(PLAN.total_samples)}
-    home = {n: PALETTE[n // 4] for n in range(8)}
+    home = {n: (PALETTE[3], GREEN)[n // 4] for n in range(8)}  # not the colours of optimizer steps
     for row in range(2):
         y = 1.15 - 0.75 * row
         label(axes, 1.55, y + 0.22, f"inner epoch {row + 1}", size=11, weight="bold", align="right")
         for place, sample in enumerate(shuffle_samples(ids, generator)["id"].tolist()):
             x = 1.85 + 0.9 * place + 0.25 * (place // 4)
             box(axes, x, y, 0.8, 0.44, f"sample {sample}", color=home[sample], size=9.5)
-    for step in range(2):
-        label(
-            axes, 3.6 + 3.85 * step, 1.95, f"optimizer step {step + 1}, then {step + 3}", ink=MUTED, size=10.5
-        )
+    for step, name in enumerate(("first", "second")):
+        label(axes, 3.6 + 3.85 * step, 1.95, f"its {name} optimizer step", ink=MUTED, size=10.5)
     label(axes, 5.6, 0.15, "colour: the sample batch that it came from", ink=MUTED, size=9.5)
     axes.plot([5.505, 5.505], [0.32, 1.75], color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
     return figure
@@ -338,9 +336,10 @@ def draw_wrong_line() -> Figure:
     """What the red loop multiplies: shuffled rows with advantages in the order of sampling."""
     figure, axes = diagram(10, 3.0)
     shuffled, unmoved = _torn_rows()
+    advantages = _sample(0.0, torch.Generator().manual_seed(SEED), count=8)["advantages"].tolist()
     for x, title, ink, owners in ((0.3, "healthy", BLUE, shuffled), (5.3, "red", RED, unmoved)):
         label(axes, x + 0.05, 2.78, title, ink=ink, size=12, weight="bold", align="left")
-        for y, name in ((1.95, "rows"), (1.15, "advantages")):
+        for y, name in ((1.95, "samples"), (1.15, "advantages of")):
             label(axes, x + 0.98, y + 0.22, name, ink=MUTED, size=9.5, align="right")
         for place, (sample, owner) in enumerate(zip(shuffled, owners, strict=True)):
             left = x + 1.05 + 0.44 * place
@@ -348,7 +347,8 @@ def draw_wrong_line() -> Figure:
             is_right = sample == owner
             colour = GREEN if is_right else RED
             box(axes, left, 1.15, 0.41, 0.44, str(owner), color=colour, size=11)
-            label(axes, left + 0.2, 0.92, f"{(owner - 3.5) / 2:+.2f}".replace("-", "−"), ink=colour, size=7.5)
+            value = f"{advantages[owner]:+.2f}".replace("-", "−")
+            label(axes, left + 0.2, 0.92, value, ink=colour, size=8)
     label(axes, 0.35, 0.45, "Both rows moved by one order.", size=10.5, align="left")
     text = "advantages[rows] still counts in the order of sampling."
     label(axes, 5.35, 0.45, text, size=10.5, align="left")

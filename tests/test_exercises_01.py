@@ -36,12 +36,28 @@ def is_sound(log, plan, advantages):
 ALL = "exact and sizes and numbers and walks and own"
 
 
+# Each looks at less than it should.
+FIRST_WALK = (
+    "sorted(s for k in range(per) for s in {s for s, _ in steps[k + 1]}) == list(range(plan.total_samples))"
+)
+LAST_WALK = FIRST_WALK.replace("k + 1", "every - k")
+COUNTED = "all(sorted(j for _, j in p) == sorted(list(range(T)) * size) for p in steps.values())"
+LENGTHS = "all(len(p) == size * T for p in steps.values())"
+EACH = "all(abs(a - advantages[s]) <= 1e-4 for e in log for s, a in list(zip(e['ids'], e['advantages'])))"
+SUMMED = "all(abs(sum(e['advantages']) - advantages[e['ids']].sum()) <= 1e-4 for e in log)"
+
+
 def sound(returned: str, **changes: str) -> str:
     code = COLLECT.replace("RETURN", returned)
     for old, new in changes.items():
         assert old in code
         code = code.replace(old, new)
     return code
+
+
+def own(old: str, new: str) -> str:
+    assert old in EACH
+    return sound("exact and sizes and numbers and walks and " + EACH.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +71,22 @@ def sound(returned: str, **changes: str) -> str:
         (sound("exact and sizes and own"), "half of the epoch"),
         (sound("exact and sizes and own and log and max(steps) == every"), "of step 1"),
         (sound("exact and sizes and own and set(steps) >= set(range(1, every + 1))"), "too many"),
+        (sound("exact and numbers and walks and own"), "one of 6"),
+        (sound("exact and sizes and numbers and own and " + FIRST_WALK), "[4, 5]"),
+        (sound("exact and sizes and numbers and own and " + LAST_WALK), "[2, 3]"),
+        (sound("sizes and numbers and walks and own and " + LENGTHS), "used j = 0"),
+        (sound("sizes and numbers and walks and own and " + COUNTED), "j = 0 twice"),
+        (own("in log", "in log[:T]"), "last"),
+        (own("in log", "in log[::T]"), "last"),
+        (own("abs", ""), "too small"),
+        (own("advantages'])))", "advantages']))[:1])"), "too large"),
+        (own("advantages'])))", "advantages']))[1:])"), "too small"),
+        (own("1e-4", "0.01 * abs(advantages[s])"), "0.001"),
+        (sound(ALL, **{"for a in found": "for a in found[:1]"}), "last"),
+        (sound("exact and sizes and numbers and walks and " + SUMMED), "advantages exchanged"),
         (sound("exact and sizes and numbers and own"), "samples of step 1"),
-        (sound(ALL, **{"<= 1e-4": "<= 0.05"}), "0.01"),
-        (
-            sound(ALL, **{"abs(a - advantages[s]": "abs(abs(a) - advantages[s].abs()"}),
-            "other sign",
-        ),
+        (sound(ALL, **{"<= 1e-4": "<= 0.005"}), "0.001"),
+        (sound(ALL, **{"abs(a - advantages[s]": "abs(abs(a) - advantages[s].abs()"}), "other sign"),
         (
             sound(ALL, **{"all(abs(a": "not any(abs(a", "<= 1e-4": "> 1e-4"}),
             "NaN",
@@ -141,6 +167,21 @@ def cut(order: str, before: str = "pass") -> str:
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
+        (
+            cut("first.roll(len(steps) // 2)", "first = torch.randperm(S, generator=generator)"),
+            "stay together",
+        ),
+        (
+            cut(
+                "torch.cat([whole[i] for i in torch.randperm(len(whole), generator=generator)])",
+                "whole = torch.arange(S).split(plan.train_batch_size)",
+            ),
+            "not minibatches",
+        ),
+        (
+            cut("torch.randperm(S, generator=generator) if len(steps) * n < 2 * S else order"),
+            "same order",
+        ),
         (cut("first", "first = torch.randperm(S, generator=generator)"), "same order"),
         (
             cut(
