@@ -369,7 +369,7 @@ def draw_stale() -> Figure:
     for power, name, colour in ((1, "ρ of each pair", BLUE), (STEPS, "product of the three ρ", GREEN)):
         share.plot(drifts, [math.exp(-power * d**2) for d in drifts], color=colour, linewidth=2)
         share.text(
-            0.62 if power == 1 else 0.17,
+            0.62 if power == 1 else 0.1,
             math.exp(-power * 0.62**2) + 0.04,
             name,
             color=colour,

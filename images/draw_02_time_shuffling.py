@@ -1,7 +1,8 @@
-"""Draw the figures of lesson 02: shuffled clocks, torn ones, pairs; and gradients, from clocks.json."""
+"""Draw the figures of lesson 02: orders and what they learn, from orders.csv; gradients, from clocks.json."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Sequence
@@ -169,27 +170,136 @@ def draw_directions() -> Figure:
 
 
 def draw_lengths() -> Figure:
-    """Length of a forward pass's gradient, and its cosine with the sum of all, along the clock."""
-    figure = Figure(figsize=(8.4, 3.3), facecolor=CARD, layout="constrained")
+    """Lengths of the passes' gradients in time order; and the longest over the shortest, order by order."""
+    figure = Figure(figsize=(8.4, 3.1), facecolor=CARD, layout="constrained")
     result = _read()
-    panels = (
-        ("lengths", "length of the pass's gradient", 0.62, ((4.2, 0.45), (1, 0.33))),
-        ("shares", "cosine with the sum of all", 1.0, ((4.6, 0.65), (1, 0.48))),
+    along, ratios = figure.subplots(1, 2)
+    columns = zip(*(rollout["time order"]["lengths"] for rollout in result["rollouts"]), strict=True)
+    means, errors = zip(*map(_mean_and_error, columns), strict=True)
+    along.errorbar(range(7), means, errors, fmt="o-", color=ORANGE, capsize=3, markersize=5)
+    along.set_xticks(range(7), [f"t = {t}" if not k else f"{t}" for k, t in enumerate(result["timesteps"])])
+    along.set(ylim=(0, 0.62))
+    along.set_title("length of a pass's gradient, time order", fontsize=11, loc="left")
+    rows = (
+        ("time order", "time order, or\none shared order", ORANGE),
+        ("shuffled", "individual orders", BLUE),
     )
-    for axes, (name, title, top, places) in zip(figure.subplots(1, 2), panels, strict=True):
+    for place, (order, name, color) in enumerate(rows):
+        lengths = [rollout[order]["lengths"] for rollout in result["rollouts"]]
+        values = [max(one) / min(one) for one in lengths]
+        mean, _ = _mean_and_error(values)
+        ratios.plot(values, [-place] * len(values), "o", color=color, markersize=6, alpha=0.45)
+        ratios.plot([mean, mean], [-place - 0.2, -place + 0.2], color=color, linewidth=2.5)
+        ratios.text(mean, -place + 0.27, f"{mean:.1f}", color=color, weight="bold", ha="center")
+        ratios.text(1, -place - 0.42, name.replace("\n", " "), color=color, weight="bold")
+    ratios.set(xlim=(0, 22), ylim=(-1.6, 0.6), yticks=[])
+    ratios.spines["left"].set_visible(False)
+    ratios.set_title("longest over shortest pass of a rollout", fontsize=11, loc="left")
+    for axes in (along, ratios):
         _plain(axes)
-        for (order, color), place in zip(ORDERS.items(), places, strict=True):
-            columns = zip(*(rollout[order][name] for rollout in result["rollouts"]), strict=True)
-            means, errors = zip(*map(_mean_and_error, columns), strict=True)
-            axes.errorbar(range(7), means, errors, fmt="o-", color=color, capsize=3, markersize=5)
-            axes.text(*place, order, color=color, weight="bold", ha="center")
-        axes.set_xticks(range(7), [f"pass {k + 1}" if k in (0, 6) else f"{k + 1}" for k in range(7)])
-        for k, t in enumerate(result["timesteps"]):  # of the time order alone, hence its colour
-            text = f"t = {t}" if k in (0, 6) else f"{t}"
-            below = axes.get_xaxis_transform()
-            axes.text(k, -0.115, text, transform=below, color=ORANGE, fontsize=8.5, ha="center", va="top")
-        axes.set(ylim=(0, top))
-        axes.set_title(title, fontsize=11)
+    ratios.spines["left"].set_visible(False)
+    return figure
+
+
+# The orders of orders.py: letter in the opening, colour, short name.
+KEPT = {
+    "three, individual orders": ("A", BLUE, "three, own orders"),
+    "first three": ("B", ORANGE, "first three"),
+    "all seven": ("C", INK, "all seven"),
+    "last three": ("D", GREEN, "last three"),
+    "three, shared order": ("E", PALETTE[3], "three, shared order"),
+}
+
+
+def _curves(reward: str, rate: str) -> dict[str, list[list[float]]]:
+    """Read the mean rewards of an order, by seed and epoch."""
+    found: dict[str, dict[str, list[float]]] = {}
+    with open(RESULTS / "orders.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if (row["reward"], row["learning_rate"]) == (reward, rate) and row["order"] in KEPT:
+                found.setdefault(row["order"], {}).setdefault(row["seed"], []).append(
+                    float(row["mean_reward"])
+                )
+    return {order: list(seeds.values()) for order, seeds in found.items()}
+
+
+def _draw_curves(axes: Axes, curves: dict[str, list[list[float]]], named: bool, gap: float) -> None:
+    """Thin lines for seeds, a thick one for their mean, and the letter or the name at its end."""
+    _plain(axes)
+    ends = {}
+    for order, seeds in curves.items():
+        letter, color, name = KEPT[order]
+        means = [sum(values) / len(values) for values in zip(*seeds, strict=True)]
+        for values in seeds:
+            axes.plot(values, color=color, linewidth=0.8, alpha=0.6)
+        axes.plot(means, color=color, linewidth=2.4)
+        ends[name if named else letter] = means[-1], color
+    height = -math.inf
+    for name, (end, color) in sorted(ends.items(), key=lambda item: item[1][0]):
+        height = max(end, height + gap)
+        axes.annotate(
+            name, (len(means) - 1, end), (len(means) - 0.75, height), color=color, weight="bold", va="center",
+            fontsize=11, annotation_clip=False,
+        )  # fmt: skip
+    axes.set_xticks(range(len(means)))
+    axes.set_xlabel("epochs of training")
+
+
+def _strips(axes: Axes, x: float, y: float, steps: Sequence[Sequence[int]], color: str) -> None:
+    """Four samples of seven steps; the steps that are trained on are filled."""
+    for row, kept in enumerate(steps):
+        for k in range(7):
+            fill = color if k in kept else CARD
+            box(axes, x + 0.25 * k, y - 0.19 * row, 0.24, 0.18, color=fill, edge=MUTED)
+
+
+def draw_question() -> Figure:
+    """Five curves without names, and five orders without curves."""
+    figure, card = diagram(10, 3.7)
+    axes = figure.add_axes((0.055, 0.15, 0.42, 0.74), facecolor=CARD)
+    _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.045)
+    axes.set_title("redness of fresh pictures, mean of 48", fontsize=11.5, loc="left")
+    label(card, 5.4, 3.45, "which steps of each sample are trained on", size=11.5, align="left")
+    generator = torch.Generator().manual_seed(SEED + 3)
+
+    def some() -> list[int]:
+        return torch.randperm(7, generator=generator)[:3].tolist()
+
+    shared = some()
+    rows = (
+        ("1  first three", [[0, 1, 2]] * 4),
+        ("2  last three", [[4, 5, 6]] * 4),
+        ("3  three, one shared order", [shared] * 4),
+        ("4  three, own orders", [some() for _ in range(4)]),
+        ("5  all seven", [list(range(7))] * 4),
+    )
+    for number, (name, steps) in enumerate(rows):
+        x, y = 5.4 + 2.4 * (number % 2), 2.86 - 1.08 * (number // 2)
+        label(card, x, y + 0.31, name, size=9.5, align="left")
+        _strips(card, x, y, steps, MUTED)
+    label(
+        card,
+        7.85,
+        0.42,
+        "rows: four samples\ncolumns: the seven steps,\nnoisiest first",
+        size=9,
+        ink=MUTED,
+        align="left",
+    )
+    return figure
+
+
+def draw_orders() -> Figure:
+    """The same curves with their names; a second panel where the other reward has all of its runs."""
+    panels = (("redness", "redness", 0.045), ("compressibility", "compressibility, −kB", 0.03))
+    drawn = [(panel, _curves(panel[0], "0.003")) for panel in panels]
+    whole = drawn[:1] + [(p, c) for p, c in drawn[1:] if sum(map(len, c.values())) == 3 * len(KEPT)]
+    figure = Figure(figsize=(5.2 * len(whole) + 0.8, 3.5), facecolor=CARD, layout="constrained")
+    for axes, ((_, title, gap), curves) in zip(
+        figure.subplots(1, len(whole), squeeze=False)[0], whole, strict=True
+    ):
+        _draw_curves(axes, curves, named=True, gap=gap)
+        axes.set_title(f"{title}, mean of 48 fresh pictures", fontsize=11.5, loc="left")
     return figure
 
 
@@ -260,6 +370,8 @@ def draw_pairs() -> Figure:
 if __name__ == "__main__":
     main(
         {
+            "02-question": draw_question,
+            "02-orders": draw_orders,
             "02-torn": draw_torn,
             "02-clocks": draw_clocks,
             "02-directions": draw_directions,

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Each lesson, the modules that it builds, its figure in images/, and what it teaches.
 LESSONS = """
 01_batching | batching | 01-silent
-the loop of DDPO: samples, minibatches, inner epochs, accumulation, processes; when samples are too old
-02_time_shuffling | batching | 02-torn
-shuffling every sample's denoising steps, what must move with them, and two checks that see what is torn
+which line is wrong? The loop of DDPO: samples, minibatches, inner epochs, accumulation; what its records miss
+02_time_shuffling | batching | 02-question
+should you shuffle time? Every sample's denoising steps in their own order, torn batches, reward curves
 03_ddim_log_probs | ddim | 03-same
 how likely was this step? its log-prob, replaying it, and which log-probs teach
 04_ppo_clipping | ppo advantages | 04-clipping
