@@ -18,13 +18,12 @@ from ddpo_lessons.app.runs import Policy
 from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.folders import (
     LABEL,
-    MOST_NAMED,
-    ImageFolder,
     check_files,
     damage,
     find_captions,
     find_images,
     fit,
+    name_some,
     open_image,
 )
 from ddpo_lessons.data.images import image_grid
@@ -119,7 +118,9 @@ def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
     found: list[tuple[Path, str, Sequence[str]]] = []  # file, name, caption
     for place in arguments.images or [Path(policy.record["images"]["folder"])]:
         if place.is_dir():
-            found.extend(_with_names(find_images(place)))
+            images = find_images(place)
+            pngs = [file.relative_to(place).with_suffix(".png").as_posix() for file in images.files]
+            found.extend(zip(images.files, pngs, images.captions or ((),) * len(pngs), strict=True))
         else:
             captions = find_captions(place.parent, [place]) or [()]
             found.append((place, f"{place.stem}.png", captions[0]))
@@ -132,12 +133,6 @@ def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
             raise ValueError(f"{names[job.name]} and {job.file} would both become {job.name}: rename one")
         names[job.name] = str(job.file)
     return jobs
-
-
-def _with_names(images: ImageFolder) -> list[tuple[Path, str, Sequence[str]]]:
-    captions = images.captions or ((),) * len(images.files)
-    names = [file.relative_to(images.folder).with_suffix(".png").as_posix() for file in images.files]
-    return list(zip(images.files, names, captions, strict=True))
 
 
 def _choose_prompt(arguments: Sample, policy: Policy, file: Path, caption: Sequence[str]) -> str:
@@ -180,12 +175,11 @@ def _check_sizes(files: Sequence[Path], size: int, factor: int, longest: float) 
         if too_large or width % factor or height % factor:
             wrong.append(f"{file} ({width} x {height})")
     if wrong:
-        rest = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
         side = "" if longest == float("inf") else f", up to {longest:g},"
         most = LARGEST * size**2
         raise ValueError(
             f"--keep-size takes sides that are multiples of {factor}{side} and at most {most} pixels, "
-            f"{LARGEST} times the model's own {size} x {size}: resize {', '.join(wrong[:MOST_NAMED])}{rest}, "
+            f"{LARGEST} times the model's own {size} x {size}: resize {name_some(wrong)}, "
             "or leave out --keep-size"
         )
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.app import forecast, reward_flag
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, summary
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.families import load_pipeline
@@ -51,36 +49,26 @@ def run(arguments: Train) -> int:
 
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     """Check everything that is cheap to check, then load models; return the trainer."""
-    preset = arguments.choose_preset()
-    config = forecast.settle(arguments, preset, images is not None)
-    rewards, model = arguments.choose_rewards(preset), arguments.model or preset.model
-    algorithm = make_algorithm(arguments.choose_algorithm(preset))
+    preset, from_images = arguments.choose_preset(), images is not None
+    config = forecast.settle(arguments, preset, from_images)
+    rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
     if images is not None:
-        return _make_image_trainer(arguments, preset, images, config, rewards, model, algorithm)
-    prompts = arguments.choose_prompts(preset, config.seed)
-    reward_function, pipeline = reward_flag.make(rewards), load_pipeline(model, dtype=loaded_dtype(config))
-    start = forecast.choose_start(arguments, preset, False, pipeline)
-    about = _about(arguments, preset, None, rewards)
-    return Runner(config, reward_function, prompts, pipeline, algorithm=algorithm, start=start, about=about)
-
-
-def _make_image_trainer(
-    arguments: Train,
-    preset: Preset,
-    images: ImageFolder,
-    config: DDPOConfig,
-    rewards: Sequence[reward_flag.Term],
-    model: str,
-    algorithm: Algorithm,
-) -> Runner:
-    damages = arguments.damage or preset.damages
-    reward_flag.check(rewards, images, damages, arguments.prompt)
+        reward_flag.check(rewards, images, damages, arguments.prompt)
     reward_function = reward_flag.make(rewards, images, damages)
-    pipeline = load_pipeline(model, dtype=loaded_dtype(config))
-    sampler = _sampler(arguments, images, pipeline, config.seed)
-    start = forecast.choose_start(arguments, preset, True, pipeline)
-    about = _about(arguments, preset, images, rewards)
-    return Runner(config, reward_function, sampler, pipeline, algorithm=algorithm, start=start, about=about)
+    pipeline = load_pipeline(arguments.model or preset.model, dtype=loaded_dtype(config))
+    if images is None:
+        prompts: Any = arguments.choose_prompts(preset, config.seed)
+    else:
+        prompts = _sampler(arguments, images, pipeline, config.seed)
+    return Runner(
+        config,
+        reward_function,
+        prompts,
+        pipeline,
+        algorithm=make_algorithm(arguments.choose_algorithm(preset)),
+        start=forecast.choose_start(arguments, preset, from_images, pipeline),
+        about=_about(arguments, preset, images, rewards),
+    )
 
 
 def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:

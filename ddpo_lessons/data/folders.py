@@ -187,6 +187,11 @@ def _strip(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _name_files(folder: Path, files: Sequence[Path]) -> str:
     names = [file.relative_to(folder).as_posix() for file in files]
+    return name_some(names)
+
+
+def name_some(names: Sequence[str]) -> str:
+    """List the first ten, and say how many more there are."""
     rest = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -206,10 +211,9 @@ def check_files(files: Sequence[Path]) -> None:
         reasons = pool.map(_why_unreadable, files)
         bad = [f"{file} ({reason})" for file, reason in zip(files, reasons, strict=True) if reason]
     if bad:
-        rest = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
         raise OSError(
-            f"{len(bad)} of {len(files)} images cannot be read: {', '.join(bad[:MOST_NAMED])}{rest}: replace "
-            "them, or take them out"
+            f"{len(bad)} of {len(files)} images cannot be read: {name_some(bad)}: replace them, or take "
+            "them out"
         )
 
 

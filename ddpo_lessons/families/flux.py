@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
 from ddpo_lessons.families.stable_diffusion import tokenize, vae_factor
@@ -33,15 +32,6 @@ class Flux(StableDiffusion3):
     Where the transformer is told a scale of guidance ("dev"), that is `guidance_scale`, and there is no
     negative prompt. Elsewhere ("schnell") a scale above 1 takes two passes, as diffusers' `true_cfg_scale`.
     """
-
-    parts: ClassVar[tuple[str, ...]] = (
-        "transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "scheduler",
-    )  # fmt: skip
-
-    @property
-    def frozen(self) -> dict[str, nn.Module]:
-        """The autoencoder, CLIP and T5."""
-        return {name: getattr(self.pipeline, name) for name in ("vae", "text_encoder", "text_encoder_2")}
 
     @property
     def keeps_float32(self) -> frozenset[str]:

@@ -54,7 +54,7 @@ class StableDiffusion3(StableDiffusion):
     @property
     def frozen(self) -> dict[str, nn.Module]:
         """The autoencoder and those text encoders that are there."""
-        third = self.pipeline.text_encoder_3
+        third = getattr(self.pipeline, "text_encoder_3", None)  # FLUX.1 has two
         return {**super().frozen, **({} if third is None else {"text_encoder_3": third})}
 
     @property
