@@ -77,21 +77,17 @@ class FlowSchedule:
     """The steps of a run of a flow model, worked out once, as `ddim.DDIMSchedule` has those of DDIM.
 
     Args:
-        sigmas: (T + 1,) noise levels, decreasing.
+        sigmas: (T + 1,) noise levels, decreasing; kept as float32 on the CPU.
         eta: level of noise η; 0 gives the ODE.
         device: where the latents are.
-        sde: which formula, see `flow_coefficients`.
+        sde: which formula, see `flow_coefficients`, whose errors are raised.
         window: (first, end) of the steps that have noise; all others follow the ODE. None for all steps.
         num_train_timesteps: what σ̄ = 1 is called as a timestep.
 
     Attributes:
         timesteps: (T,) float32 on the device, σ̄ times `num_train_timesteps`: what the network is told.
         stds: (T,) float32 on the CPU; 0 where a step has no noise, and is no action.
-        sigmas: (T + 1,) float32 on the CPU.
         actions: the first of the steps that are actions and the one after the last; None for all with noise.
-
-    Raises:
-        ValueError: as in `flow_coefficients`.
     """
 
     actions: tuple[int, int] | None = None

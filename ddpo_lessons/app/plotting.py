@@ -43,11 +43,8 @@ def plot_dilemma(
 ) -> Figure:
     """Draw what is kept against what is obeyed: what turning the strength gives, and where RL goes.
 
-    Args:
-        curves: points of an untrained pipeline by name, each with a share of both and "strength".
-        paths: points of runs over their epochs by name, each with a share of both.
-        obeyed: name of the share of pictures that do as their sentence says.
-        kept: name of the share of pictures in which something is as it was.
+    Curves are points of an untrained pipeline by name, with "strength", paths those of runs over their
+    epochs; all have the two shares of pictures that are named by `obeyed` and `kept`.
     """
     from matplotlib.figure import Figure
 

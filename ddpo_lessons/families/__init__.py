@@ -66,12 +66,9 @@ def model_name(pipeline: Any) -> str | None:
 def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype = torch.float32) -> Any:
     """Load a pipeline of a known family on the CPU, with the family's scheduler and no safety checker.
 
-    Only safetensors are read, no pickle. Of a family that is not known, no weights are read.
-
-    Args:
-        model: "tiny-sd", "tiny-sd3" or "tiny-zoo", which are embedded, a folder, or a name on the hub.
-        revision: branch, tag or commit on the hub.
-        dtype: of all networks; `policy.loaded_dtype` says what a run needs.
+    Only safetensors are read, no pickle; of a family that is not known, no weights. The model is "tiny-sd",
+    "tiny-sd3" or "tiny-zoo", which are embedded, a folder, or a name on the hub, there with a branch, tag or
+    commit. All networks get `dtype`; `policy.loaded_dtype` says what a run needs.
 
     Raises:
         TypeError: if the model is of no known family.

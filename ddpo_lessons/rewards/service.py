@@ -102,25 +102,16 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def http_reward(url: str, timeout: float = 60.0, retries: int = 3, backoff: float = 1.0) -> RewardFunction:
-    """Ask a reward service for the rewards of each batch.
+    """Ask a reward service, such as "http://127.0.0.1:8000", for the rewards of each batch.
 
-    A request that gets no whole answer, or one of status 500 and above, is sent again at once, then after
-    2 `backoff`, 4 `backoff`, ... seconds; one that the service refuses (below 500) or answers wrongly is not.
-    Proxies of the environment are not used.
+    A request that gets no whole answer for `timeout` seconds, or one of status 500 and above, is sent again,
+    `retries` times at most: at once, then after 2 `backoff`, 4 `backoff`, ... seconds; one that the service
+    refuses (below 500) or answers wrongly is not. Proxies of the environment are not used. A ValueError
+    refuses arguments that cannot work.
 
-    Args:
-        url: of the service, such as "http://127.0.0.1:8000".
-        timeout: seconds of silence after which a request is given up.
-        retries: how many times a request is sent again.
-        backoff: of the waits in between, in seconds.
-
-    Returns:
-        The reward function. It raises ConnectionError, naming the url, when the last try has failed, and
-        ValueError when the service refuses the batch or answers wrongly. Rewards that are NaN or infinite are
-        passed on: the trainer refuses them and names the sample.
-
-    Raises:
-        ValueError: if an argument cannot work.
+    The reward raises ConnectionError, naming the url, when the last try has failed, and ValueError when the
+    service refuses the batch or answers wrongly. Rewards that are NaN or infinite are passed on: the trainer
+    refuses them and names the sample.
     """
     if not _is_web_address(url):
         raise ValueError(f"url={url!r} must be text such as 'http://127.0.0.1:8000'")

@@ -463,18 +463,11 @@ class Runner:
     ) -> Self:
         """Make a trainer that continues a checkpoint with the config that it was written with.
 
-        Args:
-            folder: the checkpoint's folder, `<run>/checkpoint-NNNNNN`; the run goes on in `<run>`.
-            reward_function: as in the constructor.
-            prompt_function: as in the constructor.
-            sd_pipeline: the pipeline that the run started from.
-            changes: fields of the config that do not decide the weights, such as `num_epochs`;
-                `resume_anyway`, where reward, prompts or images have other names now; and objects in
-                `accelerator_kwargs` and the like, which the checkpoint holds as text only.
-            **arguments: further arguments of the constructor.
-
-        Raises:
-            ValueError: if the checkpoint is damaged or belongs to another model.
+        The checkpoint is `<run>/checkpoint-NNNNNN`, and the run goes on in `<run>`; the pipeline is that
+        which the run started from. `changes` are fields of the config that do not decide the weights, such as
+        `num_epochs`; `resume_anyway`, where reward, prompts or images have other names now; and objects in
+        `accelerator_kwargs` and the like, which the checkpoint holds as text only. All else is that of the
+        constructor. A ValueError says that the checkpoint is damaged or belongs to another model.
         """
         state = checkpoint.read_state(Path(folder))
         config = DDPOConfig.from_dict({**state["config"], **(changes or {})})

@@ -30,22 +30,15 @@ class Validation:
     `{"kind": "validation", "epoch", "step", "validation_reward", "validation_reward_std"}` into
     metrics.jsonl, and both to the trackers. Noise depends on seed and context alone, so that grids differ by
     what was learned. Nothing of the training changes. Every process renders, for weights may be sharded, and
-    the main one scores.
+    the main one scores. Another hook, if given, is called first.
 
         trainer = ImageDDPOTrainer(config, reward, prompts, pipeline)
         trainer.image_samples_hook = Validation(trainer, held_out, every=10)
         trainer.train()
 
-    Args:
-        trainer: whose policy, start and reward are used.
-        samples: what a prompt function would return, one for each context: `(prompt, metadata)`, or
-            `(prompt, image, metadata)`.
-        every: epochs from one to the next.
-        hook: another hook, which is called first.
-
-    Raises:
-        TypeError, ValueError: if a sample is not what the trainer's start takes, images differ in size, there
-            are no samples, or `every` is below 1.
+    Samples are what a prompt function would return, one for each context: `(prompt, metadata)`, or `(prompt,
+    image, metadata)`. A TypeError or ValueError refuses those that the trainer's start does not take, images
+    that differ in size, no samples, and `every` below 1.
     """
 
     in_every_process = True  # the runner calls other hooks in the main one
