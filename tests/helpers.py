@@ -91,6 +91,42 @@ def ddim_step(
     return schedule.step(model_output, timesteps, sample, noise, prev_sample, **settings)
 
 
+def make_clip(
+    tokenizer: CLIPTokenizer, width: int, pooled: int, layers: int, heads: int, inside: int
+) -> CLIPTextModelWithProjection:
+    """Make a text encoder whose projection has `pooled` numbers."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=inside, num_hidden_layers=layers,
+        num_attention_heads=heads, max_position_embeddings=recipes.LENGTH, projection_dim=pooled,
+        hidden_act="gelu", **{name: getattr(tokenizer, name) for name in names},
+    )  # fmt: skip
+    return enlarged(CLIPTextModelWithProjection(config))
+
+
+def make_t5(tokenizer: CLIPTokenizer, width: int) -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(vocab_size=len(tokenizer), d_model=width, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    )
+
+
+def enlarged(network: Any) -> Any:
+    """Enlarge the small initial weights, which would embed everything alike."""
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(4)
+    return network
+
+
+def quiet(pipeline: Any) -> Any:
+    """Switch off progress bars and dropout."""
+    pipeline.set_progress_bar_config(disable=True)
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval()
+    return pipeline
+
+
 def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> StableDiffusionPipeline:
     """Make a pipeline of random weights, 32x32 images; `scheduler` overrides its config."""
     tokenizer = make_tokenizer()
@@ -117,10 +153,7 @@ def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> Stab
             feature_extractor=None,
             requires_safety_checker=False,
         )
-    pipeline.set_progress_bar_config(disable=True)
-    for module in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
-        module.eval()
-    return pipeline
+    return quiet(pipeline)
 
 
 def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeline:
@@ -134,21 +167,7 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
     width, pooled, time_width = 48, 40, 8
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        second = CLIPTextModelWithProjection(
-            CLIPTextConfig(
-                vocab_size=len(tokenizer_2),
-                hidden_size=width,
-                intermediate_size=2 * width,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                max_position_embeddings=recipes.LENGTH,
-                projection_dim=pooled,
-                hidden_act="gelu",
-                bos_token_id=tokenizer_2.bos_token_id,
-                eos_token_id=tokenizer_2.eos_token_id,
-                pad_token_id=tokenizer_2.pad_token_id,
-            )
-        )
+        second = make_clip(tokenizer_2, width, pooled, layers=3, heads=4, inside=2 * width)
         unet = UNet2DConditionModel(
             sample_size=8,
             block_out_channels=(16, 32),
@@ -173,13 +192,7 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
             scheduler=DDIMScheduler(**{**SCHEDULE, **scheduler}),
             add_watermarker=False,
         )
-    for parameter in second.parameters():
-        if parameter.ndim > 1:  # the small initial weights would embed everything alike
-            parameter.data.mul_(4)
-    pipeline.set_progress_bar_config(disable=True)
-    for module in (unet, pipeline.vae, pipeline.text_encoder, second):
-        module.eval()
-    return pipeline
+    return quiet(pipeline)
 
 
 def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> StableDiffusion3Pipeline:
@@ -193,26 +206,8 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
     widths, joint = (16, 24), 48  # CLIP's are filled up with zeros to T5's
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        clips = [
-            CLIPTextModelWithProjection(
-                CLIPTextConfig(
-                    vocab_size=len(tokenizer),
-                    hidden_size=width,
-                    intermediate_size=width,
-                    num_hidden_layers=2,
-                    num_attention_heads=2,
-                    max_position_embeddings=recipes.LENGTH,
-                    projection_dim=width,
-                    bos_token_id=tokenizer.bos_token_id,
-                    eos_token_id=tokenizer.eos_token_id,
-                    pad_token_id=tokenizer.pad_token_id,
-                )
-            )
-            for width in widths
-        ]
-        third = T5EncoderModel(
-            T5Config(vocab_size=len(tokenizer), d_model=joint, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
-        )
+        clips = [make_clip(tokenizer, width, width, layers=2, heads=2, inside=width) for width in widths]
+        third = make_t5(tokenizer, joint)
         transformer = SD3Transformer2DModel(
             sample_size=8,
             in_channels=4,
@@ -229,10 +224,6 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
         )
         vae = recipes.make_vae()
     vae.register_to_config(scaling_factor=1.5305, shift_factor=0.0609)
-    for encoder in clips:
-        for parameter in encoder.parameters():
-            if parameter.ndim > 1:  # the small initial weights would embed everything alike
-                parameter.data.mul_(4)
     pipeline = StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(**{"shift": 3.0, **scheduler}),
@@ -244,10 +235,7 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
         text_encoder_3=third if t5 else None,
         tokenizer_3=tokenizer_3,
     )
-    pipeline.set_progress_bar_config(disable=True)
-    for module in (transformer, vae, *clips, third):
-        module.eval()
-    return pipeline
+    return quiet(pipeline)
 
 
 def make_flux_pipeline(
@@ -265,9 +253,7 @@ def make_flux_pipeline(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         clip = recipes.make_text_encoder(tokenizer)
-        t5 = T5EncoderModel(
-            T5Config(vocab_size=len(tokenizer), d_model=joint, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
-        )
+        t5 = make_t5(tokenizer, joint)
         transformer = FluxTransformer2DModel(
             in_channels=16,
             num_layers=1,
@@ -291,10 +277,7 @@ def make_flux_pipeline(
         tokenizer_2=tokenizer_2,
     )
     pipeline.default_sample_size = 8
-    pipeline.set_progress_bar_config(disable=True)
-    for module in (transformer, vae, clip, t5):
-        module.eval()
-    return pipeline
+    return quiet(pipeline)
 
 
 def write_preprocessor(folder: Path, edge: int) -> None:
@@ -324,11 +307,7 @@ def write_clip(folder: Path) -> Path:
         projection_dim=768,  # of ViT-L/14, which the aesthetic head needs
     )  # fmt: skip
     torch.manual_seed(0)
-    model = CLIPModel(config)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:  # the small initial weights would embed everything alike
-            parameter.data.mul_(4)
-    model.save_pretrained(folder)
+    enlarged(CLIPModel(config)).save_pretrained(folder)
     write_preprocessor(folder, CLIP_SIZE)
     return folder
 
