@@ -92,14 +92,14 @@ def ddim_step(
 
 
 def make_clip(
-    tokenizer: CLIPTokenizer, width: int, pooled: int, layers: int, heads: int, inside: int
+    tokenizer: CLIPTokenizer, width: int, pooled: int, layers: int, heads: int, inside: int, **more: Any
 ) -> CLIPTextModelWithProjection:
     """Make a text encoder whose projection has `pooled` numbers."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     config = CLIPTextConfig(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=inside, num_hidden_layers=layers,
         num_attention_heads=heads, max_position_embeddings=recipes.LENGTH, projection_dim=pooled,
-        hidden_act="gelu", **{name: getattr(tokenizer, name) for name in names},
+        **{name: getattr(tokenizer, name) for name in names}, **more,
     )  # fmt: skip
     return enlarged(CLIPTextModelWithProjection(config))
 
@@ -167,7 +167,7 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
     width, pooled, time_width = 48, 40, 8
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        second = make_clip(tokenizer_2, width, pooled, layers=3, heads=4, inside=2 * width)
+        second = make_clip(tokenizer_2, width, pooled, layers=3, heads=4, inside=2 * width, hidden_act="gelu")
         unet = UNet2DConditionModel(
             sample_size=8,
             block_out_channels=(16, 32),
