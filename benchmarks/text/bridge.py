@@ -1,35 +1,39 @@
-"""What a learned value buys DDPO: `python -m benchmarks.text.bridge`.
+"""What takes GAE's place in DDPO: `python -m benchmarks.text.bridge`.
 
-DDPO gives every step of a trajectory the same advantage, its normalised reward. Text PPO learns a value and
-spreads the reward with GAE. Here tiny-sd learns to paint red from prompts that name no colour, with either:
-the plain trainer, and one with a small value network at two λ. Each from the same three seeds; points go to
-bridge.csv.
+DDPO gives every step of a trajectory the same advantage, its normalised reward. Here tiny-sd learns to paint
+red from prompts that name no colour, with the advantages of four trainers: that one; a small value network's,
+by GAE; and the picture's one advantage times fixed weights that fall, or rise, in a straight line over the
+steps. Two learning rates, three seeds; each epoch's reward and what the steps weighed go to bridge.csv,
+appended run by run; runs that it holds are skipped.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.common import Row, quiet_thread, redness, scratch_config, write_rows
+from benchmarks.common import Row, parse, redness, run_all, scratch_config
 from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
-from ddpo_lessons.algorithms.ddpo import DDPO, replay
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise
-from ddpo_lessons.ppo import clipped_surrogate
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import Runner
 
 SEEDS, EPOCHS, STEPS = (0, 1, 2), 10, 8
-VARIANTS = {"DDPO: one advantage": None, "value, λ = 0.95": 0.95, "value, λ = 1": 1.0}
-VALUE_STEPS, VALUE_RATE = 40, 1e-3
+LEARNING_RATES = (1e-4, 2e-4)
+LAM, VALUE_STEPS, VALUE_RATE = 0.95, 40, 1e-3
+WEIGHTS = tuple(f"weight {step}" for step in range(1, STEPS))  # the last denoising step adds no noise
+COLUMNS = ("variant", "learning_rate", "seed", "epoch", "reward", "first", "last", *WEIGHTS)
 SETTINGS: Row = {
     "sample_num_steps": STEPS,
     "sample_guidance_scale": 1.0,
@@ -37,7 +41,6 @@ SETTINGS: Row = {
     "sample_num_batches_per_epoch": 1,
     "train_batch_size": 8,
     "train_use_lora": False,
-    "train_learning_rate": 1e-4,
     "train_clip_range": 5e-3,
     "image_grid_freq": 0,
 }
@@ -59,11 +62,43 @@ class ValueNetwork(nn.Module):
         return self.layers(torch.cat([latents, prompts.expand(-1, steps, -1), clock], dim=2)).squeeze(-1)
 
 
-class ValueDDPO(DDPO):
-    """DDPO whose advantages come from a value network and GAE, as in PPO for text."""
+class PerStep(DDPO):
+    """DDPO whose advantages are (B, T): one for every step of a picture.
 
-    def __init__(self, lam: float) -> None:
-        self.lam = lam
+    Attributes:
+        sizes: root mean square of each step's advantages in the last epoch, (T,).
+        explained: share of the reward's variance that a value knew before each step, (T,), if there is one.
+    """
+
+    explained: torch.Tensor | None = None
+
+    def spread(self, samples: Samples) -> torch.Tensor:
+        """Return the samples' advantages, (B, T)."""
+        raise NotImplementedError
+
+    def update(self, samples: Samples, learner: Learner) -> None:
+        advantages = self.spread(samples)
+        self.sizes = advantages.square().mean(0).sqrt()
+        super().update(replace(samples, advantages=advantages), learner)
+
+    def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
+        return samples.advantages[pairs["rows"], pairs["columns"]]
+
+
+class WeightedDDPO(PerStep):
+    """The picture's one advantage times fixed weights, in a straight line and of mean square 1."""
+
+    def __init__(self, falling: bool) -> None:
+        self.falling = falling
+
+    def spread(self, samples: Samples) -> torch.Tensor:
+        weights = torch.arange(samples.trajectory.num_steps, 0, -1).float()  # (T,) T, T - 1, ... 1
+        weights = weights / weights.square().mean().sqrt()
+        return samples.advantages[:, None] * (weights if self.falling else weights.flip(0))
+
+
+class ValueDDPO(PerStep):
+    """Advantages from a value network and GAE, as in PPO for text."""
 
     def begin(self, config: DDPOConfig, family: Any, num_train_timesteps: int) -> None:
         super().begin(config, family, num_train_timesteps)
@@ -74,50 +109,57 @@ class ValueDDPO(DDPO):
     def advantages(self, rewards: torch.Tensor, keys: Any) -> torch.Tensor:
         return rewards  # raw: a value predicts rewards, not their rank within an epoch
 
-    def update(self, samples: Samples, learner: Learner) -> None:
+    def spread(self, samples: Samples) -> torch.Tensor:
         trajectory, scores = samples.trajectory, samples.advantages
         rewards = torch.zeros(trajectory.timesteps.shape)  # (B, T)
         rewards[:, -1] = scores
         with torch.no_grad():
             values = self.values(trajectory)
-        advantages, returns = gae(rewards, values, gamma=1.0, lam=self.lam)
+        advantages, returns = gae(rewards, values, gamma=1.0, lam=LAM)
         targets = scores[:, None].expand_as(values)
-        self.explained = 1 - (targets - values).var(0) / targets.var(0)  # (T,) what the value knew
+        self.explained = 1 - (targets - values).var(0) / targets.var(0)
         for _ in range(VALUE_STEPS):
             loss = (self.values(trajectory) - returns).square().mean()
             self.value_optimizer.zero_grad()
             loss.backward()
             self.value_optimizer.step()
-        super().update(replace(samples, advantages=masked_whiten(advantages)), learner)
-
-    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> Any:
-        config, own = self.config, (pairs["rows"], pairs["columns"])
-        new = replay(self.family, denoiser, samples.trajectory, pairs, "mean").log_prob
-        old, advantages = samples.trajectory.log_probs[own], samples.advantages[own]  # (N,)
-        limits = config.train_clip_range, config.train_adv_clip_max
-        return clipped_surrogate(new, old, advantages, *limits)[0], {}
+        return masked_whiten(advantages)
 
 
-def run(variant: str, seed: int) -> list[Row]:
-    lam, rows = VARIANTS[variant], list[Row]()
-    algorithm = DDPO() if lam is None else ValueDDPO(lam)
-    with scratch_config(SETTINGS, seed=seed) as config:
-        torch.manual_seed(seed)
+VARIANTS: dict[str, Callable[[], DDPO]] = {
+    "one advantage": DDPO,
+    "value": ValueDDPO,
+    "falling": lambda: WeightedDDPO(falling=True),
+    "rising": lambda: WeightedDDPO(falling=False),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    variant: str
+    learning_rate: float
+    seed: int
+
+
+def train(run: Run) -> list[Row]:
+    algorithm, rows = VARIANTS[run.variant](), list[Row]()
+    with scratch_config(SETTINGS, train_learning_rate=run.learning_rate, seed=run.seed) as config:
+        torch.manual_seed(run.seed)
         task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), load_tiny_sd())
         trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
         for epoch in range(EPOCHS):
-            reward = trainer.step(epoch)["reward_mean"]
-            first, *_, last = algorithm.explained.tolist() if isinstance(algorithm, ValueDDPO) else ("", "")
-            row = {"variant": variant, "seed": seed, "epoch": epoch + 1, "reward": reward}
-            rows.append({**row, "first": first, "last": last})
-    print(variant, seed, [round(row["reward"], 3) for row in rows], flush=True)
+            row = {**vars(run), "epoch": epoch + 1, "reward": trainer.step(epoch)["reward_mean"]}
+            if isinstance(algorithm, PerStep):
+                row |= zip(WEIGHTS, algorithm.sizes.tolist(), strict=True)
+                if algorithm.explained is not None:
+                    row |= {"first": algorithm.explained[0].item(), "last": algorithm.explained[-1].item()}
+            rows.append(row)
     return rows
 
 
 def main() -> None:
-    quiet_thread()
-    rows = [row for seed in SEEDS for variant in VARIANTS for row in run(variant, seed)]
-    write_rows(Path(__file__).with_suffix(".csv"), rows)
+    runs = [Run(*names) for names in product(VARIANTS, LEARNING_RATES, SEEDS)]
+    run_all(train, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)
 
 
 if __name__ == "__main__":

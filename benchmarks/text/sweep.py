@@ -1,34 +1,28 @@
 """The lesson's run with one setting changed: `python -m benchmarks.text.sweep`, see benchmarks/README.md.
 
-β is 1, 0.3 or 0; λ is 0.95, 0 or 1; or every token of a text gets the same advantage, as in DDPO. Each with
-three seeds. What reward model, grammar and reference say of answers to test queries goes to sweep.csv,
-appended run by run; runs that it holds are skipped.
+β is 1, 0.3 or 0; λ is 0.95, 0 or 1; without a value, every token of a text gets the same advantage, as in
+DDPO, or the sum of the rewards from it on; the value model starts as a copy of the policy's trunk, or shares
+that trunk. Each with three seeds. What reward model, grammar and reference say of answers to test queries
+goes to sweep.csv, appended run by run; runs that it holds are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.common import Row, parse, run_all
-from ddpo_lessons.advantages import normalize
+from ddpo_lessons.advantages import masked_whiten, normalize
 from ddpo_lessons.text import world
-from ddpo_lessons.text.models import generate, load_text_models, read
-from ddpo_lessons.text.ppo import action_mask, kl_penalty
+from ddpo_lessons.text.models import ValueModel, generate, load_text_models, read
+from ddpo_lessons.text.ppo import action_mask, kl_penalty, positions
 from ddpo_lessons.text.trainer import Rollout, TextPPOConfig, TextPPOTrainer, measure
 
-VARIANTS: dict[str, Row] = {
-    "plain": {},
-    "beta 0": {"kl_coef": 0.0},
-    "lambda 0": {"lam": 0.0},
-    "lambda 1": {"lam": 1.0},
-    "same for every token": {},
-    "beta 0.3": {"kl_coef": 0.3},
-}
 SEEDS = [0, 1, 2]
 ITERATIONS, EVERY, TEST_QUERIES = 30, 6, 128
 COLUMNS = ("variant", "seed", "iteration", "kl", "score", "parses", "positive", "distinct")
@@ -43,11 +37,63 @@ class Run:
 class SameForEveryToken(TextPPOTrainer):
     """Every token's advantage is its text's total reward, normalised over the batch, as in DDPO."""
 
+    def weigh(self, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return advantages (B, L - 1)."""
+        return normalize(rewards.sum(1))[:, None].expand(mask.shape).masked_fill(~mask, 0)
+
     def rollout(self, queries: Sequence[str]) -> Rollout:
         rollout = super().rollout(queries)
-        mask = rollout.targets.mask
-        advantages = normalize(rollout.rewards.sum(1))[:, None].expand(mask.shape).masked_fill(~mask, 0)
+        advantages = self.weigh(rollout.rewards, rollout.targets.mask)
         return replace(rollout, targets=replace(rollout.targets, advantages=advantages))
+
+
+class RewardToGo(SameForEveryToken):
+    """A token's advantage is the sum of the rewards from it on, whitened over the batch's tokens."""
+
+    def weigh(self, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return masked_whiten(rewards.flip(1).cumsum(1).flip(1), mask)
+
+
+class SharedTrunk(nn.Module):
+    """A value head on the policy's own trunk; only the head is among its parameters."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.borrowed, self.head = (policy.base_model,), nn.Linear(policy.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return values (B, L)."""
+        hidden = self.borrowed[0](
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=positions(attention_mask),
+            use_cache=False,
+        ).last_hidden_state  # (B, L, D)
+        return self.head(hidden).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs from the lesson's run."""
+
+    settings: Row = field(default_factory=dict)
+    trainer: type[TextPPOTrainer] = TextPPOTrainer
+    value: Callable[[Any], nn.Module] | None = None  # of the policy; else a copy of the reward model
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "beta 0": Variant({"kl_coef": 0.0}),
+    "lambda 0": Variant({"lam": 0.0}),
+    "lambda 1": Variant({"lam": 1.0}),
+    "same for every token": Variant(trainer=SameForEveryToken),
+    "beta 0.3": Variant({"kl_coef": 0.3}),
+    "reward to go": Variant(trainer=RewardToGo),
+    "value from the policy": Variant(value=ValueModel.from_policy),
+    "shared trunk": Variant(value=SharedTrunk),
+}
 
 
 @torch.no_grad()
@@ -63,16 +109,16 @@ def look(policy: Any, models: Any, reference: Any, queries: Sequence[str]) -> di
     return {"kl": kl, **measure(texts, models.reward(texts))}
 
 
-def lesson_trainer(kind: Any = TextPPOTrainer, **settings: Any) -> tuple[Any, TextPPOTrainer]:
+def lesson_trainer(variant: Variant = VARIANTS["plain"], **settings: Any) -> tuple[Any, TextPPOTrainer]:
     """Return the lesson's models, and a trainer of them."""
     models, queries = load_text_models(), world.queries(2000, "train", seed=1)
-    parts = (models.policy, models.value, models.tokenizer, models.reward)
-    return models, kind(TextPPOConfig(**settings), *parts, queries)
+    value: Any = variant.value(models.policy) if variant.value else models.value
+    config = TextPPOConfig(**variant.settings, **settings)
+    return models, variant.trainer(config, models.policy, value, models.tokenizer, models.reward, queries)
 
 
 def train(run: Run) -> list[Row]:
-    kind = SameForEveryToken if run.variant == "same for every token" else TextPPOTrainer
-    models, trainer = lesson_trainer(kind, seed=run.seed, **VARIANTS[run.variant])
+    models, trainer = lesson_trainer(VARIANTS[run.variant], seed=run.seed)
     test, rows = world.queries(TEST_QUERIES, "test", seed=2), []
     for iteration in range(ITERATIONS + 1):
         if iteration % EVERY == 0:
