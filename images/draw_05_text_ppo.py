@@ -1,4 +1,4 @@
-"""Draw the pictures of lesson 05: two decision processes, the loop, one review in numbers, experiments."""
+"""Draw the pictures of lesson 05: two decision processes, the loop, a review in numbers, GAE, experiments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
 DATA = Path(__file__).parents[1] / "benchmarks" / "text"
+WEIGHTS = LinearSegmentedColormap.from_list("weights", [CARD, "#8fb3e6"])
 SHADES = LinearSegmentedColormap.from_list("shades", ["#e8a27c", CARD, "#8fb3e6"])
 
 
@@ -181,17 +183,46 @@ def strip() -> Figure:
         for column, value in enumerate(text[name]):
             shade = SHADES(0.5 + 0.5 * max(-1.0, min(1.0, value / limit)))
             x = left + column * width
-            axes.add_patch(_cell(x, y, width, height, to_hex(shade)))
+            _cell(axes, x, y, width, height, to_hex(shade))
             heavy = "bold" if name in ("value", "advantage") else "normal"
             told = f"{value:+.2f}" if value else "0"
             label(axes, x + width / 2, y + height / 2, told.replace("-", "−"), size=9, weight=heavy)
     return figure
 
 
-def _cell(x: float, y: float, width: float, height: float, color: str) -> Any:
-    from matplotlib.patches import Rectangle
+def _cell(axes: Axes, x: float, y: float, width: float, height: float, color: str) -> None:
+    corner = (x + 0.015, y + 0.015)
+    axes.add_patch(Rectangle(corner, width - 0.03, height - 0.03, facecolor=color, edgecolor="none"))
 
-    return Rectangle((x + 0.015, y + 0.015), width - 0.03, height - 0.03, facecolor=color, edgecolor="none")
+
+# ---------------------------------------------------------------------------------------------------- GAE
+def weights() -> Figure:
+    """Draw how much of each TD error GAE gives to the strip's first token, for four λ."""
+    text = json.loads((DATA / "strip.json").read_text(encoding="utf-8"))["text"]
+    figure, axes = diagram(9.6, 3.2)
+    left, width, height, top = 2.0, 0.645, 0.4, 2.25
+    query = " ".join(text["query"])
+    label(axes, 0.3, 2.98, f"The advantage of the “,” after “{query}”", size=11, weight="bold", align="left")
+    label(axes, left + 10 * width + 0.45, top + 0.3, "$A_1$", size=11, weight="bold")
+    for column, token in enumerate(text["tokens"]):
+        shown = token if len(token) < 8 else token[:7]
+        box(axes, left + column * width, top + 0.08, width, 0.44, shown, color=BLUE, size=9.5)
+    rows = [(r"$\delta_j$, the TD errors", text["delta"], SHADES, 3.6)]
+    for lam in (0.0, 0.5, 0.95, 1.0):
+        rows.append((f"weights, λ = {lam:g}", [lam**step for step in range(10)], WEIGHTS, 1.0))
+    for number, (name, values, shades, limit) in enumerate(rows):
+        y = top - (number + 1) * height - (0.08 if number else 0)
+        label(axes, left - 0.12, y + height / 2, name, size=10, align="right")
+        for column, value in enumerate(values):
+            share = value / limit if number else 0.5 + 0.5 * value / limit
+            _cell(axes, left + column * width, y, width, height, to_hex(shades(share)))
+            told = (f"{value:.2f}" if number else f"{value:+.2f}") if value else "0"
+            label(axes, left + (column + 0.5) * width, y + height / 2, told.replace("-", "−"), size=9)
+        if number:
+            total = sum(weight * delta for weight, delta in zip(values, text["delta"], strict=True))
+            x = left + 10 * width + 0.45
+            label(axes, x, y + height / 2, f"{total:+.2f}", size=10, weight="bold")
+    return figure
 
 
 # -------------------------------------------------------------------------------------------- experiments
@@ -211,97 +242,68 @@ def panels(count: int, height: float = 3.2) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def seeds(plot: Axes, rows: Sequence[dict[str, str]], x: str, y: str, color: str, scale: float = 1) -> float:
-    """Plot each seed thin and their mean bold; return where the mean ends."""
-    runs: dict[str, list[tuple[float, float]]] = {}
+Curve = list[tuple[float, float]]
+
+
+def runs(rows: Sequence[dict[str, str]], x: str, y: str) -> list[Curve]:
+    """Return the curve of each seed."""
+    curves: dict[str, Curve] = {}
     for row in rows:
-        runs.setdefault(row["seed"], []).append((float(row[x]), scale * float(row[y])))
-    for run in runs.values():
-        plot.plot(*zip(*run, strict=True), color=color, linewidth=0.6, alpha=0.35)
-    lines = np.array([[value for _, value in run] for run in runs.values()])
-    plot.plot([at for at, _ in next(iter(runs.values()))], lines.mean(0), color=color, linewidth=2.4)
-    return float(lines.mean(0)[-1])
+        curves.setdefault(row["seed"], []).append((float(row[x]), float(row[y])))
+    return list(curves.values())
 
 
-def name_lines(plot: Axes, ends: Sequence[tuple[float, str, str]], at: float) -> None:
-    """Write each line's name beside its end, apart from the others, and join the two."""
-    low, high = plot.get_ylim()
-    step, y = 0.085 * (high - low), -float("inf")
-    for end, text, color in sorted(ends):
-        lines = 1 + text.count("\n")
-        y = max(end, y + step * (1 + lines) / 2)
-        plot.plot([30, at], [end, y], color=color, linewidth=0.8, clip_on=False)
-        plot.text(at + 0.2, y, text, color=color, fontsize=10, va="center")
-        y += step * (lines - 1) / 2
-
-
-def sweep(
-    plots: Sequence[Axes],
-    columns: Sequence[str],
-    variants: dict[str, tuple[str, str]],
-    shares: tuple[float, float],
-) -> None:
-    """Plot columns of the sweep for some variants, with their names beside the lines."""
-    rows = read_rows("sweep")
-    for plot, column in zip(plots, columns, strict=True):
-        scale = 100 if column in ("parses", "positive") else 1
-        ends = []
-        for variant, (text, color) in variants.items():
-            mine = [row for row in rows if row["variant"] == variant]
-            ends.append((seeds(plot, mine, "iteration", column, color, scale), text, color))
-        if column == "positive":
-            plot.set(ylim=shares)
-        plot.set(xlabel="iteration", xlim=(0, 30))
-        name_lines(plot, ends, 31.2)
-
-
-def lambdas() -> Figure:
-    """Plot the score and the share of positive reviews for three λ and one advantage per text."""
-    figure, (left, right) = panels(2)
-    variants = {
-        "plain": ("λ = 0.95", BLUE),
-        "lambda 0": ("λ = 0", ORANGE),
-        "lambda 1": ("λ = 1", GREEN),
-        "same for every token": ("same for\nall tokens", PURPLE),
-    }
-    sweep((left, right), ("score", "positive"), variants, (28, 70))
-    left.set(title="score of the reward model, test queries")
-    right.set(title="positive reviews by the grammar (%)")
-    return figure
+def seeds(plot: Axes, curves: Sequence[Curve], color: str, marker: str = "") -> tuple[float, float]:
+    """Plot each seed thin and their mean bold; return where the mean ends."""
+    for curve in curves:
+        plot.plot(*zip(*curve, strict=True), color=color, linewidth=0.6, alpha=0.35)
+    mean = np.array(curves).mean(0)  # (points, 2)
+    plot.plot(*mean.T, color=color, linewidth=2.2, marker=marker, markersize=4)
+    return float(mean[-1, 0]), float(mean[-1, 1])
 
 
 def hacking() -> Figure:
-    """Plot what the reward model says, what the grammar says, and the KL, for three prices of a nat."""
-    figure, (left, middle, right) = panels(3)
-    variants = {"beta 0": ("β = 0", ORANGE), "beta 0.3": ("β = 0.3", GREEN), "plain": ("β = 1", BLUE)}
-    sweep((left, middle, right), ("score", "positive", "kl"), variants, (0, 100))
-    left.set(title="score of the reward model")
-    middle.set(title="positive by the grammar (%)")
-    right.set(title="KL per text (nats)")
+    """Plot what the reward model and what the grammar says over the distance from the reference."""
+    figure, plots = panels(2)
+    names = {"beta 0": ("β = 0", ORANGE), "beta 0.3": ("β = 0.3", GREEN), "plain": ("β = 1", BLUE)}
+    places = {"plain": (-0.1, "right"), "beta 0.3": (0.15, "left"), "beta 0": (0.1, "left")}
+    for plot, column, scale in zip(plots, ("score", "positive"), (1, 100), strict=True):
+        for variant, (text, color) in names.items():
+            rows = [row for row in read_rows("sweep") if row["variant"] == variant]
+            curves = [[(kl**0.5, scale * value) for kl, value in curve] for curve in runs(rows, "kl", column)]
+            x, y = seeds(plot, curves, color, marker="o")
+            aside, align = places[variant]
+            plot.text(x + aside, y, text, color=color, fontsize=11, va="bottom", ha=align)
+        plot.set(xlabel="√KL to the reference, per text (√nats)", xlim=(0, 5.2))
+    plots[0].set(title="score of the reward model")
+    plots[1].set(title="positive reviews by the grammar (%)", ylim=(0, 80))
     return figure
 
 
 def bridge() -> Figure:
-    """Plot DDPO with and without a value network, and what that network knew."""
-    figure, (left, right) = panels(2)
-    rows = read_rows("bridge")
-    plain, with_value = (
-        [r for r in rows if r["variant"].startswith(name)] for name in ("DDPO", "value, λ = 0.95")
-    )
-    for mine, color in ((plain, BLUE), (with_value, ORANGE)):
-        seeds(left, mine, "epoch", "reward", color)
-    left.text(10, 0.12, "one advantage\nper picture", color=BLUE, fontsize=11, ha="right")
-    left.text(4.9, 0.53, "value network\nand GAE", color=ORANGE, fontsize=11, ha="right")
-    for name, color, y in (("first", MUTED, -0.85), ("last", ORANGE, 0.72)):
-        seeds(right, with_value, "epoch", name, color)
-        right.text(4.2, y, f"at the {name} denoising step", color=color, fontsize=11, ha="center", va="top")
-    right.axhline(0, color=MUTED, linewidth=0.6)
-    right.text(10, 0.03, "0 = a constant", color=MUTED, fontsize=9.5, ha="right", va="bottom")
-    left.set(title="redness of the pictures", xlabel="epoch")
-    right.set(title="share of the reward's variance that the value knows", xlabel="epoch", ylim=(-1.6, 1.05))
+    """Plot DDPO with four kinds of advantages at two learning rates, and what they weigh the steps by."""
+    figure, (*plots, right) = panels(3, 3.4)
+    names = {
+        "one advantage": ("one advantage", BLUE),
+        "value": ("value network, GAE", ORANGE),
+        "falling": ("fixed, falling", GREEN),
+        "rising": ("fixed, rising", MUTED),
+    }
+    steps = range(1, 8)
+    for variant, (_, color) in names.items():
+        mine = [row for row in read_rows("bridge") if row["variant"] == variant]
+        for plot, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
+            seeds(plot, runs([row for row in mine if row["learning_rate"] == rate], "epoch", "reward"), color)
+        sizes = [[float(row[f"weight {step}"] or 1) for step in steps] for row in mine]  # empty: one for all
+        right.plot(steps, np.mean(sizes, axis=0), color=color, linewidth=2.2)
+    for plot, rate in zip(plots, ("1e-4", "2e-4"), strict=True):
+        plot.set(title=f"redness, learning rate {rate}", xlabel="epoch", ylim=(-0.05, 0.8))
+    for line, (text, color) in enumerate(names.values()):
+        plots[0].text(1, 0.74 - 0.07 * line, text, color=color, fontsize=10.5, weight="bold")
+    right.set(title="size of the advantages", xlabel="denoising step", xticks=list(steps), ylim=(0, 1.7))
     return figure
 
 
 if __name__ == "__main__":
-    experiments = {"05-lambda": lambdas, "05-hacking": hacking, "05-bridge": bridge}
-    main({"05-two-mdps": two_mdps, "05-loop": loop, "05-strip": strip, **experiments})
+    drawn = {"05-two-mdps": two_mdps, "05-loop": loop, "05-strip": strip, "05-gae": weights}
+    main({**drawn, "05-hacking": hacking, "05-bridge": bridge})

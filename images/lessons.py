@@ -21,7 +21,7 @@ how likely was this step? its log-prob, replaying it, and which log-probs teach
 04_ppo_clipping | ppo advantages | 04-clipping
 advantages and the clipped surrogate; what DDPO's ratio is and is not; clipping decides a live run
 05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
-RLHF's PPO for text from its parts, GAE derived, reward hacking, TRL's PPO; tokens beside denoising steps
+RLHF's PPO for text from its parts, GAE derived and written, reward hacking; what takes GAE's place in DDPO
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-fog
 the whole loop built, DDPO beside RWR, reward hacking and the KL that holds it back, guidance
 07_img2img_ddpo | rollout data/prompts rewards/digits | 07-dilemma

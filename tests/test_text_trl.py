@@ -10,7 +10,7 @@ import torch
 from trl_lines import ARGS, CASES, GOLDEN, is_installed, trl_results
 
 from ddpo_lessons.advantages import gae, masked_whiten
-from ddpo_lessons.text.ppo import Targets, kl_penalty, shape_rewards, text_ppo_loss, token_log_probs
+from ddpo_lessons.text.ppo import Targets, shape_rewards, text_ppo_loss, token_log_probs
 
 RECORDED: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
@@ -25,12 +25,11 @@ def our_results(case: dict[str, Any]) -> dict[str, Any]:
         return token_log_probs(logits, ids)
 
     old, new, reference = (log_probs_of(name) for name in ("old", "new", "ref"))
-    rewards = shape_rewards(case["scores"], kl_penalty(old, reference), mask, ARGS["kl_coef"])
+    rewards = shape_rewards(case["scores"], old - reference, mask, ARGS["kl_coef"])
     advantages, returns = gae(rewards, case["values"], ARGS["gamma"], ARGS["lam"], mask)
     whitened = masked_whiten(advantages, mask)
     targets = Targets(old, case["values"], whitened, returns, mask)
     loss, stats = text_ppo_loss(
-        case["new_logits"],
         new,
         case["new_values"],
         targets,

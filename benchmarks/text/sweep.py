@@ -20,7 +20,7 @@ from benchmarks.common import Row, parse, run_all
 from ddpo_lessons.advantages import masked_whiten, normalize
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import ValueModel, generate, load_text_models, read
-from ddpo_lessons.text.ppo import action_mask, kl_penalty, positions
+from ddpo_lessons.text.ppo import action_mask, positions
 from ddpo_lessons.text.trainer import Rollout, TextPPOConfig, TextPPOTrainer, measure
 
 SEEDS = [0, 1, 2]
@@ -103,8 +103,8 @@ def look(policy: Any, models: Any, reference: Any, queries: Sequence[str]) -> di
     generator = torch.Generator().manual_seed(0)
     ids, attention = generate(policy, batch.input_ids, batch.attention_mask, 20, generator)
     mask = action_mask(attention, batch.attention_mask.sum(1))  # (B, L - 1)
-    pair = (read(model, ids, attention)[:, :-1].log_softmax(-1) for model in (policy, reference))
-    kl = (kl_penalty(*pair, "full") * mask).sum(1).mean().item()
+    new, old = (read(model, ids, attention)[:, :-1].log_softmax(-1) for model in (policy, reference))
+    kl = ((new.exp() * (new - old)).sum(-1) * mask).sum(1).mean().item()
     texts = models.tokenizer.batch_decode(ids, skip_special_tokens=True)
     return {"kl": kl, **measure(texts, models.reward(texts))}
 

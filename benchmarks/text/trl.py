@@ -1,8 +1,8 @@
 """The lesson's run by TRL 1.12's own PPOTrainer: `python -m benchmarks.text.trl`, see benchmarks/README.md.
 
-As many iterations of as many texts, inner epochs and minibatches, β = 1, λ = 0.95 and a constant rate of 3e-4;
-three seeds. What TRL does otherwise stays: one rate for both models, gradients unclipped, the score behind the
-last token. The answers to test queries at the end go to trl.csv; runs that it holds are skipped.
+As many iterations, texts, inner epochs and minibatches, β = 1, λ = 0.95 and a constant rate of 3e-4; three
+seeds. What TRL does otherwise stays: one rate for both models, gradients unclipped, the score behind the last
+token. The answers to test queries at the end go to trl.csv; runs that it holds are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddpo_lessons.text.trainer import TextPPOConfig
 OURS = TextPPOConfig()
 SETTINGS: Row = {
     "total_episodes": ITERATIONS * OURS.batch_size,
-    "per_device_train_batch_size": OURS.minibatch_size,
+    "per_device_train_batch_size": OURS.batch_size,
     "gradient_accumulation_steps": 1,
     "num_mini_batches": OURS.batch_size // OURS.minibatch_size,
     "num_ppo_epochs": OURS.inner_epochs,

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from ddpo_lessons.ppo import clipped_loss
-
-KLKind = Literal["kl", "abs", "mse", "k3", "full"]
-KL_KINDS: tuple[KLKind, ...] = ("kl", "abs", "mse", "k3", "full")
 
 
 # ------------------------------------------------------------------------------------- masks, log-probs
@@ -90,49 +86,6 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------- rewards
-def kl_penalty(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: KLKind = "kl") -> torch.Tensor:
-    """How far the policy is from the reference at each place.
-
-    With d = log_prob - ref_log_prob of the token that was sampled::
-
-        kl    d                    unbiased; may be negative; its sum is the whole sequence's log ratio
-        abs   |d|
-        mse   d^2 / 2              never negative, biased
-        k3    exp(-d) - 1 + d      unbiased and never negative
-        full  sum_v p(v) (log p(v) - log p_ref(v))   exact, over the vocabulary
-
-    `full` needs log-probs of the vocabulary, (B, T, V); the others need the sampled token only, (B, T).
-    Sources: TRL 0.11's ``_kl_penalty``; Schulman 2020, "Approximating KL divergence" (k1 is kl, k2 is mse);
-    TRL 1.12 offers k1 and k3.
-
-    Args:
-        log_probs: of the policy, nats.
-        ref_log_probs: of the reference, same shape.
-        kind: one of `KL_KINDS`.
-
-    Returns:
-        (B, T), nats.
-
-    Raises:
-        ValueError: the kind is unknown or shapes differ.
-    """
-    if log_probs.shape != ref_log_probs.shape:
-        shapes = tuple(log_probs.shape), tuple(ref_log_probs.shape)
-        raise ValueError(f"log_probs and ref_log_probs have the shapes {shapes[0]} and {shapes[1]}")
-    difference = log_probs - ref_log_probs
-    if kind == "kl":
-        return difference
-    if kind == "abs":
-        return difference.abs()
-    if kind == "mse":
-        return 0.5 * difference.square()
-    if kind == "k3":
-        return (-difference).exp() - 1 + difference
-    if kind == "full":
-        return (log_probs.exp() * difference).sum(-1)
-    raise ValueError(f"kind={kind!r} is unknown: use one of {KL_KINDS}")
-
-
 def shape_rewards(
     scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float = 0.1
 ) -> torch.Tensor:
@@ -142,7 +95,8 @@ def shape_rewards(
 
     Args:
         scores: what the reward model says of each text, (B,).
-        kl: from `kl_penalty`, (B, T), nats.
+        kl: log-prob of each sampled token under the policy minus that under the reference, (B, T), nats: it
+            may be negative, is right on average, and sums to the whole text's log ratio.
         mask: true at the places of actions, (B, T).
         kl_coef: price of a nat, in units of the score.
 
@@ -203,32 +157,28 @@ class Targets:
 
 
 def text_ppo_loss(
-    logits: torch.Tensor,
     log_probs: torch.Tensor,
     values: torch.Tensor,
     targets: Targets,
     clip_range: float = 0.2,
     value_clip_range: float = 0.2,
     value_coef: float = 0.1,
-    entropy_coef: float = 0.0,
     ratio_threshold: float = 10.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Policy loss + value_coef * value loss - entropy_coef * entropy, as means over the actions.
+    """Policy loss + value_coef * value loss, as means over the actions.
 
-    Sources: PPO (Schulman et al. 2017, arXiv 1707.06347, formulas 7 and 9); value clipping and the ratio
-    threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped: its loss is 0
-    with zero gradient, because such a ratio says that the update before went too far for these texts to be a
-    guide.
+    Sources: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7, and 9 without entropy); value clipping
+    and the ratio threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped:
+    its loss is 0 with zero gradient, because such a ratio says that the update before went too far for these
+    texts to be a guide.
 
     Args:
-        logits: of the model in training at the places, (B, T, V).
-        log_probs: of the recorded tokens under it, (B, T), nats.
+        log_probs: of the recorded tokens under the model in training, (B, T), nats.
         values: of the model in training, (B, T).
         targets: what was recorded.
         clip_range: of the ratio.
         value_clip_range: of the values, in units of the return.
         value_coef: weight of the value loss.
-        entropy_coef: weight of the entropy bonus; TRL has none.
         ratio_threshold: mean ratio above which the minibatch is skipped.
 
     Returns:
@@ -240,14 +190,13 @@ def text_ppo_loss(
     policy_loss = masked_mean(clipped_loss(ratio, targets.advantages, clip_range), mask)
     value_losses = clipped_value_loss(values, targets.values, targets.returns, value_clip_range)
     value_loss = masked_mean(value_losses, mask)
-    entropy = masked_mean(entropy_from_logits(logits), mask)
-    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy
+    loss = policy_loss + value_coef * value_loss
     skipped = not masked_mean(ratio, mask).item() <= ratio_threshold  # NaN is skipped too
     if skipped:
         loss = 0 * values[mask].sum()  # not 0 * loss: an infinite ratio would make that NaN
     stats = loss_stats(log_ratio.detach(), values.detach(), targets, clip_range, value_clip_range)
     stats |= {"loss/policy": policy_loss.item(), "loss/value": value_loss.item(), "loss/total": loss.item()}
-    return loss, stats | {"policy/entropy": entropy.item(), "policy/skipped": float(skipped)}
+    return loss, stats | {"policy/skipped": float(skipped)}
 
 
 def loss_stats(

@@ -20,11 +20,8 @@ from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import ActorCritic, ValueModel, generate, read
 from ddpo_lessons.text.ppo import (
-    KL_KINDS,
-    KLKind,
     Targets,
     action_mask,
-    kl_penalty,
     masked_mean,
     shape_rewards,
     text_ppo_loss,
@@ -54,8 +51,6 @@ class TextPPOConfig:
     """The gradients of policy and value model are each scaled down to this norm."""
     kl_coef: float = 1.0
     """Price of a nat between policy and reference, in units of the score."""
-    kl_kind: KLKind = "kl"
-    """How that distance is estimated, see `kl_penalty`."""
     gamma: float = 1.0
     """Discount; texts are short, so nothing is discounted."""
     lam: float = 0.95
@@ -66,8 +61,6 @@ class TextPPOConfig:
     """Of the values, in units of the score."""
     value_coef: float = 0.1
     """Weight of the value loss."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
     ratio_threshold: float = 10.0
     """A minibatch whose mean ratio is above it is skipped."""
     seed: int = 0
@@ -82,8 +75,6 @@ class TextPPOConfig:
             raise ValueError(
                 f"minibatch_size={self.minibatch_size} does not divide batch_size={self.batch_size}"
             )
-        if self.kl_kind not in KL_KINDS:
-            raise ValueError(f"kl_kind={self.kl_kind!r} is unknown: use one of {KL_KINDS}")
 
 
 @dataclass(frozen=True)
@@ -162,13 +153,9 @@ class TextPPOTrainer:
         size = self.config.minibatch_size
         for rows, mask in zip(ids.split(size), attention.split(size), strict=True):
             logits, values = self.model(rows, mask)
-            reference = read(self.reference, rows, mask)
-            if self.config.kl_kind == "full":
-                pair = logits[:, :-1].log_softmax(-1), reference[:, :-1].log_softmax(-1)
-            else:
-                pair = token_log_probs(logits, rows), token_log_probs(reference, rows)
-            kl = kl_penalty(*pair, self.config.kl_kind)
-            pieces.append((token_log_probs(logits, rows), values[:, :-1], kl))
+            log_probs = token_log_probs(logits, rows)
+            kl = log_probs - token_log_probs(read(self.reference, rows, mask), rows)
+            pieces.append((log_probs, values[:, :-1], kl))
         log_probs, values, kl = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         return log_probs, values, kl
 
@@ -194,14 +181,12 @@ class TextPPOTrainer:
         ids = rollout.input_ids[rows]  # (M, L)
         logits, values = self.model(ids, rollout.attention_mask[rows])
         loss, stats = text_ppo_loss(
-            logits[:, :-1],
             token_log_probs(logits, ids),
             values[:, :-1],
             rollout.targets[rows],
             config.clip_range,
             config.value_clip_range,
             config.value_coef,
-            config.entropy_coef,
             config.ratio_threshold,
         )
         self.optimizer.zero_grad()
