@@ -1,10 +1,11 @@
-"""What every lesson starts with, and what its exercises answer with."""
+"""What every lesson starts with, its slider, and what its exercises answer with."""
 
 from __future__ import annotations
 
 import os
+import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,22 @@ def set_up() -> None:
 def seeded(number: int = 0) -> torch.Generator:
     """Make a random generator of its own for one purpose, whose seed is `SEED` + number."""
     return torch.Generator().manual_seed(SEED + number)
+
+
+def slider(figure: Any, draw: Callable[[Any], object], values: Sequence[Any]) -> Any:
+    """Make a slider over what `draw(value)` does to a figure; it needs neither a kernel nor a network.
+
+    Matplotlib's page loads icons for buttons that play the frames. The buttons go, the frames stay.
+    """
+    import matplotlib.pyplot as plt
+    from IPython.display import HTML
+    from matplotlib.animation import FuncAnimation
+
+    page = FuncAnimation(figure, draw, values).to_jshtml(default_mode="once")
+    plt.close(figure)
+    for part in ("<link.*?>", '<div class="anim-buttons">.*?</div>', "<form.*?</form>"):
+        page = re.sub(part, "", page, flags=re.DOTALL)
+    return HTML(page)
 
 
 def check_mine(check: Callable[[Any], None], answer: Any) -> None:

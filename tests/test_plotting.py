@@ -1,11 +1,13 @@
-"""Grids and the dilemma."""
+"""Grids, the dilemma and sliders."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
 from ddpo_lessons.app.plotting import plot_dilemma
 from ddpo_lessons.data.images import image_grid
+from ddpo_lessons.lesson import slider
 
 
 def test_grid_places_images_row_by_row_and_fills_with_white():
@@ -37,3 +39,13 @@ def test_the_dilemma_draws_every_curve_and_path():
     assert axes.lines[0].get_xydata().tolist() == [[50.0, 70.0]]
     _, names = axes.get_legend_handles_labels()
     assert names == [f"curve {n}" for n in range(5)] + [f"path {n}" for n in range(4)]
+
+
+def test_a_slider_holds_a_frame_for_each_value_and_loads_nothing():
+    figure, axis = plt.subplots(figsize=(1, 1))
+    page = slider(figure, axis.set_title, ["one", "two", "three"]).data
+    assert page.count("data:image/png;base64") == 3
+    assert page.count('type="range"') == 1
+    assert "<button" not in page
+    assert "http" not in page
+    assert figure.number not in plt.get_fignums()

@@ -111,7 +111,8 @@ def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
     outputs = [output for cell in cells for output in cell.get("outputs", []) if "data" in output]
     figures = [output for output in outputs if any(kind.startswith("image/") for kind in output.data)]
     lesson = article(site / "notebooks" / f"{path.stem}.html")
-    assert len(lesson.find_all("img")) == len(re.findall(r"!\[", prose)) + len(figures)
+    pictures = lesson.select('img:not([id^="_anim"])')  # without the frame of a slider
+    assert len(pictures) == len(re.findall(r"!\[", prose)) + len(figures)
     closed = [cell for cell in cells if {"solution", "hide-input"} & {*cell.metadata.get("tags", [])}]
     folded = lesson.select("details.hide")
     assert len(folded) == len(closed) >= 1 + 3  # the set-up and solutions
