@@ -32,7 +32,7 @@ def seeded(number: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(SEED + number)
 
 
-def slider(figure: Any, draw: Callable[[Any], object], values: Sequence[Any]) -> Any:
+def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
     """Make a slider over what `draw(value)` does to a figure; it needs neither a kernel nor a network.
 
     Matplotlib's page loads icons for buttons that play the frames. The buttons go, the frames stay.
