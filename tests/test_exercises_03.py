@@ -64,6 +64,7 @@ LOG_PROB_WRONG: dict[str, tuple[Answer, str]] = {
     "density of the mean log-prob": (lambda a, m, s: over_latent(each(a, m, s)).exp(), "logarithm"),
     "sign": (lambda a, m, s: -over_latent(each(a, m, s)), "negative"),
     "no 2π": (lambda a, m, s: over_latent(each(a, m, s)) + 0.919, "2π"),
+    "all of log 2π": (lambda a, m, s: over_latent(each(a, m, s)) - 0.919, "whole log 2π"),
     "no log σ": (lambda a, m, s: over_latent(each(a, m, s)) + s.log(), "log σ"),
     "plus log σ": (lambda a, m, s: over_latent(each(a, m, s)) + 2 * s.log(), "log σ"),
     "σ for σ²": (
@@ -71,6 +72,10 @@ LOG_PROB_WRONG: dict[str, tuple[Answer, str]] = {
         "σ² belongs",
     ),
     "no 2": (lambda a, m, s: over_latent(-((a - m) ** 2) / wide(s) ** 2 - wide(s).log()) - 0.9189, "2σ²"),
+    "no brackets": (
+        lambda a, m, s: over_latent(-((a - m) ** 2) / 2 * wide(s) ** 2 - wide(s).log()) - 0.9189, "brackets"
+    ),
+    "no return": (lambda a, m, s: None, "shape None"),
     "no square": (
         lambda a, m, s: over_latent(-(a - m) / (2 * wide(s) ** 2) - wide(s).log()) - 0.9189, "wanted"
     ),
@@ -125,6 +130,7 @@ RATIO_WRONG: dict[str, tuple[Answer, str]] = {
     "one number": (lambda o, n, a: ratio(lambda d, z: d * z - d**2 / 2)(o, n, a).mean(), "shape"),
     "ratio": (lambda o, n, a: ratio(lambda d, z: d * z - d**2 / 2)(o, n, a).exp(), "its logarithm"),
     "sign": (ratio(lambda d, z: d**2 / 2 - d * z), "old over new"),
+    "no return": (lambda old, new, action: None, "shape None"),
     "no square": (ratio(lambda d, z: d * z), "without"),
     "plus": (ratio(lambda d, z: d * z + d**2 / 2), "d z \\+ d²/2"),
     "no half": (ratio(lambda d, z: d * z - d**2), "half"),
@@ -140,6 +146,12 @@ RATIO_WRONG: dict[str, tuple[Answer, str]] = {
 
 def alpha_bars(timesteps: torch.Tensor) -> Any:
     return check(3).__globals__["alpha_bars"](timesteps)
+
+
+def eta_one() -> Any:
+    """Return the share of σ² in the noise at t = 499, (1, 1, 1, 1), if η is 1."""
+    before, after = alpha_bars(torch.tensor([499]))
+    return (1 - before / after) / (1 - before)
 
 
 def share_answer(
@@ -214,6 +226,7 @@ SHARE_WRONG: dict[str, tuple[Answer, str]] = {
     "σ² is the share": (
         share_answer(lambda share, after: share + 0 * after, score=in_units_of_sigma), "diffusers"
     ),
+    "σ of η = 1": (share_answer(lambda share, after: eta_one() * (1 - after)), "share · "),
     "share of the σ": (
         share_answer(share_of=lambda share, after: share**2 * (1 - after)), "diffusers"
     ),
