@@ -1,12 +1,17 @@
-"""What clipping decides: `python -m benchmarks.results.clipping` teaches tiny-sd red, with it and without.
+"""What clipping buys: `python -m benchmarks.results.clipping` teaches tiny-sd red, with it and without.
 
-Four inner epochs, three seeds. A row per run goes to clipping.csv: the largest KL estimate of an optimizer
-step, and after the last epoch the redness of 100 pictures and the share whose digit a judge reads, from
-starts of each seed's own. Pictures of seed 0 go to clipping_*.png; images/draw_04_ppo_clipping.py draws both.
+Two learning rates, one and four inner epochs, ten epochs, three seeds; and a learning rate that falls to 0. A
+row per epoch of a run that was looked at goes to clipping.csv; epoch 0 is before training. `redness` and
+`readable` (the share whose digit a judge names) are of 100 pictures, from starts of each seed's own; `median`
+and `low` (5% quantile) are of their redness. The other columns are about the epoch's 224 actions after its
+last optimizer step: the root mean square of their drift d, the means of log ρ and of (log ρ)²/2, the shares of
+ρ outside the clip range, and of actions whose gradient the clip takes away (or would take). Pictures of two
+runs of seed 0 go to clipping_*.png, a row per epoch; images/draw_04_ppo_clipping.py draws all of it.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row, parse, redness, run_all, scratch_config
-from ddpo_lessons.algorithms.ddpo import DDPO, replay
+from ddpo_lessons.algorithms.base import Learner, Samples
+from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
@@ -24,55 +30,110 @@ from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.trainer import Runner
 
 RESULT = Path(__file__).with_suffix(".csv")
-COLUMNS = ("variant", "seed", "approx_kl", "redness", "judge")
-CLIP_RANGE, EPOCHS, PICTURES = 5e-3, 5, 100
+COLUMNS = (
+    "variant", "learning_rate", "inner_epochs", "schedule", "seed", "epoch", "redness", "readable", "median",
+    "low", "drift", "log_ratio", "approx_kl", "outside", "halted",
+)  # fmt: skip
+CLIP_RANGE, EPOCHS, PICTURES = 5e-3, 10, 100
+LOOKED_AT = (1, 2, 3, 5, 7, 10)  # after these epochs
 SETTINGS: Row = {
     "sample_num_steps": 8, "sample_guidance_scale": 1.0, "sample_batch_size": 32,
-    "sample_num_batches_per_epoch": 1, "train_batch_size": 8, "train_num_inner_epochs": 4,
-    "train_use_lora": False, "train_learning_rate": 2e-4, "image_grid_freq": 0,
-    "accelerator_kwargs": {"cpu": True},
+    "sample_num_batches_per_epoch": 1, "train_batch_size": 8, "train_use_lora": False, "image_grid_freq": 0,
+    "num_epochs": EPOCHS, "accelerator_kwargs": {"cpu": True},
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Variant:
-    variant: str  # "before training", "clipped" or "not clipped"
+    variant: str  # "clipped" or "not clipped"
+    learning_rate: float
+    inner_epochs: int
+    schedule: str
     seed: int
 
 
 class Loss(DDPO):
-    """DDPO that may leave out the clip, and keeps the KL estimates."""
+    """DDPO that may leave out the clip, and measures how far each epoch moved its actions."""
 
     def __init__(self, clips: bool) -> None:
-        self.clips, self.kl = clips, list[float]()
+        self.clips, self.moved = clips, dict[str, float]()
+
+    def update(self, samples: Samples, learner: Learner) -> None:
+        if samples.epoch + 1 not in LOOKED_AT:
+            return super().update(samples, learner)
+        trajectory = samples.trajectory
+        rows, columns = torch.meshgrid(*map(torch.arange, trajectory.log_probs.shape), indexing="ij")
+        pairs = share_predictions({"rows": rows.flatten(), "columns": columns.flatten()}, 1)
+        before = self._replay(learner, samples, pairs)
+        super().update(samples, learner)
+        after = self._replay(learner, samples, pairs)
+        drift = (after.mean - before.mean).flatten(1) / after.std[:, None]  # (N, D) of every number, in σ
+        log_ratio = after.log_prob - trajectory.log_probs.flatten()  # (N,)
+        stats, advantages = ratio_stats(log_ratio, CLIP_RANGE), samples.advantages[pairs["rows"]]
+        wanted = log_ratio * advantages > 0  # (N,) moved as its advantage asks
+        self.moved = {
+            "drift": drift.square().mean().sqrt().item(),
+            "log_ratio": log_ratio.mean().item(),
+            "approx_kl": stats.approx_kl.item(),
+            "outside": stats.clip_fraction.item(),
+            "halted": (wanted & ((stats.ratio - 1).abs() > CLIP_RANGE)).float().mean().item(),
+        }
+
+    @torch.no_grad()
+    def _replay(self, learner: Any, samples: Samples, pairs: Any) -> Any:
+        return replay(self.family, learner.denoiser, samples.trajectory, pairs, "mean")
 
     def loss(self, samples: Any, learner: Any, denoiser: Any, pairs: Any) -> Any:
         new = replay(self.family, denoiser, samples.trajectory, pairs, "mean").log_prob
         log_ratio = new - samples.trajectory.log_probs[pairs["rows"], pairs["columns"]]  # (N,)
-        self.kl.append(ratio_stats(log_ratio.detach(), CLIP_RANGE).approx_kl.item())
         advantages = samples.advantages[pairs["rows"]].clamp(-5, 5)  # (N,)
         return clipped_loss(log_ratio.exp(), advantages, CLIP_RANGE if self.clips else 1e9).mean(), {}
 
 
-def train(run: Variant) -> list[Row]:
-    pipeline, algorithm = load_tiny_sd(), Loss(run.variant == "clipped")
-    with scratch_config(SETTINGS, seed=run.seed) as config:
-        task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), pipeline)
-        trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
-        for epoch in range(0 if run.variant == "before training" else EPOCHS):
-            trainer.step(epoch)
-    noise = [torch.Generator().manual_seed(sample_seed(run.seed, 99, row)) for row in range(PICTURES)]
+def look(pipeline: Any, seed: int) -> tuple[torch.Tensor, Row]:
+    """Draw the pictures that every epoch of a seed is judged by, and judge them."""
+    noise = [torch.Generator().manual_seed(sample_seed(seed, 99, row)) for row in range(PICTURES)]
     asked = [f"a {world.DIGITS[row % 10]}" for row in range(PICTURES)]
     images = text2img_rollout(pipeline, asked, num_inference_steps=8, guidance_scale=1.0, generator=noise)[0]
-    read = (load_judge()(images).argmax(1) == torch.arange(PICTURES) % 10).float().mean().item()
-    if run.seed == 0:
+    right = load_judge()(images).argmax(1) == torch.arange(PICTURES) % 10  # (100,)
+    red = redness(images)  # (100,)
+    low, median = red.quantile(torch.tensor([0.05, 0.5])).tolist()
+    return images, {
+        "redness": red.mean().item(), "readable": right.float().mean().item(), "median": median, "low": low,
+    }  # fmt: skip
+
+
+def train(run: Variant) -> list[Row]:
+    pipeline, algorithm = load_tiny_sd(), Loss(run.variant == "clipped")
+    images, found = look(pipeline, run.seed)
+    rows, strips = [{**vars(run), "epoch": 0, **found}], [images[:10]]
+    changes = {
+        "train_learning_rate": run.learning_rate, "train_num_inner_epochs": run.inner_epochs,
+        "train_learning_rate_schedule": run.schedule, "seed": run.seed,
+    }  # fmt: skip
+    with scratch_config(SETTINGS, **changes) as config:
+        task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), pipeline)
+        trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
+        for epoch in range(EPOCHS):
+            trainer.step(epoch)
+            if epoch + 1 not in LOOKED_AT:
+                continue
+            images, found = look(pipeline, run.seed)
+            rows.append({**vars(run), "epoch": epoch + 1, **found, **algorithm.moved})
+            strips.append(images[:10])
+    if (run.seed, run.learning_rate, run.inner_epochs, run.schedule) == (0, 2e-4, 4, "constant"):
         name = f"clipping_{run.variant.replace(' ', '_')}.png"
-        image_grid(images[:20], 10, scale=1).save(RESULT.with_name(name))
-    found = {"approx_kl": max(algorithm.kl, default=""), "redness": redness(images).mean().item()}
-    return [{**vars(run), **found, "judge": read}]
+        image_grid(torch.cat(strips), 10, scale=1).save(RESULT.with_name(name))  # a row per epoch
+    return rows
 
 
 if __name__ == "__main__":
-    names = ("before training", "clipped", "not clipped")
-    compared = [Variant(name, seed) for seed in (0, 1, 2) for name in names]
-    run_all(train, compared, COLUMNS, 2, RESULT, parse(__doc__).processes)
+    settings = [(rate, inner, "constant") for inner, rate in itertools.product((4, 1), (2e-4, 5e-5))]
+    compared = [
+        Variant(name, *setting, seed)
+        for chosen in (settings, [(2e-4, 4, "linear")])
+        for seed in (0, 1, 2)
+        for setting in chosen
+        for name in ("clipped", "not clipped")
+    ]
+    run_all(train, compared, COLUMNS, 5, RESULT, parse(__doc__).processes)
