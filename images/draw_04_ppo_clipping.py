@@ -1,4 +1,4 @@
-"""Figures of lesson 04: what clipping decides, four rollouts from reward to gradient, an epoch's stages."""
+"""Figures of lesson 04: what clipping buys, four rollouts from reward to gradient, an epoch's stages."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from pathlib import Path
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, _, _ = PALETTE
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-COMPARED = {  # variants of clipping.py there
-    "before training": "before training",
-    "clipped": "trained, with clipping",
-    "not clipped": "trained, without clipping",
+COLORS = {"clipped": BLUE, "not clipped": ORANGE}
+SETTINGS = {  # columns of clipping.csv, as they stand there
+    ("0.0002", "4"): "rate 2e-4, four inner epochs",
+    ("5e-05", "4"): "rate 5e-5, four inner epochs",
+    ("0.0002", "1"): "rate 2e-4, one inner epoch",
+    ("5e-05", "1"): "rate 5e-5, one inner epoch",
 }
-DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+MEASURES = {"redness": "redness", "readable": "readable digits"}
+LOOKED_AT = (0, 1, 2, 3, 5, 7, 10)  # epochs: points of a curve, and rows of clipping_*.png
+SHOWN = (0, 2, 4, 6)  # of these rows on the cover
 CLIP_RANGE = 0.2
 REWARDS, RATIOS = (17.0, 11.0, 9.0, 3.0), (1.5, 0.5, 1.1, 0.5)
 VERDICTS = (
@@ -34,45 +38,104 @@ def _signed(value: float, digits: int = 2) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def clipping() -> Figure:
-    """Draw pictures before and after two trainings, and what their judges found."""
-    figure, axes = diagram(10, 5.2)
+def _runs(rate: str, inner_epochs: str, schedule: str = "constant") -> dict[str, list[list[dict[str, str]]]]:
+    """Return for each variant the rows of its seeds, a list for each."""
     with open(RESULTS / "clipping.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    label(
-        axes,
-        0.2,
-        4.95,
-        "Reward: make it red. Every batch of samples is used four times.",
-        size=12.5,
-        weight="bold",
-        align="left",
-    )
-    for column, digit in enumerate(DIGITS):
-        label(axes, 2.05 + 0.61 * (column + 0.5), 4.53, digit, ink=MUTED, size=9)
-    label(axes, 8.63, 4.53, "redness", ink=MUTED, size=9)
-    label(axes, 9.43, 4.53, "readable", ink=MUTED, size=9)
-    for place, (variant, name) in enumerate(COMPARED.items()):
-        bottom = 3.15 - 1.3 * place
-        pixels = mpl_image.imread(RESULTS / f"clipping_{variant.replace(' ', '_')}.png")
-        axes.imshow(pixels, extent=(2.05, 8.15, bottom, bottom + 1.22), interpolation="none", zorder=3)
-        label(axes, 1.9, bottom + 0.61, name.replace(", ", ",\n"), size=10.5, weight="bold", align="right")
-        found = [row for row in rows if row["variant"] == variant]
-        for x, what, form in ((8.63, "redness", "{:.2f}"), (9.43, "judge", "{:.0%}")):
-            values = sorted(float(row[what]) for row in found)
-            label(axes, x, bottom + 0.72, form.format(sum(values) / len(values)), size=14, weight="bold")
-            if len(values) > 1:
-                spread = f"{form.format(values[0])} to {form.format(values[-1])}"
-                label(axes, x, bottom + 0.42, spread, ink=MUTED, size=8)
-    axes.set(xlim=(0, 10), ylim=(0, 5.2), aspect="auto")
-    seeds = len({row["seed"] for row in rows})
+    chosen = {"learning_rate": rate, "inner_epochs": inner_epochs, "schedule": schedule}
+    found = [row for row in rows if chosen.items() <= row.items()]
+    seeds = sorted({row["seed"] for row in found})
+    return {
+        name: [[row for row in found if (row["variant"], row["seed"]) == (name, seed)] for seed in seeds]
+        for name in COLORS
+    }
+
+
+def _curves(axes: Axes, setting: tuple[str, str], measure: str) -> None:
+    """Draw a line for every seed, and a thick one for their mean."""
+    for name, seeds in _runs(*setting).items():
+        lines = [[float(row[measure]) for row in rows] for rows in seeds if rows]
+        for line in lines:
+            axes.plot(LOOKED_AT, line, color=COLORS[name], linewidth=0.8, alpha=0.55)
+        mean = [sum(values) / len(values) for values in zip(*lines, strict=True)]
+        axes.plot(LOOKED_AT, mean, color=COLORS[name], linewidth=2.4, label=name)
+    axes.set(xlim=(0, 10), ylim=(0, 1), xticks=(0, 5, 10), yticks=(0, 0.5, 1))
+    if measure == "readable":
+        axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
+        axes.set(yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
+    axes.set_facecolor(CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9, colors=INK)
+
+
+def clipping() -> Figure:
+    """Draw the setting that the lesson opens with: two curves, and pictures along them."""
+    figure, axes = diagram(10, 5.3)
+    title = "Reward: make it red. Every batch of samples is used four times."
+    label(axes, 0.2, 5.05, title, size=12.5, weight="bold", align="left")
+    for place, (measure, name) in enumerate(MEASURES.items()):
+        plot = figure.add_axes((0.055 + 0.245 * place, 0.17, 0.195, 0.66))
+        _curves(plot, ("0.0002", "4"), measure)
+        plot.set_title(name, fontsize=11, color=INK)
+        plot.set_xlabel("epoch", fontsize=9, color=INK)
+    plot.text(0.3, 0.03, "guessing: 10%", fontsize=8, color=MUTED)
+    for (name, color), top in zip(COLORS.items(), (4.55, 2.5), strict=True):
+        label(axes, 5.75, top, name, ink=color, size=11.5, weight="bold", align="left")
+        pixels = mpl_image.imread(RESULTS / f"clipping_{name.replace(' ', '_')}.png")
+        size = len(pixels) // len(LOOKED_AT)
+        for place, row in enumerate(SHOWN):
+            bottom = top - 0.62 - 0.43 * place
+            strip = pixels[row * size : (row + 1) * size]
+            axes.imshow(strip, extent=(5.75, 9.85, bottom, bottom + 0.41), interpolation="none", zorder=3)
+            label(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", ink=MUTED, size=9, align="right")
+    axes.set(xlim=(0, 10), ylim=(0, 5.3), aspect="auto")
     notes = (
-        f"Pictures: the first twenty of seed 0. Numbers: mean of {seeds} seeds, and lowest to highest. "
-        "Yellow scores about 0.5.",
-        "Readable: share of 100 pictures in which a judge, unused in training, names the right digit.",
+        "Thin: three seeds; thick: their mean. 100 pictures each; pure red scores 1, yellow about 0.5. Readable: "
+        "a judge, unused in training,",
+        "names the right digit. Right: seed 0, zero to nine, after the epoch at the left.",
     )
     for y, note in zip((0.38, 0.17), notes, strict=True):
         label(axes, 0.2, y, note, ink=MUTED, size=9, align="left")
+    return figure
+
+
+def answer() -> Figure:
+    """Draw both measures in four settings, and below the digits that a redness costs."""
+    figure, axes = diagram(10, 5.0)
+    title = "What clipping buys: ten epochs, three seeds"
+    label(axes, 0.2, 4.75, title, size=12.5, weight="bold", align="left")
+    for (name, color), x in zip(COLORS.items(), (5.2, 6.3), strict=True):
+        label(axes, x, 4.75, name, ink=color, size=11, weight="bold", align="left")
+    for column, (setting, name) in enumerate(SETTINGS.items()):
+        for row, (measure, what) in enumerate(MEASURES.items()):
+            plot = figure.add_axes((0.075 + 0.235 * column, 0.53 - 0.41 * row, 0.195, 0.33))
+            _curves(plot, setting, measure)
+            if column == 0:
+                plot.set_ylabel(what, fontsize=10, color=INK)
+            if row == 0:
+                plot.set_title(name.replace(", ", "\n"), fontsize=9.5, color=INK)
+            else:
+                plot.set_xlabel("epoch", fontsize=9, color=INK)
+    return figure
+
+
+def price() -> Figure:
+    """Draw readable digits against redness: every point is one run after one epoch."""
+    figure = Figure(figsize=(7, 4.2), facecolor=CARD)
+    axes = figure.add_axes((0.1, 0.14, 0.87, 0.76))
+    marks = dict(zip(SETTINGS, "os^D", strict=True))
+    for setting, name in SETTINGS.items():
+        for variant, seeds in _runs(*setting).items():
+            points = [(float(row["redness"]), float(row["readable"])) for rows in seeds for row in rows]
+            axes.plot(
+                *zip(*points, strict=True), marks[setting], color=COLORS[variant], markersize=5,
+                markerfacecolor=COLORS[variant] if setting[1] == "4" else "none", alpha=0.8,
+                label=f"{variant}, {name}",
+            )  # fmt: skip
+    axes.legend(fontsize=7.5, frameon=False, loc="lower left")
+    axes.set(ylim=(0, 1), xlabel="redness", ylabel="readable digits", facecolor=CARD)
+    axes.set_title("What a redness costs: every run after every epoch looked at", fontsize=11, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -191,4 +254,12 @@ def _stage(axes: Axes, place: tuple[float, float, float, float], name: str, text
 
 
 if __name__ == "__main__":
-    main({"04-clipping": clipping, "04-rollouts": rollouts, "04-stages": stages})
+    main(
+        {
+            "04-clipping": clipping,
+            "04-answer": answer,
+            "04-price": price,
+            "04-rollouts": rollouts,
+            "04-stages": stages,
+        }
+    )

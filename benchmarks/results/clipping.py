@@ -128,12 +128,7 @@ def train(run: Variant) -> list[Row]:
 
 
 if __name__ == "__main__":
-    settings = [(rate, inner, "constant") for inner, rate in itertools.product((4, 1), (2e-4, 5e-5))]
-    compared = [
-        Variant(name, *setting, seed)
-        for chosen in (settings, [(2e-4, 4, "linear")])
-        for seed in (0, 1, 2)
-        for setting in chosen
-        for name in ("clipped", "not clipped")
-    ]
+    settings = [*itertools.product((2e-4, 5e-5), (4, 1), ("constant",)), (2e-4, 4, "linear")]
+    variants = itertools.product(settings, (0, 1, 2), ("clipped", "not clipped"))
+    compared = [Variant(name, *setting, seed) for setting, seed, name in variants]
     run_all(train, compared, COLUMNS, 5, RESULT, parse(__doc__).processes)
