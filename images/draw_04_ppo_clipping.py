@@ -90,9 +90,9 @@ def clipping() -> Figure:
             label(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", ink=MUTED, size=9, align="right")
     axes.set(xlim=(0, 10), ylim=(0, 5.3), aspect="auto")
     notes = (
-        "Thin: three seeds; thick: their mean. 100 pictures each; pure red scores 1, yellow about 0.5. Readable: "
-        "a judge, unused in training,",
-        "names the right digit. Right: seed 0, zero to nine, after the epoch at the left.",
+        "Thin: three seeds; thick: their mean. 100 pictures each; pure red scores 1, yellow about 0.5. Readable:",
+        "a judge, unused in training, names the right digit. Pictures: seed 0, zero to nine, after the epoch at "
+        "their left.",
     )
     for y, note in zip((0.38, 0.17), notes, strict=True):
         label(axes, 0.2, y, note, ink=MUTED, size=9, align="left")
@@ -108,7 +108,7 @@ def answer() -> Figure:
         label(axes, x, 4.75, name, ink=color, size=11, weight="bold", align="left")
     for column, (setting, name) in enumerate(SETTINGS.items()):
         for row, (measure, what) in enumerate(MEASURES.items()):
-            plot = figure.add_axes((0.075 + 0.235 * column, 0.53 - 0.41 * row, 0.195, 0.33))
+            plot = figure.add_axes((0.075 + 0.235 * column, 0.52 - 0.41 * row, 0.195, 0.31))
             _curves(plot, setting, measure)
             if column == 0:
                 plot.set_ylabel(what, fontsize=10, color=INK)
