@@ -89,10 +89,11 @@ def clipping() -> Figure:
             axes.imshow(strip, extent=(5.75, 9.85, bottom, bottom + 0.41), interpolation="none", zorder=3)
             label(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", ink=MUTED, size=9, align="right")
     axes.set(xlim=(0, 10), ylim=(0, 5.3), aspect="auto")
+    seeds = len(_runs("0.0002", "4")["clipped"])
     notes = (
-        "Thin: three seeds; thick: their mean. 100 pictures each; pure red scores 1, yellow about 0.5. Readable:",
-        "a judge, unused in training, names the right digit. Pictures: seed 0, zero to nine, after the epoch at "
-        "their left.",
+        f"Thin: {seeds} seeds of 100 pictures; thick: their mean. Pure red scores 1, yellow about 0.5. "
+        "Readable: a judge, unused in",
+        "training, names the right digit. Pictures: zero to nine, seed 0, after 0, 2, 5 and 10 epochs.",
     )
     for y, note in zip((0.38, 0.17), notes, strict=True):
         label(axes, 0.2, y, note, ink=MUTED, size=9, align="left")
@@ -100,15 +101,14 @@ def clipping() -> Figure:
 
 
 def answer() -> Figure:
-    """Draw both measures in four settings, and below the digits that a redness costs."""
-    figure, axes = diagram(10, 5.0)
-    title = "What clipping buys: ten epochs, three seeds"
-    label(axes, 0.2, 4.75, title, size=12.5, weight="bold", align="left")
-    for (name, color), x in zip(COLORS.items(), (5.2, 6.3), strict=True):
-        label(axes, x, 4.75, name, ink=color, size=11, weight="bold", align="left")
+    """Draw both measures in four settings, and below them the means after five and ten epochs."""
+    figure, axes = diagram(10, 6.0)
+    label(axes, 0.2, 5.78, "What clipping buys", size=12.5, weight="bold", align="left")
+    for (name, color), x in zip(COLORS.items(), (2.3, 3.3), strict=True):
+        label(axes, x, 5.78, name, ink=color, size=11, weight="bold", align="left")
     for column, (setting, name) in enumerate(SETTINGS.items()):
         for row, (measure, what) in enumerate(MEASURES.items()):
-            plot = figure.add_axes((0.075 + 0.235 * column, 0.52 - 0.41 * row, 0.195, 0.31))
+            plot = figure.add_axes((0.075 + 0.235 * column, 0.61 - 0.33 * row, 0.195, 0.26))
             _curves(plot, setting, measure)
             if column == 0:
                 plot.set_ylabel(what, fontsize=10, color=INK)
@@ -116,6 +116,18 @@ def answer() -> Figure:
                 plot.set_title(name.replace(", ", "\n"), fontsize=9.5, color=INK)
             else:
                 plot.set_xlabel("epoch", fontsize=9, color=INK)
+        left = 0.75 + 2.35 * column
+        for x, epoch in ((0.65, "5"), (1.55, "10")):
+            label(axes, left + x, 0.95, f"epoch {epoch}", ink=MUTED, size=8.5)
+            for y, (variant, seeds) in zip((0.7, 0.48), _runs(*setting).items(), strict=True):
+                looks = [row for rows in seeds for row in rows if row["epoch"] == epoch]
+                red, read = (sum(float(row[name]) for row in looks) / len(looks) for name in MEASURES)
+                label(axes, left + x, y, f"{red:.2f}, {read:.0%}", ink=COLORS[variant], size=9)
+    seeds = len(_runs("0.0002", "4")["clipped"])
+    note = (
+        f"Thin: {seeds} seeds; thick, and below: means of their redness and readable digits. Dotted: guessing"
+    )
+    label(axes, 0.2, 0.17, note, ink=MUTED, size=9, align="left")
     return figure
 
 
