@@ -131,26 +131,6 @@ def answer() -> Figure:
     return figure
 
 
-def price() -> Figure:
-    """Draw readable digits against redness: every point is one run after one epoch."""
-    figure = Figure(figsize=(7, 4.2), facecolor=CARD)
-    axes = figure.add_axes((0.1, 0.14, 0.87, 0.76))
-    marks = dict(zip(SETTINGS, "os^D", strict=True))
-    for setting, name in SETTINGS.items():
-        for variant, seeds in _runs(*setting).items():
-            points = [(float(row["redness"]), float(row["readable"])) for rows in seeds for row in rows]
-            axes.plot(
-                *zip(*points, strict=True), marks[setting], color=COLORS[variant], markersize=5,
-                markerfacecolor=COLORS[variant] if setting[1] == "4" else "none", alpha=0.8,
-                label=f"{variant}, {name}",
-            )  # fmt: skip
-    axes.legend(fontsize=7.5, frameon=False, loc="lower left")
-    axes.set(ylim=(0, 1), xlabel="redness", ylabel="readable digits", facecolor=CARD)
-    axes.set_title("What a redness costs: every run after every epoch looked at", fontsize=11, color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
 def rollouts() -> Figure:
     """Draw the table that sections 1 and 2 fill in, computed from rewards and ratios."""
     figure, axes = diagram(10, 4.15)
@@ -270,7 +250,6 @@ if __name__ == "__main__":
         {
             "04-clipping": clipping,
             "04-answer": answer,
-            "04-price": price,
             "04-rollouts": rollouts,
             "04-stages": stages,
         }
