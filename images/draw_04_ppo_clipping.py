@@ -81,6 +81,7 @@ def clipping() -> Figure:
     plot.text(0.3, 0.03, "guessing: 10%", fontsize=8, color=MUTED)
     for (name, color), top in zip(COLORS.items(), (4.55, 2.5), strict=True):
         label(axes, 5.75, top, name, ink=color, size=11.5, weight="bold", align="left")
+        label(axes, 5.66, top - 0.02, "epoch", ink=MUTED, size=9, align="right")
         pixels = mpl_image.imread(RESULTS / f"clipping_{name.replace(' ', '_')}.png")
         size = len(pixels) // len(LOOKED_AT)
         for place, row in enumerate(SHOWN):
