@@ -38,11 +38,11 @@ def _signed(value: float, digits: int = 2) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def _runs(rate: str, inner_epochs: str, schedule: str = "constant") -> dict[str, list[list[dict[str, str]]]]:
+def _runs(rate: str, inner_epochs: str) -> dict[str, list[list[dict[str, str]]]]:
     """Return for each variant the rows of its seeds, a list for each."""
     with open(RESULTS / "clipping.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    chosen = {"learning_rate": rate, "inner_epochs": inner_epochs, "schedule": schedule}
+    chosen = {"learning_rate": rate, "inner_epochs": inner_epochs}
     found = [row for row in rows if chosen.items() <= row.items()]
     seeds = sorted({row["seed"] for row in found})
     return {
