@@ -1,11 +1,12 @@
 """What clipping buys: `python -m benchmarks.results.clipping` teaches tiny-sd red, with it and without.
 
 Two learning rates, one and four inner epochs, ten epochs, three seeds. A row per epoch that was looked at
-goes to clipping.csv; epoch 0 is before training. `redness` and `readable` (the share whose digit a judge names) are of 100 pictures, from starts of each seed's own; `median`
-and `low` (5% quantile) are of their redness. The other columns are about the epoch's 224 actions after its
-last optimizer step: root mean square of their drift d, means of log ρ and of (log ρ)²/2, shares of
-ρ outside the clip range, and of actions whose gradient the clip takes away (or would take). Pictures of two
-runs of seed 0 go to clipping_*.png, a row per epoch; images/draw_04_ppo_clipping.py draws all of it.
+goes to clipping.csv; epoch 0 is before training. `redness` and `readable` (the share whose digit a judge
+names) are of 100 pictures, from starts of each seed's own; `median` and `low` (5% quantile) are of their
+redness. The other columns are about the epoch's 224 actions after its last optimizer step: root mean
+square of their drift d, means of log ρ and of (log ρ)²/2, shares of ρ outside the clip range, and of
+actions whose gradient the clip takes away (or would take). Pictures of two runs of seed 0 go to
+clipping_*.png, a row per epoch; images/draw_04_ppo_clipping.py draws all of it.
 """
 
 from __future__ import annotations
