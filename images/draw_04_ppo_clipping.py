@@ -195,7 +195,7 @@ def rollouts() -> Figure:
 
 
 def stages() -> Figure:
-    """Draw one epoch of DDPO as the seven stages that the loop of section 5 marks."""
+    """Draw one epoch of DDPO as the seven stages that the loop of section 4 marks."""
     figure, axes = diagram(10, 4.55)
     label(
         axes,
