@@ -62,9 +62,9 @@ def _samples(axes: Axes, x: float, y: float, samples: Samples) -> None:
 
 
 def draw_clocks() -> Figure:
-    """Four samples: as recorded, whole samples shuffled, every clock shuffled, and the training order."""
+    """Four samples: as recorded, whole samples shuffled, the steps of each shuffled, and the training order."""
     figure, axes = diagram(10, 5.1)
-    titles = ("1  as recorded", "2  samples shuffled", "3  every clock shuffled")
+    titles = ("1  as recorded", "2  samples shuffled", "3  steps of each shuffled")
     stages = _stages()
     for panel, (title, samples) in enumerate(zip(titles, stages, strict=True)):
         x = 0.55 + 3.42 * panel
@@ -182,7 +182,7 @@ def draw_lengths() -> Figure:
     along.set_title("length of a pass's gradient, time order", fontsize=11, loc="left")
     rows = (
         ("time order", "time order, or\none shared order", ORANGE),
-        ("shuffled", "individual orders", BLUE),
+        ("shuffled", "each sample's own order", BLUE),
     )
     for place, (order, name, color) in enumerate(rows):
         lengths = [rollout[order]["lengths"] for rollout in result["rollouts"]]
@@ -233,7 +233,7 @@ def _draw_curves(axes: Axes, curves: dict[str, list[list[float]]], named: bool, 
         for values in seeds:
             axes.plot(values, color=color, linewidth=0.8, alpha=0.6)
         axes.plot(means, color=color, linewidth=2.4)
-        ends[name if named else letter] = means[-1], color
+        ends[f"{letter}  {name}" if named else letter] = means[-1], color
     height = -math.inf
     for name, (end, color) in sorted(ends.items(), key=lambda item: item[1][0]):
         height = max(end, height + gap)
