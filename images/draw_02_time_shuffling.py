@@ -62,7 +62,7 @@ def _samples(axes: Axes, x: float, y: float, samples: Samples) -> None:
 
 
 def draw_clocks() -> Figure:
-    """Four samples: as recorded, whole samples shuffled, the steps of each shuffled, and the training order."""
+    """Four samples: as recorded, whole samples shuffled, steps of each shuffled, and the training order."""
     figure, axes = diagram(10, 5.1)
     titles = ("1  as recorded", "2  samples shuffled", "3  steps of each shuffled")
     stages = _stages()
