@@ -45,18 +45,19 @@ def text() -> Row:
         reference = read(trainer.reference, rollout.input_ids, rollout.attention_mask)
     row = next(row for row in range(128) if wanted(rollout, row))
     t, config = rollout.targets, trainer.config
-    advantages, returns = gae(rollout.rewards, t.values, config.gamma, config.lam, t.mask)
+    rewards, values = rollout.rewards.round(decimals=2), t.values.round(decimals=2)  # as a reader adds them
+    advantages, returns = gae(rewards, values, config.gamma, config.lam, t.mask)
     columns = {
         "log_prob": t.log_probs,
         "ref_log_prob": token_log_probs(reference, rollout.input_ids),
         "kl": rollout.kl,
-        "reward": rollout.rewards,
-        "value": t.values,
-        "delta": gae(rollout.rewards, t.values, config.gamma, 0.0, t.mask)[0],
+        "reward": rewards,
+        "value": values,
+        "delta": gae(rewards, values, config.gamma, 0.0, t.mask)[0],
         "advantage": advantages,
         "return": returns,
     }
-    kept = {name: numbers(values[row][t.mask[row]]) for name, values in columns.items()}
+    kept = {name: numbers(column[row][t.mask[row]]) for name, column in columns.items()}
     whole = rollout.input_ids[row][rollout.attention_mask[row].bool()]
     words, count = models.tokenizer.convert_ids_to_tokens(whole), int(t.mask[row].sum())
     score = round(rollout.scores[row].item(), 2)
