@@ -55,7 +55,7 @@ WRONG_GAE: Wrong = {
     "last decision first": ("order", ADD, "append(next_advantage)"),
     "returns": ("minus its value", ADD, "insert(0, next_advantage + v)"),
     "no value": ("minus its value", TD, "r"),
-    "last value taken for what follows": ("nothing is behind", "0.0, 0.0\n", "values[-1], 0.0\n"),
+    "last value taken for what follows": ("nothing comes after", "0.0, 0.0\n", "values[-1], 0.0\n"),
     "average": ("average", TD, f"(1 - lam) * ({TD})"),
     "sign": ("sign", TD, "v - r - next_value"),
     "from the front": ("λ = 0", "[::-1]", "", ADD, "append(next_advantage)"),
@@ -103,6 +103,11 @@ def falling(rewards, num_steps):
     size = (sum((t + 1) ** 2 for t in range(num_steps)) / num_steps) ** 0.5
     return torch.stack([a * (num_steps - t) / size for t in range(num_steps)], dim=1)
 """,
+    """
+def falling(rewards, num_steps):
+    size = (sum(t * t for t in range(1, num_steps + 1)) / num_steps) ** 0.5
+    return [[a * t / size for t in range(num_steps, 0, -1)] for a in normalize(rewards).tolist()]
+""",
 ]
 LINE, SPREAD = "torch.arange(num_steps, 0, -1).float()", "a[:, None] * w"
 UNIT, CENTRED = "normalize(rewards)", "rewards - rewards.mean()"
@@ -122,6 +127,8 @@ WRONG_FALLING: Wrong = {
     "mean of 1": ("mean square", "w.square().mean().sqrt()", "w.mean()"),
     "sum of squares": ("mean square", "w.square().mean()", "w.square().sum()"),
     "sign": ("sign", SPREAD, "-a[:, None] * w"),
+    "ranks": ("its reward", UNIT, "normalize(rewards.argsort().argsort().float())"),
+    "one line for all tasks": ("3 steps", LINE, "torch.arange(4, 0, -1).float()"),
     "NaN": ("NaN", SPREAD, "a[:, None] * w / 0 * 0"),
 }
 
@@ -145,6 +152,10 @@ def same_for_every_token(rewards, mask):
     total = torch.stack([row.sum() for row in rewards.requires_grad_()])
     each = (total - total.mean()) / total.std(correction=0)
     return torch.stack([a * m.float() for a, m in zip(each, mask)])
+""",
+    """
+def same_for_every_token(rewards, mask):
+    return (normalize(rewards.sum(1))[:, None] * mask).numpy()
 """,
 ]
 TOTAL, EXPANDED = "rewards.sum(1)", "each[:, None].expand(mask.shape)"
