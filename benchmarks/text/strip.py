@@ -19,7 +19,7 @@ from ddpo_lessons.families import family_of
 from ddpo_lessons.rollout import text2img_rollout
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import read
-from ddpo_lessons.text.ppo import token_log_probs
+from ddpo_lessons.text.ppo import shape_rewards, token_log_probs
 from ddpo_lessons.text.trainer import Rollout
 from ddpo_lessons.tiny import load_tiny_sd
 
@@ -45,12 +45,17 @@ def text() -> Row:
         reference = read(trainer.reference, rollout.input_ids, rollout.attention_mask)
     row = next(row for row in range(128) if wanted(rollout, row))
     t, config = rollout.targets, trainer.config
-    rewards, values = rollout.rewards.round(decimals=2), t.values.round(decimals=2)  # as a reader adds them
+    log_probs, ref_log_probs, values, scores = (
+        tensor.round(decimals=2)  # first, so that a reader who adds up what is shown gets the rows below
+        for tensor in (t.log_probs, token_log_probs(reference, rollout.input_ids), t.values, rollout.scores)
+    )
+    kl = log_probs - ref_log_probs
+    rewards = shape_rewards(scores, kl, t.mask, config.kl_coef)
     advantages, returns = gae(rewards, values, config.gamma, config.lam, t.mask)
     columns = {
-        "log_prob": t.log_probs,
-        "ref_log_prob": token_log_probs(reference, rollout.input_ids),
-        "kl": rollout.kl,
+        "log_prob": log_probs,
+        "ref_log_prob": ref_log_probs,
+        "kl": kl,
         "reward": rewards,
         "value": values,
         "delta": gae(rewards, values, config.gamma, 0.0, t.mask)[0],
@@ -60,7 +65,7 @@ def text() -> Row:
     kept = {name: numbers(column[row][t.mask[row]]) for name, column in columns.items()}
     whole = rollout.input_ids[row][rollout.attention_mask[row].bool()]
     words, count = models.tokenizer.convert_ids_to_tokens(whole), int(t.mask[row].sum())
-    score = round(rollout.scores[row].item(), 2)
+    score = round(scores[row].item(), 2)
     return {"query": words[:-count], "tokens": words[-count:], "score": score, **kept}
 
 
