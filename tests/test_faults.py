@@ -129,8 +129,8 @@ IMAGE = torch.full((3, 32, 32), 0.5)
     ("images", "error", "message"),
     [
         ([None], TypeError, "not NoneType"),
-        ([IMAGE * 255], ValueError, r"lie in \[0, 1\]"),
-        ([IMAGE / 0 - IMAGE / 0], ValueError, r"lie in \[0, 1\]"),
+        ([IMAGE * 255], ValueError, r"finite values in \[0, 1\]"),
+        ([IMAGE / 0 - IMAGE / 0], ValueError, r"finite values in \[0, 1\]"),
         ([IMAGE, IMAGE[:, :28]], ValueError, r"sizes \[\(28, 32\), \(32, 32\)\]: resize"),
     ],
 )
