@@ -116,7 +116,7 @@ class FlowGRPOTrainer(AlgorithmTrainer):
 
 
 class AWMTrainer(AlgorithmTrainer):
-    """Advantage-weighted matching; setting: `time_power` of `AWM`."""
+    """Advantage-weighted matching; settings: those of `AWM`, such as `time_power`."""
 
     algorithm_name = "awm"
 

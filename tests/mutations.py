@@ -112,7 +112,9 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("algorithms/awm.py", "test_algorithms.py -k awm", [
         ("self.config.train_kl_coefficient * distance", "distance"),
         ("learner.update_old_policy(decay=0.0)", "pass"),
-        ("**self.time_power) * example", ") * example"),
+        ("**self.time_power) * error", ") * error"),
+        ("(samples.first_step + 1)", "samples.first_step"),
+        ("self.lag_coefficient * moved", "moved"),
     ]),
     ("algorithms/forward_process.py", "test_rwr.py", [
         ("schedule.first_timestep + 1", "schedule.first_timestep"),

@@ -177,6 +177,38 @@ def test_the_loss_of_awm_is_its_authors():
     assert 0 < record["clip_fraction"] < 1
 
 
+def test_awm_held_to_a_lagging_policy_is_its_authors():
+    """Their presets: weighting "ghuber", ema_beta = 1, one step an epoch, advantages scaled to [-1, 1]."""
+    changes = {"train_clip_range": DDPOConfig.train_clip_range, "train_kl_coefficient": 5 * 0.003}
+    awm = begun(AWM(time_power=1, error_power=0.25, lag_coefficient=5.0), **changes)
+    loss, record = awm.loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
+    _, noisy = at()
+    new, lagging, first = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
+    mse = per_sample((new - (NOISE - X0)) ** 2)
+    log_p = -((mse + 1e-10) ** 0.25 - 1e-10**0.25) * TIMES / 0.25
+    policy_loss = -(torch.tensor(ADVANTAGES).clamp(-5, 5) / 5 * torch.exp(log_p - log_p.detach())).mean()
+    theirs = policy_loss + 0.003 * ((new - first) ** 2).mean() + ((new - lagging) ** 2).mean()
+    assert loss.item() == pytest.approx(5 * theirs.item(), rel=1e-5)
+    torch.testing.assert_close(gradient(loss), 5 * gradient(theirs), rtol=1e-5, atol=1e-7)
+    assert record["max_ratio_error"] == 0
+    assert record["distance_old"] > 1e-3
+
+
+def test_the_policy_to_which_awm_is_held_lags_by_steps(tmp_path):
+    """Step s keeps min(s / 5, 0.3) of it; the newest policy samples."""
+    awm = AWM(lag_coefficient=1.0, decay_rate=0.2)
+    runner = make_runner(tmp_path, awm, train_clip_range=DDPOConfig.train_clip_range)
+    for epoch, decay in enumerate((0.2, 0.3, 0.3)):
+        old = old_weights_of(runner)
+        runner.step(epoch)
+        torch.testing.assert_close(
+            old_weights_of(runner), decay * old + (1 - decay) * weights_of(runner), atol=1e-6, rtol=0
+        )
+    first, *later = (row["distance_old"] for row in read_metrics(tmp_path, "step"))
+    assert first == 0
+    assert min(later) > 0
+
+
 @pytest.mark.parametrize("beta", [1.0, 0.1])
 def test_the_loss_of_nft_is_its_authors(beta):
     """scripts/train_nft_sd3.py of NVlabs/DiffusionNFT; their train.beta is our `train_kl_coefficient`."""
@@ -769,6 +801,14 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("rwr", {"top_share": 0.0}, "top_share=0.0 must"),
         ("rwr", {"top_share": 1.5}, "top_share=1.5 must"),
         ("awm", {"time_power": -1.0}, r"time_power=-1\.0 must not be negative"),
+        ("awm", {"error_power": 0.0}, r"error_power=0\.0 must be a number above 0"),
+        ("awm", {"lag_coefficient": -1.0}, r"lag_coefficient=-1\.0 must be a number, 0 or more"),
+        ("awm", {"max_decay": 0.5}, r"max_decay=0\.5 do nothing without a lag_coefficient"),
+        (
+            "awm",
+            {"lag_coefficient": 1.0, "decay_rate": 0.0},
+            "decay_rate=0.0, max_decay=0.3: nothing lags",
+        ),
         ("nft", {"beta": 0.0}, r"beta=0\.0 must be above 0"),
         ("nft", {"decay_rate": -0.1}, r"decay_rate=-0\.1 must not be negative"),
         ("nft", {"max_decay": 1.0}, r"max_decay=1\.0 must lie in \[0, 1\)"),
@@ -816,6 +856,12 @@ def test_settings_in_words_are_read_by_their_types():
             "must be multiples of 2",
         ),
         (AWM(), {"per_prompt_stat_tracking": True}, "awm does not use per_prompt_stat_tracking"),
+        (
+            AWM(lag_coefficient=1.0),
+            {"train_batch_size": 1},
+            "lag_coefficient is for one optimizer step an epoch",
+        ),
+        (AWM(lag_coefficient=1.0), {}, r"train_clip_range=0\.01 does nothing with one optimizer step"),
         (NFT(), {"train_clip_range": 0.1}, "nft does not use train_clip_range"),
         (RWR(), {"train_clip_range": 0.1}, "rwr does not use train_clip_range"),
         (RWR(), {"train_kl_coefficient": 0.1}, "rwr does not use train_kl_coefficient"),

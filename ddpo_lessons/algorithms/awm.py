@@ -1,13 +1,19 @@
 """Lesson 10: advantage-weighted matching (AWM, Xue et al. 2025, arXiv 2509.25050): RWR with signed weights.
 
 RWR trains on the policy's own samples with the loss of pre-training, weighed by how good they were. AWM lets
-the weights be advantages, so that bad samples push away, and holds the steps back as PPO does. The loss of
-pre-training ℓ at one noise level σ̄ in [0, 1] and noise ε takes the place of a log-probability:
+the weights be advantages, so that bad samples push away. The loss of pre-training ℓ at one noise level σ̄ in
+[0, 1] and noise ε takes the place of a log-probability:
 
     ℓ = mean((output - target)²),    "log p" = -σ̄^k ℓ,    ρ = exp("log p" now - "log p" when sampling)
 
 with the same σ̄ and ε in both. Where the policy that sampled is still the newest one, ρ = 1 and the gradient
-is that of A σ̄^k ℓ. How a sample was made is not asked.
+is that of A σ̄^k ℓ: nothing holds it. PPO's clip acts from the second optimizer step of an epoch on. What
+holds the runs of AWM's authors, who take one step an epoch, is a penalty to a policy that lags,
+
+    lag_coefficient mean((output - output of the lagging policy)²)
+
+where after each step lagging = decay lagging + (1 - decay) newest, with decay = min(decay_rate steps,
+max_decay). How a sample was made is not asked.
 """
 
 from __future__ import annotations
@@ -20,7 +26,10 @@ import torch
 from ddpo_lessons.advantages import normalize, normalize_groups
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ppo import clipped_surrogate
+
+TINY = 1e-10  # its authors', keeps the slope of a power finite at 0
 
 
 class AWM(ForwardProcess):
@@ -28,8 +37,14 @@ class AWM(ForwardProcess):
 
     Flow models are sampled by their ODE. Advantages are those of a sample's group, if there are groups, or of
     the epoch. Guidance samples, and is not trained. `train_kl_coefficient` χ adds χ mean((output - output
-    before training)²). `time_power`, k, lets noisy examples count more (t runs from 0 to 1); a ValueError
-    refuses one below 0. `logit_normal` is that of `ForwardProcess`.
+    before training)²). `time_power`, k, lets noisy examples count more (t runs from 0 to 1). `error_power`,
+    p, puts ((ℓ + 1e-10)^p - 1e-10^p) / p in the place of ℓ: below 1, an example that is far off pulls less.
+    `lag_coefficient`, `decay_rate` and `max_decay` are those above; with a lag an epoch is one optimizer
+    step, and there is no clip range. `logit_normal` is that of `ForwardProcess`.
+    A ValueError refuses numbers that do not fit, and settings that would do nothing.
+
+    The authors' runs: time_power=1, error_power=0.25 and, for `train_adv_clip_max` = 5, lag_coefficient=5,
+    which is their `ema_beta` = 1 for advantages scaled to [-1, 1].
     """
 
     name = "awm"
@@ -37,12 +52,45 @@ class AWM(ForwardProcess):
     keeps_old = True
     shares_starts = False
     follows_ode = True
+    lag_coefficient = 0.0  # of those that inherit, too
 
-    def __init__(self, time_power: float = 2.0, logit_normal: bool = False) -> None:
+    def __init__(
+        self,
+        time_power: float = 2.0,
+        error_power: float = 1.0,
+        lag_coefficient: float = 0.0,
+        decay_rate: float = 0.001,
+        max_decay: float = 0.3,
+        logit_normal: bool = False,
+    ) -> None:
         super().__init__(logit_normal)
         if not time_power >= 0:
             raise ValueError(f"time_power={time_power} must not be negative; 0 weighs all times alike")
-        self.time_power = time_power
+        if not 0 < error_power < float("inf"):
+            raise ValueError(f"error_power={error_power} must be a number above 0; 1 changes nothing")
+        if not 0 <= lag_coefficient < float("inf"):
+            raise ValueError(f"lag_coefficient={lag_coefficient} must be a number, 0 or more")
+        decays = f"decay_rate={decay_rate}, max_decay={max_decay}"
+        if lag_coefficient == 0 and (decay_rate, max_decay) != (0.001, 0.3):
+            raise ValueError(f"{decays} do nothing without a lag_coefficient: set it too")
+        if lag_coefficient > 0 and not (decay_rate > 0 and 0 < max_decay < 1):
+            raise ValueError(f"{decays}: nothing lags without a rate above 0 and a largest decay in (0, 1)")
+        self.time_power, self.error_power, self.lag_coefficient = time_power, error_power, lag_coefficient
+        self.decay_rate, self.max_decay = decay_rate, max_decay
+
+    def check(self, config: DDPOConfig) -> None:
+        """With a lag, refuse several optimizer steps an epoch, and a clip range, which would do nothing."""
+        super().check(config)
+        if self.lag_coefficient and config.epoch_plan(1).optimizer_steps > 1:
+            raise ValueError(
+                "lag_coefficient is for one optimizer step an epoch: let train_batch_size * "
+                "train_gradient_accumulation_steps be all samples, and train_num_inner_epochs 1"
+            )
+        if self.lag_coefficient and config.train_clip_range != DDPOConfig.train_clip_range:
+            raise ValueError(
+                f"train_clip_range={config.train_clip_range} does nothing with one optimizer step an epoch, "
+                "whose ratios are 1: leave it out"
+            )
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         """Return rewards minus the mean of the group or the epoch, over the std of all differences (N,)."""
@@ -50,29 +98,39 @@ class AWM(ForwardProcess):
         return normalize_groups(rewards, size) if size > 1 else normalize(rewards)
 
     def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch, from the policy that sampled."""
-        learner.update_old_policy(decay=0.0)
+        """Take the optimizer steps of an epoch, from the policy that sampled; let the lagging one follow."""
+        if self.lag_coefficient == 0:
+            learner.update_old_policy(decay=0.0)
         super().update(samples, learner)
+        if self.lag_coefficient > 0:
+            learner.update_old_policy(min(self.decay_rate * (samples.first_step + 1), self.max_decay))
 
     def loss(
         self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return PPO's loss of some examples, with a penalty if asked for, and statistics."""
+        """Return PPO's loss of some examples, with penalties if asked for, and statistics."""
         config, example = self.config, self.example(samples, pairs)
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
-            old = self.log_prob(example, example.predict(old_policy))
+            before = example.predict(old_policy)  # (N, C, h, w); with a lag, of the lagging policy
         output = example.predict(denoiser)  # (N, C, h, w)
         new, advantages = self.log_prob(example, output), samples.advantages[pairs["rows"]]
+        old = new.detach() if self.lag_coefficient else self.log_prob(example, before)
         loss, stats = clipped_surrogate(
             new, old, advantages, config.train_clip_range, config.train_adv_clip_max
         )
         penalty, record = self.penalty(example, learner, output)
         record["clip_fraction"] = stats.clip_fraction
+        if self.lag_coefficient:
+            moved = (output - before).square().mean()
+            penalty, record["distance_old"] = penalty + self.lag_coefficient * moved, moved.detach()
         return loss + penalty, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
 
     def log_prob(self, example: Example, output: torch.Tensor) -> torch.Tensor:
         """Return what takes the place of log-probabilities, (N,)."""
-        return -(example.times**self.time_power) * example.error_of(output)
+        error, power = example.error_of(output), self.error_power
+        if power != 1:
+            error = ((error + TINY) ** power - TINY**power) / power
+        return -(example.times**self.time_power) * error
 
     def penalty(
         self, example: Example, learner: Learner, output: torch.Tensor
@@ -87,4 +145,5 @@ class AWM(ForwardProcess):
 
     def identity(self) -> dict[str, Any]:
         """Return its settings."""
-        return {**super().identity(), "time_power": self.time_power}
+        names = ("time_power", "error_power", "lag_coefficient", "decay_rate", "max_decay")
+        return {**super().identity(), **{name: getattr(self, name) for name in names}}

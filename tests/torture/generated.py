@@ -49,6 +49,8 @@ OWN: dict[str, Sequence[Any]] = {  # settings of algorithms; the others take Tru
     "temperature": (0.1, 1.0),
     "top_share": (None, 0.5),
     "time_power": (0.0, 2.0),
+    "error_power": (0.25, 1.0),
+    "lag_coefficient": (0.0, 5.0),
     "beta": (0.1, 1.0, 1000.0),
     "decay_rate": (0.0, 0.5),
     "max_decay": (0.0, 0.9),
