@@ -76,6 +76,14 @@ WRONG_GAE: Wrong = {
     "λ squared": ("A of the next", "lam * next", "lam ** 2 * next"),
     "one too few": ("shape", "return advantages", "return advantages[:-1]"),
     "NaN": ("NaN", "return advantages", "return [float('nan')] * len(rewards)"),
+    "never below 0": ("below 0", "return advantages", "return torch.tensor(advantages).abs()"),
+    "between one step and all, in a straight line": (
+        "A of the next",
+        "return advantages",
+        "one, all_ = (gae(torch.tensor(rewards), torch.tensor(values), 1.0, x)[0] for x in (0.0, 1.0))\n"
+        "    return (1 - lam) * one + lam * all_",
+    ),
+    "γ = 0.99": ("λ = 0", TD, "r + 0.99 * next_value - v"),
     "centred": ("minus its value", "return advantages", "return (x := torch.tensor(advantages)) - x.mean()"),
 }  # fmt: skip
 
@@ -128,6 +136,9 @@ WRONG_FALLING: Wrong = {
     "sum of squares": ("mean square", "w.square().mean()", "w.square().sum()"),
     "sign": ("sign", SPREAD, "-a[:, None] * w"),
     "ranks": ("its reward", UNIT, "normalize(rewards.argsort().argsort().float())"),
+    "sorted pictures": ("its reward", UNIT, "normalize(rewards).sort().values"),
+    "the size of four steps": ("3 steps", "w.square().mean().sqrt()", "7.5**0.5"),
+    "four weights, cut": ("3 steps", LINE, "torch.arange(4, 0, -1).float()[:num_steps]"),
     "one line for all tasks": ("3 steps", LINE, "torch.arange(4, 0, -1).float()"),
     "NaN": ("NaN", SPREAD, "a[:, None] * w / 0 * 0"),
 }
