@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,8 +78,15 @@ def test_all_noise_but_that_of_actions_is_common_to_a_group():
     torch.testing.assert_close(latents, finals, rtol=1e-4, atol=1e-4)
 
 
-def rollout(window: tuple[int, int], branches: int, group_size: int) -> Any:
-    family = family_of(make_pipeline())
+MODELS: dict[str, Callable[[], Any]] = {
+    "diffusion": lambda: make_pipeline(set_alpha_to_one=True),  # the last step has no noise
+    "flow": make_sd3_pipeline,
+}
+every_model = pytest.mark.parametrize("model", MODELS)
+
+
+def rollout(window: tuple[int, int], branches: int, group_size: int, model: str = "diffusion") -> Any:
+    family = family_of(MODELS[model]())
     schedule = family.schedule(5, eta=1.0).with_actions(*window)
     count = 2 * group_size
     first = torch.randn(2, *family.latents_shape(), generator=torch.Generator().manual_seed(3))
@@ -101,8 +109,9 @@ def test_a_group_is_a_tree():
     assert len(trajectory.final_latents.flatten(1).unique(dim=0)) == 8
 
 
-def test_replayed_with_shared_predictions_the_ratio_is_one():
-    family, trajectory = rollout((1, 3), 2, 4)
+@every_model
+def test_replayed_with_shared_predictions_the_ratio_is_one(model):
+    family, trajectory = rollout((1, 3), 2, 4, model)
     rows, columns = torch.meshgrid(torch.arange(8), torch.arange(2), indexing="ij")
     pairs = {"rows": rows.flatten(), "columns": columns.flatten()}
     shared = share_predictions(pairs, trajectory.group_size, trajectory.branches)
@@ -113,14 +122,30 @@ def test_replayed_with_shared_predictions_the_ratio_is_one():
 
 
 # ---------------------------------------------------------------------------------------------- runs
-@pytest.mark.parametrize("model", ["diffusion", "flow"])
+@every_model
+def test_with_one_action_it_is_ddpo_in_groups_to_the_bit(tmp_path, model):
+    """Two steps, the last without noise: DDPO's groups are the trees that part at the first step."""
+    shape = {"sample_num_steps": 2, "sample_batch_size": 4, "train_batch_size": 4, "sample_group_size": 4}
+    weights = []
+    for name in ("ddpo", "branching"):
+        task = make_config(tmp_path / name, num_epochs=2, **shape), brightness, digit_world_prompts(0)
+        runner = Runner(*task, MODELS[model](), algorithm=make_algorithm(name), start=FromNoise())
+        before = [weight.detach().clone() for weight in runner.learner.trainable.values()]
+        runner.train()
+        weights.append(list(runner.learner.trainable.values()))
+        assert not all(map(torch.equal, before, weights[-1]))
+    assert all(map(torch.equal, *weights))
+
+
+@every_model
 def test_it_trains_on_trees_and_resumes_to_the_bit(tmp_path, model):
     shape = {"sample_num_steps": 4, "sample_batch_size": 4, "train_batch_size": 4, "sample_group_size": 4}
 
     def make(folder: Path, **changes: Any) -> Runner:
         parts = (make_config(folder, **shape, **changes), brightness, digit_world_prompts(0))
-        pipeline = make_pipeline() if model == "diffusion" else make_sd3_pipeline()
-        return Runner(*parts, pipeline, algorithm=make_algorithm("branching:window=2"), start=FromNoise())
+        return Runner(
+            *parts, MODELS[model](), algorithm=make_algorithm("branching:window=2"), start=FromNoise()
+        )
 
     whole = check_resume(make, tmp_path, epochs=3)
     errors = [record["first_replay_max_ratio_error"] for record in read_metrics(whole, "step")]
