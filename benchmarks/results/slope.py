@@ -1,0 +1,220 @@
+"""Lesson 11: how far to climb the slope of a reward: `python -m benchmarks.results.slope --processes 1`.
+
+tiny-sd3 draws the digits in colours that its pre-training left out, and is rewarded by `prompt_alignment`.
+DRaFT-K through the last 1, 3 or all 10 steps, ReFL, and Flow-GRPO, which knows rewards only by their value,
+learn from 512 scored pictures each, three seeds. slope.csv has a row per reading, after so many queries: 150
+pictures, three of each prompt, always from the same noise. Diversity is the mean of `apart` over pictures of
+one prompt. The Fréchet distances, in what either judge's last layer sees, are to handwriting of the training
+split in the same colours; no training asks for them.
+
+slope_points.csv has what needs no training, on the same questions: handwriting of the test split (three
+draws), guidance, four steps, and the best by reward of n pictures. Learning rates come from slope_search.csv:
+256 queries, seed 100, questions from validation noise, the highest reward. slope/*.png are pictures of seed
+0, a row per reading, and of points. Finished runs are skipped. Ten CPU minutes on one thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
+from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.data.images import image_grid
+from ddpo_lessons.data.prompts import digit_world_prompts
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.families import family_of
+from ddpo_lessons.rewards import prompt_alignment
+from ddpo_lessons.rollout import sample_trajectory
+from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd3, world
+from ddpo_lessons.tiny.classifier import score_prompts
+from ddpo_lessons.trainer import Runner
+
+RESULT = Path(__file__).with_suffix(".csv")
+SEARCH, POINTS = RESULT.with_name("slope_search.csv"), RESULT.with_name("slope_points.csv")
+PICTURES = RESULT.with_suffix("")  # a folder
+MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet", "second_frechet")
+SEEDS, SEARCH_SEED, RATES, BATCH = (0, 1, 2), 100, (1e-3, 3e-3, 1e-2), 64
+READINGS, SEARCHED = (64, 128, 256, 512), 256  # queries
+NOISES, STEPS, GUIDANCE, BEST_OF = 3, 10, (1.5, 2.0, 4.0), (2, 3, 4)
+OF_SD3 = (
+    "to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out",
+    "net.0.proj", "net.2",
+)  # attention of pictures and of words, and feed-forward layers  # fmt: skip
+SETTINGS: Row = {
+    "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": BATCH,
+    "sample_num_batches_per_epoch": 1, "train_batch_size": 16, "train_lora_rank": 16,
+    "train_lora_alpha": 16, "train_lora_target_modules": OF_SD3, "image_grid_freq": 0, "num_epochs": 8,
+    "accelerator_kwargs": {"cpu": True},
+}  # fmt: skip
+OF_GROUPS: Row = {"sample_eta": 0.7, "sample_group_size": 8, "train_clip_range": 1e-2}
+# Each method: the algorithm, what it changes in the config, and whose learning rate it has.
+METHODS: dict[str, tuple[str, Row, str]] = {
+    "DRaFT-3": ("draft:last_steps=3", {}, "DRaFT-3"),
+    "Flow-GRPO": ("flow_grpo:window=3", OF_GROUPS, "Flow-GRPO"),
+    "DRaFT-10": ("draft:last_steps=10", {}, "DRaFT-3"),
+    "ReFL": ("refl:last_steps=5", {}, "DRaFT-3"),
+    "DRaFT-1": ("draft:last_steps=1", {}, "DRaFT-3"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    method: str
+    learning_rate: float
+    seed: int
+
+
+class Exam:
+    """Asks a policy for the same 150 pictures again and again, and measures them."""
+
+    def __init__(self, split: str) -> None:
+        pairs = itertools.product(world.LEFT_OUT, world.COLOUR_NAMES)
+        said = [world.Description(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
+        self.asked = [description for description in said for _ in range(NOISES)]  # 50 prompts
+        self.prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in self.asked]
+        self.noise_seed = {"validation": 20_001, "test": 20_002}[split]
+        self.reward, self.judges = prompt_alignment(), (load_judge(), load_second_judge())
+        named = [[d.digit, *world.colour_indices([d])[0].tolist()] for d in self.asked]
+        self.truth = torch.tensor(named)  # (150, 3)
+        known = torch.cat([handwritten(self.asked, "train", 1000 + n) for n in range(8)])  # (1200, 3, 32, 32)
+        self.known = self.features(known)
+
+    def images(self, pipeline: Any, steps: int = STEPS, guidance: float = 1.0, candidate: int = 0) -> Any:
+        """Sample by the ODE, (150, 3, 32, 32); another candidate has other noise."""
+        family, generator = family_of(pipeline), torch.Generator().manual_seed(self.noise_seed + candidate)
+        noise = torch.randn(len(self.asked), *family.latents_shape(), generator=generator)
+        conditioning, schedule = (
+            family.condition(self.prompts, "", guidance),
+            family.schedule(steps, eta=0.0),
+        )
+        return family.decode(sample_trajectory(family, noise, schedule, conditioning, guidance).final_latents)
+
+    @torch.no_grad()
+    def scores(self, images: torch.Tensor) -> torch.Tensor:
+        return self.reward(images, self.prompts, [{}] * len(self.prompts))[0]  # (150,)
+
+    @torch.no_grad()
+    def features(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what each judge's last layer sees, (N, 64) each."""
+        judge, second = self.judges
+        whole = judge.features(images - 0.5).flatten(1)
+        return judge.head[:2](whole), second.features(images - 0.5).mean((2, 3))
+
+    @torch.no_grad()
+    def measure(self, images: torch.Tensor) -> Row:
+        judge, second = self.judges
+        seen = torch.stack([logits.argmax(1) for logits in second(images)], dim=1)  # (150, 3)
+        by_prompt = images.unflatten(0, (-1, NOISES))
+        pairs = itertools.combinations(by_prompt.unbind(1), 2)
+        near = [frechet(*two) for two in zip(self.features(images), self.known, strict=True)]
+        values = (
+            self.scores(images).mean().item(),
+            score_prompts(judge, images, self.asked)["all three"],
+            (seen == self.truth).all(1).float().mean().item(),
+            torch.stack([apart(*pair) for pair in pairs]).mean().item(),
+            *near,
+        )
+        return dict(zip(MEASURES, values, strict=True))
+
+
+make_exam = functools.cache(Exam)
+
+
+def apart(images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square of each picture's difference to the other, (N,)."""
+    return (images - others).square().mean((1, 2, 3)).sqrt()
+
+
+def frechet(features: torch.Tensor, others: torch.Tensor) -> float:
+    """Return the squared Fréchet distance of two Gaussians that fit features (N, D) and others (M, D).
+
+    |μ - μ'|² + tr(C + C' - 2 (C C')^½), as Heusel et al. 2017 (arXiv 1706.08500) have it.
+    """
+    means, covariances = zip(
+        *((x.mean(0), x.T.cov()) for x in (features.double(), others.double())), strict=True
+    )
+    root = torch.linalg.eigvals(covariances[0] @ covariances[1]).real.clamp(min=0).sqrt().sum()
+    gap = (means[0] - means[1]).square().sum()
+    return (gap + covariances[0].trace() + covariances[1].trace() - 2 * root).item()
+
+
+def handwritten(asked: list[world.Description], split: str, seed: int) -> torch.Tensor:
+    """Render handwriting of a split, each time other digits: (N, 3, 32, 32)."""
+    generator = torch.Generator().manual_seed(seed)
+    bitmaps, labels = world.handwriting(split)
+    drawn, digits = [], torch.tensor([d.digit for d in asked])
+    for start in range(0, len(asked), NOISES):
+        pool = (labels == digits[start]).nonzero()[:, 0]
+        drawn.append(pool[torch.randperm(len(pool), generator=generator)[:NOISES]])
+    inks, grounds = world.rgb([d.ink for d in asked]), world.rgb([d.background for d in asked])
+    return world.render(bitmaps[torch.cat(drawn)], inks, grounds, world.placements(len(asked), generator))
+
+
+def keep(name: str, rows: list[torch.Tensor]) -> None:
+    """Save two pictures of one prompt of every digit, in rows."""
+    shown = [5 * NOISES * digit + NOISES * (digit % 5) + n for digit in range(10) for n in range(2)]
+    PICTURES.mkdir(exist_ok=True)
+    image_grid(torch.cat([images[shown] for images in rows]), 20, scale=1).save(PICTURES / f"{name}.png")
+
+
+def train(run: Run) -> list[Row]:
+    is_search = run.seed == SEARCH_SEED
+    readings = (SEARCHED,) if is_search else READINGS
+    exam = make_exam("validation" if is_search else "test")
+    name, changes, _ = METHODS[run.method]
+    rows, seen = list[Row](), list[torch.Tensor]()
+    own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed}
+    with scratch_config(SETTINGS, changes, own) as config:
+        task: Any = (config, prompt_alignment(), digit_world_prompts(run.seed, "left_out"), load_tiny_sd3())
+        runner = Runner(*task, algorithm=make_algorithm(name), start=FromNoise())
+        for epoch in range(readings[-1] // BATCH):
+            runner.step(epoch)
+            queries = BATCH * (epoch + 1)
+            if queries in readings:
+                seen.append(exam.images(runner.pipeline))
+                rows.append({**vars(run), "queries": queries, **exam.measure(seen[-1])})
+    if run.seed == SEEDS[0]:
+        keep(run.method, seen)
+    return rows
+
+
+def chosen(method: str) -> float:
+    """Return the learning rate of a method: that with the highest reward in the search."""
+    rows = [row for row in read_rows(SEARCH) if row["method"] == METHODS[method][2]]
+    return float(max(rows, key=lambda row: float(row["reward"]))["learning_rate"])
+
+
+def points() -> list[Row]:
+    """Measure what needs no training."""
+    exam, pipeline = make_exam("test"), load_tiny_sd3()
+    candidates = torch.stack([exam.images(pipeline, candidate=n) for n in range(max(BEST_OF))])
+    scores, numbers = torch.stack([exam.scores(images) for images in candidates]), range(len(exam.asked))
+    found = {"untrained": candidates[0]}
+    found |= {f"guidance {scale:g}": exam.images(pipeline, guidance=scale) for scale in GUIDANCE}
+    found |= {f"best of {n}": candidates[scores[:n].argmax(0), numbers] for n in BEST_OF}
+    found["four steps"] = exam.images(pipeline, steps=4)
+    found |= {f"handwriting {n}": handwritten(exam.asked, "test", n) for n in SEEDS}
+    keep("points", list(found.values()))
+    return [{"point": name, **exam.measure(images)} for name, images in found.items()]
+
+
+def main() -> None:
+    processes = parse(__doc__).processes
+    columns = ("method", "learning_rate", "seed", "queries", *MEASURES)
+    trials = [Run(method, rate, SEARCH_SEED) for method in ("DRaFT-3", "Flow-GRPO") for rate in RATES]
+    run_all(train, trials, columns, 3, SEARCH, processes)
+    runs = [Run(method, chosen(method), seed) for seed in SEEDS for method in METHODS]
+    run_all(train, runs, columns, 3, RESULT, processes)
+    if not POINTS.exists():
+        quiet_thread()
+        write_rows(POINTS, points())
+
+
+if __name__ == "__main__":
+    main()
