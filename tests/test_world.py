@@ -133,3 +133,23 @@ def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriti
     )
     back = world.repaint(edits.targets, new, old)
     assert torch.allclose(back, edits.pictures.images, atol=1e-5)
+
+
+def slanted_stroke(slope, width=3.0):
+    """A red stroke on white, 20 pixels high; at height y its middle lies `slope * y` to the right."""
+    y = 15.5 - torch.arange(32)[:, None]  # upwards
+    x = torch.arange(32) - 15.5
+    ink = (width / 2 + 0.5 - (x - slope * y).abs()).clamp(0, 1) * (y.abs() < 10)
+    red, white = (torch.tensor(world.COLOURS[name])[:, None, None] for name in ("red", "white"))
+    return ink * red + (1 - ink) * white
+
+
+@pytest.mark.parametrize("slope", [-0.4, 0.0, 0.25, 0.7])
+def test_lean_is_the_slope_of_a_stroke_wherever_it_stands(slope):
+    stroke = slanted_stroke(slope)
+    images = torch.stack([stroke, stroke.roll(3, dims=2), stroke.roll(2, dims=1), 1 - stroke])
+    assert torch.allclose(world.lean(images), torch.full((4,), slope), atol=0.01)
+
+
+def test_a_picture_without_ink_does_not_lean():
+    assert world.lean(torch.full((1, 3, 32, 32), 0.5)).tolist() == [0.0]

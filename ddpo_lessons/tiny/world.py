@@ -136,6 +136,21 @@ def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) 
     return (along / axis.square().sum(dim=1, keepdim=True).clamp(min=1e-6)).clamp(0, 1)
 
 
+def lean(images: torch.Tensor) -> torch.Tensor:
+    """Measure how far the ink of pictures (B, 3, H, W) leans: pixels to the right for each pixel up, (B,).
+
+    It is the slope of x over y, fitted to the pixels by least squares, each weighed by its ink; an upright
+    stroke has 0, italics have about 0.25. A picture without ink has 0.
+    """
+    weights = coverage(images, *measure_colours(images))[:, 0].double()  # (B, H, W)
+    weights = weights / weights.sum(dim=(1, 2), keepdim=True).clamp(min=1e-6)
+    height, width = images.shape[2:]
+    y = torch.arange(height, 0, -1, device=images.device)[:, None] - (height + 1) / 2  # (H, 1), upwards
+    x = torch.arange(width, device=images.device) - (width - 1) / 2  # (W,)
+    mean_x, mean_y, xy, yy = ((weights * part).sum(dim=(1, 2)) for part in (x, y, x * y, y * y))  # (B,) each
+    return ((xy - mean_x * mean_y) / (yy - mean_y**2).clamp(min=1e-6)).float()
+
+
 def repaint(
     images: torch.Tensor, old: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:

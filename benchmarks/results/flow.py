@@ -1,0 +1,238 @@
+"""Flow-GRPO writes in italics: `python -m benchmarks.results.flow` trains tiny-sd3, and turns settings.
+
+The reward is `prompt_alignment`, less ten times the distance of `world.lean` from 0.25. Each method gets
+three learning rates on one seed and validation questions (flow_search.csv), and the best, by reward, on
+three seeds and test questions: flow.csv, a row per exam. An exam is 25 prompts from 8 noises, by the ODE
+without guidance. `spread` is the standard deviation of pixels over the noises of a prompt, `rough` the mean
+difference of neighbouring pixels. flow_untrained.csv has what needs no training: other numbers of steps,
+guidance, the best of eight, the picture sheared afterwards. flow_noise.csv says where noise makes a group's
+rewards differ. flow_floor.csv replays 256 rollouts in another precision and takes 1, 4, 16, … latents as
+one: mean |Δ log p| and the means of its two terms. Finished runs are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
+from benchmarks.results.equal_tasks import COMMON, OF_SD3
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
+from ddpo_lessons.data.prompts import digit_world_prompts
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.families import family_of
+from ddpo_lessons.rewards import prompt_alignment
+from ddpo_lessons.rollout import sample_trajectory
+from ddpo_lessons.tiny import load_judge, load_tiny_sd3, world
+from ddpo_lessons.tiny.classifier import score_prompts
+from ddpo_lessons.trainer import Runner
+
+RESULT = Path(__file__).with_suffix(".csv")
+SEARCH = RESULT.with_name("flow_search.csv")
+COLUMNS = (
+    "method", "learning_rate", "seed", "epoch", "queries", "reward", "lean", "obeyed", "spread", "rough",
+)  # fmt: skip
+STEPS, EPOCHS, SEARCH_EPOCHS, SEARCH_SEED, WANTED = 10, 16, 12, 100, 0.25
+QUESTIONS, NOISES = 25, 8
+EARLY = (0, 4)  # the window
+# SDE and η of each method.
+METHODS: dict[str, tuple[Any, float]] = {"flow": ("flow", 0.7), "CPS": ("cps", 0.8)}
+SETTINGS: Row = {
+    **COMMON, "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": 64,
+    "sample_group_size": 8, "train_batch_size": 16, "train_clip_range": 5e-3,
+    "train_lora_target_modules": OF_SD3, "accelerator_kwargs": {"cpu": True},
+}  # fmt: skip
+ALIGNMENT = prompt_alignment()
+
+
+def italics(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    """The reward: what was asked for, leaning by 0.25; (B,), 0 at best."""
+    return ALIGNMENT(images, prompts, metadata)[0] - 10 * (world.lean(images) - WANTED).abs()
+
+
+@dataclass(frozen=True)
+class Run:
+    method: str
+    learning_rate: float
+    seed: int
+
+
+class Exam:
+    """The same questions from the same noise, to any policy and by any steps."""
+
+    def __init__(self, split: str) -> None:
+        number = {"validation": 10_001, "test": 10_002}[split]
+        draw = digit_world_prompts(number)
+        self.prompts = [prompt for prompt, _ in (draw() for _ in range(QUESTIONS)) for _ in range(NOISES)]
+        shape = (QUESTIONS * NOISES, 4, 8, 8)
+        self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(number))
+        self.said, self.judge = [world.parse_prompt(prompt) for prompt in self.prompts], load_judge()
+
+    def images(self, family: Any, steps: int = STEPS, guidance: float = 1.0) -> torch.Tensor:
+        conditioning = family.condition(self.prompts, "", guidance)
+        schedule = family.schedule(steps, eta=0.0)
+        return family.decode(
+            sample_trajectory(family, self.noise, schedule, conditioning, guidance).final_latents
+        )
+
+    def reward(self, images: torch.Tensor) -> torch.Tensor:
+        return italics(images, self.prompts, [{}] * len(images))
+
+    def marks(self, images: torch.Tensor) -> Row:
+        return {
+            "reward": self.reward(images).mean().item(),
+            "lean": world.lean(images).mean().item(),
+            "obeyed": score_prompts(self.judge, images, self.said)["all three"],
+            "spread": images.unflatten(0, (-1, NOISES)).std(dim=1).mean().item(),
+            "rough": images.diff(dim=-1).abs().mean().item(),
+        }
+
+
+class Windowed(FlowGRPO):
+    """Flow-GRPO whose window stays where it is."""
+
+    def sampling_schedule(self, schedule: Any, config: Any, epoch: int) -> Any:
+        return schedule.with_noise(sde=self.sde, window=EARLY)
+
+
+def train(run: Run, split: str, looked_at: Sequence[int]) -> list[Row]:
+    """Train, and return the marks of the exams after so many epochs."""
+    exam, rows, (sde, eta) = Exam(split), list[Row](), METHODS[run.method]
+    own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed, "sample_eta": eta}
+    with scratch_config(SETTINGS, own) as config:
+        parts: Any = (config, italics, digit_world_prompts(run.seed), load_tiny_sd3())
+        runner = Runner(*parts, algorithm=Windowed(sde), start=FromNoise())
+        for epoch in range(looked_at[-1] + 1):
+            if epoch in looked_at:
+                marks = exam.marks(exam.images(runner.family))
+                rows.append({**vars(run), "epoch": epoch, "queries": 64 * epoch, **marks})
+            if epoch < looked_at[-1]:
+                runner.step(epoch)
+    return rows
+
+
+def search(run: Run) -> list[Row]:
+    return train(run, "validation", [SEARCH_EPOCHS])
+
+
+def compare(run: Run) -> list[Row]:
+    return train(run, "test", range(0, EPOCHS + 1, 4))
+
+
+def chosen(method: str) -> float:
+    """Return the learning rate with the highest reward of the search."""
+    rows = [row for row in read_rows(SEARCH) if row["method"] == method]
+    return float(max(rows, key=lambda row: float(row["reward"]))["learning_rate"])
+
+
+def sheared(images: torch.Tensor) -> torch.Tensor:
+    """Shear finished pictures (B, 3, H, W) until they lean as wanted."""
+    theta = torch.eye(2, 3).repeat(len(images), 1, 1)
+    theta[:, 0, 1] = WANTED - world.lean(images)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def untrained() -> list[Row]:
+    exam, family = Exam("test"), family_of(load_tiny_sd3())
+    found = {f"{steps} steps": exam.images(family, steps) for steps in (1, 2, 3, 4, 5, 8, STEPS, 20)}
+    found |= {f"guidance {scale:g}": exam.images(family, guidance=scale) for scale in (2.0, 4.0, 8.0)}
+    found["sheared"] = sheared(found[f"{STEPS} steps"])
+    rows = [{"setting": name, **exam.marks(images)} for name, images in found.items()]
+    # The eight noises of a prompt are eight tries: the best is one picture, and has no spread.
+    images = found[f"{STEPS} steps"]
+    best = exam.reward(images).view(-1, NOISES).argmax(dim=1) + NOISES * torch.arange(QUESTIONS)
+    said, kept = [exam.said[n] for n in best], images[best]
+    obeyed = score_prompts(exam.judge, kept, said)["all three"]
+    marks = {"reward": exam.reward(images)[best].mean().item(), "lean": world.lean(kept).mean().item()}
+    rough = kept.diff(dim=-1).abs().mean().item()
+    return [*rows, {"setting": "best of 8", **marks, "obeyed": obeyed, "spread": "", "rough": rough}]
+
+
+def noise() -> list[Row]:
+    """Return the standard deviation of rewards and lean within groups, by where the noise is; three draws."""
+    family: Any = family_of(load_tiny_sd3())
+    rows = list[Row]()
+    places = {"1 to 9": None, "1 to 3": (0, 3), "4 to 6": (3, 6), "7 to 9": (6, 9)}
+    kinds: dict[str, tuple[Any, float]] = {"as in flow": ("flow", 0.7), "σ = 0.35": ("dance", 1.05)}
+    tried = [(kind, place, "common") for kind in kinds for place in places]
+    for seed in (0, 1, 2):
+        draw, generator = digit_world_prompts(seed), torch.Generator().manual_seed(seed)
+        prompts = [prompt for prompt, _ in (draw() for _ in range(24)) for _ in range(8)]
+        conditioning, own = family.condition(prompts, "", 1.0), torch.randn(192, 4, 8, 8, generator=generator)
+        for kind, place, start in [*tried, ("as in flow", "1 to 9", "own"), ("none", "1 to 9", "own")]:
+            sde, eta = kinds.get(kind, ("flow", 0.0))
+            schedule = family.schedule(STEPS, eta=eta).with_noise(sde=sde, window=places[place])
+            x = own if start == "own" else own[::8].repeat_interleave(8, 0)
+            final = sample_trajectory(
+                family, x, schedule, conditioning, 1.0, torch.Generator().manual_seed(99 + seed)
+            ).final_latents
+            images = family.decode(final)
+            values = {"reward": italics(images, prompts, [{}] * 192), "lean": world.lean(images)}
+            within = {
+                name: value.view(24, 8).var(dim=1).mean().sqrt().item() for name, value in values.items()
+            }
+            said = [world.parse_prompt(prompt) for prompt in prompts]
+            obeyed = score_prompts(load_judge(), images, said)["all three"]
+            rows.append(
+                {"noise": kind, "steps": place, "start": start, "seed": seed, **within, "obeyed": obeyed}
+            )
+    return rows
+
+
+@torch.no_grad()
+def floor() -> list[Row]:
+    """Return |Δ log p| of rollouts in bfloat16 autocast, replayed in two other ways before any update."""
+    pipeline, rows = load_tiny_sd3(), list[Row]()
+    family, half = family_of(pipeline), load_tiny_sd3().transformer.to(torch.bfloat16)
+    draw = digit_world_prompts(0)
+    conditioning = family.condition([draw()[0] for _ in range(256)], "", 1.0)
+    start = torch.randn(256, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    schedule = family.schedule(STEPS, eta=0.7)
+    with torch.autocast("cpu", torch.bfloat16):
+        done = sample_trajectory(family, start, schedule, conditioning, 1.0, torch.Generator().manual_seed(1))
+
+    def rounded(timestep: Any, **inputs: Any) -> Any:
+        return half(timestep=timestep, **{name: part.to(torch.bfloat16) for name, part in inputs.items()})
+
+    for name, network in (("bfloat16 weights", rounded), ("float32", family.denoiser)):
+        for k in range(done.num_steps):
+            x, action, t = done.latents[:, k], done.latents[:, k + 1], done.timesteps[:, k]
+            with torch.autocast("cpu", torch.bfloat16):
+                old = schedule.step(
+                    family.predict(family.denoiser, x, t, conditioning, 1.0), t, x, prev_sample=action
+                )
+            new = schedule.step(family.predict(network, x, t, conditioning, 1.0), t, x, prev_sample=action)
+            std = old.std[0]
+            d, z = (new.mean - old.mean).double() / std, (action - old.mean).double() / std
+            for together in (1, 4, 16, 64, 256):
+                first, second = (
+                    (part.flatten().view(256 // together, -1)).mean(dim=1) for part in (d * z, d**2 / 2)
+                )
+                rows.append({
+                    "replayed": name, "action": k + 1, "dims": 256 * together,
+                    "difference": (first - second).abs().mean().item(),
+                    "first_term": first.abs().mean().item(), "second_term": second.mean().item(),
+                })  # fmt: skip
+    return [
+        {**row, **{name: f"{value:.3g}" for name, value in row.items() if isinstance(value, float)}}
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    processes = parse(__doc__).processes
+    tried = [Run(name, rate, SEARCH_SEED) for rate in (3e-3, 1e-2, 1e-3) for name in METHODS]
+    run_all(search, tried, COLUMNS, 3, SEARCH, processes)
+    runs = [Run(name, chosen(name), seed) for seed in (0, 1, 2) for name in METHODS]
+    run_all(compare, runs, COLUMNS, 3, RESULT, processes)
+    quiet_thread()
+    for measure in (untrained, noise, floor):
+        path = RESULT.with_name(f"flow_{measure.__name__}.csv")
+        if not path.exists():
+            write_rows(path, measure())
