@@ -63,6 +63,8 @@ RIGHT = [
     (3, ADDED_IN_FLOAT64),
     (3, "-(advantages * torch.exp(log_ratio)) + stiffness * torch.expm1(log_ratio) - stiffness * log_ratio"),
     (3, "stiffness * (log_ratio.expm1() - log_ratio) - advantages - advantages * log_ratio.expm1()"),
+    (3, "-advantages.float() * log_ratio.float().exp()"
+        " + stiffness * (log_ratio.float().expm1() - log_ratio.float())"),
     (3, "torch.stack([s * (torch.expm1(x) - x) - a * x.exp() for x, a, s in zip(log_ratio, advantages, "
         "[stiffness] * len(log_ratio))])"),
 ]  # fmt: skip
@@ -86,6 +88,9 @@ WRONG = [
     (1, f"(-advantages * ratio * ~{CUT}).sum()", "each pair"),
     (1, f"torch.where({CUT}, math.nan, -advantages * ratio)", "wrong at"),
     (1, f"-advantages * ratio * ~{CUT} * 1.05", "wrong at"),
+    (1, "-advantages * ratio * (ratio < 1 + clip_range)", "wrong at"),
+    (1, "-advantages * ratio * torch.where(advantages > 0, ratio < 1, ratio > 1)", "wrong at"),
+    (1, "-advantages * ratio * ~((advantages > 0) & (ratio > 1 + clip_range))", "wrong at"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / drift)", "scatters less"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / (drift / dims))", "root"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / (drift**2 / dims))", "variance"),
@@ -99,6 +104,9 @@ WRONG = [
     (2, OTHER, "other sign"),
     (2, f"{STOPPED} + 0.001", "wrong at"),
     (2, "math.nan", "wrong at"),
+    (2, f"round({STOPPED}, 2)", "wrong at"),
+    (2, f"NormalDist().cdf((-sign * drift**2 / dims / 2 - {EDGE}) / ({SPREAD}))", "wrong at"),
+    (2, f"NormalDist().cdf((-sign * drift**2 / 2 - math.log1p(clip_range)) / ({SPREAD}))", "wrong at"),
     (3, f"advantages * log_ratio.exp() + stiffness * {K3}", "falls"),
     (3, f"-advantages * log_ratio.exp() - stiffness * {K3}", "costs"),
     (3, "-advantages * log_ratio.exp() + stiffness * log_ratio**2 / 2", "approx_kl"),
@@ -112,6 +120,10 @@ WRONG = [
     (3, "-advantages * log_ratio.exp() + stiffness * (log_ratio.exp() - 1 - log_ratio)", "expm1"),
     (3, f"(-advantages * log_ratio.exp() + stiffness * {K3}) * 1.05", "another loss"),
     (3, "torch.full_like(log_ratio, math.nan)", "another loss"),
+    (3, "None", "return"),
+    (3, "-advantages * log_ratio.exp() + stiffness * (torch.expm1(-log_ratio) + log_ratio)", "another loss"),
+    (3, f"-advantages * log_ratio.exp().detach() + stiffness * {K3}", "detached"),
+    (3, f"-advantages * (log_ratio.exp() - stiffness * {K3})", "another loss"),
 ]  # fmt: skip
 
 
