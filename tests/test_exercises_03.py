@@ -54,6 +54,7 @@ LOG_PROB_RIGHT: dict[str, Answer] = {
     "sum over D divided by D": lambda a, m, s: gaussian_log_prob(a, m, s, "sum") / a[0].numel(),
     "one by one": one_by_one,
     "logarithm of densities, in float64": by_densities,
+    "in float64": lambda a, m, s: over_latent(each(a.double(), m.double(), s.double())),
     "torch's loss": by_torchs_loss,
 }
 LOG_PROB_WRONG: dict[str, tuple[Answer, str]] = {
@@ -76,6 +77,9 @@ LOG_PROB_WRONG: dict[str, tuple[Answer, str]] = {
         lambda a, m, s: over_latent(-((a - m) ** 2) / 2 * wide(s) ** 2 - wide(s).log()) - 0.9189, "brackets"
     ),
     "no return": (lambda a, m, s: None, "shape None"),
+    "log σ²": (lambda a, m, s: over_latent(each(a, m, s)) - s.log(), "wanted"),
+    "median": (lambda a, m, s: each(a, m, s).flatten(1).median(1).values, "wanted"),
+    "error of the mean": (lambda a, m, s: Normal(0.0, s).log_prob(over_latent(a - m)), "wanted"),
     "no square": (
         lambda a, m, s: over_latent(-(a - m) / (2 * wide(s) ** 2) - wide(s).log()) - 0.9189, "wanted"
     ),
@@ -98,6 +102,11 @@ def ratio(formula: Answer) -> Answer:
     return lambda old, new, action: over_latent(formula(*drift_and_draw(old, new, action)))
 
 
+def in_float64(old: Any, new: Any, action: torch.Tensor) -> torch.Tensor:
+    d, z = drift_and_draw(old, new, action)
+    return over_latent(d.double() * z - d.double() ** 2 / 2)
+
+
 def log_prob_of(step: Any, action: torch.Tensor) -> torch.Tensor:
     return gaussian_log_prob(action, step.mean, step.std, "mean")
 
@@ -118,6 +127,7 @@ def detached_drift(old: Any, new: Any, action: torch.Tensor) -> torch.Tensor:
 
 RATIO_RIGHT: dict[str, Answer] = {
     "squares": ratio(lambda d, z: (z**2 - (z - d) ** 2) / 2),
+    "in float64": in_float64,
     "factored": ratio(lambda d, z: d * (z - d / 2)),
     "two log-probs": lambda old, new, action: log_prob_of(new, action) - log_prob_of(old, action),
     "the steps' own": lambda old, new, action: new.log_prob - old.log_prob,
@@ -136,6 +146,19 @@ RATIO_WRONG: dict[str, tuple[Answer, str]] = {
     "no half": (ratio(lambda d, z: d * z - d**2), "half"),
     "z of the new mean": (ratio(lambda d, z: d * (z - d) - d**2 / 2), "new mean"),
     "no σ": (without_sigma, "dividing by σ"),
+    "means first": (
+        lambda o, n, a: (
+            over_latent(d := drift_and_draw(o, n, a)[0])
+            * (over_latent(drift_and_draw(o, n, a)[1]) - over_latent(d) / 2)
+        ),
+        "wanted",
+    ),
+    "one σ for all": (
+        lambda o, n, a: ratio(lambda d, z: d * z - d**2 / 2)(o._replace(std=o.std[:1]), n, a),
+        "wanted",
+    ),
+    "size of d": (ratio(lambda d, z: d.abs() * z - d**2 / 2), "wanted"),
+    "draw detached": (ratio(lambda d, z: d.detach() * z - d**2 / 2), "gradient"),
     "d backwards": (ratio(lambda d, z: -d * z - d**2 / 2), "wanted"),
     "a little off": (ratio(lambda d, z: d * z - d**2 / 2 + 0.05), "wanted"),
     "detached": (detached_mean, "detached"),
@@ -204,6 +227,7 @@ def moves_along(action: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> 
 SHARE_RIGHT: dict[str, Answer] = {
     "the notebook's parts": by_the_package,
     "torch's Gaussian": share_answer(),
+    "in float64": share_answer(score=lambda a, m, s: over_latent(Normal(m, s).log_prob(a).double())),
     "in units of σ": share_answer(score=in_units_of_sigma),
     "detached at the end": share_answer(
         drawn=lambda mean, std, z: mean + std * z, score=detached_score, returned=torch.Tensor.detach
@@ -237,6 +261,14 @@ SHARE_WRONG: dict[str, tuple[Answer, str]] = {
         share_answer(shares=lambda t: alpha_bars(t)[::-1]), "diffusers"
     ),
     "the draw forgotten": (share_answer(drawn=lambda mean, std, z: mean.detach()), "diffusers"),
+    "half a gradient": (
+        share_answer(score=lambda a, m, s: over_latent(Normal((m + m.detach()) / 2, s).log_prob(a))),
+        "not that of",
+    ),
+    "log-prob of z": (
+        share_answer(score=lambda a, m, s: over_latent(Normal(0.0, 1.0).log_prob(a - m) - s.log())),
+        "log-probs",
+    ),
     "minus z": (share_answer(drawn=lambda mean, std, z: (mean - std * z).detach()), "diffusers"),
 }  # fmt: skip
 
