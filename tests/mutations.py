@@ -123,6 +123,10 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("algorithms/forward_process.py", "test_algorithms.py -k timesteps", [
         ("places = 1 - torch", "places = 0.9 - 0.9 * torch"),
     ]),
+    ("algorithms/forward_process.py", "test_algorithms.py -k visited", [
+        ("(noisy - kept) / scale", "noisy - kept"),
+        ("[: trajectory.latents.shape[1]]", "[: trajectory.num_steps]"),
+    ]),
     ("algorithms/nft.py", "test_algorithms.py -k nft", [
         ("(old + step, old - step)", "(old - step, old + step)"),
         ("self.decay_rate * samples.epoch", "self.decay_rate * (samples.epoch + 1)"),

@@ -531,6 +531,52 @@ def test_examples_of_img2img_have_no_more_noise_than_its_first_state(tmp_path, m
     assert timesteps.max() > 0.75 * first  # and the whole range below
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("start", ["noise", "images"])
+def test_visited_states_are_what_sampling_passed(tmp_path, model, start):
+    """The forward process leads there, by the noise that the loss is told of; the last step's state, too."""
+    prompts = each_prompt()
+    images = [(*prompts()[:1], torch.full((3, 32, 32), 0.5), {}) for _ in range(16)]
+    config = make_config(tmp_path, sample_num_steps=4, sample_num_batches_per_epoch=8, train_batch_size=16)
+    runner = Runner(
+        config, brightness, (lambda: images.pop()) if start == "images" else prompts, MODELS[model](),
+        algorithm=AWM(visited_states=True), start=FromImages(0.75) if start == "images" else FromNoise(),
+    )  # fmt: skip
+    trajectory = runner.sampler.sample(0, runner.contexts.draw(0))[1]
+    samples = Samples(0, 0, 0, torch.arange(16), trajectory, torch.ones(16), score=None)
+    pairs = {"rows": torch.arange(16).repeat(8), "columns": torch.arange(8).repeat_interleave(16)}
+    examples = {**pairs, **runner.algorithm.denoising_examples(samples, pairs, step=0)}
+    timesteps = trajectory.schedule.timesteps
+    columns = (examples["timesteps"][:, None] == timesteps).nonzero()[:, 1]  # (128,)
+    assert columns.unique().tolist() == list(range(len(timesteps)))
+    noisy = runner.algorithm.example(samples, examples).noisy
+    torch.testing.assert_close(noisy, trajectory.latents[pairs["rows"], columns], rtol=1e-4, atol=1e-4)
+
+
+def test_with_visited_states_the_first_ratio_is_one(tmp_path):
+    runner = make_runner(tmp_path, AWM(visited_states=True), train_batch_size=1)
+    runner.step(0)
+    first, last = (row["max_ratio_error"] for row in read_metrics(tmp_path, "step"))
+    assert first == 0
+    assert last > 0
+    assert runner.record["algorithm"]["visited_states"] is True
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [NFT(decay_rate=0.4, visited_states=True), AWM(lag_coefficient=1.0, decay_rate=0.4, visited_states=True)],
+)
+def test_a_lagging_policy_resumes_to_the_bit(tmp_path, algorithm):
+    changes = {"save_freq": 1, "train_clip_range": DDPOConfig.train_clip_range}
+    straight = make_runner(tmp_path / "one", algorithm, num_epochs=3, **changes)
+    straight.train()
+    make_runner(tmp_path / "two", algorithm, num_epochs=2, **changes).train()
+    resumed = make_runner(tmp_path / "two", algorithm, num_epochs=3, resume_from="latest", **changes)
+    resumed.train()
+    assert torch.equal(weights_of(straight), weights_of(resumed))
+    assert torch.equal(old_weights_of(straight), old_weights_of(resumed))
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_gradient_of_draft_is_that_of_finite_differences(tmp_path, steps):
     def precise(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
@@ -808,6 +854,11 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
             "awm",
             {"lag_coefficient": 1.0, "decay_rate": 0.0},
             "decay_rate=0.0, max_decay=0.3: nothing lags",
+        ),
+        (
+            "nft",
+            {"logit_normal": True, "visited_states": True},
+            "visited_states=true draws among the timesteps",
         ),
         ("nft", {"beta": 0.0}, r"beta=0\.0 must be above 0"),
         ("nft", {"decay_rate": -0.1}, r"decay_rate=-0\.1 must not be negative"),

@@ -117,8 +117,8 @@ def train(folder: Path, name: str, **changes: Any) -> Runner:
         trainer = BranchingTrainer(config, bright_and_red, each_prompt(), make_pipeline())
     elif name == "nft":
         trainer = Runner(
-            config, bright_and_red, each_prompt(), make_sd3_pipeline(), algorithm=NFT(decay_rate=0.4),
-            start=FromNoise(),
+            config, bright_and_red, each_prompt(), make_sd3_pipeline(),
+            algorithm=NFT(decay_rate=0.4, visited_states=True), start=FromNoise(),
         )  # fmt: skip
     elif name in ("flux", "kontext"):
         edits = name == "kontext"

@@ -40,7 +40,7 @@ class AWM(ForwardProcess):
     before training)²). `time_power`, k, lets noisy examples count more (t runs from 0 to 1). `error_power`,
     p, puts ((ℓ + 1e-10)^p - 1e-10^p) / p in the place of ℓ: below 1, an example that is far off pulls less.
     `lag_coefficient`, `decay_rate` and `max_decay` are those above; with a lag an epoch is one optimizer
-    step, and there is no clip range. `logit_normal` is that of `ForwardProcess`.
+    step, and there is no clip range. `logit_normal` and `visited_states` are those of `ForwardProcess`.
     A ValueError refuses numbers that do not fit, and settings that would do nothing.
 
     The authors' runs: time_power=1, error_power=0.25 and, for `train_adv_clip_max` = 5, lag_coefficient=5,
@@ -62,8 +62,9 @@ class AWM(ForwardProcess):
         decay_rate: float = 0.001,
         max_decay: float = 0.3,
         logit_normal: bool = False,
+        visited_states: bool = False,
     ) -> None:
-        super().__init__(logit_normal)
+        super().__init__(logit_normal, visited_states)
         if not time_power >= 0:
             raise ValueError(f"time_power={time_power} must not be negative; 0 weighs all times alike")
         if not 0 < error_power < float("inf"):

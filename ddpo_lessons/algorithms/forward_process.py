@@ -21,7 +21,7 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rollout import sample_seed
+from ddpo_lessons.rollout import Trajectory, recorded_steps, sample_seed
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ class Example:
         return (output - target).square().flatten(1).mean(1)
 
 
+def visited_states(trajectory: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the recorded states from which steps were taken (B, K, C, h, w), and their timesteps (K,)."""
+    first, _ = recorded_steps(trajectory.schedule)
+    timesteps = trajectory.schedule.timesteps[first:][: trajectory.latents.shape[1]]
+    return trajectory.latents[:, : len(timesteps)], timesteps
+
+
 class ForwardProcess(Algorithm):
     """What such algorithms share: an epoch's examples and steps.
 
@@ -67,14 +74,33 @@ class ForwardProcess(Algorithm):
     its timestep is a random one of those up to the first that sampling visits. That of a flow model lies
     anywhere on the way that sampling takes, so that its shift to much noise holds in training, too.
 
+    From noise, such examples look like what sampling passes. From images they do not: x_t is the final sample
+    with noise, where sampling saw the picture that went in with noise. With `visited_states` an example is a
+    state x_t that sampling passed, drawn among those from which it took a step, and ε is the noise that leads
+    there from x₀ on the forward process. Then x₀ given x_t is the sampler's, with its guidance and its noise:
+
+    - weights that are all alike teach the sampler itself, E[x₀ | x_t], guidance included;
+    - advantages teach its covariance with them, E[A (v* - v_old) | x_t] where E[A | x_t] = 0. Let a step lead
+      to μ + σz, and the later ones from there to x₀(μ + σz) ≈ x₀(μ) + J σz. Then a sample moves the
+      prediction of x₀ along A J σz: a policy gradient, A z, sent through what the later steps do with z;
+    - a state from which no noise follows has one x₀: it learns the guidance of good samples.
+
     Args:
         logit_normal: of flow models: draw the place on that way by the sigmoid of a standard normal number,
             rarely near either end, as Stable Diffusion 3 was trained (Esser et al. 2024, arXiv 2403.03206,
             section 3.1); otherwise all places are equally likely.
+        visited_states: train at states that sampling visited, in the place of final samples noised anew.
+
+    Raises:
+        ValueError: both are asked for; visited states have timesteps.
     """
 
-    def __init__(self, logit_normal: bool = False) -> None:
-        self.logit_normal = logit_normal
+    def __init__(self, logit_normal: bool = False, visited_states: bool = False) -> None:
+        if logit_normal and visited_states:
+            raise ValueError(
+                "visited_states=true draws among the timesteps of sampling: leave logit_normal out"
+            )
+        self.logit_normal, self.visited_states = logit_normal, visited_states
 
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
         """Return the steps to sample by; a ValueError if logit_normal meets another than a flow model."""
@@ -119,11 +145,24 @@ class ForwardProcess(Algorithm):
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
         ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        if self.visited_states:
+            return self.visited_examples(samples.trajectory, pairs["rows"], generators)
         shape = samples.trajectory.final_latents.shape[1:]
         return {
             "timesteps": self.draw_timesteps(samples.trajectory.schedule, generators),
             "noise": torch.stack([torch.randn(shape, generator=g) for g in generators]),
         }
+
+    def visited_examples(
+        self, trajectory: Trajectory, rows: torch.Tensor, generators: Sequence[torch.Generator]
+    ) -> Pairs:
+        """Draw one of the states from which each sample's steps were taken; return its timestep and noise."""
+        states, timesteps = visited_states(trajectory)  # (B, K, C, h, w), (K,)
+        drawn = torch.cat([torch.randint(len(timesteps), (1,), generator=g) for g in generators])
+        noisy, clean, times = states[rows, drawn], trajectory.final_latents[rows], timesteps[drawn]
+        nothing, one = torch.zeros_like(clean), torch.ones_like(clean)
+        kept, scale = (self.family.add_noise(*parts, times) for parts in ((clean, nothing), (nothing, one)))
+        return {"timesteps": times, "noise": (noisy - kept) / scale}
 
     def example(self, samples: Samples, pairs: Pairs, rows: str = "rows") -> Example:
         """Put the examples of pairs together; their entry `rows` holds the numbers of the samples."""
@@ -136,8 +175,9 @@ class ForwardProcess(Algorithm):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return how timesteps are drawn, unless all are equally likely."""
-        return {"logit_normal": True} if self.logit_normal else {}
+        """Return how examples are drawn, where it is not the usual way."""
+        drawn = {"logit_normal": self.logit_normal, "visited_states": self.visited_states}
+        return {name: True for name, chosen in drawn.items() if chosen}
 
     @abc.abstractmethod
     def loss(

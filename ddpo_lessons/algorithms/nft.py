@@ -55,17 +55,22 @@ class NFT(AWM):
 
     `beta` is ζ, how far v⁺ and v⁻ lie from v_old, in units of v - v_old; a large one holds v near v_old.
     `decay_rate` is by how much the decay of the sampling policy grows from epoch to epoch, up to `max_decay`;
-    0 lets the newest policy sample. `logit_normal` is that of `ForwardProcess`. A ValueError refuses a number
-    that does not fit.
+    0 lets the newest policy sample. `logit_normal` and `visited_states` are those of `ForwardProcess`. A
+    ValueError refuses a number that does not fit.
     """
 
     name = "nft"
     unused = ("per_prompt_stat_tracking", "log_prob_reduction", "train_clip_range")
 
     def __init__(
-        self, beta: float = 1.0, decay_rate: float = 0.001, max_decay: float = 0.5, logit_normal: bool = False
+        self,
+        beta: float = 1.0,
+        decay_rate: float = 0.001,
+        max_decay: float = 0.5,
+        logit_normal: bool = False,
+        visited_states: bool = False,
     ) -> None:
-        ForwardProcess.__init__(self, logit_normal)
+        ForwardProcess.__init__(self, logit_normal, visited_states)
         if not beta > 0:
             raise ValueError(f"beta={beta} must be above 0; 1 and 0.1 are usual")
         if not decay_rate >= 0:

@@ -50,7 +50,8 @@ class RWR(ForwardProcess):
 
     Guidance samples, as in DDPO, and is not trained, as in ordinary fine-tuning; samples of a group share
     their start, as in DDPO. `temperature` is that of `rwr_weights`; `top_share` takes `sparse_rwr_weights` in
-    its place; a ValueError refuses values that these refuse. `logit_normal` is that of `ForwardProcess`.
+    its place; a ValueError refuses values that these refuse. `logit_normal` and `visited_states` are those of
+    `ForwardProcess`.
     """
 
     name = "rwr"
@@ -60,9 +61,13 @@ class RWR(ForwardProcess):
     )  # fmt: skip
 
     def __init__(
-        self, temperature: float = 0.2, top_share: float | None = None, logit_normal: bool = False
+        self,
+        temperature: float = 0.2,
+        top_share: float | None = None,
+        logit_normal: bool = False,
+        visited_states: bool = False,
     ) -> None:
-        super().__init__(logit_normal)
+        super().__init__(logit_normal, visited_states)
         self.temperature, self.top_share = temperature, top_share
         self.advantages(torch.zeros(1))  # refuses wrong settings before anything is loaded
 
