@@ -1,4 +1,4 @@
-"""`ddpo-lessons demo · train · sample · doctor`: words become a call, and errors one line.
+"""`ddpo-lessons demo · preflight · train · sample · doctor`: words become a call, and errors one line.
 
 What a command does is imported when it runs: torch takes seconds to load, and `doctor` runs where it does not
 load.
@@ -29,9 +29,9 @@ from tyro.constructors import (
 
 from ddpo_lessons import __version__
 from ddpo_lessons.app.flags import in_flags
-from ddpo_lessons.app.options import Demo, Doctor, Sample, Train
+from ddpo_lessons.app.options import Demo, Doctor, Preflight, Sample, Train
 
-Command = Demo | Train | Sample | Doctor
+Command = Demo | Preflight | Train | Sample | Doctor
 
 # -------------------------------------------------------------------------------------------- parsing
 # How values are written, where tyro's own way is another one.

@@ -270,6 +270,11 @@ class Train:
 
 
 @dataclass
+class Preflight(Train):
+    """Do a run's first epoch aside, with train's flags, and look for faults that raise no error."""
+
+
+@dataclass
 class Sample:
     """Use what was trained: --run RUN samples its policy, on prompts or images as in training."""
 

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.record import CONFIG
 from ddpo_lessons.run.record import METRICS as METRICS
 
+PREFLIGHT = "preflight.json"
 NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
@@ -193,6 +194,10 @@ class RunLog:
                     "trainer uses the folder; stop one of them and continue with resume_from='latest'"
                 )
             yield file
+
+    def preflight(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """Write what the first epoch showed, a line each, for people and for `report`."""
+        _write(self.run_dir / PREFLIGHT, (json.dumps(findings, indent=1) + "\n").encode())
 
     def images(self, epoch: int, images: torch.Tensor, name: str = "epoch") -> Path:
         """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg where they are large."""

@@ -41,6 +41,7 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.contexts import Contexts, ContextSource
 from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.run.learner import Learner
+from ddpo_lessons.run.preflight import Finding, FirstEpoch
 from ddpo_lessons.run.processes import (
     Share,
     all_same,
@@ -139,6 +140,7 @@ class Runner:
         self._log_is_open = False
         self._metrics_mark: dict[str, Any] = NO_RECORDS  # what the resumed checkpoint knows of metrics.jsonl
         self._interrupt: DeferredInterrupt | None = None
+        self.preflight: list[Finding] = []  # what the first epoch showed
         self._warned = False  # of an epoch that teaches nothing
         self.stopped_by: int | None = None  # the number of the signal that ended `train` early
         if saved is not None:
@@ -212,7 +214,7 @@ class Runner:
         unet: Any = family.denoiser
         if "_original_forward" in vars(unet):  # an earlier trainer's, with its precision
             unet.forward = vars(unet).pop("_original_forward")
-        had_adapter = bool(getattr(unet, "peft_config", None))
+        self.had_adapter = bool(getattr(unet, "peft_config", None))
         self._originals = originals(family, config, self.use_lora)
         # A network that is sharded goes to the device block by block, for all of it may not fit there.
         place = torch.device("cpu") if accelerator.is_fsdp2 else accelerator.device
@@ -237,7 +239,7 @@ class Runner:
             denoiser,
             optimizer,
             trainable,
-            self.algorithm.needs_reference(config) and (had_adapter or not self.use_lora),
+            self.algorithm.needs_reference(config) and (self.had_adapter or not self.use_lora),
             self.autocast,
             self._after_step,
             num_steps=config.num_epochs * self.plan.optimizer_steps,
@@ -289,8 +291,13 @@ class Runner:
         contexts = self.contexts.of(epoch)
         self._open_log()
         before, position = self.state.snapshot(), None if self.log is None else self.log.position()
+        is_first = self.global_step == 0
+        self._first = FirstEpoch(self.learner, before[0]["policy"])
         try:
-            metrics, batches = self._epoch(epoch, contexts)
+            with self._first.watch() if is_first else contextlib.nullcontext():
+                metrics, batches = self._epoch(epoch, contexts)
+            if is_first:
+                self._report_first()
             self._report(epoch, metrics, batches)
         except BaseException:
             self.state.restore(*before)
@@ -307,6 +314,7 @@ class Runner:
         rewards = share.gather_rewards(check_rewards(batches))  # (N,)
         info = share.gather_means(info_means(batches))
         advantages = self.algorithm.advantages(rewards, self.contexts.keys(contexts))  # (N,) or (N, T)
+        self._first.rewards = rewards
         self._warn_if_constant(epoch, rewards, advantages)
         sampled = time.perf_counter()
         self._update(epoch, contexts, trajectory, advantages)
@@ -346,6 +354,16 @@ class Runner:
         with bar as self._step_bar:
             self.algorithm.update(samples, self.learner)
 
+    def _report_first(self) -> None:
+        """Keep what the first epoch showed; warn of what failed."""
+        config = self.config
+        self.preflight = self._first.findings(config.sample_group_size, config.train_clip_range)
+        if self.log is not None:
+            self.log.preflight([vars(finding) for finding in self.preflight])
+            for finding in self.preflight:
+                if not finding.passed:
+                    warnings.warn(f"the first epoch looks broken: {finding}", stacklevel=3)
+
     def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
         """Say it once where an epoch teaches nothing, because nothing was better than anything else."""
         constant = bool(rewards.min() == rewards.max())
@@ -365,7 +383,7 @@ class Runner:
         """Write the record of an optimizer step, and stop here if somebody asked for it."""
         done = self.global_step - self._first_step
         if done == 1 and "max_ratio_error" in record:  # no update before it: the policies must agree
-            record["first_replay_max_ratio_error"] = record["max_ratio_error"]
+            record["first_replay_max_ratio_error"] = self._first.replay_error = record["max_ratio_error"]
         inner_epoch = (done - 1) * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
         position = {"epoch": self._epoch_now + 1, "inner_epoch": inner_epoch, "step": self.global_step}
         self._record("step", {**position, **record})

@@ -23,6 +23,7 @@ from ddpo_lessons.run.processes import Share, progress_bar
 # with less noise than this, rounding alone can take a ratio out of the peers' clip range of 1e-4.
 MIN_STD = 2e-4
 INITIAL_NOISE, ACTIONS = 0, 1  # purposes of seeds
+NO_EPOCH = -1  # in the place of an epoch's number
 
 
 def schedule_of(
@@ -85,7 +86,7 @@ class Sampler:
             progress_bar(self.share.accelerator, "sampling", len(rows), leave=False) as bar,
         ):
             for group in rows.chunk(math.ceil(rows.numel() / size)):  # (G, B)
-                images, trajectory = self._rollout(epoch, group.flatten().tolist(), contexts, schedule)
+                images, trajectory = self.rollout(epoch, group.flatten().tolist(), contexts, schedule)
                 if images.is_cuda:
                     torch.cuda.synchronize(images.device)  # decoding is sampling, not reward
                 before = time.perf_counter()
@@ -97,7 +98,7 @@ class Sampler:
                 self.on_pass()
         return batches, Trajectory.cat(pieces), seconds
 
-    def _rollout(
+    def rollout(
         self, epoch: int, rows: Sequence[int], contexts: dict[int, Context], schedule: Schedule
     ) -> tuple[torch.Tensor, Trajectory]:
         """Play some rollouts of an epoch, by their numbers in it."""
@@ -115,6 +116,12 @@ class Sampler:
     def _generator(self, *numbers: int) -> torch.Generator:
         """Give every sample its own generator, so that batch size and processes change nothing."""
         return torch.Generator().manual_seed(sample_seed(self.config.seed, *numbers))
+
+    def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
+        """Draw a picture of each context (B, 3, H, W), from noise by number that no epoch draws."""
+        numbers = range(len(contexts)) if numbers is None else numbers
+        generators = [self._generator(NO_EPOCH, number) for number in numbers]
+        return self.render(contexts, self.schedule(0, contexts), generators, generators)[0]
 
     @torch.no_grad()
     def render(

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddpo_lessons.data.contexts import Context, check_rewards, score
+from ddpo_lessons.data.contexts import check_rewards, score
 from ddpo_lessons.families import family_of
-from ddpo_lessons.rollout import sample_seed
 from ddpo_lessons.run.runner import ImageSamplesHook, Runner
 
-NO_EPOCH = -1  # in the place of an epoch's number: no noise of training is drawn again
 SHOWN = 16
 
 
@@ -77,18 +75,11 @@ class Validation:
             rows = numbers[first : first + size]
             contexts = [self.contexts[row] for row in rows]
             with self.trainer.learner.averaged_policy():
-                images = self._render(rows, contexts)
+                images = self.sampler.draw(contexts, rows)
             is_main = self.trainer.accelerator.is_main_process
             reward = self.trainer.reward_function if is_main else _nothing
             batches.append(score(reward, images, contexts))
         return torch.cat([batch[0].cpu() for batch in batches]), check_rewards(batches)
-
-    def _render(self, rows: Sequence[int], contexts: Sequence[Context]) -> torch.Tensor:
-        """Play a rollout of each context and decode it: (B, 3, H, W)."""
-        seed = self.trainer.config.seed
-        generators = [torch.Generator().manual_seed(sample_seed(seed, NO_EPOCH, row)) for row in rows]
-        schedule = self.sampler.schedule(0, contexts)
-        return self.sampler.render(contexts, schedule, generators, generators)[0]
 
     def _report(self, epochs: int, step: int, images: torch.Tensor, rewards: torch.Tensor) -> None:
         trainer, shown = self.trainer, []

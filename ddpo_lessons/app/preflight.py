@@ -1,0 +1,168 @@
+"""`ddpo-lessons preflight`: faults that raise no error, looked for with a user's model, reward and data.
+
+It does the first epoch of a run in a folder of its own, draws and scores some of its pictures again, and
+compares what is drawn before training, after it, and with what was saved.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ddpo_lessons.app import train
+from ddpo_lessons.app.options import Preflight
+from ddpo_lessons.data.contexts import Context, check_rewards, score
+from ddpo_lessons.data.folders import find_images
+from ddpo_lessons.families import family_of
+from ddpo_lessons.families.policy import read_lora
+from ddpo_lessons.run.preflight import Finding, judged, spread
+from ddpo_lessons.run.runner import Runner
+
+SHOWN = 4  # pictures that are drawn again and again
+
+
+def run(arguments: Preflight) -> int:
+    """Print a line a check; return 0, or 1 if one failed."""
+    images = None if arguments.images is None else find_images(arguments.images)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments.basic |= {"output_dir": folder, "resume_from": ""}
+        arguments.advanced |= {"image_grid_freq": 0, "log_with": None}
+        findings = fly(train.make_trainer(arguments, images))
+    print(*findings, sep="\n")
+    failed = sum(not finding.passed for finding in findings)
+    print(f"{len(findings) - failed} of {len(findings)} checks passed")
+    return int(failed > 0)
+
+
+def fly(trainer: Runner) -> list[Finding]:
+    """Do a trainer's first epoch, and check what it needs besides; the trainer is of no use afterwards.
+
+    Raises:
+        ValueError: with several processes.
+    """
+    if trainer.accelerator.num_processes > 1:
+        raise ValueError("preflight looks at one process: start it without accelerate launch")
+    contexts = trainer.contexts.of(0)
+    batches, _, _ = trainer.sampler.sample(0, contexts)
+    images, rewards = torch.cat([batch[0] for batch in batches]), check_rewards(batches)  # (N, 3, H, W)
+    asked = [contexts[row] for row in trainer.sampler.share.rows.flatten().tolist()]
+    found = [_of_pictures(images), *_of_scoring(trainer, images, asked, rewards)]
+    found.append(_of_single(trainer, contexts, rewards))
+    shown = asked[:: max(1, len(asked) // SHOWN)][:SHOWN]
+    before = trainer.sampler.draw(shown)
+    trainer.step(0)
+    return [*found, *trainer.preflight, *_of_saving(trainer, shown, before)]
+
+
+def _of_pictures(images: torch.Tensor) -> Finding:
+    low, high, kind = images.min().item(), images.max().item(), str(images.dtype).removeprefix("torch.")
+    fine = images.dtype == torch.float32 and 0 <= low < high - 0.1 and high <= 1
+    remedy = "not float32 in [0, 1], or all of one brightness"
+    return judged("pictures are pictures", fine, f"{kind} from {low:.2f} to {high:.2f}", remedy)
+
+
+def _rescore(trainer: Runner, images: torch.Tensor, contexts: Sequence[Context], size: int) -> torch.Tensor:
+    """Ask the reward function about images (N, 3, H, W), `size` at a time: (N,)."""
+    rewards = []
+    for first in range(0, len(images), size):
+        part = slice(first, first + size)
+        rewards.append(score(trainer.reward_function, images[part], contexts[part])[3].cpu())
+    return torch.cat(rewards)
+
+
+def _compared(
+    check: str, again: torch.Tensor, rewards: torch.Tensor, epoch: torch.Tensor, remedy: str
+) -> Finding:
+    """Compare rewards (N,) with what they were; the spread of all of the epoch's is the measure."""
+    error, deviation = (again - rewards).abs().max().item(), spread(epoch)
+    says = f"they differ by {error:.2g} at most, with a standard deviation of {deviation:.2g}"
+    return judged(check, error <= 0.05 * deviation + 1e-6, says, remedy)
+
+
+def _of_scoring(
+    trainer: Runner, images: torch.Tensor, contexts: list[Context], rewards: torch.Tensor
+) -> list[Finding]:
+    """Score the same pictures again, and in reverse."""
+    size, kept, same = (
+        trainer.config.sample_batch_size,
+        images.clone(),
+        "the same pictures get the same rewards",
+    )
+    again = _rescore(trainer, images, contexts, size)
+    backwards = _rescore(trainer, images.flip(0), contexts[::-1], size).flip(0)
+    random = "dropout, random numbers, or a memory of earlier calls?"
+    by_place = "a reward that goes by place in the batch, or compares within it?"
+    return [
+        _compared(same, again, rewards, rewards, random)
+        if torch.equal(images, kept)
+        else judged(same, False, "the reward writes into the pictures that it is given", "let it copy them"),
+        _compared("rewards follow their samples", backwards, rewards, rewards, by_place),
+    ]
+
+
+def _of_single(trainer: Runner, contexts: dict[int, Context], rewards: torch.Tensor) -> Finding:
+    """Make the first and the last group of samples by themselves, and score them one by one."""
+    schedule, size = trainer.sampler.schedule(0, list(contexts.values())), trainer.config.sample_group_size
+    first, last = list(range(size)), list(range(len(rewards) - size, len(rewards)))
+    images = torch.cat([trainer.sampler.rollout(0, rows, contexts, schedule)[0] for rows in (first, last)])
+    rows = [*first, *last]
+    alone = _rescore(trainer, images, [contexts[row] for row in rows], 1)
+    return _compared(
+        "samples made and scored alone get their rewards",
+        alone,
+        rewards[rows],
+        rewards,
+        "pictures, prompts or metadata shifted against one another, or a reward that depends on its batch?",
+    )
+
+
+def _of_saving(trainer: Runner, contexts: Sequence[Context], before: torch.Tensor) -> list[Finding]:
+    """Compare pictures of the trained policy with those before training, and with those of what is saved."""
+    with trainer.learner.averaged_policy():
+        after = trainer.sampler.draw(contexts)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.save_pretrained(folder)
+        bare, loaded = _draw_saved(trainer, contexts, Path(folder))
+    moved, error = _distance(after, before), _distance(after, loaded)
+    found = [
+        judged(
+            "training changes what is drawn",
+            moved > 0,
+            f"pictures from the same noise by {moved:.1e} on average",
+            "does the sampler use other weights than those that are trained?",
+        ),
+        judged(
+            "the saved file draws the same",
+            error <= 0.25 * moved + 1e-6,
+            f"loaded by plain diffusers, {error:.1e} away",
+            "an empty file, other names of weights, or another scale of the adapter?",
+        ),
+    ]
+    if bare is not None:
+        away = _distance(bare, before)
+        says = f"without it pictures are {away:.1e} from those before training"
+        fine = away <= 0.25 * moved + 1e-6
+        found.append(judged("the model below the adapter stays", fine, says, "are its weights trained?"))
+    return found
+
+
+def _draw_saved(
+    trainer: Runner, contexts: Sequence[Context], folder: Path
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Draw without the adapter, where a new one was trained, and with what plain diffusers loads."""
+    pipeline, sampler = trainer.pipeline, trainer.sampler
+    if not trainer.use_lora:
+        loaded = type(pipeline).from_pretrained(folder).to(trainer.accelerator.device)
+        return None, replace(sampler, family=family_of(loaded)).draw(contexts)
+    pipeline.unload_lora_weights()
+    bare = sampler.draw(contexts)
+    read_lora(pipeline, folder)
+    return None if trainer.had_adapter else bare, sampler.draw(contexts)
+
+
+def _distance(images: torch.Tensor, others: torch.Tensor) -> float:
+    return (images - others).abs().mean().item()

@@ -1,0 +1,128 @@
+"""Lesson 08: faults of a run that raise no error, looked for in its first epoch.
+
+Every run has these checks, which watch what it does anyway; the command `ddpo-lessons preflight` has more.
+Each looks for faults that were found in published trainers (docs/peers.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddpo_lessons.families.sharded import part_of
+from ddpo_lessons.run.learner import Learner, Weights
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw; where it failed, `says` ends with what it most probably is."""
+
+    check: str
+    passed: bool
+    says: str
+
+    def __str__(self) -> str:
+        return f"{'ok  ' if self.passed else 'FAIL'}  {self.check}: {self.says}"
+
+
+def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:
+    """Make a finding; where the check failed, the remedy follows what was seen."""
+    return Finding(check, passed, says if passed else f"{says}; {remedy}")
+
+
+def spread(rewards: torch.Tensor) -> float:
+    """Return the standard deviation of rewards (N,)."""
+    return rewards.std(correction=0).item()
+
+
+class FirstEpoch:
+    """Watches the optimizer steps of a run's first epoch: gradients, how far weights move, the first replay.
+
+    Args:
+        learner: takes the steps.
+        before: this process's part of the trained weights, as they are before them.
+    """
+
+    def __init__(self, learner: Learner, before: Weights) -> None:
+        self.learner, self.before = learner, before
+        self.gradients = torch.zeros(len(learner.trainable), device=learner.accelerator.device)  # norms
+        self.rates: list[float] = []  # learning rates, one a step
+        self.replay_error: float | None = None  # the largest |ratio - 1| before any step
+        self.rewards = torch.zeros(0)  # (N,) of all processes
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Look at the gradients of each optimizer step in a `with` block; nothing waits for a GPU."""
+        optimizer = getattr(self.learner.optimizer, "optimizer", self.learner.optimizer)  # in accelerate's
+        handle = optimizer.register_step_pre_hook(self._note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        norms = [
+            weight.new_zeros(()) if weight.grad is None else part_of(weight.grad).detach().float().norm()
+            for weight in self.learner.trainable.values()
+        ]
+        self.gradients = self.gradients.maximum(torch.stack(norms))
+
+    def findings(self, group_size: int, clip_range: float) -> list[Finding]:
+        """Return what was seen; every process must ask.
+
+        Args:
+            group_size: rollouts of a context.
+            clip_range: of the ratio; what the first replay is compared with.
+        """
+        found = [self._of_rewards(group_size), self._of_gradients(), self._of_weights()]
+        if self.replay_error is not None:
+            fine = self.replay_error <= clip_range / 2
+            says = f"off by {self.replay_error:.1e} at most, with a clip range of {clip_range:g}"
+            remedy = "other guidance, precision, schedule or dropout than in sampling?"
+            found.append(judged("the first ratio is 1", fine, says, remedy))
+        return found
+
+    def _of_rewards(self, group_size: int) -> Finding:
+        groups = self.rewards.view(-1, group_size) if group_size > 1 else self.rewards[None]
+        inside = groups.std(dim=1, correction=0).mean().item()
+        says = f"standard deviation {spread(self.rewards):.3g}, within a group {inside:.3g}"
+        remedy = "does the reward round, saturate, or expect pictures from 0 to 255 or -1 to 1?"
+        return judged("rewards differ", inside > 0, says, remedy)
+
+    def _of_gradients(self) -> Finding:
+        """An adapter's A gets none in the first step, for its B is 0; and float16 may skip some."""
+        norms = self.learner.accelerator.gather(self.gradients[None]).amax(0).tolist()
+        names = list(self.learner.trainable)
+        late = len(self.rates) < 2 or self.learner.accelerator.scaler is not None
+        asked = [not (late and ("lora_A" in name or "lora.down" in name)) for name in names]
+        silent = [
+            name for name, norm, needed in zip(names, norms, asked, strict=True) if needed and norm == 0
+        ]
+        such = f", such as {silent[0]}" if silent else ""
+        return judged(
+            "every weight gets a gradient",
+            not silent,
+            f"{sum(asked) - len(silent)} of {sum(asked)} do in {len(self.rates)} optimizer steps{such}",
+            "an adapter added after wrapping, a detached loss, or layers that no forward pass reaches?",
+        )
+
+    def _of_weights(self) -> Finding:
+        steps, rate = len(self.rates), max(self.rates, default=0.0)
+        moved = torch.stack([self._change(name) for name in self.learner.trainable]).sum(0)  # (2,)
+        squares, size = self.learner.accelerator.gather(moved[None]).sum(0).tolist()  # of all parts
+        # A rate may warm up from 0, and float16's scaler skips steps at first.
+        excused = steps > 0 and (rate == 0 or self.learner.skipped_in_a_row >= steps)
+        says = f"by {(squares / size) ** 0.5:.1e} (rms) in {steps} optimizer steps at a rate of {rate:g}"
+        remedy = "does the optimizer hold other weights than the model?"
+        return judged("steps move the weights", squares > 0 or excused, says, remedy)
+
+    def _change(self, name: str) -> torch.Tensor:
+        """Return the sum of squares by which a weight moved, and its size, (2,)."""
+        now = part_of(self.learner.trainable[name]).detach()
+        squares = (now - self.before[name].to(now.device)).float().square().sum()
+        return torch.stack([squares, torch.full_like(squares, now.numel())])
