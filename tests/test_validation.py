@@ -12,7 +12,7 @@ from PIL import Image
 
 from ddpo_lessons import Validation
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
-from ddpo_lessons.run.validation import NO_EPOCH
+from ddpo_lessons.run.sampling import NO_EPOCH
 from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import AWMTrainer, DDPOTrainer, ImageDDPOTrainer
 

@@ -1,4 +1,4 @@
-"""`ddpo-lessons demo · preflight · train · sample · doctor`: words become a call, and errors one line.
+"""`ddpo-lessons demo · preflight · train · sample · report · doctor`: words become a call, errors a line.
 
 What a command does is imported when it runs: torch takes seconds to load, and `doctor` runs where it does not
 load.
@@ -28,10 +28,11 @@ from tyro.constructors import (
 )
 
 from ddpo_lessons import __version__
+from ddpo_lessons.app.config_file import expand
 from ddpo_lessons.app.flags import in_flags
-from ddpo_lessons.app.options import Demo, Doctor, Preflight, Sample, Train
+from ddpo_lessons.app.options import Demo, Doctor, Preflight, Report, Sample, Train
 
-Command = Demo | Preflight | Train | Sample | Doctor
+Command = Demo | Preflight | Train | Sample | Report | Doctor
 
 # -------------------------------------------------------------------------------------------- parsing
 # How values are written, where tyro's own way is another one.
@@ -77,7 +78,8 @@ def parse(argv: Sequence[str]) -> Command:
     """Parse the words after the program's name; a ValueError says what is wrong, and `--help` ends all."""
     kinds = {kind.__name__.lower(): kind for kind in get_args(Command)}
     if argv and argv[0] in kinds:
-        return _parse(kinds[argv[0]], f"ddpo-lessons {argv[0]}", argv[1:])
+        words = expand(argv[1:]) if issubclass(kinds[argv[0]], Train) else argv[1:]
+        return _parse(kinds[argv[0]], f"ddpo-lessons {argv[0]}", words)
     if argv and not argv[0].startswith("-"):
         raise ValueError(f"there is no command {argv[0]!r}: use one of {', '.join(kinds)}")
     return _parse(Command, "ddpo-lessons", argv)

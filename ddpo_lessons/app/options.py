@@ -29,6 +29,10 @@ from ddpo_lessons.data.prompts import PROMPTS, from_file, get_prompts
 # Names in a registry whose module loads torch; tests/test_cli.py compares them.
 Damage = Literal["noisy", "blurry", "foggy", "blocky", "faded", "dark"]
 
+JUDGE = (
+    "A second reward, written as --reward is, which is recorded as reward/judge and never trained on: where "
+    "it falls while the reward rises, the reward is being gamed."
+)
 # The fields of DDPOConfig that most runs set; `--help` shows the others below them.
 BASIC = (
     "num_epochs", "seed", "output_dir", "overwrite", "resume_from", "mixed_precision", "sample_num_steps",
@@ -122,6 +126,8 @@ class Train:
     """Fields of DDPOConfig."""
     advanced: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings(ADVANCED))]
     """More fields of DDPOConfig."""
+    config: Path | None = None
+    """Flags in a file: YAML, or the config.json of a run, to make another one like it; flags override it."""
     model: str | None = None
     """Folder or name on the hub; tiny-sd, tiny-sd3 or tiny-zoo, which are in the package; tiny-sd if no
     preset says another."""
@@ -131,6 +137,7 @@ class Train:
     """How rewards become updates: ddpo, branching, rwr, flow_grpo, awm, nft, pepg, dpo, draft or refl, with
     settings of its own as in nft:beta=0.1,max_decay=0; the preset's, or ddpo."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
+    judge: Annotated[str | None, tyro.conf.arg(help=JUDGE, metavar="REWARD")] = None
     prompts: str | None = None
     """digit_world, digit_world_left_out, zoo, zoo_left_out, animals, activities; or a file, one a line."""
     prompt: str | None = None
@@ -196,6 +203,8 @@ class Train:
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)
         self.check_gpu_memory()
+        if self.judge is not None:
+            reward_flag.load_functions(reward_flag.parse(self.judge))
         reward_flag.load_functions(terms)  # late, since a user's file may need torch
         if self.images is None:
             self.choose_prompts(preset, config.seed)  # late, since those of the digit world need torch
@@ -346,6 +355,20 @@ class Sample:
             raise ValueError(
                 "there is nothing to start from: give --prompt or --images, or the --run of train"
             )
+
+
+@dataclass
+class Report:
+    """Write runs as one page: curves, first epoch, pictures with prompts and rewards, settings."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """Folders of runs; several are shown side by side."""
+    output: Path | None = None
+    """The page; report.html in the first run's folder if not given."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("report needs the folder of a run")
 
 
 @dataclass

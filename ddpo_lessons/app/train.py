@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app import forecast, reward_flag
+from ddpo_lessons.app import forecast, report, reward_flag
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
@@ -16,7 +18,9 @@ from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, su
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.families import load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype
+from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.run.record import digest_of
+from ddpo_lessons.run.runner import ImageSamplesHook
 from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Runner
 
@@ -33,11 +37,13 @@ def run(arguments: Train) -> int:
     is_main = trainer.accelerator.is_main_process
     if is_main and images is not None:
         print(summary(images))
+    trainer.image_samples_hook = _report_hook(trainer)
     if held_out is not None:
         trainer.image_samples_hook = make_validation(arguments, trainer, held_out)
     trainer.train()
     trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
     if is_main:
+        report.write(trainer.config.run_dir / report.FILE, [report.read(trainer.config.run_dir)])
         _print_places(trainer)
     if trainer.stopped_by is None:
         return 0
@@ -55,6 +61,11 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     if images is not None:
         reward_flag.check(rewards, images, damages, arguments.prompt)
     reward_function = reward_flag.make(rewards, images, damages)
+    if arguments.judge is not None:
+        judge = reward_flag.parse(arguments.judge)
+        if images is not None:
+            reward_flag.check(judge, images, damages, arguments.prompt)
+        reward_function = judged(reward_function, reward_flag.make(judge, images, damages))
     pipeline = load_pipeline(arguments.model or preset.model, dtype=loaded_dtype(config))
     if images is None:
         prompts: Any = arguments.choose_prompts(preset, config.seed)
@@ -90,7 +101,20 @@ def make_validation(arguments: Train, trainer: Runner, held_out: ImageFolder | l
     else:
         sampler = _sampler(arguments, held_out, trainer.pipeline, trainer.config.seed)
         samples = sampler.every()
-    return Validation(trainer, samples, arguments.validation_freq)
+    return Validation(trainer, samples, arguments.validation_freq, trainer.image_samples_hook)
+
+
+def _report_hook(trainer: Runner) -> ImageSamplesHook:
+    """Make what says what the first epoch showed, and writes the run's page as often as a checkpoint."""
+
+    def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
+        config, epochs = trainer.config, trainer.epochs_done
+        if epochs == 1:
+            tqdm.write("\n".join(map(str, trainer.preflight)))
+        if epochs % config.save_freq == 0:
+            report.write(config.run_dir / report.FILE, [report.read(config.run_dir)])
+
+    return hook
 
 
 def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
@@ -106,6 +130,7 @@ def _about(
     """Return what the command line knows of a run: names, and hashes that tell their contents apart."""
     name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
     about: dict[str, Any] = {"preset": name, "reward": reward_flag.describe(rewards)}
+    about["judge"] = arguments.judge
     if images is None:
         return {**about, "prompts": _prompt_source(arguments, preset)}
     names = [file.relative_to(images.folder).as_posix() for file in images.files]
@@ -135,6 +160,7 @@ def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
 
 def _print_places(trainer: Runner) -> None:
     run_dir = trainer.config.run_dir
+    print(f"{run_dir / report.FILE}: the run as a page, for a browser")
     print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from latest")
     folder = run_dir / ("lora" if trainer.use_lora else "pipeline")
     command = shlex.join(["ddpo-lessons", "sample", "--run", str(run_dir)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,16 @@ def edit(
             "distance_penalty": (distance_weight, distance_penalty(perceptual_model, reference="image")),
         }
     )
+
+
+def judged(reward_function: RewardFunction, judge: RewardFunction) -> RewardFunction:
+    """Return a reward function whose info also holds a judge's rewards (B,), which have no gradient."""
+
+    @functools.wraps(reward_function)
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
+        rewards, info = split_info(reward_function(images, prompts, metadata))
+        with torch.no_grad():
+            marks, _ = split_info(judge(images.detach(), prompts, metadata))
+        return rewards, {**info, "judge": marks}
+
+    return reward

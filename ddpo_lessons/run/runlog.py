@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from ddpo_lessons.config import RUN, DDPOConfig
+from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.images import save_grid
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.record import CONFIG
@@ -145,7 +146,7 @@ class RunLog:
             if checkpoint.epochs_of(path) > epochs_done:
                 checkpoint.remove(path)
         for path in self.run_dir.glob("images/*"):
-            grid = re.fullmatch(r"(?:epoch|validation)-(\d+)\.(?:png|jpg)", path.name)
+            grid = re.fullmatch(r"(?:epoch|validation)-(\d+)\.(?:png|jpg|json)", path.name)
             if grid and int(grid[1]) > epochs_done:
                 path.unlink()
 
@@ -199,12 +200,33 @@ class RunLog:
         """Write what the first epoch showed, a line each, for people and for `report`."""
         _write(self.run_dir / PREFLIGHT, (json.dumps(findings, indent=1) + "\n").encode())
 
-    def images(self, epoch: int, images: torch.Tensor, name: str = "epoch") -> Path:
-        """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg where they are large."""
+    def images(
+        self, epoch: int, images: torch.Tensor, name: str = "epoch", captions: Sequence[str] = ()
+    ) -> Path:
+        """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg where they are large.
+
+        Captions of the N images, if given, lie beside it in NAME-NNNNNN.json.
+        """
         path = self.run_dir / "images" / f"{name}-{epoch:06d}"
         with _writing(path):
             path.parent.mkdir(exist_ok=True)
+            if captions:
+                path.with_suffix(".json").write_text(json.dumps(list(captions)) + "\n", encoding="utf-8")
             return save_grid(images, path)
+
+
+def with_captions(
+    contexts: Sequence[Context], images: torch.Tensor, rewards: Sequence[float]
+) -> tuple[torch.Tensor, list[str]]:
+    """Return images (B, 3, H, W) for a grid, each behind the one that it began from, and their captions."""
+    tiles, captions = list[torch.Tensor](), list[str]()
+    for context, image, reward in zip(contexts, images, rewards, strict=True):
+        if context.image is not None and context.image.shape == image.shape:
+            tiles.append(context.image.to(image.device))
+            captions.append("input")
+        tiles.append(image)
+        captions.append(f"{reward:.4g} · {context.prompt}")
+    return torch.stack(tiles), captions
 
 
 def _write(path: Path, data: bytes) -> None:

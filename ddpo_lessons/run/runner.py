@@ -51,7 +51,7 @@ from ddpo_lessons.run.processes import (
     progress_bar,
     set_up_sharding,
 )
-from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold
+from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold, with_captions
 from ddpo_lessons.run.sampling import Sampler, count_actions, scorer
 from ddpo_lessons.run.state import State, Tensors, describe, fingerprints, identity, read_checkpoint
 
@@ -298,7 +298,7 @@ class Runner:
                 metrics, batches = self._epoch(epoch, contexts)
             if is_first:
                 self._report_first()
-            self._report(epoch, metrics, batches)
+            self._report(epoch, metrics, batches, contexts)
         except BaseException:
             self.state.restore(*before)
             if self.log is not None and position is not None:
@@ -361,7 +361,7 @@ class Runner:
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:
-                if not finding.passed:
+                if not finding.passed and not self._warned:
                     warnings.warn(f"the first epoch looks broken: {finding}", stacklevel=3)
 
     def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
@@ -427,13 +427,19 @@ class Runner:
             named = {f"{kind}/{name}": value for name, value in values.items()}
             self.accelerator.log(named, step=self.global_step)
 
-    def _report(self, epoch: int, metrics: dict[str, float], batches: list[list[Any]]) -> None:
+    def _report(
+        self, epoch: int, metrics: dict[str, float], batches: list[list[Any]], contexts: Contexts
+    ) -> None:
         self._record("epoch", metrics)
         frequency = self.config.image_grid_freq
         if self.log is not None and frequency and epoch % frequency == 0:
             needed = batches[: math.ceil(SHOWN_IMAGES / self.config.sample_batch_size)]
-            images = torch.cat([batch[0] for batch in needed])[:SHOWN_IMAGES]
-            self.log.images(self.epochs_done, images)
+            images = torch.cat([batch[0] for batch in needed])
+            own = [contexts[number] for number in self.sampler.share.rows.flatten().tolist()]
+            count = min(len(images), SHOWN_IMAGES // (1 if own[0].image is None else 2))
+            rewards = torch.cat([batch[3] for batch in needed]).tolist()
+            tiles, captions = with_captions(own[:count], images[:count], rewards[:count])
+            self.log.images(self.epochs_done, tiles, captions=captions)
         hook = self.image_samples_hook
         if hook is not None and (self.accelerator.is_main_process or hasattr(hook, "in_every_process")):
             tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None

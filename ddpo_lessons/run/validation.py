@@ -11,6 +11,7 @@ import torch
 
 from ddpo_lessons.data.contexts import check_rewards, score
 from ddpo_lessons.families import family_of
+from ddpo_lessons.run.runlog import with_captions
 from ddpo_lessons.run.runner import ImageSamplesHook, Runner
 
 SHOWN = 16
@@ -82,9 +83,8 @@ class Validation:
         return torch.cat([batch[0].cpu() for batch in batches]), check_rewards(batches)
 
     def _report(self, epochs: int, step: int, images: torch.Tensor, rewards: torch.Tensor) -> None:
-        trainer, shown = self.trainer, []
-        for context, image in zip(self.contexts[:SHOWN], images, strict=False):
-            shown += [image] if context.image is None else [context.image, image]
+        trainer = self.trainer
+        shown, captions = with_captions(self.contexts[:SHOWN], images[:SHOWN], rewards[:SHOWN].tolist())
         values = {
             "epoch": epochs,
             "step": step,
@@ -93,8 +93,8 @@ class Validation:
         }
         assert trainer.log is not None, "a hook is called by the main process, whose log is open"
         trainer.log.record("validation", values)
-        trainer.log.images(epochs, torch.stack(shown), name="validation")
-        pixels = (torch.stack(shown).permute(0, 2, 3, 1) * 255).round().to(torch.uint8)  # (N, H, W, 3)
+        trainer.log.images(epochs, shown, "validation", captions)
+        pixels = (shown.permute(0, 2, 3, 1) * 255).round().to(torch.uint8)  # (N, H, W, 3)
         for tracker in trainer.accelerator.trackers:
             named = {f"validation/{name}": value for name, value in values.items()}
             tracker.log(named, step=trainer.global_step)

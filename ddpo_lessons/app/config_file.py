@@ -1,0 +1,114 @@
+"""`--config FILE`: flags written in a file, or the config.json of a run.
+
+Both become words before the user's own: a value of a file is read and refused as the flag of its name is, and
+a flag that is given too overrides it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddpo_lessons.algorithms import ALGORITHMS
+from ddpo_lessons.app.options import Train
+from ddpo_lessons.config import RUN, DDPOConfig
+
+# Of a run's config.json: what says where that run lies and how it was continued.
+_PLACES = {"output_dir", "logdir", "run_name", "exp_name", "resume_from", "resume_anyway", "overwrite"}
+FLAGS = {spec.name for spec in dataclasses.fields(Train)} - {"basic", "advanced"}
+FIELDS = {spec.name for spec in dataclasses.fields(DDPOConfig)}
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """Return a command's words with those of the file that `--config` names before them.
+
+    Raises:
+        ValueError: if the file is missing, holds no mapping, or a name that is no flag.
+    """
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            if not equals and place + 1 == len(words):
+                raise ValueError("--config needs a file: the config.json of a run, or YAML")
+            path = Path(value if equals else words[place + 1])
+            rest = [*words[:place], *words[place + (1 if equals else 2) :]]
+            return [*_words(path, rest), *rest]
+    return list(words)
+
+
+def _words(path: Path, given: Sequence[str]) -> list[str]:
+    values = _read(path)
+    if RUN in values:
+        values = _of_run(path, values, given)
+    for name in values:
+        if name not in FLAGS | FIELDS:
+            close = difflib.get_close_matches(str(name), [*FLAGS, *FIELDS], n=1)
+            hint = f": perhaps you meant {close[0]}" if close else ": use the names of train's flags"
+            raise ValueError(f"--config {path} has {name!r}, which is no setting{hint}")
+    flags = {word.partition("=")[0] for word in given}
+    if flags & {"--prompt", "--prompts", "--images"}:  # one of them replaces any other
+        values = {n: v for n, v in values.items() if n not in ("prompt", "prompts")}
+    return [word for name, value in values.items() if value is not None for word in _written(name, value)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"--config {path} is not a file: give the config.json of a run, or YAML")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"--config {path} is neither JSON nor YAML: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(values, dict):
+        raise ValueError(f"--config {path} holds no settings: write lines such as `num_epochs: 5`")
+    return values
+
+
+def _written(name: str, value: Any) -> list[str]:
+    """Write a setting as words of the command line."""
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(value)]
+    if isinstance(value, list):
+        return [flag, ",".join(map(str, value))]
+    return [flag, str(value)]
+
+
+def _of_run(path: Path, values: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
+    """Return the flags that make another run like that of a config.json."""
+    record = values[RUN]
+    empty: tuple[Any, ...] = ("", {}, None)  # no words for these, and all are defaults
+    settings = {n: v for n, v in values.items() if n not in {RUN, *_PLACES} and v not in empty}
+    flags = {
+        name: record[name] for name in ("model", "preset", "noise_strength", "resolution") if name in record
+    }
+    if "reward" in record:
+        reward = record["reward"]
+        flags["reward"] = (
+            reward if isinstance(reward, str) else ",".join(f"{n}={w}" for n, w in reward.items())
+        )
+    elif not any(word.partition("=")[0] == "--reward" for word in given):
+        raise ValueError(f"--config {path}: a script gave that run its reward: give --reward")
+    prompts, images = record.get("prompts", {}), record.get("images")
+    if images is not None:
+        flags |= {"images": images["folder"], "damage": images["damages"] or None}
+        flags["severity"] = images["severities"] or None
+    if prompts.get("prompt"):
+        flags["prompt"] = prompts["prompt"]
+    elif "name" in prompts or "file" in prompts:
+        flags["prompts"] = prompts.get("file") or prompts["name"]
+    own = dict(record.get("algorithm", {}))
+    if own:
+        modules = {kind: module for module, kind in ALGORITHMS.items()}
+        name = modules[own.pop("name")]
+        flags["algorithm"] = ":".join(filter(None, [name, ",".join(f"{n}={v}" for n, v in own.items())]))
+    return {**settings, **flags}

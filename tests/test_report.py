@@ -1,0 +1,87 @@
+"""The page of a run: what its folder holds is on it, and it needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import brightness, make_config, make_pipeline, noisy_image, red_three
+
+from ddpo_lessons.app import report
+from ddpo_lessons.app.cli import main
+from ddpo_lessons.rewards.combined import judged
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of two of three epochs: from noise, with a judge; from images, a hundred times the rate."""
+    folder = tmp_path_factory.mktemp("runs")
+    darkness = judged(brightness, lambda images, *_: 1 - brightness(images, None, None))
+    settings = {"num_epochs": 3, "image_grid_freq": 1}
+    first = DDPOTrainer(make_config(folder / "a<b", **settings), darkness, red_three, make_pipeline())
+    second = ImageDDPOTrainer(
+        make_config(folder / "second", train_learning_rate=0.1, **settings), brightness, noisy_image,
+        make_pipeline(), noise_strength=1.0,
+    )  # fmt: skip
+    for trainer in (first, second):
+        trainer.step(0)
+        trainer.step(1)
+    return [folder / "a<b", folder / "second"]
+
+
+def test_page_holds_what_the_folders_hold_and_asks_for_nothing(runs, tmp_path):
+    report.write(tmp_path / "page.html", [report.read(folder) for folder in runs])
+    page = (tmp_path / "page.html").read_text()
+    assert (
+        re.findall(r"(?:src|href)=[\"']?(?!data:|#)\S+", page.split("</style>")[1]) == []
+    )  # SVG links inside itself
+    assert "a&lt;b" in page
+    assert "a<b" not in page
+    rewards = [row["reward_mean"] for row in report.read(runs[0]).epochs]
+    assert (
+        f"reward {rewards[0]:.4g} → {rewards[1]:.4g}, judge {1 - rewards[0]:.4g} → {1 - rewards[1]:.4g}"
+        in page
+    )
+    assert page.count("· a red three</figcaption>") == 4  # two pictures, two epochs
+    assert page.count("<figcaption>input</figcaption>") == 4
+    assert page.count('<input type="range"') == 2
+    assert "every weight gets a gradient" in page
+    assert f"--config {runs[1]}/config.json --output-dir {runs[1]} --resume-from latest" in page
+    marked = re.findall(r"<tr class=differs><th>(\w+)", page)
+    assert {"output_dir", "train_learning_rate", "start"} <= set(marked)
+    assert "num_epochs" not in marked
+
+
+def test_tiles_are_cut_where_their_pictures_lie(runs):
+    """The third of three tiles in a row of eight columns begins at 2/7 of what the background may move."""
+    (grid, _) = report.find_grids(runs[0], "epoch")
+    places = re.findall(r"background-position:(\S+) (\S+)\"", report.slider([grid]))
+    assert places == [("0%", "0%"), (f"{100 / 7:.4g}%", "0%")]
+
+
+def test_a_long_run_shows_its_first_and_last_grid_and_some_between(tmp_path):
+    (tmp_path / "images").mkdir()
+    for epoch in range(1, 101):
+        (tmp_path / f"images/epoch-{epoch:06d}.png").touch()
+    shown = [int(path.stem[-6:]) for path in report.find_grids(tmp_path, "epoch")]
+    assert shown == [1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 100]
+
+
+def test_command_writes_the_page_or_says_what_is_missing(runs, tmp_path, capsys):
+    assert main(["report", *map(str, runs)]) == 0
+    assert (runs[0] / "report.html").is_file()
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no config.json: give the folder of a run" in capsys.readouterr().err
+
+
+def test_a_judge_is_recorded_without_gradient():
+    images = torch.rand(3, 3, 4, 4, requires_grad=True)
+    rewards, info = judged(brightness, brightness)(images, ("",) * 3, ({},) * 3)
+    assert rewards.requires_grad
+    assert torch.equal(info["judge"], rewards.detach())
+    assert not info["judge"].requires_grad
