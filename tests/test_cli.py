@@ -520,7 +520,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "demo, train, sample, doctor"),
+        ([], "demo, preflight, train, sample, report, doctor"),
         (["fly"], "no command 'fly': use one of demo, train"),
         (["train", "--no-such-flag"], "--no-such-flag"),
         (["train", "--train-learn", "1"], "--train-learning-rate"),  # no abbreviations

@@ -88,14 +88,14 @@ def _of_run(path: Path, values: Mapping[str, Any], given: Sequence[str]) -> dict
     record = values[RUN]
     empty: tuple[Any, ...] = ("", {}, None)  # no words for these, and all are defaults
     settings = {n: v for n, v in values.items() if n not in {RUN, *_PLACES} and v not in empty}
-    flags = {
-        name: record[name] for name in ("model", "preset", "noise_strength", "resolution") if name in record
-    }
+    same = ("model", "preset", "judge", "noise_strength", "resolution")
+    flags = {name: record[name] for name in same if name in record}
     if "reward" in record:
         reward = record["reward"]
-        flags["reward"] = (
-            reward if isinstance(reward, str) else ",".join(f"{n}={w}" for n, w in reward.items())
+        terms = (
+            [reward] if isinstance(reward, str) else [f"{term}={weight}" for term, weight in reward.items()]
         )
+        flags["reward"] = ",".join(terms)
     elif not any(word.partition("=")[0] == "--reward" for word in given):
         raise ValueError(f"--config {path}: a script gave that run its reward: give --reward")
     prompts, images = record.get("prompts", {}), record.get("images")
