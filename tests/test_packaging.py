@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -16,14 +17,19 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from ddpo_lessons.app.cli import Command
+
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+TRACKERS = {"tensorboard", "wandb"}  # a user's choice, which nothing here needs: not pinned
 # Torch for Linux brings these and pins them itself.
 OF_TORCH = re.compile(r"nvidia-|cuda-|triton$")
-REQUIREMENTS = [
-    Requirement(line) for lines in [PROJECT["project"]["dependencies"], *EXTRAS.values()] for line in lines
+PINNED = [
+    PROJECT["project"]["dependencies"],
+    *(lines for name, lines in EXTRAS.items() if name not in TRACKERS),
 ]
+REQUIREMENTS = [Requirement(line) for lines in PINNED for line in lines]
 
 
 def read_pins() -> dict[str, str]:
@@ -85,8 +91,58 @@ def test_conda_environment_installs_the_same():
     assert python.partition("=")[0] == "python"
     assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(python.partition("=")[2])
     assert pip == "pip"
-    extras = sorted({*EXTRAS} - {"lessons"})  # a part of "notebooks", for machines that have Jupyter
+    extras = sorted(
+        {*EXTRAS} - {"lessons"} - TRACKERS
+    )  # lessons: a part of "notebooks", for machines that have Jupyter
     assert of_pip == {"pip": ["-c constraints.txt", f"-e .[{','.join(extras)}]"]}
+
+
+def test_binder_takes_torch_for_the_cpu_of_the_pinned_version():
+    """Paths in the file are relative to its folder; Codespaces build the same."""
+    python, kernel, torch, pip, of_pip = yaml.safe_load((ROOT / "binder/environment.yml").read_text("utf-8"))[
+        "dependencies"
+    ]
+    assert (python, kernel, pip) == ("python=3.12", "ipykernel", "pip")
+    assert torch == f"pytorch-cpu={PINS['torch']}"
+    constraints, package = of_pip["pip"]
+    assert (ROOT / "binder" / constraints.removeprefix("-c ")).resolve() == ROOT / "constraints.txt"
+    assert package == "-e ..[lessons]"
+    assert EXTRAS["lessons"]
+
+
+def test_a_codespace_s_build_is_a_script_of_things_that_are_there():
+    folder = ROOT / ".devcontainer"
+    container = json.loads((folder / "devcontainer.json").read_text("utf-8"))
+    script = ROOT / container["postCreateCommand"].removeprefix("sh ")
+    text = script.read_text("utf-8")
+    assert subprocess.run(["sh", "-n", script], capture_output=True).returncode == 0
+    environment = re.search(r"conda env create .*-f (\S+)", text)[1]
+    name = yaml.safe_load((ROOT / environment).read_text("utf-8"))["name"]
+    assert set(re.findall(r"(?:-n|activate) (\S+)", text.replace('"', " "))) == {name}
+    python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert python.endswith(f"/envs/{name}/bin/python")
+    commands = {kind.__name__.lower() for kind in get_args(Command)}
+    assert set(re.findall(r"ddpo-lessons ([a-z]+)", text)) - {"ddpo"} <= commands
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem
+)
+def test_workflows_call_what_is_there(path):
+    workflow = yaml.safe_load(path.read_text("utf-8"))
+    targets = re.findall(r"^([a-z]+)(?: [a-z]+)*:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for job in workflow["jobs"].values():
+        assert (path.parent / Path(job.get("uses", path)).name).is_file()
+        needs = job.get("needs", [])
+        assert {*([needs] if isinstance(needs, str) else needs)} <= set(workflow["jobs"])
+        for step in job.get("steps", []):
+            assert set(re.findall(r"\bmake (\w+)", step.get("run", ""))) <= set(targets)
+
+
+def test_the_citation_has_the_version():
+    assert (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"] == PROJECT["project"]["version"]
+    )
 
 
 @pytest.mark.slow
