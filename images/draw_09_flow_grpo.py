@@ -1,13 +1,15 @@
-"""Diagrams of lesson 09: eight runs by an ODE and by an SDE from one noise; what three steps do to the noise.
+"""Diagrams of lesson 09: eight runs by three samplers, a step's budget of noise, learning curves, rounding.
 
 The pictures are of runs of tiny-sd3 that happened: `denoise` makes them, and `09-frames.png` keeps them, so
-that the diagram is the same on every machine. Delete that file to run them again.
+that the diagram is the same on every machine. Delete that file to run them again. What was measured is in
+`benchmarks/results/flow*.csv`.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +17,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
-from style import INK, MUTED, PALETTE, arrow, diagram, label, main
+from style import CARD, INK, MUTED, PALETTE, arrow, diagram, label, main
 
+from benchmarks.common import read_rows
 from ddpo_lessons.advantages import normalize_groups
+from ddpo_lessons.flow import flow_coefficients
 from ddpo_lessons.rewards import prompt_alignment
+from ddpo_lessons.tiny import world
 
 BLUE, ORANGE, GREEN = PALETTE[:3]
 FRAMES = Path(__file__).parent / "09-frames.png"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PROMPT = "a white four on a blue background"
 START, ACTIONS = 1, 2  # seeds of the first noise and of the draws on the way, as in the lesson
 STEPS, ETA, COUNT = 10, 0.7, 8
@@ -30,35 +36,41 @@ STEPS, ETA, COUNT = 10, 0.7, 8
 LEVEL, LENGTH = 0.6, 0.1
 
 
+@torch.no_grad()
 def denoise() -> None:
-    """Run tiny-sd3 from one noise, eight times by the ODE and eight by the SDE, and keep the pictures."""
+    """Run tiny-sd3 from one noise, eight times by each of three samplers, and keep the pictures."""
     from ddpo_lessons.families import family_of
-    from ddpo_lessons.rollout import sample_trajectory
     from ddpo_lessons.tiny import load_tiny_sd3
 
-    family = family_of(load_tiny_sd3())
-    conditioning = family.condition([PROMPT] * COUNT, "", 1.0)
+    family: Any = family_of(load_tiny_sd3())
+    conditioning, schedule = family.condition([PROMPT] * COUNT, "", 1.0), family.schedule(STEPS, eta=0.0)
     start = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(START))
+    ode, sde = (flow_coefficients(schedule.sigmas, eta) for eta in (0.0, ETA))
     rows = []
-    for eta in (0.0, ETA):
-        generator = torch.Generator().manual_seed(ACTIONS)
-        schedule = family.schedule(STEPS, eta=eta)
-        ends = sample_trajectory(
-            family, start.expand(COUNT, -1, -1, -1), schedule, conditioning, 1.0, generator
-        ).final_latents
-        rows.append(family.decode(torch.cat([start, ends])))  # (9, 3, 32, 32)
-    pixels = torch.stack(rows).mul(255).round().byte()  # (2, 9, 3, 32, 32)
+    for table in (ode, torch.cat([ode[:2], sde[2:]]), sde):
+        x, generator = start.expand(COUNT, -1, -1, -1), torch.Generator().manual_seed(ACTIONS)
+        for t, (weight_x, weight_v, std) in zip(schedule.timesteps, table.T, strict=True):
+            v = family.predict(family.denoiser, x, t.expand(COUNT), conditioning, 1.0)
+            x = weight_x * x + weight_v * v + std * torch.randn(x.shape, generator=generator)
+        rows.append(family.decode(torch.cat([start, x])))  # (9, 3, 32, 32)
+    pixels = torch.stack(rows).mul(255).round().byte()  # (3, 9, 3, 32, 32)
     assert (pixels[0, 1:] == pixels[0, 1]).all(), "without noise all runs are one"
-    grid = pixels.permute(0, 3, 1, 4, 2).reshape(2 * 32, (COUNT + 1) * 32, 3)
+    grid = pixels.permute(0, 3, 1, 4, 2).reshape(3 * 32, (COUNT + 1) * 32, 3)
     Image.fromarray(grid.numpy()).save(FRAMES, optimize=True)
 
 
 def frames() -> np.ndarray:
-    """Return the kept pictures, (2, 9, 32, 32, 3): first noise and eight runs, by the ODE and the SDE."""
+    """Return the kept pictures, (3, 9, 32, 32, 3): first noise and eight runs, by each sampler."""
     if not FRAMES.exists():
         denoise()
     pixels = np.asarray(Image.open(FRAMES))
-    return pixels.reshape(2, 32, COUNT + 1, 32, 3).transpose(0, 2, 1, 3, 4)
+    return pixels.reshape(3, 32, COUNT + 1, 32, 3).transpose(0, 2, 1, 3, 4)
+
+
+def italics(images: torch.Tensor) -> torch.Tensor:
+    """The lesson's reward of pictures of the prompt, (B,)."""
+    asked = prompt_alignment()(images, [PROMPT] * len(images), [{}] * len(images))[0]
+    return torch.as_tensor(asked) - 10 * (world.lean(images) - 0.25).abs()
 
 
 def picture(axes: Axes, x: float, y: float, size: float, pixels: np.ndarray, edge: str) -> None:
@@ -73,19 +85,19 @@ def signed(value: float) -> str:
 
 
 def eight() -> Figure:
-    """One noise, two samplers, eight runs each, with rewards and advantages."""
-    figure, axes = diagram(9.4, 3.75)
-    strips, score, size, pitch, left = frames(), prompt_alignment(), 0.82, 0.9, 2.1
+    """One noise, three samplers, eight runs each, with rewards and advantages."""
+    figure, axes = diagram(9.4, 5.3)
+    strips, size, pitch, left = frames(), 0.82, 0.9, 2.1
     title = f"One first noise, one prompt, one network: “{PROMPT}”"
-    label(axes, 0.2, 3.5, title, weight="bold", size=12, align="left")
-    for pixels, y, color, name, note in (
-        (strips[0], 2.2, BLUE, "ODE", "eight equal pictures: nothing to learn from"),
-        (strips[1], 0.62, ORANGE, "SDE", "eight different ones: the better can be preferred"),
+    label(axes, 0.2, 5.07, title, weight="bold", size=12, align="left")
+    for pixels, y, color, name in (
+        (strips[0], 3.76, BLUE, "ODE: eight equal pictures"),
+        (strips[1], 2.18, GREEN, "ODE, and noise added in every step"),
+        (strips[2], 0.6, ORANGE, "SDE: the same noise added in every step"),
     ):
-        images = torch.from_numpy(pixels[1:].copy()).permute(0, 3, 1, 2).float().div(255)
-        values = torch.as_tensor(score(images, [PROMPT] * COUNT, [{}] * COUNT)[0])  # (8,)
+        values = italics(torch.from_numpy(pixels[1:].copy()).permute(0, 3, 1, 2).float().div(255))  # (8,)
         advantages = normalize_groups(values, COUNT).tolist()
-        label(axes, 0.2, y + size + 0.16, f"{name}: {note}", ink=color, weight="bold", size=10, align="left")
+        label(axes, 0.2, y + size + 0.16, name, ink=color, weight="bold", size=10, align="left")
         picture(axes, 0.2, y, size, pixels[0], MUTED)
         arrow(axes, (1.1, y + size / 2), (left - 0.1, y + size / 2), ink=color)
         label(axes, 1.55, y + size / 2 + 0.15, f"{STEPS} steps", ink=MUTED, size=9)
@@ -97,49 +109,93 @@ def eight() -> Figure:
             picture(axes, x, y, size, pixels[n + 1], color)
             label(axes, x + size / 2, y - 0.13, f"{value:.1f}".replace("-", "−"), size=9.5)
             label(axes, x + size / 2, y - 0.33, signed(advantage), size=9.5, weight="bold", ink=color)
-    axes.set(xlim=(0, 9.4), ylim=(0, 3.75))
+    axes.set(xlim=(0, 9.4), ylim=(0, 5.3))
     return figure
 
 
 def budget() -> Figure:
-    """Bars: how much noise a latent holds before a step and after it, kept and fresh, for three samplers."""
+    """Bars: how much noise a latent holds after a step, kept and fresh, for three samplers."""
     figure, axes = diagram(9.4, 2.7)
-    after = LEVEL - LENGTH
-    level = 0.7 * math.sqrt(LEVEL / (1 - LEVEL))
+    after, level = LEVEL - LENGTH, ETA * math.sqrt(LEVEL / (1 - LEVEL))
     fresh = level**2 * LENGTH
     kept = after - level**2 / (2 * LEVEL) * LENGTH
-    cps = (after * math.sin(0.8 * math.pi / 2)) ** 2
     rows = (
         ("ODE", after**2, 0.0, BLUE),
-        ("flow, η = 0.7", kept**2, fresh, ORANGE),
-        ("CPS, η = 0.8", after**2 - cps, cps, GREEN),
+        ("noise added", after**2, fresh, GREEN),
+        ("SDE", kept**2, fresh, ORANGE),
     )
     title = f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}"
     label(axes, 0.2, 2.45, title, weight="bold", size=12, align="left")
-    left, scale = 1.7, 5.0 / 0.3
+    left, scale, height = 1.7, 15.0, 0.38
     for n, (name, old, new, color) in enumerate(rows):
         y = 1.55 - 0.55 * n
         label(axes, left - 0.15, y + 0.19, name, ink=color, weight="bold", align="right")
-        axes.add_patch(Rectangle((left, y), old * scale, 0.38, facecolor=color, edgecolor=INK, linewidth=0.8))
-        axes.add_patch(
-            Rectangle(
-                (left + old * scale, y), new * scale, 0.38, facecolor="none", edgecolor=color, hatch="///"
-            )
-        )
-        place = left + (old + new) * scale + 0.15
-        label(
-            axes,
-            place,
-            y + 0.19,
-            f"{old:.3f} kept + {new:.3f} fresh = {old + new:.3f}",
-            size=9.5,
-            align="left",
-        )
+        for x, width, face, edge, hatch in (
+            (left, old * scale, color, INK, ""),
+            (left + old * scale, new * scale, "none", color, "///"),
+        ):
+            bar = Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, linewidth=0.8, hatch=hatch)
+            axes.add_patch(bar)
+        sums = f"{old:.4f} kept + {new:.4f} fresh = {old + new:.4f}"
+        label(axes, left + (old + new) * scale + 0.15, y + 0.19, sums, size=9.5, align="left")
     x = left + after**2 * scale
     axes.plot([x, x], [0.35, 2.05], color=INK, linewidth=1, linestyle="--")
-    label(axes, x, 0.22, f"wanted: σ̄² = {after**2:.2f}", size=9.5)
+    label(axes, x, 0.22, f"room for σ̄² = {after**2:.2f}", size=9.5)
+    return figure
+
+
+def panels(width: float, titles: tuple[str, ...]) -> tuple[Figure, list[Axes]]:
+    """Make a card with plots side by side."""
+    figure = Figure(figsize=(width, 3.5), facecolor=CARD, layout="constrained")
+    axes = list(figure.subplots(1, len(titles)))
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_facecolor(CARD)
+        axis.set_title(title, fontsize=11, fontweight="bold")
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def curves() -> Figure:
+    """Reward, lean and obedience over training, three seeds, beside settings that were not trained."""
+    figure, axes = panels(9.4, ("reward", "lean (0.25 wanted)", "obeyed"))
+    rows = read_rows(RESULTS / "flow.csv")
+    settings = {row["setting"]: row for row in read_rows(RESULTS / "flow_untrained.csv")}
+    for axis, measure in zip(axes, ("reward", "lean", "obeyed"), strict=True):
+        for method, color in (("flow", ORANGE), ("CPS", GREEN)):
+            mine = [row for row in rows if row["method"] == method]
+            epochs = sorted({int(row["epoch"]) for row in mine})
+            found = np.array([[float(r[measure]) for r in mine if int(r["epoch"]) == e] for e in epochs])
+            axis.fill_between(epochs, found.min(1), found.max(1), color=color, alpha=0.2, linewidth=0)
+            axis.plot(epochs, found.mean(1), "o-", color=color, markersize=3.5, label=method)
+        for n, (name, style) in enumerate(
+            (("3 steps", ":"), ("guidance 4", "-."), ("best of 8", "--"), ("sheared", (0, (1, 3))))
+        ):
+            value = float(settings[name][measure])
+            axis.axhline(value, color=PALETTE[(0, 3, 4, 5)[n]], linestyle=style, linewidth=1.2, label=name)
+        axis.set_xlabel("epoch of 64 queries")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9, frameon=False
+    )
+    return figure
+
+
+def floor() -> Figure:
+    """Mean |Δ log p| before any update against the size of a latent, and what 1/√D would say."""
+    figure, axes = panels(9.4, ("replayed with bfloat16 weights", "replayed in float32"))
+    rows = read_rows(RESULTS / "flow_floor.csv")
+    for axis, replayed in zip(axes, ("bfloat16 weights", "float32"), strict=True):
+        for action, color in ((1, BLUE), (5, ORANGE), (9, GREEN)):
+            mine = [row for row in rows if (row["replayed"], row["action"]) == (replayed, str(action))]
+            dims = np.array([int(row["dims"]) for row in mine])
+            found = np.array([float(row["difference"]) for row in mine])
+            axis.plot(dims, found, "o-", color=color, markersize=4, label=f"action {action}")
+            axis.plot(dims, found[0] * np.sqrt(dims[0] / dims), ":", color=color, linewidth=1)
+            axis.axhline(float(mine[0]["second_term"]), color=color, linestyle="--", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", ylim=(2e-7, 4e-3), xlabel="numbers D in a latent")
+        axis.set_ylabel("mean |Δ log p|")
+        axis.legend(fontsize=9, frameon=False, loc="lower left")
     return figure
 
 
 if __name__ == "__main__":
-    main({"09-eight": eight, "09-budget": budget})
+    main({"09-eight": eight, "09-budget": budget, "09-curves": curves, "09-floor": floor})

@@ -29,7 +29,7 @@ obey the prompt and keep the picture: prompts, reward and hook of your own, and 
 08_full_gpu_run | app/budget app/presets data/folders | 08-memory
 Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight
-flow models: from the ODE to an SDE whose steps have log-probs; groups, window, the ratio's floor of noise
+where do an ODE's probabilities come from? A budget of noise, an SDE, groups, and what training buys
 10_without_log_probs | algorithms/awm algorithms/nft algorithms/dpo | 10-push
 RWR, AWM, DiffusionNFT and online DPO: one family of weights on the forward process, and what holds each
 11_through_the_reward | algorithms/draft algorithms/refl | 11-odd

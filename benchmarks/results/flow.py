@@ -73,11 +73,14 @@ class Exam:
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(number))
         self.said, self.judge = [world.parse_prompt(prompt) for prompt in self.prompts], load_judge()
 
-    def images(self, family: Any, steps: int = STEPS, guidance: float = 1.0) -> torch.Tensor:
+    def images(
+        self, family: Any, steps: int = STEPS, guidance: float = 1.0, sde: Any = "flow", eta: float = 0.0
+    ) -> torch.Tensor:
         conditioning = family.condition(self.prompts, "", guidance)
-        schedule = family.schedule(steps, eta=0.0)
+        schedule = family.schedule(steps, eta=eta).with_noise(sde=sde)
+        draws = torch.Generator().manual_seed(1)
         return family.decode(
-            sample_trajectory(family, self.noise, schedule, conditioning, guidance).final_latents
+            sample_trajectory(family, self.noise, schedule, conditioning, guidance, draws).final_latents
         )
 
     def reward(self, images: torch.Tensor) -> torch.Tensor:
@@ -142,6 +145,8 @@ def untrained() -> list[Row]:
     exam, family = Exam("test"), family_of(load_tiny_sd3())
     found = {f"{steps} steps": exam.images(family, steps) for steps in (1, 2, 3, 4, 5, 8, STEPS, 20)}
     found |= {f"guidance {scale:g}": exam.images(family, guidance=scale) for scale in (2.0, 4.0, 8.0)}
+    etas = {"flow": 0.7, "dance": 0.3, "cps": 0.8}
+    found |= {f"SDE {sde}": exam.images(family, sde=sde, eta=eta) for sde, eta in etas.items()}
     found["sheared"] = sheared(found[f"{STEPS} steps"])
     rows = [{"setting": name, **exam.marks(images)} for name, images in found.items()]
     # The eight noises of a prompt are eight tries: the best is one picture, and has no spread.
