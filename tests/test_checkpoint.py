@@ -171,7 +171,7 @@ def test_a_full_disk_costs_no_space_and_no_older_checkpoint(tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
         with pytest.raises(
-            OSError, match=r"cannot write checkpoint-000002 \(No space left .*make room"
+            OSError, match=r"cannot write checkpoint-000002 \(No space left .*make room.*resume_from='latest'"
         ) as caught:
             write(tmp_path, 2)
     assert caught.value.errno == errno.ENOSPC

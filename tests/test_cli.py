@@ -172,7 +172,7 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     run("train", "--model", model, *flags, "--train-use-lora", "--dry-run", "--output-dir", "run")
     text = capsys.readouterr().out
     assert "images: 2 in" in text
-    assert "prompts: captions, 3 different ones" in text
+    assert "prompts: captions, 3 different ones: " in text
     assert "samples: 6 an epoch, 2 an optimizer step; 3 optimizer steps an epoch, 18 in all 6 epochs" in text
     # 6 samples, 7 steps, two passes of each
     assert "denoiser passes an epoch: 84 of sampling, at most 84 of training" in text
@@ -192,7 +192,7 @@ def test_a_dry_run_of_a_flow_model_trains_its_window_only(here, capsys):
     Path("prompts.txt").write_text("a red two\n\na blue three\n")
     run("train", "--model", "tiny-sd3", "--algorithm", "refl", "--prompts", "prompts.txt", *flags)
     text = capsys.readouterr().out
-    assert "prompts: prompts.txt, 2 prompts, the first 'a red two'" in text
+    assert "prompts: prompts.txt, 2 prompts: 'a red two', 'a blue three'" in text
     # 64 samples, of each one prediction; two passes of it
     assert "denoiser passes an epoch: 1280 of sampling, at most 128 of training" in text
     assert "GB on each device" in text
@@ -524,7 +524,15 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["fly"], "no command 'fly': use one of demo, train"),
         (["train", "--no-such-flag"], "--no-such-flag"),
         (["train", "--train-learn", "1"], "--train-learning-rate"),  # no abbreviations
-        (["train", "--num-epochs", "many"], "--num-epochs"),
+        (["train", "--num-epochs", "many"], "--num-epochs: 'many' is not a whole number. For full"),
+        (["train", "--num-epochs", "1.5"], "--num-epochs: '1.5' is not a whole number"),
+        (["train", "--lr", "fast"], "'fast' is not a number"),
+        (
+            ["train", "--preset", "edti"],
+            "--preset edti does not exist (perhaps edit): use one of zoo, digit_",
+        ),
+        (["train", "--prompts", "LATIN"], "--prompts LATIN is not UTF-8 text (byte 3)"),
+        (["train", "--validation", "LATIN"], "--validation LATIN is not UTF-8 text (byte 3)"),
         (["train", "--num-epochs", "0"], "--num-epochs 0 must be at least 1"),
         (["train", "--sample-eta", "0"], "--sample-eta 0 makes"),
         (["train", "--preset", "nope"], "nope"),
@@ -599,7 +607,14 @@ def test_bad_input_is_one_line_and_exit_status_2(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (here / "broken").mkdir()
     (here / "broken" / "broken.png").write_bytes(b"\x89PNG, or not")
-    places = {"MODEL": model, "PHOTOS": str(photos), "ZOO": str(zoo), "BROKEN": str(here / "broken")}
+    (here / "broken" / "latin.txt").write_bytes(b"caf\xe9")
+    places = {
+        "LATIN": str(here / "broken" / "latin.txt"),
+        "MODEL": model,
+        "PHOTOS": str(photos),
+        "ZOO": str(zoo),
+        "BROKEN": str(here / "broken"),
+    }
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
         message = message.replace(name, place)

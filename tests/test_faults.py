@@ -200,7 +200,8 @@ def test_pipelines_that_cannot_be_trained(tmp_path):
         ([0.0, float("nan")], ValueError, "nan for sample 1 of the batch, prompt '': return finite"),
         ([float("-inf"), 0.0], ValueError, "-inf for sample 0 of the batch, prompt 'a red three'"),
         (None, TypeError, "must return numbers, not None"),
-        (["good", "bad"], TypeError, "must return numbers, not"),
+        (["good", "bad"], TypeError, "must return numbers, not 'good'$"),
+        ([0.5, "bad"], TypeError, "must return numbers, not 'bad'$"),
     ],
 )
 def test_rewards_that_cannot_be_used_train_nothing(tmp_path, returned, error, message):

@@ -105,9 +105,55 @@ def test_from_file_refuses_nothing_to_read(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(ValueError, match=r"empty\.txt.*no prompt"):
         prompts.from_file(tmp_path / "empty.txt", seed=0)
-    (tmp_path / "prompts.JSON").write_text('["a cat"]')
-    with pytest.raises(ValueError, match=r"prompts\.JSON' is read as text.*one prompt a line into a \.txt"):
-        prompts.from_file(tmp_path / "prompts.JSON", seed=0)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text \(byte 3\): save it as UTF-8"):
+        prompts.from_file(tmp_path / "latin.txt", seed=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["a cat", {"text": "a dog, asleep"}]',
+        '[\n {"prompt": "a cat"},\n {"prompt": "a dog, asleep", "text": "no"}\n]\n',
+        '{"prompt": "a cat"}\n\n{"prompt": "a dog, asleep"}\n',
+        '"a cat"\n"a dog, asleep"\n',
+        'prompt,id\na cat,1\n"a dog, asleep",2\n',
+        "id\tText\n1\ta cat\n2\ta dog, asleep",
+        'prompt\na cat\n"a dog, asleep"\n',
+        "a cat\na dog, asleep",
+    ],
+)
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts"])
+def test_a_file_is_known_by_what_it_holds(text, name, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert prompts.read_prompts(tmp_path / name) == ["a cat", "a dog, asleep"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[masterpiece] a cat", "a cat, prompt", '{"a" cat}', '"a" cat', "a dog\ntext"]
+)
+def test_a_line_that_looks_like_a_table_is_text(text, tmp_path):
+    (tmp_path / "p.txt").write_text(text)
+    assert prompts.read_prompts(tmp_path / "p.txt") == text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("p.json", '["a cat"', "neither JSON such as"),
+        ("p.csv", "sentence,id\na cat,1\n", "columns of which one is named prompt"),
+        ("p.json", '["a cat", 3]', r"entry 2 is 3: write"),
+        ("p.jsonl", '{"prompt": "a cat"}\n{"caption": "a dog"}', r"entry 2 is \{'caption'"),
+        ("p.json", '{\n"prompts": ["a cat"]\n}', "entry 1 is"),
+        ("p.csv", "id,prompt\n1,a cat\n2\n", "entry 2 is"),
+        ("p.json", "[]", "holds no prompt"),
+        ("p.csv", "prompt\n", "holds no prompt"),
+    ],
+)
+def test_a_table_without_prompts_is_refused(name, text, says, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=says):
+        prompts.read_prompts(tmp_path / name)
 
 
 def test_an_unknown_name_lists_the_known():

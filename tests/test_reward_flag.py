@@ -43,6 +43,9 @@ two = Constant(2.0)
 
 def make():
     return red
+
+def short(images, prompts):
+    return [0.0] * len(images)
 """
 
 
@@ -167,6 +170,7 @@ def test_an_object_that_is_called_is_a_function_too(mine):
         ("nowhere.py:red", ValueError, "there is no file nowhere.py"),
         ("nowhere:red", ValueError, "there is no module nowhere in"),
         ("NAME:make", TypeError, r"add a line such as `reward = make\(\)` and give NAME:reward"),
+        ("NAME:short", TypeError, r"it takes \(images, prompts\); give it these three arguments"),
         ("broken_NAME.py:red", ValueError, r"SyntaxError.*line 2"),
         (
             "needy_NAME:red",

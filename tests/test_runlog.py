@@ -137,7 +137,9 @@ def test_a_record_that_does_not_fit_leaves_those_before_it_whole(tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr("ddpo_lessons.run.runlog.open", full, raising=False)
-        with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl \(No space left.*make room"):
+        with pytest.raises(
+            OSError, match=r"cannot write .*metrics\.jsonl \(No space left.*make room.*overwrite=True"
+        ):
             log.record("step", {"epoch": 2})
     assert (tmp_path / METRICS).read_bytes() == b'{"kind": "step", "epoch": 1}\n'
     log.record("step", {"epoch": 2})

@@ -7,6 +7,7 @@ load.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import io
 import os
@@ -14,6 +15,7 @@ import re
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
@@ -47,6 +49,29 @@ def _optional(info: PrimitiveTypeInfo) -> Spec | None:
     if len(kinds) != 1 or NoneType not in get_args(info.type):
         return None
     return ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
+
+
+@RULES.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> Spec | None:
+    """Refuse what is no number in words, not in Python's."""
+    kind = info.type
+    if kind not in (int, float):
+        return None
+
+    def parse(words: list[str]) -> Any:
+        try:
+            return kind(words[0])
+        except ValueError:
+            whole = " whole" if kind is int else ""
+            raise ValueError(f"{words[0]!r} is not a{whole} number") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, int | float),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @RULES.primitive_rule
@@ -98,7 +123,19 @@ def _parse(kind: Any, program: str, words: Sequence[str]) -> Any:
             raise
     text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", " ", box.getvalue())  # without colours and sides
     _, *parts = re.split("[─-]{5,}", text)  # a title, then what is wrong, then hints
-    raise ValueError(" ".join(" ".join(parts).split()))
+    raise ValueError(_plain(" ".join(" ".join(parts).split())))
+
+
+def _plain(message: str) -> str:
+    """Say what is wrong with a flag without its help, and which choice may have been meant."""
+    message = re.sub(r" Argument helptext: .*?(?= For full helptext|$)", ".", message)
+    choice = re.match(r"invalid choice '(.*?)' for argument '(.*?)'. Expected one of \((.*?)\)", message)
+    if choice is None:
+        return message
+    names = re.findall(r"'(.*?)'", choice[3])
+    close = difflib.get_close_matches(choice[1], names, n=1)
+    perhaps = f" (perhaps {close[0]})" if close else ""
+    return f"{choice[2]} {choice[1]} does not exist{perhaps}: use one of {', '.join(names)}"
 
 
 def _own_line(error: BaseException) -> str:
@@ -130,6 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv == ["--version"]:
         print(__version__)
         return 0
+    warnings.formatwarning = lambda message, *place, **_: (
+        f"warning: {message}\n"
+    )  # without a path of the package
     # At import, transformers warns of image processors without torchvision, which nothing here uses.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,10 @@ def describe(
         f"at most {paper.training.passes * world_size()} of training, forward and backward"
     )
     yield f"memory: {paper.peak / memory.GB:.1f} GB on each device, on paper, without CUDA's own"
-    yield f"hours: {', '.join(_hours(paper, config))}; on paper, without the reward; others: not measured"
+    hours = ", ".join(_hours(paper, config))
+    smaller = " as it is: --gpu-memory GB cuts its passes" if arguments.gpu_memory is None else ""
+    hours = hours.replace("does not fit", f"does not fit{smaller}", 1)
+    yield f"hours: {hours}; on paper, without the reward; others: not measured"
     yield _disk(config, paper)
 
 
@@ -131,12 +134,17 @@ def _source_of_prompts(arguments: Train, preset: Preset, images: ImageFolder | N
     name = arguments.prompts or preset.prompts
     if images is None and Path(name).is_file():
         lines = read_prompts(name)
-        return f"{name}, {len(lines)} prompts, the first {lines[0]!r}"
+        return f"{name}, {len(lines)} prompts: {_first(lines)}"
     if images is None:
         return name
     if images.captions is None:
         return "none: every image has the empty prompt"
-    return f"captions, {len({line for lines in images.captions for line in lines})} different ones"
+    lines = list(dict.fromkeys(line for lines in images.captions for line in lines))
+    return f"captions, {len(lines)} different ones: {_first(lines)}"
+
+
+def _first(prompts: Sequence[str]) -> str:
+    return ", ".join(map(repr, prompts[:3])) + (", ..." if len(prompts) > 3 else "")
 
 
 def _hours(paper: budget.Budget, config: DDPOConfig) -> Iterator[str]:

@@ -139,7 +139,8 @@ class Train:
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     judge: Annotated[str | None, tyro.conf.arg(help=JUDGE, metavar="REWARD")] = None
     prompts: str | None = None
-    """digit_world, digit_world_left_out, zoo, zoo_left_out, animals, activities; or a file, one a line."""
+    """digit_world, digit_world_left_out, zoo, zoo_left_out, animals, activities; or a file: one a line,
+    JSON, JSON lines, or a table with a column named prompt."""
     prompt: str | None = None
     """One prompt for everything."""
     images: Path | None = None
@@ -272,7 +273,10 @@ class Train:
         if not name:
             raise ValueError("a model without a preset needs prompts: give --prompts, --prompt or --images")
         if Path(name).is_file():
-            return from_file(name, seed)
+            try:
+                return from_file(name, seed)
+            except ValueError as error:
+                raise ValueError(f"--prompts {error}") from error
         if name not in PROMPTS:
             raise ValueError(f"--prompts {name} is neither a file nor one of {', '.join(PROMPTS)}")
         return get_prompts(name, seed)

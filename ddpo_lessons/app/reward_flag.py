@@ -173,9 +173,13 @@ def _load_function(term: Term) -> RewardFunction:
     except ValueError:  # not every callable says what it takes
         pass
     except TypeError as error:
+        takes = inspect.signature(function)
+        remedy = f"it takes {takes}; give it these three arguments"
+        if len(takes.parameters) < 2 and "images" not in takes.parameters:
+            line = f"`reward = {term.name}()`"
+            remedy = f"if it makes one, add a line such as {line} and give {term.place}:reward"
         raise TypeError(
-            f"--reward {term.text} is not a function of (images, prompts, metadata); if it makes one, add "
-            f"a line such as `reward = {term.name}()` and give {term.place}:reward"
+            f"--reward {term.text} is not a function of (images, prompts, metadata): {remedy}"
         ) from error
     return function
 

@@ -87,7 +87,10 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     if arguments.validation is None:
         return None
     if arguments.images is None:
-        return read_prompts(arguments.validation)
+        try:
+            return read_prompts(arguments.validation)
+        except ValueError as error:
+            raise ValueError(f"--validation {error}") from error
     preset, held_out = arguments.choose_preset(), find_images(arguments.validation)
     rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
     reward_flag.check(rewards, held_out, damages, arguments.prompt)

@@ -137,7 +137,9 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     try:  # float32: integer rewards would truncate the advantages to 0
         rewards = torch.as_tensor(rewards, dtype=torch.float32).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"reward_function must return numbers, not {rewards!r:.200}") from error
+        among = rewards if isinstance(rewards, list | tuple) else []
+        wrong = next((entry for entry in among if not isinstance(entry, int | float | torch.Tensor)), rewards)
+        raise TypeError(f"reward_function must return numbers, not {wrong!r:.60}") from error
     if rewards.shape != (len(images),):
         raise ValueError(
             f"reward_function returned shape {tuple(rewards.shape)} for {len(images)} images: "

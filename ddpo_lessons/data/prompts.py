@@ -7,9 +7,14 @@ run draws what the uninterrupted run would have drawn.
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import functools
+import io
 import itertools
+import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,7 +181,7 @@ def activities(seed: int) -> PromptSampler:
 
 
 def from_file(path: str | Path, seed: int) -> PromptSampler:
-    """One of the lines of a UTF-8 text file that are not empty; a ValueError if there is none."""
+    """One of the prompts of a file, as `read_prompts` finds them."""
     prompts = read_prompts(path)
     return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
 
@@ -185,19 +190,61 @@ TABLES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")  # endings of files tha
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text file that are not empty; a ValueError if there are none."""
-    if not Path(path).is_file():
-        raise ValueError(f"path={str(path)!r} is not a file: give a text file with one prompt a line")
-    if Path(path).suffix.lower() in TABLES:
+    """Return the prompts of a UTF-8 file, whose form is known by what it holds.
+
+    It is a list in JSON; an object or a text of JSON on each line; a table (by commas, semicolons or tabs)
+    whose first line names its columns; or else text, a prompt a line. Of an object or a row, "prompt" or
+    "text" is read. What is empty is passed over.
+
+    Raises:
+        ValueError: if there is no prompt, the file cannot be read, or its ending says that it is no text.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file: give one with a prompt a line")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+    entries = _entries(text)
+    if entries is None and path.suffix.lower() in TABLES:
         raise ValueError(
-            f"path={str(path)!r} is read as text, so that its brackets and headers would be prompts: write "
-            "one prompt a line into a .txt file"
+            f'{path} holds neither JSON such as ["a cat"] nor columns of which one is named prompt: mend it, '
+            "or write one prompt a line into a .txt file"
         )
-    lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
-    prompts = [line for line in lines if line]
-    if not prompts:
-        raise ValueError(f"path={str(path)!r} holds no prompt: write one prompt a line")
-    return prompts
+    prompts = []
+    for number, entry in enumerate(text.splitlines() if entries is None else entries, start=1):
+        prompt = entry.get("prompt", entry.get("text")) if isinstance(entry, dict) else entry
+        if not isinstance(prompt, str):
+            raise ValueError(
+                f'{path}, entry {number} is {entry!r:.80}: write "a cat" or {{"prompt": "a cat"}}'
+            )
+        prompts.append(prompt.strip())
+    if not any(prompts):
+        raise ValueError(f"{path} holds no prompt: write one prompt a line")
+    return [prompt for prompt in prompts if prompt]
+
+
+def _entries(text: str) -> list[Any] | None:
+    """Read JSON, lines of JSON, or a table; None for anything else, which is lines of text."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return None
+    with contextlib.suppress(json.JSONDecodeError):
+        if lines[0][0] in "[{":
+            whole = json.loads(text)
+            return whole if isinstance(whole, list) else [whole]
+    with contextlib.suppress(json.JSONDecodeError):
+        if all(line[0] in '{"' for line in lines):
+            return [json.loads(line) for line in lines]
+    names = re.fullmatch(r'["\w]+(?:([,;\t])["\w]+)*', lines[0])
+    if names is None:
+        return None
+    header, *rows = csv.reader(io.StringIO(text.strip()), delimiter=names[1] or ",")
+    columns = [name.lower() for name in header]
+    if not {"prompt", "text"} & {*columns}:
+        return None
+    return [dict(zip(columns, row, strict=False)) for row in rows if row]
 
 
 PROMPTS: dict[str, Callable[[int], PromptSampler]] = {

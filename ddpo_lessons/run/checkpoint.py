@@ -81,9 +81,18 @@ def write(
         raise OSError(
             error.errno,
             f"cannot write {target.name} ({error.strerror}): make room in {run_dir}, or make it writable, "
-            "then continue with resume_from='latest'",
+            f"then {how_to_go_on(run_dir)}",
         ) from error
     return target
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """Say how to start a run again that could not write."""
+    return (
+        "continue with resume_from='latest'"
+        if list_checkpoints(run_dir)
+        else "begin anew with overwrite=True"
+    )
 
 
 def _write_files(folder: Path, files: dict[str, bytes]) -> None:

@@ -188,7 +188,7 @@ class RunLog:
     @contextlib.contextmanager
     def _append(self) -> Iterator[Any]:
         """Open the records at their end, unless another trainer has gone on with the run."""
-        with _writing(self.path), open(self.path, "ab", buffering=0) as file:
+        with _writing(self.path, self.run_dir), open(self.path, "ab", buffering=0) as file:
             if file.tell() != self._bytes:
                 raise RuntimeError(
                     f"{self.path} holds {file.tell()} bytes, and this trainer wrote {self._bytes}: another "
@@ -208,7 +208,7 @@ class RunLog:
         Captions of the N images, if given, lie beside it in NAME-NNNNNN.json.
         """
         path = self.run_dir / "images" / f"{name}-{epoch:06d}"
-        with _writing(path):
+        with _writing(path, self.run_dir):
             path.parent.mkdir(exist_ok=True)
             if captions:
                 path.with_suffix(".json").write_text(json.dumps(list(captions)) + "\n", encoding="utf-8")
@@ -232,21 +232,21 @@ def with_captions(
 def _write(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that a kill leaves the old one or the new one."""
     aside = path.with_name(f".{path.name}.new")
-    with _writing(path):
+    with _writing(path, path.parent):
         aside.write_bytes(data)
         aside.replace(path)
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(path: Path, run_dir: Path) -> Iterator[None]:
     """Let an error of the disk name the file and the remedy."""
     try:
         yield
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot write {path} ({error.strerror}): make room, or make the folder writable, then continue "
-            "with resume_from='latest'",
+            f"cannot write {path} ({error.strerror}): make room, or make the folder writable, then "
+            f"{checkpoint.how_to_go_on(run_dir)}",
         ) from error
 
 
