@@ -193,11 +193,13 @@ def test_hub_lines(hub, monkeypatch):
 def test_notebook_lines(monkeypatch):
     pretend_cuda(monkeypatch)
     assert [check.text for check in doctor.check_notebooks()] == [
-        "Notebooks 01 to 05: profile cpu, as on every machine",
-        "Notebooks 06 to 08: profile gpu (DDPO_LESSONS_PROFILE overrides)",
+        "Notebooks: on the CPU; section 5 of 08 trains Stable Diffusion with a GPU and "
+        "DDPO_LESSONS_PROFILE=hub"
     ]
+    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "hub")
+    assert [check.text.endswith("Diffusion here") for check in doctor.check_notebooks()] == [True]
     monkeypatch.setenv("DDPO_LESSONS_PROFILE", "tpu")
-    assert [check.ok for check in doctor.check_notebooks()] == [True, False]
+    assert [check.ok for check in doctor.check_notebooks()] == [False]
 
 
 def test_main_prints_one_line_per_finding_and_fails_if_one_does(monkeypatch, capsys):
