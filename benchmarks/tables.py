@@ -23,7 +23,6 @@ PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md",
     "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md", "docs/howto/your-card.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/08_full_gpu_run.ipynb",
-    "notebooks/11_through_the_reward.ipynb",
 )  # fmt: skip
 ANIMAL_SHARES = {name: name for name in ("animal", "artist", "ground")}
 ANIMAL_SHARES |= {"all": "all three", "second_judge": "second judge"}

@@ -1,137 +1,170 @@
-"""Diagrams of lesson 11: pictures of a policy that climbs its reward too long, and the last K steps.
-
-The pictures are of a run that happened: `climb` trains tiny-sd3 by DRaFT, and `11-frames.png` and
-`11-frames.json` keep what came of it, so that the figure is the same on every machine. Delete them to run it
-again.
-"""
+"""Figures of lesson 11: moments of a climb, the last K steps, reward against diversity along training."""
 
 from __future__ import annotations
 
-import json
-import tempfile
+import csv
+import itertools
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-import numpy as np
+from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
-from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
-BLUE, ORANGE, GREEN = PALETTE[:3]
-FRAMES = Path(__file__).parent / "11-frames.png"
-NUMBERS = FRAMES.with_suffix(".json")
-PROMPT = "a white four on a yellow background"
-EPOCHS = (0, 5, 10, 15, 20, 30, 40)
-ROWS = 4  # starts of the prompt
-
-
-def climb() -> None:
-    """Train tiny-sd3 by DRaFT-3 on the margin of the digit, as the lesson does, but longer."""
-    import torch
-
-    from ddpo_lessons.algorithms.draft import DRaFT
-    from ddpo_lessons.config import DDPOConfig
-    from ddpo_lessons.data.prompts import digit_world_prompts
-    from ddpo_lessons.data.starts import FromNoise
-    from ddpo_lessons.rewards import digit_margin
-    from ddpo_lessons.rollout import sample_trajectory
-    from ddpo_lessons.tiny import load_tiny_sd3, world
-    from ddpo_lessons.trainer import Runner
-
-    named = world.draw_pictures(15, "train", 0, pairs=world.SEEN + world.LEFT_OUT).descriptions
-    asked = [description for description in named for _ in range(4)]
-    prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in asked]
-    noise = torch.randn(60, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    pictures = {}
-    with tempfile.TemporaryDirectory() as folder:
-        config = DDPOConfig(
-            sample_num_steps=10, sample_guidance_scale=1.0, sample_batch_size=32,
-            sample_num_batches_per_epoch=1, train_batch_size=32, train_learning_rate=2e-2,
-            num_epochs=EPOCHS[-1], save_freq=EPOCHS[-1], image_grid_freq=0, output_dir=folder,
-        )  # fmt: skip
-        task = config, digit_margin(), digit_world_prompts(0, "all"), load_tiny_sd3()
-        runner = Runner(*task, algorithm=DRaFT(3), start=FromNoise())
-        family = runner.family
-        for epoch in range(EPOCHS[-1] + 1):
-            if epoch in EPOCHS:
-                conditioning = family.condition(prompts, "", 1.0)
-                schedule = family.schedule(10, eta=0.0)
-                pictures[epoch] = family.decode(
-                    sample_trajectory(family, noise, schedule, conditioning, 1.0).final_latents
-                )
-            if epoch < EPOCHS[-1]:
-                runner.step(epoch)
-    keep(pictures, asked, prompts)
+BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+COLORS = {"DRaFT-10": RED, "DRaFT-3": ORANGE, "ReFL": PURPLE, "Flow-GRPO": BLUE}
+MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet")
+READINGS = (0, 64, 128, 256, 512)  # queries; rows of slope/*.png without the first
+CLIMB, MOMENTS = "DRaFT-10", (0, 128, 512)  # of the cover
+Row = dict[str, float]
 
 
-def keep(pictures: dict[int, Any], asked: list[Any], prompts: list[str]) -> None:
-    """Write what the figure shows: pictures of one prompt, and what reward and judges say of all 60."""
-    import torch
-
-    from ddpo_lessons.rewards import digit_margin
-    from ddpo_lessons.tiny import load_judge
-    from ddpo_lessons.tiny.classifier import score_prompts
-
-    reward, judge = digit_margin(), load_judge()
-    digits = [{"digit": d.digit} for d in asked]
-    numbers, columns = [], []
-    for epoch in EPOCHS:
-        images = pictures[epoch]
-        apart = torch.cdist(images.flatten(1).view(15, 4, -1), images.flatten(1).view(15, 4, -1))
-        numbers.append(
-            {
-                "epoch": epoch,
-                "reward": round(reward(images, prompts, digits).mean().item(), 3),
-                "judge": round(score_prompts(judge, images, asked)["all three"], 3),
-                "diversity": round(apart.sum().item() / (15 * 12) / images[0].numel() ** 0.5, 4),
-            }
-        )
-        columns.append(images[prompts.index(PROMPT) :][:ROWS])
-    grid = torch.stack(columns).mul(255).round().byte()  # (epochs, rows, 3, 32, 32)
-    pixels = grid.permute(1, 3, 0, 4, 2).reshape(ROWS * 32, len(EPOCHS) * 32, 3)
-    Image.fromarray(pixels.numpy()).save(FRAMES, optimize=True)
-    NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+def _read(name: str) -> list[dict[str, str]]:
+    with open(RESULTS / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
-def frames(column: int, row: int) -> np.ndarray:
-    """Return one picture of the run, (32, 32, 3)."""
-    pixels = np.asarray(Image.open(FRAMES).convert("RGB"))
-    return pixels[32 * row : 32 * (row + 1), 32 * column : 32 * (column + 1)]
+def _points() -> dict[str, Row]:
+    """Return what needs no training, by name."""
+    return {row["point"]: {name: float(row[name]) for name in MEASURES} for row in _read("slope_points.csv")}
 
 
-def odd() -> Figure:
-    """Draw pictures of one prompt over the epochs, and above them what is said of 60 pictures."""
-    numbers: list[dict[str, Any]] = json.loads(NUMBERS.read_text("utf-8"))
-    left, side, top = 1.75, 1.0, 4.1
-    figure, axes = diagram(9.4, 5.5)
-    rows = (("epoch", MUTED), ("reward", BLUE), ("judge", GREEN), ("diversity", ORANGE))
-    for n, (text, ink) in enumerate(rows):
-        label(axes, left - 0.2, top + 1.1 - 0.3 * n, text, align="right", ink=ink)
-    text = "“" + PROMPT.replace(" on", "\non").replace(" background", "\nbackground") + "”,\nfour starts"
-    label(axes, left - 0.2, top - 2.0, text, align="right", size=9)
-    for column, found in enumerate(numbers):
-        x = left + column * (side + 0.07)
-        middle = x + side / 2 - 0.02
-        values = (
-            found["epoch"],
-            f"{found['reward']:.1f}",
-            f"{found['judge']:.0%}",
-            f"{found['diversity']:.3f}",
-        )
-        for n, (value, (_, ink)) in enumerate(zip(values, rows, strict=True)):
-            label(
-                axes, middle, top + 1.1 - 0.3 * n, str(value), ink=ink, weight="bold" if n == 1 else "normal"
-            )
-        for row in range(ROWS):
-            draw_picture(axes, x, top - (row + 1) * side, side - 0.04, frames(column, row))
-    axes.set(xlim=(0, 9.4), ylim=(0, 5.5))
+def _paths(method: str) -> list[list[Row]]:
+    """Return a method's readings, a list for each seed; all of them begin untrained."""
+    rows = [row for row in _read("slope.csv") if row["method"] == method]
+    return [
+        [_points()["untrained"]]
+        + [{name: float(row[name]) for name in MEASURES} for row in rows if row["seed"] == seed]
+        for seed in sorted({row["seed"] for row in rows})
+    ]
+
+
+def _mean(rows: list[Row]) -> Row:
+    return {name: mean(row[name] for row in rows) for name in MEASURES}
+
+
+def _strip(name: str, row: int) -> Any:
+    """Return a row of one of the experiment's pictures."""
+    pixels = mpl_image.imread(RESULTS / "slope" / f"{name}.png")
+    return pixels[32 * row : 32 * (row + 1)]
+
+
+def _seen(method: str, queries: int) -> Any:
+    """Return what seed 0 of a method drew after so many queries."""
+    return _strip(method, READINGS.index(queries) - 1) if queries else _strip("points", 0)
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def _picture(axes: Axes, place: tuple[float, float, float, float], pixels: Any) -> None:
+    axes.imshow(pixels, extent=place, interpolation="none", zorder=3)  # left, right, bottom, top
+
+
+def question() -> Figure:
+    """Draw three rows of pictures of one run, and what is said of 150 pictures."""
+    figure, axes = diagram(10, 2.75)
+    for x, text, ink in ((7.75, "reward", BLUE), (8.55, "judge", GREEN), (9.4, "second judge", GREEN)):
+        label(axes, x, 2.52, text, ink=ink, size=9.5)
+    run = _paths(CLIMB)[0]
+    for row, (letter, queries) in enumerate(zip("ABC", MOMENTS, strict=True)):
+        y, found, pixels = 1.77 - 0.64 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
+        label(axes, 0.3, y + 0.28, letter, size=13, weight="bold")
+        for place, digit in enumerate((1, 2, 4, 5, 7, 8)):
+            two = pixels[:, 64 * digit : 64 * (digit + 1)]
+            _picture(axes, (0.6 + 1.12 * place, 1.72 + 1.12 * place, y, y + 0.56), two)
+        label(axes, 7.75, y + 0.28, _number(found["reward"]), ink=BLUE, size=12)
+        label(axes, 8.55, y + 0.28, f"{found['judge']:.0%}", ink=GREEN, size=12)
+        label(axes, 9.4, y + 0.28, f"{found['second_judge']:.0%}", ink=GREEN, size=12)
+    note = "Two pictures of each prompt, in every row from the same noise; the numbers are of 150 pictures."
+    label(axes, 0.3, 0.22, note, ink=MUTED, size=9, align="left")
+    axes.set(xlim=(0, 10), ylim=(0, 2.75), aspect="auto")
     return figure
 
 
-def draw_picture(axes: Axes, x: float, y: float, side: float, pixels: np.ndarray) -> None:
-    """Draw a picture with its lower left corner at (x, y)."""
-    axes.imshow(pixels, extent=(x, x + side, y, y + side), interpolation="nearest", aspect="auto", zorder=2)
+def _style(axes: Axes, title: str, below: str) -> None:
+    axes.set_facecolor(CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9, colors=INK)
+    axes.set_title(title, fontsize=10.5, color=INK, loc="left")
+    axes.set_xlabel(below, fontsize=9.5, color=INK)
+
+
+def _line(axes: Axes, rows: list[tuple[float, float]], **style: Any) -> None:
+    axes.plot(*zip(*rows, strict=True), **style)
+
+
+def plane() -> Figure:
+    """Draw reward against diversity, the distance to handwriting along training, and final pictures."""
+    figure, axes = diagram(10, 8.1)
+    points = _points()
+    written = [row for name, row in points.items() if name.startswith("handwriting")]
+    goal = _mean(written)
+    left, right = figure.add_axes((0.075, 0.5, 0.42, 0.44)), figure.add_axes((0.57, 0.5, 0.4, 0.44))
+    rewards = [row["reward"] for row in written]
+    left.axhspan(min(rewards), max(rewards), color=GREEN, alpha=0.15, linewidth=0)
+    left.plot([row["diversity"] for row in written], rewards, "*", color=GREEN, markersize=11)
+    right.axhline(goal["frechet"], color=GREEN, linewidth=1.2)
+    right.text(0.03, goal["frechet"] + 0.08, "handwriting of the test split", fontsize=8.5, color=GREEN)
+    for names in (("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")):
+        found = [points[name] for name in ("untrained", *names)]
+        _line(left, [(r["diversity"], r["reward"]) for r in found], color=MUTED, marker="s", ls=":", ms=4)
+        for name, row in zip(names, found[1:], strict=True):
+            text = name if name == names[-1] else name.split()[-1]
+            left.annotate(text, (row["diversity"], row["reward"]), (6, -10), fontsize=8, color=MUTED,
+                          textcoords="offset points")  # fmt: skip
+    for name in ("guidance 1.5", "best of 2", "best of 4"):
+        right.axhline(points[name]["frechet"], color=MUTED, linewidth=0.9, linestyle=":")
+        right.text(0.03, points[name]["frechet"] + 0.06, name, fontsize=8, color=MUTED)
+    for method, color in COLORS.items():
+        seeds = _paths(method)
+        middle = [_mean(list(rows)) for rows in zip(*seeds, strict=True)]
+        for rows in (*seeds, middle):
+            style = {"lw": 2.2, "marker": "o", "ms": 4} if rows is middle else {"lw": 0.6}
+            _line(left, [(row["diversity"], row["reward"]) for row in rows], color=color, **style)
+            _line(right, [(n, row["frechet"]) for n, row in enumerate(rows)], color=color, **style)
+        for n, (before, after) in enumerate(itertools.pairwise(middle)):
+            if before["reward"] < goal["reward"] <= after["reward"]:  # a ring where it passes handwriting's
+                part = (goal["reward"] - before["reward"]) / (after["reward"] - before["reward"])
+                y = before["frechet"] + part * (after["frechet"] - before["frechet"])
+                right.plot(n + part, y, "o", mfc="none", mec=color, ms=11, mew=1.6)
+        above = 0.12 if method == "ReFL" else -0.08
+        right.text(4.06, middle[-1]["frechet"] + above, method, fontsize=8.5, color=color, va="center")
+    _style(left, "reward", "diversity: how far pictures of a prompt are apart")
+    _style(right, "Fréchet distance to handwriting", "queries")
+    right.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 4.6), ylim=(0, None))
+    right.spines["bottom"].set_bounds(0, 4)
+    _table(axes, points, goal)
+    axes.set(xlim=(0, 10), ylim=(0, 8.1), aspect="auto")
+    return figure
+
+
+def _table(axes: Axes, points: dict[str, Row], written: Row) -> None:
+    """Draw pictures and numbers where the paths end, and of points."""
+    names = list(points)
+    rows = [("untrained", INK, _strip("points", 0), points["untrained"])]
+    rows += [
+        (method, color, _seen(method, READINGS[-1]), _mean([path[-1] for path in _paths(method)]))
+        for method, color in COLORS.items()
+    ]
+    rows += [
+        (name, INK, _strip("points", names.index(name)), points[name]) for name in ("best of 4", "guidance 4")
+    ]
+    rows += [("handwriting", GREEN, _strip("points", names.index("handwriting 0")), written)]
+    for x, text in ((7.55, "reward"), (8.2, "judge"), (8.72, "second"), (9.24, "divers."), (9.76, "Fréchet")):
+        label(axes, x, 3.45, text, ink=MUTED, size=8.5)
+    for number, (name, ink, pixels, found) in enumerate(rows):
+        y = 2.98 - 0.385 * number
+        label(axes, 1.05, y + 0.16, name, ink=ink, size=9.5, align="right")
+        _picture(axes, (1.15, 7.15, y, y + 0.3), pixels)
+        cells = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}",
+                 _number(found["diversity"], 3), _number(found["frechet"], 1))  # fmt: skip
+        for x, text in zip((7.55, 8.2, 8.72, 9.24, 9.76), cells, strict=True):
+            label(axes, x, y + 0.16, text, ink=ink, size=9.5)
 
 
 def through() -> Figure:
@@ -162,6 +195,4 @@ def through() -> Figure:
 
 
 if __name__ == "__main__":
-    if not FRAMES.exists():
-        climb()
-    main({"11-odd": odd, "11-through": through})
+    main({"11-question": question, "11-through": through, "11-plane": plane})

@@ -32,8 +32,8 @@ Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
 where do an ODE's probabilities come from? A budget of noise, an SDE, groups, and what training buys
 10_without_log_probs | algorithms/awm algorithms/nft algorithms/dpo | 10-push
 RWR, AWM, DiffusionNFT and online DPO: one family of weights on the forward process, and what holds each
-11_through_the_reward | algorithms/draft algorithms/refl | 11-odd
-DRaFT, AlignProp and ReFL: the gradient of the reward, its price, how fast it hacks; all algorithms compared
+11_through_the_reward | algorithms/draft algorithms/refl | 11-question
+when to get off? DRaFT, AlignProp and ReFL: the gradient of the reward, its price, and its goal
 """
 # What the first code cell of every lesson begins with.
 SETUP = """\

@@ -59,7 +59,6 @@ METHODS: dict[str, tuple[str, Row, str]] = {
     "Flow-GRPO": ("flow_grpo:window=3", OF_GROUPS, "Flow-GRPO"),
     "DRaFT-10": ("draft:last_steps=10", {}, "DRaFT-3"),
     "ReFL": ("refl:last_steps=5", {}, "DRaFT-3"),
-    "DRaFT-1": ("draft:last_steps=1", {}, "DRaFT-3"),
 }
 
 
