@@ -31,6 +31,7 @@ def test_python_blocks_run(tmp_path, monkeypatch):
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {})
     assert (tmp_path / "edit-run" / "lora").is_dir()
+    assert (tmp_path / "edited.png").is_file()
     assert len(read_metrics("edit-run", "epoch")) == 2
 
 

@@ -47,6 +47,17 @@ def test_how_often_a_run_is_saved():
     assert says in text(ROOT / "docs" / "howto" / "resume.md")
 
 
+def test_defaults_that_are_numbers():
+    """Wherever a page says "the default of `--flag` is N"."""
+    found = [
+        (flag.replace("-", "_"), number)
+        for path in PAGES
+        for flag, number in re.findall(r"default of `--([\w-]+)` is (\d[\d.e-]*\d|\d)", text(path))
+    ]
+    assert "train_clip_range" in dict(found)
+    assert all(float(number) == DDPOConfig().to_dict()[name] for name, number in found)
+
+
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
