@@ -289,7 +289,7 @@ def fresh(seen: str = "samples", stop: str = "share_left(ratio) < min_share") ->
         (fresh().replace("taken += 1", "taken += 2"), "steps, expected"),
         (fresh().replace("            optimizer.zero_grad()\n", ""), "left over"),
         (
-            fresh(stop="(0 * now.sum()).backward() or share_left(ratio) < min_share").replace(
+            fresh(stop="now.mean().backward() or share_left(ratio) < min_share").replace(
                 "with torch.no_grad():\n                _", "now"
             ),
             "left over",
@@ -300,39 +300,108 @@ def test_training_on_stale_samples_is_refused(answer, word):
     assert word in hint_for(check(3), answer)
 
 
-def test_training_while_fresh_is_accepted():
-    assert hint_for(check(3), fresh()) == ""
-    assert hint_for(check(3), fresh().replace("with torch.no_grad():", "if True:")) == ""
-
-
-FIT = """
-def fit_to_limit(plan, limit):
-    s = largest_divisor(plan.total_samples, limit)
-    t = TRAIN
-    return replace(plan, num_processes=1, sample_batch_size=s, num_batches_per_epoch=plan.total_samples // s,
-                   train_batch_size=t, gradient_accumulation_steps=M)
+IN_ONE_PASS = """
+def train_while_fresh(policy, optimizer, samples, plan, generator, min_share):
+    def loss(s):
+        ratio = (policy.log_prob(s["latents"], s["next_latents"]) - s["log_probs"]).exp()
+        return -(s["advantages"][:, None] * ratio).mean(), ratio.detach().double()
+    n, every = plan.samples_per_optimizer_step, plan.optimizer_steps // plan.num_inner_epochs
+    for taken in range(plan.optimizer_steps):
+        if taken % every == 0:
+            order = torch.randperm(plan.total_samples, generator=generator)
+        ratio = loss(samples)[1]
+        if ratio.mean() ** 2 < min_share * (ratio**2).mean():
+            return taken
+        rows = order[taken % every * n :][:n]
+        average, _ = loss({name: tensor[rows] for name, tensor in samples.items()})
+        policy.shift.grad, = torch.autograd.grad(average, policy.shift)
+        optimizer.step()
+        policy.shift.grad.zero_()
+    return taken + 1
 """
 
 
 @pytest.mark.parametrize(
-    ("train", "m", "word"),
+    "answer",
     [
-        ("1", "plan.samples_per_optimizer_step", "train_batch_size is 1"),
-        (
-            "largest_divisor(plan.train_batch_size, limit)",
-            "plan.samples_per_optimizer_step // t",
-            "train_batch",
-        ),
-        (
-            "largest_divisor(plan.samples_per_optimizer_step, limit)",
-            "plan.gradient_accumulation_steps",
-            "changed",
-        ),
-        ("largest_divisor(plan.samples_per_optimizer_step, limit)", "1", "changed"),
+        fresh(),
+        fresh().replace("with torch.no_grad():", "if True:"),
+        fresh(stop="(2 * ratio.log().logsumexp((0, 1)) - ratio.log().mul(2).logsumexp((0, 1))).exp() "
+              "/ ratio.numel() < min_share"),
+        IN_ONE_PASS,
+    ],
+)  # fmt: skip
+def test_training_while_fresh_is_accepted(answer):
+    assert hint_for(check(3), answer) == ""
+
+
+FIT = """
+import math
+def fit_to_limit(plan, limit):
+    s = largest_divisor(plan.total_samples, limit)
+    t = largest_divisor(plan.samples_per_optimizer_step, limit)
+    m = plan.samples_per_optimizer_step // t
+    return replace(plan, num_processes=1, sample_batch_size=s, num_batches_per_epoch=plan.total_samples // s,
+                   train_batch_size=t, gradient_accumulation_steps=m)
+"""
+
+
+def fit(*changes: tuple[str, str]) -> str:
+    code = FIT
+    for old, new in changes:
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+T_IS, M_IS = (
+    "t = largest_divisor(plan.samples_per_optimizer_step, limit)",
+    "plan.samples_per_optimizer_step // t",
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (fit((T_IS, "t = 1")), "train_batch_size is 1"),
+        (fit((T_IS, "t = largest_divisor(plan.train_batch_size, limit)")), "train_batch"),
+        (fit((T_IS, "t = math.gcd(plan.samples_per_optimizer_step, limit)")), "train_batch_size is 1; 2"),
+        (fit((M_IS, "plan.gradient_accumulation_steps")), "changed"),
+        (fit((M_IS, "1")), "changed"),
+        (fit((M_IS, "plan.train_batch_size * plan.gradient_accumulation_steps // t")), "changed"),
+        (fit(("num_processes=1, ", ""), (M_IS, f"{M_IS} // plan.num_processes")), "one process"),
+        (fit(("num_processes=1", "num_processes=1, num_inner_epochs=1")), "optimizer_steps changed"),
+        (fit(("s = largest_divisor(plan.total_samples, limit)", "s = 1")), "sample_batch_size is 1; 2"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_or_learns_otherwise_is_refused(answer, word):
+    assert word in hint_for(check(4), answer)
+
+
+BY_HAND = """
+def fit_to_limit(plan, limit):
+    s, t = min(plan.total_samples, limit), min(plan.samples_per_optimizer_step, limit)
+    while plan.total_samples % s:
+        s -= 1
+    while plan.samples_per_optimizer_step % t:
+        t -= 1
+    return EpochPlan(s, plan.total_samples // s, t, plan.samples_per_optimizer_step // t,
+                     plan.num_inner_epochs, plan.num_timesteps)
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        fit(),
+        BY_HAND,
+        fit((M_IS, "next(m for m in range(1, 10**6) if plan.samples_per_optimizer_step == m * t)")),
+        fit((T_IS, "t = max(math.gcd(plan.samples_per_optimizer_step, n) for n in range(1, limit + 1))")),
+        fit((M_IS, "plan.train_batch_size * plan.gradient_accumulation_steps * plan.num_processes // t")),
     ],
 )
-def test_a_plan_that_does_not_fit_or_learns_otherwise_is_refused(train, m, word):
-    assert word in hint_for(check(4), FIT.replace("TRAIN", train).replace("=M", f"={m}"))
+def test_a_right_plan_is_accepted(answer):
+    assert hint_for(check(4), answer) == ""
 
 
 def test_the_first_screen_shows_the_loop_that_runs():

@@ -185,3 +185,21 @@ def test_even_chances_without_bias_are_refused_for_their_error():
         "p = lengths / lengths.sum()", "p = torch.ones(len(lengths))"
     )
     assert "squared error" in hint_for(check(3), even)
+
+
+@pytest.mark.parametrize(
+    ("columns", "weights"),
+    [
+        (None, "1 / (num_kept * p[columns])"),
+        (None, "(lengths.sum() / lengths / num_kept).gather(0, columns)"),
+        (None, "1 / (num_kept * p.double()[columns])"),
+        (None, "torch.autograd.grad(p.requires_grad_().log().sum(), p)[0][columns] / num_kept"),
+        ("torch.searchsorted(p.cumsum(0)[:-1], torch.rand(num_kept, generator=generator))",
+         "torch.stack([lengths.sum() / lengths[k] for k in columns]) / num_kept"),
+    ],
+)  # fmt: skip
+def test_weights_without_bias_are_accepted(columns, weights):
+    drawn = "torch.multinomial(p, num_kept, replacement=True, generator=generator)"
+    answer = DRAW.replace("WEIGHTS", weights)
+    assert drawn in answer
+    assert hint_for(check(3), answer.replace(drawn, columns or drawn)) == ""
