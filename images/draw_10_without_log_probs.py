@@ -1,142 +1,144 @@
-"""Figure of lesson 10: where four losses push samples on a line.
+"""Figures of lesson 10: where losses lead on a line, what holds them, and the forward process in img2img.
 
-The line, its policy and the losses are those of the lesson; here they run in 30 optimizer steps.
+The line, its policy, losses and training are the notebook's own: its cells with the tag "line" run here. The
+cosines are those of `python -m benchmarks.results.forward_starts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import nbformat
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, main
 from torch import nn
 
+from benchmarks.common import read_rows
+from ddpo_lessons.advantages import normalize
+from ddpo_lessons.algorithms.forward_process import Example
+from ddpo_lessons.lesson import SEED, seeded
+from ddpo_lessons.ppo import clipped_loss
+
+ROOT = Path(__file__).parents[1]
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-MEANS, WIDTH = torch.tensor([-1.0, 1.0]).double(), 0.3  # of the data's two halves
-SAMPLES, OPTIMIZER_STEPS, RATE, SEED = 256, 30, 3e-3, 0
-SHOWN = 60  # paths in a panel
-Loss = Callable[..., torch.Tensor]
+COLOURS = {"RWR": BLUE, "signed": INK, "AWM": ORANGE, "NFT": GREEN, "PEPG": PURPLE, "penalty": RED}
+NAMES = {"signed": "praise and blame", "AWM": "AWM's clip", "penalty": "penalty to a lag"}
+SEEDS, EPOCHS, SHOWN = (0, 1, 2), 100, 60
+RUNS = {  # panel: what it changes
+    "one batch, 100 steps": {"epochs": 1, "steps": EPOCHS},
+    "one step an epoch": {"epochs": EPOCHS, "steps": 1},
+    "one step an epoch, the old policy lags": {"epochs": EPOCHS, "steps": 1, "decay": 0.9},
+}
 
 
-# ------------------------------------------------------------------------------------------- the line
-class Policy(nn.Module):
-    """The velocity of the line's data, exactly, plus a network that begins at 0."""
-
-    def __init__(self) -> None:
-        """Make it; always the same one."""
-        super().__init__()
-        torch.manual_seed(SEED)
-        sizes = [nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)]
-        self.change = nn.Sequential(*sizes).double()
-        nn.init.zeros_(self.change[-1].weight)
-        nn.init.zeros_(self.change[-1].bias)
-
-    def forward(self, x: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-        """Return the velocity (B, 1) at x (B, 1) and noise levels (B,)."""
-        level = level[:, None]
-        variance = ((1 - level) * WIDTH) ** 2 + level**2
-        offset = x - (1 - level) * MEANS  # (B, 2)
-        share = (-(offset**2) / (2 * variance)).softmax(dim=1)
-        velocity = (level - (1 - level) * WIDTH**2) / variance * offset - MEANS
-        return (share * velocity).sum(1, keepdim=True) + self.change(torch.cat([x, level], dim=1))
+def the_line() -> dict[str, Any]:
+    """Return what the notebook's cells with the tag "line" define."""
+    used = (torch, nn, SimpleNamespace, Example, seeded, normalize, clipped_loss)
+    names: dict[str, Any] = {"SEED": SEED, **{thing.__name__.split(".")[-1]: thing for thing in used}}
+    notebook = nbformat.read(ROOT / "notebooks" / "10_without_log_probs.ipynb", as_version=4)
+    for cell in notebook.cells:
+        if "line" in cell.metadata.get("tags", []):
+            exec(cell.source, names)
+    return names
 
 
-@torch.no_grad()
-def paths(policy: Policy, noise: torch.Tensor, steps: int = 20) -> torch.Tensor:
-    """Follow the ODE from noise (B, 1): all states (B, steps + 1)."""
-    states = [noise]
-    for level in torch.linspace(1, 0, steps + 1).double()[:-1]:
-        states.append(states[-1] - policy(states[-1], level.expand(len(noise))) / steps)
-    return torch.cat(states, dim=1)
+LINE = the_line()
+LOSSES = {name: LINE[f"{name.lower()}_loss"] for name in COLOURS}
 
 
-def draw_noise(seed: int, count: int) -> torch.Tensor:
-    """Draw (count, 1) of standard normal noise."""
-    return torch.randn(count, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-# ----------------------------------------------------------------------------------------- the losses
-def rwr(gap: torch.Tensor, old_gap: torch.Tensor, level: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Imitate the good samples; gaps (B,) are v - v*, now and in the policy that sampled."""
-    return ((sign > 0) / (sign > 0).double().mean() * gap**2).mean()
-
-
-def signed(gap: torch.Tensor, old_gap: torch.Tensor, level: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Weigh by praise and blame, and nothing else."""
-    return (sign * level**2 * gap**2).mean()
-
-
-def awm(gap: torch.Tensor, old_gap: torch.Tensor, level: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Clip the ratio that the weighted errors stand for, at 1 ± 0.2."""
-    ratio = (level**2 * (old_gap**2 - gap**2)).exp()
-    return torch.maximum(-sign * ratio, -sign * ratio.clamp(0.8, 1.2)).mean()
-
-
-def nft(gap: torch.Tensor, old_gap: torch.Tensor, level: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Blame by a mirror image, with ζ = A_max = 1."""
-    goodness = sign.clamp(-1, 1) / 2 + 0.5
-    errors = [level * g for g in (gap, 2 * old_gap - gap)]
-    good, bad = (error**2 / error.detach().abs().clamp(min=1e-5) for error in errors)
-    return (goodness * good + (1 - goodness) * bad).mean()
-
-
-def train(loss_of: Loss) -> Policy:
-    """Take the optimizer steps, all on one set of samples."""
-    policy, old = Policy(), Policy()
-    optimizer = torch.optim.Adam(policy.parameters(), lr=RATE)
-    clean = paths(old, draw_noise(1, SAMPLES))[:, -1:]
-    good = (clean[:, 0] > 0).double()
-    sign = (good - good.mean()) / good.std(correction=0)
-    for step in range(OPTIMIZER_STEPS):
-        noise = draw_noise(100 + step, SAMPLES)
-        generator = torch.Generator().manual_seed(200 + step)
-        level = torch.rand(SAMPLES, generator=generator, dtype=torch.float64)
-        x = (1 - level[:, None]) * clean + level[:, None] * noise
-        gap, old_gap = ((net(x, level) - noise + clean)[:, 0] for net in (policy, old))
-        loss = loss_of(gap, old_gap.detach(), level, sign)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return policy
-
-
-# ----------------------------------------------------------------------------------------- the figure
-def draw_paths(axes: Axes, policy: Policy, name: str) -> None:
+def draw_paths(axes: Axes, policy: Any, name: str) -> None:
     """Draw paths from noise to data, and how many end above 0."""
-    states = paths(policy, draw_noise(2, 2000))
+    states = LINE["paths"](policy, LINE["normals"](2, 2000))
     good = 100 * (states[:, -1] > 0).double().mean().item()
     across = torch.linspace(0, 1, states.shape[1]).tolist()
     for path in states[:SHOWN].round(decimals=2).tolist():  # rounded: the same drawing on every machine
-        color = BLUE if path[-1] > 0 else RED
-        axes.plot(across, path, color=color, linewidth=0.8, alpha=0.75)
-    for mean in MEANS.tolist():
-        axes.axhspan(mean - 2 * WIDTH, mean + 2 * WIDTH, color=MUTED, alpha=0.13, linewidth=0)
+        axes.plot(across, path, color=BLUE if path[-1] > 0 else RED, linewidth=0.8, alpha=0.75)
+    for mean in LINE["MEANS"].tolist():
+        axes.axhspan(mean - 2 * LINE["WIDTH"], mean + 2 * LINE["WIDTH"], color=MUTED, alpha=0.13, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
-    axes.set_title(f"{name}\n{good:.0f}% good", fontsize=10.5, color=INK)
-    axes.set(xlim=(0, 1), ylim=(-3, 5), xticks=[0.08, 0.92], xticklabels=["noise", "data"])
+    axes.set_title(f"{name}\n{good:.0f}% good", fontsize=10, color=INK)
+    axes.set(xlim=(0, 1), ylim=(-3, 6.5), xticks=[0.1, 0.9], xticklabels=["noise", "data"])
+    plain(axes)
+
+
+def plain(axes: Axes) -> None:
+    """Give axes the card's look."""
     axes.tick_params(length=0, labelsize=9, colors=INK)
     axes.set_facecolor(CARD)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def push() -> Figure:
-    """Draw the paths before training, and after it by four losses."""
-    figure = Figure(figsize=(9.6, 3.9), facecolor=CARD, layout="constrained")
-    panels: dict[str, Loss | None] = {
-        "before": None,
-        "RWR: praise only": rwr,
-        "praise and blame": signed,
-        "AWM: clipped": awm,
-        "NFT: mirrored": nft,
-    }
-    grid = figure.subplots(1, len(panels), sharey=True)
-    for axes, (name, loss_of) in zip(grid, panels.items(), strict=True):
-        draw_paths(axes, Policy() if loss_of is None else train(loss_of), name)
+    """Draw the paths before training, and after a hundred epochs of five losses, a step each."""
+    figure = Figure(figsize=(10, 3.7), facecolor=CARD, layout="constrained")
+    grid = figure.subplots(1, 6, sharey=True)
+    draw_paths(grid[0], LINE["Policy"](), "before")
+    for axes, name in zip(grid[1:], ("RWR", "signed", "AWM", "NFT", "PEPG"), strict=True):
+        policy, _ = LINE["draft_train"](LOSSES[name], EPOCHS, 1)
+        draw_paths(axes, policy, {"RWR": "RWR: only praise", **NAMES}.get(name, name))
     grid[0].set_ylabel("grey: where 95% of the data lie", color=INK, fontsize=9.5)
     return figure
 
 
+def plane() -> Figure:
+    """Draw the share of good samples against the distance from the data, a path for each loss and seed."""
+    figure = Figure(figsize=(10, 4), facecolor=CARD, layout="constrained")
+    for axes, (title, how) in zip(figure.subplots(1, 3, sharex=True, sharey=True), RUNS.items(), strict=True):
+        for name, loss_of in LOSSES.items():
+            width = {"signed": 5, "AWM": 3}.get(name, 1.6) if "lags" not in title else 1.6
+            for seed in SEEDS:
+                _, looks = LINE["draft_train"](loss_of, **how, seed=seed)
+                good, far = (
+                    torch.tensor(part).round(decimals=3).tolist() for part in zip(*looks, strict=True)
+                )
+                axes.plot(far, good, color=COLOURS[name], linewidth=width, alpha=0.6, solid_capstyle="round",
+                          label=NAMES.get(name, name) if seed == 0 else None)  # fmt: skip
+                axes.plot(far[-1], good[-1], "o", color=COLOURS[name], markersize=4)
+        for count in (1, 2, 4, 8):
+            axes.plot(0.03, 1 - 0.5**count, "k*", markersize=8, zorder=5)
+            axes.text(0.026, 1 - 0.5**count, f"{count}", fontsize=8, ha="right", va="center", color=INK)
+        axes.set(xscale="log", xlim=(0.015, 8), ylim=(0.45, 1.03), title=title)
+        axes.set_xticks([0.03, 0.1, 0.3, 1, 3], ["0.03", "0.1", "0.3", "1", "3"])
+        axes.minorticks_off()
+        axes.title.set_fontsize(10)
+        axes.set_xlabel("distance from the data", color=INK, fontsize=9.5)
+        plain(axes)
+        if "batch" in title:
+            axes.set_ylabel("share of good samples", color=INK, fontsize=9.5)
+        if "lags" in title:
+            axes.legend(fontsize=8.5, frameon=False, loc="lower right")
+    return figure
+
+
+def img2img() -> Figure:
+    """Draw how far each loss's descent points where the mean reward rises."""
+    rows = read_rows(ROOT / "benchmarks" / "results" / "forward_starts.csv")
+    kinds = {"noised anew": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
+    methods = ["AWM", "NFT", "RWR", "all alike", "DDPO"]
+    figure = Figure(figsize=(9, 3), facecolor=CARD, layout="constrained")
+    for axes, guidance in zip(figure.subplots(1, 2, sharex=True, sharey=True), ("2.0", "1.0"), strict=True):
+        for place, method in enumerate(methods):
+            for kind, (marker, colour) in {**kinds, "recorded actions": ("D", INK)}.items():
+                found = [
+                    float(row["cosine"])
+                    for row in rows
+                    if (row["guidance"], row["method"], row["examples"])
+                    == (guidance, method, kind.removeprefix("recorded "))
+                ]
+                label = kind if found and method in ("AWM", "DDPO") else None
+                axes.plot(found, [-place] * len(found), marker, color=colour, alpha=0.7, label=label)
+        axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
+        axes.set_yticks([-n for n in range(len(methods))], methods)
+        axes.set_title("guidance 2 samples" if guidance == "2.0" else "without guidance", fontsize=10)
+        axes.set_xlabel("cosine with the gradient of the mean reward", color=INK, fontsize=9.5)
+        plain(axes)
+    figure.axes[0].legend(fontsize=8.5, frameon=False, loc="lower left", bbox_to_anchor=(0, 0.1))
+    return figure
+
+
 if __name__ == "__main__":
-    main({"10-push": push})
+    main({"10-push": push, "10-plane": plane, "10-img2img": img2img})

@@ -30,8 +30,8 @@ obey the prompt and keep the picture: prompts, reward and hook of your own, and 
 Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight
 where do an ODE's probabilities come from? A budget of noise, an SDE, groups, and what training buys
-10_without_log_probs | algorithms/awm algorithms/nft algorithms/dpo | 10-push
-RWR, AWM, DiffusionNFT and online DPO: one family of weights on the forward process, and what holds each
+10_without_log_probs | algorithms/awm algorithms/nft algorithms/pepg algorithms/dpo | 10-push
+what holds them? RWR, AWM, DiffusionNFT and PEPG: one gradient on finished samples, lag, NFT as guidance
 11_through_the_reward | algorithms/draft algorithms/refl | 11-question
 when to get off? DRaFT, AlignProp and ReFL: the gradient of the reward, its price, and its goal
 """
