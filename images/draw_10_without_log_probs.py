@@ -28,7 +28,7 @@ BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLOURS = {"RWR": BLUE, "signed": INK, "AWM": ORANGE, "NFT": GREEN, "PEPG": PURPLE, "penalty": RED}
 NAMES = {"signed": "praise and blame", "AWM": "AWM's clip", "penalty": "penalty to a lag"}
 SEEDS, EPOCHS, SHOWN = (0, 1, 2), 100, 60
-RUNS = {  # panel: what it changes
+RUNS: dict[str, dict[str, Any]] = {  # panel: what it changes
     "one batch, 100 steps": {"epochs": 1, "steps": EPOCHS},
     "one step an epoch": {"epochs": EPOCHS, "steps": 1},
     "one step an epoch, the old policy lags": {"epochs": EPOCHS, "steps": 1, "decay": 0.9},
@@ -136,7 +136,8 @@ def img2img() -> Figure:
         axes.set_title("guidance 2 samples" if guidance == "2.0" else "without guidance", fontsize=10)
         axes.set_xlabel("cosine with the gradient of the mean reward", color=INK, fontsize=9.5)
         plain(axes)
-    figure.axes[0].legend(fontsize=8.5, frameon=False, loc="lower left", bbox_to_anchor=(0, 0.1))
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=4)
     return figure
 
 
