@@ -13,6 +13,8 @@ from typing import Any
 from benchmarks.common import ROOT, Row, read_rows
 from benchmarks.recipes import markdown
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
+from benchmarks.results.equal_terms import SEEDS as EQUAL_SEEDS
+from benchmarks.results.equal_terms import best_point, chosen
 from benchmarks.speed.gpu import EPOCHS
 from benchmarks.speed.gpu import RESULT as GPU_RESULT
 from benchmarks.speed.time_to_result import first_reached
@@ -21,8 +23,10 @@ from images.lessons import lesson_rows, setup_cell
 
 PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md",
-    "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md", "docs/howto/your-card.md",
+    "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md", "docs/which-algorithm.md",
+    "docs/howto/your-card.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/08_full_gpu_run.ipynb",
+    "notebooks/12_which_algorithm.ipynb",
 )  # fmt: skip
 ANIMAL_SHARES = {name: name for name in ("animal", "artist", "ground")}
 ANIMAL_SHARES |= {"all": "all three", "second_judge": "second judge"}
@@ -162,39 +166,94 @@ def lesson_table(times: Row) -> str:
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-ENDS = {"queries": "judge, equal queries", "passes": "judge, equal passes"}  # of equal_terms.csv
-MEASURED = {"reward": 2, "diversity": 3, "distance": 3}  # with so many decimals
-SETTINGS = {"train_clip_range": "clip range", "last_steps": "K"}  # whose names are not their own
+MEASURED = {"reward": ".2f", "judge": ".0%", "second": ".2f", "diversity": ".3f"}  # of equal_terms.csv
 
 
-def equal_table(rows: list[Row], untrained: list[Row]) -> str:
-    """Return every method where its budgets end, and what there is without training."""
-    titles = ["task", "method", "rate, setting", *ENDS.values(), "reward", "diversity", "distance"]
+def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
+    """Return a task's methods at the chosen lengths, and what there is without training."""
+    titles = ["", "rate", "queries", "passes", *("reward", "judge", "persona", "diversity")]
+    lines = [
+        [f"untrained, {row['setting']}", "", "", "", *_measured([row])]
+        for row in untrained
+        if row["task"] == task
+    ]
+    for method in EQUAL_TASKS[task].methods:
+        own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+        if len(unique(own, "seed")) == len(EQUAL_SEEDS):
+            rate, length = chosen(task, method)
+            at = [row for row in own if int(row["queries"]) == length]
+            lines.append([method, f"{rate:g}", f"{length}", f"{mean(at, 'passes'):,.0f}", *_measured(at)])
+    kept = [n for n, title in enumerate(titles) if not title or any(line[n] for line in lines)]
+    cells = [[line[n] for n in kept] for line in lines]
+    return table([titles[n] for n in kept], "l" + "r" * (len(kept) - 1), cells)
+
+
+def _measured(rows: list[Row]) -> list[str]:
+    return [spread(rows, name, form) if rows[0][name] else "" for name, form in MEASURED.items()]
+
+
+def search_table(task: str, rows: list[Row]) -> str:
+    """Return the reward that a search found at each rate: at the end, and the highest within the limit."""
+    rates = sorted({float(row["learning_rate"]) for row in rows})
     lines = []
-    for task in unique(untrained, "task"):
-        for row in untrained:
-            if row["task"] == task:
-                measured = [f"{float(row[name]):.{digits}f}" for name, digits in MEASURED.items()]
-                share = f"{100 * float(row['judge']):.0f}%"
-                lines.append([task, f"untrained, {row['setting']}", "–", share, share, *measured])
-        for method in EQUAL_TASKS[task].methods:
-            own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
-            lines += [_equal_line(own)] if own else []
-    return table(titles, "lllrrrrr", lines)
+    for method in EQUAL_TASKS[task].methods:
+        cells = []
+        for rate in rates:
+            own = [r for r in rows if (r["method"], float(r["learning_rate"])) == (method, rate)]
+            if own:
+                reward, share = (float(own[-1][name]) for name in ("reward", "judge"))
+                within, queries = best_point(task, own)
+                cells.append(f"{reward:.2f}, {share:.0%} ({within:.2f} after {queries})")
+            else:
+                cells.append("")
+        lines += [[method, *cells]] if any(cells) else []
+    return table(["", *(f"{rate:g}" for rate in rates)], "l" + "r" * len(rates), lines)
 
 
-def _equal_line(rows: list[Row]) -> list[str]:
-    """Return a method's cells: shares with the lowest and highest seed, the rest at equal passes."""
-    task, method, ends = rows[0]["task"], rows[0]["method"], max(row["point"] for row in rows)
-    at = {budget: [r for r in rows if (r["budget"], r["point"]) == (budget, ends)] for budget in ENDS}
-    shares = [[100 * float(row["judge"]) for row in own] for own in at.values()]
-    judged = [f"{statistics.mean(own):.0f}% ({min(own):.0f} to {max(own):.0f})" for own in shares]
-    measured = [f"{mean(at['passes'], name):.{digits}f}" for name, digits in MEASURED.items()]
-    setting = EQUAL_TASKS[task].methods[method].setting
-    chosen = (
-        f"{float(rows[0]['learning_rate']):g}, {SETTINGS.get(setting, setting)} {float(rows[0]['value']):g}"
-    )
-    return [task, method, chosen, *judged, *measured]
+def guide_table() -> str:
+    """Return the questions of lesson 12's guide, what to do, and the numbers that each answer rests on."""
+    zoo = finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), "practised")
+    right = {name: percent(mean(found, "all")) for name, found in zoo.items()}
+    turned, best, pairs, rl = list(right)[2:6]
+    digits = read("benchmarks/results/recolour.json")["runs"]
+    edits = {
+        name: percent(mean([run[name] for run in digits], "both")) for name in ("untrained_best", "after")
+    }
+    untrained = {row["setting"]: row for row in read(f"{EQUAL}_untrained.csv") if row["task"] == "taste"}
+    words = next(row for name, row in untrained.items() if name.startswith('"') and "best" not in name)
+
+    def ends(task: str, method: str, queries: int) -> list[Row]:
+        rows = [row for row in read(f"{EQUAL}.csv") if (row["task"], row["method"]) == (task, method)]
+        return [row for row in rows if int(row["queries"]) == queries]
+
+    def taste(method: str) -> str:
+        at = ends("taste", method, chosen("taste", method)[1])
+        return f"{method} {spread(at, 'reward')}" if at else f"{method} not run"
+
+    def said(row: Row) -> str:
+        return f"{float(row['reward']):.2f} with {float(row['judge']):.0%} of the animals"
+
+    draft, nft = ends("prompts", "DRaFT", 512), ends("prompts", "DiffusionNFT", 1920)
+    rows = [
+        ["Does a sentence, a setting or the best of a few pictures do?", "do not train",
+         f"taste: said in the prompt {said(words)}, best of 8 {said(untrained['best of 8'])}; "
+         f"{taste('branching')} after its training"],
+        ["Have you pairs?", "train on the pairs",
+         f"an animal in confetti: {right[pairs]} all right from 2,560 pairs, {right[rl]} from 34,816 scores, "
+         f"{right[best]} by the best of 8, {right[turned]} by the best setting"],
+        ["Has the reward a slope that you trust?", "try DRaFT or ReFL, beside branching",
+         f"prompts: {spread(draft, 'reward')} after 512 queries of DRaFT; of the others NFT comes nearest, "
+         f"{spread(nft, 'reward')} after 1,920. Taste: {taste('DRaFT')}"],
+        ["Is it an edit?", "DDPO with one action, branching with several",
+         f"digits in other colours: DDPO {edits['after']}, best setting {edits['untrained_best']}; "
+         f"confetti: branching {right[rl]}"],
+        ["Is a query dear?", "branching", f"taste, 128 queries: {taste('branching')}, {taste('DDPO')}"],
+        ["Otherwise", "the forward process, with a judge beside it",
+         f"prompts: NFT {spread(nft, 'reward')}, Flow-GRPO in a window "
+         f"{spread(ends('prompts', 'Flow-GRPO, window', 1920), 'reward')}, "
+         f"untrained {spread(ends('prompts', 'DiffusionNFT', 0), 'reward')}"],
+    ]  # fmt: skip
+    return table(["question", "if yes", "what it rests on"], "lll", rows)
 
 
 def torture_table(result: Row) -> str:
@@ -334,6 +393,7 @@ def read(name: str) -> Any:
     return read_rows(path) if path.suffix == ".csv" else json.loads(path.read_text("utf-8"))
 
 
+EQUAL = "benchmarks/results/equal_terms"
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
     "recolour": lambda: seeds_table(read("benchmarks/results/recolour.json")),
@@ -356,9 +416,14 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
         name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
         for name, folder in CHECKPOINTS.items()
     },
-    "equal-terms": lambda: equal_table(
-        read("benchmarks/results/equal_terms.csv"), read("benchmarks/results/equal_terms_untrained.csv")
-    ),
+    **{
+        f"equal-{task}": lambda task=task: equal_table(
+            task, read(f"{EQUAL}.csv"), read(f"{EQUAL}_untrained.csv")
+        )
+        for task in EQUAL_TASKS
+    },
+    "guide": guide_table,
+    "equal-search": lambda: search_table("taste", read(f"{EQUAL}_search.csv")),
     "torture": lambda: torture_table(read("tests/torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),

@@ -1,260 +1,315 @@
-"""The two tasks and the methods of equal_terms.py.
+"""The tasks and the methods of equal_terms.py.
 
-- "prompts": tiny-sd3 draws the ten digit-ink pairs that its pre-training left out, from noise, without
-  guidance, in ten steps. The reward is `prompt_alignment`; the judge asks for digit, ink and background. DDPO
-  is Flow-GRPO without groups here.
-- "edit": tiny-sd edits pictures, as in recolour.py; it is not a flow model, so the variants of Flow-GRPO are
-  out. The reward is `recolouring`; the judge asks for digit and colours. DDPO has groups.
+- "taste": tiny-zoo draws animals from noise. The reward is a rater that was fitted to a persona's choices
+  (zoo/taste.py). Training never asks the judge whether the animal is still there, nor the persona herself.
+  A method's one searched setting is the learning rate. Optimizer steps, rank and layers are the same for
+  all, a sample has two trained actions or examples, and DRaFT and ReFL reach into the second half of the
+  steps. All else are the package's defaults, and AWM's are its authors'.
+- "prompts", a check: tiny-sd3 draws the ten digit-ink pairs that its pre-training left out. The judge says
+  whether digit, ink and background are right. It is a flow model, as Flow-GRPO needs. All methods have the
+  rate 3e-3: a search over 1e-3, 3e-3 and 1e-2 had chosen it for each of those with rows in equal_terms.csv,
+  after 768 of the 1,920 queries, and had chosen clip ranges, beta and K.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.common import Row
-from benchmarks.results import recolour
-from benchmarks.tiny.requests import edit_requests
-from ddpo_lessons.app.demo import EVERYWHERE
-from ddpo_lessons.data.prompts import digit_world_prompts
-from ddpo_lessons.data.starts import FromImages, FromNoise
+from benchmarks.zoo import taste
+from ddpo_lessons import tiny, zoo
+from ddpo_lessons.app import demo
+from ddpo_lessons.data.prompts import animals, digit_world_prompts
 from ddpo_lessons.families import family_of
-from ddpo_lessons.rewards import prompt_alignment, recolouring
-from ddpo_lessons.rollout import sample_trajectory
-from ddpo_lessons.tiny import load_judge, load_tiny_sd, load_tiny_sd3, world
+from ddpo_lessons.rewards import RewardFunction, prompt_alignment
+from ddpo_lessons.rewards.base import checked_reward, split_info
+from ddpo_lessons.rollout import sample_seed, sample_trajectory, text2img_rollout
 from ddpo_lessons.tiny.classifier import score_prompts
+from ddpo_lessons.zoo.judges import named
 
-NOISES = 6  # with which an exam asks everything
-PICTURES = 80  # of an exam of edits
-STEPS = 10  # of the prompts' task
+BEST_OF = (2, 4, 8)
+KEPT = 2  # answers to a question that best of n is measured on
 
 
+# ---------------------------------------------------------------------------------------------- exams
 class Exam(abc.ABC):
-    """The same questions to a policy again and again, from the same noise."""
+    """The same questions again and again, from the same noise."""
 
+    reward: RewardFunction
     prompts: list[str]
     metadata: list[Row]
-    reward: Any
-    before: torch.Tensor | None = None  # what the policy that was asked first answered
+    noises: int  # with which everything is asked
 
     @abc.abstractmethod
-    def images(self) -> torch.Tensor:
-        """Return the policy's images (questions * NOISES, 3, 32, 32), those of a question side by side."""
+    def draw(self, pipeline: Any, noise: int) -> torch.Tensor:
+        """Return the policy's answers (N, 3, H, W) from noise of that number."""
 
     @abc.abstractmethod
-    def untrained(self) -> dict[str, torch.Tensor]:
-        """Return what a user of the untrained policy gets by turning settings."""
+    def judged(self, images: torch.Tensor) -> dict[str, float]:
+        """Return what training does not see of images (N, 3, H, W): "judge", a share, and "second"."""
 
     @abc.abstractmethod
-    def judged(self, images: torch.Tensor) -> float:
-        """Return the share of images in which the judge finds all that was asked for."""
+    def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
+        """Return what a user of the untrained policy can do else: names, and answers from a noise."""
 
-    def marks(self) -> Row:
-        """Return the measures of the policy as it is; distance is from the policy that was asked first."""
-        images = self.images()
-        if self.before is None:
-            self.before = images
-        return self.measure(images)
+    def real(self) -> dict[str, torch.Tensor]:
+        """Return what the world itself would answer, where that is known, by name: (n, N, 3, H, W)."""
+        return {}
+
+    def images(self, pipeline: Any) -> torch.Tensor:
+        """Return all answers, (noises, N, 3, H, W)."""
+        return torch.stack([self.draw(pipeline, noise) for noise in range(self.noises)])
 
     @torch.no_grad()
-    def measure(self, images: torch.Tensor) -> Row:
-        """Return the measures of images, whose pixel values lie in [0, 1].
+    def rewards(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the rewards (N,) of images (N, 3, H, W)."""
+        return split_info(self.reward(images, self.prompts, self.metadata))[0]
 
-        Diversity is the standard deviation over the noises of a question, distance the mean absolute
-        difference to `before`: both means over pixels.
+    def measure(self, images: torch.Tensor) -> Row:
+        """Return mean reward, what the judges say, and diversity of images (noises, N, 3, H, W).
+
+        Diversity, where there are several noises, is the standard deviation over those of a question, a mean
+        over pixels in [0, 1].
         """
-        rewards, _ = self.reward(images, self.prompts, self.metadata)
-        by_question = images.view(-1, NOISES, *images.shape[1:])  # (questions, noises, 3, H, W)
+        judged = [self.judged(part) for part in images]
+        seen = {name: sum(part[name] for part in judged) / len(judged) for name in judged[0]}
+        reward = torch.stack([self.rewards(part) for part in images]).mean().item()
+        spread = {"diversity": images.std(dim=0).mean().item()} if len(images) > 1 else {}
+        return {"reward": reward, **seen, **spread}
+
+    def best_of(self, draw: Callable[[int], torch.Tensor]) -> dict[int, torch.Tensor]:
+        """For each n of BEST_OF keep the one of n answers with the highest reward, KEPT times."""
+        draws = torch.stack([draw(noise) for noise in range(KEPT * max(BEST_OF))])  # (draws, N, ...)
+        rewards = torch.stack([self.rewards(images) for images in draws])  # (draws, N)
+        found = {}
+        for count in BEST_OF:
+            tries = rewards[: KEPT * count].view(KEPT, count, -1)  # (KEPT, n, N)
+            best = tries.argmax(dim=1) + count * torch.arange(KEPT)[:, None]  # (KEPT, N) numbers of draws
+            found[count] = draws[best, torch.arange(rewards.shape[1])]
+        return found
+
+
+@functools.cache
+def rating() -> RewardFunction:
+    """Return the score of a rater that saw two thousand choices."""
+    rater = taste.fit_rater(*taste.draw_choices(2_000, seed=0))
+    return checked_reward(lambda images, prompts, metadata: rater(images))
+
+
+class TasteExam(Exam):
+    """All 45 animals; the judge is asked for the animal, and the persona for her liking."""
+
+    def __init__(self, split: str) -> None:
+        self.noises, self.first_seed = {"validation": (1, 20_000), "test": (2, 10_000)}[split]
+        self.prompts = [zoo.world.make_prompt(animal) for animal in zoo.world.ANIMALS]
+        self.metadata = [{} for _ in self.prompts]
+        self.reward, self.judge = rating(), zoo.load_judge()
+
+    def draw(self, pipeline: Any, noise: int, prompts: Sequence[str] = ()) -> torch.Tensor:
+        seeds = [sample_seed(self.first_seed + noise, n) for n in range(len(self.prompts))]
+        return text2img_rollout(
+            pipeline,
+            prompts or self.prompts,
+            num_inference_steps=TASKS["taste"].settings["sample_num_steps"],
+            guidance_scale=1.0,
+            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+        )[0]
+
+    def judged(self, images: torch.Tensor) -> dict[str, float]:
+        seen = named(self.judge, images)[:, 0] == torch.arange(len(images))
         return {
-            "reward": rewards.mean().item(),
-            "judge": self.judged(images),
-            "diversity": by_question.std(dim=1).mean().item(),
-            "distance": (images - self.before).abs().mean().item(),
+            "judge": seen.double().mean().item(),
+            "second": taste.utility(images, self.judge).mean().item(),
         }
+
+    def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
+        """Say artist and ground in the sentence."""
+        ways = {}
+        for artist, ground in itertools.product(zoo.world.ARTISTS, zoo.world.GROUND_NAMES):
+            prompts = [zoo.world.make_prompt(animal, artist, ground) for animal in zoo.world.ANIMALS]
+            ways[f'"by {artist} on {ground}"'] = functools.partial(self.draw, pipeline, prompts=prompts)
+        return ways
 
 
 class PromptExam(Exam):
     """The fifty prompts of the left-out pairs, by the ODE."""
 
-    def __init__(self, pipeline: Any, split: str) -> None:
-        said = [
-            world.Description(digit, ink, background)
-            for digit, ink in world.LEFT_OUT
-            for background in world.COLOUR_NAMES
+    noises = 6
+
+    def __init__(self, split: str) -> None:
+        self.descriptions = [
+            tiny.world.Description(digit, ink, background)
+            for digit, ink in tiny.world.LEFT_OUT
+            for background in tiny.world.COLOUR_NAMES
             if background != ink
         ]
-        self.descriptions = [description for description in said for _ in range(NOISES)]
-        self.prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in self.descriptions]
-        self.metadata: list[Row] = [{} for _ in self.prompts]
-        self.family, self.reward, self.judge = family_of(pipeline), prompt_alignment(), load_judge()
-        generator = torch.Generator().manual_seed({"validation": 10_001, "test": 10_002}[split])
-        self.noise = torch.randn(len(said) * NOISES, *self.family.latents_shape(), generator=generator)
+        self.prompts = [tiny.world.make_prompt(d.digit, d.ink, d.background) for d in self.descriptions]
+        self.metadata = [{} for _ in self.prompts]
+        self.reward, self.judge = prompt_alignment(), tiny.load_judge()
+        self.seed = {"validation": 10_001, "test": 10_002}[split]
 
-    def images(self, steps: int = STEPS, guidance: float = 1.0) -> torch.Tensor:
-        schedule = self.family.schedule(steps, eta=0.0)
-        conditioning = self.family.condition(self.prompts, "", guidance)
-        return self.family.decode(
-            sample_trajectory(self.family, self.noise, schedule, conditioning, guidance).final_latents
+    def draw(self, pipeline: Any, noise: int, steps: int = 10, guidance: float = 1.0) -> torch.Tensor:
+        family = family_of(pipeline)
+        generator = torch.Generator().manual_seed(self.seed + 1_000 * (noise // self.noises))
+        shape = len(self.prompts), self.noises, *family.latents_shape()
+        latents = torch.randn(shape, generator=generator)[:, noise % self.noises]
+        conditioning = family.condition(self.prompts, "", guidance)
+        schedule = family.schedule(steps, eta=0.0)
+        return family.decode(
+            sample_trajectory(family, latents, schedule, conditioning, guidance).final_latents
         )
 
-    def untrained(self) -> dict[str, torch.Tensor]:
-        return {"guidance 4": self.images(guidance=4.0), "four steps": self.images(steps=4)}
+    def real(self) -> dict[str, torch.Tensor]:
+        """Return handwriting of the test split in the colours that the prompts name."""
+        bitmaps, labels = tiny.world.handwriting("test")
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = []
+        for _ in range(self.noises):
+            by_digit = [torch.nonzero(labels == d.digit).flatten() for d in self.descriptions]
+            chosen = [int(own[torch.randint(len(own), (1,), generator=generator)]) for own in by_digit]
+            ink, ground = (
+                tiny.world.rgb([getattr(d, part) for d in self.descriptions])
+                for part in ("ink", "background")
+            )
+            theta = tiny.world.placements(len(chosen), generator)
+            drawn.append(tiny.world.render(bitmaps[chosen], ink, ground, theta))
+        return {"handwriting": torch.stack(drawn)}
 
-    def judged(self, images: torch.Tensor) -> float:
-        return score_prompts(self.judge, images, self.descriptions)["all three"]
+    def judged(self, images: torch.Tensor) -> dict[str, float]:
+        return {"judge": score_prompts(self.judge, images, self.descriptions)["all three"]}
 
-
-class EditExam(Exam):
-    """Pictures of a split and their sentences, by the policy that is trained."""
-
-    def __init__(self, pipeline: Any, split: str) -> None:
-        edits = repeat(world.draw_edits(PICTURES, split, 0))
-        self.pipeline, self.exam, self.reward = pipeline, recolour.Exam(edits), recolouring()
-        self.prompts, pictures = edits.prompts, edits.pictures
-        asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
-        self.metadata = [{"digit": digit, "image": image} for digit, image in asked]
-
-    def images(self) -> torch.Tensor:
-        return self.exam.images(self.pipeline, recolour.POLICY)
-
-    def untrained(self) -> dict[str, torch.Tensor]:
-        best = recolour.UNTRAINED_BEST  # of a grid
-        name = f"strength {best.strength:g}, guidance {best.guidance:g}, {best.steps} steps"
-        return {name: recolour.untrained(self.pipeline, self.exam.edits, best)}
-
-    def judged(self, images: torch.Tensor) -> float:
-        return self.exam.shares(images)["both"]
-
-
-def repeat(edits: world.Edits) -> world.Edits:
-    """Return every edit NOISES times, one after the other."""
-    again = [n for n in range(len(edits.wanted)) for _ in range(NOISES)]
-
-    def rows(part: Any) -> Any:
-        return part[again] if isinstance(part, torch.Tensor) else [part[n] for n in again]
-
-    pictures = world.Pictures(*map(rows, vars(edits.pictures).values()))
-    return world.Edits(pictures, rows(edits.wanted), edits.targets[again])
+    def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
+        """Turn guidance and steps."""
+        return {
+            f"guidance {guidance:g}, {steps} steps": functools.partial(
+                self.draw, pipeline, steps=steps, guidance=guidance
+            )
+            for guidance, steps in itertools.product((1.0, 2.0, 4.0), (4, 10))
+        }
 
 
+# -------------------------------------------------------------------------------------------- methods
 @dataclass(frozen=True)
 class Method:
-    """An algorithm, and the setting that is searched beside the learning rate.
-
-    Attributes:
-        algorithm: as `make_algorithm` reads it.
-        setting: of the config, or else of the algorithm.
-        values: two to try.
-        config: what else it changes.
-    """
+    """An algorithm as `make_algorithm` reads it, and what else it changes of the config."""
 
     algorithm: str
-    setting: str
-    values: tuple[float, float]
     config: Row
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task with its settings, methods and budgets."""
+    """A task with its settings, methods and length.
+
+    Attributes:
+        limit: the measure that must not fall in a search, and how low it may become, as a share of the
+            untrained value.
+        rate: of all methods, in place of a search.
+        points: after so many queries there is a test; queries are images that are scored to be learned from.
+    """
 
     load: Callable[[], Any]
-    reward: Callable[[], Any]
     prompts: Callable[[int], Any]
-    start: FromNoise
-    exam: Callable[[Any, str], Exam]
+    exam: Callable[[str], Exam]
     settings: Row
     methods: dict[str, Method]
-    learning_rates: tuple[float, ...]
-    search_epochs: int
-    queries: int
-    passes: int
+    points: tuple[int, ...]
+    limit: tuple[str, float] = ("judge", 0.0)
+    rate: float | None = None
 
 
-CLIP, CLIPS = "train_clip_range", (2e-3, 1e-2)
 COMMON: Row = {
+    "sample_guidance_scale": 1.0,
     "sample_num_batches_per_epoch": 1,
     "train_lora_rank": 16,
     "train_lora_alpha": 16,
     "image_grid_freq": 0,
-    "num_epochs": 10_000,  # budgets end a run
+    "num_epochs": 10_000,  # the last point ends a run
 }
+GROUPS: Row = {"sample_group_size": 8}
+
+
+def taste_methods() -> dict[str, Method]:
+    """Return those for a model with DDIM steps."""
+    two, clip = {"train_timestep_fraction": 2 / 5}, {"train_clip_range": 5e-3}
+    return {
+        "DDPO": Method("ddpo", {**two, **GROUPS, **clip}),
+        "branching": Method("branching", {**GROUPS, **clip}),  # trains on one action of each sample
+        "RWR": Method("rwr", two),
+        # Its authors take one step an epoch.
+        "AWM": Method(
+            "awm:time_power=1,error_power=0.25,lag_coefficient=5",
+            {**two, **GROUPS, "sample_batch_size": 8},
+        ),
+        "DiffusionNFT": Method("nft", {**two, **GROUPS}),
+        "PEPG": Method("pepg", {**two, **GROUPS}),
+        "online DPO": Method("dpo", {**two, **GROUPS}),
+        "DRaFT": Method("draft:last_steps=3", {}),
+        "ReFL": Method("refl:last_steps=3", {}),
+    }
 
 
 # Attention of pictures and of words, and feed-forward layers.
 OF_SD3 = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
 OF_SD3 += ("net.0.proj", "net.2")
-A_THIRD: Row = {"train_timestep_fraction": 0.34}  # of the steps is trained on
-GROUPS: Row = {"sample_group_size": 8}
-NOISE: Row = {"sample_eta": 0.7}  # Flow-GRPO's own, of the methods that need noise
 
 
-def without_log_probs(
-    config: Row, rwr: Row, last: tuple[int, int], late: tuple[int, int]
-) -> dict[str, Method]:
-    """Return the methods that serve every model, given what those without gradients have, and two K each."""
+def prompt_methods() -> dict[str, Method]:
+    """Return those for a flow model."""
+    third, noise = {"train_timestep_fraction": 0.34}, {"sample_eta": 0.7}  # Flow-GRPO's own noise
     return {
-        "RWR": Method("rwr", "temperature", (0.2, 1.0), {**config, **rwr}),
-        "AWM": Method("awm", CLIP, (0.01, 0.1), {**config, **GROUPS}),
-        "DiffusionNFT": Method("nft", "beta", (0.1, 1.0), {**config, **GROUPS}),
-        "online DPO": Method("dpo", "beta", (100.0, 1000.0), {**config, **GROUPS}),
-        "DRaFT-K": Method("draft", "last_steps", last, {}),
-        "ReFL": Method("refl", "last_steps", late, {}),
+        "Flow-GRPO": Method("flow_grpo", {**noise, **third, **GROUPS, "train_clip_range": 2e-3}),
+        "Flow-GRPO, window": Method("flow_grpo:window=3", {**noise, **GROUPS, "train_clip_range": 1e-2}),
+        "Flow-GRPO, CPS in a window": Method(
+            "flow_grpo:window=3,sde=cps", {**noise, **GROUPS, "train_clip_range": 1e-2}
+        ),
+        "branching": Method("branching", {**noise, **GROUPS, "train_clip_range": 1e-2}),
+        "RWR": Method("rwr", {**noise, **third}),
+        "AWM": Method("awm", {**third, **GROUPS, "train_clip_range": 1e-2}),
+        "DiffusionNFT": Method("nft:beta=0.1", {**third, **GROUPS}),
+        "PEPG": Method("pepg", {**third, **GROUPS}),
+        "online DPO": Method("dpo:beta=100", {**third, **GROUPS}),
+        "DRaFT": Method("draft:last_steps=5", {}),
+        "ReFL": Method("refl:last_steps=7", {}),
     }
 
 
 TASKS = {
+    "taste": Task(
+        load=zoo.load_tiny_zoo,
+        prompts=animals,
+        exam=TasteExam,
+        settings={
+            **COMMON,
+            "sample_num_steps": 6,
+            "sample_batch_size": 32,
+            "train_batch_size": 8,  # four optimizer steps an epoch
+            "train_lora_target_modules": demo.EVERYWHERE,
+        },
+        methods=taste_methods(),
+        points=(0, 64, 128),
+        limit=("judge", 0.9),
+    ),
     "prompts": Task(
-        load=load_tiny_sd3,
-        reward=prompt_alignment,
+        load=tiny.load_tiny_sd3,
         prompts=lambda seed: digit_world_prompts(seed, "left_out"),
-        start=FromNoise(),
         exam=PromptExam,
         settings={
             **COMMON,
-            "sample_num_steps": STEPS,
-            "sample_guidance_scale": 1.0,
+            "sample_num_steps": 10,
             "sample_batch_size": 64,
             "train_batch_size": 16,  # four optimizer steps an epoch
             "train_lora_target_modules": OF_SD3,
         },
-        methods={
-            "DDPO": Method("flow_grpo", CLIP, CLIPS, {**NOISE, **A_THIRD}),  # no groups
-            "Flow-GRPO": Method("flow_grpo", CLIP, CLIPS, {**NOISE, **A_THIRD, **GROUPS}),
-            "Flow-GRPO, CPS": Method("flow_grpo:sde=cps", CLIP, CLIPS, {**NOISE, **A_THIRD, **GROUPS}),
-            "Flow-GRPO, window": Method("flow_grpo:window=3", CLIP, CLIPS, {**NOISE, **GROUPS}),
-            **without_log_probs(A_THIRD, rwr=NOISE, last=(2, 5), late=(3, 7)),
-        },
-        learning_rates=(1e-3, 3e-3, 1e-2),
-        search_epochs=12,
-        queries=1920,
-        passes=40_000,
-    ),
-    "edit": Task(
-        load=load_tiny_sd,
-        reward=recolouring,
-        prompts=edit_requests,
-        start=FromImages(recolour.POLICY.strength),
-        exam=EditExam,
-        settings={
-            **COMMON,
-            "sample_num_steps": recolour.POLICY.steps,
-            "sample_guidance_scale": recolour.POLICY.guidance,
-            "sample_batch_size": 128,
-            "train_batch_size": 64,  # two optimizer steps an epoch
-            "train_lora_target_modules": EVERYWHERE,
-        },
-        methods={
-            "DDPO": Method("ddpo", CLIP, CLIPS, GROUPS),
-            **without_log_probs({}, rwr={}, last=(1, 2), late=(1, 2)),
-        },
-        learning_rates=(6e-4, 2e-3, 6e-3),
-        search_epochs=20,
-        queries=3840,
-        passes=36_000,
+        methods=prompt_methods(),
+        points=(0, 512, 960, 1472, 1920),
+        rate=3e-3,
     ),
 }

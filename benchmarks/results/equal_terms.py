@@ -1,54 +1,74 @@
-"""Every algorithm on two small tasks, with equal budgets: `python -m benchmarks.results.equal_terms`.
+"""Every algorithm on equal terms: `python -m benchmarks.results.equal_terms`.
 
-equal_tasks.py has tasks and methods. Each method first gets a short run with each of six settings (three
-rates, two values of one more setting) on one seed, compared by the reward of validation questions:
-equal_terms_search.csv. With the best it is trained on three seeds, and asked the test's questions at the
-start and four times along either budget: equal_terms.csv. Queries are images that are scored to be
-learned from. Passes are samples that pass the network: a forward pass is one, with its backward pass three.
-equal_terms_untrained.csv holds what changing settings does without training. Finished runs are skipped.
+equal_tasks.py has tasks and methods. All methods of a task have as many reward queries, and are asked the
+same questions along the way. First the learning rate is searched: every method begins with the same two
+rates, and goes on in the better one's direction, in steps of about three, until a rate lies between two worse
+ones. One rate is better than another if somewhere along its run the reward is higher, as long as the task's
+limit holds: so a run's length is chosen with its rate. The search asks validation questions, with one seed.
+Then three seeds are trained at the chosen rate to the end, and are asked the test's questions.
+
+Queries are images that are scored to be learned from. Passes are samples that pass the network, a forward
+pass is one and its backward pass two more; those that only the record needs are not counted.
+
+Writes equal_terms_search.csv, equal_terms.csv, equal_terms_untrained.csv (what one gets without training)
+and the first pictures of seed 0 at the chosen length, and at the end. Finished runs are not run again.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
-from benchmarks.results.equal_tasks import TASKS
+from benchmarks.results.equal_tasks import TASKS, Exam
 from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.algorithms.draft import DRaFT
+from ddpo_lessons.algorithms.refl import ReFL
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.tiny.world import to_pil
 from ddpo_lessons.trainer import Runner
 
 FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
-UNTRAINED = FOLDER / "equal_terms_untrained.csv"
-SEEDS, SEARCH_SEED, POINTS = (0, 1, 2), 100, 4
-NAMES = ("task", "method", "learning_rate", "value", "seed")
-MEASURES = ("reward", "judge", "diversity", "distance")
+UNTRAINED, PICTURES = FOLDER / "equal_terms_untrained.csv", FOLDER / "equal_terms"
+SEEDS, SEARCH_SEED, SHOWN = (0, 1, 2), 100, 8
+LADDER = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+BEGIN = (3, 4)  # places on the ladder
+NAMES = ("task", "method", "learning_rate", "seed")
+MEASURES = ("task", "setting", "reward", "judge", "second", "diversity")
+COLUMNS = (*NAMES, "queries", "passes", "seconds", *MEASURES[2:])
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run; `value` is that of its method's searched setting."""
+    """One training run; `length` is the chosen number of queries, where there is one already."""
 
     task: str
     method: str
     learning_rate: float
-    value: float
     seed: int
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search of a method's learning rate."""
+
+    task: str
+    method: str
 
 
 @contextmanager
-def counted_passes(denoiser: Any) -> Iterator[list[int]]:
+def counted_passes(denoiser: Any) -> Iterator[list[float]]:
     """Count the samples that pass the network."""
-    count = [0]
+    count = [0.0]
 
     def add(module: Any, args: Any, kwargs: Any) -> None:
         sample = args[0] if args else kwargs["hidden_states"]  # a UNet's, a transformer's
@@ -61,95 +81,158 @@ def counted_passes(denoiser: Any) -> Iterator[list[int]]:
         handle.remove()
 
 
+def passes_for_the_record(algorithm: Any) -> float:
+    """Return how many passes of a sample, without guidance, serve nothing but the record.
+
+    DRaFT takes its last K steps anew, and ReFL jumps from one of them, on average the (K + 1) / 2 nd from the
+    end: what sampling did from there on is only looked at.
+    """
+    if isinstance(algorithm, ReFL):
+        return (algorithm.last_steps + 1) / 2
+    return algorithm.last_steps if isinstance(algorithm, DRaFT) else 0.0
+
+
 @contextmanager
 def make_runner(run: Run) -> Iterator[Runner]:
     """Make the runner of a run."""
     task = TASKS[run.task]
-    method = task.methods[run.method]
-    searched = {method.setting: run.value}
-    of_config = method.setting.startswith("train_")
-    algorithm = make_algorithm(method.algorithm, **({} if of_config else searched))
-    own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed}
-    with scratch_config(task.settings, method.config, searched if of_config else {}, own) as config:
-        parts = (config, task.reward(), task.prompts(run.seed), task.load())
-        yield Runner(*parts, algorithm=algorithm, start=task.start)
+    method, own = task.methods[run.method], {"train_learning_rate": run.learning_rate, "seed": run.seed}
+    with scratch_config(task.settings, method.config, own) as config:
+        parts = (config, task.exam("validation").reward, task.prompts(run.seed), task.load())
+        yield Runner(*parts, algorithm=make_algorithm(method.algorithm), start=FromNoise())
 
 
-def search(run: Run) -> list[Row]:
-    """Train a short run; return its marks, or NaN if gradients stopped being finite."""
-    task = TASKS[run.task]
-    with make_runner(run) as runner:
-        exam = task.exam(runner.pipeline, "validation")
-        exam.marks()
-        try:
-            for epoch in range(task.search_epochs):
-                runner.step(epoch)
-        except RuntimeError as error:
-            if "finite" not in str(error):
-                raise
-            return [{**vars(run), **dict.fromkeys(MEASURES, math.nan)}]
-        return [{**vars(run), **exam.marks()}]
-
-
-def compare(run: Run) -> list[Row]:
-    """Train until both budgets are used up; return marks along them."""
-    task, rows, seconds = TASKS[run.task], list[Row](), 0.0
-    whole = {"queries": task.queries, "passes": task.passes}
-    asked = {"queries": 0, "passes": 0}  # so many points of a budget have their marks
-    with make_runner(run) as runner, counted_passes(runner.family.denoiser) as passes:
-        exam = task.exam(runner.pipeline, "test")
-        for epoch in itertools.count():
-            used = {"queries": epoch * task.settings["sample_batch_size"], "passes": passes[0]}
-            due = [b for b in whole if asked[b] <= POINTS and used[b] >= asked[b] * whole[b] / POINTS]
-            marks = exam.marks() if due else {}
-            for budget in due:
-                at = {"budget": budget, "point": asked[budget], **used, "seconds": seconds}
-                rows.append({**vars(run), **at, **marks})
-                asked[budget] += 1
-            if min(asked.values()) > POINTS:
-                return rows
-            passes[0] = used["passes"]  # an exam's do not count
-            metrics = runner.step(epoch)
-            seconds += sum(metrics[f"seconds_{part}"] for part in ("sampling", "reward", "training"))
-    raise AssertionError("unreachable")
+def look(exam: Exam, pipeline: Any) -> tuple[torch.Tensor, Row]:
+    """Return a policy's answers and their marks."""
+    images = exam.images(pipeline)
+    return images, exam.measure(images)
 
 
 @functools.cache
-def chosen(task: str, method: str) -> tuple[float, float]:
-    """Return learning rate and value with the highest reward of the search, the first of equals."""
-    rows = [row for row in read_rows(SEARCH) if (row["task"], row["method"]) == (task, method)]
-    best = max(rows, key=lambda row: -math.inf if row["reward"] == "nan" else float(row["reward"]))
-    values = TASKS[task].methods[method].values  # some are whole numbers
-    return float(best["learning_rate"]), next(value for value in values if value == float(best["value"]))
+def at_the_start(task: str, split: str) -> tuple[torch.Tensor, Row]:
+    """Return those of the untrained policy, which are the same for all methods."""
+    return look(TASKS[task].exam(split), TASKS[task].load())
 
 
-def untrained() -> list[Row]:
-    """Return marks of the test without training: as the runs begin, and with settings turned."""
-    rows = []
-    for name, task in TASKS.items():
-        exam = task.exam(task.load(), "test")
-        rows.append({"task": name, "setting": "as the runs begin", **exam.marks()})
-        turned = exam.untrained().items()
-        rows += [{"task": name, "setting": setting, **exam.measure(images)} for setting, images in turned]
+def train(run: Run) -> list[Row]:
+    """Train until the queries are used up; return marks along the way, none after numbers broke."""
+    task, rows, seconds = TASKS[run.task], list[Row](), 0.0
+    split = "validation" if run.seed == SEARCH_SEED else "test"
+    with make_runner(run) as runner, counted_passes(runner.family.denoiser) as count:
+        exam, size = task.exam(split), runner.config.sample_batch_size
+        saved = passes_for_the_record(runner.algorithm) * size
+        passes, strips = 0.0, list[torch.Tensor]()
+        for epoch in range(task.points[-1] // size + 1):
+            queries = epoch * size
+            if queries in task.points:
+                start = at_the_start(run.task, split) if epoch == 0 else None
+                images, marks = start or look(exam, runner.pipeline)
+                at = {"queries": queries, "passes": passes, "seconds": seconds}
+                rows.append({**{name: getattr(run, name) for name in NAMES}, **at, **marks})
+                if queries in (run.length, task.points[-1]):
+                    strips.append(torch.cat(list(images[0, :SHOWN]), dim=2))
+            if queries == task.points[-1]:
+                break
+            before = count[0]
+            try:
+                metrics = runner.step(epoch)
+            except RuntimeError as error:
+                if "finite" not in str(error):
+                    raise
+                break
+            passes += count[0] - before - saved
+            seconds += sum(metrics[f"seconds_{part}"] for part in ("sampling", "reward", "training"))
+    if run.seed == SEEDS[0]:
+        keep(strips, f"{run.task}_{run.method}")
     return rows
+
+
+def keep(strips: Sequence[torch.Tensor], name: str) -> None:
+    """Write rows of pictures, one below the other."""
+    PICTURES.mkdir(exist_ok=True)
+    to_pil(torch.cat(list(strips), dim=1)).save(PICTURES / f"{name.replace(',', '').replace(' ', '_')}.png")
+
+
+# --------------------------------------------------------------------------------------------- search
+def best_point(task: str, rows: Sequence[Row]) -> tuple[float, int]:
+    """Return the highest reward of a run where its limit holds, and after how many queries."""
+    measure, share = TASKS[task].limit
+    allowed = [row for row in rows if float(row[measure]) >= share * float(rows[0][measure])]
+    best = max(allowed, key=lambda row: float(row["reward"]))
+    return float(best["reward"]), int(best["queries"])
+
+
+def next_rate(tried: dict[float, float]) -> float | None:
+    """Return the next rate of the ladder to try, given the marks of others; None if the best lies inside."""
+    for place in BEGIN:
+        if LADDER[place] not in tried:
+            return LADDER[place]
+    best = LADDER.index(max(tried, key=lambda rate: tried[rate]))
+    beside = [LADDER[place] for place in (best - 1, best + 1) if 0 <= place < len(LADDER)]
+    return next((rate for rate in beside if rate not in tried), None)
+
+
+def search(method: Search) -> list[Row]:
+    """Try rates until the best lies between two others; return the rows of all runs."""
+    rows, tried = list[Row](), dict[float, float]()
+    while (rate := next_rate(tried)) is not None:
+        own = train(Run(method.task, method.method, rate, SEARCH_SEED))
+        tried[rate] = best_point(method.task, own)[0]
+        rows += own
+    return rows
+
+
+def chosen(task: str, method: str) -> tuple[float, int]:
+    """Return rate and length with the highest reward of the search within the limit, or those of the task."""
+    rate, points = TASKS[task].rate, TASKS[task].points
+    if rate is not None:
+        return rate, points[-1]
+    runs: dict[float, list[Row]] = {}
+    for row in read_rows(SEARCH):
+        if (row["task"], row["method"]) == (task, method):
+            runs.setdefault(float(row["learning_rate"]), []).append(row)
+    found = {rate: best_point(task, rows) for rate, rows in runs.items()}
+    best = max(found, key=lambda rate: found[rate][0])
+    return best, found[best][1]
+
+
+# ----------------------------------------------------------------------------------- without training
+def untrained(name: str) -> list[Row]:
+    """Return marks of the test without training: as runs begin, a setting turned, and the best of n.
+
+    The setting is the one with the highest reward of validation questions.
+    """
+    task = TASKS[name]
+    exam, trial, pipeline = task.exam("test"), task.exam("validation"), task.load()
+    ways = trial.turned(pipeline)
+    best = max(ways, key=lambda way: trial.rewards(ways[way](0)).mean().item())
+    turned = exam.turned(pipeline)[best]
+    found = {"as the runs begin": exam.images(pipeline)}
+    found[best] = torch.stack([turned(noise) for noise in range(exam.noises)])
+    found |= {f"best of {n}": images for n, images in exam.best_of(partial(exam.draw, pipeline)).items()}
+    found |= exam.real()
+    return [{"task": name, "setting": what, **exam.measure(images)} for what, images in found.items()]
 
 
 def main() -> None:
     """Search, then compare, all methods of a seed before the next seed."""
-    arguments = parse(__doc__, tasks=list(TASKS))
-    pairs = [(name, method) for name in arguments.tasks for method in TASKS[name].methods]
-    trials = [
-        Run(name, method, rate, value, SEARCH_SEED)
-        for name, method in pairs
-        for rate in TASKS[name].learning_rates
-        for value in TASKS[name].methods[method].values
-    ]
-    run_all(search, trials, (*NAMES, *MEASURES), len(NAMES), SEARCH, arguments.processes)
-    runs = [Run(*pair, *chosen(*pair), seed) for seed in SEEDS for pair in pairs]
-    columns = (*NAMES, "budget", "point", "queries", "passes", "seconds", *MEASURES)
-    run_all(compare, runs, columns, len(NAMES), RESULTS, arguments.processes)
+    every = sorted({method for task in TASKS.values() for method in task.methods})
+    arguments = parse(__doc__, tasks=list(TASKS), methods=every)
     quiet_thread()
-    write_rows(UNTRAINED, untrained())
+    for task in arguments.tasks:
+        methods = [method for method in TASKS[task].methods if method in arguments.methods]
+        if TASKS[task].rate is None:
+            searches = [Search(task, method) for method in methods]
+            run_all(search, searches, COLUMNS, 2, SEARCH, arguments.processes)
+        choices = {method: chosen(task, method) for method in methods}
+        runs = [
+            Run(task, method, rate, seed, length)
+            for seed in SEEDS
+            for method, (rate, length) in choices.items()
+        ]
+        run_all(train, runs, COLUMNS, len(NAMES), RESULTS, arguments.processes)
+    rows = [row for task in TASKS for row in untrained(task)]
+    write_rows(UNTRAINED, [{**dict.fromkeys(MEASURES, ""), **row} for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""Figures of lesson 12: the comparison on equal terms, its pictures, and the guide.
+
+The numbers are those of `python -m benchmarks.results.equal_terms`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+STYLES = {  # one colour for a kind of method: log-probs, the forward process, the slope
+    "DDPO": (PALETTE[0], "-"),
+    "branching": (PALETTE[3], "-"),
+    "Flow-GRPO": (PALETTE[0], "--"),
+    "Flow-GRPO, window": (PALETTE[0], "-."),
+    "Flow-GRPO, CPS in a window": (PALETTE[0], ":"),
+    "RWR": (PALETTE[2], "-"),
+    "AWM": (PALETTE[2], "--"),
+    "DiffusionNFT": (PALETTE[2], ":"),
+    "PEPG": (PALETTE[4], "-"),
+    "online DPO": (PALETTE[2], "-."),
+    "DRaFT": (PALETTE[1], "-"),
+    "ReFL": (PALETTE[1], "--"),
+}
+TITLES = {"taste": "taste, animals from noise", "prompts": "prompts, digits from noise"}
+ROWS = {"judge": "the judge finds what was asked for (%)", "diversity": "diversity"}
+SCALES = {"judge": 100.0, "diversity": 1.0}
+WITHOUT = {  # a part of the setting's name: marker and name
+    "as the runs begin": ("o", "untrained"),
+    "best of": ("x", "best of 2, 4, 8"),
+    "handwriting": ("s", "handwriting"),
+    "": ("D", "a setting turned"),
+}
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV."""
+    with open(RESULTS / f"equal_terms{name}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def plane() -> Figure:
+    """Draw reward against what training does not see, along training, one panel for each task and measure."""
+    rows, untrained = read(""), read("_untrained")
+    figure = Figure(figsize=(9.6, 7.6), facecolor=CARD, layout="constrained")
+    for line, (column, title) in zip(figure.subplots(2, 2, sharex="col"), ROWS.items(), strict=True):
+        for axes, (task, heading) in zip(line, TITLES.items(), strict=True):
+            for method, (color, style) in STYLES.items():
+                own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+                _paths(axes, own, column, method, color, style)
+            _points(axes, [row for row in untrained if row["task"] == task], column)
+            axes.set_facecolor(CARD)
+            axes.tick_params(colors=MUTED, labelsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+            if column == "judge":
+                axes.set_title(heading, fontsize=11, color=INK)
+            else:
+                axes.set_xlabel("reward of test questions", color=INK)
+        line[0].set_ylabel(title, color=INK)
+    found = dict[str, object]()
+    for axes in figure.axes:
+        found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(
+        found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
+    )
+    return figure
+
+
+def _paths(axes: Axes, rows: list[dict[str, str]], column: str, method: str, color: str, style: str) -> None:
+    """Draw the path of the seeds' mean, with a dot where it is measured, and each seed thin."""
+    points: dict[int, list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        points[int(row["queries"])].append(row)
+    seeds = {row["seed"] for row in rows}
+    if len(seeds) < 3:
+        return
+    at = [points[queries] for queries in sorted(points)]
+    x = np.array([[float(row["reward"]) for row in point] for point in at])  # (points, seeds)
+    y = SCALES[column] * np.array([[float(row[column]) for row in point] for point in at])
+    axes.plot(x, y, color=color, linewidth=0.6, alpha=0.35)
+    axes.plot(
+        x.mean(1), y.mean(1), style, color=color, label=method, linewidth=1.9, marker="o", markersize=3.5
+    )
+
+
+def _points(axes: Axes, rows: list[dict[str, str]], column: str) -> None:
+    """Draw what there is without training."""
+    for row in rows:
+        kind = next(kind for kind in WITHOUT if kind in row["setting"])
+        marker, name = WITHOUT[kind]
+        x, y = float(row["reward"]), SCALES[column] * float(row[column])
+        axes.plot(x, y, marker, color=INK, markersize=7, label=name, linestyle="none", zorder=3)
+
+
+def pictures() -> Figure:
+    """Draw the first test pictures of seed 0 where its run ended, from the same noise, least reward first."""
+    rows = [row for row in read("") if (row["task"], row["seed"]) == ("taste", "0")]
+    length = max(int(row["queries"]) for row in rows)
+    ends = {row["method"]: row for row in rows if int(row["queries"]) == length}
+    order = sorted(ends, key=lambda method: float(ends[method]["reward"]))
+    width, height, left = 7.6, 0.95, 3.3
+    figure, axes = diagram(left + width + 0.1, 0.1 + (height + 0.06) * len(order))
+    for n, method in enumerate(reversed(order)):
+        bottom = 0.05 + (height + 0.06) * n
+        file = RESULTS / "equal_terms" / f"taste_{method.replace(' ', '_')}.png"
+        shown = np.asarray(Image.open(file))[-64:]  # the lowest row: the run's end
+        axes.imshow(shown, extent=(left, left + width, bottom, bottom + height), interpolation="none")
+        row = ends[method]
+        label(axes, left - 0.12, bottom + 0.62 * height, method, size=11, align="right", weight="bold")
+        said = f"reward {float(row['reward']):.2f}, animals {float(row['judge']):.0%}"
+        label(axes, left - 0.12, bottom + 0.28 * height, said, size=9.5, align="right", ink=MUTED)
+    axes.set(xlim=(0, left + width + 0.1), ylim=(0, 0.1 + (height + 0.06) * len(order)))
+    return figure
+
+
+QUESTIONS = (  # question, what to do if the answer is yes
+    ("Does a sentence, a setting or the\nbest of a few pictures do?", "do not train"),
+    ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
+    ("Has the reward a slope\nthat you trust?", "try DRaFT or ReFL,\nbeside branching"),
+    ("Is it an edit of pictures?", "DDPO with few actions,\nbranching with many"),
+    ("Is a query dear?", "branching;\nFlow-GRPO in a window"),
+    ("Otherwise", "the forward process: NFT, AWM;\nlook at the judge often"),
+)
+
+
+def guide() -> Figure:
+    """Draw the questions from top to bottom, each with its way out."""
+    height = 0.98
+    figure, axes = diagram(8.2, height * len(QUESTIONS) + 0.1)
+    for n, (question, answer) in enumerate(QUESTIONS):
+        bottom = height * (len(QUESTIONS) - 1 - n) + 0.15
+        box(axes, 0.1, bottom, 4.0, 0.7, question, size=10)
+        box(axes, 5.0, bottom, 3.1, 0.7, answer, color=PALETTE[n % len(PALETTE)], size=10)
+        arrow(axes, (4.1, bottom + 0.35), (5.0, bottom + 0.35))
+        if n < len(QUESTIONS) - 1:
+            label(axes, 4.55, bottom + 0.47, "yes", size=8.5, ink=MUTED)
+            arrow(axes, (2.1, bottom), (2.1, bottom - 0.28))
+            label(axes, 2.32, bottom - 0.13, "no", size=8.5, ink=MUTED)
+    return figure
+
+
+if __name__ == "__main__":
+    main({"12-plane": plane, "12-pictures": pictures, "12-guide": guide})

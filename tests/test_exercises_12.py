@@ -1,0 +1,127 @@
+"""Answers to the exercises of lesson 12: wrong ones are refused with a hint, right ones of any form pass."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from benchmarks.common import read_rows
+from tests.helpers import check_of, hint_for
+
+ROOT = Path(__file__).parents[1]
+check = functools.cache(functools.partial(check_of, "12_which_algorithm"))
+IMPORTS = "import math, torch\n"
+ARGUMENTS = {1: "purse, sampled, trained, frozen, batch", 2: "record, share", 3: "training, n, steps"}
+EPOCH_BY_EPOCH = """
+def f(purse, sampled, trained, frozen, batch):
+    queries = 0
+    while (queries + batch) * (sampled + 3 * trained + frozen * trained) <= purse:
+        queries += batch
+    return queries
+"""
+LOOP = """
+def f(record, share):
+    best, found = -math.inf, None
+    for queries, reward, judge in record:
+        if judge >= share * record[0][-1] and reward > best:
+            best, found = reward, queries
+    return found
+"""
+TENSORS = """
+def f(record, share):
+    queries, reward, judge = torch.tensor(record, dtype=torch.float64).T
+    reward = torch.where(judge >= share * judge[0], reward, -math.inf)
+    return queries[reward.argmax()].item()
+"""
+TRYING = """
+def f(training, n, steps):
+    k = 0
+    while training + k * steps >= k * n * steps:
+        k += 1
+    return k
+"""
+EACH = "(sampled + trained * (3 + frozen))"
+ALLOWED = "[p for p in record if p[2] >= share * record[0][2]]"
+RIGHT = [
+    (1, EPOCH_BY_EPOCH),
+    (1, f"purse // {EACH} // batch * batch"),
+    (1, f"float(batch * math.floor(purse / {EACH} / batch))"),
+    (1, f"purse // {EACH} - purse // {EACH} % batch"),
+    (2, LOOP),
+    (2, TENSORS),
+    (2, f"sorted({ALLOWED}, key=lambda p: (-p[1], p[0]))[0][0]"),
+    (2, "max((p[1], -p[0]) for p in record if p[2] / record[0][2] >= share)[1] * -1"),
+    (3, TRYING),
+    (3, "math.floor(training / (steps * (n - 1)) + 1)"),
+    (3, "-(-(training + 1) // ((n - 1) * steps))"),
+    (3, "float(1 + training // (n * steps - steps))"),
+]
+WRONG = [
+    (1, "purse // ((sampled + trained * (2 + frozen)) * batch) * batch", "three in all"),
+    (1, "purse // ((sampled + trained * (1 + frozen)) * batch) * batch", "two more"),
+    (1, "purse // ((3 * sampled + trained * (3 + frozen)) * batch) * batch", "no gradient"),
+    (1, "purse // ((sampled + trained * 3 + frozen) * batch) * batch", "every trained prediction"),
+    (1, "purse // ((sampled + 3 * trained * (1 + frozen)) * batch) * batch", "no backward pass"),
+    (1, "purse // ((sampled + 3 * trained) * batch) * batch", "frozen policies cost"),
+    (1, "purse // ((trained * (3 + frozen)) * batch) * batch", "sampling costs"),
+    (1, f"purse // {EACH}", "whole epochs"),
+    (1, f"purse // ({EACH} * batch)", "not epochs"),
+    (1, f"math.ceil(purse / ({EACH} * batch)) * batch", "not paid for"),
+    (1, f"(purse // ({EACH} * batch) + 1) * batch", "not paid for"),
+    (1, "math.nan", "not a number"),
+    (2, "max(record, key=lambda p: p[1])[0]", "hacked"),
+    (2, f"{ALLOWED}[-1][0]", "last point"),
+    (2, "next((a for a, b in zip(record, record[1:]) if b[2] < share * record[0][2]), record[-1])[0]",
+        "come back"),
+    (2, f"max({ALLOWED}, key=lambda p: p[1])[1]", "not the reward"),
+    (2, f"record.index(max({ALLOWED}, key=lambda p: p[1]))", "place in the list"),
+    (2, "record[0][0]", "training pays"),
+    (2, "max([p for p in record if p[2] > share * record[0][2]], key=lambda p: p[1])[0]", "at least"),
+    (2, "max([p for p in record if p[2] >= share * 0.8], key=lambda p: p[1])[0]", "first point's number"),
+    (2, "max([p for p in record if p[2] >= share * max(q[2] for q in record)], key=lambda p: p[1])[0]",
+        "not the highest"),
+    (2, "max([p for p in record[1:] if p[2] >= share * record[0][2]], key=lambda p: p[1])[0]", "untrained"),
+    (2, f"max({ALLOWED}, key=lambda p: abs(p[1]))[0]", "negative"),
+    (2, f"max({ALLOWED}[::-1], key=lambda p: p[1])[0]", "equal"),
+    (3, "math.ceil(training / ((n - 1) * steps))", "strictly"),
+    (3, "training // (n * steps) + 1", "costs, too"),
+    (3, "training // (n - 1) + 1", "all its steps"),
+    (3, "training / ((n - 1) * steps)", "whole number"),
+    (3, "training // ((n - 1) * steps)", "strictly"),
+    (3, "training // ((n - 1) * steps) + 2", "not"),
+    (3, "training // ((n + 1) * steps) + 1", "not"),
+    (3, "math.nan", "whole number"),
+]  # fmt: skip
+
+
+def code(number: int, answer: str) -> str:
+    return IMPORTS + (answer if "def " in answer else f"def f({ARGUMENTS[number]}):\n    return {answer}\n")
+
+
+@pytest.mark.parametrize(("number", "answer"), RIGHT)
+def test_right_answers_of_any_form_pass(number, answer):
+    assert hint_for(check(number), code(number, answer)) == ""
+
+
+@pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
+def test_wrong_answers_are_refused_with_a_hint(number, answer, hint):
+    found = hint_for(check(number), code(number, answer))
+    assert found
+    assert hint in found
+
+
+def test_the_records_of_exercise_2_are_the_searchs():
+    """What the notebook holds of equal_terms_search.csv, to the digit."""
+    cells = nbformat.read(ROOT / "notebooks" / "12_which_algorithm.ipynb", 4).cells
+    source = next(cell.source for cell in cells if cell.source.startswith("RECORDS"))
+    records = ast.literal_eval(source.split("\n\n\n")[0].split(" = ", 1)[1])
+    found: dict[float, list[tuple[float, ...]]] = {}
+    for row in read_rows(ROOT / "benchmarks" / "results" / "equal_terms_search.csv"):
+        if row["method"] == "DDPO":
+            point = tuple(float(row[name]) for name in ("queries", "reward", "judge"))
+            found.setdefault(float(row["learning_rate"]), []).append(point)
+    assert records == found
