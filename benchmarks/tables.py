@@ -173,7 +173,7 @@ def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
     """Return a task's methods at the chosen lengths, and what there is without training."""
     titles = ["", "rate", "queries", "passes", *("reward", "judge", "persona", "diversity")]
     lines = [
-        [f"untrained, {row['setting']}", "", "", "", *_measured([row])]
+        [row["setting"], "", "", "", *_measured([row])]
         for row in untrained
         if row["task"] == task
     ]
@@ -242,13 +242,13 @@ def guide_table() -> str:
          f"an animal in confetti: {right[pairs]} all right from 2,560 pairs, {right[rl]} from 34,816 scores, "
          f"{right[best]} by the best of 8, {right[turned]} by the best setting"],
         ["Has the reward a slope that you trust?", "try DRaFT or ReFL, beside branching",
-         f"prompts: {spread(draft, 'reward')} after 512 queries of DRaFT; of the others NFT comes nearest, "
-         f"{spread(nft, 'reward')} after 1,920. Taste: {taste('DRaFT')}"],
+         f"prompts: DRaFT {spread(draft, 'reward')} after 512 queries, NFT {spread(nft, 'reward')} after "
+         f"1,920; taste: {taste('DRaFT')}, {taste('branching')}"],
         ["Is it an edit?", "DDPO with one action, branching with several",
          f"digits in other colours: DDPO {edits['after']}, best setting {edits['untrained_best']}; "
          f"confetti: branching {right[rl]}"],
         ["Is a query dear?", "branching", f"taste, 128 queries: {taste('branching')}, {taste('DDPO')}"],
-        ["Otherwise", "the forward process, with a judge beside it",
+        ["Otherwise", "NFT, with a judge beside it",
          f"prompts: NFT {spread(nft, 'reward')}, Flow-GRPO in a window "
          f"{spread(ends('prompts', 'Flow-GRPO, window', 1920), 'reward')}, "
          f"untrained {spread(ends('prompts', 'DiffusionNFT', 0), 'reward')}"],

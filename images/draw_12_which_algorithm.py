@@ -126,8 +126,8 @@ QUESTIONS = (  # question, what to do if the answer is yes
     ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
     ("Has the reward a slope\nthat you trust?", "try DRaFT or ReFL,\nbeside branching"),
     ("Is it an edit of pictures?", "DDPO with few actions,\nbranching with many"),
-    ("Is a query dear?", "branching;\nFlow-GRPO in a window"),
-    ("Otherwise", "the forward process: NFT, AWM;\nlook at the judge often"),
+    ("Is a query dear?", "branching"),
+    ("Otherwise", "NFT, on finished pictures;\nlook at a judge often"),
 )
 
 
