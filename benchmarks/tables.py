@@ -172,11 +172,7 @@ MEASURED = {"reward": ".2f", "judge": ".0%", "second": ".2f", "diversity": ".3f"
 def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
     """Return a task's methods at the chosen lengths, and what there is without training."""
     titles = ["", "rate", "queries", "passes", *("reward", "judge", "persona", "diversity")]
-    lines = [
-        [row["setting"], "", "", "", *_measured([row])]
-        for row in untrained
-        if row["task"] == task
-    ]
+    lines = [[row["setting"], "", "", "", *_measured([row])] for row in untrained if row["task"] == task]
     for method in EQUAL_TASKS[task].methods:
         own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
         if len(unique(own, "seed")) == len(EQUAL_SEEDS):

@@ -35,7 +35,7 @@ what holds them? RWR, AWM, DiffusionNFT and PEPG: one gradient on finished sampl
 11_through_the_reward | algorithms/draft algorithms/refl | 11-question
 when to get off? DRaFT, AlignProp and ReFL: the gradient of the reward, its price, and its goal
 12_which_algorithm | algorithms/rwr | 12-plane
-which algorithm, and when none? All of them on equal terms, a limit against hacking, a guide, a project of your own
+which algorithm, and when none? All on equal terms, a limit against hacking, a guide, a project of your own
 """
 # What the first code cell of every lesson begins with.
 SETUP = """\
