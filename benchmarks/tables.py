@@ -44,7 +44,7 @@ def percent(share: Any) -> str:
     return f"{100 * float(share):.1f}%"
 
 
-def shares(row: Row, columns: Iterable[str] = SHARES) -> list[str]:
+def shares(row: Row, columns: Iterable[str]) -> list[str]:
     return [percent(row[name]) for name in columns]
 
 
@@ -56,21 +56,16 @@ def best_setting(best: Row) -> str:
     return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
 
 
-def seeds_table(result: Row, columns: Mapping[str, str] = SHARES, timed: bool = True) -> str:
-    """Return an edit's table: the untrained pipeline, a row per seed, and the mean; timed: with minutes."""
-    runs = result["runs"]
+def seeds_table(result: Row) -> str:
+    """Return the demo's table: the untrained pipeline, a row per seed, and the mean."""
+    runs, columns = result["runs"], ANIMAL_SHARES
     best, before = (runs[0][name] for name in ("untrained_best", "before"))
     after = [run["after"] for run in runs]
-    rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best, columns), ""]]
-    rows.append(["untrained, as RL begins", *shares(before, columns), ""])
-    for run in runs:
-        minutes = f"{run['seconds'] / 60:.1f}"
-        rows.append([f"after RL, seed {run['seed']}", *shares(run["after"], columns), minutes])
-    means = [percent(mean(after, name)) for name in columns]
-    rows.append(["**after RL, mean**", *means, f"{mean(runs, 'seconds') / 60:.1f}"])
-    titles = ["", *columns.values(), "minutes"]
-    width = len(titles) if timed else len(titles) - 1
-    found = table(titles[:width], "l" + "r" * (width - 1), [row[:width] for row in rows])
+    rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best, columns)]]
+    rows.append(["untrained, as RL begins", *shares(before, columns)])
+    rows += [[f"after RL, seed {run['seed']}", *shares(run["after"], columns)] for run in runs]
+    rows.append(["**after RL, mean**", *(percent(mean(after, name)) for name in columns)])
+    found = table(["", *columns.values()], "l" + "r" * len(columns), rows)
     return f"{found}\n\nMeasured on: {result['machine']}."
 
 
@@ -84,22 +79,6 @@ def edit_table(found: Mapping[str, Sequence[Row]], columns: Mapping[str, str] = 
             cells[-2] += f" ({min(right):.1f} to {max(right):.1f})"
         lines.append([name, *cells])
     return table(["", *columns.values()], "l" + "r" * len(columns), lines)
-
-
-def recolouring(result: Row, rows: list[Row]) -> dict[str, Sequence[Row]]:
-    """Return what does lesson 07's task, by name."""
-
-    def own(what: str) -> list[Row]:
-        return [row for row in rows if row["what"] == what]
-
-    best = result["runs"][0]["untrained_best"]
-    return {
-        "nothing": own("untouched"),
-        f"turning the knobs ({best_setting(best)})": [best],
-        "a program for this world": own("program"),
-        "supervised on pairs, as many samples": own("supervised"),
-        "RL, from a score": [run["after"] for run in result["runs"]],
-    }
 
 
 def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Row]]:
@@ -120,9 +99,9 @@ def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Ro
     }
 
 
-def by_variant(rows: list[Row]) -> dict[str, list[Row]]:
-    """Return an ablation's rows by the name of the variant."""
-    return {name: [row for row in rows if row["variant"] == name] for name in unique(rows, "variant")}
+def by(rows: list[Row], column: str) -> dict[str, list[Row]]:
+    """Return rows by what stands in a column."""
+    return {name: [row for row in rows if row[column] == name] for name in unique(rows, column)}
 
 
 def unique(rows: list[Row], column: str) -> list[str]:
@@ -155,9 +134,9 @@ def spread(rows: Sequence[Row], column: str, form: str = ".2f") -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def ablation_table(rows: list[Row]) -> str:
-    """Return what each choice of recolour.py is worth."""
-    return table(["variant", *SHARES.values()], "lrrrr", ([row["variant"], *shares(row)] for row in rows))
+def steps_table(rows: list[Row]) -> str:
+    """Return what recolour_steps.py found: means of the seeds, and what there is without training."""
+    return edit_table(by(rows, "sampled"))
 
 
 def lesson_table(times: Row) -> str:
@@ -392,16 +371,12 @@ def read(name: str) -> Any:
 EQUAL = "benchmarks/results/equal_terms"
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
-    "recolour": lambda: seeds_table(read("benchmarks/results/recolour.json")),
-    "ablations": lambda: ablation_table(read("benchmarks/results/recolour_ablations.csv")),
-    "edit": lambda: edit_table(
-        recolouring(read("benchmarks/results/recolour.json"), read("benchmarks/results/edit.csv"))
-    ),
+    "steps": lambda: steps_table(read("benchmarks/results/recolour_steps.csv")),
     "demo-ablations": lambda: edit_table(
-        by_variant(read("benchmarks/zoo/edit_ablations.csv")), ANIMAL_SHARES
+        by(read("benchmarks/zoo/edit_ablations.csv"), "variant"), ANIMAL_SHARES
     ),
     "paper": lambda: paper_table(read("benchmarks/zoo/paper.csv")),
-    "demo": lambda: seeds_table(read("benchmarks/zoo/demo.json"), ANIMAL_SHARES, timed=False),
+    "demo": lambda: seeds_table(read("benchmarks/zoo/demo.json")),
     **{
         f"demo-{animals}": lambda animals=animals: edit_table(
             finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), animals), ANIMAL_SHARES

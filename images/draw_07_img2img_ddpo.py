@@ -1,68 +1,333 @@
-"""Figure of lesson 07: the first state of img2img."""
+"""Figures of lesson 07: the question, the first state, a tree of rollouts, credit over epochs, the dilemma.
+
+The pictures in the first are of one rollout of tiny-zoo that happened: `denoise` makes them, and
+`07-frames.png` keeps them with the rewards of its group. Delete that file to make them again.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
-BLUE, ORANGE, GREEN = PALETTE[:3]
-TIMESTEPS = (999, 799, 599, 399, 199)  # five steps of tiny-sd
-NUM_RUN = 2
+from ddpo_lessons.app.plotting import CURVE_COLORS
+
+BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
+HERE = Path(__file__).parent
+FRAMES, BENCHMARKS = HERE / "07-frames.png", HERE.parent / "benchmarks"
+SHOWN, GROUP, CALLS = 3, 8, 5  # the validation picture that is shown, rollouts of it, calls of the network
 UNUSED = "#d9d9d0"
+NAMES = {"one advantage": "DDPO: one for all", "falling": "fixed, falling", "branching": "branching"}
+COLORS = {"one advantage": BLUE, "falling": GREEN, "branching": ORANGE}
 
 
-def start() -> Figure:
-    """Draw the way of a picture to the first state, and the end of the schedule that is run from there."""
-    figure, axes = diagram(9.4, 4.1)
-    label(axes, 0.25, 3.82, "The picture is the first state", weight="bold", size=12.5, align="left")
-    stages = (
-        (0.25, 1.3, "picture\n(3, 32, 32)", BLUE),
-        (2.45, 1.3, "clean latent x₀\n(4, 8, 8)", BLUE),
-        (4.65, 1.8, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", ORANGE),
-        (7.85, 1.3, "result\n(3, 32, 32)", GREEN),
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV of benchmarks/."""
+    with open(BENCHMARKS / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# ----------------------------------------------------------------------------------------- the question
+@torch.no_grad()
+def denoise() -> None:
+    """Edit one picture eight times; keep what the first run showed after each call, and all rewards."""
+    from ddpo_lessons.app.demo import GROUND_WEIGHT, POLICY, VALIDATION
+    from ddpo_lessons.families import family_of
+    from ddpo_lessons.rewards import animal_alignment
+    from ddpo_lessons.rollout import from_images
+    from ddpo_lessons.zoo import load_tiny_zoo, world
+
+    family, edits = family_of(load_tiny_zoo()), world.draw_edits(SHOWN + 1, VALIDATION)
+    schedule = family.schedule(POLICY.steps, POLICY.strength)
+    images = edits.images[SHOWN:].repeat(GROUP, 1, 1, 1)  # (8, 3, 64, 64)
+    prompts, generator = edits.prompts[SHOWN:] * GROUP, torch.Generator().manual_seed(0)
+    conditioning = family.condition(prompts, "", POLICY.guidance)
+    latents = from_images(family, images, schedule, generator=generator, group_size=GROUP)
+    shown = [images[0]]
+    for timestep in schedule.timesteps:
+        timesteps = timestep.expand(GROUP)
+        output = family.predict(family.denoiser, latents, timesteps, conditioning, POLICY.guidance)
+        shown.append(family.decode(family.predict_clean(latents[:1], output[:1], timesteps[:1]))[0])
+        noise = torch.randn(latents.shape, generator=generator)
+        latents = schedule.step(output, timesteps, latents, noise=noise).prev_sample
+    score = animal_alignment(ground_weight=GROUND_WEIGHT)
+    rewards, _ = score(family.decode(latents), prompts, edits.metadata[SHOWN:] * GROUP)
+    pixels = torch.cat(shown, dim=2).mul(255).round().byte().permute(1, 2, 0)  # (64, 6 * 64, 3)
+    told = PngInfo()
+    told.add_text("rewards", json.dumps([round(reward, 2) for reward in rewards.tolist()]))
+    told.add_text("prompt", prompts[0])
+    Image.fromarray(pixels.numpy()).save(FRAMES, optimize=True, pnginfo=told)
+
+
+def question() -> Figure:
+    """Draw a rollout whose one score belongs to four actions, and three ways to divide it, unnamed."""
+    if not FRAMES.exists():
+        denoise()
+    kept = Image.open(FRAMES)
+    told: dict[str, str] = kept.text  # type: ignore[attr-defined]
+    strip = np.asarray(kept).reshape(64, CALLS + 1, 64, 3).transpose(1, 0, 2, 3)
+    reward, *others = json.loads(told["rewards"])
+    figure, axes = diagram(10.4, 4.9)
+    label(
+        axes,
+        0.25,
+        4.62,
+        f"“{told['prompt']}”: five calls, four draws, one score",
+        size=12.5,
+        weight="bold",
+        align="left",
     )
-    for x, width, text, color in stages:
-        box(axes, x, 2.6, width, 0.85, text, color=color, size=10.5)
-    ways = (
-        (1.55, 2.45, "encode,", "scale"),
-        (3.75, 4.65, "add", "noise ε"),
-        (6.45, 7.85, "two steps,", "decode"),
+    size, pitch, y = 1.0, 1.42, 3.2
+    for n, pixels in enumerate(strip):
+        x = 0.25 + n * pitch
+        axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="none", zorder=3, aspect="auto")
+        name = "goes in" if n == 0 else f"guess {n}" if n < CALLS else "comes out"
+        label(axes, x + size / 2, y - 0.17, name, size=9, ink=MUTED)
+        if 0 < n < CALLS:
+            arrow(axes, (x + size + 0.04, y + 0.5), (x + pitch - 0.04, y + 0.5), ink=ORANGE)
+            label(axes, x + size + 0.21, y + 0.72, "?", size=17, ink=ORANGE, weight="bold")
+    mean = (reward + sum(others)) / GROUP
+    x = 0.25 + (CALLS + 1) * pitch - 0.3
+    label(axes, x, y + 0.78, f"score {reward:.1f}".replace("-", "−"), size=11.5, weight="bold", align="left")
+    label(axes, x, y + 0.48, f"mean of eight {mean:.1f}".replace("-", "−"), size=9.5, align="left")
+    label(
+        axes,
+        x,
+        y + 0.2,
+        f"{reward - mean:+.1f} for which step?".replace("-", "−"),
+        size=10.5,
+        ink=ORANGE,
+        align="left",
     )
-    for left, right, above, below in ways:
-        arrow(axes, (left, 3.03), (right, 3.03))
-        label(axes, (left + right) / 2, 3.2, above, ink=MUTED, size=9)
-        label(axes, (left + right) / 2, 2.85, below, ink=MUTED, size=9)
-    _draw_schedule(axes, left=0.25, width=8.9, y=1.05)
+    inset = figure.add_axes((0.075, 0.115, 0.5, 0.44), facecolor=CARD)
+    for number, name in zip("123", ("falling", "branching", "one advantage"), strict=True):
+        x_values, values = epochs(name, "0.0001")
+        inset.plot(x_values, values.mean(1), color=INK, linewidth=1.8)
+        inset.fill_between(x_values, values.min(1), values.max(1), color=MUTED, alpha=0.16, linewidth=0)
+        inset.text(
+            x_values[-1] + 0.12, values[-1].mean(), number, fontsize=11, weight="bold", va="center", color=INK
+        )
+    inset.set(xlabel="epoch", ylabel="mean score", xlim=(1, 10.5))
+    tidy(inset)
+    lines = (
+        "Three rules that divide a score among steps,",
+        "on another task, three seeds each:",
+        "A praises or blames all steps of a picture alike.",
+        "B lets one step differ, and gives it all.",
+        "C weighs the steps by a fixed rule: 7, 6, … 1.",
+        "Which curve belongs to which rule?",
+    )
+    for n, text in enumerate(lines):
+        label(axes, 6.25, 2.35 - 0.3 * n, text, size=10, align="left", weight="bold" if n == 5 else "normal")
     return figure
 
 
-def _draw_schedule(axes: Axes, left: float, width: float, y: float) -> None:
-    cell, skipped = width / len(TIMESTEPS), len(TIMESTEPS) - NUM_RUN
-    for k, timestep in enumerate(TIMESTEPS):
-        is_last = k == len(TIMESTEPS) - 1
-        color = UNUSED if k < skipped else MUTED if is_last else ORANGE
-        cut = Rectangle((left + k * cell, y), cell, 0.6, facecolor=color, edgecolor=CARD, linewidth=2)
-        axes.add_patch(cut)
-        ink = INK if k < skipped else "white"
-        label(axes, left + (k + 0.5) * cell, y + 0.3, str(timestep), ink=ink, size=10)
-    split = left + skipped * cell
-    label(axes, left + cell * skipped / 2, y + 0.82, "5 steps from noise to picture", ink=MUTED, size=9.5)
-    arrow(axes, (5.5, 2.6), (split + 0.1, y + 0.64), ink=ORANGE, bend=0.15)
+def epochs(variant: str, rate: str) -> tuple[list[int], np.ndarray]:
+    """Return epochs and rewards (epochs, seeds) of benchmarks/text/bridge.csv."""
+    found = defaultdict(list)
+    for row in read_rows("text/bridge.csv"):
+        if (row["variant"], row["learning_rate"]) == (variant, rate):
+            found[int(row["epoch"])].append(float(row["reward"]))
+    return list(found), np.array(list(found.values()))
+
+
+def tidy(axes: Axes) -> None:
+    """Give axes the look of the cards."""
+    axes.set_facecolor(CARD)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.tick_params(labelsize=8.5, colors=INK)
+
+
+def credit() -> Figure:
+    """Plot rewards over epochs for three kinds of credit, at two learning rates."""
+    figure = Figure(figsize=(9.2, 3.4), facecolor=CARD, layout="constrained")
+    for axes, rate in zip(figure.subplots(1, 2, sharey=True), ("0.0001", "0.0002"), strict=True):
+        for line, (variant, name) in enumerate(NAMES.items()):
+            x, values = epochs(variant, rate)
+            axes.plot(x, values.mean(1), color=COLORS[variant], linewidth=2)
+            axes.fill_between(x, values.min(1), values.max(1), color=COLORS[variant], alpha=0.17, linewidth=0)
+            axes.text(1, 0.72 - 0.075 * line, name, color=COLORS[variant], fontsize=10.5, weight="bold")
+        axes.set_title(f"learning rate {float(rate):.0e}".replace("e-0", "e-"), fontsize=11, color=INK)
+        axes.set_xlabel("epoch of 32 pictures", color=INK)
+        tidy(axes)
+    figure.axes[0].set_ylabel("redness", color=INK)
+    return figure
+
+
+# -------------------------------------------------------------------------------------- the first state
+def start() -> Figure:
+    """Draw the way of a picture to the first state, and two schedules' ends that are run from there."""
+    figure, axes = diagram(9.4, 4.6)
+    label(axes, 0.25, 4.32, "The picture is the first state", weight="bold", size=12.5, align="left")
+    stages = (
+        (0.25, 1.3, "picture\n(3, 64, 64)", BLUE),
+        (2.45, 1.3, "clean latent x₀\n(4, 16, 16)", BLUE),
+        (4.65, 1.8, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", ORANGE),
+        (7.85, 1.3, "result\n(3, 64, 64)", GREEN),
+    )
+    for x, width, text, color in stages:
+        box(axes, x, 3.1, width, 0.85, text, color=color, size=10.5)
+    ways = (
+        (1.55, 2.45, "encode,", "scale"),
+        (3.75, 4.65, "add", "noise ε"),
+        (6.45, 7.85, "denoise,", "decode"),
+    )
+    for left, right, above, below in ways:
+        arrow(axes, (left, 3.53), (right, 3.53))
+        label(axes, (left + right) / 2, 3.7, above, ink=MUTED, size=9)
+        label(axes, (left + right) / 2, 3.35, below, ink=MUTED, size=9)
+    _schedule(axes, 1.75, 12, 5, "animals: strength 0.45 of 12 steps runs 5, of which 4 are actions")
+    _schedule(axes, 0.5, 5, 2, "digits: strength 0.4 of 5 steps runs 2, of which 1 is an action")
+    return figure
+
+
+def _schedule(axes: Axes, y: float, steps: int, run: int, title: str) -> None:
+    cell = 8.9 / steps
+    for k in range(steps):
+        color = UNUSED if k < steps - run else MUTED if k == steps - 1 else ORANGE
+        axes.add_patch(
+            Rectangle((0.25 + k * cell, y), cell, 0.5, facecolor=color, edgecolor=CARD, linewidth=2)
+        )
+        timestep = round(1000 - k * 1000 / steps) - 1
+        ink = INK if k < steps - run else "white"
+        label(axes, 0.25 + (k + 0.5) * cell, y + 0.25, str(timestep), ink=ink, size=9.5)
+    label(axes, 0.25, y + 0.7, title, ink=MUTED, size=9.5, align="left")
     label(
         axes,
-        left + cell * skipped / 2,
-        y - 0.22,
-        "not run: this much noise would hide it",
+        0.25,
+        y - 0.18,
+        "not run: this much noise would hide the picture",
         ink=MUTED,
-        size=9.5,
+        size=9,
+        align="left",
     )
-    label(axes, split + 0.5 * cell, y - 0.22, "one action", ink=ORANGE, size=9.5)
-    label(axes, split + 1.5 * cell, y - 0.22, "no noise", ink=MUTED, size=9.5)
-    note = "noise_strength 0.4 of 5 steps: the last 2 are run. The last one adds no noise and is no action."
-    label(axes, left, 0.3, note, size=9.5, align="left")
+    label(axes, 9.15, y - 0.18, "the last: no noise, no action", ink=MUTED, size=9, align="right")
+
+
+# --------------------------------------------------------------------------------------------- the tree
+def tree() -> Figure:
+    """Draw two branch points with four leaves: values are means of leaves, advantages differences."""
+    figure, axes = diagram(9.4, 3.5)
+    columns = (
+        (0.3, "first state", MUTED),
+        (2.35, "step 1 parts", ORANGE),
+        (4.75, "step 2 parts", ORANGE),
+        (7.15, "no branch: common noise", MUTED),
+    )
+    for x, text, ink in columns:
+        label(axes, x, 3.25, text, size=10, ink=ink, align="left")
+    root, nodes, leaves = (
+        (1.35, 1.6),
+        ((3.7, 2.4), (3.7, 0.8)),
+        ((6.1, 2.8), (6.1, 2.0), (6.1, 1.2), (6.1, 0.4)),
+    )
+    for node in nodes:
+        arrow(axes, (root[0] + 0.45, root[1]), (node[0] - 0.45, node[1]), ink=ORANGE)
+    for n, leaf in enumerate(leaves):
+        node = nodes[n // 2]
+        arrow(axes, (node[0] + 0.45, node[1]), (leaf[0] - 0.45, leaf[1]), ink=ORANGE)
+        arrow(axes, (leaf[0] + 0.45, leaf[1]), (7.75, leaf[1]), ink=MUTED)
+    for (x, y), value in zip((root, *nodes), ("4", "2", "6"), strict=True):
+        box(axes, x - 0.42, y - 0.25, 0.84, 0.5, value, color=BLUE, size=12)
+    for (x, y), value in zip(leaves, ("1", "3", "6", "6"), strict=True):
+        box(axes, x - 0.42, y - 0.25, 0.84, 0.5, value, color=BLUE, size=12)
+        box(axes, 7.8, y - 0.25, 1.2, 0.5, f"reward {value}", color=GREEN, size=10)
+    for (x, y), text in (
+        ((2.3, 2.22), "−2"),
+        ((2.3, 0.92), "+2"),
+        ((4.75, 2.83), "−1"),
+        ((4.75, 1.98), "+1"),
+        ((4.75, 1.23), "0"),
+        ((4.75, 0.38), "0"),
+    ):
+        label(axes, x, y, text, size=12, weight="bold", ink=ORANGE)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------ the dilemma
+def point(shares: dict[str, Any]) -> tuple[float, float]:
+    """Return the place of a verdict, in per cent."""
+    return 100 * float(shares["ground"]), 100 * float(shares["animal"])
+
+
+def dilemma() -> Figure:
+    """Draw animal kept against ground obeyed: turning the knobs, the best of eight, RL, and what else."""
+    figure = Figure(figsize=(7.4, 5.4), facecolor=CARD, layout="constrained")
+    axes = figure.subplots()
+    grid = [row for row in read_rows("zoo/edit_grid.csv") if (row["steps"], row["eta"]) == ("8", "1.0")]
+    for guidance, color in zip(("1.0", "3.0", "6.0", "12.0"), CURVE_COLORS, strict=True):
+        own = sorted((r for r in grid if r["guidance"] == guidance), key=lambda row: float(row["strength"]))
+        places = [point(row) for row in own]
+        name = f"untrained, guidance {float(guidance):g}"
+        axes.plot(*zip(*places, strict=True), "o-", color=color, markersize=3.5, linewidth=1, label=name)
+        if guidance == "1.0":
+            for row, place in zip(own, places, strict=True):
+                axes.annotate(
+                    f"{float(row['strength']):g}",
+                    place,
+                    (4, 5),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=MUTED,
+                )
+    rows, runs = read_rows("zoo/edit.csv"), json.loads((BENCHMARKS / "zoo/demo.json").read_text())["runs"]
+    for marker, what in zip("^DP", ("best of 8", "supervised", "program"), strict=True):
+        places = [point(row) for row in rows if (row["what"], row["animals"]) == (what, "practised")]
+        names = {
+            "best of 8": "untrained, best of 8 by the score",
+            "supervised": "supervised on pairs, three seeds",
+        }
+        name = names.get(what, "a program for this world")
+        axes.plot(
+            *zip(*places, strict=True),
+            marker,
+            color=GREEN,
+            markersize=8,
+            markeredgecolor=INK,
+            linestyle="none",
+            label=name,
+        )
+    for run in runs:
+        way = [point(shares) for shares in run["run"]["path"]]
+        first = run["seed"] == 0
+        axes.plot(
+            *zip(*way, strict=True),
+            ".-",
+            color=BLUE,
+            linewidth=1.5,
+            alpha=0.8,
+            label="RL over its epochs, three seeds" if first else None,
+        )
+        axes.plot(
+            *point(run["after"]),
+            "*",
+            color=BLUE,
+            markersize=13,
+            markeredgecolor=INK,
+            linestyle="none",
+            label="after RL, test pictures" if first else None,
+        )
+    tidy(axes)
+    axes.set(xlim=(-4, 103), ylim=(0, 103))
+    axes.set_xlabel("ground obeyed (%)", color=INK)
+    axes.set_ylabel("animal kept (%)", color=INK)
+    axes.set_title("Turning the knobs moves along curves; RL leaves them", fontsize=12, color=INK)
+    axes.legend(loc="lower left", fontsize=8.5, frameon=False)
+    return figure
 
 
 if __name__ == "__main__":
-    main({"07-start": start})
+    drawn = {"07-question": question, "07-start": start, "07-tree": tree}
+    main({**drawn, "07-credit": credit, "07-dilemma": dilemma})

@@ -24,8 +24,8 @@ what does clipping buy? Advantages, the clipped surrogate, drift and clip range,
 RLHF's PPO for text from its parts, GAE derived and written, reward hacking; what takes GAE's place in DDPO
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-fog
 the whole loop built, DDPO beside RWR, reward hacking and the KL that holds it back, guidance
-07_img2img_ddpo | rollout data/prompts rewards/digits | 07-dilemma
-obey the prompt and keep the picture: prompts, reward and hook of your own, and honest baselines
+07_img2img_ddpo | algorithms/branching rollout app/demo | 07-question
+which step deserves the praise? The edit of many steps: a bandit, credit by branching, honest baselines
 08_full_gpu_run | app/budget app/presets data/folders | 08-memory
 Stable Diffusion's size: memory and hours on paper, a smoke run, kill and resume
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight

@@ -12,9 +12,10 @@ from fake_device import DEVICE, HOST, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
 
+from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.app import cli, demo, options
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.prompts import damaged_handwriting, get_prompts
+from ddpo_lessons.data.prompts import get_prompts
 from ddpo_lessons.rewards import decorruption, digit_legibility, prompt_alignment, recolouring
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
@@ -54,8 +55,8 @@ def make_trainer(kind: type[DDPOTrainer], folder: Path, **changes: Any) -> DDPOT
     config = make_config(folder, **{**SMALL, **changes})
     if kind is DDPOTrainer:
         return DDPOTrainer(config, prompt_alignment(), get_prompts("digit_world", 0), load_tiny_sd())
-    prompts = damaged_handwriting(0, ["foggy"], [3])
-    return ImageDDPOTrainer(config, digit_legibility(), prompts, load_tiny_sd(), noise_strength=0.5)
+    task = config, digit_legibility(), edit_requests(0), load_tiny_sd()
+    return ImageDDPOTrainer(*task, noise_strength=0.5)
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:

@@ -1,18 +1,17 @@
-"""What the recolouring of digits is worth without RL, and that RL is compared with the best of it."""
+"""Digits in other colours: what turning the knobs gets, and an adapter that is on at some calls only."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from typing import Any
 
-import pytest
 import torch
+from peft import LoraConfig
 
 from benchmarks.common import read_rows
 from benchmarks.results import edit, recolour
+from benchmarks.results.recolour_steps import edit_partly
 from ddpo_lessons.app.demo import Img2Img
-from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
-from ddpo_lessons.tiny.classifier import judge_edits
+from ddpo_lessons.tiny import load_tiny_sd, world
 
 
 def test_rl_is_compared_with_the_best_of_the_committed_grid():
@@ -21,35 +20,21 @@ def test_rl_is_compared_with_the_best_of_the_committed_grid():
     assert edit.best_of_grid(rows) == recolour.UNTRAINED_BEST
 
 
-def test_the_committed_runs_have_the_settings_that_stand_in_the_module():
-    for run in json.loads(recolour.RESULT.read_text("utf-8"))["runs"]:
-        assert run["run"]["settings"] == json.loads(json.dumps(recolour.SETTINGS))
-        assert asdict(recolour.POLICY).items() <= run["run"].items()
-        assert asdict(recolour.UNTRAINED_BEST).items() <= run["untrained_best"].items()
-        assert [row["epoch"] for row in run["run"]["path"]] == list(range(0, 151, recolour.WATCH_EVERY))
+def test_the_adapter_is_on_at_the_calls_that_are_named_and_calls_can_be_left_out():
+    edits = world.draw_edits(2, "validation", 0)
 
+    def edited(pipeline: Any, trained: tuple[int, ...], calls: int = 2) -> torch.Tensor:
+        return edit_partly(pipeline, edits.pictures.images, edits.prompts, recolour.POLICY, trained, calls)
 
-@pytest.mark.slow
-def test_a_run_tells_what_the_committed_ones_tell(monkeypatch):
-    small = {"num_epochs": 2, "sample_batch_size": 8, "sample_num_batches_per_epoch": 1}
-    monkeypatch.setattr(recolour, "SETTINGS", {**recolour.SETTINGS, **small, "train_batch_size": 8})
-    monkeypatch.setattr(recolour, "TEST", (8, "test", 0))
-    monkeypatch.setattr(recolour, "WATCHED", (8, "validation", 0))
-    monkeypatch.setattr(recolour, "WATCH_EVERY", 1)
-    row, images = recolour.train(1)
-    (_, committed, _) = json.loads(recolour.RESULT.read_text("utf-8"))["runs"]
-    assert row.keys() == committed.keys()
-    assert committed["run"].keys() - row["run"].keys() == {"seconds"}  # once is enough
-    assert [point["epoch"] for point in row["run"]["path"]] == [0, 1, 2]
-    assert (row["seed"], row["run"]["samples"]) == (1, 16)
-    assert not torch.equal(images["before"], images["after"])
-
-
-def test_the_program_needs_no_model_and_gets_nearly_all_right():
-    edits = world.draw_edits(100, "validation", 1)
-    verdicts = judge_edits(edit.by_program(edits), edits, load_judge(), load_second_judge())
-    assert verdicts["both"].float().mean() > 0.95
-    assert verdicts["second_judge"].float().mean() > 0.95
+    trained, untrained = load_tiny_sd(), load_tiny_sd()
+    trained.unet.add_adapter(LoraConfig(r=2, target_modules=["conv_out"], init_lora_weights=False))
+    untrained.unet.add_adapter(LoraConfig(r=2, target_modules=["conv_out"]))  # which changes nothing yet
+    made = {on: edited(trained, on) for on in ((), (0,), (1,), (0, 1))}
+    torch.testing.assert_close(made[()], edited(untrained, (0, 1)))
+    assert len({round(images.sum().item(), 3) for images in made.values()}) == 4
+    first = edited(trained, (0,), calls=1)
+    assert torch.equal(first, edited(trained, (0, 1), calls=1))
+    assert not torch.equal(first, made[(0,)])
 
 
 def test_the_untrained_pipeline_is_that_of_diffusers_and_repeats_itself():

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 
 import pytest
-import torch
 
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.data import prompts
@@ -159,49 +158,6 @@ def test_a_table_without_prompts_is_refused(name, text, says, tmp_path):
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"prompts='cats'.*activities, animals, digit_world"):
         prompts.get_prompts("cats", seed=0)
-
-
-def test_damaged_handwriting_is_what_its_metadata_says():
-    sampler = prompts.damaged_handwriting(5, ["dark", "foggy"], [2, 4])
-    kinds = Counter[str]()
-    for _ in range(40):
-        prompt, image, metadata = sampler()
-        assert prompt == ""
-        assert metadata["image"] is image
-        # Darkness leaves 34% of the light at severity 2 and 18% at 4.
-        left = [name for name in (0.34, 0.18) if torch.allclose(image, name * metadata["target"])]
-        kinds[str(left)] += 1
-    assert set(kinds) == {"[0.34]", "[0.18]", "[]"}
-    assert kinds["[]"] > 10  # fog
-
-
-def test_damaged_handwriting_of_a_pool_comes_again_and_resumes():
-    whole = prompts.damaged_handwriting(0, pool=3)
-    drawn = [whole() for _ in range(30)]
-    by_id: dict[int, list[torch.Tensor]] = {}
-    for _, image, metadata in drawn:
-        by_id.setdefault(metadata["id"], []).append(image)
-    assert sorted(by_id) == [0, 1, 2]
-    assert all(torch.equal(image, images[0]) for images in by_id.values() for image in images)
-    resumed = prompts.damaged_handwriting(0, pool=3)
-    resumed.load_state_dict({"seed": 0, "drawn": 20})
-    assert [resumed()[2]["id"] for _ in range(10)] == [metadata["id"] for *_, metadata in drawn[20:]]
-    other = prompts.damaged_handwriting(1, pool=3)
-    assert all(not torch.equal(other()[1], image) for image in (images[0] for images in by_id.values()))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"damages": ["foggy", "wet"]}, "damage='wet'"),
-        ({"severities": [3, 6]}, "severity=6"),
-        ({"pool": 0}, "pool=0"),
-        ({"damages": []}, "at least one"),
-    ],
-)
-def test_damage_that_does_not_exist_is_refused_at_once(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        prompts.damaged_handwriting(0, **arguments)
 
 
 def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture():

@@ -1,1 +1,1 @@
-"""The experiments that lessons and pages show: the demo, lesson 07's task, damage, algorithms, baselines."""
+"""The experiments that lessons and pages show: digits in other colours, algorithms, baselines."""

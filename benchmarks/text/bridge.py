@@ -1,10 +1,10 @@
 """What takes GAE's place in DDPO: `python -m benchmarks.text.bridge`.
 
 DDPO gives every step of a trajectory the same advantage, its normalised reward. Here tiny-sd learns to paint
-red from prompts that name no colour, with the advantages of four trainers: that one; a small value network's,
-by GAE; and the picture's one advantage times fixed weights that fall, or rise, in a straight line over the
-steps. Two learning rates, three seeds; each epoch's reward and what the steps weighed go to bridge.csv,
-appended run by run; runs that it holds are skipped.
+red from prompts that name no colour, with the advantages of five trainers: that one; a small value network's,
+by GAE; the picture's one advantage times fixed weights that fall, or rise, in a straight line over the steps;
+and branching's, for one action a picture, in groups of eight. Two learning rates, three seeds; each epoch's
+reward and what the steps weighed go to bridge.csv, appended run by run; runs that it holds are skipped.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import nn
 from benchmarks.common import Row, parse, redness, run_all, scratch_config
 from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise
@@ -131,6 +132,7 @@ VARIANTS: dict[str, Callable[[], DDPO]] = {
     "value": ValueDDPO,
     "falling": lambda: WeightedDDPO(falling=True),
     "rising": lambda: WeightedDDPO(falling=False),
+    "branching": Branching,
 }
 
 
@@ -143,7 +145,8 @@ class Run:
 
 def train(run: Run) -> list[Row]:
     algorithm, rows = VARIANTS[run.variant](), list[Row]()
-    with scratch_config(SETTINGS, train_learning_rate=run.learning_rate, seed=run.seed) as config:
+    own: Row = {"sample_group_size": 8} if run.variant == "branching" else {}
+    with scratch_config(SETTINGS, own, train_learning_rate=run.learning_rate, seed=run.seed) as config:
         torch.manual_seed(run.seed)
         task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), load_tiny_sd())
         trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())

@@ -1,7 +1,7 @@
 """The demo for three seeds: `python -m benchmarks.zoo.demo`.
 
-Writes demo.json, and the first seed's figures as images/demo-before-after.png and images/demo-dilemma.png,
-which README and site show. What demo.json already holds is not run again.
+Writes demo.json, and the first seed's pictures as images/demo-before-after.png, which README, site and
+lesson 07 show. What demo.json already holds is not run again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ SEEDS = (0, 1, 2)
 
 
 def train(seed: int) -> Row:
-    """Run the demo with a seed; return its results, and keep the first seed's figures."""
+    """Run the demo with a seed; return its results, and keep the first seed's pictures."""
     with tempfile.TemporaryDirectory() as folder:
         demo.run(options.Demo(seed=seed, output_dir=Path(folder)))
         if seed == SEEDS[0]:
-            for name in ("before-after", "dilemma"):
-                shutil.copy(Path(folder, f"{name}.png"), ROOT / "images" / f"demo-{name}.png")
+            shutil.copy(Path(folder, "before-after.png"), ROOT / "images" / "demo-before-after.png")
         results = json.loads(Path(folder, "results.json").read_text())
         return {"seed": seed, "seconds": results["run"]["seconds"], **results}
 

@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of plot_dilemma; images/draw_07_dilemma.py takes them from here, so the same thing has the same colour.
+# Of plot_dilemma; images/draw_07_img2img_ddpo.py takes them from here, so the same thing has the same colour.
 CURVE_COLORS = ("#86660f", "#8a3f96", "#c04f12", "#b03050")
 PATH_COLORS = ("#3568b0", "#2e7d4f", "#22262e")
 

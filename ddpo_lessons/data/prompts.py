@@ -11,11 +11,10 @@ import contextlib
 import csv
 import functools
 import io
-import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,34 +84,6 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
         background = generator.choice([name for name in world.COLOURS if name != ink])
         metadata = {"digit": digit, "ink": ink, "background": background}
         return world.make_prompt(digit, ink, background, damage), metadata
-
-    return PromptSampler(draw, seed)
-
-
-def damaged_handwriting(
-    seed: int, damages: Sequence[str] = ("foggy",), severities: Sequence[int] = (3,), pool: int | None = None
-) -> PromptSampler:
-    """Damaged pictures of the training handwriting, with an empty prompt, for img2img.
-
-    Each has one of the damages, names of `world.DAMAGES` or "camouflaged", of one of the severities, 1 to 5;
-    a `pool` draws from so many different pictures, None a new one every time. A ValueError refuses other
-    values. Metadata: `digit` (int), `id` (int, names the picture), `image` (the damaged picture) and `target`
-    (the clean one), both (3, 32, 32).
-    """
-    from ddpo_lessons.tiny import world
-
-    if not damages or not severities or (pool is not None and pool < 1):
-        raise ValueError(f"damages={damages}, severities={severities}, pool={pool}: each needs at least one")
-    for damage, severity in itertools.product(damages, severities):
-        world.draw_pictures(1, "train", 0, damage, severity)  # raises now what a later draw would raise
-
-    def draw(generator: random.Random) -> Any:
-        number = generator.randrange(pool or 2**62)
-        chooser = random.Random(f"{seed}-{number}")  # the picture is decided by its number alone
-        damage, severity = chooser.choice(damages), chooser.choice(severities)
-        picture = world.draw_pictures(1, "train", chooser.getrandbits(62), damage, severity)
-        image, digit = picture.images[0], picture.digits.item()
-        return "", image, {"digit": digit, "id": number, "image": image, "target": picture.clean[0]}
 
     return PromptSampler(draw, seed)
 

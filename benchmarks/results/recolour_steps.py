@@ -1,0 +1,118 @@
+"""Steps of training and of sampling: `python -m benchmarks.results.recolour_steps`.
+
+A policy learns recolour.py's task in five steps, of which one is an action, for 12,800 samples, a third of
+recolour.py's; three seeds. Then the judges look at 200 validation pictures: sampled in five steps, ten and
+twenty, with the adapter on at one of the two steps only, and decoded after one call of the network. Beside
+them stand the untrained pipeline's best setting, and the best of eight pictures that it makes. Rows go to
+recolour_steps.csv, run by run; runs that it holds are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import Row, parse, run_all, scratch_config
+from benchmarks.results.recolour import POLICY, SETTINGS, UNTRAINED_BEST, Exam
+from benchmarks.tiny.requests import edit_requests
+from ddpo_lessons.app.demo import Img2Img, img2img
+from ddpo_lessons.families import family_of
+from ddpo_lessons.rewards import recolouring
+from ddpo_lessons.rollout import from_images
+from ddpo_lessons.tiny import load_tiny_sd, world
+from ddpo_lessons.trainer import ImageDDPOTrainer
+
+RUNS, EPOCHS, PICTURES = ("0", "1", "2", "untrained"), 50, 200  # seeds, and what needs no training
+DRAWS = 8
+STEPS = (5, 10, 20)  # of sampling
+COLUMNS = ("run", "sampled", "digit", "colours", "both", "second_judge")
+
+
+@torch.no_grad()
+def edit_partly(
+    pipeline: Any,
+    images: torch.Tensor,
+    prompts: Sequence[str],
+    setting: Img2Img,
+    trained: Collection[int],
+    calls: int,
+) -> torch.Tensor:
+    """Edit pictures (N, 3, H, W) with a trained adapter that is switched off here and there.
+
+    It is on at the steps in `trained`, counted from 0 where the picture begins. After so many network calls
+    what the policy then takes for the clean latents is decoded; after all of them that is the edit.
+    """
+    family, generator = family_of(pipeline), torch.Generator().manual_seed(0)
+    schedule = family.schedule(setting.steps, setting.strength)
+    latents = from_images(family, images, schedule, generator=generator)
+    conditioning = family.condition(prompts, "", setting.guidance)
+    for k, timestep in enumerate(schedule.timesteps[:calls]):
+        (pipeline.unet.enable_adapters if k in trained else pipeline.unet.disable_adapters)()
+        timesteps = timestep.expand(len(images))
+        output = family.predict(family.denoiser, latents, timesteps, conditioning, setting.guidance)
+        clean = family.predict_clean(latents, output, timesteps)
+        noise = torch.randn(latents.shape, generator=generator)
+        latents = schedule.step(output, timesteps, latents, noise=noise).prev_sample
+    pipeline.unet.enable_adapters()
+    return family.decode(clean)
+
+
+# At which of its two steps the adapter is on, and after how many calls to decode.
+PARTS: dict[str, tuple[tuple[int, ...], int]] = {
+    "adapter at step 1 only": ((0,), 2),
+    "adapter at step 2 only": ((1,), 2),
+    "decoded after call 1": ((0, 1), 1),
+}
+
+
+def drawn(edits: world.Edits) -> dict[str, torch.Tensor]:
+    """Return untrained pictures at the best setting: those of the first draw, and the best by the score."""
+    pipeline, score, given = load_tiny_sd(), recolouring(), edits.pictures
+    facts = [{"digit": d, "image": i} for d, i in zip(given.digits.tolist(), given.images, strict=True)]
+    draws = torch.stack(
+        [
+            img2img(pipeline, given.images, edits.prompts, UNTRAINED_BEST, draw * PICTURES)
+            for draw in range(DRAWS)
+        ]
+    )  # (8, N, 3, 32, 32)
+    rewards = torch.stack([score(images, edits.prompts, facts)[0] for images in draws])  # (8, N)
+    best = draws[rewards.argmax(dim=0), torch.arange(PICTURES)]
+    return {"untrained, best setting": draws[0], f"untrained, best of {DRAWS}": best}
+
+
+def trained(seed: int, edits: world.Edits, exam: Exam) -> dict[str, torch.Tensor]:
+    """Train; return the pictures of every way to sample."""
+    pipeline = load_tiny_sd()
+    with scratch_config(SETTINGS, seed=seed) as config:
+        task = (recolouring(), edit_requests(seed), pipeline)
+        trainer = ImageDDPOTrainer(config, *task, noise_strength=POLICY.strength)
+        for epoch in range(EPOCHS):
+            trainer.step(epoch)
+    made = {f"in {steps} steps": exam.images(pipeline, replace(POLICY, steps=steps)) for steps in STEPS}
+    for name, part in PARTS.items():
+        made[name] = edit_partly(pipeline, edits.pictures.images, edits.prompts, POLICY, *part)
+    return made
+
+
+@dataclass(frozen=True)
+class Run:
+    """A seed of training, or "untrained"."""
+
+    run: str
+
+
+def measure(run: Run) -> list[Row]:
+    """Return what the judges find in a run's pictures."""
+    edits = world.draw_edits(PICTURES, "validation", 0)
+    exam = Exam(edits)
+    made = drawn(edits) if run.run == "untrained" else trained(int(run.run), edits, exam)
+    return [{"run": run.run, "sampled": name, **exam.shares(images)} for name, images in made.items()]
+
+
+if __name__ == "__main__":
+    path = Path(__file__).with_suffix(".csv")
+    run_all(measure, [Run(name) for name in RUNS], COLUMNS, 1, path, parse(__doc__).processes)

@@ -1,0 +1,212 @@
+"""Answers to the exercises of lesson 07: wrong ones are refused with a hint, right ones of any form pass."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.helpers import check_of, hint_for
+
+check = functools.cache(functools.partial(check_of, "07_img2img_ddpo"))
+IMPORTS = "import itertools, math, torch\n"
+ARGUMENTS = {1: "rewards, branches, depth", 2: "noise, group_size, part_at", 3: "value, num_steps"}
+
+LEAF_BY_LEAF = """
+def f(rewards, branches, depth):
+    def node(n, j):
+        leaves = branches ** (depth - j)
+        return rewards.double()[n // leaves * leaves:][:leaves].mean()
+    return torch.tensor([[node(n, j + 1) - node(n, j) for j in range(depth)] for n in range(len(rewards))])
+"""
+FROM_THE_LEAVES = """
+def f(rewards, branches, depth):
+    columns, values = [], rewards
+    for j in range(depth):
+        parents = values.view(-1, branches).mean(1)
+        step = values - parents.repeat_interleave(branches)
+        columns.insert(0, step.repeat_interleave(branches ** j))
+        values = parents
+    return torch.stack(columns, dim=1)
+"""
+BY_MATRICES = """
+def f(rewards, branches, depth):
+    def average(leaves):
+        return torch.kron(torch.eye(len(rewards) // leaves), torch.full((leaves, leaves), 1 / leaves))
+    values = [average(branches ** (depth - j)) @ rewards for j in range(depth + 1)]
+    return torch.stack([b - a for a, b in itertools.pairwise(values)], dim=1)
+"""
+BY_SHAPES = """
+def f(rewards, branches, depth):
+    trees = rewards.view(-1, *[branches] * depth)
+    values = [trees]
+    for j in range(depth):
+        values.insert(0, trees.mean(dim=tuple(range(depth - j, depth + 1)), keepdim=True))
+    return torch.stack([(b - a).expand_as(trees).flatten() for a, b in itertools.pairwise(values)], dim=1)
+"""
+VALUES = """
+def f(rewards, branches, depth):
+    sizes = [branches ** (depth - j) for j in range(depth + 1)]
+    values = torch.stack([rewards.view(-1, s).{how}.repeat_interleave(s) for s in sizes], dim=1)
+    return {give}
+"""
+ROLLOUT_BY_ROLLOUT = """
+def f(noise, group_size, part_at):
+    made = torch.empty_like(noise)
+    for j in range(len(noise)):
+        for n in range(noise.shape[1]):
+            made[j, n] = noise[j, n if j == part_at else n - n % group_size]
+    return made
+"""
+BY_NUMBERS = """
+def f(noise, group_size, part_at):
+    numbers = torch.arange(noise.shape[1]).repeat(len(noise), 1)
+    first = numbers // group_size * group_size
+    first[part_at] = numbers[part_at]
+    return noise[torch.arange(len(noise))[:, None], first]
+"""
+BY_WHERE = """
+def f(noise, group_size, part_at):
+    groups = noise.unflatten(1, (-1, group_size))
+    apart = (torch.arange(len(noise)) == part_at).view(-1, 1, 1, 1, 1, 1)
+    return torch.where(apart, groups, groups[:, :, :1]).flatten(1, 2)
+"""
+BY_CAT = """
+def f(noise, group_size, part_at):
+    def share(part):
+        return part[:, ::group_size].repeat_interleave(group_size, dim=1)
+    return torch.cat([share(noise[:part_at]), noise[part_at : part_at + 1], share(noise[part_at + 1 :])])
+"""
+IN_PLACE = """
+def f(noise, group_size, part_at):
+    for j in range(len(noise)):
+        if j != part_at:
+            noise[j] = noise[j][::group_size].repeat_interleave(group_size, dim=0)
+    return noise
+"""
+SHARED = "noise[:, ::group_size].repeat_interleave(group_size, dim=1)"
+AVERAGED = "noise.unflatten(1, (-1, group_size)).mean(2).repeat_interleave(group_size, dim=1)"
+PUT_BACK = """
+def f(noise, group_size, part_at):
+    shared = {shared}
+    shared[{place}] = {source}
+    return shared
+"""
+BY_WEIGHTS = """
+def f(value, num_steps):
+    shares = []
+    for j in range(num_steps):
+        share = 0.0
+        for s in value:
+            if j not in s:
+                orders = math.factorial(len(s)) * math.factorial(num_steps - len(s) - 1)
+                share += orders / math.factorial(num_steps) * (value[s | {j}] - value[s])
+        shares.append(share)
+    return shares
+"""
+BY_DIVIDENDS = """
+def f(value, num_steps):
+    gain = {}
+    for s in sorted(value, key=len):
+        gain[s] = value[s] - sum(gain[t] for t in gain if t < s)
+    return torch.tensor([sum(gain[s] / len(s) for s in gain if j in s) for j in range(num_steps)])
+"""
+BY_RECURSION = """
+def f(value, num_steps):
+    def split(steps):
+        if not steps:
+            return {}
+        shares = dict.fromkeys(steps, 0.0)
+        for last in steps:
+            before = split(steps - {last})
+            for j in steps - {last}:
+                shares[j] += before[j] / len(steps)
+            shares[last] += (value[steps] - value[steps - {last}]) / len(steps)
+        return shares
+    shares = split(frozenset(range(num_steps)))
+    return [shares[j] for j in range(num_steps)]
+"""
+BY_ORDERS = """
+def f(value, num_steps):
+    total, orders = torch.zeros(num_steps).double(), list(itertools.permutations(range(num_steps)))
+    for order in orders:
+        on = frozenset()
+        for j in order:
+            total[j] += {added}
+            on |= {{j}}
+    return total / {count}
+"""
+WHOLE, NONE = "value[frozenset(range(num_steps))]", "value[frozenset()]"
+EACH = "[{} for j in range(num_steps)]"
+RIGHT = [
+    (1, LEAF_BY_LEAF),
+    (1, FROM_THE_LEAVES),
+    (1, BY_MATRICES),
+    (1, BY_SHAPES),
+    (2, ROLLOUT_BY_ROLLOUT),
+    (2, BY_NUMBERS),
+    (2, BY_WHERE),
+    (2, BY_CAT),
+    (3, BY_WEIGHTS),
+    (3, BY_DIVIDENDS),
+    (3, BY_RECURSION),
+    (3, BY_ORDERS.format(added="value[on | {j}] - value[on]", count="len(orders)")),
+]
+MEAN = "mean(1)"
+STEPS = "values.diff(dim=1)"
+WRONG = [
+    (1, VALUES.format(how=MEAN, give="-values.diff(dim=1)"), "less where it leads"),
+    (1, VALUES.format(how=MEAN, give="(values[:, -1:] - values[:, :1]).expand(-1, depth)"), "all actions"),
+    (1, VALUES.format(how=MEAN, give="values.diff(dim=1).flip(1)"), "first column"),
+    (1, VALUES.format(how=MEAN, give="values[:, 1:]"), "value of where it leads alone"),
+    (1, VALUES.format(how=MEAN, give="values"), "one number for each leaf"),
+    (1, VALUES.format(how=MEAN, give=f"{STEPS} / {STEPS}.std(0, correction=0)"), "divide"),
+    (1, VALUES.format(how="amax(1)", give="values.diff(dim=1)"), "mean of its leaves"),
+    (1, VALUES.format(how="sum(1)", give="values.diff(dim=1)"), "mean of its leaves"),
+    (1, VALUES.format(how=MEAN, give="values[:, 1:] - rewards.mean()"), "add up"),
+    (1, VALUES.format(how=MEAN, give="1.05 * values.diff(dim=1)"), "add up"),
+    (1, VALUES.format(how=MEAN, give=f"{STEPS}.mean(1, keepdim=True).expand(-1, depth)"), "wrong"),
+    (1, "torch.full((len(rewards), depth), math.nan)", "add up"),
+    (2, IN_PLACE, "work on a copy"),
+    (2, SHARED, "no step parts"),
+    (2, "noise.clone()", "one should"),
+    (2, PUT_BACK.format(shared=SHARED, place="part_at - 1", source="noise[part_at - 1]"), "not at"),
+    (2, PUT_BACK.format(shared=SHARED, place="slice(part_at, None)", source="noise[part_at:]"), "one should"),
+    (2, PUT_BACK.format(shared=SHARED, place="part_at", source="torch.randn_like(noise[0])"), "its own draw"),
+    (2, PUT_BACK.format(shared="noise[:, :1].repeat(1, noise.shape[1], 1, 1, 1)", place="part_at",
+                        source="noise[part_at]"), "another group"),
+    (2, PUT_BACK.format(shared=AVERAGED, place="part_at", source="noise[part_at]"), "spread"),
+    (2, PUT_BACK.format(shared="noise[:, group_size - 1 :: group_size].repeat_interleave(group_size, dim=1)",
+                        place="part_at", source="noise[part_at]"), "first rollout"),
+    (2, PUT_BACK.format(shared="noise[:, : noise.shape[1] // group_size].repeat(1, group_size, 1, 1, 1)",
+                        place="part_at", source="noise[part_at]"), "part"),
+    (2, "noise[:, ::group_size]", "shape"),
+    (2, "torch.full_like(noise, math.nan)", "NaN"),
+    (3, EACH.format(f"value[frozenset({{j}})] - {NONE}"), "what it adds to others"),
+    (3, EACH.format(f"{WHOLE} - value[frozenset(range(num_steps)) - {{j}}]"), "other orders"),
+    (3, EACH.format(f"({WHOLE} - {NONE}) / num_steps"), "not all shares"),
+    (3, BY_ORDERS.format(added="value[on] - value[on | {j}]", count="len(orders)"), "the sign"),
+    (3, BY_ORDERS.format(added="value[on | {j}] - value[on]", count="1"), "average"),
+    (3, "[sum(value[s | {j}] - value[s] for s in value if j not in s) / 2 ** (num_steps - 1) "
+        "for j in range(num_steps)]", "equally frequent"),
+    (3, BY_ORDERS.format(added="value[on | {j}]", count="len(orders)"), "together"),
+    (3, BY_ORDERS.format(added="1.05 * (value[on | {j}] - value[on])", count="len(orders)"), "together"),
+    (3, BY_ORDERS.format(added="value[on | {j}] - value[on]", count="len(orders)").replace(
+        "return total", "return total.flip(0)"), "wrong with"),
+    (3, f"{WHOLE} - {NONE}", "a number for each"),
+    (3, EACH.format("math.nan"), "together"),
+]  # fmt: skip
+
+
+def code(number: int, answer: str) -> str:
+    return IMPORTS + (answer if "def " in answer else f"def f({ARGUMENTS[number]}):\n    return {answer}\n")
+
+
+@pytest.mark.parametrize(("number", "answer"), RIGHT)
+def test_right_answers_of_any_form_pass(number, answer):
+    assert hint_for(check(number), code(number, answer)) == ""
+
+
+@pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
+def test_wrong_answers_are_refused_with_a_hint(number, answer, hint):
+    assert hint in hint_for(check(number), code(number, answer))
