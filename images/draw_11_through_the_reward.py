@@ -132,7 +132,7 @@ def plane() -> Figure:
                 part = (goal["reward"] - before["reward"]) / (after["reward"] - before["reward"])
                 y = before["frechet"] + part * (after["frechet"] - before["frechet"])
                 right.plot(n + part, y, "o", mfc="none", mec=color, ms=11, mew=1.6)
-        above = 0.12 if method == "ReFL" else -0.08
+        above = {"ReFL": 0.12, "DRaFT-3": -0.25}.get(method, 0)
         right.text(4.06, middle[-1]["frechet"] + above, method, fontsize=8.5, color=color, va="center")
     _style(left, "reward", "diversity: how far pictures of a prompt are apart")
     _style(right, "Fréchet distance to handwriting", "queries")

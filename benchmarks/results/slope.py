@@ -10,7 +10,7 @@ split in the same colours; no training asks for them.
 slope_points.csv has what needs no training, on the same questions: handwriting of the test split (three
 draws), guidance, four steps, and the best by reward of n pictures. Learning rates come from slope_search.csv:
 256 queries, seed 100, questions from validation noise, the highest reward. slope/*.png are pictures of seed
-0, a row per reading, and of points. Finished runs are skipped. Ten CPU minutes on one thread.
+0, a row per reading, and of points. Finished runs are skipped. Fifteen CPU minutes on one thread.
 """
 
 from __future__ import annotations
