@@ -55,7 +55,7 @@ PICTURE_FOLDER = Path(__file__).with_suffix("")  # of the first seed's pictures,
 SHOWN = 8  # pictures of the test that are kept
 SEARCH_SEED = 100
 SETTINGS: Row = {
-    "sample_num_steps": 6,  # five actions: the last step of this schedule has no noise
+    "sample_num_steps": 6,  # six actions, and the last has a σ of 0.0064: see docs/tiny-zoo.md
     "sample_guidance_scale": 1.0,
     "sample_batch_size": 128,
     "sample_num_batches_per_epoch": 1,

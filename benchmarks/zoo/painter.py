@@ -1,0 +1,186 @@
+"""Lesson 06: what a reward teaches a painter of foxes, and what it forgets.
+
+`python -m benchmarks.zoo.painter`: the sentence is "a fox", the reward minus the size of a JPEG. DDPO, DDPO
+with a price on the KL and RWR train with as many queries, three seeds. painter.csv has, every other epoch,
+the mean reward of test pictures drawn from fixed noise and the share in which the judge sees a fox; and what
+the best of n and more words do without training. What the file holds already is not run again. Pictures of
+the first seed go into painter/, and three samples of an epoch from noise to advantage.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import Row, parse, quiet_thread, run_all, scratch_config, write_json
+from ddpo_lessons.advantages import normalize_groups
+from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.algorithms.rwr import RWR
+from ddpo_lessons.app.demo import EVERYWHERE
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.rewards import jpeg_compressibility
+from ddpo_lessons.rollout import sample_seed, text2img_rollout
+from ddpo_lessons.tiny.world import to_pil
+from ddpo_lessons.trainer import Runner
+from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
+from ddpo_lessons.zoo.judges import named
+
+RESULT = Path(__file__).with_suffix(".csv")
+COLUMNS = ("method", "seed", "epoch", "queries", "reward", "fox", "prompt")
+PROMPT, SEEDS, TEST, VALIDATION = "a fox", (0, 1, 2), 1_000, 2_000
+PICTURES, SHOWN, EPOCHS = 48, 10, 10
+STEPS = 5  # four actions: the last step has no noise; of six it would have a little, and drown the others
+SETTINGS: Row = {
+    "num_epochs": EPOCHS,
+    "sample_num_steps": STEPS,
+    "sample_guidance_scale": 1.0,
+    "sample_batch_size": 64,
+    "sample_num_batches_per_epoch": 1,
+    "sample_group_size": 8,
+    "train_timestep_fraction": 0.5,  # two actions of each sample
+    "train_batch_size": 32,  # two optimizer steps
+    "train_lora_rank": 16,
+    "train_lora_alpha": 16,
+    "train_lora_target_modules": EVERYWHERE,
+    "image_grid_freq": 0,
+}
+CLIPPED: Row = {"train_learning_rate": 3e-3, "train_clip_range": 5e-3}
+METHODS: dict[str, tuple[Callable[[], Algorithm], Row]] = {
+    "DDPO": (DDPO, CLIPPED),
+    "KL 0.03": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.03}),
+    "KL 0.1": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.1}),
+    "RWR": (RWR, {"train_learning_rate": 2e-3}),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run, or something else than training."""
+
+    method: str
+    seed: int = 0
+    noise: int = TEST
+
+
+# -------------------------------------------------------------------------------------------- testing
+def paint(pipeline: Any, noise: int, prompt: str = PROMPT, count: int = PICTURES) -> torch.Tensor:
+    """Draw the test pictures as training samples them, from noise that the seed decides, (N, 3, 64, 64)."""
+    generators = [torch.Generator().manual_seed(sample_seed(noise, n)) for n in range(count)]
+    told = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "generator": generators}
+    return text2img_rollout(pipeline, [prompt] * count, **told)[0]
+
+
+def rewards(images: torch.Tensor) -> torch.Tensor:
+    """Return minus kB of each picture, (N,)."""
+    scored = jpeg_compressibility()(images, [PROMPT] * len(images), [{}] * len(images))
+    assert isinstance(scored, torch.Tensor)
+    return scored
+
+
+def verdict(images: torch.Tensor) -> Row:
+    """Return the mean reward, and the share in which the judge sees a fox."""
+    seen = named(load_judge(), images)[:, 0] == world.ANIMALS.index("fox")  # (N,)
+    return {"reward": rewards(images).mean().item(), "fox": seen.float().mean().item()}
+
+
+def keep(images: torch.Tensor, name: str) -> None:
+    """Write the first pictures of a test side by side."""
+    folder = RESULT.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    to_pil(torch.cat(list(images[:SHOWN]), dim=2)).save(folder / f"{name}.png")
+
+
+# ------------------------------------------------------------------------------------------- training
+def train(run: Run) -> list[Row]:
+    """Train a policy; return what the test says of it every other epoch."""
+    (algorithm, settings), pipeline, rows = METHODS[run.method], load_tiny_zoo(), list[Row]()
+
+    def test(epoch: int) -> None:
+        images = paint(pipeline, run.noise)
+        if run.seed == 0:
+            keep(images, f"{run.method.replace(' ', '_')}_{epoch:02d}")
+        about = {"method": run.method, "seed": run.seed, "epoch": epoch}
+        rows.append({**about, "queries": epoch * SETTINGS["sample_batch_size"], **verdict(images)})
+
+    with scratch_config(SETTINGS, settings, seed=run.seed) as config:
+        task = (jpeg_compressibility(), lambda: (PROMPT, {}), pipeline)
+        trainer = Runner(config, *task, algorithm=algorithm(), start=FromNoise())
+        for epoch in range(EPOCHS):
+            if epoch % 2 == 0:
+                test(epoch)
+            trainer.step(epoch)
+        test(EPOCHS)
+    return rows
+
+
+# ----------------------------------------------------------------------------------- without training
+def best_of(count: int, run: Run) -> list[Row]:
+    """Draw each test picture so many times, and keep the smallest file."""
+    draws = torch.stack([paint(load_tiny_zoo(), run.noise + n) for n in range(count)])  # (n, N, 3, 64, 64)
+    best = torch.stack([rewards(images) for images in draws]).argmax(dim=0)  # (N,)
+    return [{"method": run.method, "seed": 0, **verdict(draws[best, torch.arange(PICTURES)])}]
+
+
+def more_words(run: Run) -> list[Row]:
+    """Name the artist and the ground with the smallest files on other noise."""
+    said = itertools.product(world.ARTISTS, world.GROUND_NAMES)
+    prompts = [world.make_prompt("fox", *words) for words in said]
+    pipeline = load_tiny_zoo()
+    scores = [rewards(paint(pipeline, VALIDATION, prompt, 16)).mean().item() for prompt in prompts]
+    best = prompts[max(range(len(prompts)), key=scores.__getitem__)]
+    return [{"method": run.method, "seed": 0, "prompt": best, **verdict(paint(pipeline, run.noise, best))}]
+
+
+WITHOUT: dict[str, Callable[[Run], list[Row]]] = {
+    f"best of {count}": functools.partial(best_of, count) for count in (2, 4, 8)
+}
+WITHOUT["more words"] = more_words
+
+
+# ------------------------------------------------------------------------------ an epoch in pictures
+def draw_loop() -> None:
+    """Keep the highest, the median and the lowest reward of an untrained group, with all that led there.
+
+    loop.png has a row for each: x_T to x_0 as three of the latent's four channels, and the picture.
+    """
+    options = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "group_size": 8}
+    options["generator"] = torch.Generator().manual_seed(0)
+    images, trajectory = text2img_rollout(load_tiny_zoo(), [PROMPT] * 64, **options)
+    scored = rewards(images)  # (64,)
+    advantages = normalize_groups(scored, 8)
+    order = scored[:8].argsort(descending=True).tolist()  # of the first group
+    shown, rows = [order[0], order[4], order[7]], []
+    for n in shown:
+        colours = (trajectory.latents[n, :, :3] / 6 + 0.5).clamp(0, 1)  # (T + 1, 3, 16, 16)
+        tiles = colours.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+        rows.append(torch.cat([*tiles, images[n]], dim=2))  # (3, 64, 64 (T + 2))
+    folder = RESULT.with_suffix("")
+    to_pil(torch.cat(rows, dim=1)).save(folder / "loop.png")
+    numbers = [
+        {"reward": round(scored[n].item(), 2), "advantage": round(advantages[n].item(), 2)} for n in shown
+    ]
+    write_json(folder / "loop.json", {"mean": round(scored[:8].mean().item(), 2), "shown": numbers})
+
+
+def measure(run: Run) -> list[Row]:
+    """Return the rows of a run."""
+    return WITHOUT.get(run.method, train)(run)
+
+
+def main() -> None:
+    """Train with each method, all of them with a seed before the next one; then do without."""
+    runs = [Run(method, seed) for seed in SEEDS for method in METHODS] + [Run(method) for method in WITHOUT]
+    run_all(measure, runs, COLUMNS, 2, RESULT, parse(__doc__).processes)
+    quiet_thread()
+    draw_loop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Answers to the exercises of lesson 06: wrong ones are refused with a hint, right ones of any form pass."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.helpers import check_of, hint_for
+
+check = functools.cache(functools.partial(check_of, "06_text_to_image_ddpo"))
+IMPORTS = "import math, torch\nimport numpy as np\nfrom ddpo_lessons.advantages import normalize\n"
+ARGUMENTS = {1: "rewards, kind", 2: "path, reward", 3: "kilobytes, log_p"}
+BY_HAND = """
+def f(rewards, kind):
+    r = rewards.double()
+    a = (r - r.mean()) / (r.std(correction=0) + 1e-8)
+    if kind == "all":
+        return a
+    if kind == "blame":
+        return torch.minimum(a, torch.zeros_like(a))
+    praise = torch.where(a > 0, a, 0.0)
+    return praise - praise.mean() if kind == "recentred" else praise
+"""
+LISTS = """
+def f(rewards, kind):
+    a = normalize(rewards).tolist()
+    praise = [max(x, 0.0) for x in a]
+    mean = sum(praise) / len(praise)
+    blame = [min(x, 0.0) for x in a]
+    return {"all": a, "praise": praise, "recentred": [x - mean for x in praise], "blame": blame}[kind]
+"""
+IN_PLACE = """
+def f(rewards, kind):
+    a = normalize(rewards)
+    if kind in ("praise", "recentred"):
+        a[a < 0] = 0
+    if kind == "blame":
+        a[a > 0] = 0
+    return a - a.mean() if kind == "recentred" else a
+"""
+NUMPY = """
+def f(rewards, kind):
+    a = normalize(rewards).numpy()
+    up = np.maximum(a, 0)
+    return {"all": a, "praise": up, "recentred": up - up.mean(), "blame": a - up}[kind]
+"""
+BY_STEPS = """
+def f(path, reward):
+    if path[0][0] >= reward:
+        return path[0][1]
+    for (r, k), (s, m) in zip(path, path[1:]):
+        if r < reward <= s:
+            share = (reward - r) / (s - r)
+            return (1 - share) * k + share * m
+"""
+TENSORS = """
+def f(path, reward):
+    r, k = torch.tensor(path, dtype=torch.float64).unbind(1)
+    reached = (r >= reward).nonzero().flatten()
+    if not len(reached):
+        return None
+    n = reached[0]
+    if n == 0:
+        return k[0]
+    return torch.lerp(k[n - 1], k[n], (reward - r[n - 1]) / (r[n] - r[n - 1]))
+"""
+INTERP = """
+def f(path, reward):
+    for n in range(len(path)):
+        if path[n][0] >= reward:
+            low = max(n - 1, 0)
+            return float(np.interp(reward, [path[low][0], path[n][0]], [path[low][1], path[n][1]]))
+    return None
+"""
+RECURSIVE = """
+def f(path, reward):
+    (r, k), *rest = path
+    if r >= reward:
+        return k
+    if not rest:
+        return None
+    s, m = rest[0]
+    return k + (m - k) * (reward - r) / (s - r) if s >= reward else f(rest, reward)
+"""
+RIGHT = [
+    *((1, answer) for answer in (BY_HAND, LISTS, IN_PLACE, NUMPY)),
+    *((2, answer) for answer in (BY_STEPS, TENSORS, INTERP, RECURSIVE)),
+    (3, "-kilobytes - 2 * (math.log(0.5) - log_p).clamp(min=0)"),
+    (3, "-kilobytes.double() + 2 * torch.minimum(torch.zeros(()), log_p + math.log(2))"),
+    (3, "-kilobytes - 2 * torch.relu(-log_p - 0.6931)"),
+    (3, "[-k + 2 * min(0.0, p + math.log(2)) for k, p in zip(kilobytes.tolist(), log_p.tolist())]"),
+]
+A = "normalize(rewards)"
+
+
+def kinds(
+    praise: str = "up", recentred: str = "up - up.mean()", blame: str = "down", every: str = "a"
+) -> str:
+    """An answer to exercise 1 with some kinds of its own."""
+    return f"""
+def f(rewards, kind):
+    a = normalize(rewards)
+    up, down = a.clamp(min=0), a.clamp(max=0)
+    return {{"all": lambda: {every}, "praise": lambda: {praise}, "recentred": lambda: {recentred},
+            "blame": lambda: {blame}}}[kind]()
+"""
+
+
+def walk(
+    found: str, first: str = "path[0][1]", never: str = "None", condition: str = "r < reward <= s"
+) -> str:
+    """An answer to exercise 2 that looks for the first two epochs with the reward between them."""
+    return f"""
+def f(path, reward):
+    if path[0][0] >= reward:
+        return {first}
+    for (r, k), (s, m) in zip(path, path[1:]):
+        if {condition}:
+            return {found}
+    return {never}
+"""
+
+
+LINE = "k + (reward - r) / (s - r) * (m - k)"
+LAST = """
+def f(path, reward):
+    found = path[0][1] if path[0][0] >= reward else None
+    for (r, k), (s, m) in zip(path, path[1:]):
+        if r < reward <= s:
+            found = k + (reward - r) / (s - r) * (m - k)
+    return found
+"""
+SORTED = f"""
+def f(path, reward):
+    path = sorted(path)
+    if path[0][0] >= reward:
+        return path[0][1]
+    for (r, k), (s, m) in zip(path, path[1:]):
+        if r < reward <= s:
+            return {LINE}
+"""
+CHANGES_REWARDS = """
+def four(rewards, kind):
+    a = normalize(rewards)
+    up = a.clamp(min=0)
+    return {"all": a, "praise": up, "recentred": up - up.mean(), "blame": a - up}[kind]
+def f(rewards, kind):
+    rewards -= rewards.mean()
+    return four(rewards, kind)
+"""
+NOT_A_NUMBER = kinds(every="(rewards - rewards.mean()) / rewards.std(correction=0)")
+PENALTY = "2 * (log_p - math.log(0.5)).clamp(max=0)"
+WRONG = [
+    (1, kinds(every="rewards - rewards.mean()"), "only the difference"),
+    (1, kinds(every="(rewards - rewards.mean()) / (rewards.std() + 1e-8)"), "S - 1"),
+    (1, kinds(praise="down"), "the sign"),
+    (1, kinds(praise="normalize(rewards.clamp(min=0))"), "not the rewards"),
+    (1, kinds(praise="torch.where(rewards > rewards.median(), a, 0)"), "median"),
+    (1, kinds(praise="normalize(up)"), "scale"),
+    (1, kinds(praise="a.abs()"), "becomes 0"),
+    (1, kinds(praise="up * 1.05"), "other numbers"),
+    (1, kinds(praise="up[up > 0]"), "one number for each"),
+    (1, kinds(recentred="up"), "left in"),
+    (1, kinds(recentred="normalize(up)"), "scale"),
+    (1, kinds(recentred="up - up[up > 0].mean()"), "zeros too"),
+    (1, kinds(recentred="torch.where(a > 0, up - up.mean(), 0)"), "every sample"),
+    (1, kinds(recentred="up - 2 * up.mean()"), "once"),
+    (1, kinds(recentred="up + up.mean()"), "do not add"),
+    (1, kinds(blame="-down"), "the sign"),
+    (1, kinds(blame="up"), "that is praise"),
+    (1, kinds(blame="down - down.mean()"), "keeps its mean"),
+    (1, kinds(blame="torch.full_like(a, math.nan)"), "other numbers"),
+    (1, CHANGES_REWARDS, "in place"),
+    (1, NOT_A_NUMBER, "equal rewards"),
+    (2, LAST, "first"),
+    (2, walk("m"), "epoch after"),
+    (2, walk("k"), "epoch before"),
+    (2, walk("m + (reward - r) / (s - r) * (k - m)"), "other end"),
+    (2, walk(LINE, never="path[-1][1]"), "None"),
+    (2, walk(LINE, never="0.0"), "None"),
+    (2, walk(LINE, first="None"), "starts above"),
+    (2, walk("None"), "path gets there"),
+    (2, walk(f"{LINE} + 0.05"), "wrong for reward"),
+    (2, walk("math.nan"), "wrong for reward"),
+    (2, SORTED, "order"),
+    (3, f"kilobytes + {PENALTY}", "minus the size"),
+    (3, f"-kilobytes - {PENALTY}", "costs"),
+    (3, "-kilobytes + 2 * (log_p - math.log(0.5))", "no bonus"),
+    (3, "-kilobytes + 2 * (log_p - math.log(0.5)).clamp(min=0)", "likely ones"),
+    (3, "-kilobytes + 2 * log_p", "not at 1"),
+    (3, "-kilobytes + 2 * (log_p - 0.5).clamp(max=0)", "logarithm of one half"),
+    (3, "-kilobytes + 2 * (log_p.exp() - 0.5).clamp(max=0)", "already"),
+    (3, f"-kilobytes + {PENALTY} / 2", "twice the guard"),
+    (3, f"2 * -kilobytes + {PENALTY}", "not twice the size"),
+    (3, "-kilobytes + 2 * (log_p - math.log10(0.5)).clamp(max=0)", "natural"),
+    (3, f"(-kilobytes + {PENALTY}).mean()", "each picture"),
+    (3, f"-kilobytes + {PENALTY} - 0.05", "is wrong for"),
+    (3, "torch.full_like(log_p, math.nan)", "is wrong for"),
+]
+
+
+def code(number: int, answer: str) -> str:
+    return IMPORTS + (answer if "def " in answer else f"def f({ARGUMENTS[number]}):\n    return {answer}\n")
+
+
+@pytest.mark.parametrize(("number", "answer"), RIGHT)
+def test_right_answers_of_any_form_pass(number, answer):
+    assert hint_for(check(number), code(number, answer)) == ""
+
+
+@pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
+def test_wrong_answers_are_refused_with_a_hint(number, answer, hint):
+    found = hint_for(check(number), code(number, answer))
+    assert found
+    assert hint in found
