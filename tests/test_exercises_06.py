@@ -158,7 +158,7 @@ WRONG = [
     (1, kinds(praise="normalize(rewards.clamp(min=0))"), "not the rewards"),
     (1, kinds(praise="torch.where(rewards > rewards.median(), a, 0)"), "median"),
     (1, kinds(praise="normalize(up)"), "scale"),
-    (1, kinds(praise="a.abs()"), "becomes 0"),
+    (1, kinds(praise="a.abs()"), "other numbers"),
     (1, kinds(praise="up * 1.05"), "other numbers"),
     (1, kinds(praise="up[up > 0]"), "one number for each"),
     (1, kinds(recentred="up"), "left in"),
