@@ -23,7 +23,7 @@ what does clipping buy? Advantages, the clipped surrogate, drift and clip range,
 05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
 RLHF's PPO for text from its parts, GAE derived and written, reward hacking; what takes GAE's place in DDPO
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-question
-can a number teach a painter? The whole loop, DDPO beside RWR, what a reward forgets, the KL and early stopping
+can a number teach a painter? The whole loop, DDPO beside RWR, paths, the KL and early stopping
 07_img2img_ddpo | algorithms/branching rollout app/demo | 07-question
 which step deserves the praise? The edit of many steps: a bandit, credit by branching, honest baselines
 08_full_gpu_run | app/budget app/presets data/folders | 08-memory
