@@ -222,7 +222,7 @@ def guide_table() -> str:
         ["Is it an edit?", "DDPO with one action, branching with several",
          f"digits in other colours: DDPO {edits['after']}, best setting {edits['untrained_best']}; "
          f"confetti: branching {right[rl]}"],
-        ["Is a query dear?", "branching", f"taste, 128 queries: {taste('branching')}, {taste('DDPO')}"],
+        ["Is a query dear?", "branching", f"taste, after 128: {taste('branching')}, DDPO {spread(ends('taste', 'DDPO', 128), 'reward')}"],
         ["Otherwise", "NFT, with a judge beside it",
          f"prompts: NFT {spread(nft, 'reward')}, Flow-GRPO in a window "
          f"{spread(ends('prompts', 'Flow-GRPO, window', 1920), 'reward')}, "
