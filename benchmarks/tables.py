@@ -190,10 +190,6 @@ def guide_table() -> str:
     zoo = finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), "practised")
     right = {name: percent(mean(found, "all")) for name, found in zoo.items()}
     turned, best, pairs, rl = list(right)[2:6]
-    digits = read("benchmarks/results/recolour.json")["runs"]
-    edits = {
-        name: percent(mean([run[name] for run in digits], "both")) for name in ("untrained_best", "after")
-    }
     untrained = {row["setting"]: row for row in read(f"{EQUAL}_untrained.csv") if row["task"] == "taste"}
     words = next(row for name, row in untrained.items() if name.startswith('"') and "best" not in name)
 
@@ -209,6 +205,7 @@ def guide_table() -> str:
         return f"{float(row['reward']):.2f} with {float(row['judge']):.0%} of the animals"
 
     draft, nft = ends("prompts", "DRaFT", 512), ends("prompts", "DiffusionNFT", 1920)
+    ddpo = ends("taste", "DDPO", 128)
     rows = [
         ["Does a sentence, a setting or the best of a few pictures do?", "do not train",
          f"taste: said in the prompt {said(words)}, best of 8 {said(untrained['best of 8'])}; "
@@ -219,10 +216,10 @@ def guide_table() -> str:
         ["Has the reward a slope that you trust?", "try DRaFT or ReFL, beside branching",
          f"prompts: DRaFT {spread(draft, 'reward')} after 512 queries, NFT {spread(nft, 'reward')} after "
          f"1,920; taste: {taste('DRaFT')}, {taste('branching')}"],
-        ["Is it an edit?", "DDPO with one action, branching with several",
-         f"digits in other colours: DDPO {edits['after']}, best setting {edits['untrained_best']}; "
-         f"confetti: branching {right[rl]}"],
-        ["Is a query dear?", "branching", f"taste, after 128: {taste('branching')}, DDPO {spread(ends('taste', 'DDPO', 128), 'reward')}"],
+        ["Is it an edit?", "branching; DDPO where one step is the action",
+         f"confetti: branching {right[rl]}, untrained at its best {right[turned]}"],
+        ["Is a query dear?", "branching",
+         f"taste, after 128: {taste('branching')}, DDPO {spread(ddpo, 'reward')}"],
         ["Otherwise", "NFT, with a judge beside it",
          f"prompts: NFT {spread(nft, 'reward')}, Flow-GRPO in a window "
          f"{spread(ends('prompts', 'Flow-GRPO, window', 1920), 'reward')}, "
