@@ -190,11 +190,6 @@ def guide_table() -> str:
     zoo = finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), "practised")
     right = {name: percent(mean(found, "all")) for name, found in zoo.items()}
     turned, best, pairs, rl = list(right)[2:6]
-<<<<<<< Updated upstream
-=======
-    digits = by(read("benchmarks/results/recolour_steps.csv"), "sampled")
-    edits = {name: percent(mean(found, "both")) for name, found in digits.items()}
->>>>>>> Stashed changes
     untrained = {row["setting"]: row for row in read(f"{EQUAL}_untrained.csv") if row["task"] == "taste"}
     words = next(row for name, row in untrained.items() if name.startswith('"') and "best" not in name)
 
@@ -221,18 +216,10 @@ def guide_table() -> str:
         ["Has the reward a slope that you trust?", "try DRaFT or ReFL, beside branching",
          f"prompts: DRaFT {spread(draft, 'reward')} after 512 queries, NFT {spread(nft, 'reward')} after "
          f"1,920; taste: {taste('DRaFT')}, {taste('branching')}"],
-<<<<<<< Updated upstream
         ["Is it an edit?", "branching; DDPO where one step is the action",
          f"confetti: branching {right[rl]}, untrained at its best {right[turned]}"],
         ["Is a query dear?", "branching",
          f"taste, after 128: {taste('branching')}, DDPO {spread(ddpo, 'reward')}"],
-=======
-        ["Is it an edit?", "DDPO with one action, branching with several",
-         f"digits in other colours: DDPO {edits['in 5 steps']}, best of 8 {edits['untrained, best of 8']}; "
-         f"confetti: branching {right[rl]}"],
-        ["Is a query dear?", "branching", f"taste, after 128: {taste('branching')}, "
-         f"DDPO {spread(ends('taste', 'DDPO', 128), 'reward')}"],
->>>>>>> Stashed changes
         ["Otherwise", "NFT, with a judge beside it",
          f"prompts: NFT {spread(nft, 'reward')}, Flow-GRPO in a window "
          f"{spread(ends('prompts', 'Flow-GRPO, window', 1920), 'reward')}, "
