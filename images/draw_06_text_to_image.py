@@ -213,7 +213,7 @@ def paths() -> Figure:
         axes.annotate(
             told, (x, y), (0, 12), textcoords="offset points", ha="center", fontsize=9, color=PURPLE
         )
-    axes.set(xlim=(-2.4, -1.1), ylim=(-2, 114), yticks=range(0, 101, 20))
+    axes.set(xlim=(-2.4, -1.0), ylim=(-2, 114), yticks=range(0, 101, 20))
     axes.set_xlabel("reward (minus kB): smaller files to the right", fontsize=10, color=INK)
     axes.set_ylabel("judge sees a fox (%)", fontsize=10, color=INK)
     lines, names = axes.get_legend_handles_labels()
