@@ -24,6 +24,7 @@ def set_up() -> None:
         library.disable_progress_bar()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # silences a warning when processes start
     plt.style.use("ddpo_lessons.lesson")
+    plt.switch_backend(plt.get_backend())  # so that a notebook's first figure is shown whoever makes it
     torch.manual_seed(SEED)
 
 

@@ -79,6 +79,14 @@ def test_no_personal_kernel_no_path_no_address_and_a_modest_size(path):
 
 
 @every_notebook
+def test_figures_are_pictures(path):
+    """A figure that no backend shows leaves its description alone."""
+    shown = [output.data for cell in code_cells(path) for output in cell.outputs if "data" in output]
+    figures = [data for data in shown if "<Figure" in data.get("text/plain", "")]
+    assert [data for data in figures if "image/png" not in data] == []
+
+
+@every_notebook
 def test_opening_and_closing_cells(path):
     cells = read(path).cells
     opening, closing = cells[0].source, cells[-1].source
