@@ -60,6 +60,9 @@ METHODS: dict[str, tuple[Callable[[], Algorithm], Row]] = {
 }
 
 
+KEPT = {"DDPO": (0, 4, 6, 10), "KL 0.1": (10,)}  # epochs of the first seed whose pictures the lesson shows
+
+
 @dataclass(frozen=True)
 class Run:
     """A training run, or something else than training."""
@@ -73,7 +76,7 @@ class Run:
 def paint(pipeline: Any, noise: int, prompt: str = PROMPT, count: int = PICTURES) -> torch.Tensor:
     """Draw the test pictures as training samples them, from noise that the seed decides, (N, 3, 64, 64)."""
     generators = [torch.Generator().manual_seed(sample_seed(noise, n)) for n in range(count)]
-    told = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "generator": generators}
+    told: Row = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "generator": generators}
     return text2img_rollout(pipeline, [prompt] * count, **told)[0]
 
 
@@ -104,7 +107,7 @@ def train(run: Run) -> list[Row]:
 
     def test(epoch: int) -> None:
         images = paint(pipeline, run.noise)
-        if run.seed == 0:
+        if run.seed == 0 and epoch in KEPT.get(run.method, ()):
             keep(images, f"{run.method.replace(' ', '_')}_{epoch:02d}")
         about = {"method": run.method, "seed": run.seed, "epoch": epoch}
         rows.append({**about, "queries": epoch * SETTINGS["sample_batch_size"], **verdict(images)})
@@ -150,7 +153,7 @@ def draw_loop() -> None:
 
     loop.png has a row for each: x_T to x_0 as three of the latent's four channels, and the picture.
     """
-    options = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "group_size": 8}
+    options: Row = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "group_size": 8}
     options["generator"] = torch.Generator().manual_seed(0)
     images, trajectory = text2img_rollout(load_tiny_zoo(), [PROMPT] * 64, **options)
     scored = rewards(images)  # (64,)
