@@ -521,7 +521,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
     ("words", "message"),
     [
         ([], "demo, preflight, train, sample, report, doctor"),
-        (["fly"], "no command 'fly': use one of demo, train"),
+        (["fly"], "no command 'fly': use one of demo, preflight, train"),
         (["train", "--no-such-flag"], "--no-such-flag"),
         (["train", "--train-learn", "1"], "--train-learning-rate"),  # no abbreviations
         (["train", "--num-epochs", "many"], "--num-epochs: 'many' is not a whole number. For full"),

@@ -16,6 +16,8 @@ import torch
 from ddpo_lessons.families.sharded import part_of
 from ddpo_lessons.run.learner import Learner, Weights
 
+NOT_CLIPPED = 1e-3  # what the first ratio may be off by where no clip range says it
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -72,17 +74,18 @@ class FirstEpoch:
         ]
         self.gradients = self.gradients.maximum(torch.stack(norms))
 
-    def findings(self, group_size: int, clip_range: float) -> list[Finding]:
+    def findings(self, group_size: int, clip_range: float | None) -> list[Finding]:
         """Return what was seen; every process must ask.
 
         Args:
             group_size: rollouts of a context.
-            clip_range: of the ratio; what the first replay is compared with.
+            clip_range: half of it is what the first ratio may be off by; None where nothing is clipped.
         """
         found = [self._of_rewards(group_size), self._of_gradients(), self._of_weights()]
         if self.replay_error is not None:
-            fine = self.replay_error <= clip_range / 2
-            says = f"off by {self.replay_error:.1e} at most, with a clip range of {clip_range:g}"
+            allowed = NOT_CLIPPED if clip_range is None else clip_range / 2
+            fine = self.replay_error <= allowed
+            says = f"off by {self.replay_error:.1e} at most, {allowed:g} is allowed"
             remedy = "other guidance, precision, schedule or dropout than in sampling?"
             found.append(judged("the first ratio is 1", fine, says, remedy))
         return found

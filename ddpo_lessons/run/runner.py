@@ -357,7 +357,8 @@ class Runner:
     def _report_first(self) -> None:
         """Keep what the first epoch showed; warn of what failed."""
         config = self.config
-        self.preflight = self._first.findings(config.sample_group_size, config.train_clip_range)
+        clip_range = None if "train_clip_range" in self.algorithm.unused else config.train_clip_range
+        self.preflight = self._first.findings(config.sample_group_size, clip_range)
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:
