@@ -616,8 +616,10 @@ def test_the_defaults_need_no_tracker(tmp_path, monkeypatch):
     run = Path("logs/ddpo")
     assert sorted(path.name for path in run.iterdir()) == [
         ".lock", "checkpoint-000001", "checkpoint-000002", "config.json", "images", "metrics.jsonl",
+        "preflight.json",
     ]  # fmt: skip
-    assert sorted(p.name for p in (run / "images").iterdir()) == ["epoch-000001.png", "epoch-000002.png"]
+    pictures = [f"epoch-00000{epoch}.{kind}" for epoch in (1, 2) for kind in ("json", "png")]
+    assert sorted(p.name for p in (run / "images").iterdir()) == pictures
     assert [(len(batches), step, tracker) for batches, step, tracker in calls] == [(2, 1, None), (2, 2, None)]
     images, prompts, metadata, rewards, info = calls[0][0][1]
     assert images.shape == (2, 3, 32, 32)
