@@ -36,7 +36,7 @@ def test_training_is_the_same_with_and_without(tmp_path):
     validated = [record for record in found if record["kind"] == "validation"]
     assert [(record["epoch"], record["step"]) for record in validated] == [(0, 0), (2, 2), (3, 3)]
     names = {path.name for path in (tmp_path / "with" / "images").iterdir()}
-    assert names == {f"validation-00000{n}.png" for n in (0, 2, 3)}
+    assert names == {f"validation-00000{n}.{kind}" for n in (0, 2, 3) for kind in ("json", "png")}
 
 
 def test_a_resumed_run_validates_as_the_one_that_never_stopped(tmp_path):
