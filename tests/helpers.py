@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 import torch
 from diffusers import (
     DDIMScheduler,
@@ -515,3 +516,30 @@ def hint_for(check: Callable[[Any], None], answer: str) -> str:
     except AssertionError as error:
         return str(error) or "no hint"
     return ""
+
+
+def exercise_tests(
+    stem: str, imports: str, arguments: dict[int, str], right: list[Any], wrong: list[Any]
+) -> tuple[Any, Any]:
+    """Make the two tests of a lesson's exercises: right answers pass, wrong ones are refused with a hint.
+
+    An answer is code that defines a function, or the expression that `f(arguments)` returns. `right` has
+    (number of the exercise, answer), `wrong` (number, answer, what the hint says).
+    """
+    check = functools.cache(functools.partial(check_of, stem))
+
+    def hint_of(number: int, answer: str) -> str:
+        body = answer if "def " in answer else f"def f({arguments[number]}):\n    return {answer}\n"
+        return hint_for(check(number), imports + body)
+
+    @pytest.mark.parametrize(("number", "answer"), right)
+    def test_right_answers_of_any_form_pass(number: int, answer: str) -> None:
+        assert hint_of(number, answer) == "", hint_of(number, answer)
+
+    @pytest.mark.parametrize(("number", "answer", "hint"), wrong)
+    def test_wrong_answers_are_refused_with_a_hint(number: int, answer: str, hint: str) -> None:
+        found = hint_of(number, answer)
+        assert found, "it is accepted"
+        assert hint in found, found
+
+    return test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+from tests.helpers import exercise_tests
 
-import pytest
-
-from tests.helpers import check_of, hint_for
-
-check = functools.cache(functools.partial(check_of, "04_ppo_clipping"))
 IMPORTS = "import math, torch\nfrom statistics import NormalDist\nfrom torch.distributions import Normal\n"
 ARGUMENTS = {
     1: "ratio, advantages, clip_range",
@@ -127,15 +122,6 @@ WRONG = [
 ]  # fmt: skip
 
 
-def code(number: int, answer: str) -> str:
-    return IMPORTS + (answer if "def " in answer else f"def f({ARGUMENTS[number]}):\n    return {answer}\n")
-
-
-@pytest.mark.parametrize(("number", "answer"), RIGHT)
-def test_right_answers_of_any_form_pass(number, answer):
-    assert hint_for(check(number), code(number, answer)) == ""
-
-
-@pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
-def test_wrong_answers_are_refused_with_a_hint(number, answer, hint):
-    assert hint in hint_for(check(number), code(number, answer))
+test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint = exercise_tests(
+    "04_ppo_clipping", IMPORTS, ARGUMENTS, RIGHT, WRONG
+)

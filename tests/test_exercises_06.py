@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+from tests.helpers import exercise_tests
 
-import pytest
-
-from tests.helpers import check_of, hint_for
-
-check = functools.cache(functools.partial(check_of, "06_text_to_image_ddpo"))
 IMPORTS = "import math, torch\nimport numpy as np\nfrom ddpo_lessons.advantages import normalize\n"
 ARGUMENTS = {1: "rewards, kind", 2: "path, reward", 3: "kilobytes, log_p"}
 BY_HAND = """
@@ -200,17 +195,6 @@ WRONG = [
 ]
 
 
-def code(number: int, answer: str) -> str:
-    return IMPORTS + (answer if "def " in answer else f"def f({ARGUMENTS[number]}):\n    return {answer}\n")
-
-
-@pytest.mark.parametrize(("number", "answer"), RIGHT)
-def test_right_answers_of_any_form_pass(number, answer):
-    assert hint_for(check(number), code(number, answer)) == ""
-
-
-@pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
-def test_wrong_answers_are_refused_with_a_hint(number, answer, hint):
-    found = hint_for(check(number), code(number, answer))
-    assert found
-    assert hint in found
+test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint = exercise_tests(
+    "06_text_to_image_ddpo", IMPORTS, ARGUMENTS, RIGHT, WRONG
+)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 from pathlib import Path
 
-import pytest
-
 from benchmarks.results import slope
-from tests.helpers import check_of, hint_for
+from tests.helpers import exercise_tests
 from tests.test_notebooks import ROOT, bare, definitions, syntax_tree
 
-check = functools.cache(functools.partial(check_of, "11_through_the_reward"))
 IMPORTS = "import torch, math, numpy as np\nfrom torch.nn.functional import normalize\n"
 ARGUMENTS = {1: "theta, length, total, steps", 2: "claimed, measure, generator"}
 BY_AUTOGRAD = """
@@ -152,18 +148,9 @@ WRONG = [
 ]  # fmt: skip
 
 
-def code(number: int, answer: str) -> str:
-    return IMPORTS + (answer if "def " in answer else f"def f({ARGUMENTS[number]}):\n    return {answer}\n")
-
-
-@pytest.mark.parametrize(("number", "answer"), RIGHT)
-def test_right_answers_of_any_form_pass(number, answer):
-    assert hint_for(check(number), code(number, answer)) == ""
-
-
-@pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
-def test_wrong_answers_are_refused_with_a_hint(number, answer, hint):
-    assert hint in hint_for(check(number), code(number, answer))
+test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint = exercise_tests(
+    "11_through_the_reward", IMPORTS, ARGUMENTS, RIGHT, WRONG
+)
 
 
 def test_lesson_and_experiment_measure_diversity_alike():

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
-import functools
 from pathlib import Path
 
 import nbformat
-import pytest
 
 from benchmarks.common import read_rows
-from tests.helpers import check_of, hint_for
+from tests.helpers import exercise_tests
 
 ROOT = Path(__file__).parents[1]
-check = functools.cache(functools.partial(check_of, "12_which_algorithm"))
 IMPORTS = "import math, torch\n"
 ARGUMENTS = {1: "purse, sampled, trained, frozen, batch", 2: "record, share", 3: "training, n, steps"}
 EPOCH_BY_EPOCH = """
@@ -98,20 +95,9 @@ WRONG = [
 ]  # fmt: skip
 
 
-def code(number: int, answer: str) -> str:
-    return IMPORTS + (answer if "def " in answer else f"def f({ARGUMENTS[number]}):\n    return {answer}\n")
-
-
-@pytest.mark.parametrize(("number", "answer"), RIGHT)
-def test_right_answers_of_any_form_pass(number, answer):
-    assert hint_for(check(number), code(number, answer)) == ""
-
-
-@pytest.mark.parametrize(("number", "answer", "hint"), WRONG)
-def test_wrong_answers_are_refused_with_a_hint(number, answer, hint):
-    found = hint_for(check(number), code(number, answer))
-    assert found
-    assert hint in found
+test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint = exercise_tests(
+    "12_which_algorithm", IMPORTS, ARGUMENTS, RIGHT, WRONG
+)
 
 
 def test_the_records_of_exercise_2_are_the_searchs():
