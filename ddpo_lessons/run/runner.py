@@ -140,6 +140,7 @@ class Runner:
         self._log_is_open = False
         self._metrics_mark: dict[str, Any] = NO_RECORDS  # what the resumed checkpoint knows of metrics.jsonl
         self._interrupt: DeferredInterrupt | None = None
+        self._first: FirstEpoch | None = None  # what watches the first epoch
         self.preflight: list[Finding] = []  # what the first epoch showed
         self._warned = False  # of an epoch that teaches nothing
         self.stopped_by: int | None = None  # the number of the signal that ended `train` early
@@ -291,19 +292,19 @@ class Runner:
         contexts = self.contexts.of(epoch)
         self._open_log()
         before, position = self.state.snapshot(), None if self.log is None else self.log.position()
-        is_first = self.global_step == 0
-        self._first = FirstEpoch(self.learner, before[0]["policy"])
+        self._first = None if self.global_step else FirstEpoch(self.learner, before[0]["policy"])
         try:
-            with self._first.watch() if is_first else contextlib.nullcontext():
+            with contextlib.nullcontext() if self._first is None else self._first.watch():
                 metrics, batches = self._epoch(epoch, contexts)
-            if is_first:
-                self._report_first()
+            if self._first is not None:
+                self._report_first(self._first)
             self._report(epoch, metrics, batches, contexts)
         except BaseException:
             self.state.restore(*before)
             if self.log is not None and position is not None:
                 self.log.rewind(position)
             raise
+        self._first = None  # its copy of the weights goes with it
         self.contexts.done()
         return metrics
 
@@ -314,7 +315,8 @@ class Runner:
         rewards = share.gather_rewards(check_rewards(batches))  # (N,)
         info = share.gather_means(info_means(batches))
         advantages = self.algorithm.advantages(rewards, self.contexts.keys(contexts))  # (N,) or (N, T)
-        self._first.rewards = rewards
+        if self._first is not None:
+            self._first.rewards = rewards
         self._warn_if_constant(epoch, rewards, advantages)
         sampled = time.perf_counter()
         self._update(epoch, contexts, trajectory, advantages)
@@ -354,11 +356,11 @@ class Runner:
         with bar as self._step_bar:
             self.algorithm.update(samples, self.learner)
 
-    def _report_first(self) -> None:
+    def _report_first(self, first: FirstEpoch) -> None:
         """Keep what the first epoch showed; warn of what failed."""
         config = self.config
         clip_range = None if "train_clip_range" in self.algorithm.unused else config.train_clip_range
-        self.preflight = self._first.findings(config.sample_group_size, clip_range)
+        self.preflight = first.findings(config.sample_group_size, clip_range)
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:
@@ -384,7 +386,9 @@ class Runner:
         """Write the record of an optimizer step, and stop here if somebody asked for it."""
         done = self.global_step - self._first_step
         if done == 1 and "max_ratio_error" in record:  # no update before it: the policies must agree
-            record["first_replay_max_ratio_error"] = self._first.replay_error = record["max_ratio_error"]
+            record["first_replay_max_ratio_error"] = record["max_ratio_error"]
+            if self._first is not None:
+                self._first.replay_error = record["max_ratio_error"]
         inner_epoch = (done - 1) * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
         position = {"epoch": self._epoch_now + 1, "inner_epoch": inner_epoch, "step": self.global_step}
         self._record("step", {**position, **record})
