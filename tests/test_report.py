@@ -85,3 +85,5 @@ def test_a_judge_is_recorded_without_gradient():
     assert rewards.requires_grad
     assert torch.equal(info["judge"], rewards.detach())
     assert not info["judge"].requires_grad
+    with pytest.raises(ValueError, match="'judge' have shape"):
+        judged(brightness, lambda *_: torch.zeros(2))(images, ("",) * 3, ({},) * 3)

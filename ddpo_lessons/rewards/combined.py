@@ -86,13 +86,16 @@ def edit(
 
 
 def judged(reward_function: RewardFunction, judge: RewardFunction) -> RewardFunction:
-    """Return a reward function whose info also holds a judge's rewards (B,), which have no gradient."""
+    """Return a reward function whose info also holds a judge's rewards (B,), which have no gradient.
+
+    A judge that returns NaN, an infinity or anything but (B,) is named in a ValueError.
+    """
 
     @functools.wraps(reward_function)
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
         rewards, info = split_info(reward_function(images, prompts, metadata))
         with torch.no_grad():
-            marks, _ = split_info(judge(images.detach(), prompts, metadata))
+            marks, _ = _component(judge(images.detach(), prompts, metadata), "judge", images)
         return rewards, {**info, "judge": marks}
 
     return reward
