@@ -110,12 +110,15 @@ def plane() -> Figure:
     left.plot([row["diversity"] for row in written], rewards, "*", color=GREEN, markersize=11)
     right.axhline(goal["frechet"], color=GREEN, linewidth=1.2)
     right.text(0.03, goal["frechet"] + 0.08, "handwriting of the test split", fontsize=8.5, color=GREEN)
-    for names in (("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")):
+    settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")
+    for names, place, side in zip(
+        settings, ((-6, -11), (8, -3)), ("right", "left"), strict=True
+    ):  # off the paths
         found = [points[name] for name in ("untrained", *names)]
         _line(left, [(r["diversity"], r["reward"]) for r in found], color=MUTED, marker="s", ls=":", ms=4)
         for name, row in zip(names, found[1:], strict=True):
             text = name if name == names[-1] else name.split()[-1]
-            left.annotate(text, (row["diversity"], row["reward"]), (6, -10), fontsize=8, color=MUTED,
+            left.annotate(text, (row["diversity"], row["reward"]), place, fontsize=8, color=MUTED, ha=side,
                           textcoords="offset points")  # fmt: skip
     for name in ("guidance 1.5", "best of 2", "best of 4"):
         right.axhline(points[name]["frechet"], color=MUTED, linewidth=0.9, linestyle=":")
