@@ -1,7 +1,5 @@
 """What the benchmarks share: the machine's name, CSVs, and runs that append to a CSV, a few at a time."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

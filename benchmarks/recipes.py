@@ -1,7 +1,5 @@
 """What the recipes share: parts of tiny models, a stage of training, pictures, table and command line."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

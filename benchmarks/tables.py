@@ -1,7 +1,5 @@
 """Write the measured tables into the pages from committed results: `python -m benchmarks.tables`."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

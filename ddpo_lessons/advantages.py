@@ -5,8 +5,6 @@ prompt, is the advantage of each of its steps. Token-level PPO has a value per s
 reward with generalised advantage estimation (GAE).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The animals of DDPO's prompts; in a module of its own, for the command line has them before torch loads."""
 
-from __future__ import annotations
-
 # The forty-five common animals of the DDPO paper (arXiv 2305.13301, section 6), as simple_animals.txt of its
 # code lists them: the classes of CLIP's rewards, what data/prompts.py draws from, and what zoo/ shows.
 _ANIMALS = """

@@ -5,8 +5,6 @@ dict of tensors whose first dimension is the sample and, for what depends on tim
 the denoising step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -5,8 +5,6 @@ A script for TRL <= 0.23's DDPO or for imageddpo runs after changing its import 
 docs/howto/moving.md says what is left out, and what takes its place.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import sys

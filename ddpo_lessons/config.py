@@ -4,8 +4,6 @@ Fields and defaults are those of TRL 0.21's `DDPOConfig`, which people's scripts
 why they exist.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json
@@ -238,7 +236,7 @@ class DDPOConfig:
         return {name: value for name, value in self.to_dict().items() if name not in _FREE}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> DDPOConfig:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         """Make a config of config.json's fields; an unknown field is a ValueError."""
         fields = {name: value for name, value in values.items() if name != RUN}
         unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})

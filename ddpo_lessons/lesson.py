@@ -1,7 +1,5 @@
 """What every lesson starts with, its slider, and what its exercises answer with."""
 
-from __future__ import annotations
-
 import os
 import re
 import traceback

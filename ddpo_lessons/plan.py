@@ -1,7 +1,5 @@
 """Lesson 01: how many of everything an epoch holds. The command line counts before torch is loaded."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 

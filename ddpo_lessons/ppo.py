@@ -1,7 +1,5 @@
 """Lesson 04: the clipped surrogate that PPO and DDPO minimise, and the numbers to watch."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

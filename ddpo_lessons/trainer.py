@@ -4,8 +4,6 @@ What they do is in `algorithms/`, a file for each; what surrounds it is in `run/
 combination needs no class: `Runner(..., algorithm=RWR(), start=FromImages(0.4))`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Draw the pictures of lesson 01: two runs and their records, what happens to samples, and stale ones."""
 
-from __future__ import annotations
-
 import math
 
 import torch

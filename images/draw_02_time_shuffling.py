@@ -1,7 +1,5 @@
 """Draw the figures of lesson 02: orders and what they learn, from orders.csv; gradients, from clocks.json."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -4,8 +4,6 @@ The pictures are of runs of tiny-sd that happened: `denoise` makes them, and `03
 their log-probs, so that the diagrams are the same on every machine. Delete that file to run them again.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Figures of lesson 04: what clipping buys, four rollouts from reward to gradient, an epoch's stages."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math

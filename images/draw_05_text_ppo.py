@@ -1,7 +1,5 @@
 """Draw the pictures of lesson 05: two decision processes, the loop, a review in numbers, GAE, experiments."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import json

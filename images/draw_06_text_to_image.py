@@ -3,8 +3,6 @@
 Pictures and numbers are those that `python -m benchmarks.zoo.painter` measured.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

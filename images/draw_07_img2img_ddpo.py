@@ -4,8 +4,6 @@ The pictures in the first are of one rollout of tiny-zoo that happened: `denoise
 `07-frames.png` keeps them with the rewards of its group. Delete that file to make them again.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import defaultdict

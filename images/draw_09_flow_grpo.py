@@ -5,8 +5,6 @@ that the diagram is the same on every machine. Delete that file to run them agai
 `benchmarks/results/flow*.csv`.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The line, its policy, losses and training are the notebook's own: its cells with
 cosines are those of `python -m benchmarks.results.forward_starts`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

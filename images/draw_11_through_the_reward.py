@@ -1,7 +1,5 @@
 """Figures of lesson 11: moments of a climb, the last K steps, reward against diversity along training."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from pathlib import Path

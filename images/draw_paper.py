@@ -3,8 +3,6 @@
 Numbers and pictures are those that `python -m benchmarks.zoo.paper` measured and kept.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections import defaultdict

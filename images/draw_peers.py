@@ -1,7 +1,5 @@
 """Seconds per epoch of the peers, this package and the bare UNet, from benchmarks/speed/side_by_side."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draw pictures right over seconds of training, beside imageddpo (benchmarks/speed/time_to_result.py)."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

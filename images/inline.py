@@ -4,8 +4,6 @@ A lesson shows `../images/NAME.svg`, which is not there when only the notebook w
 each figure stands in the text as a PNG. `make colab` puts the package's wheel beside them.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

@@ -3,8 +3,6 @@
 `python -m benchmarks.tables` writes it into them.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -4,8 +4,6 @@ Each `images/draw_*.py` draws the SVGs of one lesson: `python images/draw_01_bat
 itself, and `--png FOLDER` writes pictures of them as well, to look at.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -10,8 +10,6 @@ backward pass), generators of the device, and torch.compile; `torch.cuda.is_avai
 without. Nothing is learned here of kernels, rounding or time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

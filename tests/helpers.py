@@ -1,7 +1,5 @@
 """Random tiny pipelines and settings that train in a tenth of a second; importable in child processes."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import copy

@@ -5,8 +5,6 @@ gradients. A fault that its tests do not notice "survives", and the command fail
 decides weights, and name tests that take seconds. `test_mutations.py` holds that each still fits the source.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

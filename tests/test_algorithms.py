@@ -1,7 +1,5 @@
 """Algorithms beyond DDPO and RWR: against their authors' formulas, and in runs of random models."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from pathlib import Path

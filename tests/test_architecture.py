@@ -1,7 +1,5 @@
 """Who may import whom: docs/architecture.md has the order, and this holds it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from graphlib import TopologicalSorter

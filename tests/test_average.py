@@ -1,7 +1,5 @@
 """The average of the weights (`train_ema_decay`): what it is, who uses it, and that a run goes on with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

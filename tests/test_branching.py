@@ -1,7 +1,5 @@
 """Credit for each action: trees of rollouts, their advantages, and what they share."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

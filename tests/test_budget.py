@@ -1,7 +1,5 @@
 """The budget: counts by hand, and against what real tensors and real trainers hold and compute."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line, called in this process with tiny settings on a tiny random pipeline."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

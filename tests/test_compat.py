@@ -1,7 +1,5 @@
 """Scripts in the style of TRL's and imageddpo's documents run after changing their import lines."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ The backends here trace the UNet as torch.compile does and then run torch's own 
 inductor's takes minutes and is not run.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`--config`: what a file says becomes flags, which are checked as flags are, and flags override it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What works on the CPU must work where accelerate chooses a GPU; see `fake_device`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients through the last steps, in a world of one number whose answer is known."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Digits in other colours: what turning the knobs gets, and an adapter that is on at some calls only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

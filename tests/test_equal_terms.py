@@ -1,7 +1,5 @@
 """The comparison counts what it says it counts, asks everybody the same, and brackets the best rate."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Model families: Stable Diffusion XL against plain diffusers, and what every family keeps its promise of."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

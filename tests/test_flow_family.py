@@ -1,7 +1,5 @@
 """Stable Diffusion 3 with random weights: against plain diffusers, and in runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

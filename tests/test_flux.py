@@ -1,7 +1,5 @@
 """FLUX.1 and Kontext with random weights: against plain diffusers, and in runs."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -1,7 +1,5 @@
 """Folders of images: labels, what rewards need, damage and its metadata."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

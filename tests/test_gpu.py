@@ -3,8 +3,6 @@
 `test_device.py` counts transfers on a device that it makes up, `test_compiled.py` goes without inductor.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

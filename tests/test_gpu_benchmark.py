@@ -1,7 +1,5 @@
 """`make gpu` rehearsed on the CPU, with tiny models; and the runs that are worked out on paper."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

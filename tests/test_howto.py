@@ -1,7 +1,5 @@
 """The how-tos' training commands: the command line takes them, for the samples that the pages say."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The how-tos on rewards: their code runs as it stands there, on random models."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Diagrams: each has its script, each script draws what is committed, and the colours can be read."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The learning rate's curve: diffusers' own scheduler, stepped, and no state to resume."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from diffusers.optimization import get_scheduler

@@ -1,7 +1,5 @@
 """What a GPU takes at a time: by hand on small random networks, and SD 1.5's table."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

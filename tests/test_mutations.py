@@ -1,7 +1,5 @@
 """Mutations fit the source, and the command tells a fault that is caught from one that survives."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """The notebooks as files: executed top to bottom, built alike, and equal to the package where they say so."""
 
-from __future__ import annotations
-
 import ast
 import re
 import statistics

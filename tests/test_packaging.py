@@ -1,7 +1,5 @@
 """pyproject.toml, constraints.txt and environment.yml agree; imports stay light."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

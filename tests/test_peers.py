@@ -4,8 +4,6 @@ docs/peers.md lists the peers' defects; the test of a defect shows what the peer
 other tests cover what the peers get right, where we must agree.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PickScore, HPS v2 and ImageReward on random weights, against their formulas in plain torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

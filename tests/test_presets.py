@@ -1,7 +1,5 @@
 """Presets: what they name exists, what a card takes keeps the samples, and the sizes fit by the budget."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes of `accelerate launch`, on the CPU with gloo, against one."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys
@@ -202,7 +200,7 @@ def test_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_th
         tolerance = {"skipped": 2e-6, "xl": 3e-6, "xl images": 3e-6}.get(name, 1e-6)
         torch.testing.assert_close(ranks[0][key], parameter.detach(), atol=tolerance, rtol=0)
 
-    def records(kind: str) -> zip[tuple[dict[str, Any], dict[str, Any]]]:
+    def records(kind: str) -> Any:
         """Pair the records of two epochs; "lora" was then resumed for a third."""
         found = [read_metrics(folder / name, kind) for folder in (launched, tmp_path)]
         return zip(*([r for r in run if r["epoch"] <= 2] for run in found), strict=True)

@@ -1,7 +1,5 @@
 """Tables of the READMEs, from a result made up by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

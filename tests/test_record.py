@@ -1,7 +1,5 @@
 """What a run keeps of how it was made, what a resume compares, and runs that start from LoRA weights."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

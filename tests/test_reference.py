@@ -1,7 +1,5 @@
 """The KL penalty to the policy before training: its value, its reference, and that it holds back."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import brightness, make_config, make_pipeline, red_three, stir_adapter

@@ -1,7 +1,5 @@
 """The page of a run: what its folder holds is on it, and it needs nothing else."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -111,7 +109,7 @@ class FullDisk:
     def __init__(self, file: Any, room: int) -> None:
         self.file, self.room = file, room
 
-    def __enter__(self) -> FullDisk:
+    def __enter__(self) -> "FullDisk":
         return self
 
     def __exit__(self, *exception: object) -> None:

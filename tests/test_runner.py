@@ -1,7 +1,5 @@
 """What surrounds an algorithm: epochs that fail or are stopped, precision, exports, combinations."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

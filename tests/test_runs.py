@@ -1,7 +1,5 @@
 """A run from the command line, and what comes after it: sampling, stopping, continuing, starting anew."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reward-weighted regression: weights by hand, and a loss that an independent calculation gives too."""
 
-from __future__ import annotations
-
 import functools
 import math
 from types import SimpleNamespace

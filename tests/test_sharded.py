@@ -1,7 +1,5 @@
 """Two processes that share the weights by FSDP2, on the CPU with gloo, against one that has them all."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path

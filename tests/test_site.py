@@ -1,7 +1,5 @@
 """The site is built without a warning, and all that its pages point to is there, without a network."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Lesson 11's experiment: its measures, against numbers worked out by hand, and its questions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The comparison of speed compares the same mathematics, or says that it does not."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

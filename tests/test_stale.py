@@ -1,7 +1,5 @@
 """What pages say of defaults, of the number of lessons and of families is what the code has."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

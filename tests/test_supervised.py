@@ -1,7 +1,5 @@
 """Supervised fine-tuning: the loss's gradient by hand, and that the loss falls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

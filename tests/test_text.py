@@ -1,7 +1,5 @@
 """Text PPO: values worked out by hand, and properties that hold for any numbers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

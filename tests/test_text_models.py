@@ -1,7 +1,5 @@
 """The review world, its models and the trainer, on random models that train in a moment."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

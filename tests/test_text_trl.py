@@ -1,7 +1,5 @@
 """Our text PPO beside TRL 1.12: its own lines where it is installed, recorded numbers everywhere."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

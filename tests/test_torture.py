@@ -1,7 +1,5 @@
 """The fault experiments run, and a failure is counted with the arguments that repeat it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Validation: the same noise each time, a record and a grid, and nothing of the training changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wheel alone, in an empty environment and far from the repository, runs the demo."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The shipped checkpoint of the world of animals, its classifiers, and stages that go on."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What an animal in confetti is worth without RL: the grid, a program, the best of n."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The classifiers of the world of animals: shapes, verdicts, and what spoils their pictures."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

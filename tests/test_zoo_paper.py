@@ -1,7 +1,5 @@
 """The paper's four experiments: what a test asks, how it is judged, and what is committed."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The reward of the world of animals, and the prompts that it scores."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The script that remakes the sheet of emoji, without the emoji."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

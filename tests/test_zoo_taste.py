@@ -1,7 +1,5 @@
 """A taste that is learned from choices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The world of animals: the sheet, drawing, measuring, words and edits."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -4,8 +4,6 @@ TRL computes KL, rewards, GAE and loss inside one long method. Here the lines in
 source and executed, so that what is compared is TRL's code and not a reading of it.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import json

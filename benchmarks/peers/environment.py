@@ -1,7 +1,5 @@
 """The peers' environment of their own, and processes that answer a line with a line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -53,7 +51,7 @@ class Worker:
     def _read(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *error: Any) -> None:

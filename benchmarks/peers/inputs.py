@@ -4,8 +4,6 @@ Imported by ``worker`` in the peers' environment and by the tests in this projec
 needs nothing but NumPy, torch, diffusers and transformers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

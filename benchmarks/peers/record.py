@@ -4,8 +4,6 @@
 tests/golden/peers.json, in about three minutes on an idle machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ that reproduce their numbers. The numbers come from the peers' own code; this fi
 and it imports nothing of ``ddpo_lessons``. Started by ``record``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import faulthandler
 import json

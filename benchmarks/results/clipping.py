@@ -9,8 +9,6 @@ actions whose gradient the clip takes away (or would take). Pictures of two runs
 clipping_*.png, a row per epoch; images/draw_04_ppo_clipping.py draws all of it.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ and after `shuffle_time`, it writes to `clocks.json`:
 has the ratios of three batches of the lesson's own rollout; `clocks.png` the states of one of its samples.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 Writes edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import asdict

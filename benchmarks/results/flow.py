@@ -10,8 +10,6 @@ rewards differ. flow_floor.csv replays 256 rollouts in another precision and tak
 one: mean |Δ log p| and the means of its two terms. Finished runs are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ pictures from the same draws, redness, the share that a judge reads as a three, 
 own steps. `images/draw_03_ddim_log_probs.py` draws it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ in the last row the share of them that a judge reads as a three. Finished runs a
 of CPU time per run on one thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

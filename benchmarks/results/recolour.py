@@ -4,8 +4,6 @@ A handwritten digit goes in, with a sentence that names two other colours and no
 colours are those named, and the digit is still the one that was written.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ them stand the untrained pipeline's best setting, and the best of eight pictures
 recolour_steps.csv, run by run; runs that it holds are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -13,8 +13,6 @@ draws), guidance, four steps, and the best by reward of n pictures. Learning rat
 0, a row per reading, and of points. Finished runs are skipped. Fifteen CPU minutes on one thread.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass

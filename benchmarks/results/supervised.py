@@ -4,8 +4,6 @@ It has what RL has, layers, rank, schedule, batches and number of samples, and t
 difference between the two is what it costs to know a reward only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

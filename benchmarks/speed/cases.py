@@ -6,8 +6,6 @@ example, gaussian-glasses, whose rl/rl_trainer.py takes 4 at a time and sums the
 epoch into one optimizer step; here an epoch has 32. `large` is what a user sets who has the memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ with a time limit, 40 minutes in all. When it ends its row goes into gpu.json, a
 it out, so that a stop loses one part. A part that fails has a row, too, which says why.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -3,8 +3,6 @@
 Writes lesson_times.json, from which the README's table of lessons is made. Run it on a quiet machine.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

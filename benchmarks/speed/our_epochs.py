@@ -1,7 +1,5 @@
 """This package's trainer, or the bare UNet, an epoch at a time; started by `side_by_side`."""
 
-from __future__ import annotations
-
 import math
 import sys
 import tempfile

@@ -5,8 +5,6 @@ are FLOPs over a share of a card's peak. What the host does is measured here, in
 reading photographs, and the size of a grid of images on disk. Lesson 08 and its pictures read the file.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

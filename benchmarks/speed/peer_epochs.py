@@ -1,7 +1,5 @@
 """One peer's trainer, an epoch at a time; runs in the peers' environment, started by `side_by_side`."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import sys

@@ -4,8 +4,6 @@ Runs in the peers' environment: of this package it takes the task, none of the t
 of rank 4 in the attention layers, which no setting changes.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 

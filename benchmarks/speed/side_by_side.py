@@ -9,8 +9,6 @@ than half of its ratios leave the clip range before any update, its policy is no
 gradients are not compared; where they are compared and differ, it ends.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

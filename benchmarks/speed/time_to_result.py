@@ -8,8 +8,6 @@ or at the limit. Its rows then go into time_to_result.csv; what that holds is no
 time_to_result.json tells the machine.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

@@ -7,8 +7,6 @@ and branching's, for one action a picture, in groups of eight. Two learning rate
 reward and what the steps weighed go to bridge.csv, appended run by run; runs that it holds are skipped.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ reviews that the grammar writes, or on the policy's own answers that the reward 
 seeds; what the policy then answers to test queries goes to positives.csv.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

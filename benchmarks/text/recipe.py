@@ -5,8 +5,6 @@ learned their sentiment from labelled reviews. Both are stored in float16. `eval
 they are on texts that neither has seen.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -5,8 +5,6 @@ and parses, every number that text PPO makes of its tokens goes to strip.json; a
 it, the states and log-probs of one rollout of tiny-sd, and its advantage among 32 pictures of its prompt.
 """
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

@@ -6,8 +6,6 @@ that trunk. Each with three seeds. What reward model, grammar and reference say 
 goes to sweep.csv, appended run by run; runs that it holds are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

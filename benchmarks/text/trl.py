@@ -5,8 +5,6 @@ seeds. What TRL does otherwise stays: one rate for both models, gradients unclip
 token. The answers to test queries at the end go to trl.csv; runs that it holds are skipped.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

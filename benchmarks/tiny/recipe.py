@@ -5,8 +5,6 @@ Four stages: three classifiers, the autoencoder, then text encoder and UNet toge
 arXiv 2102.09672, section 3.2). At the end it prints the table that docs/tiny-sd.md shows.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

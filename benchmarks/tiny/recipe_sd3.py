@@ -5,8 +5,6 @@ flow in the digit world: x_σ = (1 - σ) x₀ + σ ε, and the velocity ε - x�
 judge and pictures are tiny-sd's; two text encoders and the transformer are trained here, together.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

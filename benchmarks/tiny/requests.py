@@ -1,7 +1,5 @@
 """Img2img contexts of the digit world: other colours are asked for."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -4,8 +4,6 @@ Writes demo.json, and the first seed's pictures as images/demo-before-after.png,
 lesson 07 show. What demo.json already holds is not run again.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -6,8 +6,6 @@ done, a program, the best of n untrained pictures by RL's own reward, and the po
 Interrupted, it goes on with what is missing.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ Then the judges look at 200 validation pictures; rows go to edit_ablations.csv, 
 not run again.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

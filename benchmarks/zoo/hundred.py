@@ -3,8 +3,6 @@
 Writes images/zoo-hundred.png: the first hundred of seen combinations, none picked.
 """
 
-from __future__ import annotations
-
 from benchmarks.common import ROOT
 from benchmarks.recipes import generate
 from benchmarks.zoo.recipe import GUIDANCE_SCALE

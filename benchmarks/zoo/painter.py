@@ -7,8 +7,6 @@ the best of n and more words do without training. What the file holds already is
 the first seed go into painter/, and three samples of an epoch from noise to advantage.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

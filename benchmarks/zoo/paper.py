@@ -7,8 +7,6 @@ the persona's own liking. The learning rates are searched first, on other noise.
 is not run again.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

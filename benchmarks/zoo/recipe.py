@@ -7,8 +7,6 @@ to the same result: every step draws its random numbers from its own seed. At th
 model card shows.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

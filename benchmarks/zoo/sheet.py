@@ -9,8 +9,6 @@ In any folder, and then here:
 `ddpo_lessons/zoo/LICENSES.md` says who made the emoji and what the licences ask for.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

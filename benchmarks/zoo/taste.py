@@ -5,8 +5,6 @@ to the choices, and RL is told the rater's score. What the persona herself would
 not of people: so one sees where a policy leaves what the rater has understood.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

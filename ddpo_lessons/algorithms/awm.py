@@ -16,8 +16,6 @@ where after each step lagging = decay lagging + (1 - decay) newest, with decay =
 max_decay). How a sample was made is not asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """What an algorithm is given, and what it has to have."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 from collections.abc import Callable, Sequence

@@ -17,8 +17,6 @@ Relatives: TempFlow-GRPO (arXiv 2508.04324) branches at one step; BranchGRPO (ar
 (arXiv 2512.08153) average leaves over trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

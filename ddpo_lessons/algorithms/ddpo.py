@@ -19,8 +19,6 @@ An epoch
 `run/runner.py` calls 1 to 4 in this order; nothing of what it does besides changes a weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal

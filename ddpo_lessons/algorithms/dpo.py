@@ -12,8 +12,6 @@ The paper has pairs that people chose, once and for all; here the reward chooses
 samples, in every epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3); AlignProp draw
 colours more than shapes. `train_kl_coefficient` χ adds χ mean((output - output before)²), as DRaFT+ does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar

@@ -10,8 +10,6 @@ DDPO with the rewards of a prompt compared among themselves. Three things are ne
 - the penalty: the authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 κ²) with std² = κ² Δ.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ sampler will do, and nothing is said about log-probabilities. RWR, AWM, Diffusio
 in what they make of the errors at such examples.
 """
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ code calls beta too, holds v at what it was before training. The policy that sam
 learns: after every epoch old = decay old + (1 - decay) new, with decay = min(decay_rate epoch, max_decay).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -13,8 +13,6 @@ Without log ρ it would be REINFORCE. With it, the gradient is that of ρ / 2 (A
 wants a sample to become A nats likelier and no more, so nothing is clipped. A is the advantage times `scale`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ late step, predicts once with a gradient, decodes x̂₀, and climbs the reward:
 One prediction costs as much memory as DRaFT-1, and reaches earlier steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

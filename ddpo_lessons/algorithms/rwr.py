@@ -6,8 +6,6 @@ denoising loss, the better ones more (Peters and Schaal 2007; for diffusion mode
 were taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

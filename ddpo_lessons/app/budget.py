@@ -6,8 +6,6 @@ decodes, the algorithm takes an optimizer step. So nothing here knows a family o
 counted: the CUDA context, workspaces of kernels, fragments of the allocator, and what rewards compute.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

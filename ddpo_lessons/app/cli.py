@@ -4,8 +4,6 @@ What a command does is imported when it runs: torch takes seconds to load, and `
 load.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import importlib

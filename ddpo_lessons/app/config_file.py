@@ -4,8 +4,6 @@ Both become words before the user's own: a value of a file is read and refused a
 a flag that is given too overrides it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json

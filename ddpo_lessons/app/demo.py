@@ -9,8 +9,6 @@ gradient, look at pictures of before and after, from the same noise, drawn by pl
 benchmarks/NOTES.md tells how task and settings were found, and what did not work.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

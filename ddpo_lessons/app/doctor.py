@@ -1,7 +1,5 @@
 """`ddpo-lessons doctor`: one line for everything that a run needs of the machine."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Messages of the package name fields of Python; on the command line they name flags."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """`ddpo-lessons train`: what a run is going to do, settled and said before any weights are loaded."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 What an experiment is, samples per epoch and per optimizer step, stays what it was: only passes are cut.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import json

@@ -3,8 +3,6 @@
 Flags, their types and their help are the fields below and those of `DDPOConfig`, as tyro reads them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

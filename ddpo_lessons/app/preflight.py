@@ -4,8 +4,6 @@ It does the first epoch of a run in a folder of its own, draws and scores some o
 compares what is drawn before training, after it, and with what was saved.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 `GPU_MEMORY` is lesson 08's table of what cards take at a time; `app.memory` works it out for all others.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Collection

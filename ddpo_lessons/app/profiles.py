@@ -4,8 +4,6 @@
 by itself, adds the model hub: Stable Diffusion 1.5, gigabytes of downloads.
 """
 
-from __future__ import annotations
-
 import os
 from urllib.request import Request, urlopen
 

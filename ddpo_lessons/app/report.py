@@ -3,8 +3,6 @@
 Training writes RUN/report.html whenever it writes a checkpoint.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import html

@@ -1,7 +1,5 @@
 """Which policy `ddpo-lessons sample` uses: that of a run, of a LoRA folder or of a model. No torch here."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `ddpo-lessons sample` does once its flags are checked."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

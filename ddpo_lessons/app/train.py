@@ -1,7 +1,5 @@
 """What `ddpo-lessons train` does once its flags are checked."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lesson 06: where a run meets the user's functions, and what is asked of what they return."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence

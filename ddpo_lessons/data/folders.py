@@ -6,8 +6,6 @@ one a line. Or `metadata.jsonl` or `metadata.csv` in the folder holds all captio
 imagefolder: {"file_name": "cat/a.png", "text": "a white cat"}.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import json

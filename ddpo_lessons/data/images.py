@@ -1,7 +1,5 @@
 """Images as tensors: of what users hand over, and for people to look at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ img2img. Here each one is a `PromptSampler`, whose whole state is a seed and a c
 run draws what the uninterrupted run would have drawn.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import functools

@@ -1,7 +1,5 @@
 """Where a rollout starts: from noise (text-to-image, editing) or from a noised image (img2img)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

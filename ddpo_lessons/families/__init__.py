@@ -4,8 +4,6 @@ To add one, write a file with a class that keeps the promises of `base.Family`, 
 the class name of its diffusers pipeline.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

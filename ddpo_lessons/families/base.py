@@ -1,7 +1,5 @@
 """What a model family promises, whatever its networks are; nobody outside knows more of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -32,7 +30,7 @@ class Schedule(Protocol):
     ) -> DDIMStep:
         """Take a step with this noise, or replay that which led to `prev_sample`, as `DDIMSchedule` does."""
 
-    def with_actions(self, first: int, end: int) -> Schedule:
+    def with_actions(self, first: int, end: int) -> "Schedule":
         """Return the same steps, of which those from `first` to before `end` are actions."""
 
 

@@ -10,8 +10,6 @@ Stable Diffusion 3 stands here:
 - Kontext reads the tokens of an image to be edited behind those of the noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 

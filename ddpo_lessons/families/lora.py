@@ -6,8 +6,6 @@ activations and one on weights, which are few. It needs a frozen W in float32, f
 round small updates away.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

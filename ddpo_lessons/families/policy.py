@@ -1,7 +1,5 @@
 """Lesson 06: which weights are the policy, in which precision, and how they leave for plain diffusers."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib

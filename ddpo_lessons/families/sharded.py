@@ -1,7 +1,5 @@
 """Tensors of which each process holds a part, as FSDP2 keeps weights; all others are left as they are."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule

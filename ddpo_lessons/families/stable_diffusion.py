@@ -1,7 +1,5 @@
 """Stable Diffusion 1 and 2: one text encoder, a UNet, an autoencoder, and DDIM steps."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections import OrderedDict

@@ -3,8 +3,6 @@
 Source: Esser et al. 2024, arXiv 2403.03206, sections 4 and 5.3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ What differs from Stable Diffusion 1 and 2 stands here (Podell et al. 2023, arXi
 2.2); the rest is theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 

@@ -7,8 +7,6 @@ DDPO uses their values only, so a reward may be anything that can be computed (B
 arXiv 2305.13301, section 5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

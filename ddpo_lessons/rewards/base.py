@@ -1,7 +1,5 @@
 """What every reward has in common: its type, the checks of what comes in, and reading metadata."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Mapping, Sequence

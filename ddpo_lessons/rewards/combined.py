@@ -1,7 +1,5 @@
 """Rewards made of other rewards."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

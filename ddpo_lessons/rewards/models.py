@@ -1,7 +1,5 @@
 """Rewards that ask a model from the hub: CLIP, the aesthetic score, a perceptual distance."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rewards that are computed from the pixels alone."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 

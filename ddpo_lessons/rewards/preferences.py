@@ -6,8 +6,6 @@ in plain torch, on random weights of the published names and small sizes (tests/
 against its published checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

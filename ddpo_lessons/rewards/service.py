@@ -6,8 +6,6 @@ rewards.py), but they exchange pickles, and whoever can send a pickle runs code 
 Here a request is a file of numpy's arrays, and the answer is JSON: neither can hold code.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -4,8 +4,6 @@ A checkpoint is a folder `checkpoint-NNNNNN`, the number being the epochs done, 
 JSON for the rest, and a manifest of SHA-256 sums that is checked before anything is read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ right (PyTorch's issue 185509). Ratios are then 1 as they should be, no metric o
 and whole blocks learn nothing. So gradients are compared before they are used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

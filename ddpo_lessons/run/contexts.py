@@ -1,7 +1,5 @@
 """The contexts of an epoch: which prompts and images are asked for, the same in every process."""
 
-from __future__ import annotations
-
 import copy
 import random
 from typing import Any

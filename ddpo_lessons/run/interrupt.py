@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM that lose nothing: the first one asks the loop to stop at its next good moment."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from typing import Any
@@ -33,7 +31,7 @@ class DeferredInterrupt:
         self.requested = signum
         tqdm.write(self.message)
 
-    def __enter__(self) -> DeferredInterrupt:
+    def __enter__(self) -> "DeferredInterrupt":
         if threading.current_thread() is threading.main_thread():
             self._previous = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
         return self

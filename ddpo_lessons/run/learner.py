@@ -1,7 +1,5 @@
 """The optimizer's side of a run: groups of pairs, precision, several processes, and one step at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Every run has these checks, which watch what it does anyway; the command `ddpo-l
 Each looks for faults that were found in published trainers (docs/peers.md).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

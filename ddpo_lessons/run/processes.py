@@ -1,7 +1,5 @@
 """The devices and processes of a run: accelerate's part, and who samples what."""
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections.abc import Callable

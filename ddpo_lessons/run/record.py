@@ -3,8 +3,6 @@
 Nothing here needs torch, so that the command line looks at a run before torch loads.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """The folder of a run: metrics.jsonl, config.json, image grids, and the trackers that were asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

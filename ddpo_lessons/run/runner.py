@@ -6,8 +6,6 @@ everything as it was before it. What surrounds an epoch has modules of its own: 
 for), `sampling`, `learner` (optimizer steps), `state` (snapshots and checkpoints), `processes`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """Sampling and scoring: each process plays the rollouts of its share of an epoch."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """What a run is, and what its epochs change: a snapshot undoes an epoch, a checkpoint is one that is kept."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping

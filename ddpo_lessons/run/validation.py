@@ -1,7 +1,5 @@
 """Lesson 08: images that are never trained on, made again every so many epochs from the same noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

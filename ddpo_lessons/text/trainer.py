@@ -5,8 +5,6 @@ the policy, the value model, the reference (the policy as it was at the start) a
 model.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ The second judge names digit, ink and background of clean pictures. A reward may
 that the verdict uses; what the second judge makes of a picture no training ever asks.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

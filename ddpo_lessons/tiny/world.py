@@ -6,8 +6,6 @@ Handwriting comes from scikit-learn's copy of the UCI "Optical Recognition of Ha
 The world is small enough to be scored exactly: colours are measured, digits are read by a classifier.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import random

@@ -6,8 +6,6 @@ for the reward model, which has to score what a policy draws on its way; noisy f
 out for the second judge.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

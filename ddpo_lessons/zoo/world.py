@@ -6,8 +6,6 @@ smaller, shifted. Thirty of the 135 combinations of animal and artist are kept f
 For img2img, animals hide in confetti.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import re
