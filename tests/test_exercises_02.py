@@ -77,6 +77,9 @@ def pick(**changes: str) -> str:
             "each pair",
         ),
         ({"OWN": "torch.rand(b, t - k + 1, generator=generator).argsort(dim=1)[:, :1] + time[:k]"}, "own"),
+        ({"FIRST": "time[:k].expand(b, -1).float()"}, "integers, not torch.float32"),
+        ({"OWN": f"{RIGHT['OWN']}.double().numpy()"}, "integers, not torch.float64"),
+        ({"FIRST": "list(range(k))"}, "first: shape"),
     ],
 )  # fmt: skip
 def test_a_wrong_pick_is_refused(changes, word):
@@ -92,6 +95,8 @@ def test_a_wrong_pick_is_refused(changes, word):
         {"LAST": "torch.arange(t - k, t).flip(0).repeat(b, 1)"},
         {"OWN": "torch.multinomial(torch.ones(b, t), k, generator=generator)"},
         {"OWN": f"{RIGHT['OWN']}.sort(dim=1).values"},
+        {"FIRST": "[list(range(k))] * b", "LAST": "[time[-k:]] * b"},
+        {"SHARED": f"{RIGHT['SHARED']}.numpy()", "OWN": f"[*{RIGHT['OWN']}]"},
     ],
 )
 def test_a_right_pick_is_accepted(changes):
@@ -126,7 +131,10 @@ RATIOS, ADVANTAGES = "~((ratio - 1).abs() <= 1e-4).all(dim=1)", "~(off.abs() <= 
         (f"(ratio != 1).any(dim=1) | {ADVANTAGES}", "nothing is torn"),
         (f"{RATIOS} | ~(off.abs() <= 0.05)", "0.0003 too high"),
         (f"{RATIOS} | ~(off.abs() <= 5e-4)", "0.0003 too high"),
-        (f"({RATIOS} | {ADVANTAGES}).any()", "is torn"),
+        (f"({RATIOS} | {ADVANTAGES}).any()", "one bool per sample"),
+        (f"({RATIOS} | {ADVANTAGES})[:, None]", "one bool per sample"),
+        (f"({RATIOS} | {ADVANTAGES}).float()", "return bools"),
+        ("None", "is there a return?"),
         (f"({RATIOS} | {ADVANTAGES})[samples['id'].argsort()]", "is torn"),
         (f"{RATIOS} | (off > 1e-4)", "is torn, you found []"),
         (f"{RATIOS} | (off.abs() > 1e-4)", "advantage is NaN"),
@@ -148,6 +156,9 @@ def test_a_check_that_overlooks_a_tear_is_refused(returned, word):
         f"~torch.isclose(ratio.double(), torch.ones(1).double(), rtol=0, atol=1e-4).all(1) | {ADVANTAGES}",
         "torch.tensor([not (abs(a) <= 1e-4 and all(abs(p - 1) <= 1e-4 for p in row)) "
         "for a, row in zip(off.tolist(), ratio.tolist())])",
+        f"({RATIOS} | {ADVANTAGES}).tolist()",
+        f"[*({RATIOS} | {ADVANTAGES})]",
+        f"({RATIOS} | {ADVANTAGES}).numpy()",
         "((ratio - 1).abs() > 1e-4).any(1) | ratio.isnan().any(1) | (off.abs() > 1e-4) | off.isnan()",
     ],
 )
@@ -193,6 +204,9 @@ def test_even_chances_without_bias_are_refused_for_their_error():
         (None, "1 / (num_kept * p[columns])"),
         (None, "(lengths.sum() / lengths / num_kept).gather(0, columns)"),
         (None, "1 / (num_kept * p.double()[columns])"),
+        (None, "(1 / (num_kept * p[columns])).tolist()"),
+        ("torch.multinomial(p, num_kept, replacement=True, generator=generator).tolist()",
+         "1 / (num_kept * p[columns])"),
         (None, "torch.autograd.grad(p.requires_grad_().log().sum(), p)[0][columns] / num_kept"),
         ("torch.searchsorted(p.cumsum(0)[:-1], torch.rand(num_kept, generator=generator))",
          "torch.stack([lengths.sum() / lengths[k] for k in columns]) / num_kept"),
