@@ -156,6 +156,11 @@ WRONG = [
     (1, VALUES.format(how=MEAN, give="values[:, 1:]"), "value of where it leads alone"),
     (1, VALUES.format(how=MEAN, give="values"), "one number for each leaf"),
     (1, VALUES.format(how=MEAN, give=f"{STEPS} / {STEPS}.std(0, correction=0)"), "divide"),
+    (1, VALUES.format(how=MEAN, give=f"{STEPS}.abs()"), "add up"),
+    (1, VALUES.format(how=MEAN, give="values[:, 1:] - values[:, :1]"), "add up"),
+    (1, VALUES.format(how=MEAN, give="rewards[:, None] - values[:, :-1]"), "add up"),
+    (1, VALUES.format(how=MEAN, give=f"{STEPS} * branches / (branches - 1)"), "add up"),
+    (1, VALUES.format(how="median(1).values", give=STEPS), "mean of its leaves"),
     (1, VALUES.format(how="amax(1)", give="values.diff(dim=1)"), "mean of its leaves"),
     (1, VALUES.format(how="sum(1)", give="values.diff(dim=1)"), "mean of its leaves"),
     (1, VALUES.format(how=MEAN, give="values[:, 1:] - rewards.mean()"), "add up"),
@@ -175,6 +180,8 @@ WRONG = [
                         place="part_at", source="noise[part_at]"), "first rollout"),
     (2, PUT_BACK.format(shared="noise[:, : noise.shape[1] // group_size].repeat(1, group_size, 1, 1, 1)",
                         place="part_at", source="noise[part_at]"), "part"),
+    (2, PUT_BACK.format(shared=SHARED, place="-1 - part_at", source="noise[-1 - part_at]"), "not at"),
+    (2, PUT_BACK.format(shared=f"{SHARED}.roll(1, 0)", place="part_at", source="noise[part_at]"), "same"),
     (2, "noise[:, ::group_size]", "shape"),
     (2, "torch.full_like(noise, math.nan)", "NaN"),
     (3, EACH.format(f"value[frozenset({{j}})] - {NONE}"), "what it adds to others"),
@@ -188,6 +195,7 @@ WRONG = [
     (3, BY_ORDERS.format(added="1.05 * (value[on | {j}] - value[on])", count="len(orders)"), "together"),
     (3, BY_ORDERS.format(added="value[on | {j}] - value[on]", count="len(orders)").replace(
         "return total", "return total.flip(0)"), "wrong with"),
+    (3, EACH.format("value[frozenset(range(j + 1))] - value[frozenset(range(j))]"), "wrong with"),
     (3, f"{WHOLE} - {NONE}", "a number for each"),
     (3, EACH.format("math.nan"), "together"),
 ]  # fmt: skip
