@@ -3,9 +3,9 @@
 import math
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import minus, panels, picture, plain
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 from ddpo_lessons.batching import EpochPlan, Samples, minibatches, shuffle_samples
 from ddpo_lessons.tiny.world import COLOURS, handwriting, render
@@ -14,14 +14,8 @@ BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 PALE_BLUE, PALE_ORANGE = "#e6edf7", "#faebe0"
 SEED = 0  # the notebook's: the same shuffle
 # The seed settings with gradients accumulated over two minibatches.
-PLAN = EpochPlan(
-    sample_batch_size=4,
-    num_batches_per_epoch=2,
-    train_batch_size=2,
-    gradient_accumulation_steps=2,
-    num_inner_epochs=1,
-    num_timesteps=3,
-)
+NUMBERS = {"train_batch_size": 2, "gradient_accumulation_steps": 2, "num_inner_epochs": 1}
+PLAN = EpochPlan(sample_batch_size=4, num_batches_per_epoch=2, num_timesteps=3, **NUMBERS)
 # The notebook's toy: latents are numbers, the reward is minus the distance of the last one from GOAL.
 STD, GOAL, STEPS, SAMPLES, EPOCHS, SEEDS = 0.5, 3.0, 3, 64, 20, 10
 
@@ -63,18 +57,13 @@ def _digit(digit: int, strength: float) -> torch.Tensor:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−") if abs(value) > 0.05 else "0.0"
-
-
-def _picture(axes: Axes, x: float, y: float, size: float, image: torch.Tensor) -> None:
-    pixels = image.clamp(0, 1).numpy()
-    axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="nearest", zorder=3)
+    return minus(f"{value:+.1f}") if abs(value) > 0.05 else "0.0"
 
 
 def draw_silent() -> Figure:
     """Rewards of ten healthy runs and of ten with one wrong line, and the records that both leave."""
     figure, axes = diagram(10, 3.5)
-    left = figure.add_axes((0.06, 0.155, 0.46, 0.72), facecolor=CARD)
+    left = figure.add_axes((0.06, 0.155, 0.46, 0.72))
     for is_faulty, colour in ((False, BLUE), (True, RED)):
         for seed in range(SEEDS):
             means = [round(mean, 2) for mean in _learn(seed, is_faulty)]
@@ -88,7 +77,7 @@ def draw_silent() -> Figure:
     left.set(xlim=(0.5, 20.5), ylim=(-5.2, 0), xticks=(1, 5, 10, 15, 20))
     left.set_xlabel("epoch", color=INK, fontsize=11)
     left.set_title("mean reward of an epoch", color=INK, fontsize=12, loc="left")
-    _bare(left)
+    plain(left, colors=INK, labelsize=10.5)
     label(axes, 5.7, 3.25, "what both record in an epoch", size=12, align="left")
     records = (  # section 5 of the notebook prints those of the red loop
         ("forward passes", "24"),
@@ -109,32 +98,25 @@ def draw_silent() -> Figure:
     return figure
 
 
-def _bare(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    if not axes.get_yticks().size:
-        axes.spines["left"].set_visible(False)
-    axes.tick_params(colors=INK, labelsize=10.5)
-
-
 def draw_loop() -> Figure:
     """One epoch: prompts are denoised into images and scored, then the policy is trained on them."""
     figure, axes = diagram(10, 5.3)
     box(axes, 0.15, 1.0, 6.05, 4.1, color=PALE_BLUE, edge=BLUE)
     label(axes, 0.35, 4.82, "1  Sampling phase", ink=BLUE, size=13, weight="bold", align="left")
-    label(axes, 6.0, 4.82, "no gradients; everything is recorded", ink=MUTED, size=10, align="right")
+    note(axes, 6.0, 4.82, "no gradients; everything is recorded", 10, "right")
     for x, text in ((0.95, "prompt"), (3.05, "denoise, step by step"), (4.85, "reward"), (5.65, "advantage")):
-        label(axes, x, 4.4, text, ink=MUTED, size=10)
+        note(axes, x, 4.4, text, 10, "center")
     rewards = torch.tensor([0.9, 0.1, 0.5])
     advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
     pictures = (_digit(3, 1.0), _digit(8, 1.0), _digit(3, 0.45))
     generator = torch.Generator().manual_seed(SEED)
-    for row, (picture, reward, advantage) in enumerate(zip(pictures, rewards, advantages, strict=True)):
+    for row, (clean, reward, advantage) in enumerate(zip(pictures, rewards, advantages, strict=True)):
         y = 3.35 - row * 1.07
         label(axes, 0.95, y + 0.38, "a red three on\na blue background", size=9)
-        noise = torch.randn(picture.shape, generator=generator) * 0.3 + 0.5
+        noise = torch.randn(clean.shape, generator=generator) * 0.3 + 0.5
         for column, share in enumerate((0.0, 0.35, 0.7, 1.0)):
             x = 1.87 + column * 0.64
-            _picture(axes, x, y + 0.12, 0.52, share * picture + (1 - share) * noise)
+            picture(axes, x, y + 0.12, 0.52, (share * clean + (1 - share) * noise).clamp(0, 1).numpy())
             if column:
                 arrow(axes, (x - 0.11, y + 0.38), (x - 0.005, y + 0.38), width=1)
         ink = GREEN if advantage > 0.1 else RED if advantage < -0.1 else MUTED
@@ -155,15 +137,13 @@ def draw_loop() -> Figure:
             arrow(axes, (8.12, y + 0.9), (8.12, y + 0.68), ink=ORANGE)
     axes.plot([9.37, 9.52, 9.52], [1.46, 1.46, 3.26], color=ORANGE, linewidth=1.3)
     arrow(axes, (9.52, 3.26), (9.39, 3.26), ink=ORANGE)
-    axes.text(
-        9.68, 2.36, "next minibatches", color=ORANGE, fontsize=10, rotation=90, ha="center", va="center"
-    )
+    turned = {"rotation": 90, "ha": "center", "va": "center"}
+    axes.text(9.68, 2.36, "next minibatches", color=ORANGE, fontsize=10, **turned)
     arrow(axes, (6.22, 3.0), (6.73, 3.0), width=2)
     axes.plot([8.3, 8.3, 3.2], [0.98, 0.42, 0.42], color=INK, linewidth=2)
     arrow(axes, (3.2, 0.42), (3.2, 0.98), width=2)
     label(axes, 5.75, 0.7, "next epoch: the changed model samples anew", size=10.5)
     label(axes, 5.75, 0.2, "the old samples are thrown away", ink=MUTED, size=10)
-    axes.set(xlim=(0, 10), ylim=(0, 5.3), aspect="auto")
     return figure
 
 
@@ -178,14 +158,12 @@ def draw_travel() -> Figure:
     order, steps, T = _shuffled_ids(), PLAN.optimizer_steps, PLAN.num_timesteps
     top, height = 4.45, 0.47
     centre = [top - (row + 0.5) * height for row in range(8)]
-    colour = {
-        sample: PALETTE[row * steps // PLAN.total_samples] for row, sample in enumerate(order)
-    }  # by optimizer step
+    colour = {n: PALETTE[row * steps // PLAN.total_samples] for row, n in enumerate(order)}  # by step
     for x, text in ((1.22, "sampled"), (2.98, "shuffled"), (6.87, "trained on: time runs to the right")):
         label(axes, x, 5.05, text, size=12, weight="bold")
     for batch in range(PLAN.num_batches_per_epoch):
         y = centre[4 * batch] + 0.23
-        label(axes, 0.45, y - 2 * height + 0.02, f"sample\nbatch {batch}", ink=MUTED, size=10)
+        note(axes, 0.45, y - 2 * height + 0.02, f"sample\nbatch {batch}", 10, "center")
         axes.plot([0.85, 0.85], [y - 4 * height + 0.08, y - 0.06], color=MUTED, linewidth=1.5)
     for sample in range(8):
         box(axes, 1.0, centre[sample] - 0.19, 0.44, 0.38, str(sample), color=colour[sample], size=11)
@@ -200,16 +178,8 @@ def draw_travel() -> Figure:
         for j in range(T):
             x = left + (number * T + j) * width + gap * (number // PLAN.gradient_accumulation_steps)
             for row in range(first, first + PLAN.train_batch_size):
-                box(
-                    axes,
-                    x,
-                    centre[row] - 0.19,
-                    width - 0.03,
-                    0.38,
-                    f"j={j}",
-                    color=colour[order[row]],
-                    size=10,
-                )
+                place = x, centre[row] - 0.19, width - 0.03, 0.38
+                box(axes, *place, f"j={j}", color=colour[order[row]], size=10)
     for column in range(PLAN.minibatches_per_inner_epoch * T):
         x = left + (column + 0.48) * width + gap * (column // (PLAN.gradient_accumulation_steps * T))
         label(axes, x, 4.62, str(column), ink=MUTED, size=9)
@@ -232,32 +202,14 @@ def draw_travel() -> Figure:
 def draw_nesting() -> Figure:
     """The levels of an epoch inside each other: each with its line of the loop and the count so far."""
     figure, axes = diagram(10, 4.6)
-    plan = PLAN
-    passes = plan.minibatches_per_inner_epoch * plan.num_timesteps
+    E, steps, batches = PLAN.num_inner_epochs, PLAN.optimizer_steps, PLAN.minibatches_per_inner_epoch
+    passes = batches * PLAN.num_timesteps
     rows = (
-        (
-            "inner epoch",
-            "for inner_epoch in range(E):",
-            "1",
-            f"{plan.num_inner_epochs} inner epoch",
-            PALETTE[3],
-        ),
-        (
-            "optimizer step",
-            "    for m minibatches at a time:",
-            "× 2",
-            f"{plan.optimizer_steps} steps",
-            ORANGE,
-        ),
-        (
-            "minibatch",
-            "        for batch in these m:",
-            "× 2",
-            f"{plan.minibatches_per_inner_epoch} minibatches",
-            BLUE,
-        ),
+        ("inner epoch", "for inner_epoch in range(E):", "1", f"{E} inner epoch", PALETTE[3]),
+        ("optimizer step", "    for m minibatches at a time:", "× 2", f"{steps} steps", ORANGE),
+        ("minibatch", "        for batch in these m:", "× 2", f"{batches} minibatches", BLUE),
         ("denoising step", "            for j in range(T):", "× 3", f"{passes} forward passes", GREEN),
-        ("sample", "                b samples at once", "× 2", f"{plan.total_pairs} pairs", PALETTE[4]),
+        ("sample", "                b samples at once", "× 2", f"{PLAN.total_pairs} pairs", PALETTE[4]),
     )
     for x, text in ((0.35, "level"), (3.1, "the loop, in short"), (6.75, "times"), (7.75, "running product")):
         label(axes, x, 4.3, text, ink=MUTED, size=11, align="left")
@@ -315,25 +267,15 @@ def draw_moments() -> Figure:
                 axes.plot([end, end], [y - 0.14, y + 0.58], color=INK, linewidth=2.2)
     for i in range(4):
         label(axes, 2.55 + 1.82 * i + 0.86, 2.72, f"minibatch {i}", ink=MUTED, size=10)
-    label(
-        axes,
-        6.1,
-        2.93,
-        "one colour: gradients that add up;  bar: the weights move;  grey: left over",
-        size=10,
-    )
+    legend = "one colour: gradients that add up;  bar: the weights move;  grey: left over"
+    label(axes, 6.1, 2.93, legend, size=10)
     return figure
-
-
-def _torn_rows() -> tuple[list[int], list[int]]:
-    """Samples in the order of the shuffle, and in the order in which the advantages stayed."""
-    return _shuffled_ids(), list(range(8))
 
 
 def draw_wrong_line() -> Figure:
     """What the red loop multiplies: shuffled rows with advantages in the order of sampling."""
     figure, axes = diagram(10, 3.0)
-    shuffled, unmoved = _torn_rows()
+    shuffled, unmoved = _shuffled_ids(), list(range(8))
     advantages = _sample(0.0, torch.Generator().manual_seed(SEED), count=8)["advantages"].tolist()
     for x, title, ink, owners in ((0.3, "healthy", BLUE, shuffled), (5.3, "red", RED, unmoved)):
         label(axes, x + 0.05, 2.78, title, ink=ink, size=12, weight="bold", align="left")
@@ -345,8 +287,7 @@ def draw_wrong_line() -> Figure:
             is_right = sample == owner
             colour = GREEN if is_right else RED
             box(axes, left, 1.15, 0.41, 0.44, str(owner), color=colour, size=11)
-            value = f"{advantages[owner]:+.2f}".replace("-", "−")
-            label(axes, left + 0.2, 0.92, value, ink=colour, size=8)
+            label(axes, left + 0.2, 0.92, minus(f"{advantages[owner]:+.2f}"), ink=colour, size=8)
     label(axes, 0.35, 0.45, "Both rows moved by one order.", size=10.5, align="left")
     text = "advantages[rows] still counts in the order of sampling."
     label(axes, 5.35, 0.45, text, size=10.5, align="left")
@@ -355,8 +296,7 @@ def draw_wrong_line() -> Figure:
 
 def draw_stale() -> Figure:
     """What is left of stale samples: the share that counts, and the error of the gradient's average."""
-    figure = Figure(figsize=(10, 3.5), facecolor=CARD, layout="constrained")
-    share, error = figure.subplots(1, 2)
+    figure, (share, error) = panels(2, (10, 3.5))
     drifts = [n / 100 for n in range(101)]
     spread = math.sqrt(1 + STEPS * STD**2)
 
@@ -366,14 +306,8 @@ def draw_stale() -> Figure:
 
     for power, name, colour in ((1, "ρ of each pair", BLUE), (STEPS, "product of the three ρ", GREEN)):
         share.plot(drifts, [math.exp(-power * d**2) for d in drifts], color=colour, linewidth=2)
-        share.text(
-            0.62 if power == 1 else 0.1,
-            math.exp(-power * 0.62**2) + 0.04,
-            name,
-            color=colour,
-            weight="bold",
-            fontsize=10,
-        )
+        x, y = 0.62 if power == 1 else 0.1, math.exp(-power * 0.62**2) + 0.04
+        share.text(x, y, name, color=colour, weight="bold", fontsize=10)
     share.set_title("share of the samples that is left", color=INK, fontsize=12, loc="left")
     share.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
     for theta, colour in ((0.0, PALETTE[4]), (0.8, RED)):
@@ -387,24 +321,14 @@ def draw_stale() -> Figure:
     error.text(0.62, 0.75, "solid: no ρ\ndashed: ρ of each pair", color=INK, fontsize=10)
     error.set_title("gradient too long by", color=INK, fontsize=12, loc="left")
     error.set(ylim=(0, 1.6), yticks=(0, 0.5, 1, 1.5), yticklabels=("0", "50%", "100%", "150%"))
+    plain(share, error, colors=INK, labelsize=10.5)
     for axes in (share, error):
-        axes.set_facecolor(CARD)
         axes.set(xlim=(0, 1))
         axes.set_xlabel("d: how far the mean has moved, in σ", color=INK, fontsize=11)
-        _bare(axes)
     return figure
 
 
 if __name__ == "__main__":
-    main(
-        {
-            "01-silent": draw_silent,
-            "01-loop": draw_loop,
-            "01-travel": draw_travel,
-            "01-recut": draw_recut,
-            "01-nesting": draw_nesting,
-            "01-moments": draw_moments,
-            "01-wrong-line": draw_wrong_line,
-            "01-stale": draw_stale,
-        }
-    )
+    drawn = {"01-silent": draw_silent, "01-loop": draw_loop, "01-travel": draw_travel, "01-recut": draw_recut}
+    drawn |= {"01-nesting": draw_nesting, "01-moments": draw_moments, "01-wrong-line": draw_wrong_line}
+    main({**drawn, "01-stale": draw_stale})

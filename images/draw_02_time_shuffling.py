@@ -1,10 +1,8 @@
 """Draw the figures of lesson 02: orders and what they learn, from orders.csv; gradients, from clocks.json."""
 
-import csv
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +10,14 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.batching import Samples, minibatches, shuffle_samples, shuffle_time
 
 SEED = 0  # the notebook's, so that its tables and these pictures show the same shuffles
 WIDTH, HEIGHT = 0.84, 0.5  # of a card
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"  # clocks.py writes there
+RESULTS = BENCHMARKS / "results"  # clocks.py writes there
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 ORDERS = {"time order": ORANGE, "shuffled": BLUE}
 
@@ -64,14 +63,14 @@ def draw_clocks() -> Figure:
     figure, axes = diagram(10, 5.1)
     titles = ("1  as recorded", "2  samples shuffled", "3  steps of each shuffled")
     stages = _stages()
-    for panel, (title, samples) in enumerate(zip(titles, stages, strict=True)):
+    for panel, (name, samples) in enumerate(zip(titles, stages, strict=True)):
         x = 0.55 + 3.42 * panel
-        label(axes, x + 1.5 * WIDTH, 4.85, title, size=12, weight="bold")
+        label(axes, x + 1.5 * WIDTH, 4.85, name, size=12, weight="bold")
         _samples(axes, x, 3.85, samples)
         if panel:
             arrow(axes, (x - 0.79, 3.35), (x - 0.46, 3.35), width=2)
-    title = "4  cut into minibatches of two samples; one column is one forward pass"
-    label(axes, 5.0, 1.98, title, size=12, weight="bold")
+    what = "4  cut into minibatches of two samples; one column is one forward pass"
+    label(axes, 5.0, 1.98, what, size=12, weight="bold")
     for number, batch in enumerate(minibatches(stages[2], 2)):
         x = 1.75 + number * 4.1
         _samples(axes, x, 1.0, batch)
@@ -93,10 +92,6 @@ def _pictures() -> list[np.ndarray]:
     return [strip[:, x : x + 32] for x in range(0, strip.shape[1], 32)]
 
 
-def _picture(axes: Axes, x: float, y: float, size: float, pixels: np.ndarray) -> None:
-    axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="nearest", zorder=3)
-
-
 def draw_torn() -> Figure:
     """Seven shuffled steps of one real sample: whole, with timesteps left behind, with a wrong advantage."""
     figure, axes = diagram(10, 5.1)
@@ -107,29 +102,26 @@ def draw_torn() -> Figure:
         ("timesteps", "timesteps\nleft behind", "no error is raised"),
         ("advantages", "advantage of\nanother sample", "no error is raised"),
     )
-    for number, (case, title, note) in enumerate(rows):
-        y = 3.72 - number * 1.66
-        here = torn[case]
-        label(axes, 0.15, y + 0.6, title, size=11, weight="bold", align="left")
-        label(axes, 0.15, y + 0.17, note, size=9.5, ink=MUTED, align="left")
-        label(axes, x0 - 0.12, y - 0.17, "|ρ − 1|", size=9.5, ink=MUTED, align="right")
+    for number, (case, name, remark) in enumerate(rows):
+        y, here = 3.72 - number * 1.66, torn[case]
+        title(axes, 0.15, y + 0.6, name, 11)
+        note(axes, 0.15, y + 0.17, remark, 9.5)
+        note(axes, x0 - 0.12, y - 0.17, "|ρ − 1|", 9.5, "right")
         for place, step in enumerate(torn["order"]):
             x = x0 + place * pitch
-            _picture(axes, x, y, size, pictures[step])
+            picture(axes, x, y, size, pictures[step])
             t, distance = here["timesteps"][place], here["distance"][place]
             ink = INK if t == whole["timesteps"][place] else RED
             label(axes, x + size / 2, y + size + 0.14, f"t = {t}", size=9.5, ink=ink)
             ink, text = (RED, f"{distance:.2f}") if distance > 1e-4 else (GREEN, f"{distance:.4f}")
             label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
         x = x0 + 7 * pitch + 0.28
-        _picture(axes, x, y, size, pictures[-1])
+        picture(axes, x, y, size, pictures[-1])
         ink = INK if here["advantage"] == whole["advantage"] else RED
-        text = f"A = {here['advantage']:+.1f}".replace("-", "−")
+        text = minus(f"A = {here['advantage']:+.1f}")
         label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
         if number == 0:
             label(axes, x + size / 2, y + size + 0.14, "finished", size=9.5, ink=MUTED)
-    axes.set_aspect("auto")
-    axes.set(xlim=(0, 10), ylim=(0, 5.1))
     return figure
 
 
@@ -139,16 +131,10 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(variance / len(values))
 
 
-def _plain(axes: Axes) -> None:
-    axes.set_facecolor(CARD)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def draw_directions() -> Figure:
     """Cosines of consecutive gradients, a dot for each rollout: DDPO, and ordinary denoising training."""
-    figure = Figure(figsize=(8, 2.7), facecolor=CARD, layout="constrained")
-    axes = figure.subplots()
-    _plain(axes)
+    figure, (axes,) = panels(1, (8, 2.7))
+    plain(axes)
     rollouts = _read()["rollouts"]
     rows = [(loss, order) for loss in ("neighbours", "control") for order in ORDERS]
     names = {"neighbours": "DDPO", "control": "denoising (control)"}
@@ -158,7 +144,7 @@ def draw_directions() -> Figure:
         color = ORDERS[order]
         axes.plot(values, [-place] * len(values), "o", color=color, markersize=6, alpha=0.45)
         axes.plot([mean, mean], [-place - 0.3, -place + 0.3], color=color, linewidth=2.5)
-        text = f"{mean:+.2f} ± {error:.2f}".replace("-", "−")
+        text = minus(f"{mean:+.2f} ± {error:.2f}")
         axes.text(max(values) + 0.03, -place, text, color=color, va="center", weight="bold")
     axes.axvline(0, color=MUTED, linewidth=0.9, linestyle="--")
     axes.set_yticks([-place for place in range(len(rows))], [f"{names[a]}, {b}" for a, b in rows])
@@ -169,9 +155,8 @@ def draw_directions() -> Figure:
 
 def draw_lengths() -> Figure:
     """Lengths of the passes' gradients in time order; and the longest over the shortest, order by order."""
-    figure = Figure(figsize=(8.4, 3.1), facecolor=CARD, layout="constrained")
+    figure, (along, ratios) = panels(2, (8.4, 3.1))
     result = _read()
-    along, ratios = figure.subplots(1, 2)
     columns = zip(*(rollout["time order"]["lengths"] for rollout in result["rollouts"]), strict=True)
     means, errors = zip(*map(_mean_and_error, columns), strict=True)
     along.errorbar(range(7), means, errors, fmt="o-", color=ORANGE, capsize=3, markersize=5)
@@ -191,10 +176,8 @@ def draw_lengths() -> Figure:
         ratios.text(mean, -place + 0.27, f"{mean:.1f}", color=color, weight="bold", ha="center")
         ratios.text(1, -place - 0.42, name.replace("\n", " "), color=color, weight="bold")
     ratios.set(xlim=(0, 22), ylim=(-1.6, 0.6), yticks=[])
-    ratios.spines["left"].set_visible(False)
     ratios.set_title("longest over shortest pass of a rollout", fontsize=11, loc="left")
-    for axes in (along, ratios):
-        _plain(axes)
+    plain(along, ratios)
     ratios.spines["left"].set_visible(False)
     return figure
 
@@ -212,18 +195,16 @@ KEPT = {
 def _curves(reward: str, rate: str) -> dict[str, list[list[float]]]:
     """Read the mean rewards of an order, by seed and epoch."""
     found: dict[str, dict[str, list[float]]] = {}
-    with open(RESULTS / "orders.csv", newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if (row["reward"], row["learning_rate"]) == (reward, rate) and row["order"] in KEPT:
-                found.setdefault(row["order"], {}).setdefault(row["seed"], []).append(
-                    float(row["mean_reward"])
-                )
+    for row in read_rows("results/orders.csv"):
+        if (row["reward"], row["learning_rate"]) == (reward, rate) and row["order"] in KEPT:
+            seeds = found.setdefault(row["order"], {})
+            seeds.setdefault(row["seed"], []).append(float(row["mean_reward"]))
     return {order: list(seeds.values()) for order, seeds in found.items()}
 
 
 def _draw_curves(axes: Axes, curves: dict[str, list[list[float]]], named: bool, gap: float) -> None:
     """Thin lines for seeds, a thick one for their mean, and the letter or the name at its end."""
-    _plain(axes)
+    plain(axes)
     ends = {}
     for order, seeds in curves.items():
         letter, color, name = KEPT[order]
@@ -275,53 +256,41 @@ def draw_question() -> Figure:
         x, y = 5.4 + 2.4 * (number % 2), 2.86 - 1.08 * (number // 2)
         label(card, x, y + 0.31, name, size=9.5, align="left")
         _strips(card, x, y, steps, MUTED)
-    label(
-        card,
-        7.85,
-        0.42,
-        "rows: four samples\ncolumns: the seven steps,\nnoisiest first",
-        size=9,
-        ink=MUTED,
-        align="left",
-    )
+    note(card, 7.85, 0.42, "rows: four samples\ncolumns: the seven steps,\nnoisiest first")
     return figure
 
 
 def draw_orders() -> Figure:
     """The same curves with their names; a second panel where the other reward has all of its runs."""
-    panels = (("redness", "redness", 0.045), ("compressibility", "compressibility, −kB", 0.03))
-    drawn = [(panel, _curves(panel[0], "0.003")) for panel in panels]
+    asked = (("redness", "redness", 0.045), ("compressibility", "compressibility, −kB", 0.03))
+    drawn = [(panel, _curves(panel[0], "0.003")) for panel in asked]
     whole = drawn[:1] + [(p, c) for p, c in drawn[1:] if sum(map(len, c.values())) == 3 * len(KEPT)]
-    figure = Figure(figsize=(5.2 * len(whole) + 0.8, 3.5), facecolor=CARD, layout="constrained")
-    for axes, ((_, title, gap), curves) in zip(
-        figure.subplots(1, len(whole), squeeze=False)[0], whole, strict=True
-    ):
+    figure, plots = panels(len(whole), (5.2 * len(whole) + 0.8, 3.5))
+    for axes, ((_, name, gap), curves) in zip(plots, whole, strict=True):
         _draw_curves(axes, curves, named=True, gap=gap)
-        axes.set_title(f"{title}, mean of 48 fresh pictures", fontsize=11.5, loc="left")
+        axes.set_title(f"{name}, mean of 48 fresh pictures", fontsize=11.5, loc="left")
     return figure
+
+
+ONLY_PAIRS = """\
+Only pairs are shuffled: two integers.
+The latents stay where they are, so
+neighbours in time stay neighbours."""
 
 
 def draw_pairs() -> Figure:
     """A trajectory that stores T + 1 states once, and pairs (row, column) that point into it."""
     figure, axes = diagram(10, 4.5)
     row, column, x0, gap = 2, 1, 1.45, 1.45
-    label(axes, 0.25, 4.2, "Trajectory: every state once", size=12, weight="bold", align="left")
+    title(axes, 0.25, 4.2, "Trajectory: every state once")
     for r, y in ((1, 3.5), (2, 2.35), (3, 1.3)):
         chosen = r == row
         label(axes, 0.62, y, f"row {r}", ink=INK if chosen else MUTED, size=10)
         for k in range(4):
-            used = chosen and k in (column, column + 1)
-            box(
-                axes,
-                x0 + k * gap - 0.36,
-                y - 0.24,
-                0.72,
-                0.48,
-                str(100 * r + 10 * (k + 1)),
-                color=PALETTE[column] if used else CARD,
-                edge=INK if chosen else MUTED,
-                ink=CARD if used else INK if chosen else MUTED,
-            )
+            used, edge = chosen and k in (column, column + 1), INK if chosen else MUTED
+            look = {"color": PALETTE[column], "ink": CARD} if used else {"color": CARD, "ink": edge}
+            number = str(100 * r + 10 * (k + 1))
+            box(axes, x0 + k * gap - 0.36, y - 0.24, 0.72, 0.48, number, edge=edge, **look)
             if k < 3:
                 this = chosen and k == column
                 ink = PALETTE[column] if this else MUTED
@@ -333,16 +302,10 @@ def draw_pairs() -> Figure:
                     label(axes, (start + end) / 2, y - 0.33, f"log π\n{log_prob}", ink=ink, size=9.5)
     for k in range(4):
         label(axes, x0 + k * gap, 0.82, f"latents[:, {k}]", ink=MUTED, size=9.5)
-    label(
-        axes,
-        3.6,
-        0.38,
-        "3 steps lead through 4 states: (B, T + 1) instead of 2 × (B, T)",
-        ink=MUTED,
-        size=10,
-    )
+    states = "3 steps lead through 4 states: (B, T + 1) instead of 2 × (B, T)"
+    note(axes, 3.6, 0.38, states, 10, "center")
     axes.plot([6.6, 6.6], [0.3, 4.25], color=MUTED, linewidth=0.8)
-    label(axes, 6.85, 4.2, "Pair (row 2, column 1) reads", size=12, weight="bold", align="left")
+    title(axes, 6.85, 4.2, "Pair (row 2, column 1) reads")
     lines = (
         ("state before", f"latents[{row}, {column}]", "220"),
         ("state after", f"latents[{row}, {column + 1}]", "230"),
@@ -356,24 +319,11 @@ def draw_pairs() -> Figure:
         label(axes, 7.85, y, code, size=9.5, align="left")
         label(axes, 9.75, y, value, ink=PALETTE[column], size=10.5, weight="bold", align="right")
     axes.plot([6.85, 9.75], [1.83, 1.83], color=MUTED, linewidth=0.8)
-    text = (
-        "Only pairs are shuffled: two integers.\n"
-        "The latents stay where they are, so\n"
-        "neighbours in time stay neighbours."
-    )
-    label(axes, 6.85, 1.2, text, size=10, align="left")
+    label(axes, 6.85, 1.2, ONLY_PAIRS, size=10, align="left")
     return figure
 
 
 if __name__ == "__main__":
-    main(
-        {
-            "02-question": draw_question,
-            "02-orders": draw_orders,
-            "02-torn": draw_torn,
-            "02-clocks": draw_clocks,
-            "02-directions": draw_directions,
-            "02-lengths": draw_lengths,
-            "02-pairs": draw_pairs,
-        }
-    )
+    drawn = {"02-question": draw_question, "02-orders": draw_orders, "02-torn": draw_torn}
+    drawn |= {"02-clocks": draw_clocks, "02-directions": draw_directions, "02-lengths": draw_lengths}
+    main({**drawn, "02-pairs": draw_pairs})

@@ -4,23 +4,20 @@ The pictures are of runs of tiny-sd that happened: `denoise` makes them, and `03
 their log-probs, so that the diagrams are the same on every machine. Delete that file to run them again.
 """
 
-import csv
 import json
 import math
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import minus, picture, plain, read_rows
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
-HERE = Path(__file__).parent
-FRAMES = HERE / "03-frames.png"
-RUNS = HERE.parent / "benchmarks" / "results" / "log_probs.csv"
+FRAMES = Path(__file__).parent / "03-frames.png"
 PROMPT = "a red three on a blue background"
 TIMES = (999, 899, 799, 699, 599, 499, 399, 299, 199, 99, 0)  # of the latents on the way
 
@@ -46,10 +43,12 @@ def denoise() -> None:
             module.reset_parameters()
     rows, log_probs = [], []
     for pipeline in (trained, untrained):
-        draws = torch.Generator().manual_seed(5)
-        _, rolled = text2img_rollout(
-            pipeline, [PROMPT], num_inference_steps=10, guidance_scale=1.0, generator=draws
-        )
+        how = {
+            "num_inference_steps": 10,
+            "guidance_scale": 1.0,
+            "generator": torch.Generator().manual_seed(5),
+        }
+        _, rolled = text2img_rollout(pipeline, [PROMPT], **how)
         states = torch.cat([rolled.latents[0], rolled.final_latents])  # (11, 4, 8, 8)
         rows.append(family_of(pipeline).decode(states))
         log_probs.append(rolled.log_probs[0].tolist())
@@ -75,19 +74,10 @@ def strips() -> np.ndarray:
     return np.asarray(frames()).reshape(2, 32, len(TIMES), 32, 3).transpose(0, 2, 1, 3, 4)
 
 
-def picture(axes: Axes, x: float, y: float, size: float, pixels: np.ndarray, edge: str | None = None) -> None:
-    """Show pixels (32, 32, 3) with the lower left corner at (x, y)."""
-    axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="none", zorder=3, aspect="auto")
-    if edge:
-        frame = Rectangle((x, y), size, size, facecolor="none", edgecolor=edge, linewidth=2.5, zorder=4)
-        axes.add_patch(frame)
-
-
 def same() -> Figure:
     """Two networks, the same draws: other pictures, and step by step the same log-prob."""
     figure, axes = diagram(9.4, 3.55)
-    title = "Each network is asked of its own steps: how likely was this one?"
-    label(axes, 0.2, 3.3, title, weight="bold", size=12, align="left")
+    title(axes, 0.2, 3.3, "Each network is asked of its own steps: how likely was this one?")
     size, pitch, left = 0.64, 0.685, 1.75
     rows = zip((2.3, 0.9), (BLUE, ORANGE), ("tiny-sd", "random\nweights"), strips(), strict=True)
     log_probs = json.loads(frames().text["log_probs"])
@@ -96,18 +86,15 @@ def same() -> Figure:
         label(axes, 0.9, y - 0.22, "log-prob of a step", ink=color, size=9.5)
         for column, pixels in enumerate(strip):
             edge = color if column == len(TIMES) - 1 else None
-            picture(axes, left + column * pitch, y, size, pixels, edge)
+            picture(axes, left + column * pitch, y, size, pixels, edge=edge, line=2.5)
         for column, value in enumerate(log_probs[row]):
-            text = f"{value:.2f}".replace("-", "−")
-            label(
-                axes, left + (column + 1) * pitch - 0.02, y - 0.22, text, ink=color, size=10.5, weight="bold"
-            )
+            x, text = left + (column + 1) * pitch - 0.02, minus(f"{value:.2f}")
+            label(axes, x, y - 0.22, text, ink=color, size=10.5, weight="bold")
     for column, t in enumerate(TIMES):
         name = {0: "t = 999", len(TIMES) - 1: "picture"}.get(column, str(t))
-        label(axes, left + column * pitch + size / 2, 3.05, name, ink=MUTED, size=9.5)
-    note = f"“{PROMPT}”; ten denoising steps, each latent decoded; both networks get the same draws"
-    label(axes, 4.7, 0.25, note, ink=MUTED, size=9.5)
-    axes.set(xlim=(0, 9.4), ylim=(0, 3.55))
+        note(axes, left + column * pitch + size / 2, 3.05, name, 9.5, "center")
+    what = f"“{PROMPT}”; ten denoising steps, each latent decoded; both networks get the same draws"
+    note(axes, 4.7, 0.25, what, 9.5, "center")
     return figure
 
 
@@ -115,16 +102,15 @@ def mdp() -> Figure:
     """States are latents of a real rollout; between two of them stands the policy with its action."""
     figure, axes = diagram(9.4, 3.75)
     strip, size, y = strips()[0], 1.2, 1.55
-    title = "A rollout: state, action, next state; one reward, at the end"
-    label(axes, 0.25, 3.48, title, weight="bold", size=12, align="left")
-    for x, t, title, name in (
+    title(axes, 0.25, 3.48, "A rollout: state, action, next state; one reward, at the end")
+    for x, t, above, name in (
         (0.3, 999, "first state", "noise,  t = 999"),
         (2.2, 499, "state", "x$_t$ ,  t = 499"),
         (5.75, 399, "next state", "x$_{t-1}$ ,  t = 399"),
         (7.65, 0, "the end", "x$_0$"),
     ):
         picture(axes, x, y, size, strip[TIMES.index(t)])
-        label(axes, x + size / 2, y + size + 0.2, title, weight="bold")
+        label(axes, x + size / 2, y + size + 0.2, above, weight="bold")
         label(axes, x + size / 2, y - 0.22, name, size=10.5)
     for x in (1.85, 7.3):
         label(axes, x, y + size / 2, "…", size=18)
@@ -132,10 +118,9 @@ def mdp() -> Figure:
     center, floor = 4.57, y + 0.28
     axes.fill_between(center + 0.27 * z, floor, floor + 0.72 * np.exp(-(z**2) / 2), color=GREEN, alpha=0.25)
     axes.plot(center + 0.27 * z, floor + 0.72 * np.exp(-(z**2) / 2), color=GREEN, linewidth=1.8)
-    axes.plot(
-        [center + 0.27, center + 0.27], [floor, floor + 0.72 * math.exp(-0.5)], color=INK, linewidth=1.3
-    )
-    axes.plot(center + 0.27, floor, "o", color=INK, markersize=6)
+    at = center + 0.27
+    axes.plot([at, at], [floor, floor + 0.72 * math.exp(-0.5)], color=INK, linewidth=1.3)
+    axes.plot(at, floor, "o", color=INK, markersize=6)
     label(axes, center, y + size + 0.05, "policy: N(μ, σ² I)", ink=GREEN, weight="bold")
     label(axes, center + 0.3, floor - 0.22, "action: x$_{t-1}$ , drawn", size=10)
     arrow(axes, (3.48, y + size / 2), (3.84, y + size / 2))
@@ -146,9 +131,8 @@ def mdp() -> Figure:
         f"The prompt c = “{PROMPT}” belongs to every state.",
         "The network decides μ, the schedule σ. No reward before the end.",
     )
-    for y, note in zip((0.75, 0.45), notes, strict=True):
-        label(axes, 0.3, y, note, ink=MUTED, align="left")
-    axes.set(xlim=(0, 9.4), ylim=(0, 3.75))
+    for y, text in zip((0.75, 0.45), notes, strict=True):
+        note(axes, 0.3, y, text, 10)
     return figure
 
 
@@ -156,23 +140,14 @@ def step_parts() -> Figure:
     """How a denoising step divides the variance 1 of its outcome, in the lesson's numbers."""
     figure, axes = diagram(9.4, 3.75)
     before, after = r"$\bar{\alpha}_t$", r"$\bar{\alpha}_{t-1}$"
-    label(axes, 0.25, 3.46, "What x$_{t-1}$ is made of", weight="bold", size=12, align="left")
+    title(axes, 0.25, 3.46, "What x$_{t-1}$ is made of")
     case = f"(by pencil: {before} = {ALPHA_BAR}, {after} = {ALPHA_BAR_NEXT}, η = 1)"
-    label(axes, 2.75, 3.46, case, ink=MUTED, align="left")
+    note(axes, 2.75, 3.46, case, 10)
     left, width = 1.6, 7.5
-    rows = [
-        (2.35, "x$_t$", [(ALPHA_BAR, BLUE, "picture\n0.36"), (1 - ALPHA_BAR, ORANGE, "noise\n0.64")]),
-        (
-            0.95,
-            "x$_{t-1}$",
-            [
-                (ALPHA_BAR_NEXT, BLUE, "picture\n0.64"),
-                (KEPT, ORANGE, f"noise\nthat stays\n{KEPT:.3f}"),
-                (VARIANCE, GREEN, f"fresh noise\n{VARIANCE:.3f}"),
-            ],
-        ),
-    ]
-    for y, name, parts in rows:
+    first = [(ALPHA_BAR, BLUE, "picture\n0.36"), (1 - ALPHA_BAR, ORANGE, "noise\n0.64")]
+    then = [(ALPHA_BAR_NEXT, BLUE, "picture\n0.64"), (KEPT, ORANGE, f"noise\nthat stays\n{KEPT:.3f}")]
+    then += [(VARIANCE, GREEN, f"fresh noise\n{VARIANCE:.3f}")]
+    for y, name, parts in ((2.35, "x$_t$", first), (0.95, "x$_{t-1}$", then)):
         label(axes, 1.15, y + 0.35, name, size=14)
         start = left
         for share, color, text in parts:
@@ -180,10 +155,10 @@ def step_parts() -> Figure:
             axes.add_patch(bar)
             label(axes, start + share * width / 2, y + 0.35, text, ink="white", size=9.5)
             start += share * width
-    label(axes, 0.25, 2.7, "before", ink=MUTED, align="left")
-    label(axes, 0.25, 1.3, "after", ink=MUTED, align="left")
+    note(axes, 0.25, 2.7, "before", 10)
+    note(axes, 0.25, 1.3, "after", 10)
     share = "length of a bar = share of the variance, for the true $x_0$ and ε; every row adds up to 1"
-    label(axes, left + width / 2, 2.0, share, ink=MUTED)
+    note(axes, left + width / 2, 2.0, share, 10, "center")
     formula = [
         (0.3, BLUE, r"$\sqrt{\bar{\alpha}_{t-1}}\;\hat{x}_0$"),
         (0.655, ORANGE, r"$+\;\sqrt{1-\bar{\alpha}_{t-1}-\sigma^2}\;\hat{\varepsilon}$"),
@@ -191,16 +166,16 @@ def step_parts() -> Figure:
     ]
     for x, color, text in formula:
         label(axes, left + x * width, 0.58, text, ink=color, size=13)
-    note = r"the network's estimates $\hat{x}_0$ and $\hat{\varepsilon}$, and a draw z ~ N(0, I)"
-    label(axes, left + width / 2, 0.2, note, ink=MUTED, size=9.5)
+    what = r"the network's estimates $\hat{x}_0$ and $\hat{\varepsilon}$, and a draw z ~ N(0, I)"
+    note(axes, left + width / 2, 0.2, what, 9.5, "center")
     return figure
 
 
 def schedule() -> Figure:
     """Of what each of tiny-sd's ten outcomes is made, from the shares of the picture before and after."""
     figure, axes = diagram(9.4, 3.3)
-    label(axes, 0.25, 3.05, "The ten outcomes of a rollout", weight="bold", size=12, align="left")
-    label(axes, 3.2, 3.05, "(tiny-sd, η = 1)", ink=MUTED, align="left")
+    title(axes, 0.25, 3.05, "The ten outcomes of a rollout")
+    note(axes, 3.2, 3.05, "(tiny-sd, η = 1)", 10)
     bars = np.array(json.loads(frames().text["alpha_bars"]))
     before, after = bars[:-1], bars[1:]
     fresh = (1 - after) / (1 - before) * (1 - before / after)
@@ -213,19 +188,16 @@ def schedule() -> Figure:
             start += share * height
         x = left + k * pitch + width / 2
         label(axes, x, floor + height + 0.15, f"{math.sqrt(fresh[k]):.2f}", ink=GREEN, size=10)
-        label(axes, x, floor - 0.17, f"{TIMES[k]}", ink=MUTED, size=9.5)
+        note(axes, x, floor - 0.17, f"{TIMES[k]}", 9.5, "center")
     label(axes, 0.75, floor + height + 0.15, "σ", ink=GREEN, size=12)
-    label(axes, 0.75, floor - 0.17, "step at t =", ink=MUTED, size=9.5)
-    label(axes, 0.75, floor + height / 2, "share of\nthe variance", ink=MUTED, size=9.5)
-    for y, color, text in (
-        (2.25, GREEN, "fresh noise"),
-        (1.7, ORANGE, "noise that stays"),
-        (1.15, BLUE, "picture"),
-    ):
-        label(axes, 7.8, y, text, ink=color, size=11, weight="bold", align="left")
+    note(axes, 0.75, floor - 0.17, "step at t =", 9.5, "center")
+    note(axes, 0.75, floor + height / 2, "share of\nthe variance", 9.5, "center")
+    names = ((GREEN, "fresh noise"), (ORANGE, "noise that stays"), (BLUE, "picture"))
+    for y, (color, text) in zip((2.25, 1.7, 1.15), names, strict=True):
+        title(axes, 7.8, y, text, 11, ink=color)
     kept = math.sqrt(1 - after[0] - fresh[0])
-    note = f"The first step keeps {kept:.4f} of the noise that it starts from, and the last adds none."
-    label(axes, 4.7, 0.22, note, ink=MUTED, size=10)
+    what = f"The first step keeps {kept:.4f} of the noise that it starts from, and the last adds none."
+    note(axes, 4.7, 0.22, what, 10, "center")
     return figure
 
 
@@ -234,7 +206,7 @@ def own() -> Figure:
     figure, _ = diagram(9.4, 2.9)
     x = np.linspace(-3.2, 5.2, 301)
     titles = ("each scores its own step: equal", "both score one step: not equal")
-    for left, shared, title in ((0.03, False, titles[0]), (0.52, True, titles[1])):
+    for left, shared, name in ((0.03, False, titles[0]), (0.52, True, titles[1])):
         panel = figure.add_axes((left, 0.2, 0.45, 0.62), facecolor=CARD)
         for mean, color in ((0.0, BLUE), (2.0, ORANGE)):
             panel.plot(x, np.exp(-((x - mean) ** 2) / 2), color=color, linewidth=2)
@@ -243,39 +215,31 @@ def own() -> Figure:
             panel.plot([action] * 2, [0, height], color=INK, linewidth=1.1, linestyle=":")
             panel.plot([-3.2, action], [height] * 2, color=color, linewidth=1.1, linestyle="--")
             panel.plot([action], [height], "o", color=color, markersize=8, zorder=4)
-        if shared:
-            ticks = {0.0: "μ", 0.7: "\nthe action", 2.0: "other μ"}
-        else:
-            ticks = {0.0: "μ", 0.7: "\nμ + σz", 2.0: "other μ", 2.7: "\nother μ + σz"}
+        ticks = {0.0: "μ", 0.7: "\nthe action" if shared else "\nμ + σz", 2.0: "other μ"}
+        ticks |= {} if shared else {2.7: "\nother μ + σz"}
         panel.set_xticks(list(ticks), list(ticks.values()), fontsize=10)
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.set(yticks=[], xlim=(-3.2, 5.2), ylim=(0, 1.08))
-        panel.set_title(title, fontsize=11, color=INK, weight="bold", pad=6)
+        panel.set_title(name, fontsize=11, color=INK, weight="bold", pad=6)
     return figure
 
 
 def teaches() -> Figure:
     """Redness, threes and log-probs of fresh steps over optimizer steps: three actions, three seeds."""
-    with open(RUNS, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows("results/log_probs.csv")
     figure, axes = diagram(9.4, 3.6)
-    title = "Ten optimizer steps on “red”; a line is a seed"
-    label(axes, 0.25, 3.35, title, weight="bold", size=12, align="left")
+    title(axes, 0.25, 3.35, "Ten optimizer steps on “red”; a line is a seed")
     colors = {"stored": GREEN, "drawn anew": ORANGE, "attached": PURPLE}
-    panels = (
-        ("redness", "redness", (0, 0.7)),
-        ("threes", "share read as a three", (0, 1)),
-        ("log_prob", "log-prob of fresh steps", (-1, 0)),
-    )
-    for left, (column, name, limits) in zip((0.06, 0.385, 0.71), panels, strict=True):
-        panel = figure.add_axes((left, 0.25, 0.265, 0.5), facecolor=CARD)
+    columns = {"redness": ("redness", (0, 0.7)), "threes": ("share read as a three", (0, 1))}
+    columns |= {"log_prob": ("log-prob of fresh steps", (-1, 0))}
+    for left, (column, (name, limits)) in zip((0.06, 0.385, 0.71), columns.items(), strict=True):
+        panel = figure.add_axes((left, 0.25, 0.265, 0.5))
         for action, color in colors.items():
             for seed in "012":
                 run = [row for row in rows if (row["action"], row["seed"]) == (action, seed)]
                 steps, values = (np.array([float(row[name]) for row in run]) for name in ("steps", column))
                 panel.plot(steps, values, color=color, linewidth=1.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(colors=MUTED, labelsize=9.5)
+        plain(panel, colors=MUTED, labelsize=9.5)
         panel.set(ylim=limits, xticks=[0, 5, 10])
         panel.set_title(name, fontsize=11, color=INK, pad=6)
         panel.set_xlabel("optimizer steps", fontsize=9.5, color=MUTED)
@@ -289,8 +253,8 @@ def teaches() -> Figure:
 def replay() -> Figure:
     """Sampling draws an action and stores it; training scores the stored one."""
     figure, axes = diagram(9.4, 4.1)
-    for x, title, color in ((0.25, "sampling: draw the action", BLUE), (5.0, "training: replay it", ORANGE)):
-        label(axes, x, 3.85, title, weight="bold", size=12, align="left", ink=color)
+    title(axes, 0.25, 3.85, "sampling: draw the action", ink=BLUE)
+    title(axes, 5.0, 3.85, "training: replay it", ink=ORANGE)
     old, new = r"log π$_{\theta_\mathrm{old}}$", r"log π$_\theta$"
     box(axes, 0.25, 2.75, 1.5, 0.75, "x$_t$, t, prompt", color=BLUE)
     box(axes, 2.35, 2.75, 2.0, 0.75, "μ$_{old}$, σ  with the\nold weights θ$_{old}$", color=MUTED)
@@ -321,8 +285,7 @@ def replay() -> Figure:
 def log_ratio() -> Figure:
     """Two bells and the stored action: heights are densities, on a log scale their gap is the log-ratio."""
     figure, axes = diagram(9.4, 4.3)
-    title = "The policy has moved, the stored action has not"
-    label(axes, 0.25, 4.03, title, weight="bold", size=12, align="left")
+    title(axes, 0.25, 4.03, "The policy has moved, the stored action has not")
     action, moved = MEAN + STD * Z, MEAN + DRIFT * STD
     left_end, right_end = MEAN - 2.4 * STD, moved + 2.2 * STD
     x = np.linspace(left_end, right_end, 301)
@@ -339,8 +302,7 @@ def log_ratio() -> Figure:
             panel.plot([action, right_end], [height] * 2, color=color, linewidth=1.1, linestyle="--")
             name, shift = ("then", -0.05) if color is BLUE else ("now", 0.05)
             y = height + shift * (2.0 if log else 0.6)
-            text = f" {height:.3f} {name}".replace("-", "−")
-            panel.text(right_end, y, text, color=color, fontsize=11, va="center")
+            panel.text(right_end, y, minus(f" {height:.3f} {name}"), color=color, fontsize=11, va="center")
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.set(yticks=[], xlim=(left_end, right_end), ylim=(-2.2, 0.0) if log else (0, 0.86))
         ticks = {MEAN: "μ$_{old}$", action: "\nstored x$_{t-1}$", moved: "μ"}
@@ -348,29 +310,19 @@ def log_ratio() -> Figure:
         low, high = heights[BLUE], heights[ORANGE]
         panel.plot([action, action], [panel.get_ylim()[0], low], color=INK, linewidth=1.1, linestyle=":")
         panel.annotate("", (action, high), (action, low), arrowprops={"arrowstyle": "<->", "color": INK})
-        if log:
-            below = f" gap = log ρ\n = d z − d²/2\n = {high - low:.3f}"
-            panel.text(right_end, low - 0.62, below, color=INK, fontsize=11, va="center")
-        else:
-            below = f" ρ = now / then\n = {high / low:.3f}"
-            panel.text(right_end, low - 0.2, below, color=INK, fontsize=11, va="center")
+        gap, ratio = (
+            f" gap = log ρ\n = d z − d²/2\n = {high - low:.3f}",
+            f" ρ = now / then\n = {high / low:.3f}",
+        )
+        y, below = (low - 0.62, gap) if log else (low - 0.2, ratio)
+        panel.text(right_end, y, below, color=INK, fontsize=11, va="center")
         panel.set_title("height: density π" if not log else "height: log π", fontsize=11, color=MUTED, pad=4)
     old = "μ$_{old}$"
-    note = f"z = {Z:g}: from {old} to the action;  d = {DRIFT:g}: from {old} to μ;  both in units of σ"
-    label(axes, 4.7, 0.2, note, ink=MUTED, size=10)
+    what = f"z = {Z:g}: from {old} to the action;  d = {DRIFT:g}: from {old} to μ;  both in units of σ"
+    note(axes, 4.7, 0.2, what, 10, "center")
     return figure
 
 
 if __name__ == "__main__":
-    main(
-        {
-            "03-same": same,
-            "03-mdp": mdp,
-            "03-step": step_parts,
-            "03-schedule": schedule,
-            "03-own": own,
-            "03-replay": replay,
-            "03-log-ratio": log_ratio,
-            "03-teaches": teaches,
-        }
-    )
+    drawn = {"03-same": same, "03-mdp": mdp, "03-step": step_parts, "03-schedule": schedule, "03-own": own}
+    main({**drawn, "03-replay": replay, "03-log-ratio": log_ratio, "03-teaches": teaches})

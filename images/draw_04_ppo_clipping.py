@@ -1,17 +1,15 @@
 """Figures of lesson 04: what clipping buys, four rollouts from reward to gradient, an epoch's stages."""
 
-import csv
 import itertools
 import math
-from pathlib import Path
 
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, minus, picture, plain, read_rows
+from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE, _, _ = PALETTE
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 COLORS = {"clipped": BLUE, "not clipped": ORANGE}
 SETTINGS = {  # columns of clipping.csv, as they stand there
     ("0.0002", "4"): "rate 2e-4, four inner epochs",
@@ -33,15 +31,13 @@ VERDICTS = (
 
 
 def _signed(value: float, digits: int = 2) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−")
+    return minus(f"{value:+.{digits}f}")
 
 
 def _runs(rate: str, inner_epochs: str) -> dict[str, list[list[dict[str, str]]]]:
     """Return for each variant the rows of its seeds, a list for each."""
-    with open(RESULTS / "clipping.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     chosen = {"learning_rate": rate, "inner_epochs": inner_epochs}
-    found = [row for row in rows if chosen.items() <= row.items()]
+    found = [row for row in read_rows("results/clipping.csv") if chosen.items() <= row.items()]
     seeds = sorted({row["seed"] for row in found})
     return {
         name: [[row for row in found if (row["variant"], row["seed"]) == (name, seed)] for seed in seeds]
@@ -61,16 +57,13 @@ def _curves(axes: Axes, setting: tuple[str, str], measure: str) -> None:
     if measure == "readable":
         axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
         axes.set(yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
-    axes.set_facecolor(CARD)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9, colors=INK)
+    plain(axes, labelsize=9, colors=INK)
 
 
 def clipping() -> Figure:
     """Draw the setting that the lesson opens with: two curves, and pictures along them."""
     figure, axes = diagram(10, 5.3)
-    title = "Reward: make it red. Every batch of samples is used four times."
-    label(axes, 0.2, 5.05, title, size=12.5, weight="bold", align="left")
+    title(axes, 0.2, 5.05, "Reward: make it red. Every batch of samples is used four times.", 12.5)
     for place, (measure, name) in enumerate(MEASURES.items()):
         plot = figure.add_axes((0.055 + 0.245 * place, 0.17, 0.195, 0.66))
         _curves(plot, ("0.0002", "4"), measure)
@@ -78,33 +71,31 @@ def clipping() -> Figure:
         plot.set_xlabel("epoch", fontsize=9, color=INK)
     plot.text(0.3, 0.03, "guessing: 10%", fontsize=8, color=MUTED)
     for (name, color), top in zip(COLORS.items(), (4.55, 2.5), strict=True):
-        label(axes, 5.75, top, name, ink=color, size=11.5, weight="bold", align="left")
-        label(axes, 5.66, top - 0.02, "epoch", ink=MUTED, size=9, align="right")
-        pixels = mpl_image.imread(RESULTS / f"clipping_{name.replace(' ', '_')}.png")
+        title(axes, 5.75, top, name, 11.5, ink=color)
+        note(axes, 5.66, top - 0.02, "epoch", align="right")
+        pixels = mpl_image.imread(BENCHMARKS / f"results/clipping_{name.replace(' ', '_')}.png")
         size = len(pixels) // len(LOOKED_AT)
         for place, row in enumerate(SHOWN):
             bottom = top - 0.62 - 0.43 * place
-            strip = pixels[row * size : (row + 1) * size]
-            axes.imshow(strip, extent=(5.75, 9.85, bottom, bottom + 0.41), interpolation="none", zorder=3)
-            label(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", ink=MUTED, size=9, align="right")
-    axes.set(xlim=(0, 10), ylim=(0, 5.3), aspect="auto")
+            picture(axes, 5.75, bottom, 4.1, pixels[row * size : (row + 1) * size], height=0.41)
+            note(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", align="right")
     seeds = len(_runs("0.0002", "4")["clipped"])
     notes = (
         f"Thin: {seeds} seeds of 100 pictures; thick: their mean. Pure red scores 1, yellow about 0.5. "
         "Readable: a judge, unused in",
         "training, names the right digit. Pictures: zero to nine, seed 0, after 0, 2, 5 and 10 epochs.",
     )
-    for y, note in zip((0.38, 0.17), notes, strict=True):
-        label(axes, 0.2, y, note, ink=MUTED, size=9, align="left")
+    for y, text in zip((0.38, 0.17), notes, strict=True):
+        note(axes, 0.2, y, text)
     return figure
 
 
 def answer() -> Figure:
     """Draw both measures in four settings, and below them the means after five and ten epochs."""
     figure, axes = diagram(10, 6.0)
-    label(axes, 0.2, 5.78, "What clipping buys", size=12.5, weight="bold", align="left")
+    title(axes, 0.2, 5.78, "What clipping buys", 12.5)
     for (name, color), x in zip(COLORS.items(), (2.3, 3.3), strict=True):
-        label(axes, x, 5.78, name, ink=color, size=11, weight="bold", align="left")
+        title(axes, x, 5.78, name, 11, ink=color)
     for column, (setting, name) in enumerate(SETTINGS.items()):
         for row, (measure, what) in enumerate(MEASURES.items()):
             plot = figure.add_axes((0.075 + 0.235 * column, 0.61 - 0.33 * row, 0.195, 0.26))
@@ -117,16 +108,14 @@ def answer() -> Figure:
                 plot.set_xlabel("epoch", fontsize=9, color=INK)
         left = 0.75 + 2.35 * column
         for x, epoch in ((0.65, "5"), (1.55, "10")):
-            label(axes, left + x, 0.95, f"epoch {epoch}", ink=MUTED, size=8.5)
+            note(axes, left + x, 0.95, f"epoch {epoch}", 8.5, "center")
             for y, (variant, seeds) in zip((0.7, 0.48), _runs(*setting).items(), strict=True):
                 looks = [row for rows in seeds for row in rows if row["epoch"] == epoch]
                 red, read = (sum(float(row[name]) for row in looks) / len(looks) for name in MEASURES)
                 label(axes, left + x, y, f"{red:.2f}, {read:.0%}", ink=COLORS[variant], size=9)
     seeds = len(_runs("0.0002", "4")["clipped"])
-    note = (
-        f"Thin: {seeds} seeds; thick, and below: means of their redness and readable digits. Dotted: guessing"
-    )
-    label(axes, 0.2, 0.17, note, ink=MUTED, size=9, align="left")
+    means = "means of their redness and readable digits"
+    note(axes, 0.2, 0.17, f"Thin: {seeds} seeds; thick, and below: {means}. Dotted: guessing")
     return figure
 
 
@@ -135,76 +124,43 @@ def rollouts() -> Figure:
     figure, axes = diagram(10, 4.15)
     mean = sum(REWARDS) / len(REWARDS)
     std = math.sqrt(sum((reward - mean) ** 2 for reward in REWARDS) / len(REWARDS))
-    columns = {
-        "reward r": (0.95, 0.85),
-        "advantage A": (1.95, 0.95),
-        "ratio ρ": (3.05, 0.8),
-        "−A ρ": (4.0, 0.85),
-        "−A clip(ρ)": (4.9, 0.85),
-        "loss": (5.9, 0.85),
-        "gradient": (6.9, 0.85),
-    }
-    label(
-        axes,
-        0.2,
-        3.85,
-        "Four rollouts on their way from reward to gradient",
-        size=12.5,
-        weight="bold",
-        align="left",
-    )
+    columns = {"reward r": (0.95, 0.85), "advantage A": (1.95, 0.95), "ratio ρ": (3.05, 0.8)}
+    columns |= {"−A ρ": (4.0, 0.85), "−A clip(ρ)": (4.9, 0.85), "loss": (5.9, 0.85), "gradient": (6.9, 0.85)}
+    title(axes, 0.2, 3.85, "Four rollouts on their way from reward to gradient", 12.5)
     for name, (x, width) in columns.items():
         label(axes, x + width / 2, 3.4, name, size=10.5, weight="bold")
-    label(axes, 4.87, 3.13, "the larger of the two is the loss", ink=MUTED, size=9)
-    label(axes, 7.95, 3.4, "what it says", size=10.5, weight="bold", align="left")
+    note(axes, 4.87, 3.13, "the larger of the two is the loss", align="center")
+    title(axes, 7.95, 3.4, "what it says", 10.5)
     for row, (reward, ratio, verdict) in enumerate(zip(REWARDS, RATIOS, VERDICTS, strict=True)):
         y = 2.4 - 0.62 * row
         advantage = (reward - mean) / std
-        plain = -advantage * ratio
+        unclipped = -advantage * ratio
         clipped = -advantage * min(max(ratio, 1 - CLIP_RANGE), 1 + CLIP_RANGE)
-        loss = max(plain, clipped)
-        is_dead = clipped > plain
-        gradient = 0.0 if is_dead else plain
-        color = GREEN if advantage > 0 else ORANGE
+        is_dead, color = clipped > unclipped, GREEN if advantage > 0 else ORANGE
+        gradient = ("0", "none", INK) if is_dead else (_signed(unclipped), PURPLE, "white")
         label(axes, 0.5, y + 0.25, f"rollout {row + 1}", size=10)
         cells = {
             "reward r": (f"{reward:.0f}", "none", INK),
             "advantage A": (_signed(advantage, 1), color, "white"),
             "ratio ρ": (f"{ratio:.1f}", BLUE, "white"),
-            "−A ρ": (_signed(plain), "none" if is_dead else "#dfe8f5", INK),
+            "−A ρ": (_signed(unclipped), "none" if is_dead else "#dfe8f5", INK),
             "−A clip(ρ)": (_signed(clipped), "#dfe8f5" if is_dead else "none", INK),
-            "loss": (_signed(loss), PURPLE, "white"),
-            "gradient": (
-                _signed(gradient) if gradient else "0",
-                "none" if is_dead else PURPLE,
-                INK if is_dead else "white",
-            ),
+            "loss": (_signed(max(unclipped, clipped)), PURPLE, "white"),
+            "gradient": gradient,
         }
         for name, (text, fill, ink) in cells.items():
             x, width = columns[name]
             box(axes, x, y, width, 0.5, text, color=fill, ink=ink, size=10.5)
-        label(axes, 7.95, y + 0.25, verdict, ink=MUTED, size=9.5, align="left")
-    label(
-        axes, 0.2, 0.2,
-        "clip range 0.2; the gradient is that of a rollout's loss with respect to its log-probability",
-        ink=MUTED, size=9, align="left",
-    )  # fmt: skip
+        note(axes, 7.95, y + 0.25, verdict, 9.5)
+    what = "clip range 0.2; the gradient is that of a rollout's loss with respect to its log-probability"
+    note(axes, 0.2, 0.2, what)
     return figure
 
 
 def stages() -> Figure:
     """Draw one epoch of DDPO as the seven stages that the loop of section 4 marks."""
     figure, axes = diagram(10, 4.55)
-    label(
-        axes,
-        0.2,
-        4.25,
-        "One epoch: the stages in the loop of this lesson",
-        size=12.5,
-        weight="bold",
-        align="left",
-    )
-    width, height = 2.05, 0.95
+    title(axes, 0.2, 4.25, "One epoch: the stages in the loop of this lesson", 12.5)
     tops = [(0.2, 2.75), (2.65, 2.75), (5.1, 2.75), (7.55, 2.75)]
     names = [
         ("1  sample", "pictures, actions and\ntheir log-probs, kept", BLUE),
@@ -213,9 +169,9 @@ def stages() -> Figure:
         ("4  shuffle", "(sample, timestep)\npairs, minibatches", BLUE),
     ]
     for (x, y), (name, text, color) in zip(tops, names, strict=True):
-        _stage(axes, (x, y, width, height), name, text, color)
+        _stage(axes, x, y, name, text, color)
     for (x, y), (x_next, _) in itertools.pairwise(tops):
-        arrow(axes, (x + width, y + height / 2), (x_next, y + height / 2))
+        arrow(axes, (x + STAGE[0], y + STAGE[1] / 2), (x_next, y + STAGE[1] / 2))
     bottoms = [(7.55, 0.85), (5.1, 0.85), (2.65, 0.85)]
     names = [
         ("5  replay", "log-probs of the same\nactions, with gradient", PURPLE),
@@ -223,33 +179,29 @@ def stages() -> Figure:
         ("7  optimizer step", "gradient, its norm\ncut, new weights", PURPLE),
     ]
     for (x, y), (name, text, color) in zip(bottoms, names, strict=True):
-        _stage(axes, (x, y, width, height), name, text, color)
+        _stage(axes, x, y, name, text, color)
     arrow(axes, (8.9, 2.75), (8.9, 1.8))
     arrow(axes, (7.55, 1.325), (7.15, 1.325))
     arrow(axes, (5.1, 1.325), (4.7, 1.325))
     # Back to the next minibatch, to the next inner epoch, and to the next epoch.
     arrow(axes, (3.675, 0.85), (8.575, 0.85), bend=0.11, ink=MUTED)
-    label(axes, 6.125, 0.3, "next minibatch; ρ is 1 in the very first only", ink=MUTED, size=9)
+    note(axes, 6.125, 0.3, "next minibatch; ρ is 1 in the very first only", align="center")
     arrow(axes, (3.675, 1.8), (8.2, 2.75), bend=-0.02, ink=MUTED)
-    label(axes, 7.0, 2.1, "next inner epoch: shuffle again", ink=MUTED, size=9)
+    note(axes, 7.0, 2.1, "next inner epoch: shuffle again", align="center")
     arrow(axes, (2.65, 1.325), (1.225, 2.75), bend=-0.35, ink=MUTED)
-    label(axes, 1.0, 1.5, "next epoch:\na new policy\nsamples", ink=MUTED, size=9)
+    note(axes, 1.0, 1.5, "next epoch:\na new policy\nsamples", align="center")
     return figure
 
 
-def _stage(axes: Axes, place: tuple[float, float, float, float], name: str, text: str, color: str) -> None:
-    x, y, width, height = place
+STAGE = 2.05, 0.95  # width and height
+
+
+def _stage(axes: Axes, x: float, y: float, name: str, text: str, color: str) -> None:
+    width, height = STAGE
     box(axes, x, y, width, height, color=color)
     label(axes, x + width / 2, y + height - 0.22, name, ink="white", size=10.5, weight="bold")
     label(axes, x + width / 2, y + 0.33, text, ink="white", size=9.2)
 
 
 if __name__ == "__main__":
-    main(
-        {
-            "04-clipping": clipping,
-            "04-answer": answer,
-            "04-rollouts": rollouts,
-            "04-stages": stages,
-        }
-    )
+    main({"04-clipping": clipping, "04-answer": answer, "04-rollouts": rollouts, "04-stages": stages})

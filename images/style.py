@@ -40,70 +40,41 @@ def diagram(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, text: str = "", **style: Any) -> None:
-    """Draw a rounded box with its lower left corner at (x, y) and a text in its middle.
+    """Draw a rounded box with its lower left corner at (x, y) and a text of some lines in its middle.
 
-    Args:
-        axes: where.
-        x: left edge.
-        y: lower edge.
-        width: of the box.
-        height: of the box.
-        text: may have several lines.
-        **style: `color` (of the box, default none), `edge`; `ink`, `size` and `weight` of the text.
+    Style: `color` (of the box, default none), `edge`; `ink`, `size` and `weight` of the text.
     """
-    color, edge = style.get("color", "none"), style.get("edge", INK)
-    pad = 0.04
-    axes.add_patch(
-        FancyBboxPatch(
-            (x + pad, y + pad),
-            width - 2 * pad,
-            height - 2 * pad,
-            boxstyle=f"round,pad={pad},rounding_size=0.07",
-            facecolor=color,
-            edgecolor=edge,
-            linewidth=1.1,
-        )
-    )
-    ink = style.get("ink", INK if color in ("none", CARD) else "white")
-    label(
-        axes,
-        x + width / 2,
-        y + height / 2,
-        text,
-        ink=ink,
-        size=style.get("size", 10),
-        weight=style.get("weight", "normal"),
-    )
+    color, pad = style.get("color", "none"), 0.04
+    place = (x + pad, y + pad), width - 2 * pad, height - 2 * pad
+    look = {"facecolor": color, "edgecolor": style.get("edge", INK), "linewidth": 1.1}
+    axes.add_patch(FancyBboxPatch(*place, boxstyle=f"round,pad={pad},rounding_size=0.07", **look))
+    told = {"ink": INK if color in ("none", CARD) else "white", **style}
+    label(axes, x + width / 2, y + height / 2, text, **told)
 
 
 def label(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
     """Write a text around (x, y); style: `ink`, `size`, `weight`, `align` (left, center, right)."""
-    axes.text(
-        x,
-        y,
-        text,
-        color=style.get("ink", INK),
-        fontsize=style.get("size", 10),
-        fontweight=style.get("weight", "normal"),
-        ha=style.get("align", "center"),
-        va="center",
-    )
+    look = {"fontsize": style.get("size", 10), "fontweight": style.get("weight", "normal")}
+    look |= {"color": style.get("ink", INK), "ha": style.get("align", "center")}
+    axes.text(x, y, text, va="center", **look)
+
+
+def title(axes: Axes, x: float, y: float, text: str, size: float = 12, **style: Any) -> None:
+    """Write a bold text that begins at (x, y)."""
+    label(axes, x, y, text, size=size, weight="bold", align="left", **style)
+
+
+def note(axes: Axes, x: float, y: float, text: str, size: float = 9, align: str = "left") -> None:
+    """Write what explains, in grey; it begins at (x, y)."""
+    label(axes, x, y, text, ink=MUTED, size=size, align=align)
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **style: Any) -> None:
     """Draw an arrow; style: `ink`, `bend` (of the curve, default straight), `width`."""
+    look = {"color": style.get("ink", INK), "linewidth": style.get("width", 1.3), "shrinkA": 0, "shrinkB": 0}
+    bend = f"arc3,rad={style.get('bend', 0)}"
     axes.add_patch(
-        FancyArrowPatch(
-            start,
-            end,
-            arrowstyle="-|>",
-            mutation_scale=11,
-            color=style.get("ink", INK),
-            linewidth=style.get("width", 1.3),
-            connectionstyle=f"arc3,rad={style.get('bend', 0)}",
-            shrinkA=0,
-            shrinkB=0,
-        )
+        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, connectionstyle=bend, **look)
     )
 
 

@@ -1,0 +1,50 @@
+"""What the figures share of pictures, panels and numbers."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from style import CARD
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def picture(axes: Axes, x: float, y: float, width: float, pixels: Any, **style: Any) -> None:
+    """Show pixels (H, W, 3) with the lower left corner at (x, y).
+
+    Style: `height` (default: as wide), `edge` (the colour of a frame, default none), `line` (its width).
+    """
+    height = style.get("height", width)
+    extent = (x, x + width, y, y + height)
+    axes.imshow(pixels, extent=extent, interpolation="none", zorder=3, aspect="auto")
+    if edge := style.get("edge"):
+        look = {"facecolor": "none", "edgecolor": edge, "linewidth": style.get("line", 1.6)}
+        axes.add_patch(Rectangle((x, y), width, height, zorder=4, **look))
+
+
+def plain(*panels: Axes, **ticks: Any) -> None:
+    """Give panels the card's colour, and no frame; ticks: of `tick_params`."""
+    for axes in panels:
+        axes.set_facecolor(CARD)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(**ticks)
+
+
+def panels(count: int, size: tuple[float, float], **grid: Any) -> tuple[Figure, list[Axes]]:
+    """Make a card of a size in inches, with plots side by side."""
+    figure = Figure(figsize=size, facecolor=CARD, layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False, **grid)[0])
+
+
+def minus(text: str) -> str:
+    """Return a number with a true minus."""
+    return text.replace("-", "−")
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV of benchmarks/."""
+    with open(BENCHMARKS / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
