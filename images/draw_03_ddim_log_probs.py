@@ -43,12 +43,8 @@ def denoise() -> None:
             module.reset_parameters()
     rows, log_probs = [], []
     for pipeline in (trained, untrained):
-        how = {
-            "num_inference_steps": 10,
-            "guidance_scale": 1.0,
-            "generator": torch.Generator().manual_seed(5),
-        }
-        _, rolled = text2img_rollout(pipeline, [PROMPT], **how)
+        draws, how = torch.Generator().manual_seed(5), {"num_inference_steps": 10, "guidance_scale": 1.0}
+        _, rolled = text2img_rollout(pipeline, [PROMPT], generator=draws, **how)
         states = torch.cat([rolled.latents[0], rolled.final_latents])  # (11, 4, 8, 8)
         rows.append(family_of(pipeline).decode(states))
         log_probs.append(rolled.log_probs[0].tolist())
@@ -310,11 +306,9 @@ def log_ratio() -> Figure:
         low, high = heights[BLUE], heights[ORANGE]
         panel.plot([action, action], [panel.get_ylim()[0], low], color=INK, linewidth=1.1, linestyle=":")
         panel.annotate("", (action, high), (action, low), arrowprops={"arrowstyle": "<->", "color": INK})
-        gap, ratio = (
-            f" gap = log ρ\n = d z − d²/2\n = {high - low:.3f}",
-            f" ρ = now / then\n = {high / low:.3f}",
-        )
-        y, below = (low - 0.62, gap) if log else (low - 0.2, ratio)
+        y, below = low - 0.2, f" ρ = now / then\n = {high / low:.3f}"
+        if log:
+            y, below = low - 0.62, f" gap = log ρ\n = d z − d²/2\n = {high - low:.3f}"
         panel.text(right_end, y, below, color=INK, fontsize=11, va="center")
         panel.set_title("height: density π" if not log else "height: log π", fontsize=11, color=MUTED, pad=4)
     old = "μ$_{old}$"

@@ -1,10 +1,8 @@
 """Draw the pictures of lesson 05: two decision processes, the loop, a review in numbers, GAE, experiments."""
 
 import base64
-import csv
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
-DATA = Path(__file__).parents[1] / "benchmarks" / "text"
+STRIP = json.loads((BENCHMARKS / "text/strip.json").read_text(encoding="utf-8"))
 WEIGHTS = LinearSegmentedColormap.from_list("weights", [CARD, "#8fb3e6"])
 SHADES = LinearSegmentedColormap.from_list("shades", ["#e8a27c", CARD, "#8fb3e6"])
 
@@ -24,20 +23,19 @@ SHADES = LinearSegmentedColormap.from_list("shades", ["#e8a27c", CARD, "#8fb3e6"
 def two_mdps() -> Figure:
     """Draw a text and a picture as the same thing: states, actions with log-probs, a reward at the end."""
     figure, axes = diagram(9.6, 5.3)
-    told = json.loads((DATA / "strip.json").read_text(encoding="utf-8"))
-    _text_row(axes, told["text"])
+    _text_row(axes, STRIP["text"])
     axes.plot([0.3, 9.3], [2.98, 2.98], color=MUTED, linewidth=0.6)
-    _picture_row(axes, told["picture"])
+    _picture_row(axes, STRIP["picture"])
     return figure
 
 
 def _text_row(axes: Axes, text: dict[str, Any]) -> None:
-    label(axes, 0.3, 5.02, "Text PPO: an action is a token", weight="bold", size=13, align="left", ink=BLUE)
-    label(axes, 0.3, 4.62, "query", size=10, ink=MUTED, align="left")
-    label(axes, 2.35, 4.62, "response: the policy ends it itself", size=10, ink=MUTED, align="left")
+    title(axes, 0.3, 5.02, "Text PPO: an action is a token", 13, ink=BLUE)
+    note(axes, 0.3, 4.62, "query", 10)
+    note(axes, 2.35, 4.62, "response: the policy ends it itself", 10)
     assert " ".join(text["query"]) == "honestly , the faces were sloppy"
     box(axes, 0.3, 3.92, 1.95, 0.5, "honestly , the faces\nwere sloppy", edge=MUTED, size=9.5)
-    label(axes, 2.2, 3.66, "log-prob", size=10, ink=MUTED, align="right")
+    note(axes, 2.2, 3.66, "log-prob", 10, "right")
     label(axes, 2.2, 3.34, "advantage", size=10.5, ink=BLUE, align="right", weight="bold")
     x = 2.35
     for token, log_prob, advantage in zip(text["tokens"], text["log_prob"], text["advantage"], strict=True):
@@ -53,72 +51,49 @@ def _text_row(axes: Axes, text: dict[str, Any]) -> None:
 
 def one_digit(number: float, sign: str = "") -> str:
     """Write a number short, with a real minus and no -0.0."""
-    return f"{round(number, 1) + 0.0:{sign}.1f}".replace("-", "−")
+    return minus(f"{round(number, 1) + 0.0:{sign}.1f}")
 
 
-def _picture_row(axes: Axes, picture: dict[str, Any]) -> None:
-    label(
-        axes,
-        0.3,
-        2.62,
-        "DDPO: an action is a denoising step",
-        weight="bold",
-        size=13,
-        align="left",
-        ink=ORANGE,
-    )
-    label(
-        axes,
-        9.3,
-        2.62,
-        f"prompt: “{picture['prompt']}”; the schedule ends the episode",
-        size=10,
-        ink=MUTED,
-        align="right",
-    )
-    size, states = picture["size"], picture["states"]
+def _picture_row(axes: Axes, told: dict[str, Any]) -> None:
+    title(axes, 0.3, 2.62, "DDPO: an action is a denoising step", 13, ink=ORANGE)
+    note(axes, 9.3, 2.62, f"prompt: “{told['prompt']}”; the schedule ends the episode", 10, "right")
+    raw = [np.frombuffer(base64.b64decode(state), dtype=np.uint8) for state in told["states"]]
+    states = [pixels.reshape(told["size"], told["size"], 3) for pixels in raw]
     side, gap, low = 1.0, 0.46, 1.3
-    names = [f"$x_{{{t}}}$" for t in picture["timesteps"]] + ["$x_{199}$", "$x_0$"]
+    names = [f"$x_{{{t}}}$" for t in told["timesteps"]] + ["$x_{199}$", "$x_0$"]
     for number, (name, state) in enumerate(zip(names, states, strict=True)):
-        pixels = np.frombuffer(base64.b64decode(state), dtype=np.uint8).reshape(size, size, 3)
         x = 0.3 + number * (side + gap)
-        axes.imshow(pixels, extent=(x, x + side, low, low + side), interpolation="nearest", zorder=3)
+        picture(axes, x, low, side, state)
         label(axes, x + side / 2, low - 0.2, name, size=11)
         if number + 1 == len(states):
             break
-        middle, acts = x + side + gap / 2, number < len(picture["log_probs"])
+        middle, acts = x + side + gap / 2, number < len(told["log_probs"])
         ink = INK if acts else MUTED
         arrow(axes, (x + side + 0.05, low + 0.5), (x + side + gap - 0.04, low + 0.5), ink=ink)
-        told = one_digit(picture["log_probs"][number]) if acts else "no\nnoise"
-        label(axes, middle, low + (0.72 if acts else 0.8), told, size=9.5, ink=ink)
+        text = one_digit(told["log_probs"][number]) if acts else "no\nnoise"
+        label(axes, middle, low + (0.72 if acts else 0.8), text, size=9.5, ink=ink)
         if acts:
-            label(axes, middle, 0.72, one_digit(picture["advantage"], "+"), size=10.5, weight="bold")
-    axes.set(xlim=(0, 9.6), ylim=(0, 5.3), aspect="auto")
+            label(axes, middle, 0.72, one_digit(told["advantage"], "+"), size=10.5, weight="bold")
     label(axes, 0.3, 0.72, "advantage", size=10.5, ink=ORANGE, align="left", weight="bold")
     label(axes, 6.15, 0.72, "the same for all steps", size=10, align="left")
-    red, green, blue = (
-        np.frombuffer(base64.b64decode(states[-1]), dtype=np.uint8).reshape(-1, 3).mean(0) / 255
-    )
+    red, green, blue = states[-1].mean((0, 1)) / 255
     label(axes, 9.05, low + 0.62, "reward", size=10.5, weight="bold")
     label(axes, 9.05, low + 0.36, f"{blue - (red + green) / 2:+.2f}", size=10.5)
-    note = (
-        "On the arrows: log-probs, means over 256 numbers. Reward: how blue the picture is; "
-        "advantage: among 32 pictures of this prompt."
-    )
-    label(axes, 0.3, 0.3, note, size=9.5, ink=MUTED, align="left")
+    rewarded = "Reward: how blue the picture is; advantage: among 32 pictures of this prompt."
+    note(axes, 0.3, 0.3, f"On the arrows: log-probs, means over 256 numbers. {rewarded}", 9.5)
 
 
 # -------------------------------------------------------------------------------------------------- loop
 def loop() -> Figure:
     """Draw one iteration: what each of the four models receives and gives, and what the gradient changes."""
     figure, axes = diagram(9.6, 4.9)
-    label(axes, 0.3, 4.68, "One iteration of text PPO", weight="bold", size=12, align="left")
+    title(axes, 0.3, 4.68, "One iteration of text PPO")
     box(axes, 0.3, 3.5, 1.6, 0.75, "query\n“the plot”", edge=MUTED)
     box(axes, 2.65, 3.5, 1.85, 0.75, "policy\n(trained)", color=BLUE, weight="bold")
     box(axes, 5.2, 3.5, 4.1, 0.75, "query + response\n“the plot was not dull . <eos>”", edge=MUTED)
     arrow(axes, (1.9, 3.87), (2.65, 3.87))
     arrow(axes, (4.5, 3.87), (5.2, 3.87))
-    label(axes, 4.85, 4.08, "sample", size=9.5, ink=MUTED)
+    note(axes, 4.85, 4.08, "sample", 9.5, "center")
     columns = (
         (0.75, "policy\nas it sampled", BLUE, "log-probs"),
         (2.9, "reference\n(frozen copy)", PURPLE, "its log-probs"),
@@ -139,15 +114,15 @@ def loop() -> Figure:
     axes.plot([9.3, 9.45, 9.45, 3.575], [1.07, 1.07, 4.45, 4.45], color=BLUE, linewidth=1.6)
     arrow(axes, (3.575, 4.45), (3.575, 4.25), ink=BLUE, width=1.6)
     arrow(axes, (9.45, 2.66), (9.3, 2.66), ink=BLUE, width=1.6)
-    note = "the gradient (blue) changes policy and value model; then come the next queries"
-    label(axes, 4.8, 0.32, note, size=10, ink=MUTED)
+    what = "the gradient (blue) changes policy and value model; then come the next queries"
+    note(axes, 4.8, 0.32, what, 10, "center")
     return figure
 
 
 # -------------------------------------------------------------------------------------------------- strip
 def strip() -> Figure:
     """Draw every number that text PPO makes of one review, token by token."""
-    text = json.loads((DATA / "strip.json").read_text(encoding="utf-8"))["text"]
+    text = STRIP["text"]
     rows = (
         ("log_prob", r"log $\pi_\theta$"),
         ("ref_log_prob", r"log $\pi_\mathrm{ref}$"),
@@ -160,51 +135,39 @@ def strip() -> Figure:
     )
     figure, axes = diagram(9.6, 4.75)
     left, width, height, top = 3.0, 0.645, 0.4, 3.55
-    query = " ".join(text["query"])
-    label(axes, 0.3, 4.45, f"query: {query}", size=11, weight="bold", align="left")
-    label(
-        axes,
-        9.45,
-        4.45,
-        f"score of the whole review {text['score']:+.2f}",
-        size=10.5,
-        align="right",
-        ink=MUTED,
-    )
+    title(axes, 0.3, 4.45, f"query: {' '.join(text['query'])}", 11)
+    note(axes, 9.45, 4.45, f"score of the whole review {text['score']:+.2f}", 10.5, "right")
     for column, token in enumerate(text["tokens"]):
-        shown = token if len(token) < 8 else token[:7]
-        box(axes, left + column * width, top + 0.08, width, 0.44, shown, color=BLUE, size=9.5)
+        box(axes, left + column * width, top + 0.08, width, 0.44, token[:7], color=BLUE, size=9.5)
     for number, (name, meaning) in enumerate(rows):
         y = top - (number + 1) * height - (0.12 if number >= 4 else 0)
         label(axes, left - 0.12, y + height / 2, meaning, size=10, align="right")
-        limit = 3.6
+        heavy = "bold" if name in ("value", "advantage") else "normal"
         for column, value in enumerate(text[name]):
-            shade = SHADES(0.5 + 0.5 * max(-1.0, min(1.0, value / limit)))
-            x = left + column * width
-            _cell(axes, x, y, width, height, to_hex(shade))
-            heavy = "bold" if name in ("value", "advantage") else "normal"
+            shade = SHADES(0.5 + 0.5 * max(-1.0, min(1.0, value / 3.6)))
             told = f"{value:+.2f}" if value else "0"
-            label(axes, x + width / 2, y + height / 2, told.replace("-", "−"), size=9, weight=heavy)
+            _cell(axes, left + column * width, y, width, height, shade, told, weight=heavy)
     return figure
 
 
-def _cell(axes: Axes, x: float, y: float, width: float, height: float, color: str) -> None:
-    corner = (x + 0.015, y + 0.015)
-    axes.add_patch(Rectangle(corner, width - 0.03, height - 0.03, facecolor=color, edgecolor="none"))
+def _cell(
+    axes: Axes, x: float, y: float, width: float, height: float, shade: Any, told: str, **style: Any
+) -> None:
+    size = width - 0.03, height - 0.03
+    axes.add_patch(Rectangle((x + 0.015, y + 0.015), *size, facecolor=to_hex(shade), edgecolor="none"))
+    label(axes, x + width / 2, y + height / 2, minus(told), size=9, **style)
 
 
 # ---------------------------------------------------------------------------------------------------- GAE
 def weights() -> Figure:
     """Draw how much of each TD error GAE gives to the strip's first token, for four λ."""
-    text = json.loads((DATA / "strip.json").read_text(encoding="utf-8"))["text"]
+    text = STRIP["text"]
     figure, axes = diagram(9.6, 3.2)
     left, width, height, top = 2.0, 0.645, 0.4, 2.25
-    query = " ".join(text["query"])
-    label(axes, 0.3, 2.98, f"The advantage of the “,” after “{query}”", size=11, weight="bold", align="left")
+    title(axes, 0.3, 2.98, f"The advantage of the “,” after “{' '.join(text['query'])}”", 11)
     label(axes, left + 10 * width + 0.45, top + 0.3, "$A_1$", size=11, weight="bold")
     for column, token in enumerate(text["tokens"]):
-        shown = token if len(token) < 8 else token[:7]
-        box(axes, left + column * width, top + 0.08, width, 0.44, shown, color=BLUE, size=9.5)
+        box(axes, left + column * width, top + 0.08, width, 0.44, token[:7], color=BLUE, size=9.5)
     rows = [(r"$\delta_j$, the TD errors", text["delta"], SHADES, 3.6)]
     for lam in (0.0, 0.5, 0.95, 1.0):
         rows.append((f"weights, λ = {lam:g}", [lam**step for step in range(10)], WEIGHTS, 1.0))
@@ -213,9 +176,8 @@ def weights() -> Figure:
         label(axes, left - 0.12, y + height / 2, name, size=10, align="right")
         for column, value in enumerate(values):
             share = value / limit if number else 0.5 + 0.5 * value / limit
-            _cell(axes, left + column * width, y, width, height, to_hex(shades(share)))
             told = (f"{value:.2f}" if number else f"{value:+.2f}") if value else "0"
-            label(axes, left + (column + 0.5) * width, y + height / 2, told.replace("-", "−"), size=9)
+            _cell(axes, left + column * width, y, width, height, shades(share), told)
         if number:
             total = sum(weight * delta for weight, delta in zip(values, text["delta"], strict=True))
             x = left + 10 * width + 0.45
@@ -224,22 +186,6 @@ def weights() -> Figure:
 
 
 # -------------------------------------------------------------------------------------------- experiments
-def read_rows(name: str) -> list[dict[str, str]]:
-    """Read the points of an experiment."""
-    with (DATA / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def panels(count: int, height: float = 3.2) -> tuple[Figure, list[Axes]]:
-    """Make a card with empty plots side by side."""
-    figure = Figure(figsize=(9.6, height), facecolor=CARD, layout="constrained")
-    axes = list(figure.subplots(1, count))
-    for plot in axes:
-        plot.set_facecolor(CARD)
-        plot.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
 Curve = list[tuple[float, float]]
 
 
@@ -262,12 +208,13 @@ def seeds(plot: Axes, curves: Sequence[Curve], color: str, marker: str = "") -> 
 
 def hacking() -> Figure:
     """Plot what the reward model and what the grammar says over the distance from the reference."""
-    figure, plots = panels(2)
+    figure, plots = panels(2, (9.6, 3.2))
+    plain(*plots)
     names = {"beta 0": ("β = 0", ORANGE), "beta 0.3": ("β = 0.3", GREEN), "plain": ("β = 1", BLUE)}
     places = {"plain": (-0.1, "right"), "beta 0.3": (0.15, "left"), "beta 0": (0.1, "left")}
     for plot, column, scale in zip(plots, ("score", "positive"), (1, 100), strict=True):
         for variant, (text, color) in names.items():
-            rows = [row for row in read_rows("sweep") if row["variant"] == variant]
+            rows = [row for row in read_rows("text/sweep.csv") if row["variant"] == variant]
             curves = [[(kl**0.5, scale * value) for kl, value in curve] for curve in runs(rows, "kl", column)]
             x, y = seeds(plot, curves, color, marker="o")
             aside, align = places[variant]
@@ -280,16 +227,13 @@ def hacking() -> Figure:
 
 def bridge() -> Figure:
     """Plot DDPO with four kinds of advantages at two learning rates, and what they weigh the steps by."""
-    figure, (*plots, right) = panels(3, 3.4)
-    names = {
-        "one advantage": ("one advantage", BLUE),
-        "value": ("value network, GAE", ORANGE),
-        "falling": ("fixed, falling", GREEN),
-        "rising": ("fixed, rising", MUTED),
-    }
+    figure, (*plots, right) = panels(3, (9.6, 3.4))
+    plain(*plots, right)
+    names = {"one advantage": ("one advantage", BLUE), "value": ("value network, GAE", ORANGE)}
+    names |= {"falling": ("fixed, falling", GREEN), "rising": ("fixed, rising", MUTED)}
     steps = range(1, 8)
     for variant, (_, color) in names.items():
-        mine = [row for row in read_rows("bridge") if row["variant"] == variant]
+        mine = [row for row in read_rows("text/bridge.csv") if row["variant"] == variant]
         for plot, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
             seeds(plot, runs([row for row in mine if row["learning_rate"] == rate], "epoch", "reward"), color)
         sizes = [[float(row[f"weight {step}"] or 1) for step in steps] for row in mine]  # empty: one for all

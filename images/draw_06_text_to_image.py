@@ -3,25 +3,23 @@
 Pictures and numbers are those that `python -m benchmarks.zoo.painter` measured.
 """
 
-import csv
 import itertools
 import json
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from style import INK, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.zoo import load_judge, world
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-PAINTER = Path(__file__).parents[1] / "benchmarks/zoo/painter.csv"
-PICTURES = PAINTER.with_suffix("")  # a folder
+PICTURES = BENCHMARKS / "zoo/painter"  # a folder
 METHODS = {"DDPO": BLUE, "KL 0.03": ORANGE, "KL 0.1": GREEN, "RWR": BROWN}
 NAMES = {"DDPO": "DDPO", "KL 0.03": "DDPO, β = 0.03", "KL 0.1": "DDPO, β = 0.1", "RWR": "RWR, τ = 0.2"}
 UNTRAINED = ("best of 2", "best of 4", "best of 8", "more words")
@@ -34,29 +32,13 @@ ROWS = {  # files of the first figure
 }
 LEVELS = (-2.1, -1.9)
 TILE = 64  # pixels
+TICKS = {"labelsize": 9.5, "colors": INK}
 Row = dict[str, str]
-
-
-def read_rows() -> list[Row]:
-    """Return the rows of the experiment."""
-    with open(PAINTER, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def read_picture(name: str) -> np.ndarray:
     """Return a picture that a benchmark kept, (H, W, 3)."""
     return np.asarray(Image.open(PICTURES / f"{name}.png"))
-
-
-def show(axes: Axes, tile: np.ndarray, x: float, y: float, width: float, height: float) -> None:
-    """Put a picture into a box, as it is."""
-    axes.imshow(tile, extent=(x, x + width, y, y + height), interpolation="none", zorder=2, aspect="auto")
-    axes.set(xlim=(0, axes.figure.get_figwidth()), ylim=(0, axes.figure.get_figheight()))
-
-
-def signed(number: float, plus: bool = False) -> str:
-    """Write a number with a true minus."""
-    return f"{number:{'+' if plus else ''}.2f}".replace("-", "−")
 
 
 # ------------------------------------------------------------------------------------------ pictures
@@ -67,7 +49,7 @@ def question() -> Figure:
     for row, (name, text) in enumerate(ROWS.items()):
         pixels, bottom = read_picture(name), 3.18 - 0.77 * row
         label(axes, left - 0.1, bottom + 0.36, text, size=10, align="right")
-        show(axes, pixels, left, bottom, width, width / 10)
+        picture(axes, left, bottom, width, pixels, height=width / 10)
         tiles = torch.from_numpy(pixels.copy()).view(TILE, 10, TILE, 3).permute(1, 3, 0, 2) / 255
         size = -jpeg_compressibility()(tiles, [""] * 10, [{}] * 10).mean()
         with torch.no_grad():
@@ -95,21 +77,21 @@ def loop() -> Figure:
         label(axes, 0.82, bottom + 0.36, "“a fox”", size=10.5)
         for column, x in enumerate(xs):
             tile = pixels[TILE * row : TILE * (row + 1), TILE * column : TILE * (column + 1)]
-            show(axes, tile, x, bottom, size, size)
+            picture(axes, x, bottom, size, tile)
             if column:
                 arrow(axes, (x - 0.12, bottom + 0.36), (x + 0.01, bottom + 0.36), width=0.9)
-        label(axes, 7.22, bottom + 0.36, signed(sample["reward"]), size=12)
-        color = BLUE if sample["advantage"] > 0 else RED
-        label(axes, 8.85, bottom + 0.36, signed(sample["advantage"], True), size=14, weight="bold", ink=color)
+        label(axes, 7.22, bottom + 0.36, minus(f"{sample['reward']:.2f}"), size=12)
+        text, color = minus(f"{sample['advantage']:+.2f}"), BLUE if sample["advantage"] > 0 else RED
+        label(axes, 8.85, bottom + 0.36, text, size=14, weight="bold", ink=color)
     notes = (
         (xs[0] + size / 2, "noise, the same"),
         ((xs[1] + xs[4] + size) / 2, "four actions, each with its log-probability"),
         (xs[5] + size / 2, "picture"),
-        (7.22, f"mean of the\ngroup {signed(epoch['mean'])}"),
+        (7.22, minus(f"mean of the\ngroup {epoch['mean']:.2f}")),
         (8.85, "in standard deviations"),
     )
     for x, text in notes:
-        label(axes, x, 2.2, text, size=9, ink=MUTED)
+        note(axes, x, 2.2, text, align="center")
     lower = (
         (7.0, 2.85, "5  shuffle the pairs", "128 of 256 pairs (sample, timestep),\n64 for each step", ORANGE),
         (3.3, 3.0, "6  replay, clip, update", "the same actions again:\nratios leave 1", ORANGE),
@@ -117,14 +99,14 @@ def loop() -> Figure:
     )  # fmt: skip
     for x, width, head, text, color in lower:
         box(axes, x, 1.08, width, 0.4, head, color=color, size=10.5)
-        label(axes, x + width / 2, 0.78, text, size=9, ink=MUTED)
+        note(axes, x + width / 2, 0.78, text, align="center")
     arrow(axes, (8.85, 2.0), (8.85, 1.5))
     arrow(axes, (7.0, 1.28), (6.32, 1.28))
     arrow(axes, (3.3, 1.28), (2.62, 1.28))
     arrow(axes, (4.05, 1.5), (4.05, 2.0), ink=ORANGE)
     label(axes, 4.2, 1.76, "the new weights sample the next epoch", size=9.5, ink=ORANGE, align="left")
     what = "Three of the eight samples of a group, by untrained tiny-zoo. Latents: three of four channels."
-    label(axes, 0.15, 0.25, what, size=9, ink=MUTED, align="left")
+    note(axes, 0.15, 0.25, what)
     return figure
 
 
@@ -159,9 +141,9 @@ def untrained(rows: list[Row]) -> dict[str, tuple[float, float]]:
 
 def curves() -> Figure:
     """Draw reward and foxes over queries, with two untrained ways as lines."""
-    rows = read_rows()
-    figure = Figure(figsize=(9, 3.4), facecolor=CARD, layout="constrained")
-    for axes, (column, scale) in zip(figure.subplots(1, 2), {"reward": 1, "fox": 100}.items(), strict=True):
+    rows = read_rows("zoo/painter.csv")
+    figure, (left, right) = panels(2, (9, 3.4))
+    for axes, column, scale in ((left, "reward", 1), (right, "fox", 100)):
         for method in ("DDPO", "RWR"):
             own = [row for row in rows if row["method"] == method]
             bands(axes, own, "queries", column, scale, METHODS[method], NAMES[method])
@@ -169,8 +151,7 @@ def curves() -> Figure:
             value = untrained(rows)[method][column == "fox"]
             axes.axhline(value, color=PURPLE, linestyle=style, linewidth=1.2, label=method)
         axes.set_xlabel("queries", fontsize=10, color=INK)
-        plain(axes)
-    left, right = figure.axes
+        plain(axes, **TICKS)
     left.set_title("reward of test pictures (minus kB)", fontsize=11, color=INK)
     right.set_title("judge sees a fox (%)", fontsize=11, color=INK)
     right.set_ylim(0, 104)
@@ -180,60 +161,38 @@ def curves() -> Figure:
 
 def paths() -> Figure:
     """Draw foxes kept against reward, a line for each seed; beside it what is kept at some rewards."""
-    rows = read_rows()
-    figure = Figure(figsize=(9.4, 4.3), facecolor=CARD, layout="constrained")
-    axes, table = figure.subplots(1, 2, width_ratios=(7, 3))
+    rows = read_rows("zoo/painter.csv")
+    figure, (axes, table) = panels(2, (9.4, 4.3), width_ratios=(7, 3))
     table.axis("off")
     table.set(xlim=(0, 3), ylim=(0, 10))
-    label(
-        table,
-        0,
-        9.4,
-        "foxes kept where a path first\nreaches this reward, each seed, %",
-        size=9,
-        align="left",
-    )
+    what = "foxes kept where a path first\nreaches this reward, each seed, %"
+    label(table, 0, 9.4, what, size=9, align="left")
     for number, (method, color) in enumerate(METHODS.items()):
         own = [row for row in rows if row["method"] == method]
         seeds = sorted({row["seed"] for row in own})
         found = [[point(row) for row in own if row["seed"] == seed] for seed in seeds]
         for path in map(np.array, found):  # (E, 2)
             axes.plot(*path.T, "o-", color=color, linewidth=1.3, markersize=4, alpha=0.8, label=NAMES[method])
-        label(table, 0, 7.4 - 1.9 * number, NAMES[method], size=9.5, ink=color, weight="bold", align="left")
+        title(table, 0, 7.4 - 1.9 * number, NAMES[method], 9.5, ink=color)
         for line, reward in enumerate(LEVELS):
             kept = [kept_at(path, reward) for path in found]
             text = ", ".join("–" if share is None else f"{share:.0f}" for share in kept)
-            at = f"at {reward}".replace("-", "−")
-            label(table, 0.1, 6.8 - 1.9 * number - 0.5 * line, f"{at}:  {text}", size=9.5, align="left")
+            at, y = minus(f"at {reward}"), 6.8 - 1.9 * number - 0.5 * line
+            label(table, 0.1, y, f"{at}:  {text}", size=9.5, align="left")
     for name, (x, y) in untrained(rows).items():
         axes.plot(x, y, "D", color=PURPLE, markersize=6)
         told = {"best of 4": "best of 2, 4, 8", "more words": "more words"}.get(name, "")
-        axes.annotate(
-            told, (x, y), (0, 12), textcoords="offset points", ha="center", fontsize=9, color=PURPLE
-        )
+        look = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "color": PURPLE}
+        axes.annotate(told, (x, y), (0, 12), **look)
     axes.set(xlim=(-2.4, -1.0), ylim=(-2, 114), yticks=range(0, 101, 20))
     axes.set_xlabel("reward (minus kB): smaller files to the right", fontsize=10, color=INK)
     axes.set_ylabel("judge sees a fox (%)", fontsize=10, color=INK)
     lines, names = axes.get_legend_handles_labels()
     each = dict(zip(names, lines, strict=True))
     axes.legend(each.values(), each, loc="lower left", fontsize=9.5, frameon=False, labelcolor=INK)
-    plain(axes)
+    plain(axes, **TICKS)
     return figure
 
 
-def plain(axes: Axes) -> None:
-    """Take away what frames the data."""
-    axes.set_facecolor(CARD)
-    axes.tick_params(labelsize=9.5, colors=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 if __name__ == "__main__":
-    main(
-        {
-            "06-question": question,
-            "06-loop": loop,
-            "06-curves": curves,
-            "06-paths": paths,
-        }
-    )
+    main({"06-question": question, "06-loop": loop, "06-curves": curves, "06-paths": paths})

@@ -4,7 +4,6 @@ The pictures in the first are of one rollout of tiny-zoo that happened: `denoise
 `07-frames.png` keeps them with the rewards of its group. Delete that file to make them again.
 """
 
-import csv
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -17,23 +16,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.app.plotting import CURVE_COLORS
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
-HERE = Path(__file__).parent
-FRAMES, BENCHMARKS = HERE / "07-frames.png", HERE.parent / "benchmarks"
+FRAMES = Path(__file__).parent / "07-frames.png"
 SHOWN, GROUP, CALLS = 3, 8, 5  # the validation picture that is shown, rollouts of it, calls of the network
 UNUSED = "#d9d9d0"
 NAMES = {"one advantage": "DDPO: one for all", "falling": "fixed, falling", "branching": "branching"}
 COLORS = {"one advantage": BLUE, "falling": GREEN, "branching": ORANGE}
-
-
-def read_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV of benchmarks/."""
-    with open(BENCHMARKS / name, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 # ----------------------------------------------------------------------------------------- the question
@@ -77,45 +70,29 @@ def question() -> Figure:
     strip = np.asarray(kept).reshape(64, CALLS + 1, 64, 3).transpose(1, 0, 2, 3)
     reward, *others = json.loads(told["rewards"])
     figure, axes = diagram(10.4, 4.9)
-    label(
-        axes,
-        0.25,
-        4.62,
-        f"“{told['prompt']}”: five calls, four draws, one score",
-        size=12.5,
-        weight="bold",
-        align="left",
-    )
+    title(axes, 0.25, 4.62, f"“{told['prompt']}”: five calls, four draws, one score", 12.5)
     size, pitch, y = 1.0, 1.42, 3.2
     for n, pixels in enumerate(strip):
         x = 0.25 + n * pitch
-        axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="none", zorder=3, aspect="auto")
+        picture(axes, x, y, size, pixels)
         name = "goes in" if n == 0 else f"guess {n}" if n < CALLS else "comes out"
-        label(axes, x + size / 2, y - 0.17, name, size=9, ink=MUTED)
+        note(axes, x + size / 2, y - 0.17, name, align="center")
         if 0 < n < CALLS:
             arrow(axes, (x + size + 0.04, y + 0.5), (x + pitch - 0.04, y + 0.5), ink=ORANGE)
             label(axes, x + size + 0.21, y + 0.72, "?", size=17, ink=ORANGE, weight="bold")
     mean = (reward + sum(others)) / GROUP
     x = 0.25 + (CALLS + 1) * pitch - 0.3
-    label(axes, x, y + 0.78, f"score {reward:.1f}".replace("-", "−"), size=11.5, weight="bold", align="left")
-    label(axes, x, y + 0.48, f"mean of eight {mean:.1f}".replace("-", "−"), size=9.5, align="left")
-    label(
-        axes,
-        x,
-        y + 0.2,
-        f"{reward - mean:+.1f} for which step?".replace("-", "−"),
-        size=10.5,
-        ink=ORANGE,
-        align="left",
-    )
+    title(axes, x, y + 0.78, minus(f"score {reward:.1f}"), 11.5)
+    label(axes, x, y + 0.48, minus(f"mean of eight {mean:.1f}"), size=9.5, align="left")
+    asked = minus(f"{reward - mean:+.1f} for which step?")
+    label(axes, x, y + 0.2, asked, size=10.5, ink=ORANGE, align="left")
     inset = figure.add_axes((0.075, 0.115, 0.5, 0.44), facecolor=CARD)
     for number, name in zip("123", ("falling", "branching", "one advantage"), strict=True):
         x_values, values = epochs(name, "0.0001")
         inset.plot(x_values, values.mean(1), color=INK, linewidth=1.8)
         inset.fill_between(x_values, values.min(1), values.max(1), color=MUTED, alpha=0.16, linewidth=0)
-        inset.text(
-            x_values[-1] + 0.12, values[-1].mean(), number, fontsize=11, weight="bold", va="center", color=INK
-        )
+        end = x_values[-1] + 0.12, values[-1].mean()
+        inset.text(*end, number, fontsize=11, weight="bold", va="center", color=INK)
     inset.set(xlabel="epoch", ylabel="mean score", xlim=(1, 10.5))
     tidy(inset)
     lines = (
@@ -141,17 +118,15 @@ def epochs(variant: str, rate: str) -> tuple[list[int], np.ndarray]:
 
 
 def tidy(axes: Axes) -> None:
-    """Give axes the look of the cards."""
-    axes.set_facecolor(CARD)
-    axes.spines[["top", "right"]].set_visible(False)
+    """Give axes the look of the cards, and a grid."""
     axes.grid(alpha=0.25)
-    axes.tick_params(labelsize=8.5, colors=INK)
+    plain(axes, labelsize=8.5, colors=INK)
 
 
 def credit() -> Figure:
     """Plot rewards over epochs for three kinds of credit, at two learning rates."""
-    figure = Figure(figsize=(9.2, 3.4), facecolor=CARD, layout="constrained")
-    for axes, rate in zip(figure.subplots(1, 2, sharey=True), ("0.0001", "0.0002"), strict=True):
+    figure, plots = panels(2, (9.2, 3.4), sharey=True)
+    for axes, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
         for line, (variant, name) in enumerate(NAMES.items()):
             x, values = epochs(variant, rate)
             axes.plot(x, values.mean(1), color=COLORS[variant], linewidth=2)
@@ -160,7 +135,7 @@ def credit() -> Figure:
         axes.set_title(f"learning rate {float(rate):.0e}".replace("e-0", "e-"), fontsize=11, color=INK)
         axes.set_xlabel("epoch of 32 pictures", color=INK)
         tidy(axes)
-    figure.axes[0].set_ylabel("redness", color=INK)
+    plots[0].set_ylabel("redness", color=INK)
     return figure
 
 
@@ -168,7 +143,7 @@ def credit() -> Figure:
 def start() -> Figure:
     """Draw the way of a picture to the first state, and two schedules' ends that are run from there."""
     figure, axes = diagram(9.4, 4.6)
-    label(axes, 0.25, 4.32, "The picture is the first state", weight="bold", size=12.5, align="left")
+    title(axes, 0.25, 4.32, "The picture is the first state", 12.5)
     stages = (
         (0.25, 1.3, "picture\n(3, 64, 64)", BLUE),
         (2.45, 1.3, "clean latent x₀\n(4, 16, 16)", BLUE),
@@ -177,60 +152,40 @@ def start() -> Figure:
     )
     for x, width, text, color in stages:
         box(axes, x, 3.1, width, 0.85, text, color=color, size=10.5)
-    ways = (
-        (1.55, 2.45, "encode,", "scale"),
-        (3.75, 4.65, "add", "noise ε"),
-        (6.45, 7.85, "denoise,", "decode"),
-    )
-    for left, right, above, below in ways:
+    ways = ("encode,", "scale"), ("add", "noise ε"), ("denoise,", "decode")
+    for left, right, (above, below) in zip((1.55, 3.75, 6.45), (2.45, 4.65, 7.85), ways, strict=True):
         arrow(axes, (left, 3.53), (right, 3.53))
-        label(axes, (left + right) / 2, 3.7, above, ink=MUTED, size=9)
-        label(axes, (left + right) / 2, 3.35, below, ink=MUTED, size=9)
+        note(axes, (left + right) / 2, 3.7, above, align="center")
+        note(axes, (left + right) / 2, 3.35, below, align="center")
     _schedule(axes, 1.75, 12, 5, "animals: strength 0.45 of 12 steps runs 5, of which 4 are actions")
     _schedule(axes, 0.5, 5, 2, "digits: strength 0.4 of 5 steps runs 2, of which 1 is an action")
     return figure
 
 
-def _schedule(axes: Axes, y: float, steps: int, run: int, title: str) -> None:
+def _schedule(axes: Axes, y: float, steps: int, run: int, what: str) -> None:
     cell = 8.9 / steps
     for k in range(steps):
         color = UNUSED if k < steps - run else MUTED if k == steps - 1 else ORANGE
-        axes.add_patch(
-            Rectangle((0.25 + k * cell, y), cell, 0.5, facecolor=color, edgecolor=CARD, linewidth=2)
-        )
+        look = {"facecolor": color, "edgecolor": CARD, "linewidth": 2}
+        axes.add_patch(Rectangle((0.25 + k * cell, y), cell, 0.5, **look))
         timestep = round(1000 - k * 1000 / steps) - 1
         ink = INK if k < steps - run else "white"
         label(axes, 0.25 + (k + 0.5) * cell, y + 0.25, str(timestep), ink=ink, size=9.5)
-    label(axes, 0.25, y + 0.7, title, ink=MUTED, size=9.5, align="left")
-    label(
-        axes,
-        0.25,
-        y - 0.18,
-        "not run: this much noise would hide the picture",
-        ink=MUTED,
-        size=9,
-        align="left",
-    )
-    label(axes, 9.15, y - 0.18, "the last: no noise, no action", ink=MUTED, size=9, align="right")
+    note(axes, 0.25, y + 0.7, what, 9.5)
+    note(axes, 0.25, y - 0.18, "not run: this much noise would hide the picture")
+    note(axes, 9.15, y - 0.18, "the last: no noise, no action", align="right")
 
 
 # --------------------------------------------------------------------------------------------- the tree
 def tree() -> Figure:
     """Draw two branch points with four leaves: values are means of leaves, advantages differences."""
     figure, axes = diagram(9.4, 3.5)
-    columns = (
-        (0.3, "first state", MUTED),
-        (2.35, "step 1 parts", ORANGE),
-        (4.75, "step 2 parts", ORANGE),
-        (7.15, "no branch: common noise", MUTED),
-    )
-    for x, text, ink in columns:
-        label(axes, x, 3.25, text, size=10, ink=ink, align="left")
-    root, nodes, leaves = (
-        (1.35, 1.6),
-        ((3.7, 2.4), (3.7, 0.8)),
-        ((6.1, 2.8), (6.1, 2.0), (6.1, 1.2), (6.1, 0.4)),
-    )
+    note(axes, 0.3, 3.25, "first state", 10)
+    for x, step in ((2.35, 1), (4.75, 2)):
+        label(axes, x, 3.25, f"step {step} parts", ink=ORANGE, align="left")
+    note(axes, 7.15, 3.25, "no branch: common noise", 10)
+    root, nodes = (1.35, 1.6), ((3.7, 2.4), (3.7, 0.8))
+    leaves = [(6.1, y) for y in (2.8, 2.0, 1.2, 0.4)]
     for node in nodes:
         arrow(axes, (root[0] + 0.45, root[1]), (node[0] - 0.45, node[1]), ink=ORANGE)
     for n, leaf in enumerate(leaves):
@@ -242,15 +197,9 @@ def tree() -> Figure:
     for (x, y), value in zip(leaves, ("1", "3", "6", "6"), strict=True):
         box(axes, x - 0.42, y - 0.25, 0.84, 0.5, value, color=BLUE, size=12)
         box(axes, 7.8, y - 0.25, 1.2, 0.5, f"reward {value}", color=GREEN, size=10)
-    for (x, y), text in (
-        ((2.3, 2.22), "−2"),
-        ((2.3, 0.92), "+2"),
-        ((4.75, 2.83), "−1"),
-        ((4.75, 1.98), "+1"),
-        ((4.75, 1.23), "0"),
-        ((4.75, 0.38), "0"),
-    ):
-        label(axes, x, y, text, size=12, weight="bold", ink=ORANGE)
+    for x, gains in ((2.3, {2.22: "−2", 0.92: "+2"}), (4.75, {2.83: "−1", 1.98: "+1", 1.23: "0", 0.38: "0"})):
+        for y, text in gains.items():
+            label(axes, x, y, text, size=12, weight="bold", ink=ORANGE)
     return figure
 
 
@@ -262,8 +211,7 @@ def point(shares: dict[str, Any]) -> tuple[float, float]:
 
 def dilemma() -> Figure:
     """Draw animal kept against ground obeyed: turning the knobs, the best of eight, RL, and what else."""
-    figure = Figure(figsize=(7.4, 5.4), facecolor=CARD, layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = panels(1, (7.4, 5.4))
     grid = [row for row in read_rows("zoo/edit_grid.csv") if (row["steps"], row["eta"]) == ("8", "1.0")]
     for guidance, color in zip(("1.0", "3.0", "6.0", "12.0"), CURVE_COLORS, strict=True):
         own = sorted((r for r in grid if r["guidance"] == guidance), key=lambda row: float(row["strength"]))
@@ -272,51 +220,21 @@ def dilemma() -> Figure:
         axes.plot(*zip(*places, strict=True), "o-", color=color, markersize=3.5, linewidth=1, label=name)
         if guidance == "1.0":
             for row, place in zip(own, places, strict=True):
-                axes.annotate(
-                    f"{float(row['strength']):g}",
-                    place,
-                    (4, 5),
-                    textcoords="offset points",
-                    fontsize=8,
-                    color=MUTED,
-                )
+                look = {"textcoords": "offset points", "fontsize": 8, "color": MUTED}
+                axes.annotate(f"{float(row['strength']):g}", place, (4, 5), **look)
     rows, runs = read_rows("zoo/edit.csv"), json.loads((BENCHMARKS / "zoo/demo.json").read_text())["runs"]
+    names = {"best of 8": "untrained, best of 8 by the score", "program": "a program for this world"}
+    names |= {"supervised": "supervised on pairs, three seeds"}
+    dot = {"markeredgecolor": INK, "linestyle": "none"}
     for marker, what in zip("^DP", ("best of 8", "supervised", "program"), strict=True):
         places = [point(row) for row in rows if (row["what"], row["animals"]) == (what, "practised")]
-        names = {
-            "best of 8": "untrained, best of 8 by the score",
-            "supervised": "supervised on pairs, three seeds",
-        }
-        name = names.get(what, "a program for this world")
-        axes.plot(
-            *zip(*places, strict=True),
-            marker,
-            color=GREEN,
-            markersize=8,
-            markeredgecolor=INK,
-            linestyle="none",
-            label=name,
-        )
+        axes.plot(*zip(*places, strict=True), marker, color=GREEN, markersize=8, label=names[what], **dot)
     for run in runs:
         way = [point(shares) for shares in run["run"]["path"]]
-        first = run["seed"] == 0
-        axes.plot(
-            *zip(*way, strict=True),
-            ".-",
-            color=BLUE,
-            linewidth=1.5,
-            alpha=0.8,
-            label="RL over its epochs, three seeds" if first else None,
-        )
-        axes.plot(
-            *point(run["after"]),
-            "*",
-            color=BLUE,
-            markersize=13,
-            markeredgecolor=INK,
-            linestyle="none",
-            label="after RL, test pictures" if first else None,
-        )
+        along, after = ("RL over its epochs, three seeds", "after RL, test pictures")
+        along, after = (name if run["seed"] == 0 else None for name in (along, after))
+        axes.plot(*zip(*way, strict=True), ".-", color=BLUE, linewidth=1.5, alpha=0.8, label=along)
+        axes.plot(*point(run["after"]), "*", color=BLUE, markersize=13, label=after, **dot)
     tidy(axes)
     axes.set(xlim=(-4, 103), ylim=(0, 103))
     axes.set_xlabel("ground obeyed (%)", color=INK)

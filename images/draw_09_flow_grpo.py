@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
-from style import CARD, INK, MUTED, PALETTE, arrow, diagram, label, main
+from plots import minus, panels, picture, plain, read_rows
+from style import INK, MUTED, PALETTE, arrow, diagram, label, main, note, title
 
-from benchmarks.common import read_rows
 from ddpo_lessons.advantages import normalize_groups
 from ddpo_lessons.flow import flow_coefficients
 from ddpo_lessons.rewards import prompt_alignment
@@ -25,7 +25,6 @@ from ddpo_lessons.tiny import world
 
 BLUE, ORANGE, GREEN = PALETTE[:3]
 FRAMES = Path(__file__).parent / "09-frames.png"
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PROMPT = "a white four on a blue background"
 START, ACTIONS = 1, 2  # seeds of the first noise and of the draws on the way, as in the lesson
 STEPS, ETA, COUNT = 10, 0.7, 8
@@ -71,23 +70,16 @@ def italics(images: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(asked) - 10 * (world.lean(images) - 0.25).abs()
 
 
-def picture(axes: Axes, x: float, y: float, size: float, pixels: np.ndarray, edge: str) -> None:
-    """Show pixels (32, 32, 3) in a frame with the lower left corner at (x, y)."""
-    axes.imshow(pixels, extent=(x, x + size, y, y + size), interpolation="none", zorder=3, aspect="auto")
-    axes.add_patch(Rectangle((x, y), size, size, facecolor="none", edgecolor=edge, linewidth=1.6, zorder=4))
-
-
 def signed(value: float) -> str:
     """Write a number with its sign; what rounds to zero has none."""
-    return f"{value:+.1f}".replace("-", "−") if abs(value) >= 0.05 else "0"
+    return minus(f"{value:+.1f}") if abs(value) >= 0.05 else "0"
 
 
 def eight() -> Figure:
     """One noise, three samplers, eight runs each, with rewards and advantages."""
     figure, axes = diagram(9.4, 5.3)
     strips, size, pitch, left = frames(), 0.82, 0.9, 2.1
-    title = f"One first noise, one prompt, one network: “{PROMPT}”"
-    label(axes, 0.2, 5.07, title, weight="bold", size=12, align="left")
+    title(axes, 0.2, 5.07, f"One first noise, one prompt, one network: “{PROMPT}”")
     for pixels, y, color, name in (
         (strips[0], 3.76, BLUE, "ODE: eight equal pictures"),
         (strips[1], 2.18, GREEN, "ODE, and noise added in every step"),
@@ -95,19 +87,18 @@ def eight() -> Figure:
     ):
         values = italics(torch.from_numpy(pixels[1:].copy()).permute(0, 3, 1, 2).float().div(255))  # (8,)
         advantages = normalize_groups(values, COUNT).tolist()
-        label(axes, 0.2, y + size + 0.16, name, ink=color, weight="bold", size=10, align="left")
-        picture(axes, 0.2, y, size, pixels[0], MUTED)
+        title(axes, 0.2, y + size + 0.16, name, 10, ink=color)
+        picture(axes, 0.2, y, size, pixels[0], edge=MUTED)
         arrow(axes, (1.1, y + size / 2), (left - 0.1, y + size / 2), ink=color)
-        label(axes, 1.55, y + size / 2 + 0.15, f"{STEPS} steps", ink=MUTED, size=9)
-        label(axes, 0.2, y - 0.13, "first noise", ink=MUTED, size=9, align="left")
-        label(axes, left - 0.08, y - 0.13, "reward", ink=MUTED, size=9, align="right")
-        label(axes, left - 0.08, y - 0.33, "advantage", ink=MUTED, size=9, align="right")
+        note(axes, 1.55, y + size / 2 + 0.15, f"{STEPS} steps", align="center")
+        note(axes, 0.2, y - 0.13, "first noise")
+        note(axes, left - 0.08, y - 0.13, "reward", align="right")
+        note(axes, left - 0.08, y - 0.33, "advantage", align="right")
         for n, (value, advantage) in enumerate(zip(values.tolist(), advantages, strict=True)):
             x = left + n * pitch
-            picture(axes, x, y, size, pixels[n + 1], color)
-            label(axes, x + size / 2, y - 0.13, f"{value:.1f}".replace("-", "−"), size=9.5)
+            picture(axes, x, y, size, pixels[n + 1], edge=color)
+            label(axes, x + size / 2, y - 0.13, minus(f"{value:.1f}"), size=9.5)
             label(axes, x + size / 2, y - 0.33, signed(advantage), size=9.5, weight="bold", ink=color)
-    axes.set(xlim=(0, 9.4), ylim=(0, 5.3))
     return figure
 
 
@@ -117,23 +108,19 @@ def budget() -> Figure:
     after, level = LEVEL - LENGTH, ETA * math.sqrt(LEVEL / (1 - LEVEL))
     fresh = level**2 * LENGTH
     kept = after - level**2 / (2 * LEVEL) * LENGTH
-    rows = (
-        ("ODE", after**2, 0.0, BLUE),
-        ("noise added", after**2, fresh, GREEN),
-        ("SDE", kept**2, fresh, ORANGE),
-    )
-    title = f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}"
-    label(axes, 0.2, 2.45, title, weight="bold", size=12, align="left")
+    rows = [("ODE", after**2, 0.0, BLUE), ("noise added", after**2, fresh, GREEN)]
+    rows += [("SDE", kept**2, fresh, ORANGE)]
+    title(axes, 0.2, 2.45, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}")
     left, scale, height = 1.7, 15.0, 0.38
     for n, (name, old, new, color) in enumerate(rows):
         y = 1.55 - 0.55 * n
         label(axes, left - 0.15, y + 0.19, name, ink=color, weight="bold", align="right")
-        for x, width, face, edge, hatch in (
-            (left, old * scale, color, INK, ""),
-            (left + old * scale, new * scale, "none", color, "///"),
+        for x, share, face, edge, hatch in (
+            (left, old, color, INK, ""),
+            (left + old * scale, new, "none", color, "///"),
         ):
-            bar = Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, linewidth=0.8, hatch=hatch)
-            axes.add_patch(bar)
+            look = {"facecolor": face, "edgecolor": edge, "linewidth": 0.8, "hatch": hatch}
+            axes.add_patch(Rectangle((x, y), share * scale, height, **look))
         sums = f"{old:.4f} kept + {new:.4f} fresh = {old + new:.4f}"
         label(axes, left + (old + new) * scale + 0.15, y + 0.19, sums, size=9.5, align="left")
     x = left + after**2 * scale
@@ -142,22 +129,21 @@ def budget() -> Figure:
     return figure
 
 
-def panels(width: float, titles: tuple[str, ...]) -> tuple[Figure, list[Axes]]:
+def titled(*titles: str) -> tuple[Figure, list[Axes]]:
     """Make a card with plots side by side."""
-    figure = Figure(figsize=(width, 3.5), facecolor=CARD, layout="constrained")
-    axes = list(figure.subplots(1, len(titles)))
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_facecolor(CARD)
-        axis.set_title(title, fontsize=11, fontweight="bold")
-        axis.spines[["top", "right"]].set_visible(False)
+    figure, axes = panels(len(titles), (9.4, 3.5))
+    plain(*axes)
+    for axis, text in zip(axes, titles, strict=True):
+        axis.set_title(text, fontsize=11, fontweight="bold")
     return figure, axes
 
 
 def curves() -> Figure:
     """Reward, lean and obedience over training, three seeds, beside settings that were not trained."""
-    figure, axes = panels(9.4, ("reward", "lean (0.25 wanted)", "obeyed"))
-    rows = read_rows(RESULTS / "flow.csv")
-    settings = {row["setting"]: row for row in read_rows(RESULTS / "flow_untrained.csv")}
+    figure, axes = titled("reward", "lean (0.25 wanted)", "obeyed")
+    rows = read_rows("results/flow.csv")
+    settings = {row["setting"]: row for row in read_rows("results/flow_untrained.csv")}
+    styles = {"3 steps": ":", "guidance 4": "-.", "best of 8": "--", "sheared": (0, (1, 3))}
     for axis, measure in zip(axes, ("reward", "lean", "obeyed"), strict=True):
         for method, color in (("flow", ORANGE), ("CPS", GREEN)):
             mine = [row for row in rows if row["method"] == method]
@@ -165,22 +151,19 @@ def curves() -> Figure:
             found = np.array([[float(r[measure]) for r in mine if int(r["epoch"]) == e] for e in epochs])
             axis.fill_between(epochs, found.min(1), found.max(1), color=color, alpha=0.2, linewidth=0)
             axis.plot(epochs, found.mean(1), "o-", color=color, markersize=3.5, label=method)
-        for n, (name, style) in enumerate(
-            (("3 steps", ":"), ("guidance 4", "-."), ("best of 8", "--"), ("sheared", (0, (1, 3))))
-        ):
+        for n, (name, style) in zip((0, 3, 4, 5), styles.items(), strict=True):
             value = float(settings[name][measure])
-            axis.axhline(value, color=PALETTE[(0, 3, 4, 5)[n]], linestyle=style, linewidth=1.2, label=name)
+            axis.axhline(value, color=PALETTE[n], linestyle=style, linewidth=1.2, label=name)
         axis.set_xlabel("epoch of 64 queries")
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9, frameon=False
-    )
+    below = {"loc": "outside lower center", "ncols": 6, "fontsize": 9, "frameon": False}
+    figure.legend(*axes[0].get_legend_handles_labels(), **below)
     return figure
 
 
 def floor() -> Figure:
     """Mean |Δ log p| before any update against the size of a latent, and what 1/√D would say."""
-    figure, axes = panels(9.4, ("replayed with bfloat16 weights", "replayed in float32"))
-    rows = read_rows(RESULTS / "flow_floor.csv")
+    figure, axes = titled("replayed with bfloat16 weights", "replayed in float32")
+    rows = read_rows("results/flow_floor.csv")
     for axis, replayed in zip(axes, ("bfloat16 weights", "float32"), strict=True):
         for action, color in ((1, BLUE), (5, ORANGE), (9, GREEN)):
             mine = [row for row in rows if (row["replayed"], row["action"]) == (replayed, str(action))]

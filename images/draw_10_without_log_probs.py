@@ -12,10 +12,10 @@ import nbformat
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from style import CARD, INK, MUTED, PALETTE, main
+from plots import panels, plain, read_rows
+from style import INK, MUTED, PALETTE, main
 from torch import nn
 
-from benchmarks.common import read_rows
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms.forward_process import Example
 from ddpo_lessons.lesson import SEED, seeded
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLOURS = {"RWR": BLUE, "signed": INK, "AWM": ORANGE, "NFT": GREEN, "PEPG": PURPLE, "penalty": RED}
 NAMES = {"signed": "praise and blame", "AWM": "AWM's clip", "penalty": "penalty to a lag"}
+TICKS: dict[str, Any] = {"length": 0, "labelsize": 9, "colors": INK}
 SEEDS, EPOCHS, SHOWN = (0, 1, 2), 100, 60
 RUNS: dict[str, dict[str, Any]] = {  # panel: what it changes
     "one batch, 100 steps": {"epochs": 1, "steps": EPOCHS},
@@ -60,20 +61,12 @@ def draw_paths(axes: Axes, policy: Any, name: str) -> None:
     axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
     axes.set_title(f"{name}\n{good:.0f}% good", fontsize=10, color=INK)
     axes.set(xlim=(0, 1), ylim=(-3, 6.5), xticks=[0.1, 0.9], xticklabels=["noise", "data"])
-    plain(axes)
-
-
-def plain(axes: Axes) -> None:
-    """Give axes the card's look."""
-    axes.tick_params(length=0, labelsize=9, colors=INK)
-    axes.set_facecolor(CARD)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, **TICKS)
 
 
 def push() -> Figure:
     """Draw the paths before training, and after a hundred epochs of five losses, a step each."""
-    figure = Figure(figsize=(10, 3.7), facecolor=CARD, layout="constrained")
-    grid = figure.subplots(1, 6, sharey=True)
+    figure, grid = panels(6, (10, 3.7), sharey=True)
     draw_paths(grid[0], LINE["Policy"](), "before")
     for axes, name in zip(grid[1:], ("RWR", "signed", "AWM", "NFT", "PEPG"), strict=True):
         policy, _ = LINE["draft_train"](LOSSES[name], EPOCHS, 1)
@@ -84,15 +77,13 @@ def push() -> Figure:
 
 def plane() -> Figure:
     """Draw the share of good samples against the distance from the data, a path for each loss and seed."""
-    figure = Figure(figsize=(10, 4), facecolor=CARD, layout="constrained")
-    for axes, (title, how) in zip(figure.subplots(1, 3, sharex=True, sharey=True), RUNS.items(), strict=True):
+    figure, grid = panels(3, (10, 4), sharex=True, sharey=True)
+    for axes, (title, how) in zip(grid, RUNS.items(), strict=True):
         for name, loss_of in LOSSES.items():
             width = {"signed": 5, "AWM": 3}.get(name, 1.6) if "lags" not in title else 1.6
             for seed in SEEDS:
                 _, looks = LINE["draft_train"](loss_of, **how, seed=seed)
-                good, far = (
-                    torch.tensor(part).round(decimals=3).tolist() for part in zip(*looks, strict=True)
-                )
+                good, far = torch.tensor(looks).round(decimals=3).T.tolist()
                 axes.plot(far, good, color=COLOURS[name], linewidth=width, alpha=0.6, solid_capstyle="round",
                           label=NAMES.get(name, name) if seed == 0 else None)  # fmt: skip
                 axes.plot(far[-1], good[-1], "o", color=COLOURS[name], markersize=4)
@@ -104,7 +95,7 @@ def plane() -> Figure:
         axes.minorticks_off()
         axes.title.set_fontsize(10)
         axes.set_xlabel("distance from the data", color=INK, fontsize=9.5)
-        plain(axes)
+        plain(axes, **TICKS)
         if "batch" in title:
             axes.set_ylabel("share of good samples", color=INK, fontsize=9.5)
         if "lags" in title:
@@ -114,28 +105,24 @@ def plane() -> Figure:
 
 def img2img() -> Figure:
     """Draw how far each loss's descent points where the mean reward rises."""
-    rows = read_rows(ROOT / "benchmarks" / "results" / "forward_starts.csv")
+    rows = read_rows("results/forward_starts.csv")
     kinds = {"noised anew": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
     methods = ["AWM", "NFT", "RWR", "all alike", "DDPO"]
-    figure = Figure(figsize=(9, 3), facecolor=CARD, layout="constrained")
-    for axes, guidance in zip(figure.subplots(1, 2, sharex=True, sharey=True), ("2.0", "1.0"), strict=True):
+    figure, grid = panels(2, (9, 3), sharex=True, sharey=True)
+    for axes, guidance in zip(grid, ("2.0", "1.0"), strict=True):
         for place, method in enumerate(methods):
             for kind, (marker, colour) in {**kinds, "recorded actions": ("D", INK)}.items():
-                found = [
-                    float(row["cosine"])
-                    for row in rows
-                    if (row["guidance"], row["method"], row["examples"])
-                    == (guidance, method, kind.removeprefix("recorded "))
-                ]
+                own = {"guidance": guidance, "method": method, "examples": kind.removeprefix("recorded ")}
+                found = [float(row["cosine"]) for row in rows if own.items() <= row.items()]
                 label = kind if found and method in ("AWM", "DDPO") else None
                 axes.plot(found, [-place] * len(found), marker, color=colour, alpha=0.7, label=label)
         axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
         axes.set_yticks([-n for n in range(len(methods))], methods)
         axes.set_title("guidance 2 samples" if guidance == "2.0" else "without guidance", fontsize=10)
         axes.set_xlabel("cosine with the gradient of the mean reward", color=INK, fontsize=9.5)
-        plain(axes)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8.5, frameon=False, loc="outside lower center", ncols=4)
+        plain(axes, **TICKS)
+    below = {"fontsize": 8.5, "frameon": False, "loc": "outside lower center", "ncols": 4}
+    figure.legend(*grid[0].get_legend_handles_labels(), **below)
     return figure
 
 

@@ -1,18 +1,16 @@
 """Figures of lesson 11: moments of a climb, the last K steps, reward against diversity along training."""
 
-import csv
 import itertools
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, minus, picture, plain, read_rows
+from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 COLORS = {"DRaFT-10": RED, "DRaFT-3": ORANGE, "ReFL": PURPLE, "Flow-GRPO": BLUE}
 MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet")
 READINGS = (0, 64, 128, 256, 512)  # queries; rows of slope/*.png without the first
@@ -20,19 +18,15 @@ CLIMB, MOMENTS = "DRaFT-10", (0, 128, 512)  # of the cover
 Row = dict[str, float]
 
 
-def _read(name: str) -> list[dict[str, str]]:
-    with open(RESULTS / name, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def _points() -> dict[str, Row]:
     """Return what needs no training, by name."""
-    return {row["point"]: {name: float(row[name]) for name in MEASURES} for row in _read("slope_points.csv")}
+    rows = read_rows("results/slope_points.csv")
+    return {row["point"]: {name: float(row[name]) for name in MEASURES} for row in rows}
 
 
 def _paths(method: str) -> list[list[Row]]:
     """Return a method's readings, a list for each seed; all of them begin untrained."""
-    rows = [row for row in _read("slope.csv") if row["method"] == method]
+    rows = [row for row in read_rows("results/slope.csv") if row["method"] == method]
     return [
         [_points()["untrained"]]
         + [{name: float(row[name]) for name in MEASURES} for row in rows if row["seed"] == seed]
@@ -46,7 +40,7 @@ def _mean(rows: list[Row]) -> Row:
 
 def _strip(name: str, row: int) -> Any:
     """Return a row of one of the experiment's pictures."""
-    pixels = mpl_image.imread(RESULTS / "slope" / f"{name}.png")
+    pixels = mpl_image.imread(BENCHMARKS / f"results/slope/{name}.png")
     return pixels[32 * row : 32 * (row + 1)]
 
 
@@ -56,11 +50,7 @@ def _seen(method: str, queries: int) -> Any:
 
 
 def _number(value: float, digits: int = 2) -> str:
-    return f"{value:.{digits}f}".replace("-", "−")
-
-
-def _picture(axes: Axes, place: tuple[float, float, float, float], pixels: Any) -> None:
-    axes.imshow(pixels, extent=place, interpolation="none", zorder=3)  # left, right, bottom, top
+    return minus(f"{value:.{digits}f}")
 
 
 def question() -> Figure:
@@ -74,20 +64,17 @@ def question() -> Figure:
         label(axes, 0.3, y + 0.28, letter, size=13, weight="bold")
         for place, digit in enumerate((1, 2, 4, 5, 7, 8)):
             two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            _picture(axes, (0.6 + 1.12 * place, 1.72 + 1.12 * place, y, y + 0.56), two)
+            picture(axes, 0.6 + 1.12 * place, y, 1.12, two, height=0.56)
         label(axes, 7.75, y + 0.28, _number(found["reward"]), ink=BLUE, size=12)
         label(axes, 8.55, y + 0.28, f"{found['judge']:.0%}", ink=GREEN, size=12)
         label(axes, 9.4, y + 0.28, f"{found['second_judge']:.0%}", ink=GREEN, size=12)
-    note = "Two pictures of each prompt, in every row from the same noise; the numbers are of 150 pictures."
-    label(axes, 0.3, 0.22, note, ink=MUTED, size=9, align="left")
-    axes.set(xlim=(0, 10), ylim=(0, 2.75), aspect="auto")
+    what = "Two pictures of each prompt, in every row from the same noise; the numbers are of 150 pictures."
+    note(axes, 0.3, 0.22, what)
     return figure
 
 
 def _style(axes: Axes, title: str, below: str) -> None:
-    axes.set_facecolor(CARD)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9, colors=INK)
+    plain(axes, labelsize=9, colors=INK)
     axes.set_title(title, fontsize=10.5, color=INK, loc="left")
     axes.set_xlabel(below, fontsize=9.5, color=INK)
 
@@ -109,9 +96,8 @@ def plane() -> Figure:
     right.axhline(goal["frechet"], color=GREEN, linewidth=1.2)
     right.text(0.03, goal["frechet"] + 0.08, "handwriting of the test split", fontsize=8.5, color=GREEN)
     settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")
-    for names, place, side in zip(
-        settings, ((-6, -11), (8, -3)), ("right", "left"), strict=True
-    ):  # off the paths
+    sides = (((-6, -11), "right"), ((8, -3), "left"))  # off the paths
+    for names, (place, side) in zip(settings, sides, strict=True):
         found = [points[name] for name in ("untrained", *names)]
         _line(left, [(r["diversity"], r["reward"]) for r in found], color=MUTED, marker="s", ls=":", ms=4)
         for name, row in zip(names, found[1:], strict=True):
@@ -140,7 +126,6 @@ def plane() -> Figure:
     right.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 4.6), ylim=(0, None))
     right.spines["bottom"].set_bounds(0, 4)
     _table(axes, points, goal)
-    axes.set(xlim=(0, 10), ylim=(0, 8.1), aspect="auto")
     return figure
 
 
@@ -148,23 +133,22 @@ def _table(axes: Axes, points: dict[str, Row], written: Row) -> None:
     """Draw pictures and numbers where the paths end, and of points."""
     names = list(points)
     rows = [("untrained", INK, _strip("points", 0), points["untrained"])]
-    rows += [
-        (method, color, _seen(method, READINGS[-1]), _mean([path[-1] for path in _paths(method)]))
-        for method, color in COLORS.items()
-    ]
-    rows += [
-        (name, INK, _strip("points", names.index(name)), points[name]) for name in ("best of 4", "guidance 4")
-    ]
-    rows += [("handwriting", GREEN, _strip("points", names.index("handwriting 0")), written)]
-    for x, text in ((7.55, "reward"), (8.2, "judge"), (8.72, "second"), (9.24, "divers."), (9.76, "Fréchet")):
-        label(axes, x, 3.45, text, ink=MUTED, size=8.5)
+    for method, color in COLORS.items():
+        last = _mean([path[-1] for path in _paths(method)])
+        rows.append((method, color, _seen(method, READINGS[-1]), last))
+    for name in ("best of 4", "guidance 4"):
+        rows.append((name, INK, _strip("points", names.index(name)), points[name]))
+    rows.append(("handwriting", GREEN, _strip("points", names.index("handwriting 0")), written))
+    places = (7.55, 8.2, 8.72, 9.24, 9.76)
+    for x, text in zip(places, ("reward", "judge", "second", "divers.", "Fréchet"), strict=True):
+        note(axes, x, 3.45, text, 8.5, "center")
     for number, (name, ink, pixels, found) in enumerate(rows):
         y = 2.98 - 0.385 * number
         label(axes, 1.05, y + 0.16, name, ink=ink, size=9.5, align="right")
-        _picture(axes, (1.15, 7.15, y, y + 0.3), pixels)
+        picture(axes, 1.15, y, 6.0, pixels, height=0.3)
         cells = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}",
                  _number(found["diversity"], 3), _number(found["frechet"], 1))  # fmt: skip
-        for x, text in zip((7.55, 8.2, 8.72, 9.24, 9.76), cells, strict=True):
+        for x, text in zip(places, cells, strict=True):
             label(axes, x, y + 0.16, text, ink=ink, size=9.5)
 
 

@@ -3,19 +3,17 @@
 Numbers and pictures are those that `python -m benchmarks.zoo.paper` measured and kept.
 """
 
-import csv
 import itertools
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
+from plots import BENCHMARKS, picture, plain, read_rows
 from style import CARD, INK, MUTED, PALETTE, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
-RESULTS = Path(__file__).parents[1] / "benchmarks/zoo/paper.csv"
 TITLES = {  # and what the judge is asked
     "compressibility": ("minus kB as a JPEG", "animal", "the animal, %"),
     "incompressibility": ("kB as a JPEG", "animal", "the animal, %"),
@@ -26,24 +24,16 @@ METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": BROWN}
 LINES = {"best of 8": (GREEN, "--"), "turned": (PURPLE, ":")}
 
 
-def read_rows() -> list[dict[str, str]]:
-    """Return the rows of the experiments."""
-    with open(RESULTS, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def curves() -> Figure:
     """Draw reward and judge over queries: the seeds' mean, and their range."""
-    rows = read_rows()
+    rows = read_rows("zoo/paper.csv")
     figure = Figure(figsize=(11, 5.5), facecolor=CARD, layout="constrained")
     grid = figure.subplots(2, len(TITLES), sharex=True)
     for upper, lower, (reward, (scored, column, asked)) in zip(*grid, TITLES.items(), strict=True):
         own = [row for row in rows if row["reward"] == reward]
         for axes, name, scale in ((upper, "score", 1), (lower, column, 1 if column == "utility" else 100)):
             draw(axes, own, name, scale)
-            axes.set_facecolor(CARD)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.tick_params(labelsize=8, colors=INK)
+            plain(axes, labelsize=8, colors=INK)
         upper.set_title(reward, fontsize=11, color=INK)
         upper.set_ylabel(scored, fontsize=9, color=INK)
         lower.set_ylabel(asked, fontsize=9, color=INK)
@@ -77,12 +67,11 @@ def pictures() -> Figure:
     figure, axes = diagram(left + width + 0.1, len(TITLES) * (len(ways) * height + gap))
     bottom = gap / 2
     for reward, way in reversed(list(itertools.product(TITLES, ways))):
-        shown = np.asarray(Image.open(RESULTS.with_suffix("") / f"{reward}_{way}.png"))
-        axes.imshow(shown, extent=(left, left + width, bottom, bottom + 0.97), interpolation="none")
+        shown = np.asarray(Image.open(BENCHMARKS / f"zoo/paper/{reward}_{way}.png"))
+        picture(axes, left, bottom, width, shown, height=0.97)
         name, ink = (f"{reward}\n\nbefore", MUTED) if way == "before" else (f"after {way}", INK)
         label(axes, left - 0.12, bottom + height / 2, name, size=9.5, align="right", ink=ink)
         bottom += height + (gap if way == "before" else 0)
-    axes.set(xlim=(0, left + width + 0.1), ylim=(0, bottom))
     return figure
 
 

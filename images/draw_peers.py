@@ -1,16 +1,16 @@
 """Seconds per epoch of the peers, this package and the bare UNet, from benchmarks/speed/side_by_side."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from plots import BENCHMARKS, plain
 from style import CARD, INK, MUTED, PALETTE, label, main
 
 BLUE, ORANGE, *_, RED = PALETTE
-RESULT = Path(__file__).parents[1] / "benchmarks/speed/side_by_side.json"
+RESULT = BENCHMARKS / "speed/side_by_side.json"
 PHASES = {"sampling": BLUE, "training": ORANGE}  # the reward takes nothing that can be seen
 RUNS = ("peer", "ours", "compiled", "floor")
 SIZES = {"TRL": "TRL's example", "gaussian-glasses": "gaussian-glasses", "large": "large"}
@@ -65,24 +65,18 @@ def peers() -> Figure:
         for place, row in enumerate(rows):
             draw_case(axes, place, row)
         axes.set_title(f"batches: {title}", fontsize=10.5, color=INK)
-        axes.set_facecolor(CARD)
+        plain(axes)
         axes.set_yticks(range(len(rows)), [row["case"].replace(", ", "\n") for row in rows], fontsize=9.5)
         axes.tick_params(axis="y", length=0, pad=68, colors=INK)
         axes.tick_params(axis="x", labelsize=9, colors=INK)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         longest = max(row[run]["whole"][2] for row in result["rows"] for run in RUNS if run in row)
         axes.set_xlim(0, 1.45 * longest)  # the rest is for remarks
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[-1].set_xlabel(
-        "seconds per epoch: median, and the smallest and largest of the rounds", fontsize=9.5
-    )
-    figure.legend(
-        handles=[Patch(color=color, label=phase) for phase, color in PHASES.items()],
-        fontsize=9.5,
-        frameon=False,
-        ncols=2,
-        loc="outside lower center",
-    )
+    told = "seconds per epoch: median, and the smallest and largest of the rounds"
+    panels[-1].set_xlabel(told, fontsize=9.5)
+    handles = [Patch(color=color, label=phase) for phase, color in PHASES.items()]
+    below = {"frameon": False, "ncols": 2, "loc": "outside lower center"}
+    figure.legend(handles=handles, fontsize=9.5, **below)
     figure.suptitle("The same epochs side by side", fontsize=12, color=INK)
     return figure
 

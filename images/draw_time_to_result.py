@@ -1,30 +1,27 @@
 """Draw pictures right over seconds of training, beside imageddpo (benchmarks/speed/time_to_result.py)."""
 
-import csv
 import json
-from pathlib import Path
 
 from matplotlib.figure import Figure
-from style import CARD, INK, MUTED, PALETTE, main
+from plots import BENCHMARKS, panels, read_rows
+from style import INK, MUTED, PALETTE, main
 
-RESULTS = Path(__file__).parents[1] / "benchmarks/speed/time_to_result.csv"
 Rows = list[dict[str, str]]
 
 
 def read_runs() -> dict[tuple[str, str], Rows]:
     """Return the rows of every variant and seed."""
     runs: dict[tuple[str, str], Rows] = {}
-    with open(RESULTS, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            runs.setdefault((row["variant"], row["seed"]), []).append(row)
+    for row in read_rows("speed/time_to_result.csv"):
+        runs.setdefault((row["variant"], row["seed"]), []).append(row)
     return dict(sorted(runs.items()))
 
 
 def time_to_result() -> Figure:
     """Draw a line for every seed; it ends where 15 points are gained, or at the limit."""
-    runs, about = read_runs(), json.loads(RESULTS.with_suffix(".json").read_text(encoding="utf-8"))
-    figure = Figure(figsize=(9, 4), facecolor=CARD, layout="constrained")
-    axes = figure.subplots()
+    runs = read_runs()
+    about = json.loads((BENCHMARKS / "speed/time_to_result.json").read_text(encoding="utf-8"))
+    figure, (axes,) = panels(1, (9, 4))
     colors = dict(zip(dict.fromkeys(variant for variant, _ in runs), PALETTE, strict=False))
     named = set()
     for (variant, _), rows in runs.items():
@@ -44,7 +41,7 @@ def time_to_result() -> Figure:
     axes.minorticks_off()
     axes.set_xlabel("seconds of training, without the readings", fontsize=9, color=INK)
     axes.set_ylabel("share of pictures right, gained", fontsize=9, color=INK)
-    axes.set_facecolor(CARD)
+    axes.set_facecolor(axes.figure.get_facecolor())
     axes.tick_params(labelsize=8.5, colors=INK)
     figure.legend(fontsize=8.5, frameon=False, ncols=3, loc="outside lower center")
     seeds = len({seed for _, seed in runs})
