@@ -37,11 +37,17 @@ def write_tokenizer(folder: Path, merges: list[str]) -> CLIPTokenizer:
 def make_text_encoder(tokenizer: CLIPTokenizer, kind: Any = CLIPTextModel, width: int = WIDTH) -> Any:
     """Make an untrained text encoder of a class of transformers: two layers, heads of width 16."""
     config = CLIPTextConfig(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
-        num_attention_heads=width // 16, max_position_embeddings=LENGTH, projection_dim=width,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=width // 16,
+        max_position_embeddings=LENGTH,
+        projection_dim=width,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     text_encoder = kind(config)
     # Ten times CLIP's start: words then differ from each other more than positions do, and the UNet
     # finds the one word that names the digit among those that are always there.

@@ -19,10 +19,15 @@ def normalize(rewards: Rewards, eps: float = 1e-8) -> torch.Tensor:
     """Advantages from the statistics of the whole batch: ``(r - mean(r)) / (std(r) + eps)``.
 
     Std is the population's. Equal rewards, which say nothing, give exact zeros. Source: TRL 0.21's
-    ``DDPOTrainer.step``; the mean is the baseline that keeps the policy gradient's variance down. Rewards are
-    (N,) of any real or integer type, where N counts the samples of all processes; `eps`, in units of the
-    reward, keeps the division defined. Returns (N,) float32, on the rewards' device, in standard deviations.
-    A ValueError refuses rewards that are not (N,), are empty, or hold NaN or inf.
+    ``DDPOTrainer.step``; the mean is the baseline that keeps the policy gradient's variance down.
+
+    Args:
+        rewards: (N,), any real or integer type; N counts the samples of all processes.
+        eps: keeps the division defined, in units of the reward.
+
+    Returns:
+        Advantages (N,), float32, on the rewards' device, in standard deviations. A ValueError refuses rewards
+            that are not (N,), are empty, or hold NaN or inf.
     """
     values, device = _as_float64(rewards)
     return _standardise(values, values, eps).to(device)
@@ -150,14 +155,23 @@ def gae(
         A_t      = delta_t + gamma lam A_{t+1}
         return_t = A_t + V_t
 
-    V and A after the last valid step are 0. ``lam=0`` is the one-step TD error, ``lam=1`` the Monte-Carlo
-    return minus the value. Rewards, values and mask are (..., T); `gamma` and `lam` lie in [0, 1]. The mask
-    is true or 1 on valid steps; padding may be left, right or both, and a masked step ends the episode before
-    it.
+    V and A after the last valid step are 0. ``lam=0`` is the one-step TD error, ``lam=1`` the
+    Monte-Carlo return minus the value. The results carry no gradient (they are targets) and are not
+    whitened.
 
-    Returns advantages and returns, (..., T), 0 on padding, float32 (float64 if an input is), without
-    gradient, for they are targets, and not whitened. A ValueError refuses shapes that differ, and gamma or
-    lam elsewhere.
+    Args:
+        rewards: (..., T).
+        values: V_t, (..., T).
+        gamma: discount, in [0, 1].
+        lam: from one-step TD (0) to Monte Carlo (1).
+        mask: (..., T), true or 1 on valid steps; padding may be left, right or both. A masked step
+            ends the episode before it.
+
+    Returns:
+        Advantages and returns, (..., T), 0 on padding, float32 (float64 if an input is).
+
+    Raises:
+        ValueError: shapes differ, or gamma or lam is outside [0, 1].
     """
     valid = _valid_steps(rewards, mask)
     if values.shape != rewards.shape:
@@ -187,11 +201,20 @@ def masked_whiten(
 ) -> torch.Tensor:
     """Scale the valid entries to variance 1, and shift them to mean 0 unless told otherwise.
 
-    ``(v - mean) / sqrt(var + 1e-8)``, plus the mean again with ``shift_mean=False`` (for rewards, whose sign
-    matters). Mean and variance are over all valid entries of the batch; the variance is the unbiased one, as
-    in TRL's text PPO. The mask has the values' shape, and is true or 1 on valid entries; all of them without
-    it. Masked entries become 0; the result is float32 (float64 if the input is). A ValueError refuses shapes
-    that differ, and fewer than two valid entries.
+    ``(v - mean) / sqrt(var + 1e-8)``, plus the mean again with ``shift_mean=False`` (for rewards,
+    whose sign matters). Mean and variance are over all valid entries of the batch; the variance is
+    the unbiased one, as in TRL's text PPO.
+
+    Args:
+        values: any shape.
+        mask: same shape, true or 1 on valid entries; all of them without it.
+        shift_mean: whether the result has mean 0.
+
+    Returns:
+        Whitened values, 0 where masked, float32 (float64 if the input is).
+
+    Raises:
+        ValueError: shapes differ, or fewer than two entries are valid.
     """
     valid = _valid_steps(values, mask)
     values = _as_float(values)

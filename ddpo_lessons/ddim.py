@@ -27,8 +27,8 @@ class DDIMStep(NamedTuple):
 class DDIMSchedule:
     r"""The DDIM steps of a run, worked out and checked once; a step then looks nothing up.
 
-    Formulas (12) and (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its alpha, and
-    the policy of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.3)::
+    Formulas (12) and (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its
+    alpha, and the policy of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.3)::
 
         std      = eta sqrt((1 - alpha_bar_prev) / (1 - alpha_bar)) sqrt(1 - alpha_bar / alpha_bar_prev)
         mean     = sqrt(alpha_bar_prev) x0 + sqrt(1 - alpha_bar_prev - std^2) noise
@@ -42,9 +42,11 @@ class DDIMSchedule:
     std is 0 on the last step when ``alpha_bar_prev`` is 1 (``set_alpha_to_one=True``) or equals ``alpha_bar``
     (t = 0 otherwise). Such a step returns its mean with log-prob 0 and no gradient: leave it out of training.
 
-    ``set_timesteps`` was called on the scheduler; later calls change nothing here. The timesteps that are
-    run, (T,), decreasing, are of ``scheduler.timesteps``. `eta` is the noise scale, above 0; 1 is as noisy as
-    DDPM. `device` is where the latents are.
+    Args:
+        scheduler: a DDIMScheduler on which ``set_timesteps`` was called; later calls change nothing here.
+        timesteps: those that are run, (T,), decreasing, of ``scheduler.timesteps``.
+        eta: noise scale, above 0; 1 is as noisy as DDPM.
+        device: where the latents are.
 
     Attributes:
         timesteps: (T,) int64 on the device.
@@ -97,11 +99,17 @@ class DDIMSchedule:
         is computed in float32 whatever the dtype of the inputs: in bf16 the rounding of the latents alone
         moves some log-probs by more than DDPO's clip range.
 
-        `model_output`, after guidance, and `sample`, the latents x_t, are (B, ...), as are `noise`, standard
-        normal, to take a step, and `prev_sample`, to replay one. `timesteps` (B,) on the device are of this
-        schedule, else everything is NaN. `reduction` is the mean or sum of the log-density (nats) over all
-        but the batch dimension; with the mean, the PPO ratio is the geometric mean of the ratios of single
-        dimensions. The step's log-prob and std are (B,).
+        Args:
+            model_output: what the network predicted, after guidance, (B, ...).
+            timesteps: one per sample, (B,), on the device; of this schedule, else everything is NaN.
+            sample: latents x_t, (B, ...).
+            noise: standard normal, (B, ...), to take a step; or None.
+            prev_sample: outcome to replay, (B, ...); or None.
+            reduction: mean or sum of the log-density (nats) over all but the batch dimension. With the
+                mean, the PPO ratio is the geometric mean of the ratios of single dimensions.
+
+        Returns:
+            The step; ``log_prob`` and ``std`` have shape (B,).
         """
         numbers = self._table[:, timesteps].view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
         alpha_bar, weight_x0, weight_noise, std = numbers
@@ -155,10 +163,15 @@ def gaussian_kl(
 
         KL(step || reference) = (mean - mean_reference)^2 / (2 std^2)
 
-    Source: DPOK (Fan et al. 2023, arXiv 2305.16381, section 4.2). Both steps are from the same latents and
-    timesteps, `step` that of the policy in training, with gradient. `reduction` is the mean or sum (nats)
-    over all but the batch dimension, as in `DDIMSchedule.step`. Returns (B,), 0 where the step is
-    deterministic.
+    Source: DPOK (Fan et al. 2023, arXiv 2305.16381, section 4.2).
+
+    Args:
+        step: of the policy in training, with gradient.
+        reference: of the other policy, from the same latents and timesteps.
+        reduction: mean or sum (nats) over all but the batch dimension, as in `DDIMSchedule.step`.
+
+    Returns:
+        (B,), 0 where the step is deterministic.
     """
     noisy = step.std > 0
     safe_std = torch.where(noisy, step.std, 1.0)  # (B,)
@@ -193,10 +206,15 @@ def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torc
 
 
 def noise_variance(alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float) -> torch.Tensor:
-    """Variance of the noise that a step adds, in the shape of the alpha bars: formula (16) of DDIM, squared.
+    """Variance of the noise that a step adds: the square of formula (16) of DDIM.
 
-    `alpha_bar` is that of the step's timestep, `alpha_bar_prev` that of the one it leads to, `eta` the noise
-    scale. Exactly 0 where the step is deterministic.
+    Args:
+        alpha_bar: at the step's timestep, any shape.
+        alpha_bar_prev: at the timestep that the step leads to, same shape.
+        eta: noise scale.
+
+    Returns:
+        Same shape; exactly 0 where the step is deterministic.
     """
     return eta**2 * (1 - alpha_bar_prev) / (1 - alpha_bar) * (1 - alpha_bar / alpha_bar_prev)
 
@@ -207,10 +225,19 @@ def predict_x0_and_noise(
     sample: torch.Tensor,
     alpha_bar: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn the model's output into (x0, noise), (B, ...) each, using x_t = sqrt(ab) x0 + sqrt(1 - ab) noise.
+    """Turn the model's output into (x0, noise), using x_t = sqrt(ab) x0 + sqrt(1 - ab) noise.
 
-    Output and `sample`, x_t, are (B, ...), `alpha_bar`, ab, is one per sample, (B, 1, ...). The scheduler
-    says what the model predicts, and how far x0 may reach; a ValueError, that its prediction type is unknown.
+    Args:
+        scheduler: says what the model predicts, and how far x0 may reach.
+        model_output: (B, ...).
+        sample: x_t, (B, ...).
+        alpha_bar: ab, one per sample, (B, 1, ...).
+
+    Returns:
+        x0 and noise, (B, ...) each.
+
+    Raises:
+        ValueError: the scheduler's prediction type is unknown.
     """
     signal, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()  # (B, 1, ...)
     match scheduler.config.prediction_type:
@@ -237,9 +264,16 @@ def predict_x0_and_noise(
 def gaussian_log_prob(
     value: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, reduction: str
 ) -> torch.Tensor:
-    """Log-density of N(mean, std^2 I) at a value, (B,) in nats; 0 without gradient where std is 0.
+    """Log-density of N(mean, std^2 I) at a value, per sample.
 
-    Value and mean are (B, ...), std is (B,); `reduction` is "mean" or "sum" over all but the batch dimension.
+    Args:
+        value: (B, ...).
+        mean: (B, ...).
+        std: (B,).
+        reduction: "mean" or "sum" over all but the batch dimension.
+
+    Returns:
+        Log-densities (B,) in nats; 0 without gradient where std is 0.
     """
     noisy = std != 0  # NaN, that of an unknown timestep, stays NaN
     # Replace std before dividing: a NaN in the branch not taken would still poison the gradient.

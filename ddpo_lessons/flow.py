@@ -30,12 +30,19 @@ SDE = Literal["flow", "dance", "cps"]
 
 
 def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> torch.Tensor:
-    """Each step's weights of x and v in the mean, and its standard deviation, (3, T) float32.
+    """The three numbers of each step: weights of x and v in the mean, and the standard deviation.
 
-    The T + 1 noise levels `sigmas` decrease in [0, 1]; `eta` is the level of noise η, of which 0 gives the
-    ODE, and `sde` says which formula. At σ̄ = 1, where √(σ̄ / (1 - σ̄)) has no value, "flow" takes 1 - σ̄ of
-    the next noise level, as its authors do. A step to σ̄' = 0 has no noise: it shows the picture. A
-    ValueError refuses an eta or sde that does not fit, and noise levels that do not fall.
+    At σ̄ = 1, where √(σ̄ / (1 - σ̄)) has no value, "flow" takes 1 - σ̄ of the next noise level, as its
+    authors do.
+
+    Args:
+        sigmas: (T + 1,) decreasing noise levels in [0, 1].
+        eta: level of noise η; 0 gives the ODE.
+        sde: which formula.
+
+    Returns:
+        (3, T) float32. A step to σ̄' = 0 has no noise: it shows the picture. A ValueError refuses an eta or
+            sde that does not fit, and noise levels that do not fall.
     """
     if sde not in get_args(SDE):
         raise ValueError(f"sde={sde!r} does not exist: use one of {', '.join(get_args(SDE))}")

@@ -50,8 +50,11 @@ def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
 def check_mine(check: Callable[[Any], None], answer: Any) -> None:
     """Print "correct", or "not yet" and why: the stub is untouched, or which assertion of the check failed.
 
-    The check takes the reader's function, and raises AssertionError where it is wrong. Any other exception is
-    the answer's own, and is raised as it is.
+    Any other exception is the answer's own, and is raised as it is.
+
+    Args:
+        check: takes the answer and raises AssertionError where it is wrong.
+        answer: the reader's function.
     """
     try:
         check(answer)

@@ -28,21 +28,29 @@ def clipped_surrogate(
 
         loss = mean(max(-A ρ, -A clip(ρ, 1 - clip_range, 1 + clip_range)))
 
-    Source: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7), for denoising steps DDPO (Black et al.
-    2023, arXiv 2305.13301, section 4.3). ``kl_k3`` estimates KL(old || new) from samples of the old policy
-    (Schulman 2020, "Approximating KL divergence", estimator k3): without bias if the log-probs are of whole
-    actions. If they are means over the latents, ρ is no importance weight, and ``kl_k3``, like ``approx_kl``,
-    only compares optimizer steps at one size of the latents.
+    Source: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7), for denoising steps DDPO
+    (Black et al. 2023, arXiv 2305.13301, section 4.3). ``kl_k3`` estimates KL(old || new) from
+    samples of the old policy (Schulman 2020, "Approximating KL divergence", estimator k3): without
+    bias if the log-probs are of whole actions. If they are means over the latents, ρ is no importance
+    weight, and ``kl_k3``, like ``approx_kl``, only compares optimizer steps at one size of the latents.
 
-    The loss is the mean over the pairs of this call. To split an optimizer step into groups, weigh each
-    group's loss by its share of the pairs: the sum is then the mean over all of them.
+    The loss is the mean over the pairs of this call. To split an optimizer step into groups, weigh
+    each group's loss by its share of the pairs: the sum is then the mean over all of them.
 
-    Log-probs (N,), nats, are of the recorded actions, under the policy in training and when they were
-    sampled; advantages (N,) are in standard deviations of the reward. `clip_range`, above 0, is on the scale
-    of the log-probs: DDPO's 1e-4 belongs to log-probs averaged over the latents. `adv_clip_max`, above 0,
-    bounds the advantages' size. Returns the loss, a float32 scalar, and the statistics. A ValueError refuses
-    shapes that differ or are empty, and bounds that are not above 0. Whether values are finite is
-    `check_finite`'s to see, once an epoch: here a GPU would wait for it.
+    Args:
+        log_prob: of the recorded actions under the policy in training, (N,), nats.
+        old_log_prob: of the same actions when they were sampled, (N,), nats.
+        advantages: one per pair, (N,), in standard deviations of the reward.
+        clip_range: how far the ratio may move from 1 before the gradient stops, above 0. It is on
+            the scale of the log-probs: DDPO's 1e-4 belongs to log-probs averaged over the latents.
+        adv_clip_max: bound on the advantages' size, above 0.
+
+    Returns:
+        The loss, a float32 scalar, and the statistics.
+
+    Raises:
+        ValueError: shapes differ or are empty, or clip_range or adv_clip_max is not above 0. Whether
+            values are finite is `check_finite`'s to see, once an epoch: here a GPU would wait for it.
     """
     if not log_prob.shape == old_log_prob.shape == advantages.shape or log_prob.numel() == 0:
         raise ValueError(
@@ -60,7 +68,14 @@ def clipped_surrogate(
 
 
 def check_finite(**tensors: torch.Tensor) -> None:
-    """Refuse NaN and infinity, which would spoil the whole batch; the ValueError names the tensor."""
+    """Refuse NaN and infinity, which would spoil the whole batch.
+
+    Args:
+        tensors: by the names that the error gives them.
+
+    Raises:
+        ValueError: naming the first that is not finite.
+    """
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise ValueError(
@@ -72,18 +87,29 @@ def check_finite(**tensors: torch.Tensor) -> None:
 def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
     """PPO's clipped loss of each pair: ``max(-A ρ, -A clip(ρ, 1 - clip_range, 1 + clip_range))``.
 
-    Ratio ρ = pi_new / pi_old of the recorded actions, and advantages A, have any one shape, which is that of
-    the losses. The larger one is the pessimistic one: clipping may take a gain away, never hide a harm.
+    Args:
+        ratio: pi_new / pi_old of the recorded actions, any shape.
+        advantages: same shape.
+        clip_range: how far the ratio may move from 1 before the gradient stops.
+
+    Returns:
+        The losses, same shape. The larger one is the pessimistic one: clipping may take a gain
+        away, never hide a harm.
     """
     clipped_ratio = ratio.clamp(1 - clip_range, 1 + clip_range)
     return torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
 
 
 def ratio_stats(log_ratio: torch.Tensor, clip_range: float) -> PPOStats:
-    """How far the ratios have moved, see `PPOStats`.
+    """How far the ratios have moved; see `PPOStats`.
 
-    The log-ratio, log pi_new - log pi_old of the old policy's actions, (N,), is detached. The clip fraction
-    counts every ratio outside the range, also where the pessimistic loss keeps its gradient.
+    Args:
+        log_ratio: log pi_new - log pi_old of actions that the old policy took, (N,), detached.
+        clip_range: beyond which a ratio counts as clipped.
+
+    Returns:
+        The statistics. The clip fraction counts every ratio outside the range, also where the
+        pessimistic loss keeps its gradient.
     """
     ratio = log_ratio.exp()
     return PPOStats(

@@ -174,16 +174,24 @@ def sample_trajectory(
     group_size: int = 1,
     branches: int | None = None,
 ) -> Trajectory:
-    """Run the policy, the family's denoiser, over a schedule; steps that are no actions are not recorded.
+    """Run the policy over a schedule; steps that are no actions are run, and not recorded.
 
     Where no step has noise, as in the ODE of a flow model, all are recorded, with log-prob 0: such a
     trajectory serves losses that need no log-probs.
 
-    The first state is (B, C, h, w), the conditioning that of `family.condition`, (B, ...) each;
-    guidance_scale is w. The generator, one, or one per sample, decides the actions; `reduction` is of the
-    log-density over the latent's dimensions, see `DDIMSchedule.step`. So many rollouts side by side as
-    `group_size` says begin in one state, whose first prediction they share, and part into `branches` at each
-    action; None for all at the first. A ValueError says that noise is asked for, and no step has it.
+    Args:
+        family: its denoiser is the policy.
+        latents: the first state, (B, C, h, w).
+        schedule: the steps.
+        conditioning: of `family.condition`, (B, ...) each.
+        guidance_scale: w.
+        generator: one, or one per sample; decides the actions.
+        reduction: of the log-density over the latent's dimensions, see `DDIMSchedule.step`.
+        group_size: so many rollouts side by side begin in one state, whose first prediction they share.
+        branches: into so many they part at each action; None for all at the first.
+
+    Raises:
+        ValueError: if noise is asked for, and no step has it.
     """
     first, end = recorded_steps(schedule)
     states, log_probs = [], []

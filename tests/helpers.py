@@ -132,16 +132,26 @@ def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> Stab
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         unet = UNet2DConditionModel(
-            sample_size=8, block_out_channels=(16, 32),
+            sample_size=8,
+            block_out_channels=(16, 32),
             down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), layers_per_block=1,
-            cross_attention_dim=recipes.WIDTH, attention_head_dim=2, norm_num_groups=8, dropout=dropout,
-        )  # fmt: skip
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+            layers_per_block=1,
+            cross_attention_dim=recipes.WIDTH,
+            attention_head_dim=2,
+            norm_num_groups=8,
+            dropout=dropout,
+        )
         pipeline = StableDiffusionPipeline(
-            vae=recipes.make_vae(), text_encoder=recipes.make_text_encoder(tokenizer), tokenizer=tokenizer,
-            unet=unet, scheduler=DDIMScheduler(**{**SCHEDULE, **scheduler}), safety_checker=None,
-            feature_extractor=None, requires_safety_checker=False,
-        )  # fmt: skip
+            vae=recipes.make_vae(),
+            text_encoder=recipes.make_text_encoder(tokenizer),
+            tokenizer=tokenizer,
+            unet=unet,
+            scheduler=DDIMScheduler(**{**SCHEDULE, **scheduler}),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
     return quiet(pipeline)
 
 
@@ -158,18 +168,29 @@ def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeli
         torch.manual_seed(seed)
         second = make_clip(tokenizer_2, width, pooled, layers=3, heads=4, inside=2 * width, hidden_act="gelu")
         unet = UNet2DConditionModel(
-            sample_size=8, block_out_channels=(16, 32),
+            sample_size=8,
+            block_out_channels=(16, 32),
             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), layers_per_block=1,
-            cross_attention_dim=recipes.WIDTH + width, attention_head_dim=(2, 4), use_linear_projection=True,
-            norm_num_groups=8, addition_embed_type="text_time", addition_time_embed_dim=time_width,
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            layers_per_block=1,
+            cross_attention_dim=recipes.WIDTH + width,
+            attention_head_dim=(2, 4),
+            use_linear_projection=True,
+            norm_num_groups=8,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=time_width,
             projection_class_embeddings_input_dim=pooled + 6 * time_width,
-        )  # fmt: skip
+        )
         pipeline = StableDiffusionXLPipeline(
-            vae=recipes.make_vae(), text_encoder=recipes.make_text_encoder(tokenizer), text_encoder_2=second,
-            tokenizer=tokenizer, tokenizer_2=tokenizer_2, unet=unet,
-            scheduler=DDIMScheduler(**{**SCHEDULE, **scheduler}), add_watermarker=False,
-        )  # fmt: skip
+            vae=recipes.make_vae(),
+            text_encoder=recipes.make_text_encoder(tokenizer),
+            text_encoder_2=second,
+            tokenizer=tokenizer,
+            tokenizer_2=tokenizer_2,
+            unet=unet,
+            scheduler=DDIMScheduler(**{**SCHEDULE, **scheduler}),
+            add_watermarker=False,
+        )
     return quiet(pipeline)
 
 
@@ -187,18 +208,32 @@ def make_sd3_pipeline(seed: int = 0, t5: bool = False, **scheduler: Any) -> Stab
         clips = [make_clip(tokenizer, width, width, layers=2, heads=2, inside=width) for width in widths]
         third = make_t5(tokenizer, joint)
         transformer = SD3Transformer2DModel(
-            sample_size=8, in_channels=4, out_channels=4, num_layers=2, num_attention_heads=2,
-            attention_head_dim=8, joint_attention_dim=joint, caption_projection_dim=16,
-            pooled_projection_dim=sum(widths), pos_embed_max_size=8, dual_attention_layers=(0,),
+            sample_size=8,
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            joint_attention_dim=joint,
+            caption_projection_dim=16,
+            pooled_projection_dim=sum(widths),
+            pos_embed_max_size=8,
+            dual_attention_layers=(0,),
             qk_norm="rms_norm",
-        )  # fmt: skip
+        )
         vae = recipes.make_vae()
     vae.register_to_config(scaling_factor=1.5305, shift_factor=0.0609)
     pipeline = StableDiffusion3Pipeline(
-        transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler(**{"shift": 3.0, **scheduler}),
-        vae=vae, text_encoder=clips[0], tokenizer=tokenizer, text_encoder_2=clips[1], tokenizer_2=tokenizer,
-        text_encoder_3=third if t5 else None, tokenizer_3=tokenizer_3,
-    )  # fmt: skip
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(**{"shift": 3.0, **scheduler}),
+        vae=vae,
+        text_encoder=clips[0],
+        tokenizer=tokenizer,
+        text_encoder_2=clips[1],
+        tokenizer_2=tokenizer,
+        text_encoder_3=third if t5 else None,
+        tokenizer_3=tokenizer_3,
+    )
     return quiet(pipeline)
 
 
@@ -219,10 +254,16 @@ def make_flux_pipeline(
         clip = recipes.make_text_encoder(tokenizer)
         t5 = make_t5(tokenizer, joint)
         transformer = FluxTransformer2DModel(
-            in_channels=16, num_layers=1, num_single_layers=1, num_attention_heads=2, attention_head_dim=12,
-            joint_attention_dim=joint, pooled_projection_dim=recipes.WIDTH, guidance_embeds=guidance,
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            num_attention_heads=2,
+            attention_head_dim=12,
+            joint_attention_dim=joint,
+            pooled_projection_dim=recipes.WIDTH,
+            guidance_embeds=guidance,
             axes_dims_rope=(4, 4, 4),
-        )  # fmt: skip
+        )
         vae = recipes.make_vae()
     vae.register_to_config(scaling_factor=0.3611, shift_factor=0.1159)
     pipeline = kind(
@@ -287,10 +328,17 @@ NOT_CLIPPED: dict[str, Any] = {"train_clip_range": DDPOConfig.train_clip_range}
 def make_config(folder: Path | str, **changes: Any) -> DDPOConfig:
     """Make settings of one epoch: two samples, three timesteps, one optimizer step."""
     settings = {
-        "output_dir": str(folder), "num_epochs": 1, "image_grid_freq": 0, "sample_num_steps": 3,
-        "sample_guidance_scale": 2.0, "sample_batch_size": 2, "sample_num_batches_per_epoch": 1,
-        "train_batch_size": 2, "train_learning_rate": 1e-3, "train_clip_range": 1e-2,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "num_epochs": 1,
+        "image_grid_freq": 0,
+        "sample_num_steps": 3,
+        "sample_guidance_scale": 2.0,
+        "sample_batch_size": 2,
+        "sample_num_batches_per_epoch": 1,
+        "train_batch_size": 2,
+        "train_learning_rate": 1e-3,
+        "train_clip_range": 1e-2,
+    }
     return DDPOConfig(**{**settings, **changes})
 
 

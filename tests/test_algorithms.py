@@ -385,9 +385,14 @@ def last_states(count: int = 2) -> tuple[Samples, torch.Tensor]:
     schedule = FlowSchedule(sigmas, 0.0, "cpu")
     latents = wave(count, 5, 2, 2, 2).float()
     trajectory = Trajectory(
-        latents, schedule.timesteps.expand(count, -1), torch.zeros(count, 4), {}, 1.0, schedule,
+        latents,
+        schedule.timesteps.expand(count, -1),
+        torch.zeros(count, 4),
+        {},
+        1.0,
+        schedule,
         latents[:, -1],
-    )  # fmt: skip
+    )
     return Samples(0, 0, 0, torch.arange(count), trajectory, torch.zeros(count), squares), sigmas
 
 

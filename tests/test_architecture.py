@@ -14,9 +14,16 @@ PACKAGE = ROOT / "ddpo_lessons"
 # From the bottom: a module imports its own floor and those below, never one above.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("tiny", "zoo", "plan", "animals", "lesson", "batching", "advantages", "ppo", "ddim", "flow"),
-    ("config", "rewards", "text"), ("families",), ("rollout", "data"), ("algorithms",), ("run",),
-    ("trainer",), ("compat",), ("app",), ("benchmarks",),
-)  # fmt: skip
+    ("config", "rewards", "text"),
+    ("families",),
+    ("rollout", "data"),
+    ("algorithms",),
+    ("run",),
+    ("trainer",),
+    ("compat",),
+    ("app",),
+    ("benchmarks",),
+)
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 

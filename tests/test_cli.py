@@ -158,8 +158,15 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     monkeypatch.setattr(train, "load_pipeline", lambda *_, **__: pytest.fail("weights were loaded"))
     sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
     flags = (
-        *TINY, *sizes.split(), "--images", captioned, "--noise-strength", "0.7", "--sample-num-steps", "10",
-    )  # fmt: skip
+        *TINY,
+        *sizes.split(),
+        "--images",
+        captioned,
+        "--noise-strength",
+        "0.7",
+        "--sample-num-steps",
+        "10",
+    )
     run("train", "--model", model, *flags, "--train-use-lora", "--dry-run", "--output-dir", "run")
     text = capsys.readouterr().out
     assert "images: 2 in" in text
@@ -292,9 +299,17 @@ def test_a_photograph_is_turned_upright(tmp_path):
 # ----------------------------------------------------------------------------------- flags, presets
 def test_flags_override_the_preset(here, model):
     run(
-        "train", "--preset", "digit_world", *TINY, "--sample-group-size", "2", "--model", model,
-        "--output-dir", "run",
-    )  # fmt: skip
+        "train",
+        "--preset",
+        "digit_world",
+        *TINY,
+        "--sample-group-size",
+        "2",
+        "--model",
+        model,
+        "--output-dir",
+        "run",
+    )
     written, preset = config_of(here / "run"), PRESETS["digit_world"].config
     assert written["train_lora_rank"] == preset["train_lora_rank"] != DDPOConfig().train_lora_rank
     assert written["train_clip_range"] == preset["train_clip_range"]
@@ -442,11 +457,17 @@ def test_flags_become_values_of_their_fields():
         *("--log-prob-reduction", "sum", "--log-with", "wandb"),
     )
     changed = {
-        "train_learning_rate": 2e-4, "num_epochs": 7, "exp_name": "x y", "train_cfg": False,
-        "sample_guidance_scale": 1.0, "per_prompt_stat_tracking": True,
-        "train_lora_target_modules": ("to_k", "to_q"), "tracker_kwargs": {"wandb": {"a": 1}},
-        "log_prob_reduction": "sum", "log_with": "wandb",
-    }  # fmt: skip
+        "train_learning_rate": 2e-4,
+        "num_epochs": 7,
+        "exp_name": "x y",
+        "train_cfg": False,
+        "sample_guidance_scale": 1.0,
+        "per_prompt_stat_tracking": True,
+        "train_lora_target_modules": ("to_k", "to_q"),
+        "tracker_kwargs": {"wandb": {"a": 1}},
+        "log_prob_reduction": "sum",
+        "log_with": "wandb",
+    }
     assert config == DDPOConfig(**changed)
     assert parse() == DDPOConfig()
 

@@ -340,9 +340,14 @@ def test_i2i_denoises_as_diffusers_img2img(model, guidance_scale):
     clean = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     prompt = "a red three" if guidance_scale else ""
     expected = reference(
-        [prompt] * 2, image=clean, strength=0.6, num_inference_steps=5, guidance_scale=guidance_scale,
-        generator=torch.Generator().manual_seed(1), output_type="pt",
-    ).images  # fmt: skip
+        [prompt] * 2,
+        image=clean,
+        strength=0.6,
+        num_inference_steps=5,
+        guidance_scale=guidance_scale,
+        generator=torch.Generator().manual_seed(1),
+        output_type="pt",
+    ).images
     wrapper.scheduler.set_timesteps(5)
     noise = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
     noisy = wrapper.scheduler.add_noise(clean, noise, wrapper.scheduler.timesteps[2:3])

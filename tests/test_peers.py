@@ -40,9 +40,14 @@ def case_of(row: dict[str, Any]) -> DDIMCase:
 def replay(case: DDIMCase, prev_sample: torch.Tensor, **arguments: Any) -> DDIMStep:
     model_output, timesteps, sample, _ = case.tensors()
     return ddim_step(
-        case.make_scheduler(), arguments.pop("model_output", model_output), timesteps, sample, eta=case.eta,
-        prev_sample=prev_sample, **arguments,
-    )  # fmt: skip
+        case.make_scheduler(),
+        arguments.pop("model_output", model_output),
+        timesteps,
+        sample,
+        eta=case.eta,
+        prev_sample=prev_sample,
+        **arguments,
+    )
 
 
 def draw(case: DDIMCase) -> DDIMStep:

@@ -28,13 +28,23 @@ def our_results(case: dict[str, Any]) -> dict[str, Any]:
     whitened = masked_whiten(advantages, mask)
     targets = Targets(old, case["values"], whitened, returns, mask)
     loss, stats = text_ppo_loss(
-        new, case["new_values"], targets, ARGS["cliprange"], ARGS["cliprange_value"], ARGS["vf_coef"],
-    )  # fmt: skip
+        new,
+        case["new_values"],
+        targets,
+        ARGS["cliprange"],
+        ARGS["cliprange_value"],
+        ARGS["vf_coef"],
+    )
     return {
-        "log_probs": old.masked_fill(~mask, 0).tolist(), "rewards": rewards.tolist(),
-        "advantages": advantages.tolist(), "returns": returns.tolist(), "whitened": whitened.tolist(),
-        "policy_loss": stats["loss/policy"], "value_loss": stats["loss/value"], "loss": loss.item(),
-    }  # fmt: skip
+        "log_probs": old.masked_fill(~mask, 0).tolist(),
+        "rewards": rewards.tolist(),
+        "advantages": advantages.tolist(),
+        "returns": returns.tolist(),
+        "whitened": whitened.tolist(),
+        "policy_loss": stats["loss/policy"],
+        "value_loss": stats["loss/value"],
+        "loss": loss.item(),
+    }
 
 
 def close(actual: Any, expected: Any) -> None:

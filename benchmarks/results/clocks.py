@@ -58,11 +58,17 @@ class Policy:
         rewards = redness(images)  # (B,)
         noise = torch.randn(made.final_latents.shape, generator=settings["generator"])  # (B, C, h, w)
         samples = {
-            "timesteps": made.timesteps, "latents": made.latents[:, :-1], "next_latents": made.latents[:, 1:],
-            "log_probs": made.log_probs, "noise": noise[:, None].expand(-1, made.num_steps, -1, -1, -1),
-            "id": torch.arange(SAMPLES), "rewards": rewards, "advantages": normalize(rewards),
-            "final": made.final_latents, "prompt_embeds": made.conditioning["prompt_embeds"],
-        }  # fmt: skip
+            "timesteps": made.timesteps,
+            "latents": made.latents[:, :-1],
+            "next_latents": made.latents[:, 1:],
+            "log_probs": made.log_probs,
+            "noise": noise[:, None].expand(-1, made.num_steps, -1, -1, -1),
+            "id": torch.arange(SAMPLES),
+            "rewards": rewards,
+            "advantages": normalize(rewards),
+            "final": made.final_latents,
+            "prompt_embeds": made.conditioning["prompt_embeds"],
+        }
         return images, made, samples
 
     def predict(self, latents: torch.Tensor, batch: Samples) -> torch.Tensor:

@@ -51,9 +51,14 @@ class Exam:
     def images(self, pipeline: Any, setting: Img2Img) -> torch.Tensor:
         """Return what the policy makes of the pictures, (N, 3, 32, 32)."""
         return restore(
-            pipeline, self.edits.pictures.images, setting.strength, setting.steps, self.edits.prompts,
-            guidance_scale=setting.guidance, eta=setting.eta,
-        )  # fmt: skip
+            pipeline,
+            self.edits.pictures.images,
+            setting.strength,
+            setting.steps,
+            self.edits.prompts,
+            guidance_scale=setting.guidance,
+            eta=setting.eta,
+        )
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
         """Return the shares of pictures with the digit, the colours and both right, see `judge_edits`."""

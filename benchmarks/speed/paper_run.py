@@ -210,9 +210,14 @@ def main() -> None:
     """Write the file."""
     measured = host()
     found = {
-        "command": "python -m benchmarks.speed.paper_run", "host": measured, "memory": memory(),
-        "sdxl": sdxl(), "sd35": sd35(), "flux": flux(), "runs": rows(measured),
-    }  # fmt: skip
+        "command": "python -m benchmarks.speed.paper_run",
+        "host": measured,
+        "memory": memory(),
+        "sdxl": sdxl(),
+        "sd35": sd35(),
+        "flux": flux(),
+        "runs": rows(measured),
+    }
     write_json(RESULT, json.loads(json.dumps(found), parse_float=lambda number: round(float(number), 4)))
 
 

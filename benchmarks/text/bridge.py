@@ -34,10 +34,15 @@ LAM, VALUE_STEPS, VALUE_RATE = 0.95, 40, 1e-3
 WEIGHTS = tuple(f"weight {step}" for step in range(1, STEPS))  # the last denoising step adds no noise
 COLUMNS = ("variant", "learning_rate", "seed", "epoch", "reward", "first", "last", *WEIGHTS)
 SETTINGS: Row = {
-    "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": 32,
-    "sample_num_batches_per_epoch": 1, "train_batch_size": 8, "train_use_lora": False,
-    "train_clip_range": 5e-3, "image_grid_freq": 0,
-}  # fmt: skip
+    "sample_num_steps": STEPS,
+    "sample_guidance_scale": 1.0,
+    "sample_batch_size": 32,
+    "sample_num_batches_per_epoch": 1,
+    "train_batch_size": 8,
+    "train_use_lora": False,
+    "train_clip_range": 5e-3,
+    "image_grid_freq": 0,
+}
 
 
 class ValueNetwork(nn.Module):

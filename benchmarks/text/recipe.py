@@ -28,10 +28,19 @@ TARGETS: dict[world.Sentiment, float] = {"positive": 1.0, "mixed": 0.5, "negativ
 def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
     """Describe a GPT-2 of a width and depth for the review world."""
     return GPT2Config(
-        vocab_size=len(tokenizer), n_positions=64, n_embd=width, n_layer=layers, n_head=4, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **more,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=width,
+        n_layer=layers,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **more,
+    )
 
 
 def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:

@@ -51,10 +51,15 @@ def text() -> Row:
     rewards = shape_rewards(scores, kl, t.mask, config.kl_coef)
     advantages, returns = gae(rewards, values, config.gamma, config.lam, t.mask)
     columns = {
-        "log_prob": log_probs, "ref_log_prob": ref_log_probs, "kl": kl, "reward": rewards, "value": values,
-        "delta": gae(rewards, values, config.gamma, 0.0, t.mask)[0], "advantage": advantages,
+        "log_prob": log_probs,
+        "ref_log_prob": ref_log_probs,
+        "kl": kl,
+        "reward": rewards,
+        "value": values,
+        "delta": gae(rewards, values, config.gamma, 0.0, t.mask)[0],
+        "advantage": advantages,
         "return": returns,
-    }  # fmt: skip
+    }
     kept = {name: numbers(column[row][t.mask[row]]) for name, column in columns.items()}
     whole = rollout.input_ids[row][rollout.attention_mask[row].bool()]
     words, count = models.tokenizer.convert_ids_to_tokens(whole), int(t.mask[row].sum())

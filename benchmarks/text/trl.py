@@ -18,14 +18,27 @@ from ddpo_lessons.text.trainer import TextPPOConfig
 
 OURS = TextPPOConfig()
 SETTINGS: Row = {
-    "total_episodes": ITERATIONS * OURS.batch_size, "per_device_train_batch_size": OURS.batch_size,
-    "gradient_accumulation_steps": 1, "num_mini_batches": OURS.batch_size // OURS.minibatch_size,
-    "num_ppo_epochs": OURS.inner_epochs, "response_length": OURS.max_new_tokens, "stop_token": "eos",
-    "temperature": 1.0, "learning_rate": OURS.learning_rate, "lr_scheduler_type": "constant",
-    "kl_coef": OURS.kl_coef, "gamma": OURS.gamma, "lam": OURS.lam, "cliprange": OURS.clip_range,
-    "cliprange_value": OURS.value_clip_range, "vf_coef": OURS.value_coef, "num_sample_generations": 0,
-    "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
-}  # fmt: skip
+    "total_episodes": ITERATIONS * OURS.batch_size,
+    "per_device_train_batch_size": OURS.batch_size,
+    "gradient_accumulation_steps": 1,
+    "num_mini_batches": OURS.batch_size // OURS.minibatch_size,
+    "num_ppo_epochs": OURS.inner_epochs,
+    "response_length": OURS.max_new_tokens,
+    "stop_token": "eos",
+    "temperature": 1.0,
+    "learning_rate": OURS.learning_rate,
+    "lr_scheduler_type": "constant",
+    "kl_coef": OURS.kl_coef,
+    "gamma": OURS.gamma,
+    "lam": OURS.lam,
+    "cliprange": OURS.clip_range,
+    "cliprange_value": OURS.value_clip_range,
+    "vf_coef": OURS.value_coef,
+    "num_sample_generations": 0,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
 
 
 def train(run: Run) -> list[Row]:
@@ -39,10 +52,15 @@ def train(run: Run) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         config = PPOConfig(output_dir=folder, use_cpu=True, bf16=False, seed=run.seed, **SETTINGS)
         trainer = PPOTrainer(
-            args=config, processing_class=models.tokenizer, train_dataset=dataset, eval_dataset=dataset,
-            model=models.policy, ref_model=reference.policy, reward_model=judge.reward.model,
+            args=config,
+            processing_class=models.tokenizer,
+            train_dataset=dataset,
+            eval_dataset=dataset,
+            model=models.policy,
+            ref_model=reference.policy,
+            reward_model=judge.reward.model,
             value_model=models.reward.model.requires_grad_(True),
-        )  # fmt: skip
+        )
         assert config.batch_size == OURS.batch_size
         trainer.train()
     test: Any = world.queries(TEST_QUERIES, "test", seed=2)

@@ -68,10 +68,15 @@ def make_tokenizer(folder: Path) -> CLIPTokenizer:
 def make_unet() -> UNet2DConditionModel:
     """Make the untrained UNet: 2.8 million parameters on latents (4, 8, 8)."""
     return UNet2DConditionModel(
-        sample_size=8, block_out_channels=(64, 96), down_block_types=("CrossAttnDownBlock2D",) * 2,
-        up_block_types=("CrossAttnUpBlock2D",) * 2, layers_per_block=1, cross_attention_dim=WIDTH,
-        attention_head_dim=4, norm_num_groups=16,
-    )  # fmt: skip
+        sample_size=8,
+        block_out_channels=(64, 96),
+        down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2,
+        layers_per_block=1,
+        cross_attention_dim=WIDTH,
+        attention_head_dim=4,
+        norm_num_groups=16,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ data

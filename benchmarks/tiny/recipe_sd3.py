@@ -35,10 +35,19 @@ GUIDANCE_SCALE = 4.0  # of the pictures in the table
 def make_transformer() -> SD3Transformer2DModel:
     """Make the untrained transformer: 3.5 million parameters on latents (4, 8, 8), 16 tokens of 2×2."""
     return SD3Transformer2DModel(
-        sample_size=8, patch_size=2, in_channels=4, out_channels=4, num_layers=6, num_attention_heads=4,
-        attention_head_dim=32, caption_projection_dim=128, joint_attention_dim=2 * WIDTH,
-        pooled_projection_dim=2 * WIDTH, pos_embed_max_size=4, qk_norm="rms_norm",
-    )  # fmt: skip
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=6,
+        num_attention_heads=4,
+        attention_head_dim=32,
+        caption_projection_dim=128,
+        joint_attention_dim=2 * WIDTH,
+        pooled_projection_dim=2 * WIDTH,
+        pos_embed_max_size=4,
+        qk_norm="rms_norm",
+    )
 
 
 def make_parts() -> StableDiffusion3Pipeline:

@@ -31,10 +31,15 @@ from ddpo_lessons.families import Schedule
 def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: float = 1e-8) -> torch.Tensor:
     """Advantages of the actions in trees: the value of the child minus that of its parent, by depth.
 
-    Rewards (N,) are those of the leaves, a tree's side by side, so that a node's are neighbours. A node has
-    `branches` b children, and `window` n actions lead from root to leaf, so a tree has b^n leaves. Returns
-    (N, n) float32: column k is the action at depth k on the way to each leaf, divided by the standard
-    deviation of that column plus `eps`, in units of the reward.
+    Args:
+        rewards: (N,) of the leaves, those of a tree side by side, so that a node's are neighbours.
+        branches: b, children of a node.
+        window: n, actions from root to leaf; a tree has b^n leaves.
+        eps: keeps the division defined, in units of the reward.
+
+    Returns:
+        (N, n) float32: column k is the action taken at depth k on the way to each leaf, divided by the
+            standard deviation of that column.
     """
     leaves = rewards.double()
     values = [  # of the node at each depth on the way to each leaf, (N, n + 1)

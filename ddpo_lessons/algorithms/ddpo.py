@@ -129,9 +129,14 @@ def shuffled_pairs(
 ) -> list[Pairs]:
     """Return the (sample, action) pairs of each optimizer step: samples shuffled, and each one's actions.
 
-    Of (B, T) actions each sample keeps K = `num_train_timesteps`; which ones, the shuffle decides. S, the
-    samples of an optimizer step, divides B; the generator decides the orders. Each of B / S steps is {"rows":
-    (S K,), "columns": (S K,)}: numbers of samples, and of their actions.
+    Args:
+        shape: (B, T) of the actions.
+        num_train_timesteps: K, how many of a sample's actions are kept; which ones, the shuffle decides.
+        samples_per_step: S, samples of an optimizer step; divides B.
+        generator: decides the orders.
+
+    Returns:
+        For each of B / S steps {"rows": (S K,), "columns": (S K,)}: numbers of samples, and of their actions.
     """
     rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")  # (B, T) each
     shuffled = shuffle_samples({"rows": rows, "columns": columns}, generator)

@@ -72,13 +72,19 @@ class Cost:
 
 
 class Counter(TorchDispatchMode):
-    """Counts what operations compute, and the tensors on the device that they make, while these live.
+    """Counts what operations compute, and the tensors that they make, while these live.
 
     What an operation is given, and none has made, was there before, and does not count. On a GPU,
-    `torch.cuda.max_memory_allocated` measures the same from the allocator's side. `flops` has 2 for each
-    multiply-add of a product or convolution, and 0 for elementwise operations; `live` are the bytes that live
-    now, `peak` the most that lived at one time; `passes` are rows that networks were asked about, see `once`,
-    by whether there was a gradient.
+    `torch.cuda.max_memory_allocated` measures the same from the allocator's side.
+
+    Args:
+        device: tensors elsewhere do not count.
+
+    Attributes:
+        flops: 2 for each multiply-add of a product or convolution; elementwise operations count 0.
+        live: bytes that live now.
+        peak: the most that lived at one time.
+        passes: rows that networks were asked about, see `once`; by whether there was a gradient.
     """
 
     def __init__(self, device: str = "meta") -> None:

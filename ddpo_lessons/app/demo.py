@@ -97,10 +97,15 @@ def restore(
     out = []
     for numbers in torch.arange(len(images)).split(100):
         edited, _ = img2img_rollout(
-            pipeline, [prompts[n] for n in numbers], images[numbers], noise_strength,
-            num_inference_steps=num_steps, guidance_scale=guidance_scale, eta=eta,
+            pipeline,
+            [prompts[n] for n in numbers],
+            images[numbers],
+            noise_strength,
+            num_inference_steps=num_steps,
+            guidance_scale=guidance_scale,
+            eta=eta,
             generator=[torch.Generator().manual_seed(sample_seed(seed, int(n))) for n in numbers],
-        )  # fmt: skip
+        )
         out.append(edited.cpu())
     return torch.cat(out)
 
@@ -118,10 +123,15 @@ def img2img(
     out = []
     for numbers in torch.arange(len(prompts)).split(25):
         edited = plain(
-            prompt=[prompts[n] for n in numbers], image=images[numbers], strength=setting.strength,
-            guidance_scale=setting.guidance, num_inference_steps=setting.steps, eta=setting.eta,
-            generator=[torch.Generator().manual_seed(first_seed + int(n)) for n in numbers], output_type="pt",
-        )  # fmt: skip
+            prompt=[prompts[n] for n in numbers],
+            image=images[numbers],
+            strength=setting.strength,
+            guidance_scale=setting.guidance,
+            num_inference_steps=setting.steps,
+            eta=setting.eta,
+            generator=[torch.Generator().manual_seed(first_seed + int(n)) for n in numbers],
+            output_type="pt",
+        )
         out.append(edited.images.float().cpu())
     return torch.cat(out)
 

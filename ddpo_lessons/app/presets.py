@@ -53,10 +53,17 @@ _SD_1_4 = "CompVis/stable-diffusion-v1-4"
 # to 500 epochs. The peer ran fp16, 8-bit Adam, CLIP ViT-B/16's logit of the true class, and a penalty on the
 # distance to the input; here bf16, AdamW, and ViT-L/14's margin. Of one process; `divide` makes more.
 _GLASSES: dict[str, Any] = {
-    "num_epochs": 500, "image_grid_freq": 10, "mixed_precision": "bf16", "sample_num_steps": 50,
-    "sample_guidance_scale": 0.0, "sample_batch_size": 4, "sample_num_batches_per_epoch": 64,
-    "train_batch_size": 4, "train_gradient_accumulation_steps": 64, "train_learning_rate": 1e-4,
-}  # fmt: skip
+    "num_epochs": 500,
+    "image_grid_freq": 10,
+    "mixed_precision": "bf16",
+    "sample_num_steps": 50,
+    "sample_guidance_scale": 0.0,
+    "sample_batch_size": 4,
+    "sample_num_batches_per_epoch": 64,
+    "train_batch_size": 4,
+    "train_gradient_accumulation_steps": 64,
+    "train_learning_rate": 1e-4,
+}
 _SD_1_5 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 
 # Obey the prompt and keep the picture: lesson 07's task at full size. Not run on a GPU. Guidance, learning
@@ -133,11 +140,19 @@ _FLUX: dict[str, Any] = {
 
 # As in lesson 07, whose numbers benchmarks/NOTES.md explains, but from noise: more steps, smaller epochs.
 _DIGITS: dict[str, Any] = {
-    "num_epochs": 40, "save_freq": 10, "sample_num_steps": 10, "sample_guidance_scale": 1.0,
-    "sample_batch_size": 64, "sample_num_batches_per_epoch": 1, "sample_group_size": 4,
-    "train_batch_size": 64, "train_learning_rate": 2e-3, "train_clip_range": 5e-3, "train_lora_rank": 16,
+    "num_epochs": 40,
+    "save_freq": 10,
+    "sample_num_steps": 10,
+    "sample_guidance_scale": 1.0,
+    "sample_batch_size": 64,
+    "sample_num_batches_per_epoch": 1,
+    "sample_group_size": 4,
+    "train_batch_size": 64,
+    "train_learning_rate": 2e-3,
+    "train_clip_range": 5e-3,
+    "train_lora_rank": 16,
     "train_lora_alpha": 16,
-}  # fmt: skip
+}
 
 PRESETS: dict[str, Preset] = {
     "zoo": Preset("tiny-zoo", "animal_alignment", "zoo", _DIGITS),  # not tuned

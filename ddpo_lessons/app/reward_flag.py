@@ -24,13 +24,26 @@ if TYPE_CHECKING:
 # The registry, whose module loads torch, and the models that each reward asks; tests/test_reward_flag.py
 # compares them.
 REWARDS: dict[str, tuple[str, ...]] = {
-    "jpeg_compressibility": (), "jpeg_incompressibility": (), "colourfulness": (), "decorruption": (),
-    "digit_legibility": (), "legibility_gain": (), "digit_margin": (), "prompt_alignment": (),
-    "animal_alignment": (), "clip_score": ("CLIP",), "clip_margin": ("CLIP",), "clip_change": ("CLIP",),
-    "aesthetic_score": ("CLIP", "HEAD"), "pick_score": ("MODEL", "PROCESSOR"),
-    "hps_v2": ("MODEL", "PROCESSOR"), "image_reward": ("MODEL", "TOKENIZER"),
-    "distance_penalty": ("NETWORK",), "recolouring": (), "edit": ("CLIP", "NETWORK"),
-}  # fmt: skip
+    "jpeg_compressibility": (),
+    "jpeg_incompressibility": (),
+    "colourfulness": (),
+    "decorruption": (),
+    "digit_legibility": (),
+    "legibility_gain": (),
+    "digit_margin": (),
+    "prompt_alignment": (),
+    "animal_alignment": (),
+    "clip_score": ("CLIP",),
+    "clip_margin": ("CLIP",),
+    "clip_change": ("CLIP",),
+    "aesthetic_score": ("CLIP", "HEAD"),
+    "pick_score": ("MODEL", "PROCESSOR"),
+    "hps_v2": ("MODEL", "PROCESSOR"),
+    "image_reward": ("MODEL", "TOKENIZER"),
+    "distance_penalty": ("NETWORK",),
+    "recolouring": (),
+    "edit": ("CLIP", "NETWORK"),
+}
 
 
 def known() -> dict[str, tuple[str, ...]]:

@@ -29,9 +29,14 @@ from ddpo_lessons.tiny import world
 
 # What rewards read from the metadata.
 NEEDS = {
-    "clip_margin": "label", "clip_change": "label", "digit_legibility": "digit", "digit_margin": "digit",
-    "legibility_gain": "digit", "recolouring": "digit", "decorruption": "target",
-}  # fmt: skip
+    "clip_margin": "label",
+    "clip_change": "label",
+    "digit_legibility": "digit",
+    "digit_margin": "digit",
+    "legibility_gain": "digit",
+    "recolouring": "digit",
+    "decorruption": "target",
+}
 NEED_A_PROMPT = (  # rewards that score what it says
     "clip_score", "pick_score", "hps_v2", "image_reward",
     "prompt_alignment", "animal_alignment", "recolouring", "edit",

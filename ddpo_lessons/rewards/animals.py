@@ -33,8 +33,14 @@ def animal_alignment(
     The ground is where `metadata["ground_mask"]` (64, 64) is true; without it, the outermost three rows and
     columns of pixels. The three terms are returned as info, before weighting. The reward refuses images of
     another size, a name that this world does not have, and a prompt of which nothing can be scored, with a
-    ValueError. `model` maps images (B, 3, 64, 64) to logits of animal, artist and ground; None is the reward
-    model of the world of animals. Never pass a judge.
+    ValueError.
+
+    Args:
+        model: images (B, 3, 64, 64) to logits of animal, artist and ground; None for the reward model of the
+            world of animals. Never pass a judge.
+        animal_weight: of the animal's log-probability.
+        artist_weight: of the artist's.
+        ground_weight: of the ground's distance.
     """
     from ddpo_lessons.zoo import load_reward_model, world
 

@@ -19,7 +19,16 @@ HUB_POLICY, HUB_REWARD, HUB_TEXTS = "lvwerra/gpt2-imdb", "lvwerra/distilbert-imd
 
 
 def read(policy: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Run a language model over whole texts, (B, L), padded anywhere; return logits (B, L, V)."""
+    """Run a language model over whole texts.
+
+    Args:
+        policy: a causal language model.
+        input_ids: (B, L), padded on the left, the right or both.
+        attention_mask: (B, L).
+
+    Returns:
+        Logits (B, L, V).
+    """
     return policy(
         input_ids=input_ids,
         attention_mask=attention_mask,
@@ -95,10 +104,17 @@ def generate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Go on writing each query, token by token from the policy's own distribution, until it says end-of-text.
 
-    Nothing is cut off or sharpened (no top-k, no temperature): what trains must be what sampled. The policy
-    is a causal language model, whose config names the tokens that end and pad a text; queries and mask are
-    (B, Q), padded on the left; the generator is a CPU's. Returns ids and attention mask (B, Q + n) with n at
-    most `max_new_tokens`; after a row's end its ids are padding.
+    Nothing is cut off or sharpened (no top-k, no temperature): what trains must be what sampled.
+
+    Args:
+        policy: a causal language model; its config names the tokens that end and pad a text.
+        input_ids: queries (B, Q), padded on the left.
+        attention_mask: (B, Q).
+        max_new_tokens: longest response N.
+        generator: a CPU generator.
+
+    Returns:
+        Ids and attention mask (B, Q + n) with n <= N; after a row's end its ids are padding.
     """
     end, pad = policy.config.eos_token_id, policy.config.pad_token_id
     cache, fed = None, input_ids
@@ -124,10 +140,13 @@ def generate(
 
 
 class SentimentReward:
-    """Scores texts by how positive a sequence classifier finds them: the logit, which has no upper end.
+    """Scores texts by how positive a classifier finds them: the logit, which has no upper end.
 
-    Of a classifier with one output it is that logit, of one with two log p(positive) - log p(negative). The
-    tokenizer is the classifier's; the policy's may be another.
+    Of a classifier with one output it is that logit, of one with two log p(positive) - log p(negative).
+
+    Args:
+        model: a sequence classifier.
+        tokenizer: its own; the policy's may be another.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -172,12 +191,22 @@ def load_text_models(
     """Load policy and reward model: the shipped ones, or for the profile `hub` gpt2-imdb and distilbert-imdb.
 
     The value model starts as a copy of the reward model where that is causal and has one output (Ouyang et
-    al. 2022, arXiv 2203.02155, section 3.5), else as the policy's trunk with a head of zeros. "cpu" and "gpu"
-    load the shipped checkpoint. `policy` is another name on the hub, or a folder; likewise `reward`, a
-    sequence classifier with one or two outputs. `device` is by default the CPU for the shipped models, which
-    are too small for anything else, and the GPU for those of the hub. Models are float32, in eval mode:
-    dropout would make the policy that trains differ from the one that samples. An OSError says that a model
-    is neither in a folder nor reachable.
+    al. 2022, arXiv 2203.02155, section 3.5), else as the policy's trunk with a head of zeros.
+
+    Args:
+        profile: "cpu" and "gpu" load the shipped checkpoint, "hub" the hub's models.
+        policy: another name on the hub, or a folder.
+        reward: likewise, a sequence classifier with one or two outputs.
+        device: where to; by default the CPU for the shipped models, which are too small for anything else,
+        and
+            the GPU for those of the hub.
+
+    Returns:
+        The models, float32, in eval mode: dropout would make the policy that trains differ from the one that
+        samples.
+
+    Raises:
+        OSError: a model is neither in a folder nor reachable.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
@@ -207,10 +236,16 @@ def load_text_models(
 def read_queries(
     tokenizer: Any, dataset: str | Path = HUB_TEXTS, split: str = "train", count: int = 1000
 ) -> list[str]:
-    """Return the first 2 to 8 of the tokenizer's tokens of real reviews, for a policy to finish.
+    """Return the first 2 to 8 tokens of real reviews, for a policy to finish.
 
-    The dataset is a name on the hub or a folder that `datasets` can read; its column "text" is used. The
-    `count` reviews are taken at even distances, since IMDb's are sorted by sentiment.
+    Args:
+        tokenizer: decides what a token is.
+        dataset: a name on the hub or a folder that `datasets` can read; its column "text" is used.
+        split: of the dataset.
+        count: how many; reviews are taken at even distances, since IMDb's are sorted by sentiment.
+
+    Returns:
+        Queries.
     """
     from datasets import load_dataset
 

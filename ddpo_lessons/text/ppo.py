@@ -18,17 +18,32 @@ from ddpo_lessons.ppo import clipped_loss
 
 # ------------------------------------------------------------------------------------- masks, log-probs
 def positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Number each row's tokens, where the mask (B, L) is 1, from 0, wherever padding is; padding gets 0."""
+    """Number the tokens of each row from 0, wherever its padding is; padding gets 0.
+
+    Args:
+        attention_mask: (B, L), 1 on tokens, 0 on padding.
+
+    Returns:
+        Position ids (B, L).
+    """
     return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
 
 def action_mask(attention_mask: torch.Tensor, query_lengths: torch.Tensor) -> torch.Tensor:
-    """Mark the places at which the policy chose a token, (B, L - 1) bool.
+    """Mark the places at which the policy chose a token.
 
-    The n-th token of a row is an action if n is above the row's query length (B,), which counts the tokens
-    that were given to the policy; its place is one to the left. The attention mask (B, L) is 1 on tokens and
-    0 on padding, which may be left, right or both. A ValueError says that a query is empty: its first action
-    would have no place.
+    The n-th token of a row is an action if n is above the row's query length; its place is one to the left.
+    Padding may be left, right or both.
+
+    Args:
+        attention_mask: (B, L), 1 on tokens, 0 on padding.
+        query_lengths: tokens that were given to the policy, (B,), each 1 or more.
+
+    Returns:
+        (B, L - 1) bool.
+
+    Raises:
+        ValueError: a query is empty: its first action would have no place.
     """
     if (query_lengths < 1).any():
         raise ValueError("every query needs at least one token: the first action has to be chosen somewhere")
@@ -38,9 +53,16 @@ def action_mask(attention_mask: torch.Tensor, query_lengths: torch.Tensor) -> to
 
 
 def token_log_probs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each token but the first, given the tokens before it: (B, L - 1) float32, nats.
+    """Log-probability of each token but the first, given the tokens before it.
 
-    ``log_probs[b, t] = log softmax(logits[b, t])[input_ids[b, t + 1]]``, of logits (B, L, V), not masked.
+    ``log_probs[b, t] = log softmax(logits[b, t])[input_ids[b, t + 1]]``
+
+    Args:
+        logits: (B, L, V).
+        input_ids: (B, L).
+
+    Returns:
+        (B, L - 1) float32, nats; not masked.
     """
     log_probs = logits[:, :-1].float().log_softmax(dim=-1)  # (B, L - 1, V)
     return log_probs.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
@@ -69,12 +91,20 @@ def shape_rewards(
 ) -> torch.Tensor:
     """Give every action its reward: ``-kl_coef * kl``, and the score on the last one.
 
-    Source: Ziegler et al. 2019, arXiv 1909.08593, formula 2, spread over tokens as in TRL. Scores (B,) are
-    what the reward model says of each text. `kl` (B, T), nats, is the log-prob of each sampled token under
-    the policy minus that under the reference: it may be negative, is right on average, and sums to the whole
-    text's log ratio. The mask (B, T) is true at the places of actions; `kl_coef` is the price of a nat, in
-    units of the score. Returns (B, T), 0 where masked, without gradient. A ValueError says that a row has no
-    action, so that its score would have no place.
+    Source: Ziegler et al. 2019, arXiv 1909.08593, formula 2, spread over tokens as in TRL.
+
+    Args:
+        scores: what the reward model says of each text, (B,).
+        kl: log-prob of each sampled token under the policy minus that under the reference, (B, T), nats: it
+            may be negative, is right on average, and sums to the whole text's log ratio.
+        mask: true at the places of actions, (B, T).
+        kl_coef: price of a nat, in units of the score.
+
+    Returns:
+        Rewards (B, T), 0 where masked, without gradient.
+
+    Raises:
+        ValueError: a row has no action, so that its score would have no place.
     """
     mask = mask.bool()
     if not mask.any(dim=1).all():
@@ -95,9 +125,17 @@ def clipped_value_loss(
 
     ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``
 
-    Source: TRL's ``vf_loss``. The value is pulled towards the return until it has moved by c, in units of the
-    return; a move away from the return is always punished. All have one shape: values in training, old ones,
-    from when the text was sampled, returns, and losses.
+    Source: TRL's ``vf_loss``. The value is pulled towards the return until it has moved by c; a move away
+    from the return is always punished.
+
+    Args:
+        values: of the model in training, any shape.
+        old_values: when the text was sampled, same shape.
+        returns: the targets, same shape.
+        clip_range: c, in units of the return.
+
+    Returns:
+        Losses, same shape.
     """
     clipped = values.clamp(old_values - clip_range, old_values + clip_range)
     return 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
@@ -127,14 +165,24 @@ def text_ppo_loss(
     value_coef: float = 0.1,
     ratio_threshold: float = 10.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Policy loss + value_coef * value loss, means over the actions, and the statistics of `loss_stats`.
+    """Policy loss + value_coef * value loss, as means over the actions.
 
     Sources: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7, and 9 without entropy); value clipping
     and the ratio threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped:
     its loss is 0 with zero gradient, because such a ratio says that the update before went too far for these
-    texts to be a guide. Log-probs (B, T), nats, are of the recorded tokens under the model in training,
-    values (B, T) its own; `targets` are what was recorded. `clip_range` is of the ratio, `value_clip_range`
-    of the values, in units of the return.
+    texts to be a guide.
+
+    Args:
+        log_probs: of the recorded tokens under the model in training, (B, T), nats.
+        values: of the model in training, (B, T).
+        targets: what was recorded.
+        clip_range: of the ratio.
+        value_clip_range: of the values, in units of the return.
+        value_coef: weight of the value loss.
+        ratio_threshold: mean ratio above which the minibatch is skipped.
+
+    Returns:
+        The loss, a scalar, and the statistics, see `loss_stats`.
     """
     mask = targets.mask.bool()
     log_ratio = (log_probs - targets.log_probs).masked_fill(~mask, 0)  # (B, T)
@@ -158,15 +206,24 @@ def loss_stats(
     clip_range: float,
     value_clip_range: float,
 ) -> dict[str, float]:
-    """Numbers to watch by name, all means over the actions of a minibatch.
+    """Numbers to watch, all means over the actions of a minibatch.
 
-    `policy/approx_kl` (d^2 / 2) and `policy/kl` (-d) estimate KL(old || new) from d = log ratio, which is
-    log pi_new - log pi_old, (B, T), 0 where masked;
+    `policy/approx_kl` (d^2 / 2) and `policy/kl` (-d) estimate KL(old || new) from d = log ratio;
     `policy/clip_fraction` and `value/clip_fraction` count the actions where clipping decides the
     loss (lesson 04 counts all ratios outside the clip range);
     `policy/ratio_error` is the largest ``|ratio - 1|``, which has to be 0 on the first minibatch after
     sampling (the mean ratio is near 1 for any new policy: it estimates a sum of probabilities);
     `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant.
+
+    Args:
+        log_ratio: log pi_new - log pi_old, (B, T), 0 where masked.
+        values: of the model in training, (B, T).
+        targets: what was recorded.
+        clip_range: of the ratio.
+        value_clip_range: of the values.
+
+    Returns:
+        Statistics by name.
     """
     mask = targets.mask.bool()
     ratio, advantages, returns = log_ratio.exp(), targets.advantages, targets.returns

@@ -91,9 +91,13 @@ class Rollout:
 class TextPPOTrainer:
     """PPO of a causal language model against a reward of whole texts.
 
-    Policy and value, which expects rewards, are trained in place; a frozen copy of the policy becomes the
-    reference. The tokenizer is the policy's, padding on the left. The reward function maps texts (query and
-    response together) to scores (B,); queries are openings to draw from.
+    Args:
+        config: the settings.
+        policy: a causal language model; it is trained in place. A frozen copy becomes the reference.
+        value: what expects rewards; it is trained in place.
+        tokenizer: of the policy, padding on the left.
+        reward_function: texts (query and response together) to scores (B,).
+        queries: openings to draw from.
     """
 
     def __init__(
@@ -216,9 +220,14 @@ class TextPPOTrainer:
         return metrics
 
     def evaluate(self, queries: Sequence[str], seed: int = 0) -> tuple[dict[str, float], list[str]]:
-        """Answer queries without training; return the measurements, see `measure`, and the texts.
+        """Answer queries without training; see `measure`.
 
-        Queries are best of reviews that training does not draw from; the seed samples alike in every call.
+        Args:
+            queries: openings, best of reviews that training does not draw from.
+            seed: of the sampling, the same from one call to the next.
+
+        Returns:
+            The measurements, and the texts.
         """
         texts = answer(self.model.policy, self.tokenizer, queries, self.config.max_new_tokens, seed)
         return measure(texts, self.reward_function(texts)), texts
@@ -235,9 +244,13 @@ def answer(policy: Any, tokenizer: Any, queries: Sequence[str], max_new_tokens: 
 def measure(texts: Sequence[str], scores: torch.Tensor) -> dict[str, float]:
     """Say how good texts are by the reward model, and by the grammar, which training never asks.
 
-    Texts are those of the review world; of others nothing parses. Returns `score`, the mean of the scores
-    (B,); `parses`, the share that the grammar could have written; `positive`, the share that it could have
-    written as a positive review; `distinct`, different texts per text.
+    Args:
+        texts: of the review world; of other texts nothing parses.
+        scores: of the reward model, (B,).
+
+    Returns:
+        `score`, the mean; `parses`, the share that the grammar could have written; `positive`, the share that
+        it could have written as a positive review; `distinct`, different texts per text.
     """
     meanings = [world.parse(text) for text in texts]
     return {

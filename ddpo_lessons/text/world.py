@@ -133,8 +133,11 @@ def write(symbol: str, rng: random.Random) -> list[str]:
 def parse(text: str) -> Sentiment | None:
     """Say what a review means, and with that whether the grammar could have written it.
 
-    The text has spaces between words and punctuation. Returns "positive", "negative" or "mixed"; None for a
-    text outside the grammar.
+    Args:
+        text: words and punctuation separated by spaces.
+
+    Returns:
+        "positive", "negative" or "mixed"; None for a text outside the grammar.
     """
     words = tuple(text.split())
     if len(words) > MAX_WORDS:
@@ -158,10 +161,17 @@ def _ends(words: tuple[str, ...], start: int, parts: tuple[str, ...]) -> set[int
 
 
 def reviews(count: int, split: Literal["train", "test"], seed: int) -> list[tuple[str, Sentiment]]:
-    """Write `count` random reviews with their sentiment.
+    """Write random reviews with their sentiment.
 
-    A review belongs to one split for ever: a hash of its text decides, and one in ten is a "test" text, which
-    no model has seen.
+    A review belongs to one split for ever: a hash of its text decides, and one in ten is a test text.
+
+    Args:
+        count: how many.
+        split: "train", or "test" for texts that no model has seen.
+        seed: of the random choices.
+
+    Returns:
+        Pairs of text and sentiment.
     """
     rng = random.Random(seed)
     out: list[tuple[str, Sentiment]] = []

@@ -213,8 +213,13 @@ def darken(images: torch.Tensor, severity: int, generator: torch.Generator) -> t
 
 Damage = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
 DAMAGES: dict[str, Damage] = {
-    "noisy": noise, "blurry": blur, "foggy": fog, "blocky": jpeg, "faded": fade, "dark": darken,
-}  # fmt: skip
+    "noisy": noise,
+    "blurry": blur,
+    "foggy": fog,
+    "blocky": jpeg,
+    "faded": fade,
+    "dark": darken,
+}
 
 
 def texture(count: int, base: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -24,10 +24,15 @@ from ddpo_lessons.animals import ANIMALS
 IMAGE_SIZE = 64
 ARTISTS = ("Noto", "Twemoji", "Fluent")
 GROUNDS: dict[str, tuple[float, float, float]] = {
-    "red": (0.86, 0.25, 0.27), "orange": (0.96, 0.58, 0.22), "yellow": (0.98, 0.86, 0.36),
-    "green": (0.36, 0.70, 0.42), "blue": (0.31, 0.56, 0.90), "purple": (0.56, 0.38, 0.75),
-    "pink": (0.97, 0.70, 0.81), "white": (0.96, 0.96, 0.96),
-}  # fmt: skip
+    "red": (0.86, 0.25, 0.27),
+    "orange": (0.96, 0.58, 0.22),
+    "yellow": (0.98, 0.86, 0.36),
+    "green": (0.36, 0.70, 0.42),
+    "blue": (0.31, 0.56, 0.90),
+    "purple": (0.56, 0.38, 0.75),
+    "pink": (0.97, 0.70, 0.81),
+    "white": (0.96, 0.96, 0.96),
+}
 GROUND_NAMES = tuple(GROUNDS)
 NUM_DISCS = 100
 SHEET = Path(__file__).with_name("sheet.png")  # a row an animal, a column an artist, RGBA, 64x64 each
