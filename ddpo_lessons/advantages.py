@@ -39,10 +39,8 @@ def normalize_groups(rewards: Rewards, group_size: int, eps: float = 1e-8) -> to
     ``(r - mean of its group) / (std of all such differences + eps)``, float32 (N,), of rewards (N,) with the
     members of a group side by side. The group's mean is the baseline, as in GRPO (Shao et al. 2024, arXiv
     2402.03300, section 4.1); one common std keeps a group whose rewards hardly differ from speaking as loudly
-    as the others (Liu et al. 2025, arXiv 2503.20783, section 3.1).
-
-    Raises:
-        ValueError: group_size is below 2 or does not divide N, or `normalize` would refuse the rewards.
+    as the others (Liu et al. 2025, arXiv 2503.20783, section 3.1). Raises ValueError: group_size is below 2
+    or does not divide N, or `normalize` would refuse the rewards.
     """
     values, device = _as_float64(rewards)
     if group_size < 2 or len(values) % group_size:

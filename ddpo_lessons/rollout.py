@@ -145,10 +145,7 @@ def recorded_steps(schedule: Schedule) -> tuple[int, int]:
     """Return the first of the steps that are recorded and the one after the last.
 
     They are the schedule's actions, by default all steps with noise, which are neighbours; in an ODE they are
-    all.
-
-    Raises:
-        ValueError: if noise is asked for, and no step has it.
+    all. Raises ValueError if noise is asked for, and no step has it.
     """
     if schedule.actions is not None:
         return schedule.actions
@@ -334,12 +331,9 @@ def img2img_rollout(
 
     Images are (B, 3, H, W) float in [0, 1] with a prompt each; `noise_strength` in (0, 1] is the share of the
     schedule of `num_inference_steps` that is run; `initial_noise` is ε of `from_images`. All else is that of
-    `text2img_rollout`.
-
-    Raises:
-        TypeError: if the pipeline is of no known family, or the images are not floats.
-        ValueError: if images, noise_strength or eta do not fit, or the rollouts of a group do not have
-            prompt, image and noise in common.
+    `text2img_rollout`. Raises TypeError if the pipeline is of no known family, or the images are not floats;
+    ValueError if images, noise_strength or eta do not fit, or the rollouts of a group do not have prompt,
+    image and noise in common.
     """
     family = family_of(pipeline)
     _check_batch(family, images, prompts)

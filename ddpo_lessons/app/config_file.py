@@ -26,8 +26,7 @@ FIELDS = {spec.name for spec in dataclasses.fields(DDPOConfig)}
 def expand(words: Sequence[str]) -> list[str]:
     """Return a command's words with those of the file that `--config` names before them.
 
-    Raises:
-        ValueError: if the file is missing, holds no mapping, or a name that is no flag.
+    Raises ValueError if the file is missing, holds no mapping, or a name that is no flag.
     """
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -39,8 +39,7 @@ def run(arguments: Preflight) -> int:
 def fly(trainer: Runner) -> list[Finding]:
     """Do a trainer's first epoch, and check what it needs besides; the trainer is of no use afterwards.
 
-    Raises:
-        ValueError: with several processes.
+    Raises ValueError with several processes.
     """
     if trainer.accelerator.num_processes > 1:
         raise ValueError("preflight looks at one process: start it without accelerate launch")

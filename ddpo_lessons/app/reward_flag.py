@@ -152,9 +152,8 @@ def _check_models(text: str, name: str, models: Sequence[str]) -> None:
 def load_functions(terms: Sequence[Term]) -> dict[str, RewardFunction]:
     """Import the functions of the user's files and modules; return them by name.
 
-    Raises:
-        ValueError: if there is no such file, module or function, or it fails as it is imported.
-        TypeError: if it is no function of (images, prompts, metadata).
+    Raises ValueError if there is no such file, module or function, or it fails as it is imported; TypeError
+    if it is no function of (images, prompts, metadata).
     """
     return {term.name: _load_function(term) for term in terms if term.place}
 
@@ -230,9 +229,7 @@ def make(
 ) -> RewardFunction:
     """Make the reward function of the flag: that of a single term without a weight, or the weighted sum.
 
-    Raises:
-        ValueError, TypeError: as for `load_functions`.
-        RuntimeError: if a reward's model cannot be had.
+    Raises ValueError, TypeError as for `load_functions`; RuntimeError if a reward's model cannot be had.
     """
     from ddpo_lessons.data.folders import make_reward
     from ddpo_lessons.rewards import weighted_sum

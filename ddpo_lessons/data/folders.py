@@ -71,12 +71,9 @@ def find_images(folder: str | Path) -> ImageFolder:
     """Find image files in a folder, or in its subfolders; each is decoded, so that what is damaged is found.
 
     Beside the images lie captions, for all of them or for none; text files that share no image's name are
-    notes, and are passed over. Files are sorted by class and name.
-
-    Raises:
-        ValueError: if it is no folder, holds no image, holds images both in itself and in subfolders, or has
-            captions for some images only, or one that is empty or not UTF-8.
-        OSError: naming all images that cannot be read.
+    notes, and are passed over. Files are sorted by class and name. Raises ValueError if it is no folder,
+    holds no image, holds images both in itself and in subfolders, or has captions for some images only, or
+    one that is empty or not UTF-8; OSError naming all images that cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -278,11 +275,8 @@ def make_reward(
     """Make the reward of a name, of so many of the models that it asks as are given, by folder or name.
 
     Those that compare classes compare the folder's, and `distance_penalty` compares with the original image,
-    which is the input where nothing is damaged. Without images it is one of text-to-image.
-
-    Raises:
-        ValueError: if the name does not exist.
-        RuntimeError: if the reward needs a model that cannot be had.
+    which is the input where nothing is damaged. Without images it is one of text-to-image. Raises ValueError
+    if the name does not exist; RuntimeError if the reward needs a model that cannot be had.
     """
     settings: dict[str, Any] = {}
     if images is not None and NEEDS.get(name) == "label":

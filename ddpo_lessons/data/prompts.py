@@ -163,10 +163,8 @@ def read_prompts(path: str | Path) -> list[str]:
 
     It is a list in JSON; an object or a text of JSON on each line; a table (by commas, semicolons or tabs)
     whose first line names its columns; or else text, a prompt a line. Of an object or a row, "prompt" or
-    "text" is read. What is empty is passed over.
-
-    Raises:
-        ValueError: if there is no prompt, the file cannot be read, or its ending says that it is no text.
+    "text" is read. What is empty is passed over. Raises ValueError if there is no prompt, the file cannot be
+    read, or its ending says that it is no text.
     """
     path = Path(path)
     if not path.is_file():

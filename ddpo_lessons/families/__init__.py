@@ -66,11 +66,8 @@ def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype 
 
     Only safetensors are read, no pickle; of a family that is not known, no weights. The model is "tiny-sd",
     "tiny-sd3" or "tiny-zoo", which are embedded, a folder, or a name on the hub, there with a branch, tag or
-    commit. All networks get `dtype`; `policy.loaded_dtype` says what a run needs.
-
-    Raises:
-        TypeError: if the model is of no known family.
-        RuntimeError: if the model cannot be had; says why and what to do.
+    commit. All networks get `dtype`; `policy.loaded_dtype` says what a run needs. Raises TypeError if the
+    model is of no known family; RuntimeError if the model cannot be had; says why and what to do.
     """
     place = str(CHECKPOINTS.get(str(model), model))
     try:

@@ -76,8 +76,7 @@ class Flux(StableDiffusion3):
     ) -> dict[str, torch.Tensor]:
         """Embed B prompts: prompt_embeds (B, L, D), pooled_embeds (B, P) and, for "dev", guidance (B,).
 
-        Raises:
-            ValueError: if there is a negative prompt, and the model is told its guidance.
+        Raises ValueError if there is a negative prompt, and the model is told its guidance.
         """
         if not self._is_told_guidance:
             return super().condition(prompts, negative_prompt, guidance_scale, size, images)

@@ -49,10 +49,8 @@ def prepare_policy(
     Trained weights are float32; frozen ones have the precision that `mixed_precision` names, but for those in
     `keeps_float32`, which float16 breaks. An adapter that the UNet already carries is the policy. Everything
     is in eval mode, always: dropout would make the policy that trains differ from the one that sampled.
-
-    Raises:
-        ValueError: if an adapter is there that the config does not describe, or the UNet has no layers for a
-            new one.
+    Raises ValueError if an adapter is there that the config does not describe, or the UNet has no layers for
+    a new one.
     """
     dtype = _PRECISION[config.mixed_precision]
     adapter = _active_adapter(unet, config)
@@ -98,11 +96,9 @@ def prepare_policy(
 def load_adapter(family: Family, config: DDPOConfig) -> None:
     """Load the LoRA weights of `config.train_lora_from`, which then are the policy of the family's denoiser.
 
-    The config's rank, alpha and layers become the adapter's where they are the defaults.
-
-    Raises:
-        ValueError: if the weights do not fit the model, it has an adapter already, or a field that is no
-            default is not what the adapter has.
+    The config's rank, alpha and layers become the adapter's where they are the defaults. Raises ValueError if
+    the weights do not fit the model, it has an adapter already, or a field that is no default is not what the
+    adapter has.
     """
     unet, folder = family.denoiser, config.train_lora_from
     if getattr(unet, "peft_config", None):

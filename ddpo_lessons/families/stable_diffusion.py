@@ -101,8 +101,7 @@ class StableDiffusion:
     ) -> dict[str, torch.Tensor]:
         """Embed B prompts: prompt_embeds (B, L, D), and with guidance negative_prompt_embeds.
 
-        Raises:
-            TypeError: if there are images, which these models are not told.
+        Raises TypeError if there are images, which these models are not told.
         """
         if images is not None:
             raise TypeError(
@@ -242,10 +241,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) ->
 def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
     """Make the DDIM scheduler with the noise schedule of another one.
 
-    It clips predictions only where the other one says so: DDIM's default, [-1, 1], is that of pixels.
-
-    Raises:
-        TypeError: if the other one has no betas, as those of flow matching and EDM: DDIM would take its own.
+    It clips predictions only where the other one says so: DDIM's default, [-1, 1], is that of pixels. Raises
+    TypeError if the other one has no betas, as those of flow matching and EDM: DDIM would take its own.
     """
     if "beta_schedule" not in scheduler.config:
         raise TypeError(
@@ -262,11 +259,8 @@ def make_schedule(
 
     `noise_strength` is the share of the schedule of `num_steps` that is run, from its noisy end cut off; 1
     runs it all and int(num_steps * noise_strength) steps are run otherwise, as in diffusers' img2img.
-    `levels` are what else the scheduler is to be told.
-
-    Raises:
-        ValueError: if noise_strength is outside (0, 1] or leaves no step, or there are more steps than
-            timesteps.
+    `levels` are what else the scheduler is to be told. Raises ValueError if noise_strength is outside (0, 1]
+    or leaves no step, or there are more steps than timesteps.
     """
     if not 0 < noise_strength <= 1:
         raise ValueError(f"noise_strength={noise_strength} must lie in (0, 1]")

@@ -53,9 +53,8 @@ REWARDS: dict[str, Callable[..., RewardFunction]] = {
 def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
     """Make the reward function of a name in `REWARDS`, with arguments of its factory.
 
-    Raises:
-        ValueError: if the name does not exist; the message lists those that do.
-        RuntimeError: if the reward needs a model that cannot be had.
+    Raises ValueError if the name does not exist; the message lists those that do; RuntimeError if the reward
+    needs a model that cannot be had.
     """
     if name not in REWARDS:
         raise ValueError(f"reward={name!r} does not exist: use one of {', '.join(sorted(REWARDS))}")

@@ -36,9 +36,8 @@ def _has_rows(value: Any) -> bool:
 def check_images(images: torch.Tensor, name: str = "images") -> None:
     """Refuse anything but finite float images (B, 3, H, W) in [0, 1], to a tolerance of 1e-3, by their name.
 
-    Raises:
-        TypeError: if `images` is not a floating-point tensor.
-        ValueError: if shape or range is wrong or a pixel is NaN or infinite.
+    Raises TypeError if `images` is not a floating-point tensor; ValueError if shape or range is wrong or a
+    pixel is NaN or infinite.
     """
     if not isinstance(images, torch.Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, torch.Tensor) else type(images).__name__

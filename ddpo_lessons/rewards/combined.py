@@ -27,9 +27,7 @@ def weighted_sum(components: Mapping[str, tuple[float, RewardFunction]]) -> Rewa
 
     The info holds every component's rewards (B,) before weighting, under its name, and its own info under
     "name/key". A component that returns NaN, an infinity or anything but (B,) is named in a ValueError.
-
-    Raises:
-        ValueError: if there is no component or a weight is not finite.
+    Raises ValueError if there is no component or a weight is not finite.
     """
     if not components:
         raise ValueError("components is empty: give at least one name: (weight, reward)")
@@ -66,11 +64,8 @@ def edit(
     Advantages are normalised, so that only the ratio of the weights counts: it trades obedience against
     faithfulness. 5 to 1 is a guess, not measured on a GPU: CLIP's cosines lie closer together than distances.
     Sources: Hessel et al. 2021, arXiv 2104.08718, and Zhang et al. 2018, arXiv 1801.03924, as those two say.
-
-    Raises:
-        ValueError: if a weight is negative or not finite, or the metadata has no `image` of the result's
-            shape.
-        RuntimeError: if a model cannot be had, or the perceptual one is not convolutional.
+    Raises ValueError if a weight is negative or not finite, or the metadata has no `image` of the result's
+    shape; RuntimeError if a model cannot be had, or the perceptual one is not convolutional.
     """
     for name, weight in (("clip_weight", clip_weight), ("distance_weight", distance_weight)):
         if not 0 <= weight < float("inf"):

@@ -37,10 +37,8 @@ def load_from_hub(
 
     No code of the model's repository runs. Weights are safetensors; checkpoints that are published as pickles
     only (`preferences`) go through torch's restricted unpickler, which makes tensors and plain values. Of a
-    repository only what matches the patterns `files` is downloaded.
-
-    Raises:
-        RuntimeError: if the model cannot be had or loaded; says which, why and what to do.
+    repository only what matches the patterns `files` is downloaded. Raises RuntimeError if the model cannot
+    be had or loaded; says which, why and what to do.
     """
     from huggingface_hub import snapshot_download
 
@@ -165,11 +163,8 @@ def clip_margin(
 ) -> RewardFunction:
     """CLIP's zero-shot logit of the class `metadata["label"]` minus the strongest wrong one.
 
-    {} in the template, the sentence for a class, becomes its name.
-
-    Raises:
-        ValueError: if there are fewer than two classes, or the template has no place for them.
-        RuntimeError: if the model cannot be had.
+    {} in the template, the sentence for a class, becomes its name. Raises ValueError if there are fewer than
+    two classes, or the template has no place for them; RuntimeError if the model cannot be had.
     """
     if len(set(classes)) != len(classes) or len(classes) < 2:
         raise ValueError(f"classes={list(classes)}: give two or more different names")
@@ -230,11 +225,9 @@ def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC
 
     Source: Schuhmann 2022, "improved-aesthetic-predictor" (sac+logos+ava1-l14-linearMSE), used in the DDPO
     paper, section 5.2. The scores mean something only with the pair of models given as defaults. The head is
-    on the hub, in a folder, or a safetensors file with the keys layers.0.weight, layers.0.bias, ...
-
-    Raises:
-        ValueError: if the CLIP model's embeddings do not have 768 dimensions.
-        RuntimeError: if a model cannot be had.
+    on the hub, in a folder, or a safetensors file with the keys layers.0.weight, layers.0.bias, ... Raises
+    ValueError if the CLIP model's embeddings do not have 768 dimensions; RuntimeError if a model cannot be
+    had.
     """
     scorer = load_from_hub(head, _load_aesthetic_head)
     clip = load_clip(model)

@@ -116,10 +116,7 @@ def hps_v2(model: str | Path = HPS_V2, processor: str | Path = CLIP_H) -> Reward
     Resizing is that of CLIP's preprocessor; the authors' package resizes tensors, with antialiasing or
     without, as its torchvision does. Source: Wu et al. 2023, arXiv 2306.09341, and img_score.py of
     tgxs002/HPSv2. Checked against open_clip's formulas on random weights, never against the published
-    checkpoint.
-
-    Raises:
-        RuntimeError: if one of them cannot be had, or the weights are none of this model.
+    checkpoint. Raises RuntimeError if one of them cannot be had, or the weights are none of this model.
     """
     checkpoint = load_from_hub(model, lambda path: _read(_inside(path, HPS_FILE)), (HPS_FILE,))
 
@@ -236,10 +233,8 @@ def image_reward(model: str | Path = IMAGE_REWARD, tokenizer: str | Path = BERT)
     m and s of the training set. The model is a folder or repository with ImageReward.pt and med_config.json,
     the tokenizer BERT's. Source: Xu et al. 2023, arXiv 2304.05977, and ImageReward.py, vit.py and med.py of
     THUDM/ImageReward. Checked against the formulas of that code on random weights, never against the
-    published checkpoint.
-
-    Raises:
-        RuntimeError: if one of them cannot be had, or the weights are none of this model.
+    published checkpoint. Raises RuntimeError if one of them cannot be had, or the weights are none of this
+    model.
     """
     scorer = load_from_hub(model, _load_image_reward, (IMAGE_REWARD_FILE, "med_config.json"))
     encode = load_from_hub(tokenizer, _load_bert_tokenizer, TEXT_FILES)

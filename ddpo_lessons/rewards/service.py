@@ -72,10 +72,8 @@ def pack(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) 
     """Make a request's body, a file of numpy's arrays (.npz) without pickles.
 
     "images" (B, 3, H, W) float32; for a tensor NAME of the metadata "metadata.NAME" (B, ...); and "json", a
-    text that holds "prompts" and what else is in "metadata".
-
-    Raises:
-        TypeError: if JSON does not hold the metadata, or one sample lacks a tensor of another's shape.
+    text that holds "prompts" and what else is in "metadata". Raises TypeError if JSON does not hold the
+    metadata, or one sample lacks a tensor of another's shape.
     """
     arrays = {"images": _array(images)}
     rest = [dict(entry) if isinstance(entry, dict) else entry for entry in metadata]

@@ -56,10 +56,8 @@ def write(
     """Write a checkpoint beside its place, flush it to disk, rename it into place, and return its folder.
 
     Each safetensors file, by its stem, has a dictionary of tensors; `state` is the rest, which JSON can hold.
-
-    Raises:
-        OSError: if the disk is full or the folder cannot be written; what was written of the checkpoint is
-            deleted, and those before it are untouched.
+    Raises OSError if the disk is full or the folder cannot be written; what was written of the checkpoint is
+    deleted, and those before it are untouched.
     """
     files = {f"{stem}.safetensors": save(_plain(group)) for stem, group in tensors.items()}
     files["state.json"] = json.dumps(state).encode()

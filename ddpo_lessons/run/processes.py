@@ -25,9 +25,8 @@ SHARDS = "accelerate launch --use_fsdp --fsdp_version 2"
 def make_accelerator(config: DDPOConfig) -> Accelerator:
     """Make the accelerator that the config describes.
 
-    Raises:
-        ImportError: if a tracker is asked for that is not installed.
-        ValueError: if the launch shards weights otherwise than by FSDP2.
+    Raises ImportError if a tracker is asked for that is not installed; ValueError if the launch shards
+    weights otherwise than by FSDP2.
     """
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
         # Of an earlier trainer of this process, as in a notebook; it keeps what it needs of it.

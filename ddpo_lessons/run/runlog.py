@@ -30,9 +30,7 @@ NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()
 def hold(run_dir: Path) -> Iterator[None]:
     """Keep every other process and trainer from training in a folder; the end of the process frees it too.
 
-    Raises:
-        RuntimeError: if another one trains there.
-        OSError: if the folder cannot be made.
+    Raises RuntimeError if another one trains there; OSError if the folder cannot be made.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -56,10 +54,8 @@ def hold(run_dir: Path) -> Iterator[None]:
 def claim(config: DDPOConfig) -> Path | None:
     """Check that a run may use its folder; return the checkpoint that it continues, if any.
 
-    Nothing is changed yet: what an older run left is dropped once training starts.
-
-    Raises:
-        ValueError: if the folder holds another run, or there is nothing to resume.
+    Nothing is changed yet: what an older run left is dropped once training starts. Raises ValueError if the
+    folder holds another run, or there is nothing to resume.
     """
     run_dir = config.run_dir
     if run_dir.exists() and not run_dir.is_dir():
@@ -104,11 +100,9 @@ class RunLog:
         """Write config.json; drop what older runs left here and the epochs that will be done again.
 
         The checkpoint `source`, if any, is that of `epochs_done`, and `mark` is what `mark` returned when it
-        was written; `record` says what else the run was made with.
-
-        Raises:
-            ValueError: if the records that are continued are not those that the checkpoint knows.
-            RuntimeError: if another trainer has used the folder since `claim` looked at it.
+        was written; `record` says what else the run was made with. Raises ValueError if the records that are
+        continued are not those that the checkpoint knows; RuntimeError if another trainer has used the folder
+        since `claim` looked at it.
         """
         self.run_dir, self.path = config.run_dir, config.run_dir / METRICS
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -151,9 +145,8 @@ class RunLog:
     def record(self, kind: str, values: Mapping[str, float]) -> None:
         """Append one record, `{"kind": ..., **values}`; numbers that are not finite become null.
 
-        Raises:
-            OSError: if the disk is full or the file cannot be written; the records before it stay whole.
-            RuntimeError: if another trainer has written to the file.
+        Raises OSError if the disk is full or the file cannot be written; the records before it stay whole;
+        RuntimeError if another trainer has written to the file.
         """
         clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
         line = (json.dumps({"kind": kind, **clean}) + "\n").encode()

@@ -251,10 +251,7 @@ class Runner:
 
         Ctrl-C or SIGTERM ends the run within a sampling pass or an optimizer step: the epoch is dropped, and
         what was before it is saved. A second one stops at once. An epoch that fails is dropped too, and what
-        was before it is saved.
-
-        Raises:
-            RuntimeError: if another trainer trains in the run's folder.
+        was before it is saved. Raises RuntimeError if another trainer trains in the run's folder.
         """
         config, self.stopped_by = self.config, None
         if self.epochs_done >= config.num_epochs and self.accelerator.is_main_process:

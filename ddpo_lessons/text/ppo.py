@@ -77,8 +77,7 @@ def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Mean over the entries where the mask is true; what stands elsewhere, even NaN, does not matter.
 
-    Raises:
-        ValueError: the mask is false everywhere.
+    Raises ValueError: the mask is false everywhere.
     """
     if not mask.any():
         raise ValueError("the mask is false everywhere, and the mean of nothing is undefined")
