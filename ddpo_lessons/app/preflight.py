@@ -17,6 +17,7 @@ from ddpo_lessons.data.contexts import Context, check_rewards, score
 from ddpo_lessons.data.folders import find_images
 from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import read_lora
+from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run.preflight import Finding, judged, spread
 from ddpo_lessons.run.runner import Runner
 
@@ -44,10 +45,10 @@ def fly(trainer: Runner) -> list[Finding]:
     if trainer.accelerator.num_processes > 1:
         raise ValueError("preflight looks at one process: start it without accelerate launch")
     contexts = trainer.contexts.of(0)
-    batches, _, _ = trainer.sampler.sample(0, contexts)
+    batches, trajectory, _ = trainer.sampler.sample(0, contexts)
     images, rewards = torch.cat([batch[0] for batch in batches]), check_rewards(batches)  # (N, 3, H, W)
     asked = [contexts[row] for row in trainer.sampler.share.rows.flatten().tolist()]
-    found = [_of_pictures(images), *_of_scoring(trainer, images, asked, rewards)]
+    found = [_of_pictures(images), _of_starts(trajectory), *_of_scoring(trainer, images, asked, rewards)]
     found.append(_of_single(trainer, contexts, rewards))
     shown = asked[:: max(1, len(asked) // SHOWN)][:SHOWN]
     before = trainer.sampler.draw(shown)
@@ -60,6 +61,15 @@ def _of_pictures(images: torch.Tensor) -> Finding:
     fine = images.dtype == torch.float32 and 0 <= low < high - 0.1 and high <= 1
     remedy = "not float32 in [0, 1], or all of one brightness"
     return judged("pictures are pictures", fine, f"{kind} from {low:.2f} to {high:.2f}", remedy)
+
+
+def _of_starts(trajectory: Trajectory) -> Finding:
+    """Rollouts of a group may begin in one state, and no others."""
+    starts = trajectory.latents[:: trajectory.group_size, 0].flatten(1)  # (groups, C h w)
+    found, expected = len(starts.unique(dim=0)), len(starts)
+    remedy = "are seeds of random numbers used again?"
+    says = f"{found} of {expected} groups" if trajectory.group_size > 1 else f"{found} of {expected} samples"
+    return judged("each begins in its own noise", found == expected, says, remedy)
 
 
 def _rescore(trainer: Runner, images: torch.Tensor, contexts: Sequence[Context], size: int) -> torch.Tensor:
@@ -123,7 +133,7 @@ def _of_saving(trainer: Runner, contexts: Sequence[Context], before: torch.Tenso
         after = trainer.sampler.draw(contexts)
     with tempfile.TemporaryDirectory() as folder:
         trainer.save_pretrained(folder)
-        bare, loaded = _draw_saved(trainer, contexts, Path(folder))
+        bare, loaded = draw_saved(trainer, contexts, Path(folder))
     moved, error = _distance(after, before), _distance(after, loaded)
     found = [
         judged(
@@ -147,7 +157,7 @@ def _of_saving(trainer: Runner, contexts: Sequence[Context], before: torch.Tenso
     return found
 
 
-def _draw_saved(
+def draw_saved(
     trainer: Runner, contexts: Sequence[Context], folder: Path
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Draw without the adapter, where a new one was trained, and with what plain diffusers loads."""

@@ -15,6 +15,7 @@ from ddpo_lessons.families.sharded import part_of
 from ddpo_lessons.run.learner import Learner, Weights
 
 NOT_CLIPPED = 1e-3  # what the first ratio may be off by where no clip range says it
+TINY = 1e-3  # a gradient that is so much smaller than the largest need not move its weight
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class FirstEpoch:
         self.learner, self.before = learner, before
         self.gradients = torch.zeros(len(learner.trainable), device=learner.accelerator.device)  # norms
         self.rates: list[float] = []  # learning rates, one a step
-        self.replay_error: float | None = None  # the largest |ratio - 1| before any step
+        self.replay_errors: list[float] = []  # the largest |ratio - 1| of each step, where there are ratios
         self.rewards = torch.zeros(0)  # (N,) of all processes
 
     @contextlib.contextmanager
@@ -79,13 +80,21 @@ class FirstEpoch:
             group_size: rollouts of a context.
             clip_range: half of it is what the first ratio may be off by; None where nothing is clipped.
         """
-        found = [self._of_rewards(group_size), self._of_gradients(), self._of_weights()]
-        if self.replay_error is not None:
-            allowed = NOT_CLIPPED if clip_range is None else clip_range / 2
-            fine = self.replay_error <= allowed
-            says = f"off by {self.replay_error:.1e} at most, {allowed:g} is allowed"
-            remedy = "other guidance, precision, schedule or dropout than in sampling?"
-            found.append(judged("the first ratio is 1", fine, says, remedy))
+        norms = self.learner.accelerator.gather(self.gradients[None]).amax(0)  # (weights,) of all processes
+        found = [self._of_rewards(group_size), self._of_gradients(norms), self._of_weights(norms)]
+        return [*found, *self._of_ratios(NOT_CLIPPED if clip_range is None else clip_range / 2)]
+
+    def _of_ratios(self, allowed: float) -> list[Finding]:
+        """The first step replays the policy that sampled, with itself; the next ones with one that moved."""
+        if not self.replay_errors:
+            return []
+        first, later = self.replay_errors[0], max(self.replay_errors[1:], default=0.0)
+        says = f"off by {first:.1e} at most, {allowed:g} is allowed"
+        remedy = "other guidance, precision, schedule or dropout than in sampling?"
+        found = [judged("the first ratio is 1", first <= allowed, says, remedy)]
+        if len(self.replay_errors) > 1 and self.rates[0] > 0 and self.learner.accelerator.scaler is None:
+            remedy = "is the policy compared with itself, or did the step move nothing?"
+            found.append(judged("later ratios are not 1", later > 0, f"off by {later:.1e} at most", remedy))
         return found
 
     def _of_rewards(self, group_size: int) -> Finding:
@@ -95,14 +104,15 @@ class FirstEpoch:
         remedy = "does the reward round, saturate, or expect pictures from 0 to 255 or -1 to 1?"
         return judged("rewards differ", inside > 0, says, remedy)
 
-    def _of_gradients(self) -> Finding:
+    def _of_gradients(self, norms: torch.Tensor) -> Finding:
         """An adapter's A gets none in the first step, for its B is 0; and float16 may skip some."""
-        norms = self.learner.accelerator.gather(self.gradients[None]).amax(0).tolist()
         names = list(self.learner.trainable)
         late = len(self.rates) < 2 or self.learner.accelerator.scaler is not None
         asked = [not (late and ("lora_A" in name or "lora.down" in name)) for name in names]
         silent = [
-            name for name, norm, needed in zip(names, norms, asked, strict=True) if needed and norm == 0
+            name
+            for name, norm, needed in zip(names, norms.tolist(), asked, strict=True)
+            if needed and norm == 0
         ]
         such = f", such as {silent[0]}" if silent else ""
         return judged(
@@ -112,15 +122,20 @@ class FirstEpoch:
             "an adapter added after wrapping, a detached loss, or layers that no forward pass reaches?",
         )
 
-    def _of_weights(self) -> Finding:
-        steps, rate = len(self.rates), max(self.rates, default=0.0)
-        moved = torch.stack([self._change(name) for name in self.learner.trainable]).sum(0)  # (2,)
-        squares, size = self.learner.accelerator.gather(moved[None]).sum(0).tolist()  # of all parts
+    def _of_weights(self, norms: torch.Tensor) -> Finding:
+        """All with a gradient worth the name must move; one of rounding errors alone may be too small."""
+        steps, rate, names = len(self.rates), max(self.rates, default=0.0), list(self.learner.trainable)
+        moved = torch.stack([self._change(name) for name in names])  # (weights, 2)
+        squares, sizes = self.learner.accelerator.gather(moved[None]).sum(0).T  # (weights,) of all parts
+        pushed = norms > TINY * norms.max()
+        still = [name for name, stays in zip(names, pushed & (squares == 0), strict=True) if stays]
         # A rate may warm up from 0, and float16's scaler skips steps at first.
         excused = steps > 0 and (rate == 0 or self.learner.skipped_in_a_row >= steps)
-        says = f"by {(squares / size) ** 0.5:.1e} (rms) in {steps} optimizer steps at a rate of {rate:g}"
-        remedy = "does the optimizer hold other weights than the model?"
-        return judged("steps move the weights", squares > 0 or excused, says, remedy)
+        size = (squares.sum() / sizes.sum()).sqrt().item()
+        such = f", but {len(still)} of {len(names)} stay, such as {still[0]}" if still else ""
+        says = f"by {size:.1e} (rms) in {steps} optimizer steps at a rate of {rate:g}{such}"
+        remedy = "does the optimizer hold other weights than the model, or some of them only?"
+        return judged("steps move the weights", excused or (size > 0 and not still), says, remedy)
 
     def _change(self, name: str) -> torch.Tensor:
         """Return the sum of squares by which a weight moved, and its size, (2,)."""

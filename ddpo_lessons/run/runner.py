@@ -380,10 +380,11 @@ class Runner:
     def _after_step(self, record: dict[str, float]) -> None:
         """Write the record of an optimizer step, and stop here if somebody asked for it."""
         done = self.global_step - self._first_step
-        if done == 1 and "max_ratio_error" in record:  # no update before it: the policies must agree
-            record["first_replay_max_ratio_error"] = record["max_ratio_error"]
+        if "max_ratio_error" in record:
+            if done == 1:  # no update before it: the policies must agree
+                record["first_replay_max_ratio_error"] = record["max_ratio_error"]
             if self._first is not None:
-                self._first.replay_error = record["max_ratio_error"]
+                self._first.replay_errors.append(record["max_ratio_error"])
         inner_epoch = (done - 1) * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
         position = {"epoch": self._epoch_now + 1, "inner_epoch": inner_epoch, "step": self.global_step}
         self._record("step", {**position, **record})

@@ -1,0 +1,166 @@
+"""Lesson 08's desk: tiny runs that look alike, to be told apart by their records and pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddpo_lessons.app.faults import FAULTS, put_in
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.tiny import load_tiny_sd
+from ddpo_lessons.tiny.world import DIGITS
+from ddpo_lessons.trainer import DDPOTrainer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SETTINGS: dict[str, Any] = {
+    "num_epochs": 3,
+    "image_grid_freq": 0,
+    "sample_num_steps": 5,  # the last one has no noise: four actions
+    "sample_guidance_scale": 1.0,
+    "sample_batch_size": 16,
+    "sample_num_batches_per_epoch": 1,
+    "train_batch_size": 2,  # eight optimizer steps an epoch
+    "train_learning_rate": 2e-3,
+    "train_clip_range": 5e-3,
+}
+WHITE_ON_GREEN, ANY_COLOURS = "a white {} on a green background", "a {}"
+# What lies on each desk: by the letter of a run its fault, if any, and its settings.
+DESKS: tuple[dict[str, tuple[str | None, dict[str, Any]]], ...] = (
+    {
+        "A": ("bf16 latents", {}),
+        "B": ("stale sampler", {}),
+        "C": (None, {}),
+        "D": ("other prompts", {}),
+    },
+    {
+        "E": (None, {"train_gradient_accumulation_steps": 8}),
+        "F": ("other weights", {}),
+        "G": ("own ratio", {}),
+        "H": (None, {"train_learning_rate_warmup_steps": 8}),
+    },
+    {
+        letter: (fault, {"num_epochs": 1, "sentence": ANY_COLOURS})
+        for letter, fault in zip("IJKL", ("0 to 255", "four noises", None, "shifted pictures"), strict=True)
+    },
+    {
+        "M": ("first four", {}),
+        "N": ("empty file", {}),
+        "O": (None, {"seed": 2}),
+        "P": ("whole numbers", {}),
+    },
+)
+ZERO = 1e-9  # where a logarithmic axis shows 0
+
+
+def redness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
+    """Score pictures (B, 3, H, W) in [0, 1]: 1 for pure red, 0 for greys, -1/2 for pure green or blue."""
+    pixels = (255 * images).to(torch.uint8).float() / 255  # as a file has them
+    red, green, blue = pixels.mean((2, 3)).unbind(1)  # (B,) each
+    return red - (green + blue) / 2
+
+
+def digits_in_turn(sentence: str) -> Callable[[], tuple[str, dict[str, Any]]]:
+    """Make a prompt function that puts the ten digits into a sentence, in turn."""
+    asked: list[str] = []
+
+    def prompts() -> tuple[str, dict[str, Any]]:
+        asked.append(sentence.format(DIGITS[len(asked) % 10]))
+        return asked[-1], {}
+
+    return prompts
+
+
+def make_trainer(
+    folder: str | Path, hook: Any = None, sentence: str = WHITE_ON_GREEN, **changes: Any
+) -> DDPOTrainer:
+    """Make the run that is looked at: tiny-sd, rewarded for red; `changes` are other settings."""
+    config = DDPOConfig(**{**SETTINGS, "output_dir": str(folder), **changes})
+    return DDPOTrainer(config, redness, digits_in_turn(sentence), load_tiny_sd(), hook)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its trainer and records, and each epoch's pictures (N, 3, H, W) and rewards (N,)."""
+
+    trainer: DDPOTrainer
+    epochs: list[dict[str, Any]]
+    steps: list[dict[str, Any]]
+    pictures: list[torch.Tensor]
+    rewards: list[torch.Tensor]
+
+
+def run(fault: str | None = None, **changes: Any) -> Run:
+    """Train with a fault of `FAULTS` in the package, or with none."""
+    pictures, rewards = list[torch.Tensor](), list[torch.Tensor]()
+
+    def keep(batches: list[list[Any]], *_: Any) -> None:
+        pictures.append(torch.cat([batch[0] for batch in batches]))
+        rewards.append(torch.cat([batch[3] for batch in batches]))
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        if fault is not None:
+            stack.enter_context(put_in(FAULTS[fault]))
+        trainer = make_trainer(folder, keep, **changes)
+        trainer.train()
+        return Run(trainer, read_metrics(folder, "epoch"), read_metrics(folder, "step"), pictures, rewards)
+
+
+def open_desk(number: int) -> dict[str, Run]:
+    """Do the runs that lie on a desk, 1 to 4, and give them by their letters."""
+    return {letter: run(fault, **changes) for letter, (fault, changes) in DESKS[number - 1].items()}
+
+
+def tell(number: int) -> None:
+    """Print what was wrong with the runs of a desk."""
+    for letter, (fault, changes) in DESKS[number - 1].items():
+        named = ", ".join(f"{name}={value}" for name, value in changes.items() if name.startswith("train"))
+        print(f"{letter}: {FAULTS[fault]}" if fault else f"{letter}: healthy {named}".rstrip(), end="\n\n")
+
+
+def show_records(runs: Mapping[str, Run]) -> Figure:
+    """Draw of each run: reward by epoch, and by optimizer step the ratio's error and the gradient's norm."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.2 * len(runs) + 0.6, 4.6), layout="constrained")
+    grid = figure.subplots(3, len(runs), sharey="row", squeeze=False)
+    for column, (name, run) in zip(grid.T, runs.items(), strict=True):
+        rewards = [epoch["reward_mean"] for epoch in run.epochs]
+        column[0].plot(range(1, len(rewards) + 1), rewards, "o-", color="C0")
+        column[0].set(title=name, xticks=range(1, len(rewards) + 1), xlabel="epoch")
+        number = [step["step"] for step in run.steps]
+        first = [n for n, step in enumerate(run.steps) if n == 0 or step["epoch"] > run.steps[n - 1]["epoch"]]
+        for axis, field in zip(column[1:], ("max_ratio_error", "grad_norm"), strict=True):
+            values = [max(step[field], ZERO) for step in run.steps]
+            axis.semilogy(number, values, "o-", color="0.6", markersize=4)
+            axis.semilogy([number[n] for n in first], [values[n] for n in first], "o", color="C1")
+            axis.set(xlabel="optimizer step", xticks=[1, *number[3::4]])
+        column[1].axhline(run.trainer.config.train_clip_range, color="0.7", linestyle="--", linewidth=1)
+    for axis, name in zip(grid[:, 0], ("reward", "largest |ρ − 1|", "gradient's norm"), strict=True):
+        axis.set_ylabel(name)
+    grid[1, 0].set(ylim=(ZERO / 3, 3), yticks=[ZERO, 1e-6, 1e-3, 1], yticklabels=["0", "1e-6", "1e-3", "1"])
+    return figure
+
+
+def show_pictures(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Figure:
+    """Draw each run's first pictures of an epoch, with their rewards."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.05 * count + 0.9, 1.3 * len(runs)), layout="constrained")
+    for row, (name, run) in zip(figure.subplots(len(runs), count, squeeze=False), runs.items(), strict=True):
+        for axis, picture, reward in zip(
+            row, run.pictures[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
+        ):
+            axis.imshow(picture.permute(1, 2, 0), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            axis.set_title(f"{reward:.3f}", fontsize=8)
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center")
+    return figure
