@@ -176,6 +176,7 @@ WRONG = [
     (4, f"(({LOG} + 256 * {MOVED} / (2 * old.std**2)) * old.std).exp()", "another ratio"),
     (4, f"({LOG} + {MOVED} / (2 * old.std**2)) * old.std", "another ratio"),
     (4, f"(({LOG} + {MOVED} / (2 * old.std**2)) * old.std).exp().detach()", "detached"),
+    (4, f"(({LOG} + {MOVED}.detach() / (2 * old.std**2)) * old.std).exp()", "a part, detached"),
     (4, f"(({LOG} + {MOVED} / (2 * old.std**2)) * old.std).exp().mean()", "each sample"),
     (4, f"(({LOG} + {MOVED} / (2 * old.std**2)) * old.std * math.nan).exp()", "another ratio"),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Lesson 11: how far to climb the slope of a reward: `python -m benchmarks.results.slope --processes 1`.
 
 tiny-sd3 draws the digits in colours that its pre-training left out, and is rewarded by `prompt_alignment`.
-DRaFT-K through the last 1, 3 or all 10 steps, ReFL, and Flow-GRPO, which knows rewards only by their value,
+DRaFT-K through the last 3 or all 10 steps, ReFL, and Flow-GRPO, which knows rewards only by their value,
 learn from 512 scored pictures each, three seeds. slope.csv has a row per reading, after so many queries: 150
 pictures, three of each prompt, always from the same noise. Diversity is the mean of `apart` over pictures of
 one prompt. The Fréchet distances, in what either judge's last layer sees, are to handwriting of the training
