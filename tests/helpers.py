@@ -5,6 +5,7 @@ import contextlib
 import copy
 import functools
 import json
+import math
 import os
 import re
 import string
@@ -405,6 +406,38 @@ def each_prompt() -> Any:
         return PROMPTS[(len(drawn) - 1) % len(PROMPTS)], {}
 
     return draw
+
+
+class Counting:
+    """A prompt function that goes on from call to call."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __call__(self) -> tuple[str, dict[str, Any]]:
+        self.drawn += 1
+        return PROMPTS[self.drawn % 3], {}
+
+
+class Remembering(Counting):
+    """The same with a state, which a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.drawn = state["drawn"]
+
+
+def let_loss_overflow(trainer: Runner) -> None:
+    """Make every loss of a trainer infinite."""
+    loss = trainer.algorithm.loss
+
+    def overflow(*arguments: Any) -> Any:
+        value, stats = loss(*arguments)
+        return value * math.inf, stats
+
+    trainer.algorithm.loss = overflow
 
 
 def noisy_image() -> tuple[str, torch.Tensor, dict[str, Any]]:

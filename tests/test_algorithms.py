@@ -192,16 +192,20 @@ def test_awm_held_to_a_lagging_policy_is_its_authors():
     assert record["distance_old"] > 1e-3
 
 
+def check_the_old_policy_keeps(runner: Runner, *decays: float) -> None:
+    """Check that epoch after epoch such a share of the old policy stays."""
+    for epoch, decay in enumerate(decays):
+        old = old_weights_of(runner)
+        runner.step(epoch)
+        expected = decay * old + (1 - decay) * weights_of(runner)
+        torch.testing.assert_close(old_weights_of(runner), expected, atol=1e-6, rtol=0)
+
+
 def test_the_policy_to_which_awm_is_held_lags_by_steps(tmp_path):
     """Step s keeps min(s / 5, 0.3) of it; the newest policy samples."""
     awm = AWM(lag_coefficient=1.0, decay_rate=0.2)
     runner = make_runner(tmp_path, awm, train_clip_range=DDPOConfig.train_clip_range)
-    for epoch, decay in enumerate((0.2, 0.3, 0.3)):
-        old = old_weights_of(runner)
-        runner.step(epoch)
-        torch.testing.assert_close(
-            old_weights_of(runner), decay * old + (1 - decay) * weights_of(runner), atol=1e-6, rtol=0
-        )
+    check_the_old_policy_keeps(runner, 0.2, 0.3, 0.3)
     first, *later = (row["distance_old"] for row in read_metrics(tmp_path, "step"))
     assert first == 0
     assert min(later) > 0
@@ -774,13 +778,7 @@ def test_nft_samples_with_the_old_policy_and_awm_with_the_new_one(tmp_path):
 
 def test_nft_moves_the_old_policy_by_the_share_of_its_epoch(tmp_path):
     """Epoch e keeps min(e / 5, 0.3) of it: nothing, a fifth, and then three tenths."""
-    runner = make_runner(tmp_path, NFT(decay_rate=0.2, max_decay=0.3))
-    for epoch, decay in enumerate((0.0, 0.2, 0.3)):
-        old = old_weights_of(runner)
-        runner.step(epoch)
-        torch.testing.assert_close(
-            old_weights_of(runner), decay * old + (1 - decay) * weights_of(runner), atol=1e-6, rtol=0
-        )
+    check_the_old_policy_keeps(make_runner(tmp_path, NFT(decay_rate=0.2, max_decay=0.3)), 0.0, 0.2, 0.3)
 
 
 def test_an_epoch_that_fails_leaves_the_old_weights_as_they_were(tmp_path):

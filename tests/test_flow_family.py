@@ -168,31 +168,6 @@ def test_the_window_moves_and_only_it_is_recorded(tmp_path):
     assert torch.equal(trajectory.timesteps[0], runner.sampler.schedule(epoch).timesteps[1:3])
 
 
-def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_path):
-    """Of other layers than the usual ones, which `test_gpu.py` has of every family."""
-    targets = ("to_q", "add_k_proj", "to_out.0", "ff.net.2")
-    changes = {"train_lora_target_modules": targets, "train_lora_alpha": 8}
-    runner = make_runner(tmp_path / "run", FlowGRPO(), train_learning_rate=1e-2, **changes)
-    runner.train()
-    runner.save_pretrained(tmp_path / "lora")
-    noise = noise_of(1, 4, 8, 8)
-    _, trajectory = text2img_rollout(
-        runner.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=4.0, eta=0.0,
-        initial_noise=noise,
-    )  # fmt: skip
-
-    def draw(pipeline: Any) -> torch.Tensor:
-        return pipeline(
-            "a red three", num_inference_steps=3, guidance_scale=4.0, latents=noise, output_type="latent",
-            max_sequence_length=T5_LENGTH,
-        ).images  # fmt: skip
-
-    plain = make_sd3_pipeline()
-    assert (draw(plain) - trajectory.final_latents).abs().max() > 1e-2
-    plain.load_lora_weights(tmp_path / "lora")
-    torch.testing.assert_close(draw(plain), trajectory.final_latents, atol=1e-5, rtol=0)
-
-
 # --------------------------------------------------------------------------------------- parts, precision
 def test_another_scheduler_is_refused_by_name():
     pipeline = make_sd3_pipeline()

@@ -13,11 +13,13 @@ from fake_device import fake_device
 from helpers import (
     FLUX_LENGTH,
     PROMPTS,
+    T5_LENGTH,
     check_resume,
     flow_runner,
     make_config,
     make_flux_pipeline,
     make_pipeline,
+    make_sd3_pipeline,
 )
 from PIL import Image
 from torch import nn
@@ -319,10 +321,13 @@ def test_what_is_wrong_with_a_size_is_said_before_sampling(tmp_path):
         runner.contexts.draw(0)
 
 
-@pytest.mark.parametrize("make", [make_flux_pipeline, kontext])
+@pytest.mark.parametrize("make", [make_sd3_pipeline, make_flux_pipeline, kontext])
 def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_path, make):
     """Of other layers than the usual ones, which `test_gpu.py` has of every family."""
-    targets = ("attn.to_q", "attn.add_k_proj", "ff.net.2", "proj_mlp")
+    targets, length, to_plain = ("to_q", "add_k_proj", "to_out.0", "ff.net.2"), T5_LENGTH, torch.clone
+    if make is not make_sd3_pipeline:
+        targets = ("attn.to_q", "attn.add_k_proj", "ff.net.2", "proj_mlp")
+        length, to_plain = FLUX_LENGTH, to_tokens
     changes = {"train_lora_target_modules": targets, "train_lora_alpha": 8}
     start = WithImages() if make is kontext else None
     runner = flow_runner(tmp_path / "run", FlowGRPO(), start, make(), train_learning_rate=1e-2, **changes)
@@ -338,10 +343,10 @@ def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_pa
         editing = {} if images is None else {"image": images, "max_area": 32 * 32, "_auto_resize": False}
         return pipeline(
             prompt="a red three", num_inference_steps=3, guidance_scale=4.0, height=32, width=32,
-            latents=packed(pipeline, noise), output_type="latent", max_sequence_length=FLUX_LENGTH, **editing,
+            latents=to_plain(noise), output_type="latent", max_sequence_length=length, **editing,
         ).images  # fmt: skip
 
-    plain, trained = make(), to_tokens(trajectory.final_latents)
+    plain, trained = make(), to_plain(trajectory.final_latents)
     assert (draw(plain) - trained).abs().max() > 1e-3
     plain.load_lora_weights(tmp_path / "lora")
     torch.testing.assert_close(draw(plain), trained, atol=1e-5, rtol=0)

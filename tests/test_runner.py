@@ -1,7 +1,6 @@
 """What surrounds an algorithm: epochs that fail or are stopped, precision, exports, combinations."""
 
 import inspect
-import math
 import os
 import signal
 import sys
@@ -15,9 +14,12 @@ from diffusers import StableDiffusionPipeline
 from fake_device import fake_device
 from helpers import (
     NOT_CLIPPED,
+    Counting,
+    Remembering,
     brightness,
     each_prompt,
     launch,
+    let_loss_overflow,
     make_config,
     make_pipeline,
     noisy_image,
@@ -58,27 +60,6 @@ TRACKING = {
     "per_prompt_stat_tracking_buffer_size": 8,
     "per_prompt_stat_tracking_min_count": 2,
 }
-
-
-class Counting:
-    """Prompts that go on from call to call."""
-
-    def __init__(self) -> None:
-        self.drawn = 0
-
-    def __call__(self) -> tuple[str, dict[str, Any]]:
-        self.drawn += 1
-        return ("a red three", "a blue four", "")[self.drawn % 3], {}
-
-
-class Remembering(Counting):
-    """The same with a state."""
-
-    def state_dict(self) -> dict[str, int]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.drawn = state["drawn"]
 
 
 # -------------------------------------------------------------------------------- epochs that fail
@@ -250,13 +231,8 @@ def test_skipped_steps_are_recorded_and_many_in_a_row_end_the_run(tmp_path, monk
     with fake_device():
         config = make_config(tmp_path, num_epochs=4, mixed_precision="fp16")
         trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
-        before, loss = weights_of(trainer), trainer.algorithm.loss
-
-        def overflow(*arguments: Any) -> Any:
-            value, stats = loss(*arguments)
-            return value * math.inf, stats
-
-        trainer.algorithm.loss = overflow
+        before = weights_of(trainer)
+        let_loss_overflow(trainer)
         with pytest.raises(
             RuntimeError, match=r"last 3 optimizer steps were skipped.*mixed_precision='bf16'"
         ):

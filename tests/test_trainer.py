@@ -13,9 +13,12 @@ from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from diffusers.utils import logging as diffusers_logging
 from helpers import (
     PROMPTS,
+    Counting,
+    Remembering,
     brightness,
     counted_passes,
     each_prompt,
+    let_loss_overflow,
     make_config,
     make_pipeline,
     noisy_image,
@@ -391,25 +394,6 @@ def test_training_leaves_out_a_deterministic_last_step(tmp_path, kind):
 
 
 # -------------------------------------------------------------------------------- 6. resume is invisible
-class Counting:
-    """A prompt function with state; `saves` says whether a checkpoint can hold it."""
-
-    def __init__(self) -> None:
-        self.drawn = 0
-
-    def __call__(self) -> tuple[str, dict[str, Any]]:
-        self.drawn += 1
-        return PROMPTS[self.drawn % 3], {}
-
-
-class Saving(Counting):
-    def state_dict(self) -> dict[str, int]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.drawn = state["drawn"]
-
-
 def with_luck(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     """Reward with noise from global generators."""
     return brightness(images, prompts, metadata) + 0.01 * torch.rand(len(images)) + random.random()
@@ -433,7 +417,7 @@ TRACKING = {
         (lambda: red_three, {}),
         (lambda: red_three, {"train_use_lora": False}),
         (Counting, {}),
-        (Saving, TRACKING),
+        (Remembering, TRACKING),
         (lambda: from_global_generators, TRACKING),
         (lambda: noisy_image, {"sample_group_size": 2, "train_timestep_fraction": 0.7}),
     ],
@@ -809,13 +793,8 @@ def test_a_loaded_adapter_must_be_the_one_of_the_config(tmp_path, changes, messa
 def test_a_gradient_that_is_not_finite_takes_no_step(tmp_path):
     trainer = DDPOTrainer(make_config(tmp_path, num_epochs=2), brightness, red_three, make_pipeline())
     trainer.step(0)
-    before, loss = weights_of(trainer), trainer.algorithm.loss
-
-    def overflow(*arguments: Any) -> Any:
-        value, stats = loss(*arguments)
-        return value * math.inf, stats
-
-    trainer.algorithm.loss = overflow
+    before = weights_of(trainer)
+    let_loss_overflow(trainer)
     with pytest.raises(RuntimeError, match=r"step 2 is not finite.*Lower train_learning_rate=0\.001"):
         trainer.step(1)
     assert torch.equal(weights_of(trainer), before)
