@@ -23,8 +23,7 @@ PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md",
     "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md", "docs/which-algorithm.md",
     "docs/howto/your-card.md",
-    "notebooks/07_img2img_ddpo.ipynb", "notebooks/08_full_gpu_run.ipynb",
-    "notebooks/12_which_algorithm.ipynb",
+    "notebooks/07_img2img_ddpo.ipynb", "notebooks/12_which_algorithm.ipynb",
 )  # fmt: skip
 ANIMAL_SHARES = {name: name for name in ("animal", "artist", "ground")}
 ANIMAL_SHARES |= {"all": "all three", "second_judge": "second judge"}
@@ -295,16 +294,14 @@ def _versions(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def gpu_table(result: Row, model: str = "") -> str:
-    """Return the epochs of `make gpu`, of all models or one: on paper beside measured, or "not run"."""
+def gpu_table(result: Row) -> str:
+    """Return the epochs of `make gpu`: on paper beside measured, or "not run"."""
     titles = ["epoch", "precision", "samples of a pass", "GB, paper", "GB", "sampling, s", "training, s"]
     titles += ["first epoch, s", "TFLOP/s", "waits", "ratio error", "result"]
     forms = {"paper_gb": ".1f", "peak_gb": ".1f", "sampling_s": ".1f", "training_s": ".1f"}
     forms |= {"first_epoch_s": ".1f", "rate": ".0f", "waits": "d", "ratio_error": ".0e"}
     rows = []
     for name, epoch in EPOCHS.items():
-        if not name.startswith(model):
-            continue
         row = result.get("parts", {}).get(name, {"result": "not run"})
         passes = f"{epoch.size}, checkpointing" if epoch.checkpointing else f"{epoch.size}"
         if {"sampling_s", "training_s"} <= row.keys():
@@ -395,7 +392,6 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),
     "peers": lambda: peers_table(read("benchmarks/speed/side_by_side.json")),
     "gpu": lambda: gpu_table(read_gpu()),
-    "gpu-sd15": lambda: gpu_table(read_gpu(), "sd15"),
     "gpu-about": lambda: gpu_about(read_gpu()),
     "time-to-result": lambda: result_table(
         read("benchmarks/speed/time_to_result.csv"), read("benchmarks/speed/time_to_result.json")

@@ -201,7 +201,7 @@ def test_networks_are_made_in_the_precision_of_the_run(name):
 
 
 def test_the_smoke_run_on_paper_is_the_lessons_command():
-    cells = json.loads((ROOT / "notebooks" / "08_full_gpu_run.ipynb").read_text("utf-8"))["cells"]
+    cells = json.loads((ROOT / "notebooks" / "08_fails_in_silence.ipynb").read_text("utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells)
     (command,) = re.findall(r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```", text, re.MULTILINE)
     arguments = cli.parse(shlex.split(command.replace("\\\n", " ")))

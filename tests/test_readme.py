@@ -61,5 +61,7 @@ def test_make_knows_what_to_do():
 def test_hours_on_a_card_are_the_committed_ones():
     runs = json.loads((ROOT / "ddpo_lessons" / "app" / "paper_run.json").read_text("utf-8"))["runs"]
     hours = {run["card"]: run["hours"] for run in runs if run["run"] == "edit"}
-    said = f"about {hours['RTX 4090']:.0f} hours on an RTX 4090 and {hours['RTX 3090']:.0f} on an RTX 3090"
-    assert said in " ".join(README.split())
+    # If the card reaches 0.3 of its peak, as in the file, or the published clue's 0.19.
+    low, high = ({card: time * 0.3 / u for card, time in hours.items()} for u in (0.3, 0.19))
+    fast, slow = (f"{low[card]:.0f} to {high[card]:.0f}" for card in ("RTX 4090", "RTX 3090"))
+    assert f"{fast} hours on an RTX 4090 and {slow} on an RTX 3090" in " ".join(README.split())

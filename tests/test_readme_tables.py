@@ -46,7 +46,6 @@ def test_only_tables_with_marks_are_read(monkeypatch):
 def test_epochs_on_a_gpu_are_beside_the_paper():
     nothing = tables.gpu_table({})
     assert nothing.count("| not run |") == len(tables.EPOCHS)
-    assert "sdxl" not in tables.gpu_table({}, "sd15")
     assert nothing.endswith("\n\n**Not run on a GPU yet.**")
     done = {"paper_gb": 11.48, "peak_gb": 12.06, "sampling_s": 4.0, "training_s": 6.0, "first_epoch_s": 12.34}
     done |= {"sampling_tflop": 158.0, "training_tflop": 282.0, "waits": 31, "ratio_error": 0.00012}

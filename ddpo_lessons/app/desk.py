@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,20 +43,20 @@ DESKS: tuple[dict[str, tuple[str | None, dict[str, Any]]], ...] = (
         "D": ("other prompts", {}),
     },
     {
-        "E": (None, {"train_gradient_accumulation_steps": 8}),
-        "F": ("other weights", {}),
-        "G": ("own ratio", {}),
-        "H": (None, {"train_learning_rate_warmup_steps": 8}),
+        "E": (None, {"num_epochs": 2, "train_gradient_accumulation_steps": 8}),
+        "F": ("other weights", {"num_epochs": 2}),
+        "G": ("own ratio", {"num_epochs": 2}),
+        "H": (None, {"num_epochs": 2, "train_learning_rate_warmup_steps": 500}),
     },
     {
         letter: (fault, {"num_epochs": 1, "sentence": ANY_COLOURS})
         for letter, fault in zip("IJKL", ("0 to 255", "four noises", None, "shifted pictures"), strict=True)
     },
     {
-        "M": ("first four", {}),
-        "N": ("empty file", {}),
-        "O": (None, {"seed": 2}),
-        "P": ("whole numbers", {}),
+        "M": ("first four", {"num_epochs": 2}),
+        "N": ("empty file", {"num_epochs": 2}),
+        "O": (None, {"num_epochs": 2, "seed": 1}),
+        "P": ("whole numbers", {"num_epochs": 2}),
     },
 )
 ZERO = 1e-9  # where a logarithmic axis shows 0
@@ -89,29 +90,39 @@ def make_trainer(
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its trainer and records, and each epoch's pictures (N, 3, H, W) and rewards (N,)."""
+    """A finished run and its records; of each epoch pictures (N, 3, H, W), rewards and advantages (N,)."""
 
     trainer: DDPOTrainer
     epochs: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     pictures: list[torch.Tensor]
     rewards: list[torch.Tensor]
+    advantages: list[torch.Tensor]
 
 
 def run(fault: str | None = None, **changes: Any) -> Run:
     """Train with a fault of `FAULTS` in the package, or with none."""
-    pictures, rewards = list[torch.Tensor](), list[torch.Tensor]()
+    pictures, rewards, advantages = (list[torch.Tensor]() for _ in range(3))
 
     def keep(batches: list[list[Any]], *_: Any) -> None:
         pictures.append(torch.cat([batch[0] for batch in batches]))
         rewards.append(torch.cat([batch[3] for batch in batches]))
 
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        if fault is not None:
-            stack.enter_context(put_in(FAULTS[fault]))
+    broken = put_in(FAULTS[fault]) if fault else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), broken:
+        warnings.simplefilter("ignore")  # the first epoch's, which would tell
         trainer = make_trainer(folder, keep, **changes)
+        algorithm: Any = trainer.algorithm
+        weigh = algorithm.advantages
+
+        def weighed(*asked: Any) -> torch.Tensor:
+            advantages.append(weigh(*asked))
+            return advantages[-1]
+
+        algorithm.advantages = weighed
         trainer.train()
-        return Run(trainer, read_metrics(folder, "epoch"), read_metrics(folder, "step"), pictures, rewards)
+        epochs, steps = (read_metrics(folder, kind) for kind in ("epoch", "step"))
+        return Run(trainer, epochs, steps, pictures, rewards, advantages)
 
 
 def open_desk(number: int) -> dict[str, Run]:
@@ -131,7 +142,10 @@ def show_records(runs: Mapping[str, Run]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2.2 * len(runs) + 0.6, 4.6), layout="constrained")
-    grid = figure.subplots(3, len(runs), sharey="row", squeeze=False)
+    grid = figure.subplots(3, len(runs), squeeze=False)
+    for axis in grid[1:, 1:].flat:
+        axis.sharey(grid[1, 0] if axis in grid[1] else grid[2, 0])
+        axis.tick_params(labelleft=False)
     for column, (name, run) in zip(grid.T, runs.items(), strict=True):
         rewards = [epoch["reward_mean"] for epoch in run.epochs]
         column[0].plot(range(1, len(rewards) + 1), rewards, "o-", color="C0")
@@ -164,3 +178,39 @@ def show_pictures(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Fi
             axis.set_title(f"{reward:.3f}", fontsize=8)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center")
     return figure
+
+
+# What it is | why | the ratio errors of each epoch | learning rates, 1e-3 where none are given.
+_RECORDS = """
+fine | a healthy run | 1e-7 2e-3 9e-3, 0 4e-3 2e-2
+fine | later steps of an epoch may be far off | 0 0.5, 1e-7 0.9
+fine | one step an epoch: no moved policy replays anything | 0, 1e-7, 0
+fine | a rate of 0 moves nothing | 0 0, 0 0 | 0 0 0 0
+fine | a step moves the policy of the next one, not its own | 0 1e-8 | 0 1e-3
+fine | new samples are the moved policy's own: what moved before counts no more | 0, 0 0 | 1e-3 0 0
+fine | one later step that is off is enough | 0 1e-7, 0 3e-3
+fine | 1e-4 is allowed | 9e-5 2e-3, 5e-5 3e-3
+another policy | the first step of the first epoch is off | 0.3 0.3, 0.2 0.3
+another policy | also where later epochs are right | 2e-4 2e-3, 0 3e-3
+another policy | also with one step an epoch | 0.3, 0.2
+another policy | the first of the four that is true | 0.3 0, 0 0
+stale sampler | the first step of a later epoch is off | 0 2e-3, 2e-3 4e-3, 2e-2 2e-2
+stale sampler | also if it is the third epoch alone | 0 2e-3, 0 4e-3, 2e-2 2e-2
+stale sampler | also with one step an epoch | 0, 2e-3
+ratio stays 1 | it is exactly 1 | 0 0 0, 0 0 0
+ratio stays 1 | it is 1 to rounding | 1e-7 2e-7, 0 1e-7
+ratio stays 1 | the rate warms up, and then nothing moves | 0 0 0, 0 0 0 | 0 0 1e-3 1e-3 1e-3 1e-3
+"""
+
+
+def known_records() -> list[tuple[str, str, list[dict[str, float]]]]:
+    """Return records of steps for exercise 1, each with what it is and why."""
+    found = []
+    for line in _RECORDS.strip().splitlines():
+        verdict, why, epochs, *given = line.split(" | ")
+        errors = [(n, float(x)) for n, epoch in enumerate(epochs.split(","), start=1) for x in epoch.split()]
+        rates = [float(rate) for rate in given[0].split()] if given else [1e-3] * len(errors)
+        rows = zip(errors, rates, strict=True)
+        steps = [{"epoch": n, "max_ratio_error": error, "lr": rate} for (n, error), rate in rows]
+        found.append((verdict, why, steps))
+    return found

@@ -4,8 +4,6 @@ Each was found in a published trainer. `put_in` compiles a module with one line 
 changed function's code to the function in use; so nothing that has been imported needs to be imported again.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

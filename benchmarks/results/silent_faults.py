@@ -1,0 +1,83 @@
+"""Lesson 08's faults: what preflight sees of each, and three runs of ten epochs of which one is broken.
+
+    python -m benchmarks.results.silent_faults
+
+Writes `silent_faults.json` (which checks fail), `silent_runs.csv` (a row an epoch) and `silent_*.png`.
+"""
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import write_rows
+from ddpo_lessons.app import preflight
+from ddpo_lessons.app.desk import make_trainer
+from ddpo_lessons.app.faults import FAULTS, put_in
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.tiny.world import to_pil
+
+HERE = Path(__file__).parent
+# Settings that a healthy run may have, and that look sick.
+HEALTHY: dict[str, dict[str, Any]] = {
+    "healthy": {},
+    "one step an epoch": {"train_gradient_accumulation_steps": 8},
+    "warm-up": {"train_learning_rate_warmup_steps": 8},
+    "high rate": {"train_learning_rate": 0.01},
+}
+RUNS = {"A": ("empty file", {}), "B": (None, HEALTHY["one step an epoch"]), "C": (None, {"seed": 1})}
+SHOWN = 6
+
+
+def failed_checks(fault: str | None, **changes: Any) -> dict[str, bool]:
+    """Return for each check of preflight whether it fails."""
+    broken = put_in(FAULTS[fault]) if fault else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as folder, broken:
+        found = preflight.fly(make_trainer(folder, **changes))
+    return {finding.check: not finding.passed for finding in found}
+
+
+def long_run(name: str) -> list[dict[str, Any]]:
+    """Train one of the three; write what it draws before, after, and from its saved file."""
+    fault, changes = RUNS[name]
+    broken = put_in(FAULTS[fault]) if fault else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as folder, broken:
+        trainer = make_trainer(folder, num_epochs=10, **changes)
+        shown = list(trainer.contexts.of(0).values())[:SHOWN]
+        rows = [trainer.sampler.draw(shown)]
+        trainer.train()
+        rows.append(trainer.sampler.draw(shown))
+        trainer.save_pretrained(Path(folder, "lora"))
+        rows.append(preflight.draw_saved(trainer, shown, Path(folder, "lora"))[1])
+        strip = torch.cat([torch.cat(list(images), dim=2) for images in rows], dim=1)  # (3, 3 H, SHOWN W)
+        to_pil(strip).save(HERE / f"silent_{name}.png")
+        steps = read_metrics(folder, "step")
+        return [
+            {
+                "run": name,
+                "epoch": epoch["epoch"],
+                "reward": epoch["reward_mean"],
+                "first_ratio_error": own[0]["max_ratio_error"],
+                "last_ratio_error": own[-1]["max_ratio_error"],
+                "clip_fraction": own[-1]["clip_fraction"],
+                "grad_norm": own[-1]["grad_norm"],
+                "loss": own[-1]["loss"],
+            }
+            for epoch in read_metrics(folder, "epoch")
+            for own in [[step for step in steps if step["epoch"] == epoch["epoch"]]]
+        ]
+
+
+def main() -> None:
+    """Run all, and write the files."""
+    write_rows(HERE / "silent_runs.csv", [row for name in RUNS for row in long_run(name)])
+    found = {name: failed_checks(None, **changes) for name, changes in HEALTHY.items()}
+    found |= {name: failed_checks(name) for name in FAULTS}
+    (HERE / "silent_faults.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Diagrams of lesson 08: three runs, faults and checks, what a card holds, and what is kept in float32."""
+
+import csv
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+
+BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"  # python -m benchmarks.results.silent_faults
+# `python -m benchmarks.speed.paper_run`
+PAPER: dict[str, Any] = json.loads((ROOT / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))
+PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
+HOPED, PUBLISHED = 0.3, 0.19  # shares of a card's peak speed
+RECORDS = {
+    "last loss": ("loss", ".2f"),
+    "|ρ − 1|, first step of an epoch": ("first_ratio_error", ".0e"),
+    "|ρ − 1|, last step": ("last_ratio_error", ".0e"),
+    "clip fraction": ("clip_fraction", ".2f"),
+    "gradient's norm": ("grad_norm", ".3f"),
+}
+
+
+def strip(axes: Axes, name: str, row: int) -> None:
+    """Show a row of the pictures of a run: before, after, and from the saved file."""
+    image = plt.imread(RESULTS / f"silent_{name}.png")
+    height = len(image) // 3
+    axes.imshow(image[height * row : height * (row + 1)], interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+
+
+def question() -> Figure:
+    """Draw rewards, records and pictures of the three runs."""
+    with open(RESULTS / "silent_runs.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figure = Figure(figsize=(10, 5.4), facecolor=CARD, layout="constrained")
+    grid = figure.subplots(4, 3, height_ratios=[2.1, 1.5, 0.62, 0.62])
+    for column, (name, color) in zip(grid.T, zip("ABC", (BLUE, GREEN, PURPLE), strict=True), strict=True):
+        own = [row for row in rows if row["run"] == name]
+        epochs, rewards = ([float(row[key]) for row in own] for key in ("epoch", "reward"))
+        column[0].plot(epochs, rewards, "o-", color=color)
+        column[0].set(title=f"run {name}", xlabel="epoch", xticks=epochs, facecolor=CARD, ylim=(-0.25, 0.01))
+        column[1].axis("off")
+        for number, (text, (key, form)) in enumerate(RECORDS.items()):
+            y = 0.92 - 0.2 * number
+            column[1].text(0, y, text, fontsize=9.5, color=MUTED, va="center")
+            value = abs(float(own[-1][key])) if key != "loss" else float(own[-1][key]) + 0.0
+            words = format(value, form) if value else "0"
+            column[1].text(1, y, words, fontsize=9.5, ha="right", va="center")
+        for row in (0, 1):
+            strip(column[2 + row], name, row)
+    grid[0, 0].set_ylabel("reward (redness)")
+    grid[2, 0].set_ylabel("before", rotation=0, ha="right", va="center")
+    grid[3, 0].set_ylabel("after", rotation=0, ha="right", va="center")
+    return figure
+
+
+def answer() -> Figure:
+    """Draw what the saved files of the three runs draw."""
+    figure = Figure(figsize=(10, 0.9), facecolor=CARD, layout="constrained")
+    for axes, name in zip(figure.subplots(1, 3), "ABC", strict=True):
+        strip(axes, name, 2)
+        axes.set_title(f"run {name}, drawn with its file", fontsize=10)
+    return figure
+
+
+def matrix() -> Figure:
+    """Draw which check fails for which fault."""
+    found = json.loads((RESULTS / "silent_faults.json").read_text("utf-8"))
+    checks = list(dict.fromkeys(check for run in found.values() for check in run))
+    used = [check for check in checks if any(run.get(check) for run in found.values())]
+    quiet = [check for check in checks if check not in used]
+    figure, axes = diagram(10, 6.95)
+    left, top, wide, high = 1.6, 5.1, 0.72, 0.255
+    for column, check in enumerate(used):
+        x = left + wide * (column + 0.5)
+        words = textwrap.fill(check, 30)
+        axes.text(x, top + 0.12, words, rotation=30, fontsize=9.5, color=INK, ha="left", va="bottom")
+    for number, (name, run) in enumerate(found.items()):
+        y = top - high * (number + 0.5)
+        seen = any(run.values())
+        healthy = number < 4
+        label(axes, left - 0.12, y, name, size=9.5, align="right", ink=INK if seen or healthy else RED)
+        for column, check in enumerate(used):
+            color = ORANGE if run.get(check) else "#e6e6de" if check in run else CARD
+            axes.bar(left + wide * (column + 0.5), high * 0.82, wide * 0.94, y - high * 0.41, color=color)
+        if not seen:
+            words = "no alarm: it is healthy" if healthy else "seen by none"
+            x = left + wide * len(used) + 0.08
+            label(axes, x, y, words, size=9, align="left", ink=MUTED if healthy else RED)
+    words = "Orange: the check fails. Blank: nothing to check. These checks pass everywhere: "
+    lines = textwrap.wrap(words + "; ".join(quiet) + ".", 118)
+    label(axes, 0.2, 0.3, "\n".join(lines), size=9.5, align="left", ink=MUTED)
+    return figure
+
+
+def card() -> Figure:
+    """Draw memory by the pairs of a pass, and hours by card."""
+    figure = Figure(figsize=(10, 3.9), facecolor=CARD, layout="constrained")
+    memory, hours = figure.subplots(1, 2, width_ratios=[1.15, 1])
+    stations = [row for row in PAPER["memory"] if row["station"].startswith("train")]
+    names = [row["station"].removeprefix("train ").replace(" pairs", "") for row in stations]
+    at = [0.0] * len(stations)
+    for part, color in PARTS.items():
+        sizes = [row.get(part, 0) / 1e9 for row in stations]
+        memory.bar(range(len(names)), sizes, 0.62, at, color=color, label=part)
+        at = [low + size for low, size in zip(at, sizes, strict=True)]
+    for size in (10, 16, 24):
+        limit = 0.85 * size - 1
+        memory.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        memory.text(
+            4.5, limit, f"limit of a\ncard of {size}", fontsize=8.5, va="center", backgroundcolor=CARD
+        )
+    for x, total in enumerate(at):
+        memory.text(x, total + 0.4, f"{total:.1f}", ha="center", fontsize=9, fontweight="bold")
+    memory.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
+    memory.set(ylabel="GB", ylim=(0, 46), xlim=(-0.5, 5.6), xlabel="pairs of a training pass", facecolor=CARD)
+    memory.set_title("memory of preset edit, on paper", fontsize=11)
+    handles, texts = memory.get_legend_handles_labels()
+    memory.legend(handles[::-1], texts[::-1], frameon=False, fontsize=9, loc="upper left")
+    runs = [row for row in PAPER["runs"] if row["run"] == "edit"]
+    for y, row in enumerate(reversed(runs)):
+        low, high = row["hours"], row["hours"] * HOPED / PUBLISHED
+        hours.barh(y, high - low, 0.5, low, color=BLUE)
+        hours.text(high + 1.5, y, f"{low:.0f} to {high:.0f} h", va="center", fontsize=9.5)
+    hours.set_yticks(range(len(runs)), [row["card"] for row in reversed(runs)])
+    hours.set(xlabel="hours of 100 epochs", xlim=(0, 135), facecolor=CARD)
+    hours.set_title(f"if a card reaches {HOPED} (left) to {PUBLISHED} of its peak", fontsize=11)
+    return figure
+
+
+def precision() -> Figure:
+    """Draw the way of a latent through the UNet and back, with the precision of every tensor."""
+    figure, axes = diagram(10, 4.1)
+    label(
+        axes, 0.25, 3.85, "What is kept in float32, and what is not", size=12.5, weight="bold", align="left"
+    )
+    box(axes, 0.25, 2.0, 1.75, 0.95, "latent $x_t$\nfloat32", color=BLUE)
+    box(axes, 3.0, 1.8, 2.3, 1.35, "frozen UNet\nbfloat16\nproducts: autocast", color=ORANGE)
+    box(axes, 3.0, 0.55, 2.3, 0.85, "LoRA weights,\nmoments: float32", color=BLUE)
+    box(axes, 6.2, 2.0, 1.5, 0.95, "noise $\\hat\\varepsilon$\nfloat32", color=BLUE)
+    box(axes, 8.15, 2.0, 1.5, 0.95, "$\\mu$, $\\sigma$\nfloat32", color=BLUE)
+    box(axes, 8.15, 0.5, 1.5, 0.95, "action $x_{t-1}$\nfloat32", color=BLUE)
+    box(axes, 6.2, 0.5, 1.5, 0.95, "log-prob\nfloat32", color=BLUE)
+    arrow(axes, (2.0, 2.48), (3.0, 2.48))
+    label(axes, 2.5, 2.7, "rounded", ink=ORANGE, size=9.5)
+    arrow(axes, (5.3, 2.48), (6.2, 2.48))
+    label(axes, 5.75, 2.7, ".float()", ink=MUTED, size=9.5)
+    arrow(axes, (4.15, 1.4), (4.15, 1.8))
+    arrow(axes, (7.7, 2.48), (8.15, 2.48))
+    arrow(axes, (8.9, 2.0), (8.9, 1.45))
+    arrow(axes, (8.15, 0.98), (7.7, 0.98))
+    label(axes, 9.0, 1.73, "draw", ink=MUTED, size=9.5, align="left")
+    arrow(axes, (1.12, 3.3), (1.12, 2.95))
+    axes.plot([9.65, 9.82, 9.82, 1.12], [0.98, 0.98, 3.3, 3.3], color=INK, linewidth=1.3)
+    words = "the same float32 numbers: the next state, and what training replays"
+    label(axes, 5.5, 3.48, words, ink=MUTED, size=9.5)
+    words = "VAE and text encoder round too, but what they give is recorded once. "
+    words += "Only the UNet is run again in training."
+    label(axes, 0.25, 0.18, words, size=10, align="left")
+    return figure
+
+
+if __name__ == "__main__":
+    main(
+        {
+            "08-question": question,
+            "08-answer": answer,
+            "08-matrix": matrix,
+            "08-card": card,
+            "08-precision": precision,
+        }
+    )
