@@ -1,9 +1,8 @@
 """Checks of the first epoch: silent where all is well, and each fault is seen by the check that is for it."""
 
-from __future__ import annotations
-
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +169,21 @@ def test_the_command_prints_a_line_a_check_and_leaves_no_run(tmp_path, capsys, m
     assert "FAIL  rewards differ" in said
     assert "ok    the saved file draws the same" in said
     assert {path.name for path in tmp_path.iterdir()} <= {"flat.py", "__pycache__"}
+
+
+def test_the_lesson_tells_what_was_counted():
+    root = Path(__file__).parents[1]
+    results, lesson = root / "benchmarks" / "results", root / "notebooks" / "08_fails_in_silence.ipynb"
+    found = json.loads((results / "silent_faults.json").read_text("utf-8"))
+    seen = {name for name, checks in found.items() if any(checks.values())}
+    assert seen <= FAULTS.keys() <= found.keys()  # no healthy run raises an alarm
+    counts = json.loads((results / "preflight_counts.json").read_text("utf-8"))
+    hits = [row for row in counts["mutations"] if row["seen"]]
+    text = lesson.read_text("utf-8")
+    assert (len(seen), len(FAULTS)) == (9, 13)
+    assert "Nine of thirteen are seen" in text
+    assert f"first epochs of {counts['healthy']['first_epochs']} runs" in text
+    assert len(counts["healthy"]["alarms"]) == 3
+    assert "raised three alarms" in text
+    assert len(hits) == 1
+    assert f"of the {len(counts['mutations'])} one-line faults" in text

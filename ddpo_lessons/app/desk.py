@@ -133,8 +133,8 @@ def open_desk(number: int) -> dict[str, Run]:
 def tell(number: int) -> None:
     """Print what was wrong with the runs of a desk."""
     for letter, (fault, changes) in DESKS[number - 1].items():
-        named = ", ".join(f"{name}={value}" for name, value in changes.items() if name.startswith("train"))
-        print(f"{letter}: {FAULTS[fault]}" if fault else f"{letter}: healthy {named}".rstrip(), end="\n\n")
+        named = [f"{name}={value}" for name, value in changes.items() if name.startswith("train")]
+        print(f"{letter}: {FAULTS[fault] if fault else ', '.join(['healthy', *named])}", end="\n\n")
 
 
 def show_records(runs: Mapping[str, Run]) -> Figure:

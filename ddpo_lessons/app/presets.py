@@ -1,6 +1,6 @@
 """Named settings for `ddpo-lessons train`; flags of the command line override them.
 
-`GPU_MEMORY` is lesson 08's table of what cards take at a time; `app.memory` works it out for all others.
+`GPU_MEMORY` is a table of what common cards take at a time; `app.memory` works it out for all others.
 """
 
 import math
@@ -238,7 +238,7 @@ def divide(preset: Preset, processes: int, given: Collection[str] = ()) -> dict[
 
 
 # The most that fits, by GB: Stable Diffusion 1.5 at 512 px, LoRA, guidance, 256 samples an epoch and CLIP as
-# the reward stay under 85% of the card with 1 GB left for CUDA (tests/test_presets.py, lesson 08).
+# the reward stay under 85% of the card with 1 GB left for CUDA (tests/test_presets.py).
 # Both batch sizes are one number: in bf16 and fp16 a network may round differently in passes of another
 # size, and training is to replay what sampling did.
 GPU_MEMORY: dict[int, dict[str, Any]] = {
