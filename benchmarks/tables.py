@@ -165,7 +165,7 @@ def _measured(rows: list[Row]) -> list[str]:
 
 
 def search_table(task: str, rows: list[Row]) -> str:
-    """Return the reward that a search found at each rate: at the end, and the highest within the limit."""
+    """Return what a search found at each rate: the highest mean reward within the limit, and its queries."""
     rates = sorted({float(row["learning_rate"]) for row in rows})
     lines = []
     for method in EQUAL_TASKS[task].methods:
@@ -173,9 +173,8 @@ def search_table(task: str, rows: list[Row]) -> str:
         for rate in rates:
             own = [r for r in rows if (r["method"], float(r["learning_rate"])) == (method, rate)]
             if own:
-                reward, share = (float(own[-1][name]) for name in ("reward", "judge"))
-                within, queries = best_point(task, own)
-                cells.append(f"{reward:.2f}, {share:.0%} ({within:.2f} after {queries})")
+                reward, queries = best_point(task, own)
+                cells.append(f"{reward:.2f} after {queries}")
             else:
                 cells.append("")
         lines += [[method, *cells]] if any(cells) else []
@@ -195,32 +194,38 @@ def guide_table() -> str:
         return [row for row in rows if int(row["queries"]) == queries]
 
     def taste(method: str) -> str:
-        at = ends("taste", method, chosen("taste", method)[1])
-        return f"{method} {spread(at, 'reward')}" if at else f"{method} not run"
+        return f"{method} {spread(ends('taste', method, chosen('taste', method)[1]), 'reward')}"
+
+    def passes(method: str) -> str:
+        return f"{mean(ends('taste', method, chosen('taste', method)[1]), 'passes'):,.0f}"
 
     def said(row: Row) -> str:
         return f"{float(row['reward']):.2f} with {float(row['judge']):.0%} of the animals"
 
-    draft, nft = ends("prompts", "DRaFT", 512), ends("prompts", "DiffusionNFT", 1920)
-    ddpo = ends("taste", "DDPO", 128)
+    def prompts(method: str, queries: int = 1920) -> str:
+        return f"{method} {spread(ends('prompts', method, queries), 'reward')}"
+
+    def after_128(method: str) -> str:
+        return f"{method} {spread(ends('taste', method, 128), 'reward')}"
+
     rows = [
         ["Does a sentence, a setting or the best of a few pictures do?", "do not train",
-         f"taste: said in the prompt {said(words)}, best of 8 {said(untrained['best of 8'])}; "
-         f"{taste('branching')} after its training"],
+         f"taste: said in the prompt {said(words)}, best of 4 {said(untrained['best of 4'])}; "
+         f"{taste('AWM')} after its training"],
         ["Have you pairs?", "train on the pairs",
          f"an animal in confetti: {right[pairs]} all right from 2,560 pairs, {right[rl]} from 34,816 scores, "
          f"{right[best]} by the best of 8, {right[turned]} by the best setting"],
-        ["Has the reward a slope that you trust?", "try DRaFT or ReFL, beside branching",
-         f"prompts: DRaFT {spread(draft, 'reward')} after 512 queries, NFT {spread(nft, 'reward')} after "
-         f"1,920; taste: {taste('DRaFT')}, {taste('branching')}"],
+        ["Has the reward a slope that you trust?", "try DRaFT or ReFL, beside PEPG",
+         f"prompts: {prompts('ReFL', 512)} after 512 queries, {prompts('DiffusionNFT')} after 1,920; "
+         f"taste: {taste('DRaFT')}, {taste('PEPG')}"],
         ["Is it an edit?", "branching; DDPO where one step is the action",
          f"confetti: branching {right[rl]}, untrained at its best {right[turned]}"],
-        ["Is a query dear?", "branching",
-         f"taste, after 128: {taste('branching')}, DDPO {spread(ddpo, 'reward')}"],
-        ["Otherwise", "NFT, with a judge beside it",
-         f"prompts: NFT {spread(nft, 'reward')}, Flow-GRPO in a window "
-         f"{spread(ends('prompts', 'Flow-GRPO, window', 1920), 'reward')}, "
-         f"untrained {spread(ends('prompts', 'DiffusionNFT', 0), 'reward')}"],
+        ["Is a query dear, or a pass?", "a query: AWM or DDPO; a pass: branching or ReFL",
+         f"taste, after 128 queries: {after_128('AWM')}, {after_128('DDPO')}, {after_128('PEPG')}; "
+         f"{taste('branching')} from {passes('branching')} passes, {taste('ReFL')} from {passes('ReFL')}"],
+        ["Otherwise", "PEPG or NFT, with a judge beside it",
+         f"taste: {taste('PEPG')}, {taste('DiffusionNFT')}; prompts: {prompts('PEPG')}, "
+         f"{prompts('DiffusionNFT')}, untrained {spread(ends('prompts', 'PEPG', 0), 'reward')}"],
     ]  # fmt: skip
     return table(["question", "if yes", "what it rests on"], "lll", rows)
 

@@ -124,10 +124,10 @@ def pictures() -> Figure:
 QUESTIONS = (  # question, what to do if the answer is yes
     ("Does a sentence, a setting or the\nbest of a few pictures do?", "do not train"),
     ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
-    ("Has the reward a slope\nthat you trust?", "try DRaFT or ReFL,\nbeside branching"),
+    ("Has the reward a slope\nthat you trust?", "try DRaFT or ReFL,\nbeside PEPG"),
     ("Is it an edit of pictures?", "DDPO with few actions,\nbranching with many"),
-    ("Is a query dear?", "branching"),
-    ("Otherwise", "NFT, on finished pictures;\nlook at a judge often"),
+    ("Is a query dear,\nor a pass?", "a query: AWM or DDPO;\na pass: branching or ReFL"),
+    ("Otherwise", "PEPG or NFT;\nlook at a judge often"),
 )
 
 

@@ -20,15 +20,15 @@ from tests.helpers import make_sd3_pipeline
 # trained on. DRaFT samples up to where its K steps begin, ReFL up to the step that it jumps from.
 PASSES = {
     ("taste", "DDPO"): 1 / 8
-    + 5
-    + 3 * 2 * (1 / 5 * 1 / 8 + 4 / 5),  # on average: a group shares its first state
-    ("taste", "RWR"): 6 + 3 * 2,
-    ("taste", "AWM"): 6 + (3 + 1) * 2,  # the lagging policy is asked too
-    ("taste", "DiffusionNFT"): 6 + (3 + 1) * 2,
-    ("taste", "PEPG"): 6 + (3 + 1) * 2,
-    ("taste", "online DPO"): 6 + 2 / 8 * (3 + 1) * 2,  # two of eight samples; the first policy is asked too
-    ("taste", "DRaFT"): 3 + 3 * 3,
-    ("taste", "ReFL"): 6 - 2 + 3,
+    + 4
+    + 3 * 2 * (1 / 4 * 1 / 8 + 3 / 4),  # on average: a group shares its first state
+    ("taste", "RWR"): 5 + 3 * 2,
+    ("taste", "AWM"): 5 + (3 + 1) * 2,  # the lagging policy is asked too
+    ("taste", "DiffusionNFT"): 5 + (3 + 1) * 2,
+    ("taste", "PEPG"): 5 + (3 + 1) * 2,
+    ("taste", "online DPO"): 5 + 2 / 8 * (3 + 1) * 2,  # two of eight samples; the first policy is asked too
+    ("taste", "DRaFT"): 2 + 3 * 3,
+    ("taste", "ReFL"): 5 - 2 + 3,
     ("prompts", "RWR"): 10 + 3 * 3,
     ("prompts", "DiffusionNFT"): 10 + (3 + 1) * 3,
     ("prompts", "DRaFT"): 5 + 3 * 5,
@@ -104,6 +104,8 @@ def test_rate_and_length_are_chosen_by_the_highest_reward_within_the_limit(tmp_p
     monkeypatch.setattr(equal_terms, "SEARCH", tmp_path / "search.csv")
     write_rows(tmp_path / "search.csv", [*hacked, *careful])
     assert equal_terms.chosen("taste", "RWR") == (1e-3, 128)
+    other_seed = rows_of(1e-3, (0, 0.0, 1.0), (64, 1.4, 1.0), (128, 3.5, 0.7))  # broke after that
+    assert equal_terms.best_point("taste", [*careful, *other_seed]) == (1.2, 64)
     assert equal_terms.chosen("prompts", "RWR") == (3e-3, 1920)
 
 

@@ -3,9 +3,10 @@
 equal_tasks.py has tasks and methods. All methods of a task have as many reward queries, and are asked the
 same questions along the way. First the learning rate is searched: every method begins with the same two
 rates, and goes on in the better one's direction, in steps of about three, until a rate lies between two worse
-ones. One rate is better than another if somewhere along its run the reward is higher, as long as the task's
-limit holds: so a run's length is chosen with its rate. The search asks validation questions, with one seed.
-Then three seeds are trained at the chosen rate to the end, and are asked the test's questions.
+ones. One rate is better than another if somewhere along its runs the mean reward of two seeds is higher, as
+long as the task's limit holds for both: so a run's length is chosen with its rate. The search asks validation
+questions, and ends a run whose limit broke. Then three other seeds are trained at the chosen rate to the end,
+and are asked the test's.
 
 Queries are images that are scored to be learned from. Passes are samples that pass the network, a forward
 pass is one and its backward pass two more; those that only the record needs are not counted.
@@ -38,7 +39,7 @@ from ddpo_lessons.trainer import Runner
 FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
 UNTRAINED, PICTURES = FOLDER / "equal_terms_untrained.csv", FOLDER / "equal_terms"
-SEEDS, SEARCH_SEED, SHOWN = (0, 1, 2), 100, 8
+SEEDS, SEARCH_SEEDS, SHOWN = (0, 1, 2), (100, 101), 8
 LADDER = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 BEGIN = (3, 4)  # places on the ladder
 NAMES = ("task", "method", "learning_rate", "seed")
@@ -117,7 +118,7 @@ def at_the_start(task: str, split: str) -> tuple[torch.Tensor, Row]:
 def train(run: Run) -> list[Row]:
     """Train until the queries are used up; return marks along the way, none after numbers broke."""
     task, rows, seconds = TASKS[run.task], list[Row](), 0.0
-    split = "validation" if run.seed == SEARCH_SEED else "test"
+    split = "validation" if run.seed in SEARCH_SEEDS else "test"
     with make_runner(run) as runner, counted_passes(runner.family.denoiser) as count:
         exam, size = task.exam(split), runner.config.sample_batch_size
         saved = passes_for_the_record(runner.algorithm) * size
@@ -129,6 +130,8 @@ def train(run: Run) -> list[Row]:
                 images, marks = start or look(exam, runner.pipeline)
                 at = {"queries": queries, "passes": passes, "seconds": seconds}
                 rows.append({**{name: getattr(run, name) for name in NAMES}, **at, **marks})
+                if split == "validation" and not holds(run.task, rows[-1], rows[0]):
+                    break
                 if queries in (run.length, task.points[-1]):
                     strips.append(torch.cat(list(images[0, :SHOWN]), dim=2))
             if queries == task.points[-1]:
@@ -154,12 +157,29 @@ def keep(strips: Sequence[torch.Tensor], name: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------- search
-def best_point(task: str, rows: Sequence[Row]) -> tuple[float, int]:
-    """Return the highest reward of a run where its limit holds, and after how many queries."""
+def holds(task: str, row: Row, first: Row) -> bool:
+    """Return whether a task's limit holds, given a run's first marks."""
     measure, share = TASKS[task].limit
-    allowed = [row for row in rows if float(row[measure]) >= share * float(rows[0][measure])]
-    best = max(allowed, key=lambda row: float(row["reward"]))
-    return float(best["reward"]), int(best["queries"])
+    return float(row[measure]) >= share * float(first[measure])
+
+
+def best_point(task: str, rows: Sequence[Row]) -> tuple[float, int]:
+    """Return the highest mean reward of a rate's runs where the limit holds for each, and when that was.
+
+    Args:
+        task: gives the limit.
+        rows: of the runs, one for each seed; points that a run did not reach do not count.
+    """
+    points: dict[int, list[Row]] = {}
+    for row in rows:
+        points.setdefault(int(row["queries"]), []).append(row)
+    rewards = {
+        queries: sum(float(row["reward"]) for row in own) / len(own)
+        for queries, own in points.items()
+        if len(own) == len(points[0]) and all(holds(task, row, points[0][0]) for row in own)
+    }
+    best = max(rewards, key=lambda queries: rewards[queries])
+    return rewards[best], best
 
 
 def next_rate(tried: dict[float, float]) -> float | None:
@@ -176,7 +196,7 @@ def search(method: Search) -> list[Row]:
     """Try rates until the best lies between two others; return the rows of all runs."""
     rows, tried = list[Row](), dict[float, float]()
     while (rate := next_rate(tried)) is not None:
-        own = train(Run(method.task, method.method, rate, SEARCH_SEED))
+        own = [row for s in SEARCH_SEEDS for row in train(Run(method.task, method.method, rate, s))]
         tried[rate] = best_point(method.task, own)[0]
         rows += own
     return rows
@@ -184,7 +204,7 @@ def search(method: Search) -> list[Row]:
 
 def chosen(task: str, method: str) -> tuple[float, int]:
     """Return rate and length with the highest reward of the search within the limit, or those of the task."""
-    rate, points = TASKS[task].rate, TASKS[task].points
+    rate, points = TASKS[task].methods[method].rate or TASKS[task].rate, TASKS[task].points
     if rate is not None:
         return rate, points[-1]
     runs: dict[float, list[Row]] = {}
