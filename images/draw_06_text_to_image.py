@@ -173,11 +173,11 @@ def paths() -> Figure:
         found = [[point(row) for row in own if row["seed"] == seed] for seed in seeds]
         for path in map(np.array, found):  # (E, 2)
             axes.plot(*path.T, "o-", color=color, linewidth=1.3, markersize=4, alpha=0.8, label=NAMES[method])
-        title(table, 0, 7.4 - 1.9 * number, NAMES[method], 9.5, ink=color)
+        title(table, 0, 8.1 - 1.9 * number, NAMES[method], 9.5, ink=color)
         for line, reward in enumerate(LEVELS):
             kept = [kept_at(path, reward) for path in found]
             text = ", ".join("–" if share is None else f"{share:.0f}" for share in kept)
-            at, y = minus(f"at {reward}"), 6.8 - 1.9 * number - 0.5 * line
+            at, y = minus(f"at {reward}"), 7.5 - 1.9 * number - 0.5 * line
             label(table, 0.1, y, f"{at}:  {text}", size=9.5, align="left")
     for name, (x, y) in untrained(rows).items():
         axes.plot(x, y, "D", color=PURPLE, markersize=6)

@@ -99,7 +99,7 @@ def question() -> Figure:
         "Three rules that divide a score among steps,",
         "on another task, three seeds each:",
         "A praises or blames all steps of a picture alike.",
-        "B lets one step differ, and gives it all.",
+        "B lets one step differ, and praises or blames that one.",
         "C weighs the steps by a fixed rule: 7, 6, … 1.",
         "Which curve belongs to which rule?",
     )
