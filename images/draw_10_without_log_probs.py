@@ -1,7 +1,7 @@
 """Figures of lesson 10: where losses lead on a line, what holds them, and the forward process in img2img.
 
 The line, its policy, losses and training are the notebook's own: its cells with the tag "line" run here. The
-cosines are those of `python -m benchmarks.results.forward_starts`.
+cosines and rewards of img2img are those of `python -m benchmarks.results.forward_starts`.
 """
 
 from pathlib import Path
@@ -103,24 +103,51 @@ def plane() -> Figure:
     return figure
 
 
+def trained(rows: list[dict[str, str]], method: str, examples: str) -> list[float]:
+    """Return the test rewards of three seeds at the rate with the highest mean reward on validation."""
+    ends: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if (row["method"], row["examples"], row["epoch"]) == (method, examples, "20"):
+            ends.setdefault((row["split"], row["learning_rate"]), []).append(float(row["reward"]))
+    rates = [rate for split, rate in ends if split == "validation" and len(ends[split, rate]) == 3]
+    return ends["test", max(rates, key=lambda rate: sum(ends["validation", rate]))] if rates else []
+
+
 def img2img() -> Figure:
-    """Draw how far each loss's descent points where the mean reward rises."""
-    rows = read_rows("results/forward_starts.csv")
+    """Draw how far each loss's descent points where the mean reward rises, and where training ends."""
+    rows, runs = read_rows("results/forward_starts.csv"), read_rows("results/forward_starts_runs.csv")
     kinds = {"noised anew": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
-    methods = ["AWM", "NFT", "RWR", "all alike", "DDPO"]
-    figure, grid = panels(2, (9, 3), sharex=True, sharey=True)
-    for axes, guidance in zip(grid, ("2.0", "1.0"), strict=True):
+    methods = ["AWM", "NFT", "RWR", "all alike", "PEPG", "DDPO"]
+    figure, grid = panels(3, (11, 3.2), sharey=True)
+    titles = {
+        "2.0": "before, guidance 2",
+        "1.0": "before, no guidance",
+        "": "after 2,560 pictures, guidance 2",
+    }
+    for axes, (guidance, title) in zip(grid, titles.items(), strict=True):
         for place, method in enumerate(methods):
             for kind, (marker, colour) in {**kinds, "recorded actions": ("D", INK)}.items():
-                own = {"guidance": guidance, "method": method, "examples": kind.removeprefix("recorded ")}
+                examples = kind.removeprefix("recorded ")
+                own = {"guidance": guidance, "method": method, "examples": examples}
                 found = [float(row["cosine"]) for row in rows if own.items() <= row.items()]
+                found = found if guidance else trained(runs, method, examples)
                 label = kind if found and method in ("AWM", "DDPO") else None
                 axes.plot(found, [-place] * len(found), marker, color=colour, alpha=0.7, label=label)
-        axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
         axes.set_yticks([-n for n in range(len(methods))], methods)
-        axes.set_title("guidance 2 samples" if guidance == "2.0" else "without guidance", fontsize=10)
-        axes.set_xlabel("cosine with the gradient of the mean reward", color=INK, fontsize=9.5)
+        axes.set_ylim(0.6 - len(methods), 0.9)
+        axes.set_title(title, fontsize=10)
+        meaning = "cosine with the gradient of the reward" if guidance else "reward on test pictures"
+        axes.set_xlabel(meaning, color=INK, fontsize=9.5)
         plain(axes, **TICKS)
+    for axes in grid[:2]:
+        axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
+    for row in runs:
+        if row["method"] == "untrained" and row["split"] == "test":
+            grid[2].axvline(float(row["reward"]), color=INK, linewidth=0.8, linestyle=":")
+            grid[2].text(
+                float(row["reward"]), 0.5, row["examples"].replace("before training", "untrained"),
+                fontsize=8, ha="center", color=INK,
+            )  # fmt: skip
     below = {"fontsize": 8.5, "frameon": False, "loc": "outside lower center", "ncols": 4}
     figure.legend(*grid[0].get_legend_handles_labels(), **below)
     return figure

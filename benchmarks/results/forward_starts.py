@@ -1,17 +1,24 @@
 """Why losses on the forward process do badly in img2img: `python -m benchmarks.results.forward_starts`.
 
-Digits in other colours, as in recolour.py, before training. What is varied is the examples of a loss: final
-latents noised anew to any timestep up to the first of sampling, as from noise ("noised anew"), the states
-themselves that sampling visited ("visited states"), or fresh noise at their timesteps ("visited timesteps").
+Digits in other colours, as in recolour.py. What is varied is the examples of a loss: final latents noised
+anew to any timestep up to the first of sampling, as from noise ("noised anew"), the states themselves that
+sampling visited ("visited states"), or fresh noise at their timesteps ("visited timesteps").
 
-For each loss and seed: the cosine of its descent with the gradient of the mean reward through both steps of
-sampling, on 256 pictures, with guidance and without. "all alike" weighs every sample by 1. Into
-forward_starts.csv; what it holds already is not measured again.
+First directions, before training: the cosine of each loss's descent with the gradient of the mean reward
+through both steps of sampling, on 256 pictures, three seeds, with guidance and without. "all alike" weighs
+every sample by 1, whatever its reward. Into forward_starts.csv.
+
+Then training runs on 2,560 pictures with guidance, two rates (RWR: one) and three seeds, DDPO beside them.
+Reward and the judges' verdict on validation pictures on the way, and on test pictures at the end, go into
+forward_starts_runs.csv; the rows "untrained" are the policy before training and the best setting of
+edit_grid.csv. What the files hold already is not measured again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,14 +36,31 @@ from ddpo_lessons.data.contexts import check_rewards
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.run.sampling import scorer
-from ddpo_lessons.tiny import load_tiny_sd
+from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import Runner
 
-SEEDS, EPOCHS = (0, 1, 2), 2  # of 128 pictures
+DIRECTIONS, RESULTS = (Path(__file__).with_name(f"forward_starts{end}.csv") for end in ("", "_runs"))
+
+NAMES = ("method", "examples", "learning_rate", "seed")
+COLUMNS = (*NAMES, "epoch", "split", "reward", "right", "digit", "colours")
+SEEDS, EPOCHS, WATCH_EVERY = (0, 1, 2), 20, 5
+DIRECTION_EPOCHS = 2  # of 128 pictures
+VALIDATION, TEST = (100, "validation", 1), (200, "test", 1)  # arguments of world.draw_edits
 EXAMPLES = ("noised anew", "visited states", "visited timesteps")
+RATES = (2e-3, 6e-3)
+# Algorithm, settings and rates of each method, in the order of the runs.
+METHODS: dict[str, tuple[str, Row, tuple[float, ...]]] = {
+    "AWM": ("awm", {"train_clip_range": 0.1}, RATES),
+    "RWR": ("rwr", {"sample_group_size": 1}, (6e-4,)),
+    "all alike": ("rwr:temperature=1e9", {"sample_group_size": 1}, (6e-4,)),
+    "DDPO": ("ddpo", {"train_clip_range": 0.01}, RATES),
+    "NFT": ("nft", {}, RATES),
+    "PEPG": ("pepg", {}, RATES),
+}
 SETTINGS: Row = {
-    **recolour.SETTINGS,
-    "sample_num_batches_per_epoch": 1,
+    **{name: value for name, value in recolour.SETTINGS.items() if name != "train_clip_range"},
+    "num_epochs": EPOCHS,
+    "sample_num_batches_per_epoch": 1,  # of 128 pictures
     "train_batch_size": 64,  # two optimizer steps an epoch
 }
 
@@ -61,6 +85,7 @@ def make(name: str, examples: str) -> Algorithm:
     return algorithm
 
 
+# -------------------------------------------------------------------------------------------- directions
 @dataclass(frozen=True)
 class Direction:
     """What names a measurement of directions."""
@@ -114,7 +139,7 @@ def directions(run: Direction) -> list[Row]:
             family=runner.family,
         )
         sums: dict[Any, Any] = dict.fromkeys(kinds, 0.0)
-        for epoch in range(EPOCHS):
+        for epoch in range(DIRECTION_EPOCHS):
             contexts = runner.contexts.draw(epoch)
             batches, trajectory, _ = runner.sampler.sample(epoch, contexts)
             rows, scored = torch.arange(len(contexts)), scorer(runner.reward_function, [*contexts.values()])
@@ -126,11 +151,80 @@ def directions(run: Direction) -> list[Row]:
     return [{**vars(run), "method": m, "examples": e, "cosine": c} for (m, e), c in cosines.items()]
 
 
+# ---------------------------------------------------------------------------------------------- training
+@dataclass(frozen=True)
+class Run:
+    """One training run."""
+
+    method: str
+    examples: str
+    learning_rate: float
+    seed: int
+
+
+class Exam:
+    """The same pictures and sentences again and again, from the same noise."""
+
+    def __init__(self, split: str) -> None:
+        """Draw them."""
+        self.split = split
+        self.edits = world.draw_edits(*(TEST if split == "test" else VALIDATION))
+        self.judges, self.reward = recolour.Exam(self.edits), recolouring()
+        pictures = self.edits.pictures
+        asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
+        self.metadata: Sequence[Row] = [{"digit": digit, "image": image} for digit, image in asked]
+
+    def marks(self, images: torch.Tensor) -> Row:
+        """Return reward and the judges' shares."""
+        rewards, _ = self.reward(images, self.edits.prompts, self.metadata)
+        shares = self.judges.shares(images)
+        found = {"right": shares["both"], "digit": shares["digit"], "colours": shares["colours"]}
+        return {"split": self.split, "reward": rewards.mean().item(), **found}
+
+    def ask(self, pipeline: Any, setting: Any = None) -> Row:
+        """Return the marks of a policy, or of the untrained one with another setting."""
+        if setting is None:
+            return self.marks(self.judges.images(pipeline, recolour.POLICY))
+        return self.marks(recolour.untrained(pipeline, self.edits, setting))
+
+
+def train(run: Run) -> list[Row]:
+    """Train a run; return its marks, up to where gradients stop being finite if they do."""
+    pipeline, rows = load_tiny_sd(), list[Row]()
+    watch, test = Exam("validation"), Exam("test")
+    if run.method == "untrained":
+        setting = None if run.examples == "before training" else recolour.UNTRAINED_BEST
+        return [{**vars(run), "epoch": 0, **exam.ask(pipeline, setting)} for exam in (watch, test)]
+    name, config, _ = METHODS[run.method]
+    own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed}
+    with scratch_config(SETTINGS, config, own) as settings:
+        parts = (settings, recolouring(), edit_requests(run.seed), pipeline)
+        start = FromImages(recolour.POLICY.strength)
+        runner = Runner(*parts, algorithm=make(name, run.examples), start=start)
+        for epoch in range(1, EPOCHS + 1):
+            try:
+                runner.step(epoch - 1)
+            except RuntimeError as error:
+                if "finite" not in str(error):
+                    raise
+                return [*rows, {**vars(run), "epoch": epoch, "reward": math.nan}]
+            if epoch % WATCH_EVERY == 0:
+                rows.append({**vars(run), "epoch": epoch, **watch.ask(pipeline)})
+    return [*rows, {**vars(run), "epoch": EPOCHS, **test.ask(pipeline)}]
+
+
 def main() -> None:
-    """Measure with guidance, then without."""
+    """Compare directions, then train."""
+    processes = parse(__doc__).processes
     columns = ("guidance", "seed", "method", "examples", "cosine")
     asked = [Direction(guidance, seed) for guidance in (2.0, 1.0) for seed in SEEDS]
-    run_all(directions, asked, columns, 2, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)
+    run_all(directions, asked, columns, 2, DIRECTIONS, processes)
+    runs = [Run("untrained", name, 0.0, 0) for name in ("before training", "best of a grid")]
+    for place, method in itertools.product(range(len(RATES)), METHODS):  # what decides comes first
+        kinds = ("actions",) if method == "DDPO" else EXAMPLES
+        for rate, seed, kind in itertools.product(METHODS[method][2][place : place + 1], SEEDS, kinds):
+            runs.append(Run(method, kind, rate, seed))
+    run_all(train, runs, COLUMNS, len(NAMES), RESULTS, processes)
 
 
 if __name__ == "__main__":
