@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddpo_lessons"
 # From the bottom: a module imports its own floor and those below, never one above.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("tiny", "zoo", "plan", "animals", "lesson", "batching", "advantages", "ppo", "ddim", "flow"),
+    ("tiny", "zoo", "plan", "animals", "lesson", "hub", "batching", "advantages", "ppo", "ddim", "flow"),
     ("config", "rewards", "text"),
     ("families",),
     ("rollout", "data"),

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
+import ddpo_lessons.hub as hub_module
 from ddpo_lessons.app import doctor, profiles
 
 
@@ -70,14 +71,14 @@ def pretend_installed(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str])
 @pytest.mark.parametrize(("cuda", "expected"), [(0, "cpu"), (1, "gpu")])
 def test_profile_follows_the_machine_and_asks_no_hub(monkeypatch, cuda, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cuda))
-    monkeypatch.setattr(profiles, "hub_reachable", lambda: pytest.fail("asked the hub"))
+    monkeypatch.setattr(hub_module, "hub_reachable", lambda: pytest.fail("asked the hub"))
     assert profiles.pick_profile() == expected
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "gpu", "hub"])
 def test_profile_override_wins_and_asks_nobody(monkeypatch, wanted):
     pretend_cuda(monkeypatch)
-    monkeypatch.setattr(profiles, "hub_reachable", lambda: pytest.fail("asked the hub"))
+    monkeypatch.setattr(hub_module, "hub_reachable", lambda: pytest.fail("asked the hub"))
     monkeypatch.setenv("DDPO_LESSONS_PROFILE", wanted)
     assert profiles.pick_profile() == wanted
 
@@ -91,26 +92,26 @@ def test_profile_override_is_checked(monkeypatch):
         profiles.pick_profile()
 
 
-def test_hub_that_answers_and_hub_with_an_error(hub):
-    assert profiles.hub_reachable()
-    hub(503)
-    assert not profiles.hub_reachable()
+@pytest.mark.parametrize("status", [200, 404, 503])
+def test_hub_that_answers_if_with_an_error(hub, status):
+    hub(status)
+    assert hub_module.hub_reachable()
 
 
 def test_hub_offline_switch_asks_nobody(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert not profiles.hub_reachable()
+    assert not hub_module.hub_reachable()
 
 
 def test_hub_that_accepts_and_never_answers(hub, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert not profiles.hub_reachable(timeout=0.1)
+        assert not hub_module.hub_reachable(timeout=0.1)
 
 
 def test_hub_address_that_is_none(hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
-    assert not profiles.hub_reachable()
+    assert not hub_module.hub_reachable()
 
 
 # ---- doctor
@@ -180,7 +181,7 @@ def test_checkpoint_present_truncated_and_missing(monkeypatch, tmp_path):
 
 def test_hub_lines(hub, monkeypatch):
     assert list(doctor.check_hub()) == [(True, f"Model hub: {constants.ENDPOINT} answers")]
-    hub(404)
+    monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     [check] = doctor.check_hub()
     assert check == (True, f"Model hub: {constants.ENDPOINT} does not answer, no hub profile")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -178,13 +178,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count
-    except SystemExit as end:
+    except (Exception, SystemExit) as end:
         place = _own_line(end)
-        if not place:  # of --help
+        if not place:  # of --help, or a fault of ours, whose traceback is wanted
             raise
-        print(
-            f"error: your code ended the program by {end!r}{place}: raise an error instead", file=sys.stderr
-        )
+        did = "raised"
+        if isinstance(end, SystemExit):
+            did, place = "ended the program by", f"{place}: raise an error instead"
+        print(f"error: your code {did} {end!r}{place}", file=sys.stderr)
         return 2
 
 

@@ -110,7 +110,7 @@ def check_hub() -> Iterator[Check]:
     """Say whether the model hub answers; it need not, since tiny-sd is in the package."""
     from huggingface_hub import constants
 
-    from ddpo_lessons.app.profiles import hub_reachable
+    from ddpo_lessons.hub import hub_reachable
 
     if hub_reachable():
         yield Check(True, f"Model hub: {constants.ENDPOINT} answers")

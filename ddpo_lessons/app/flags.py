@@ -17,8 +17,8 @@ _OF_SAMPLE = {"sample_num_steps": "--steps", "sample_guidance_scale": "--guidanc
 
 
 def in_flags(message: str, command: str) -> str:
-    """Write a message of "train" or "sample" in flags: `resume_from='latest'` as `--resume-from latest`."""
-    if command not in ("train", "sample"):
+    """Write a message of a command in flags: `resume_from='latest'` as `--resume-from latest`."""
+    if command not in ("train", "preflight", "sample"):
         return message
 
     def replace(match: re.Match[str]) -> str:

@@ -5,23 +5,9 @@ by itself, adds the model hub: Stable Diffusion 1.5, gigabytes of downloads.
 """
 
 import os
-from urllib.request import Request, urlopen
-
-from huggingface_hub import constants
 
 PROFILES = ("cpu", "gpu", "hub")
 PROFILE_VARIABLE = "DDPO_LESSONS_PROFILE"
-
-
-def hub_reachable(timeout: float = 3.0) -> bool:
-    """Tell whether the model hub answers in so many seconds, at `HF_ENDPOINT`, unless `HF_HUB_OFFLINE`."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=timeout):
-            return True
-    except (OSError, ValueError):  # no network, an error answer; an address that is none
-        return False
 
 
 def pick_profile() -> str:

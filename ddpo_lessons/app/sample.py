@@ -60,7 +60,7 @@ def run(arguments: Sample) -> int:
     pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
     edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments, policy)
     if size is not None:
-        check_size(size, *family_of(pipeline).sides)
+        check_size(size, *family_of(pipeline).sides, resolution=size[0])
     if arguments.keep_size:
         _check_sizes(files, image_size(pipeline), *family_of(pipeline).sides)
     if policy.lora is not None:

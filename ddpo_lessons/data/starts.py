@@ -31,10 +31,14 @@ class FromNoise:
     def _resolution(self) -> dict[str, int]:
         return {} if self.resolution is None else {"resolution": self.resolution}
 
+    def check_resolution(self, family: Family) -> None:
+        """Refuse with a ValueError a resolution that the model cannot take."""
+        if self.resolution is not None:
+            check_size((self.resolution, self.resolution), *family.sides, resolution=self.resolution)
+
     def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
         """Return the steps of a rollout, the whole schedule, for contexts that are all of one size."""
-        if self.resolution is not None:
-            check_size((self.resolution, self.resolution), *family.sides)
+        self.check_resolution(family)
         return family.schedule(config.sample_num_steps, eta=config.sample_eta, size=self.size(contexts))
 
     def count_train_timesteps(self, num_actions: int, config: DDPOConfig) -> int:

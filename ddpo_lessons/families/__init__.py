@@ -12,6 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
+from ddpo_lessons import hub
 from ddpo_lessons.families.base import Family as Family
 from ddpo_lessons.families.base import Schedule as Schedule
 from ddpo_lessons.families.flux import Flux, FluxKontext
@@ -70,8 +71,9 @@ def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype 
     model is of no known family; RuntimeError if the model cannot be had; says why and what to do.
     """
     place = str(CHECKPOINTS.get(str(model), model))
+    is_local = hub.only_here(place)
     try:
-        index = DiffusionPipeline.load_config(place, revision=revision)
+        index = DiffusionPipeline.load_config(place, revision=revision, local_files_only=is_local)
         family = family_class(index["_class_name"])
         # What was left out when the model was saved, as T5 often is, diffusers wants to be told again.
         left_out = {part: None for part, classes in index.items() if classes == [None, None]}
@@ -79,19 +81,19 @@ def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype 
             place,
             revision=revision,
             use_safetensors=True,
+            local_files_only=is_local,
             dtype=dtype,
             **{**left_out, **family.without_checker},
         )
     except TypeError:
         raise
     except Exception as error:  # network, file and format errors share the remedy, but no base
-        reason = " ".join(str(error).split())
-        raise RuntimeError(
-            f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason:.300}). "
+        remedy = (
             "Give the path of a folder that holds a diffusers pipeline with safetensors: on a machine with "
             "a network `hf download MODEL --local-dir FOLDER` makes one; or set HF_HOME to a cache that "
             "already holds the model"
-        ) from error
+        )
+        raise hub.explain(model, error, remedy) from error
     for part in pipeline.components.values():
         if isinstance(part, nn.Module):
             nn.Module.to(part, dtype)  # some layers come in another one

@@ -300,8 +300,12 @@ def vae_factor(vae: Any) -> int:
     return 2 ** (len(vae.config.block_out_channels) - 1)
 
 
-def check_size(size: tuple[int, int], factor: int, longest: float = float("inf")) -> None:
-    """Refuse sides (H, W) in pixels that no model can take, with a ValueError."""
+def check_size(
+    size: tuple[int, int], factor: int, longest: float = float("inf"), resolution: int | None = None
+) -> None:
+    """Refuse sides (H, W) in pixels that no model can take, or a resolution that gives them; a ValueError."""
     if any(side % factor for side in size) or max(size) > longest:
         most = "" if longest == float("inf") else f", at most {longest:g} pixels a side"
+        if resolution is not None:
+            raise ValueError(f"resolution={resolution}: use multiples of {factor}{most}")
         raise ValueError(f"images of {size} pixels: resize to multiples of {factor}{most}")

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddpo_lessons import hub
 from ddpo_lessons.animals import ANIMALS
 from ddpo_lessons.rewards.base import (
     Metadata,
@@ -45,16 +46,18 @@ def load_from_hub(
     try:
         here = Path(model)
         if not here.exists():
-            here = Path(snapshot_download(str(model), allow_patterns=list(files)))
+            found = snapshot_download(
+                str(model), allow_patterns=list(files), local_files_only=hub.only_here(model)
+            )
+            here = Path(found)
         return load(here)
     except Exception as error:  # network, file and format errors share the remedy, but no base
-        reason = " ".join(str(error).split())
-        raise RuntimeError(
-            f"the model {str(model)!r} could not be loaded ({type(error).__name__}: {reason}). "
-            "On a machine with a network run `hf download MODEL --local-dir FOLDER`, copy the "
-            "folder here and pass its path, on the command line as --reward NAME@FOLDER; or set HF_HOME to a "
-            "cache that already holds it"
-        ) from error
+        remedy = (
+            "On a machine with a network run `hf download MODEL --local-dir FOLDER`, copy the folder here "
+            "and pass its path, on the command line as --reward NAME@FOLDER; or set HF_HOME to a cache that "
+            "already holds it"
+        )
+        raise hub.explain(model, error, remedy) from error
 
 
 def _pretrained(model_class: Any, folder: Path) -> Any:

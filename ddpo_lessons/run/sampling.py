@@ -38,6 +38,7 @@ def schedule_of(
 
 def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig) -> int:
     """Return how many steps of a rollout are recorded; a ValueError if it fails, or cannot be replayed."""
+    start.check_resolution(family)
     try:
         schedule = schedule_of(0, family, start, algorithm, config)
         first, end = recorded_steps(schedule)
