@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, Row, read_rows
+from benchmarks.gallery import SECTIONS as GALLERY
+from benchmarks.gallery import Section, shown
 from benchmarks.recipes import markdown
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
 from benchmarks.results.equal_terms import SEEDS as EQUAL_SEEDS
@@ -22,7 +24,7 @@ from images.lessons import lesson_rows, setup_cell
 PAGES = (
     "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md",
     "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md", "docs/which-algorithm.md",
-    "docs/howto/your-card.md",
+    "docs/howto/your-card.md", "docs/gallery.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/12_which_algorithm.ipynb",
 )  # fmt: skip
 ANIMAL_SHARES = {name: name for name in ("animal", "artist", "ground")}
@@ -238,6 +240,11 @@ def guide_table() -> str:
     return table(["question", "if yes", "what it rests on"], "lll", rows)
 
 
+def gallery_table(section: Section) -> str:
+    titles, *rows = shown(section)
+    return table(titles, "ll" + "r" * (len(titles) - 2), rows)
+
+
 def torture_table(result: Row) -> str:
     """Return the table of fault experiments: what was done, how often, what came of it."""
     rows = []
@@ -397,6 +404,9 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
             task, read(f"{EQUAL}.csv"), read(f"{EQUAL}_untrained.csv")
         )
         for task in EQUAL_TASKS
+    },
+    **{
+        f"gallery-{name}": lambda section=section: gallery_table(section) for name, section in GALLERY.items()
     },
     "guide": guide_table,
     "equal-search": lambda: search_table("taste", read(f"{EQUAL}_search.csv")),

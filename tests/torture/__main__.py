@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.common import Row, machine, quiet_thread, write_json
-from tests.torture import damage, generated, runs
+from tests.torture import damage, generated, inputs, runs
 from tests.torture.harness import Case, each_case
 
 RESULT = Path(__file__).parent / "counts.json"
@@ -27,6 +27,7 @@ EXPERIMENTS: dict[Callable[[Path], Case], int] = {
     runs.read_only: 8,
     damage.damage: 150,
     generated.generated: 300,
+    inputs.inputs: len(inputs.INPUTS),
 }
 NAMES = {prepare.__name__: prepare for prepare in EXPERIMENTS}
 
