@@ -68,7 +68,7 @@ def test_a_script_s_run_does_not_name_its_reward(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("num_epoch: 7", "'num_epoch', which is no setting: perhaps you meant num_epochs"),
+        ("num_epoch: 7", "'num_epoch', which is no setting: perhaps you meant `num_epochs`"),
         ("xyzzy: 7", "'xyzzy', which is no setting: use the names of train's flags"),
         ("num_epochs: [", "is neither JSON nor YAML"),
         ("- 1", "holds no settings: write lines such as `num_epochs: 5`"),

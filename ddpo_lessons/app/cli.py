@@ -149,7 +149,7 @@ def _own_line(error: BaseException) -> str:
 
 def run(command: Command) -> int:
     """Check a command's flags, then do it; return the exit status."""
-    if isinstance(command, Train | Sample):
+    if isinstance(command, Demo | Train | Sample):
         command.check()
     status: int = importlib.import_module(f"ddpo_lessons.app.{type(command).__name__.lower()}").run(command)
     return status

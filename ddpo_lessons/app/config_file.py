@@ -46,7 +46,7 @@ def _words(path: Path, given: Sequence[str]) -> list[str]:
     for name in values:
         if name not in FLAGS | FIELDS:
             close = difflib.get_close_matches(str(name), [*FLAGS, *FIELDS], n=1)
-            hint = f": perhaps you meant {close[0]}" if close else ": use the names of train's flags"
+            hint = f": perhaps you meant `{close[0]}`" if close else ": use the names of train's flags"
             raise ValueError(f"--config {path} has {name!r}, which is no setting{hint}")
     flags = {word.partition("=")[0] for word in given}
     if flags & {"--prompt", "--prompts", "--images"}:  # one of them replaces any other

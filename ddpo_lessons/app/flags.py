@@ -11,8 +11,8 @@ FIELDS = [spec.name for spec in dataclasses.fields(DDPOConfig)] + [
     "gpu_memory",
     "algorithm",
 ]
-# `name=value`, or the name alone where it has an underscore, which no English word has; not in a path.
-_FIELD = re.compile(r"(?<![\w/\\.-])([a-z]\w*)(?:=('[^']*'|[\w.+-]*[\w+-]))?(?![\w/\\=])")
+# `name=value`, or the name alone where it has an underscore, which no English word has; not in paths, code
+_FIELD = re.compile(r"(?<![\w/\\.`-])([a-z]\w*)(?:=('[^']*'|[\w.+-]*[\w+-]))?(?![\w/\\=])")
 _OF_SAMPLE = {"sample_num_steps": "--steps", "sample_guidance_scale": "--guidance-scale"}
 
 

@@ -115,6 +115,13 @@ class Demo:
     output_dir: Path = Path("demo-run")
     """Folder."""
 
+    def check(self) -> None:
+        """Raise a ValueError for numbers that no demo can have."""
+        for name, least in (("seed", 0), ("epochs", 1), ("eval_images", 1)):
+            if (number := getattr(self, name)) < least:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} {number}: use a whole number of at least {least}")
+
 
 @dataclass
 class Train:
@@ -174,6 +181,9 @@ class Train:
 
     def check(self) -> None:
         """Raise a ValueError for flags that do not go together, and for settings that cannot work."""
+        for name in ("algorithm", "reward", "judge", "prompts"):
+            if getattr(self, name) == "":
+                raise ValueError(f"--{name} is empty: leave it out, or say which, as --help does")
         if self.model is not None:
             check_model(self.model)
         preset = self.choose_preset()
@@ -198,12 +208,22 @@ class Train:
             raise ValueError(f"--images {self.images} is not a folder")
         if config.resume_from not in ("", "latest") and not Path(config.resume_from).is_dir():
             raise ValueError(f"--resume-from {config.resume_from} is not a folder: give a checkpoint")
+        if (
+            config.resume_from not in ("", "latest")
+            and not Path(config.resume_from, "manifest.json").is_file()
+        ):
+            raise ValueError(
+                f"--resume-from {config.resume_from} holds no manifest.json: give a whole checkpoint"
+            )
         if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)
         self.check_gpu_memory()
         if self.judge is not None:
-            reward_flag.load_functions(reward_flag.parse(self.judge))
+            try:
+                reward_flag.load_functions(reward_flag.parse(self.judge))
+            except (ValueError, TypeError) as error:
+                raise type(error)(str(error).replace("--reward", "--judge", 1)) from error
         reward_flag.load_functions(terms)  # late, since a user's file may need torch
         if self.images is None:
             self.choose_prompts(preset, config.seed)  # late, since those of the digit world need torch
@@ -229,6 +249,10 @@ class Train:
             raise ValueError(f"--validation-freq {self.validation_freq}: use a number of at least 1")
         if self.images is None and not self.validation.is_file():
             raise ValueError(f"--validation {self.validation} is not a file: give one, with a prompt a line")
+        if self.images is not None and not self.validation.is_dir():
+            raise ValueError(
+                f"--validation {self.validation} is not a folder: give one of images, as --images"
+            )
         if self.images is not None and self.validation.resolve() == self.images.resolve():
             raise ValueError(
                 f"--validation {self.validation} is what is trained on: take some of its images out into a "

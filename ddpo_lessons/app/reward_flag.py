@@ -167,6 +167,10 @@ def _load_function(term: Term) -> RewardFunction:
         there = ", ".join(name for name, _ in own) or "no function"
         raise ValueError(f"--reward {term.text}: {term.place} has no {term.name!r}; it has {there}")
     function = getattr(module, term.name)
+    if not callable(function):
+        raise TypeError(
+            f"--reward {term.text} is {function!r:.60}, not a function of (images, prompts, metadata)"
+        )
     try:
         inspect.signature(function).bind("images", "prompts", "metadata")
     except ValueError:  # not every callable says what it takes

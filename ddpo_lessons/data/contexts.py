@@ -137,7 +137,8 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     except (TypeError, ValueError, RuntimeError) as error:
         among = rewards if isinstance(rewards, list | tuple) else []
         wrong = next((entry for entry in among if not isinstance(entry, int | float | torch.Tensor)), rewards)
-        raise TypeError(f"reward_function must return numbers, not {wrong!r:.60}") from error
+        pair = ": return them alone, or a pair of them and a dict" if isinstance(returned, tuple) else ""
+        raise TypeError(f"reward_function must return numbers, not {wrong!r:.60}{pair}") from error
     if rewards.shape != (len(images),):
         raise ValueError(
             f"reward_function returned shape {tuple(rewards.shape)} for {len(images)} images: "

@@ -170,7 +170,8 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
         raw = File(str(file), mode.replace("b", ""))
         if buffering == 0:
             return raw
-        return io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
 
     with patch.object(builtins, "open", open_on_disk), patch.object(io, "open", open_on_disk):
         yield
