@@ -127,7 +127,7 @@ def test_names_and_their_models_are_those_of_the_registry():
     assert list(reward_flag.REWARDS) == list(rewards.REWARDS)
     for name, make in rewards.REWARDS.items():
         parameters = inspect.signature(make).parameters.values()
-        asked = [spec for spec in parameters if spec.annotation == "str | Path"]
+        asked = [spec for spec in parameters if spec.annotation == str | Path]
         assert len(asked) == len(reward_flag.REWARDS[name]), name
         assert asked == [*parameters][: len(asked)]
 
