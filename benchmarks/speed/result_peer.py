@@ -1,4 +1,4 @@
-"""imageddpo on lesson 07's task, an epoch at a time; started by `time_to_result`.
+"""imageddpo on recolour.py's task, an epoch at a time; started by `time_to_result`.
 
 Runs in the peers' environment: of this package it takes the task, none of the training. LoRA is the peer's,
 of rank 4 in the attention layers, which no setting changes.
@@ -38,7 +38,7 @@ VARIANTS: dict[str, Row] = {
         "train_gradient_accumulation_steps": 64,
         "train_learning_rate": 1e-4,
     },
-    "imageddpo, lesson 07's settings": {
+    "imageddpo, recolour.py's settings": {
         **{name: SETTINGS[name] for name in SHARED},
         # As many samples in one batch, for one below train_batch_size is refused.
         "sample_batch_size": SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"],

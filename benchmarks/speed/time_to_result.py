@@ -1,10 +1,10 @@
 """Seconds of training until 15 points more pictures are right: `python -m benchmarks.speed.time_to_result`.
 
-Lesson 07's task, trained by this package with the lesson's settings and with DDPOConfig's defaults, and by
-imageddpo with two sets of settings (result_peer.py). Right means that the judge reads the digit and both
-colours are those asked for, of 200 validation pictures, before training and after every 256 samples, an epoch
-of the lesson (or more, where an epoch is longer); the reading's time does not count. A run ends at +15 points
-or at the limit. Its rows then go into time_to_result.csv; what that holds is not run again.
+The task of results/recolour.py, trained by this package with its settings and with DDPOConfig's defaults,
+and by imageddpo with two sets of settings (result_peer.py). Right means that the judge reads the digit and
+both colours are those asked for, of 200 validation pictures, before training and after every 256 samples, an
+epoch of these settings (or more, where an epoch is longer); the reading's time does not count. A run ends at
++15 points or at the limit. Its rows then go into time_to_result.csv; what that holds is not run again.
 time_to_result.json tells the machine.
 """
 
@@ -35,7 +35,7 @@ from ddpo_lessons.trainer import ImageDDPOTrainer
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colours", "both")
 OURS: dict[str, Row] = {
-    "ddpo-lessons, lesson 07": SETTINGS,
+    "ddpo-lessons, recolour.py": SETTINGS,
     # The task's number of steps, and no pictures, since the peer draws none.
     "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
 }
