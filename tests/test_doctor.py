@@ -12,15 +12,14 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 import ddpo_lessons.hub as hub_module
-from ddpo_lessons.app import doctor, profiles
+from ddpo_lessons.app import doctor
 
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
-    """Every test starts offline, without a CUDA device and without an override."""
+    """Every test starts offline, without a CUDA device."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delenv("DDPO_LESSONS_PROFILE", raising=False)
 
 
 @pytest.fixture
@@ -67,31 +66,7 @@ def pretend_installed(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str])
     monkeypatch.setattr(metadata, "version", version)
 
 
-# ---- profiles
-@pytest.mark.parametrize(("cuda", "expected"), [(0, "cpu"), (1, "gpu")])
-def test_profile_follows_the_machine_and_asks_no_hub(monkeypatch, cuda, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cuda))
-    monkeypatch.setattr(hub_module, "hub_reachable", lambda: pytest.fail("asked the hub"))
-    assert profiles.pick_profile() == expected
-
-
-@pytest.mark.parametrize("wanted", ["cpu", "gpu", "hub"])
-def test_profile_override_wins_and_asks_nobody(monkeypatch, wanted):
-    pretend_cuda(monkeypatch)
-    monkeypatch.setattr(hub_module, "hub_reachable", lambda: pytest.fail("asked the hub"))
-    monkeypatch.setenv("DDPO_LESSONS_PROFILE", wanted)
-    assert profiles.pick_profile() == wanted
-
-
-def test_profile_override_is_checked(monkeypatch):
-    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "tpu")
-    with pytest.raises(ValueError, match=r"DDPO_LESSONS_PROFILE='tpu'.*use cpu, gpu or hub"):
-        profiles.pick_profile()
-    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "gpu")
-    with pytest.raises(RuntimeError, match=r"needs a CUDA device.*use cpu"):
-        profiles.pick_profile()
-
-
+# ---- the hub
 @pytest.mark.parametrize("status", [200, 404, 503])
 def test_hub_that_answers_if_with_an_error(hub, status):
     hub(status)
@@ -142,7 +117,7 @@ def test_package_itself_not_installed(monkeypatch):
 
 
 def test_gpu_line(monkeypatch):
-    assert list(doctor.check_gpu()) == [(True, "GPU: none, the cpu profile is used")]
+    assert list(doctor.check_gpu()) == [(True, "GPU: none, and no lesson needs one")]
     pretend_cuda(monkeypatch)
     assert list(doctor.check_gpu()) == [(True, "GPU: Pretend 8G, 6.0 of 8.0 GiB free")]
 
@@ -183,22 +158,10 @@ def test_hub_lines(hub, monkeypatch):
     assert list(doctor.check_hub()) == [(True, f"Model hub: {constants.ENDPOINT} answers")]
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     [check] = doctor.check_hub()
-    assert check == (True, f"Model hub: {constants.ENDPOINT} does not answer, no hub profile")
+    assert check == (True, f"Model hub: {constants.ENDPOINT} does not answer; no lesson asks it")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     [check] = doctor.check_hub()
-    assert check == (True, "Model hub: switched off by HF_HUB_OFFLINE, no hub profile")
-
-
-def test_notebook_lines(monkeypatch):
-    pretend_cuda(monkeypatch)
-    assert [check.text for check in doctor.check_notebooks()] == [
-        "Notebooks: on the CPU; section 5 of 08 trains Stable Diffusion with a GPU and "
-        "DDPO_LESSONS_PROFILE=hub"
-    ]
-    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "hub")
-    assert [check.text.endswith("Diffusion here") for check in doctor.check_notebooks()] == [True]
-    monkeypatch.setenv("DDPO_LESSONS_PROFILE", "tpu")
-    assert [check.ok for check in doctor.check_notebooks()] == [False]
+    assert check == (True, "Model hub: switched off by HF_HUB_OFFLINE")
 
 
 def test_main_prints_one_line_per_finding_and_fails_if_one_does(monkeypatch, capsys):

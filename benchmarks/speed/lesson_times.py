@@ -1,17 +1,26 @@
 """Time every notebook in a fresh kernel and an empty folder: `python -m benchmarks.speed.lesson_times`.
 
-Writes lesson_times.json, from which the README's table of lessons is made. Run it on a quiet machine.
+Writes lesson_times.json, from which the README's table of lessons is made. Run it on a quiet machine. With
+`--memory` it reads instead, every 50 ms, what nbconvert and its kernel hold of a small machine's memory while
+they execute lessons 01 to 05, and writes lesson_memory.json.
 """
 
+import argparse
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import nbformat
+import psutil
 from nbclient import NotebookClient
 
 from benchmarks.common import ROOT, machine, seconds_of, write_json
 
 RESULT = Path(__file__).with_suffix(".json")
+MEMORY = RESULT.with_name("lesson_memory.json")
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def time_of(path: Path) -> float:
@@ -22,8 +31,37 @@ def time_of(path: Path) -> float:
         return round(seconds_of(client.execute), 1)
 
 
+def memory_of(path: Path) -> float:
+    """Execute one notebook and return the most GB that nbconvert and its kernel held together."""
+    peak, command = 0, [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", str(path)]
+    with tempfile.TemporaryDirectory() as folder:
+        process = psutil.Popen([*command, "--output-dir", folder], stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            held = [rss(part) for part in (process, *process.children(recursive=True))]
+            peak = max(peak, sum(held))
+            time.sleep(0.05)
+    if process.returncode:
+        raise RuntimeError(f"{path.name} failed: execute it by itself to see why")
+    return round(peak / 1e9, 2)
+
+
+def rss(process: psutil.Process) -> int:
+    """Return the bytes that a process holds; 0 for one that has just ended."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
 def main() -> None:
-    seconds = {path.stem: time_of(path) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory", action="store_true")
+    if parser.parse_args().memory:
+        gigabytes = {path.stem: memory_of(path) for path in LESSONS[:5]}
+        write_json(MEMORY, {"machine": machine(), "gigabytes": gigabytes})
+        print(f"wrote {MEMORY.name}: {gigabytes}")
+        return
+    seconds = {path.stem: time_of(path) for path in LESSONS}
     write_json(RESULT, {"machine": machine(), "seconds": seconds})
     print(f"wrote {RESULT.name}: {seconds}; now run: python -m benchmarks.tables")
 

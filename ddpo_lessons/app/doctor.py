@@ -60,7 +60,7 @@ def check_gpu() -> Iterator[Check]:
     import torch
 
     if not torch.cuda.is_available():
-        yield Check(True, "GPU: none, the cpu profile is used")
+        yield Check(True, "GPU: none, and no lesson needs one")
         return
     free, total = torch.cuda.mem_get_info()  # bytes
     name = torch.cuda.get_device_name()
@@ -115,22 +115,9 @@ def check_hub() -> Iterator[Check]:
     if hub_reachable():
         yield Check(True, f"Model hub: {constants.ENDPOINT} answers")
     elif constants.HF_HUB_OFFLINE:
-        yield Check(True, "Model hub: switched off by HF_HUB_OFFLINE, no hub profile")
+        yield Check(True, "Model hub: switched off by HF_HUB_OFFLINE")
     else:
-        yield Check(True, f"Model hub: {constants.ENDPOINT} does not answer, no hub profile")
-
-
-def check_notebooks() -> Iterator[Check]:
-    """Say what notebooks run on here."""
-    from ddpo_lessons.app.profiles import PROFILE_VARIABLE, pick_profile
-
-    try:
-        profile = pick_profile()
-    except (ValueError, RuntimeError) as error:
-        yield Check(False, f"Notebooks: {error}")
-    else:
-        where = "here" if profile == "hub" else f"with a GPU and {PROFILE_VARIABLE}=hub"
-        yield Check(True, f"Notebooks: on the CPU; section 5 of 08 trains Stable Diffusion {where}")
+        yield Check(True, f"Model hub: {constants.ENDPOINT} does not answer; no lesson asks it")
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
@@ -141,7 +128,6 @@ CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
     check_disk,
     check_checkpoint,
     check_hub,
-    check_notebooks,
 )
 
 
