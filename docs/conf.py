@@ -35,6 +35,7 @@ nb_code_prompt_show = "Show the solution"  # the set-up cell says so itself
 nb_code_prompt_hide = "Hide the solution"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_dmath_allow_labels = False  # "$$…$$ (text)" is a formula and a text
+myst_dmath_double_inline = True  # "$$…$$" below a line of text, as Jupyter takes it
 myst_heading_anchors = 4  # as GitHub's
 copybutton_selector = "div.highlight:not(.output *) pre"
 

@@ -126,6 +126,13 @@ def test_reference_has_every_module_of_the_package(site):
     assert "ddpo_lessons.ddim.DDIMSchedule" in described
 
 
+def test_no_formula_is_left_as_text(site):
+    no_prose = "code, pre, script, style, .math"
+    for path in [*site.glob("notebooks/*.html"), *site.glob("docs/**/*.html")]:
+        texts = article(path).find_all(string=re.compile(r"\$"))
+        assert [text for text in texts if not text.parent.css.closest(no_prose)] == [], path.name
+
+
 @in_a_browser
 def test_every_formula_is_one_that_mathjax_can_set(site):
     """All formulas of the site on one page, with one that is wrong."""
