@@ -153,6 +153,7 @@ WRONG = [
     (1, by_epochs(STAYS="max(replayed, default=0) <= 1e-6"), "one step an epoch"),
     (1, by_epochs(MOVED="any(s['lr'] > 0 for s in steps) and n > 0"), "own"),
     (1, by_epochs(STAYS="replayed and max(replayed) <= 5e-3"), "enough"),
+    (1, by_epochs(STAYS="replayed and max(replayed) <= 1e-4"), "more than rounding"),
     (1, "None", "return"),
     (2, "True", "equal rewards"),
     (2, "None", "return"),

@@ -190,6 +190,7 @@ fine | a step moves the policy of the next one, not its own | 0 1e-8 | 0 1e-3
 fine | new samples are the moved policy's own: what moved before counts no more | 0, 0 0 | 1e-3 0 0
 fine | one later step that is off is enough | 0 1e-7, 0 3e-3
 fine | 1e-4 is allowed | 9e-5 2e-3, 5e-5 3e-3
+fine | 1e-5 is more than rounding: the policy has moved | 0 1e-5, 0 3e-5
 another policy | the first step of the first epoch is off | 0.3 0.3, 0.2 0.3
 another policy | also where later epochs are right | 2e-4 2e-3, 0 3e-3
 another policy | also with one step an epoch | 0.3, 0.2
