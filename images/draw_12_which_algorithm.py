@@ -125,8 +125,8 @@ QUESTIONS = (  # question, what to do if the answer is yes
     ("Does a sentence, a setting or the\nbest of a few pictures do?", "do not train"),
     ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
     ("Has the reward a slope\nthat you trust?", "try DRaFT or ReFL,\nbeside PEPG"),
-    ("Is it an edit of pictures?", "DDPO with few actions,\nbranching with many"),
-    ("Is a query dear,\nor a pass?", "a query: AWM or DDPO;\na pass: branching or ReFL"),
+    ("Is it an edit of pictures?", "branching;\nwith few actions DDPO"),
+    ("Is a query dear?", "PEPG or AWM,\nat a higher rate"),
     ("Otherwise", "PEPG or NFT;\nlook at a judge often"),
 )
 

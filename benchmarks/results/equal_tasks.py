@@ -35,7 +35,6 @@ from ddpo_lessons.tiny.classifier import score_prompts
 from ddpo_lessons.zoo.judges import named
 
 BEST_OF = (2, 4, 8)
-KEPT = 2  # answers to a question that best of n is measured on
 
 
 # ---------------------------------------------------------------------------------------------- exams
@@ -85,13 +84,13 @@ class Exam(abc.ABC):
         return {"reward": reward, **seen, **spread}
 
     def best_of(self, draw: Callable[[int], torch.Tensor]) -> dict[int, torch.Tensor]:
-        """For each n of BEST_OF keep the one of n answers with the highest reward, KEPT times."""
-        draws = torch.stack([draw(noise) for noise in range(KEPT * max(BEST_OF))])  # (draws, N, ...)
+        """For each n of BEST_OF keep the one of n answers with the highest reward, `noises` times."""
+        draws = torch.stack([draw(noise) for noise in range(self.noises * max(BEST_OF))])  # (draws, N, ...)
         rewards = torch.stack([self.rewards(images) for images in draws])  # (draws, N)
         found = {}
         for count in BEST_OF:
-            tries = rewards[: KEPT * count].view(KEPT, count, -1)  # (KEPT, n, N)
-            best = tries.argmax(dim=1) + count * torch.arange(KEPT)[:, None]  # (KEPT, N) numbers of draws
+            tries = rewards[: self.noises * count].view(self.noises, count, -1)  # (noises, n, N)
+            best = tries.argmax(dim=1) + count * torch.arange(self.noises)[:, None]  # (noises, N) of draws
             found[count] = draws[best, torch.arange(rewards.shape[1])]
         return found
 

@@ -14,7 +14,7 @@ from torch import nn
 from ddpo_lessons.text.ppo import positions
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-# What the profile "hub" loads: policy, reward model, texts.
+# On the hub: policy, reward model, texts.
 HUB_POLICY, HUB_REWARD, HUB_TEXTS = "lvwerra/gpt2-imdb", "lvwerra/distilbert-imdb", "stanfordnlp/imdb"
 
 
