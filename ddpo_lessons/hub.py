@@ -1,7 +1,5 @@
 """The model hub: whether it answers, which its client finds out in minutes and `hub_reachable` in seconds."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 from urllib.error import HTTPError, URLError

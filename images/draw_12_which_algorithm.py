@@ -3,8 +3,6 @@
 The numbers are those of `python -m benchmarks.results.equal_terms`.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from pathlib import Path

@@ -11,8 +11,6 @@
   CPS, branching and PEPG, and had chosen clip ranges, beta and K. RWR is also run at lower rates.
 """
 
-from __future__ import annotations
-
 import abc
 import functools
 import itertools

@@ -15,8 +15,6 @@ Writes equal_terms_search.csv, equal_terms.csv, equal_terms_untrained.csv (what 
 and the first pictures of seed 0 at the chosen length, and at the end. Finished runs are not run again.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ forward_starts_runs.csv; the rows "untrained" are the policy before training and
 edit_grid.csv. What the files hold already is not measured again.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

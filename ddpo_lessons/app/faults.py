@@ -1,7 +1,7 @@
 """Lesson 08: faults that raise no error, put into the running package one line at a time.
 
-Each was found in a published trainer. `put_in` compiles a module with one line changed, and lends the
-changed function's code to the function in use; so nothing that has been imported needs to be imported again.
+Each comes from a public issue or a published trainer. `put_in` compiles a module with one line changed, and
+lends the changed function's code to the function in use; so nothing needs to be imported again.
 """
 
 import ast

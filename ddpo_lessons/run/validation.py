@@ -1,4 +1,4 @@
-"""Lesson 08: images that are never trained on, made again every so many epochs from the same noise."""
+"""Images that are never trained on, made again every so many epochs from the same noise."""
 
 from collections.abc import Sequence
 from dataclasses import replace
