@@ -1,13 +1,22 @@
 """Checks of the first epoch: silent where all is well, and each fault is seen by the check that is for it."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import NOT_CLIPPED, brightness, each_prompt, flow_runner, make_config, make_pipeline
+from helpers import (
+    NOT_CLIPPED,
+    brightness,
+    each_prompt,
+    flow_runner,
+    make_config,
+    make_pipeline,
+    make_sd3_pipeline,
+)
 
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms import make_algorithm
@@ -53,6 +62,32 @@ def test_healthy_runs_pass(settings, tmp_path):
 
 def test_a_healthy_flow_model_passes(tmp_path):
     assert failed(flow_runner(tmp_path, make_algorithm("nft"), **{**FOUR, **NOT_CLIPPED})) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropped"),
+    [
+        ({"train_use_lora": False}, 3),  # weight and bias of `add_q_proj`, and the norm behind it
+        ({"train_lora_target_modules": ("attn.to_q", "attn.add_q_proj")}, 2),  # A and B
+    ],
+    ids=str,
+)
+def test_weights_whose_output_the_model_drops_need_no_gradient(settings, dropped, tmp_path):
+    """Stable Diffusion 3's last block drops what its text has asked for; in the block before it is read."""
+    changes = {"pipeline": make_sd3_pipeline(), **FOUR, **settings}
+    trainer = flow_runner(tmp_path, make_algorithm("flow_grpo"), **changes)
+    for name, weight in trainer.learner.trainable.items():
+        if "transformer_blocks.0.attn.add_q_proj" in name:
+            weight.register_hook(torch.zeros_like)
+    with pytest.warns(UserWarning, match="whose output the model drops"):
+        trainer.step(0)
+    (found,) = [finding for finding in trainer.preflight if finding.check == GRADIENT]
+    count, lost = len(trainer.learner.trainable) - dropped, 2
+    assert not found.passed
+    assert found.says.startswith(
+        f"{count - lost} of {count} do in 2 optimizer steps (left out: {dropped} whose output the model "
+        "drops), but not transformer_blocks.0.attn.add_q_proj"
+    )
 
 
 RATIO, LATER, GRADIENT = "the first ratio is 1", "later ratios are not 1", "every weight gets a gradient"
@@ -167,6 +202,7 @@ def test_the_command_prints_a_line_a_check_and_leaves_no_run(tmp_path, capsys, m
     assert main(["preflight", *words.split()]) == 1
     said = capsys.readouterr().out
     assert "FAIL  rewards differ" in said
+    assert re.search("FAIL  steps move the weights: by [1-9].*e-.*, all gradients 0", said)  # weight decay
     assert "ok    the saved file draws the same" in said
     assert {path.name for path in tmp_path.iterdir()} <= {"flat.py", "__pycache__"}
 

@@ -93,6 +93,20 @@ def prepare_policy(
     return {name: p for name, p in unet.named_parameters() if p.requires_grad}
 
 
+def unread(denoiser: nn.Module) -> tuple[str, ...]:
+    """Name layers whose output the model throws away, so that no gradient comes to their weights.
+
+    The last block of Stable Diffusion 3 asks for its text, too, and drops the answer; the attention of
+    diffusers calls that `context_pre_only`.
+    """
+    return tuple(
+        f"{name}.{layer}."
+        for name, module in denoiser.named_modules()
+        for layer in ("add_q_proj", "norm_added_q")
+        if getattr(module, "context_pre_only", None)
+    )
+
+
 def load_adapter(family: Family, config: DDPOConfig) -> None:
     """Load the LoRA weights of `config.train_lora_from`, which then are the policy of the family's denoiser.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ddpo_lessons.families.policy import unread
 from ddpo_lessons.families.sharded import part_of
 from ddpo_lessons.run.learner import Learner, Weights
 
@@ -106,24 +107,27 @@ class FirstEpoch:
 
     def _of_gradients(self, norms: torch.Tensor) -> Finding:
         """An adapter's A gets none in the first step, for its B is 0; and float16 may skip some."""
-        names = list(self.learner.trainable)
+        sizes = dict(zip(self.learner.trainable, norms.tolist(), strict=True))
+        dropped = unread(self.learner.accelerator.unwrap_model(self.learner.denoiser))
+        read = [name for name in sizes if not name.startswith(dropped)]
         late = len(self.rates) < 2 or self.learner.accelerator.scaler is not None
-        asked = [not (late and ("lora_A" in name or "lora.down" in name)) for name in names]
-        silent = [
-            name
-            for name, norm, needed in zip(names, norms.tolist(), asked, strict=True)
-            if needed and norm == 0
-        ]
-        such = f", such as {silent[0]}" if silent else ""
+        asked = [name for name in read if not (late and ("lora_A" in name or "lora.down" in name))]
+        silent = [name for name in asked if sizes[name] == 0]
+        says = f"{len(asked) - len(silent)} of {len(asked)} do in {len(self.rates)} optimizer steps"
+        if len(read) < len(sizes):
+            says += f" (left out: {len(sizes) - len(read)} whose output the model drops)"
         return judged(
             "every weight gets a gradient",
             not silent,
-            f"{sum(asked) - len(silent)} of {sum(asked)} do in {len(self.rates)} optimizer steps{such}",
+            f"{says}, but not {silent[0]}" if silent else says,
             "an adapter added after wrapping, a detached loss, or layers that no forward pass reaches?",
         )
 
     def _of_weights(self, norms: torch.Tensor) -> Finding:
-        """All with a gradient worth the name must move; one of rounding errors alone may be too small."""
+        """All with a gradient worth the name must move; one of rounding errors alone may be too small.
+
+        Without any gradient AdamW's weight decay still moves them, which is no learning.
+        """
         steps, rate, names = len(self.rates), max(self.rates, default=0.0), list(self.learner.trainable)
         moved = torch.stack([self._change(name) for name in names])  # (weights, 2)
         squares, sizes = self.learner.accelerator.gather(moved[None]).sum(0).T  # (weights,) of all parts
@@ -134,8 +138,13 @@ class FirstEpoch:
         size = (squares.sum() / sizes.sum()).sqrt().item()
         such = f", but {len(still)} of {len(names)} stay, such as {still[0]}" if still else ""
         says = f"by {size:.1e} (rms) in {steps} optimizer steps at a rate of {rate:g}{such}"
-        remedy = "does the optimizer hold other weights than the model, or some of them only?"
-        return judged("steps move the weights", excused or (size > 0 and not still), says, remedy)
+        if norms.any():
+            fine = excused or (size > 0 and not still)
+            remedy = "does the optimizer hold other weights than the model, or some of them only?"
+        else:
+            fine, says = False, f"{says}, all gradients 0"
+            remedy = "are all advantages 0, or is the loss detached?"
+        return judged("steps move the weights", fine, says, remedy)
 
     def _change(self, name: str) -> torch.Tensor:
         """Return the sum of squares by which a weight moved, and its size, (2,)."""
