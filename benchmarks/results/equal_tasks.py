@@ -5,6 +5,9 @@
   A method's one searched setting is the learning rate. Optimizer steps, rank and layers are the same for
   all, a sample has two trained actions or examples, and DRaFT and ReFL reach into the second half of the
   steps. All else are the package's defaults, and AWM's are its authors'.
+- "edit": the demo's task (app/demo.py). tiny-zoo frees an animal from confetti, and a sentence names the
+  ground. The reward is the demo's, and so are strength, steps, rank and layers; "judge" is the share of
+  pictures that the judges find right in all. Searched and set as for the taste.
 - "prompts", a check: tiny-sd3 draws the ten digit-ink pairs that its pre-training left out. The judge says
   whether digit, ink and background are right. It is a flow model, as Flow-GRPO needs. All methods have the
   rate 3e-3: a search over 1e-3, 3e-3 and 1e-2, after 768 of the 1,920 queries, had chosen it for all but
@@ -15,24 +18,27 @@ import abc
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from benchmarks.common import Row
 from benchmarks.zoo import taste
+from benchmarks.zoo.edit import by_program
 from ddpo_lessons import tiny, zoo
 from ddpo_lessons.app import demo
-from ddpo_lessons.data.prompts import animals, digit_world_prompts
+from ddpo_lessons.data.prompts import animals, digit_world_prompts, hidden_animals
+from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
-from ddpo_lessons.rewards import RewardFunction, prompt_alignment
+from ddpo_lessons.rewards import RewardFunction, animal_alignment, prompt_alignment
 from ddpo_lessons.rewards.base import checked_reward, split_info
 from ddpo_lessons.rollout import sample_seed, sample_trajectory, text2img_rollout
 from ddpo_lessons.tiny.classifier import score_prompts
 from ddpo_lessons.zoo.judges import named
 
 BEST_OF = (2, 4, 8)
+STRENGTHS = (0.45, 0.625, 0.75, 0.875)  # of edits by the untrained policy
 
 
 # ---------------------------------------------------------------------------------------------- exams
@@ -59,6 +65,10 @@ class Exam(abc.ABC):
     def real(self) -> dict[str, torch.Tensor]:
         """Return what the world itself would answer, where that is known, by name: (n, N, 3, H, W)."""
         return {}
+
+    def to_choose_from(self, pipeline: Any) -> Callable[[int], torch.Tensor]:
+        """Return answers from a noise of which a user would keep the best."""
+        return functools.partial(self.draw, pipeline)
 
     def images(self, pipeline: Any) -> torch.Tensor:
         """Return all answers, (noises, N, 3, H, W)."""
@@ -135,6 +145,44 @@ class TasteExam(Exam):
             prompts = [zoo.world.make_prompt(animal, artist, ground) for animal in zoo.world.ANIMALS]
             ways[f'"by {artist} on {ground}"'] = functools.partial(self.draw, pipeline, prompts=prompts)
         return ways
+
+
+class EditExam(Exam):
+    """The demo's edits; both judges are asked whether all is right, and no answer is asked for twice."""
+
+    noises = 1
+
+    def __init__(self, split: str) -> None:
+        count, seed = {"validation": (100, demo.VALIDATION), "test": (200, demo.TEST)}[split]
+        self.exam = demo.Exam(zoo.world.draw_edits(count, seed))
+        self.prompts, self.metadata = self.exam.edits.prompts, self.exam.edits.metadata
+        self.reward = animal_alignment(ground_weight=demo.GROUND_WEIGHT)
+
+    def draw(self, pipeline: Any, noise: int, setting: demo.Img2Img = demo.POLICY) -> torch.Tensor:
+        return self.exam.images(pipeline, setting, noise * len(self.prompts))
+
+    def judged(self, images: torch.Tensor) -> dict[str, float]:
+        shares = self.exam.shares(images)
+        return {"judge": shares["all"], "second": shares["second_judge"]}
+
+    def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
+        """Turn strength, guidance and steps."""
+        return {
+            f"strength {strength:g}, guidance {guidance:g}, {steps} steps": functools.partial(
+                self.draw, pipeline, setting=demo.Img2Img(strength, guidance, steps)
+            )
+            for strength, guidance, steps in itertools.product(
+                (0.45, 0.625, 0.75, 0.875), (1.0, 3.0), (8, 12)
+            )
+        }
+
+    def to_choose_from(self, pipeline: Any) -> Callable[[int], torch.Tensor]:
+        """Return answers of the setting that got most right of all pictures of zoo/edit_grid.csv."""
+        return functools.partial(self.draw, pipeline, setting=demo.UNTRAINED_BEST)
+
+    def real(self) -> dict[str, torch.Tensor]:
+        """Return what a program makes of the pictures."""
+        return {"a program": by_program(self.exam.edits)[None]}
 
 
 class PromptExam(Exam):
@@ -222,6 +270,7 @@ class Task:
     methods: dict[str, Method]
     points: tuple[int, ...]
     limit: tuple[str, float] = ("judge", 0.0)
+    start: FromNoise = field(default_factory=FromNoise)
     rate: float | None = None
 
 
@@ -236,8 +285,8 @@ COMMON: Row = {
 GROUPS: Row = {"sample_group_size": 8}
 
 
-def taste_methods() -> dict[str, Method]:
-    """Return those for a model with DDIM steps."""
+def denoising_methods(batch: int) -> dict[str, Method]:
+    """Return those for a model with DDIM steps; `batch` queries belong to an optimizer step."""
     two, clip = {"train_timestep_fraction": 0.5}, {"train_clip_range": 5e-3}
     return {
         "DDPO": Method("ddpo", {**two, **GROUPS, **clip}),
@@ -246,7 +295,7 @@ def taste_methods() -> dict[str, Method]:
         # Its authors take one step an epoch.
         "AWM": Method(
             "awm:time_power=1,error_power=0.25,lag_coefficient=5",
-            {**two, **GROUPS, "sample_batch_size": 8},
+            {**two, **GROUPS, "sample_batch_size": batch},
         ),
         "DiffusionNFT": Method("nft", {**two, **GROUPS}),
         "PEPG": Method("pepg", {**two, **GROUPS}),
@@ -295,9 +344,24 @@ TASKS = {
             "train_batch_size": 8,  # four optimizer steps an epoch
             "train_lora_target_modules": demo.EVERYWHERE,
         },
-        methods=taste_methods(),
+        methods=denoising_methods(8),
         points=(0, 64, 128, 256, 384),
         limit=("judge", 0.9),
+    ),
+    "edit": Task(
+        load=zoo.load_tiny_zoo,
+        prompts=hidden_animals,
+        exam=EditExam,
+        settings={
+            **COMMON,
+            "sample_num_steps": demo.POLICY.steps,  # five are run
+            "sample_batch_size": 128,
+            "train_batch_size": 32,  # four optimizer steps an epoch
+            "train_lora_target_modules": demo.EVERYWHERE,
+        },
+        methods=denoising_methods(32),
+        points=(0, 256, 512, 768, 1024),
+        start=FromImages(demo.POLICY.strength),
     ),
     "prompts": Task(
         load=tiny.load_tiny_sd3,

@@ -19,7 +19,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from benchmarks.results.equal_tasks import TASKS, Exam
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.refl import ReFL
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.tiny.world import to_pil
 from ddpo_lessons.trainer import Runner
 
@@ -98,7 +96,7 @@ def make_runner(run: Run) -> Iterator[Runner]:
     method, own = task.methods[run.method], {"train_learning_rate": run.learning_rate, "seed": run.seed}
     with scratch_config(task.settings, method.config, own) as config:
         parts = (config, task.exam("validation").reward, task.prompts(run.seed), task.load())
-        yield Runner(*parts, algorithm=make_algorithm(method.algorithm), start=FromNoise())
+        yield Runner(*parts, algorithm=make_algorithm(method.algorithm), start=task.start)
 
 
 def look(exam: Exam, pipeline: Any) -> tuple[torch.Tensor, Row]:
@@ -227,7 +225,7 @@ def untrained(name: str) -> list[Row]:
     turned = exam.turned(pipeline)[best]
     found = {"as the runs begin": exam.images(pipeline)}
     found[best] = torch.stack([turned(noise) for noise in range(exam.noises)])
-    found |= {f"best of {n}": images for n, images in exam.best_of(partial(exam.draw, pipeline)).items()}
+    found |= {f"best of {n}": images for n, images in exam.best_of(exam.to_choose_from(pipeline)).items()}
     found |= exam.real()
     return [{"task": name, "setting": what, **exam.measure(images)} for what, images in found.items()]
 
