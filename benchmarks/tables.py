@@ -144,30 +144,33 @@ def lesson_table(times: Row) -> str:
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-MEASURED = {"reward": ".2f", "judge": ".0%", "second": ".2f", "diversity": ".3f"}  # of equal_terms.csv
+SECOND = {"taste": ("persona", ".2f"), "edit": ("second judge", ".0%")}  # title and form, of equal_terms.csv
 
 
 def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
     """Return a task's methods at the chosen lengths, and what there is without training."""
-    titles = ["", "rate", "queries", "passes", *("reward", "judge", "persona", "diversity")]
-    lines = [[row["setting"], "", "", "", *_measured([row])] for row in untrained if row["task"] == task]
+    second, form = SECOND.get(task, ("", ""))
+    titles = ["", "rate", "queries", "passes", *("reward", "judge", second, "diversity")]
+    forms = {"reward": ".2f", "judge": ".0%", "second": form, "diversity": ".3f"}
+
+    def measured(rows: list[Row]) -> list[str]:
+        return [spread(rows, name, form) if rows[0][name] else "" for name, form in forms.items()]
+
+    lines = [[row["setting"], "", "", "", *measured([row])] for row in untrained if row["task"] == task]
     for method in EQUAL_TASKS[task].methods:
         own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
         if len(unique(own, "seed")) == len(EQUAL_SEEDS):
             rate, length = chosen(task, method)
             at = [row for row in own if int(row["queries"]) == length]
-            lines.append([method, f"{rate:g}", f"{length}", f"{mean(at, 'passes'):,.0f}", *_measured(at)])
-    kept = [n for n, title in enumerate(titles) if not title or any(line[n] for line in lines)]
+            lines.append([method, f"{rate:g}", f"{length}", f"{mean(at, 'passes'):,.0f}", *measured(at)])
+    kept = [n for n in range(len(titles)) if n == 0 or any(line[n] for line in lines)]
     cells = [[line[n] for n in kept] for line in lines]
     return table([titles[n] for n in kept], "l" + "r" * (len(kept) - 1), cells)
 
 
-def _measured(rows: list[Row]) -> list[str]:
-    return [spread(rows, name, form) if rows[0][name] else "" for name, form in MEASURED.items()]
-
-
 def search_table(task: str, rows: list[Row]) -> str:
     """Return what a search found at each rate: the highest mean reward within the limit, and its queries."""
+    rows = [row for row in rows if row["task"] == task]
     rates = sorted({float(row["learning_rate"]) for row in rows})
     lines = []
     for method in EQUAL_TASKS[task].methods:
@@ -209,7 +212,8 @@ def guide_table() -> str:
         return f"{method} {spread(ends('prompts', method, queries), 'reward')}"
 
     def by_128(method: str) -> float:
-        rows = [row for row in read(f"{EQUAL}_search.csv") if row["method"] == method]
+        named = {"task": "taste", "method": method}
+        rows = [row for row in read(f"{EQUAL}_search.csv") if named.items() <= row.items()]
         runs = [
             [row for row in rows if row["learning_rate"] == rate] for rate in unique(rows, "learning_rate")
         ]
@@ -411,7 +415,10 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
         f"gallery-{name}": lambda section=section: gallery_table(section) for name, section in GALLERY.items()
     },
     "guide": guide_table,
-    "equal-search": lambda: search_table("taste", read(f"{EQUAL}_search.csv")),
+    **{
+        name: lambda task=task: search_table(task, read(f"{EQUAL}_search.csv"))
+        for name, task in (("equal-search", "taste"), ("equal-search-edit", "edit"))
+    },
     "torture": lambda: torture_table(read("tests/torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),

@@ -28,13 +28,18 @@ STYLES = {  # one colour for a kind of method: log-probs, the forward process, t
     "DRaFT": (PALETTE[1], "-"),
     "ReFL": (PALETTE[1], "--"),
 }
-TITLES = {"taste": "taste, animals from noise", "prompts": "prompts, digits from noise"}
+TITLES = {
+    "taste": "taste, animals from noise",
+    "prompts": "prompts, digits from noise",
+    "edit": "edit, animals out of confetti",
+}
 ROWS = {"judge": "the judge finds what was asked for (%)", "diversity": "diversity"}
 SCALES = {"judge": 100.0, "diversity": 1.0}
 WITHOUT = {  # a part of the setting's name: marker and name
     "as the runs begin": ("o", "untrained"),
     "best of": ("x", "best of 2, 4, 8"),
     "handwriting": ("s", "handwriting"),
+    "a program": ("P", "a program"),
     "": ("D", "a setting turned"),
 }
 
@@ -46,11 +51,17 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def plane() -> Figure:
-    """Draw reward against what training does not see, along training, one panel for each task and measure."""
+    """Draw reward against what training does not see, along training, one panel for each task and measure.
+
+    An edit has one right answer, so that no diversity is asked for: the names stand in that place.
+    """
     rows, untrained = read(""), read("_untrained")
-    figure = Figure(figsize=(9.6, 7.6), facecolor=CARD, layout="constrained")
-    for line, (column, title) in zip(figure.subplots(2, 2, sharex="col"), ROWS.items(), strict=True):
+    figure = Figure(figsize=(13.2, 7.2), facecolor=CARD, layout="constrained")
+    panels = figure.subplots(2, 3, sharex="col")
+    for line, (column, title) in zip(panels, ROWS.items(), strict=True):
         for axes, (task, heading) in zip(line, TITLES.items(), strict=True):
+            if (task, column) == ("edit", "diversity"):
+                continue
             for method, (color, style) in STYLES.items():
                 own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
                 _paths(axes, own, column, method, color, style)
@@ -60,15 +71,15 @@ def plane() -> Figure:
             axes.spines[["top", "right"]].set_visible(False)
             if column == "judge":
                 axes.set_title(heading, fontsize=11, color=INK)
-            else:
+            if (task, column) in (("edit", "judge"), ("taste", "diversity"), ("prompts", "diversity")):
                 axes.set_xlabel("reward of test questions", color=INK)
         line[0].set_ylabel(title, color=INK)
     found = dict[str, object]()
     for axes in figure.axes:
         found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(
-        found.values(), found.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9
-    )
+    panels[0, 2].tick_params(labelbottom=True)
+    panels[1, 2].axis("off")
+    panels[1, 2].legend(found.values(), found.keys(), loc="center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
