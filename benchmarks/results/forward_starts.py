@@ -8,7 +8,7 @@ First directions, before training: the cosine of each loss's descent with the gr
 through both steps of sampling, on 256 pictures, three seeds, with guidance and without. "all alike" weighs
 every sample by 1, whatever its reward. Into forward_starts.csv.
 
-Then training runs on 2,560 pictures with guidance, two rates (RWR: one) and three seeds, DDPO beside them.
+Then training runs on 2,560 pictures with guidance, three rates and three seeds, DDPO beside them.
 Reward and the judges' verdict on validation pictures on the way, and on test pictures at the end, go into
 forward_starts_runs.csv; the rows "untrained" are the policy before training and the best setting of
 edit_grid.csv. What the files hold already is not measured again.
@@ -45,12 +45,12 @@ SEEDS, EPOCHS, WATCH_EVERY = (0, 1, 2), 20, 5
 DIRECTION_EPOCHS = 2  # of 128 pictures
 VALIDATION, TEST = (100, "validation", 1), (200, "test", 1)  # arguments of world.draw_edits
 EXAMPLES = ("noised anew", "visited states", "visited timesteps")
-RATES = (2e-3, 6e-3)
+RATES, LOW_RATES = (2e-3, 6e-3, 6e-4), (6e-4, 2e-4, 2e-3)
 # Algorithm, settings and rates of each method, in the order of the runs.
 METHODS: dict[str, tuple[str, Row, tuple[float, ...]]] = {
     "AWM": ("awm", {"train_clip_range": 0.1}, RATES),
-    "RWR": ("rwr", {"sample_group_size": 1}, (6e-4,)),
-    "all alike": ("rwr:temperature=1e9", {"sample_group_size": 1}, (6e-4,)),
+    "RWR": ("rwr", {"sample_group_size": 1}, LOW_RATES),
+    "all alike": ("rwr:temperature=1e9", {"sample_group_size": 1}, LOW_RATES),
     "DDPO": ("ddpo", {"train_clip_range": 0.01}, RATES),
     "NFT": ("nft", {}, RATES),
     "PEPG": ("pepg", {}, RATES),
