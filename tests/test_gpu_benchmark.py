@@ -19,7 +19,7 @@ from benchmarks.speed import gpu, paper_run
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
-from ddpo_lessons.app import budget, cli, memory, options
+from ddpo_lessons.app import budget, cli, forecast, memory, options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 
@@ -200,16 +200,32 @@ def test_networks_are_made_in_the_precision_of_the_run(name):
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_the_smoke_run_on_paper_is_the_lessons_command():
+SMOKE = r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```"
+
+
+@pytest.mark.parametrize(
+    ("run", "command"),
+    [
+        ("smoke", SMOKE),
+        pytest.param("edit", r"`ddpo-lessons (train --preset edit [^`]*)`", marks=pytest.mark.slow),
+    ],
+)
+def test_runs_on_paper_are_the_lessons_commands(run, command):
     cells = json.loads((ROOT / "notebooks" / "08_fails_in_silence.ipynb").read_text("utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells)
-    (command,) = re.findall(r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```", text, re.MULTILINE)
+    (command,) = re.findall(command, text, re.MULTILINE)
     arguments = cli.parse(shlex.split(command.replace("\\\n", " ")))
     assert isinstance(arguments, options.Train)
-    config = arguments.make_config(arguments.choose_preset())
-    expected, paper = paper_run.estimate("smoke", 24)
-    assert config.to_dict() == {**expected.to_dict(), "output_dir": "smoke"}
+    preset = arguments.choose_preset()
+    config = forecast.settle(arguments, preset, from_images=True)
+    task = DDPO(), FromImages(0.5), memory.reward_bytes(preset.reward)
+    paper = budget.estimate(memory.published("sd15"), config, *task)
     rows = json.loads(paper_run.RESULT.read_text("utf-8"))["runs"]
-    (row,) = [row for row in rows if (row["run"], row["card"]) == ("smoke", "RTX 4090")]
+    (row,) = [row for row in rows if (row["run"], row["card"]) == (run, "RTX 4090")]
+    assert (row["pairs"], row["checkpointing"]) == (
+        config.train_forward_size,
+        config.train_gradient_checkpointing,
+    )
+    assert (row["gpu_memory"], row["epochs"]) == (24, config.num_epochs)
     assert row["peak_gb"] == pytest.approx(paper.peak / 1e9, rel=0.01)
     assert row["training_s"] == pytest.approx(paper.seconds(165.2, 0.3)[1], rel=0.01)

@@ -1,4 +1,4 @@
-"""What a GPU takes at a time: by hand on small random networks, and SD 1.5's table."""
+"""What a GPU takes at a time: by hand on small random networks, and Stable Diffusion 1.5 on every card."""
 
 import itertools
 from typing import Any
@@ -13,9 +13,9 @@ from transformers import T5Config, T5EncoderModel
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.app import budget, memory
-from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, divide, fit_to_memory
+from ddpo_lessons.app.presets import PRESETS, divide
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromImages
+from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.tiny import load_tiny_sd3
 
@@ -174,15 +174,18 @@ def test_auto_needs_a_device(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
-def test_the_table_of_lesson_08_is_what_is_worked_out(gigabytes):
-    config = DDPOConfig(**PRESETS["edit"].config)
-    reward = memory.reward_bytes("edit")
-    name = "stable-diffusion-v1-5/stable-diffusion-v1-5"
-    found, _ = memory.fit(name, config, gigabytes, DDPO(), FromImages(noise_strength=0.5), reward)
-    table = DDPOConfig(**fit_to_memory(PRESETS["edit"].config, gigabytes))
-    assert found.forward_sizes(4 * 64 * 64) == table.forward_sizes(4 * 64 * 64)
-    assert found.train_gradient_checkpointing == table.train_gradient_checkpointing
+@pytest.mark.parametrize("gigabytes", sorted({size for size, _ in memory.CARDS.values()}))
+def test_the_heaviest_preset_fits_every_card_and_uses_it(gigabytes):
+    """All samples of the aesthetic experiment on one GPU, with CLIP."""
+    preset, whole = PRESETS["aesthetic"], {"sample_num_batches_per_epoch": 32}
+    config = DDPOConfig(**{**preset.config, **whole, "train_gradient_accumulation_steps": 32})
+    task = DDPO(), FromNoise(), memory.reward_bytes(preset.reward)
+    found, taken = memory.fit(preset.model, config, gigabytes, *task)
+    assert len({*found.forward_sizes(4 * 64 * 64)}) == 1  # sampling and training round alike
+    most = memory.SHARE * gigabytes - memory.CUDA
+    assert 0.5 * gigabytes < taken <= most
+    counted = budget.estimate(memory.find_pipeline(preset.model), found, *task).peak / memory.GB
+    assert counted == pytest.approx(taken, rel=0.01)
 
 
 # ------------------------------------------------------------------------------------------- processes

@@ -1,4 +1,4 @@
-"""Presets: what they name exists, what a card takes keeps the samples, and the sizes fit by the budget."""
+"""Presets: what they name exists, and cut passes leave their samples as they are."""
 
 from pathlib import Path
 
@@ -7,12 +7,10 @@ import torch
 
 from ddpo_lessons import rewards
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.app import budget, memory
-from ddpo_lessons.app.presets import GPU_MEMORY, PRESETS, fit_to_memory
+from ddpo_lessons.app import memory
+from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data import prompts
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.tiny import world
@@ -92,64 +90,19 @@ def test_stable_diffusion_35_takes_the_settings_of_its_source():
     assert sum(p.numel() for p in trained.values()) == (23 * 8 + 7) * 32 * (1536 + 1536)
 
 
-@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_card_changes_no_count_of_samples(name, gigabytes):
-    fields = PRESETS[name].config
-    whole, cut = DDPOConfig(**fields), DDPOConfig(**fit_to_memory(fields, gigabytes))
-    before, after = (config.epoch_plan(10) for config in (whole, cut))
-    assert after.total_samples == before.total_samples
-    assert after.samples_per_optimizer_step == before.samples_per_optimizer_step
-    assert after.optimizer_steps == before.optimizer_steps
-    assert cut.sample_batch_size <= GPU_MEMORY[gigabytes]["sample_batch_size"]
-    assert cut.train_batch_size <= GPU_MEMORY[gigabytes]["train_batch_size"]
-    changed = {key for key, value in vars(whole).items() if getattr(cut, key) != value}
-    assert changed <= {
-        "sample_batch_size",
-        "sample_num_batches_per_epoch",
-        "train_batch_size",
-        "train_gradient_accumulation_steps",
-        "train_gradient_checkpointing",
-    }
-
-
-@pytest.mark.parametrize(
-    ("samples", "step", "expected"),
-    [((8, 4), (4, 2), (4, 8, 4, 2)), ((9, 1), (3, 3), (3, 3, 3, 3)), ((7, 1), (7, 1), (1, 7, 1, 7))],
-)
-def test_largest_batches_that_divide(samples, step, expected):
-    names = (
-        "sample_batch_size",
-        "sample_num_batches_per_epoch",
-        "train_batch_size",
-        "train_gradient_accumulation_steps",
-    )
-    fitted = fit_to_memory(dict(zip(names, samples + step, strict=True)), 24)  # at most 4
-    assert tuple(fitted[name] for name in names) == expected
-
-
-def test_a_card_that_is_not_in_the_table_is_named():
-    with pytest.raises(ValueError, match="gpu_memory=12"):
-        fit_to_memory({}, 12)
-
-
-@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
-@pytest.mark.parametrize("name", ["camouflage", "corruption", "edit"])
-def test_a_card_samples_and_trains_in_passes_of_one_size(name, gigabytes):
-    config = DDPOConfig(**fit_to_memory(PRESETS[name].config, gigabytes))
-    sampled, trained = config.forward_sizes(4 * 64 * 64)
-    assert sampled == trained
-
-
-@pytest.mark.parametrize("gigabytes", GPU_MEMORY)
-def test_the_heaviest_preset_fits_every_card_on_paper_and_uses_it(gigabytes):
-    """All samples of the aesthetic experiment on one GPU, with CLIP; `test_memory.py` has the edit preset."""
-    changes = {"sample_num_batches_per_epoch": 32, "train_gradient_accumulation_steps": 32}
-    config = DDPOConfig(**fit_to_memory({**PRESETS["aesthetic"].config, **changes}, gigabytes))
-    assert config.epoch_plan(50).total_samples == 256
-    clip = memory.reward_bytes("aesthetic_score")
-    found = budget.estimate(memory.published("sd15"), config, DDPO(), FromNoise(), clip)
-    assert 0.5 * gigabytes < found.peak / 1e9 < 0.85 * gigabytes - 1
+def test_cut_passes_change_no_count_of_samples(name):
+    whole = DDPOConfig(**PRESETS[name].config)
+    before = whole.epoch_plan(10)
+    for size in range(1, before.samples_per_optimizer_step + 1):
+        if before.samples_per_optimizer_step % size == 0:
+            cut = memory.with_passes(whole, size)
+            after = cut.epoch_plan(10)
+            for count in ("total_samples", "samples_per_optimizer_step", "optimizer_steps"):
+                assert getattr(after, count) == getattr(before, count)
+            changed = {key for key, value in vars(whole).items() if getattr(cut, key) != value}
+            sizes = {"sample_batch_size", "sample_num_batches_per_epoch"}
+            assert changed <= {*sizes, "sample_forward_size", "train_forward_size"}
 
 
 def settings_row(name: str) -> str:

@@ -83,3 +83,5 @@ def test_hours_on_a_card_are_the_committed_ones():
     low, high = ({card: time * 0.3 / u for card, time in hours.items()} for u in (0.3, 0.19))
     fast, slow = (f"{low[card]:.0f} to {high[card]:.0f}" for card in ("RTX 4090", "RTX 3090"))
     assert f"{fast} hours on an RTX 4090 and {slow} on an RTX 3090" in " ".join(README.split())
+    smoke = [60 * run["hours"] for run in runs if run["run"] == "smoke"]
+    assert f"smoke runs of {min(smoke):.0f} to {max(smoke) * 0.3 / 0.19:.0f} minutes" in README

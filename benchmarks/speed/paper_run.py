@@ -22,9 +22,9 @@ from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, ResNet
 
 from benchmarks.common import ROOT, Row, machine, write_json
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app import budget
+from ddpo_lessons.app import budget, memory
 from ddpo_lessons.app.memory import CARDS, CUDA, GB, SHARE, UTILISATION, published, reward_bytes
-from ddpo_lessons.app.presets import PRESETS, fit_to_memory
+from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import fit, open_image
 from ddpo_lessons.data.images import JPEG_QUALITY, image_grid, to_tensor
@@ -34,7 +34,6 @@ from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.tiny.world import to_pil
 
 RESULT = ROOT / "ddpo_lessons" / "app" / "paper_run.json"  # in the wheel, for lesson 08 reads it
-CLIP, RESNET = 427_616_513 * 4, 11_176_512 * 4  # bytes of ViT-L/14 and of ResNet-18 without head, float32
 SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "num_epochs": 10,
     "image_grid_freq": 1,
@@ -43,10 +42,10 @@ SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "train_gradient_accumulation_steps": 8,
 }
 ONE_SAMPLE = {"train_batch_size": 1, "sample_forward_size": 1, "train_forward_size": 1}
-RUNS = {  # name: preset, changed fields, bytes of its reward's models
-    "smoke": ("edit", SMOKE, CLIP + RESNET),
-    "edit": ("edit", {}, CLIP + RESNET),
-    "camouflage": ("camouflage", {}, CLIP),
+RUNS: dict[str, tuple[str, Row]] = {  # name: preset, changed fields
+    "smoke": ("edit", SMOKE),
+    "edit": ("edit", {}),
+    "camouflage": ("camouflage", {}),
 }
 
 
@@ -71,17 +70,19 @@ def reward_flops() -> dict[str, float]:
 
 
 def estimate(run: str, gigabytes: int) -> tuple[DDPOConfig, budget.Budget]:
-    """Return a run's settings on a card, and its budget."""
-    preset, changes, models = RUNS[run]
-    config = DDPOConfig(**fit_to_memory({**PRESETS[preset].config, **changes}, gigabytes))
-    start = FromImages(PRESETS[preset].noise_strength or 1)
-    return config, budget.estimate(published("sd15"), config, make_algorithm("ddpo"), start, models)
+    """Return a run's settings, cut to a card, and its budget."""
+    name, changes = RUNS[run]
+    preset, algorithm = PRESETS[name], make_algorithm("ddpo")
+    start, models = FromImages(preset.noise_strength or 1), reward_bytes(preset.reward)
+    whole = DDPOConfig(**{**preset.config, **changes})
+    config, _ = memory.fit(preset.model, whole, gigabytes, algorithm, start, models)
+    return config, budget.estimate(published("sd15"), config, algorithm, start, models)
 
 
 def rows(host: Row) -> list[Row]:
     """Return every run on every card."""
     flops, table, estimated = reward_flops(), list[Row](), cache(estimate)
-    for run, (preset, _, _) in RUNS.items():
+    for run, (preset, _) in RUNS.items():
         for card, (gigabytes, tflops) in CARDS.items():
             config, paper = estimated(run, gigabytes)
             samples = config.sample_batch_size * config.sample_num_batches_per_epoch
@@ -89,7 +90,7 @@ def rows(host: Row) -> list[Row]:
             reward = samples * flops[preset] / (tflops / 2 * 1e12 * UTILISATION)
             drawn = samples // config.sample_group_size  # pictures that are read
             photos = drawn * host["photo_512px_s"]
-            row = {"run": run, "card": card, "gpu_memory": gigabytes, "pairs": config.train_batch_size}
+            row = {"run": run, "card": card, "gpu_memory": gigabytes, "pairs": config.train_forward_size}
             row |= {"checkpointing": config.train_gradient_checkpointing, "peak_gb": paper.peak / 1e9}
             row |= {"epochs": config.num_epochs, "sampling_s": sampling, "training_s": training}
             row |= {"reward_s": reward, "photos_s": photos}
@@ -105,7 +106,7 @@ def training_peak(model: str, config: DDPOConfig, pairs: int, checkpointing: boo
     return budget.estimate(published(model), config, make_algorithm("ddpo"), FromNoise()).training.peak
 
 
-def memory() -> list[Row]:
+def stations() -> list[Row]:
     """Return GB at the stations of an epoch of `edit`, and in training passes of several sizes."""
     config, paper = estimate("edit", 24)
     models = {"networks": paper.networks, "reward models": paper.reward}
@@ -118,12 +119,12 @@ def memory() -> list[Row]:
         predict = partial(family.predict, family.denoiser, latents, steps, told, config.sample_guidance_scale)
         step = budget.cost(predict, autocast).peak
         decoded = budget.cost(lambda: family.decode(latents), autocast).peak
-    stations = [("models loaded", models, 0), ("256 samples kept", epoch, 0)]
-    stations += [("denoise 4", epoch, step), ("decode 4", epoch, decoded)]
+    found = [("models loaded", models, 0), ("256 samples kept", epoch, 0)]
+    found += [("denoise 4", epoch, step), ("decode 4", epoch, decoded)]
     again, two = (training_peak("sd15", config, 2, checkpointing) for checkpointing in (True, False))
-    stations.append(("train 2 pairs, checkpointing", epoch, again))
-    stations += [(f"train {pairs} pairs", epoch, two * pairs // 2) for pairs in (2, 4, 8, 16)]
-    return [{"station": name, **parts, "activations": peak} for name, parts, peak in stations]
+    found.append(("train 2 pairs, checkpointing", epoch, again))
+    found += [(f"train {pairs} pairs", epoch, two * pairs // 2) for pairs in (2, 4, 8, 16)]
+    return [{"station": name, **parts, "activations": peak} for name, parts, peak in found]
 
 
 def sdxl() -> Row:
@@ -212,7 +213,7 @@ def main() -> None:
     found = {
         "command": "python -m benchmarks.speed.paper_run",
         "host": measured,
-        "memory": memory(),
+        "memory": stations(),
         "sdxl": sdxl(),
         "sd35": sd35(),
         "flux": flux(),

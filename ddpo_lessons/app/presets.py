@@ -1,7 +1,4 @@
-"""Named settings for `ddpo-lessons train`; flags of the command line override them.
-
-`GPU_MEMORY` is a table of what common cards take at a time; `app.memory` works it out for all others.
-"""
+"""Named settings for `ddpo-lessons train`; flags of the command line override them."""
 
 import math
 import os
@@ -235,43 +232,3 @@ def divide(preset: Preset, processes: int, given: Collection[str] = ()) -> dict[
         fields[size] = math.gcd(batch, samples // processes)
         fields[count] = samples // processes // fields[size]
     return fields
-
-
-# The most that fits, by GB: Stable Diffusion 1.5 at 512 px, LoRA, guidance, 256 samples an epoch and CLIP as
-# the reward stay under 85% of the card with 1 GB left for CUDA (tests/test_presets.py).
-# Both batch sizes are one number: in bf16 and fp16 a network may round differently in passes of another
-# size, and training is to replay what sampling did.
-GPU_MEMORY: dict[int, dict[str, Any]] = {
-    10: {"sample_batch_size": 2, "train_batch_size": 2, "train_gradient_checkpointing": True},
-    16: {"sample_batch_size": 2, "train_batch_size": 2, "train_gradient_checkpointing": False},
-    24: {"sample_batch_size": 4, "train_batch_size": 4, "train_gradient_checkpointing": False},
-    80: {"sample_batch_size": 16, "train_batch_size": 16, "train_gradient_checkpointing": False},
-}
-
-
-def fit_to_memory(fields: dict[str, Any], gigabytes: int) -> dict[str, Any]:
-    """Cut an epoch into pieces that fit a card; samples per epoch and per optimizer step stay the same.
-
-    The fields get the largest batch sizes that divide and are not above those of `GPU_MEMORY` for that many
-    gigabytes, the numbers of batches that go with them, and gradient checkpointing. A ValueError refuses a
-    card that is not in the table.
-    """
-    if gigabytes not in GPU_MEMORY:
-        raise ValueError(f"gpu_memory={gigabytes} is not in the table: use one of {list(GPU_MEMORY)}")
-    most, config = GPU_MEMORY[gigabytes], DDPOConfig(**fields)
-    samples = config.sample_batch_size * config.sample_num_batches_per_epoch
-    of_a_step = config.train_batch_size * config.train_gradient_accumulation_steps
-    sampled = _largest_divisor(samples, most["sample_batch_size"])
-    trained = _largest_divisor(of_a_step, most["train_batch_size"])
-    return {
-        **fields,
-        "sample_batch_size": sampled,
-        "sample_num_batches_per_epoch": samples // sampled,
-        "train_batch_size": trained,
-        "train_gradient_accumulation_steps": of_a_step // trained,
-        "train_gradient_checkpointing": most["train_gradient_checkpointing"],
-    }
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    return max(size for size in range(1, limit + 1) if number % size == 0)
