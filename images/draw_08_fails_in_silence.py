@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
+from ddpo_lessons.app.desk import DESKS
+
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"  # python -m benchmarks.results.silent_faults
@@ -19,11 +21,11 @@ PAPER: dict[str, Any] = json.loads((ROOT / "ddpo_lessons/app/paper_run.json").re
 PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
 HOPED, PUBLISHED = 0.3, 0.19  # shares of a card's peak speed
 RECORDS = {
-    "last loss": ("loss", ".2f"),
-    "|ρ − 1|, first step of an epoch": ("first_ratio_error", ".0e"),
+    "|ρ − 1|, first step of epoch 10": ("first_ratio_error", ".0e"),
     "|ρ − 1|, last step": ("last_ratio_error", ".0e"),
-    "clip fraction": ("clip_fraction", ".2f"),
-    "gradient's norm": ("grad_norm", ".3f"),
+    "clip fraction, last step": ("clip_fraction", ".2f"),
+    "gradient's norm, last step": ("grad_norm", ".3f"),
+    "loss, last step": ("loss", ".2f"),
 }
 
 
@@ -41,7 +43,7 @@ def question() -> Figure:
         rows = list(csv.DictReader(file))
     figure = Figure(figsize=(10, 5.4), facecolor=CARD, layout="constrained")
     grid = figure.subplots(4, 3, height_ratios=[2.1, 1.5, 0.62, 0.62])
-    for column, (name, color) in zip(grid.T, zip("ABC", (BLUE, GREEN, PURPLE), strict=True), strict=True):
+    for column, (name, color) in zip(grid.T, zip("XYZ", (BLUE, GREEN, PURPLE), strict=True), strict=True):
         own = [row for row in rows if row["run"] == name]
         epochs, rewards = ([float(row[key]) for row in own] for key in ("epoch", "reward"))
         column[0].plot(epochs, rewards, "o-", color=color)
@@ -64,7 +66,7 @@ def question() -> Figure:
 def answer() -> Figure:
     """Draw what the saved files of the three runs draw."""
     figure = Figure(figsize=(10, 0.9), facecolor=CARD, layout="constrained")
-    for axes, name in zip(figure.subplots(1, 3), "ABC", strict=True):
+    for axes, name in zip(figure.subplots(1, 3), "XYZ", strict=True):
         strip(axes, name, 2)
         axes.set_title(f"run {name}, drawn with its file", fontsize=10)
     return figure
@@ -77,7 +79,8 @@ def matrix() -> Figure:
     used = [check for check in checks if any(run.get(check) for run in found.values())]
     quiet = [check for check in checks if check not in used]
     figure, axes = diagram(10, 6.95)
-    left, top, wide, high = 1.6, 5.1, 0.72, 0.255
+    left, top, wide, high = 1.8, 5.1, 0.72, 0.255
+    letters = {fault: f" ({letter})" for desk in DESKS for letter, (fault, _) in desk.items() if fault}
     for column, check in enumerate(used):
         x = left + wide * (column + 0.5)
         words = textwrap.fill(check, 30)
@@ -86,7 +89,8 @@ def matrix() -> Figure:
         y = top - high * (number + 0.5)
         seen = any(run.values())
         healthy = number < 4
-        label(axes, left - 0.12, y, name, size=9.5, align="right", ink=INK if seen or healthy else RED)
+        words = name + letters.get(name, "")
+        label(axes, left - 0.12, y, words, size=9.5, align="right", ink=INK if seen or healthy else RED)
         for column, check in enumerate(used):
             color = ORANGE if run.get(check) else "#e6e6de" if check in run else CARD
             axes.bar(left + wide * (column + 0.5), high * 0.82, wide * 0.94, y - high * 0.41, color=color)

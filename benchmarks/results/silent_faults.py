@@ -28,7 +28,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "warm-up": {"train_learning_rate_warmup_steps": 8},
     "high rate": {"train_learning_rate": 0.01},
 }
-RUNS = {"A": ("empty file", {}), "B": (None, HEALTHY["one step an epoch"]), "C": (None, {"seed": 1})}
+RUNS = {"X": ("empty file", {}), "Y": (None, HEALTHY["one step an epoch"]), "Z": (None, {"seed": 1})}
 SHOWN = 6
 
 
