@@ -191,11 +191,16 @@ fine | new samples are the moved policy's own: what moved before counts no more 
 fine | one later step that is off is enough | 0 1e-7, 0 3e-3
 fine | 1e-4 is allowed | 9e-5 2e-3, 5e-5 3e-3
 fine | 1e-5 is more than rounding: the policy has moved | 0 1e-5, 0 3e-5
+fine | what is off by more than 1e-6 has moved, whatever the mean says | 0 0 1.8e-6
+fine | all later steps count, not the last alone | 0 3e-3 1e-7
+fine | a step that moved the policy did so for all that follow | 0 1e-7 3e-3 | 1e-3 0 0
+fine | each first step is judged alone: errors do not add up | 0 2e-3, 9e-5 3e-3, 9e-5 3e-3
 another policy | the first step of the first epoch is off | 0.3 0.3, 0.2 0.3
 another policy | also where later epochs are right | 2e-4 2e-3, 0 3e-3
 another policy | also with one step an epoch | 0.3, 0.2
 another policy | the first of the four that is true | 0.3 0, 0 0
 stale sampler | the first step of a later epoch is off | 0 2e-3, 2e-3 4e-3, 2e-2 2e-2
+stale sampler | 2e-4 is more than 1e-4 | 0 2e-3, 2e-4 3e-3
 stale sampler | also if it is the third epoch alone | 0 2e-3, 0 4e-3, 2e-2 2e-2
 stale sampler | also with one step an epoch | 0, 2e-3
 ratio stays 1 | it is exactly 1 | 0 0 0, 0 0 0
