@@ -174,7 +174,7 @@ def floor() -> Figure:
             axis.axhline(float(mine[0]["second_term"]), color=color, linestyle="--", linewidth=0.8)
         axis.set(xscale="log", yscale="log", ylim=(2e-7, 4e-3), xlabel="numbers D in a latent")
         axis.set_ylabel("mean |Δ log p|")
-        axis.legend(fontsize=9, frameon=False, loc="upper right")
+        axis.legend(fontsize=9, frameon=False, loc="upper right", ncols=3, columnspacing=1)
     return figure
 
 
