@@ -136,6 +136,13 @@ def f(rewards, advantages):
     return """
 FITS = "peak(b) <= 0.85 * gigabytes - 1"
 BATCHES = f"max((b for b in range(1, step + 1) if epoch % b == step % b == 0 and {FITS}), default=0)"
+BY_QUOTIENTS = """
+def f(rewards, advantages):
+    d = rewards.double() - rewards.double().mean()
+    if not d.any():
+        return not advantages.any()
+    q = advantages / d
+    return """
 WRONG = [
     (1, "'fine'", "fine"),
     (1, by_epochs(FIRST="max(s['max_ratio_error'] for s in steps) > 1e-4"), "healthy run"),
@@ -175,6 +182,8 @@ WRONG = [
     (2, f"{START}wrong.abs() <= allowed", "one answer"),
     (2, f"{START}bool(wrong.abs().max() <= allowed)", "all 0"),
     (2, f"{START}bool(s != 0 and wrong.abs().max() <= allowed)", "sign"),
+    (2, f"{BY_QUOTIENTS}bool((q > 0).all() and q.max() - q.min() <= 1e-4 * q.max())", "is the mean"),
+    (2, f"{BY_QUOTIENTS}bool(q[0] > 0 and torch.allclose(advantages.double(), q[0] * d))", "is the mean"),
     (3, "1", "edit"),
     (3, "max((b for b in (1, 2, 4, 8, 16, 32, 64) if epoch % b == step % b == 0 and "
         f"{FITS}), default=0)", "powers of two"),
@@ -185,6 +194,7 @@ WRONG = [
     (3, BATCHES.replace("0.85 * gigabytes - 1", "gigabytes"), "edit"),
     (3, BATCHES.replace(" - 1)", ")").replace("gigabytes - 1", "gigabytes"), "1 GB"),
     (3, BATCHES.replace("default=0", "default=1"), "nothing fits"),
+    (3, BATCHES.replace("0.85 * gigabytes - 1", "0.85 * (gigabytes - 1)"), "85%"),
     (3, f"float({BATCHES})", "int"),
     (3, "None", "return"),
 ]  # fmt: skip
