@@ -140,7 +140,7 @@ def steps_table(rows: list[Row]) -> str:
 
 def lesson_table(times: Row) -> str:
     """Return the table of lessons, with the time that each took."""
-    lessons = table(["lesson", "what you learn", "time", "figure"], "llrl", lesson_rows(times["seconds"]))
+    lessons = table(["lesson", "what you learn", "runs in", "figure"], "llrl", lesson_rows(times["seconds"]))
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 

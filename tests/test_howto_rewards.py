@@ -45,8 +45,8 @@ def here(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------------------------- a reward of one's own
 @pytest.mark.slow
-def test_rewards_of_ones_own_train(here):
-    mine, in_python = howto_blocks("own-reward", "python")
+def test_rewards_of_ones_own_train(here, capsys):
+    mine, best_of_8, in_python = howto_blocks("own-reward", "python")
     (here / "my.py").write_text(mine)
     (here / "models" / "clip").mkdir(parents=True)
     write_clip(here / "models" / "clip")
@@ -68,6 +68,10 @@ def test_rewards_of_ones_own_train(here):
         "clip-run": 2,
     }
     assert 0 < min(runs["red-run"]) < max(runs["red-run"]) < 1
+    capsys.readouterr()
+    exec(compile(best_of_8, "own-reward.md", "exec"), {})
+    one, best = re.findall(r"\d\.\d{3}", capsys.readouterr().out)
+    assert 0 < float(one) < float(best) < 1
     exec(compile(in_python, "own-reward.md", "exec"), {})
     assert len(read_metrics("sum-run", "epoch")) == 1
 
