@@ -31,9 +31,9 @@ COLUMNS = 8  # of a grid, as `data.images.save_grid` lays it out
 COLORS = ("#3568b0", "#c04f12", "#2e7d4f", "#8a3f96", "#86660f", "#22262e")
 # Of the records of optimizer steps: what they are called, and a heading.
 STEP_CURVES = (
-    ("approx_kl", "KL from the policy that sampled"),
+    ("approx_kl", "KL from the policy that sampled (0 in an epoch's first step)"),
     ("kl_reference", "KL from the policy before training"),
-    ("clip_fraction", "share of ratios outside the clip range"),
+    ("clip_fraction", "share of ratios outside the clip range (0 in the first step)"),
 )
 
 
