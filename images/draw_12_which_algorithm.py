@@ -79,9 +79,12 @@ def plane() -> Figure:
         found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     panels[0, 2].tick_params(labelbottom=True)
     panels[1, 2].axis("off")
-    panels[1, 2].legend(
-        found.values(), found.keys(), loc="center", ncols=2, frameon=False, fontsize=9, handlelength=3.5
+    names = panels[1, 2].legend(
+        found.values(), found.keys(), loc="center", ncols=2, frameon=False, fontsize=9, handlelength=3
     )
+    for line in names.get_lines():
+        if line.get_linestyle() != "None":
+            line.set_marker("")  # a dot would hide how the line is dashed
     return figure
 
 
