@@ -161,11 +161,11 @@ class Exam:
 def run(arguments: Demo) -> int:
     """Run the demo and print what it found; return 0."""
     started = time.perf_counter()
+    print("asking the untrained pipeline, at every strength", flush=True)  # a log has it at once, too
     folder, count = arguments.output_dir, arguments.eval_images
     pipeline, exam = load_tiny_zoo(), Exam(world.draw_edits(count, TEST))
     strangers = Exam(world.draw_edits(count, TEST, world.NEW_ANIMALS))
     watch = Exam(world.draw_edits(min(WATCHED, count), VALIDATION))
-    print("asking the untrained pipeline, at every strength")
     images = {
         "untrained_best": exam.images(pipeline, UNTRAINED_BEST),
         "before": exam.images(pipeline, POLICY),
