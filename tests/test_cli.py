@@ -632,10 +632,31 @@ def test_errors_look_the_same_on_every_terminal(encoding, columns):
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line.startswith(
-        "error: Unrecognized options: --num-epoch, 3 Perhaps you meant: --num-epochs INT Number of epochs;"
-    )
-    assert line.endswith("For full helptext, run ddpo-lessons train --help")
+    assert line == "error: there is no --num-epoch 3: perhaps --num-epochs; --help has all flags"
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"), [("image", ": metadata has an image only with --images FOLDER"), ("weight", "")]
+)
+def test_a_reward_that_misses_an_image_is_told_where_it_comes_from(key, remedy, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "run", lambda command: {}[key])
+    assert cli.main(["train"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith(f"error: your code raised KeyError({key!r}) ({__file__}, line ")
+    assert error.rpartition(")")[2] == remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--learning-rate 1", "--train-learning-rate, --train-learning-rate-schedule, "),
+        ("--dry-runs", "--dry-run;"),
+        ("--batch-size 4", "--sample-batch-size, --train-batch-size;"),
+    ],
+)
+def test_a_flag_that_is_not_there_brings_those_that_may_be_meant(words, names, capsys):
+    assert cli.main(["train", *words.split()]) == 2
+    assert f"there is no {words}: perhaps {names}" in capsys.readouterr().err
 
 
 def test_the_learning_rate_has_a_short_name():

@@ -7,6 +7,7 @@ from benchmarks.common import read_rows
 from benchmarks.zoo import edit, edit_ablations
 from ddpo_lessons.app import demo
 from ddpo_lessons.app.demo import Img2Img
+from ddpo_lessons.app.options import Demo
 from ddpo_lessons.families import family_of
 from ddpo_lessons.zoo import load_tiny_zoo, world
 
@@ -72,6 +73,20 @@ def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
     monkeypatch.setattr(edit, "animal_alignment", lambda ground_weight: likes)
     best = edit.best_of(4, world.draw_edits(3, 0))
     assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])
+
+
+def test_a_demo_that_is_stopped_gives_no_verdict(monkeypatch, tmp_path, capsys):
+    def stop(trainer):
+        trainer.stopped_by = 2  # SIGINT
+
+    monkeypatch.setattr(demo.Exam, "measure", lambda *_: {"animal": 0.0})
+    monkeypatch.setattr(demo.Exam, "images", lambda *_: torch.zeros(2, 3, 64, 64))
+    monkeypatch.setattr(demo.BranchingTrainer, "train", stop)
+    assert demo.run(Demo(epochs=3, eval_images=2, output_dir=tmp_path / "demo-run")) == 130
+    printed = capsys.readouterr().out
+    assert "stopped after epoch 0 of 3" in printed
+    assert "after RL" not in printed
+    assert not (tmp_path / "demo-run" / "lora").exists()
 
 
 def test_the_ablations_are_runs_of_their_own_and_one_has_one_action():

@@ -125,7 +125,12 @@ def _parse(kind: Any, program: str, words: Sequence[str]) -> Any:
 
 
 def _plain(message: str) -> str:
-    """Say what is wrong with a flag without its help, and which choice may have been meant."""
+    """Say what is wrong with a flag without its help, and which flag or choice may have been meant."""
+    unknown = re.match(r"Unrecognized options: (.*?) Perhaps you meant: (.*)", message)
+    if unknown is not None:  # each is "--flag" or "--short, --flag" or "--flag, --no-flag", then its help
+        found = re.findall(r"(?:^|\) )(--[\w-]+)(?:, (?!--no-)(--[\w-]+))?", unknown[2])
+        flags = ", ".join(long or first for first, long in found)
+        return f"there is no {unknown[1].replace(', ', ' ')}: perhaps {flags}; --help has all flags"
     message = re.sub(r" Argument helptext: .*?(?= For full helptext|$)", ".", message)
     choice = re.match(r"invalid choice '(.*?)' for argument '(.*?)'. Expected one of \((.*?)\)", message)
     if choice is None:
@@ -184,6 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not place:  # of --help, or a fault of ours, whose traceback is wanted
             raise
         did = "raised"
+        if isinstance(end, KeyError) and end.args == ("image",):
+            place += ": metadata has an image only with --images FOLDER"
         if isinstance(end, SystemExit):
             did, place = "ended the program by", f"{place}: raise an error instead"
         print(f"error: your code {did} {end!r}{place}", file=sys.stderr)

@@ -159,7 +159,7 @@ class Exam:
 
 
 def run(arguments: Demo) -> int:
-    """Run the demo and print what it found; return 0."""
+    """Run the demo and print what it found; return 0, or 128 and the number of the signal that stopped it."""
     started = time.perf_counter()
     print("asking the untrained pipeline, at every strength", flush=True)  # a log has it at once, too
     folder, count = arguments.output_dir, arguments.eval_images
@@ -193,6 +193,9 @@ def run(arguments: Demo) -> int:
         noise_strength=POLICY.strength,
     )
     trainer.train()
+    if trainer.stopped_by is not None:
+        print(f"stopped after epoch {trainer.epochs_done} of {config.num_epochs}: without a verdict")
+        return 128 + trainer.stopped_by
     images["after"] = exam.images(pipeline, POLICY)
     unseen["after"] = strangers.measure(pipeline, POLICY)
     trainer.save_pretrained(folder / "lora")

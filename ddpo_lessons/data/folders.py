@@ -84,7 +84,7 @@ def find_images(folder: str | Path) -> ImageFolder:
     if flat and sorted_in:
         raise ValueError(f"--images {folder} holds images beside subfolders of images: move them into one")
     if not flat and not sorted_in:
-        raise ValueError(f"--images {folder} holds no image file, nor do its subfolders")
+        raise ValueError(f"--images {folder} holds no image, such as a .jpg or .png, nor do its subfolders")
     files = tuple(flat or (file for file, _ in sorted_in))
     check_files(files)
     labels = None if flat else tuple(label for _, label in sorted_in)

@@ -61,7 +61,7 @@ def animal_alignment(
             if part == world.Description():
                 raise ValueError(
                     f"prompt {index}, {prompt!r}, names no animal, artist or ground: "
-                    'write as in "a fox by Noto on a blue background"'
+                    'write as in "a fox by Noto on a blue background", or train for another reward'
                 )
         animal_logits, artist_logits, _ = classifier.to(images.device)(images)
         terms = {

@@ -122,7 +122,7 @@ def prompt_alignment(
             if part.digit is None and part.ink is None and part.background is None:
                 raise ValueError(
                     f"prompts[{index}]={prompts[index]!r} names no digit and no colour: "
-                    'write as in "a red three on a blue background"'
+                    'write as in "a red three on a blue background", or train for another reward'
                 )
         named = torch.tensor([part.digit is not None for part in said], device=images.device)
         digits = torch.tensor([part.digit or 0 for part in said], device=images.device)  # (B,)
