@@ -285,21 +285,26 @@ COMMON: Row = {
 GROUPS: Row = {"sample_group_size": 8}
 
 
+TWO: Row = {"train_timestep_fraction": 0.5}  # of the steps
+
+
+def awm(batch: int, *more: str) -> Method:
+    """Return AWM with its authors' settings and more; they take one step of `batch` queries an epoch."""
+    settings = ",".join(("time_power=1", "error_power=0.25", "lag_coefficient=5", *more))
+    return Method(f"awm:{settings}", {**TWO, **GROUPS, "sample_batch_size": batch})
+
+
 def denoising_methods(batch: int) -> dict[str, Method]:
     """Return those for a model with DDIM steps; `batch` queries belong to an optimizer step."""
-    two, clip = {"train_timestep_fraction": 0.5}, {"train_clip_range": 5e-3}
+    clip = {"train_clip_range": 5e-3}
     return {
-        "DDPO": Method("ddpo", {**two, **GROUPS, **clip}),
+        "DDPO": Method("ddpo", {**TWO, **GROUPS, **clip}),
         "branching": Method("branching", {**GROUPS, **clip}),  # trains on one action of each sample
-        "RWR": Method("rwr", two),
-        # Its authors take one step an epoch.
-        "AWM": Method(
-            "awm:time_power=1,error_power=0.25,lag_coefficient=5",
-            {**two, **GROUPS, "sample_batch_size": batch},
-        ),
-        "DiffusionNFT": Method("nft", {**two, **GROUPS}),
-        "PEPG": Method("pepg", {**two, **GROUPS}),
-        "online DPO": Method("dpo", {**two, **GROUPS}),
+        "RWR": Method("rwr", TWO),
+        "AWM": awm(batch),
+        "DiffusionNFT": Method("nft", {**TWO, **GROUPS}),
+        "PEPG": Method("pepg", {**TWO, **GROUPS}),
+        "online DPO": Method("dpo", {**TWO, **GROUPS}),
         "DRaFT": Method("draft:last_steps=3", {}),
         "ReFL": Method("refl:last_steps=3", {}),
     }
@@ -359,7 +364,7 @@ TASKS = {
             "train_batch_size": 32,  # four optimizer steps an epoch
             "train_lora_target_modules": demo.EVERYWHERE,
         },
-        methods=denoising_methods(32),
+        methods={**denoising_methods(32), "AWM, visited states": awm(32, "visited_states=true")},
         points=(0, 256, 512, 768, 1024),
         start=FromImages(demo.POLICY.strength),
     ),

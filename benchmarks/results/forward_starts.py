@@ -8,7 +8,7 @@ First directions, before training: the cosine of each loss's descent with the gr
 through both steps of sampling, on 256 pictures, three seeds, with guidance and without. "all alike" weighs
 every sample by 1, whatever its reward. Into forward_starts.csv.
 
-Then training runs on 2,560 pictures with guidance, three rates and three seeds, DDPO beside them.
+Then training runs on 2,560 pictures with guidance, three rates (weights all alike: one) and three seeds, DDPO beside them.
 Reward and the judges' verdict on validation pictures on the way, and on test pictures at the end, go into
 forward_starts_runs.csv; the rows "untrained" are the policy before training and the best setting of
 edit_grid.csv. What the files hold already is not measured again.
@@ -50,7 +50,7 @@ RATES, LOW_RATES = (2e-3, 6e-3, 6e-4), (6e-4, 2e-4, 2e-3)
 METHODS: dict[str, tuple[str, Row, tuple[float, ...]]] = {
     "AWM": ("awm", {"train_clip_range": 0.1}, RATES),
     "RWR": ("rwr", {"sample_group_size": 1}, LOW_RATES),
-    "all alike": ("rwr:temperature=1e9", {"sample_group_size": 1}, LOW_RATES),
+    "all alike": ("rwr:temperature=1e9", {"sample_group_size": 1}, LOW_RATES[:1]),
     "DDPO": ("ddpo", {"train_clip_range": 0.01}, RATES),
     "NFT": ("nft", {}, RATES),
     "PEPG": ("pepg", {}, RATES),
