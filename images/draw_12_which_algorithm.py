@@ -5,6 +5,7 @@ The numbers are those of `python -m benchmarks.results.equal_terms`.
 
 import csv
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
+from ddpo_lessons.app.demo import TEST
+from ddpo_lessons.zoo.world import draw_edits
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+SHOWN = 8
 STYLES = {  # one colour for a kind of method: log-probs, the forward process, the slope
     "DDPO": (PALETTE[0], "-"),
     "branching": (PALETTE[3], "-"),
@@ -114,31 +119,35 @@ def _points(axes: Axes, rows: list[dict[str, str]], column: str) -> None:
         axes.plot(x, y, marker, color=INK, markersize=7, label=name, linestyle="none", zorder=3)
 
 
-def pictures() -> Figure:
+def pictures(task: str, judged: str) -> Figure:
     """Draw the first test pictures of seed 0 where its run ended, from the same noise, least reward first."""
-    rows = [row for row in read("") if (row["task"], row["seed"]) == ("taste", "0")]
+    rows = [row for row in read("") if (row["task"], row["seed"]) == (task, "0")]
     length = max(int(row["queries"]) for row in rows)
     ends = {row["method"]: row for row in rows if int(row["queries"]) == length}
-    order = sorted(ends, key=lambda method: float(ends[method]["reward"]))
-    width, height, left = 7.6, 0.95, 3.3
-    figure, axes = diagram(left + width + 0.1, 0.1 + (height + 0.06) * len(order))
-    for n, method in enumerate(reversed(order)):
-        bottom = 0.05 + (height + 0.06) * n
-        file = RESULTS / "equal_terms" / f"taste_{method.replace(' ', '_')}.png"
+    strips = dict[str, tuple[np.ndarray, str]]()
+    if task == "edit":
+        inputs = draw_edits(200, TEST).images[:SHOWN]  # (8, 3, 64, 64), of the whole exam
+        strips["what goes in"] = np.concatenate(list(inputs.permute(0, 2, 3, 1).numpy()), axis=1), ""
+    for method in sorted(ends, key=lambda method: float(ends[method]["reward"])):
+        file = RESULTS / "equal_terms" / f"{task}_{method.replace(',', '').replace(' ', '_')}.png"
         shown = np.asarray(Image.open(file))[-64:]  # the lowest row: the run's end
-        axes.imshow(shown, extent=(left, left + width, bottom, bottom + height), interpolation="none")
         row = ends[method]
-        label(axes, left - 0.12, bottom + 0.62 * height, method, size=11, align="right", weight="bold")
-        said = f"reward {float(row['reward']):.2f}, animals {float(row['judge']):.0%}"
+        strips[method] = shown, f"reward {float(row['reward']):.2f}, {judged} {float(row['judge']):.0%}"
+    width, height, left = 7.6, 0.95, 3.3
+    figure, axes = diagram(left + width + 0.1, 0.1 + (height + 0.06) * len(strips))
+    for n, (name, (shown, said)) in enumerate(reversed(strips.items())):
+        bottom = 0.05 + (height + 0.06) * n
+        axes.imshow(shown, extent=(left, left + width, bottom, bottom + height), interpolation="none")
+        label(axes, left - 0.12, bottom + 0.62 * height, name, size=11, align="right", weight="bold")
         label(axes, left - 0.12, bottom + 0.28 * height, said, size=9.5, align="right", ink=MUTED)
-    axes.set(xlim=(0, left + width + 0.1), ylim=(0, 0.1 + (height + 0.06) * len(order)))
+    axes.set(xlim=(0, left + width + 0.1), ylim=(0, 0.1 + (height + 0.06) * len(strips)))
     return figure
 
 
 QUESTIONS = (  # question, what to do if the answer is yes
     ("Does a sentence, a setting or the\nbest of a few pictures do?", "do not train"),
     ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
-    ("Has the reward a slope\nthat you trust?", "try DRaFT or ReFL,\nbeside PEPG"),
+    ("Has the reward a slope\nthat you trust?", "ReFL or DRaFT;\nfor a taste PEPG beside it"),
     ("Is it an edit of pictures?", "branching;\nwith few actions DDPO"),
     ("Is a query dear?", "PEPG or AWM,\nat a higher rate"),
     ("Otherwise", "PEPG or NFT;\nlook at a judge often"),
@@ -162,4 +171,7 @@ def guide() -> Figure:
 
 
 if __name__ == "__main__":
-    main({"12-plane": plane, "12-pictures": pictures, "12-guide": guide})
+    figures = {"12-plane": plane, "12-guide": guide}
+    figures["12-pictures"] = partial(pictures, "taste", "animals")
+    figures["12-edits"] = partial(pictures, "edit", "all right")
+    main(figures)

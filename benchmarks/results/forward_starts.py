@@ -8,10 +8,10 @@ First directions, before training: the cosine of each loss's descent with the gr
 through both steps of sampling, on 256 pictures, three seeds, with guidance and without. "all alike" weighs
 every sample by 1, whatever its reward. Into forward_starts.csv.
 
-Then training runs on 2,560 pictures with guidance, three rates (weights all alike: one) and three seeds, DDPO beside them.
-Reward and the judges' verdict on validation pictures on the way, and on test pictures at the end, go into
-forward_starts_runs.csv; the rows "untrained" are the policy before training and the best setting of
-edit_grid.csv. What the files hold already is not measured again.
+Then training runs on 2,560 pictures with guidance, three rates (weights all alike: one) and three seeds, DDPO
+beside them. Reward and the judges' verdict on validation pictures on the way, and on test pictures at the
+end, go into forward_starts_runs.csv; the rows "untrained" are the policy before training and the best
+setting of edit_grid.csv. What the files hold already is not measured again.
 """
 
 import itertools
