@@ -238,11 +238,11 @@ def guide_table() -> str:
          f"confetti, all right after 1,024 queries: {edit('ReFL')}, {edit('DRaFT')}, {edit('branching')}; "
          f"prompts: {prompts('ReFL', 512)} after 512 queries, {prompts('DiffusionNFT')} after 1,920; "
          f"taste: {taste('DRaFT')}, {taste('PEPG')}"],
-        ["Is it an edit?", "branching; with few actions DDPO",
-         f"confetti: branching {right[rl]} after 34,816 queries, best of 8 {right[best]}, the best setting "
-         f"{right[turned]}; after 1,024 {edit('branching')}, {edit('AWM')}, {edit('PEPG')}; "
-         f"digits recoloured, the reward: {recoloured('DDPO', 'actions')}, "
-         f"{recoloured('AWM', 'visited states')} at visited states, {recoloured('PEPG')}, "
+        ["Is it an edit?", "AWM at visited states, or branching",
+         f"confetti after 1,024 queries: {edit('AWM, visited states')}, {edit('branching')}, {edit('DDPO')}, "
+         f"{edit('PEPG')}; branching {right[rl]} after 34,816, best of 8 {right[best]}, the best setting "
+         f"{right[turned]}; digits recoloured, the reward: {recoloured('AWM', 'visited states')} at visited "
+         f"states, {recoloured('DDPO', 'actions')}, {recoloured('PEPG')}, "
          f"the best setting {float(setting['reward']):.1f}"],
         ["Is a query dear?", "PEPG or AWM, at a higher rate",
          "taste, the search's best by 128 queries (two seeds, not tested): "
