@@ -144,14 +144,14 @@ def lesson_table(times: Row) -> str:
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-SECOND = {"taste": ("persona", ".2f"), "edit": ("second judge", ".0%")}  # title and form, of equal_terms.csv
+SECOND = {"taste": ("persona", ".2f"), "edit": ("second judge", ".1%")}  # title and form, of equal_terms.csv
 
 
 def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
     """Return a task's methods at the chosen lengths, and what there is without training."""
     second, form = SECOND.get(task, ("", ""))
     titles = ["", "rate", "queries", "passes", *("reward", "judge", second, "diversity")]
-    forms = {"reward": ".2f", "judge": ".0%", "second": form, "diversity": ".3f"}
+    forms = {"reward": ".2f", "judge": ".1%" if task == "edit" else ".0%", "second": form, "diversity": ".3f"}
 
     def measured(rows: list[Row]) -> list[str]:
         return [spread(rows, name, form) if rows[0][name] else "" for name, form in forms.items()]
@@ -204,15 +204,8 @@ def guide_table() -> str:
     def said(row: Row) -> str:
         return f"{float(row['reward']):.2f} with {float(row['judge']):.0%} of the animals"
 
-    def recoloured(method: str, examples: str = "noised anew") -> str:
-        named = {"method": method, "examples": examples, "epoch": "20"}
-        own = by([row for row in runs if named.items() <= row.items()], "learning_rate").values()
-        split = [by(rows, "split") for rows in own]
-        best = max(split, key=lambda found: mean(found["validation"], "reward"))
-        return f"{method} {spread(best['test'], 'reward', '.1f')}"
-
-    def edit(method: str) -> str:
-        return f"{method} {spread(ends('edit', method, 1024), 'judge', '.0%')}"
+    def edit(method: str, queries: int = 1024) -> str:
+        return f"{method} {spread(ends('edit', method, queries), 'judge', '.0%')}"
 
     def prompts(method: str, queries: int = 1920) -> str:
         return f"{method} {spread(ends('prompts', method, queries), 'reward')}"
@@ -225,8 +218,6 @@ def guide_table() -> str:
         ]
         return max(best_point("taste", [row for row in run if int(row["queries"]) <= 128])[0] for run in runs)
 
-    runs = read("benchmarks/results/forward_starts_runs.csv")
-    setting = next(row for row in runs if row["examples"] == "best of a grid" and row["split"] == "test")
     rows = [
         ["Does a sentence, a setting or the best of a few pictures do?", "do not train",
          f"taste: said in the prompt {said(words)}, best of 4 {said(untrained['best of 4'])}; "
@@ -235,15 +226,14 @@ def guide_table() -> str:
          f"an animal in confetti: {right[pairs]} all right from 2,560 pairs, {right[rl]} from 34,816 scores, "
          f"{right[best]} by the best of 8, {right[turned]} by the best setting"],
         ["Has the reward a slope that you trust?", "ReFL or DRaFT; for a taste PEPG beside it",
-         f"confetti, all right after 1,024 queries: {edit('ReFL')}, {edit('DRaFT')}, {edit('branching')}; "
+         f"confetti, all right: {edit('ReFL')} after 1,024 queries, {edit('DRaFT', 768)} after 768, "
+         f"the best of 8 {right[best]}; "
          f"prompts: {prompts('ReFL', 512)} after 512 queries, {prompts('DiffusionNFT')} after 1,920; "
          f"taste: {taste('DRaFT')}, {taste('PEPG')}"],
-        ["Is it an edit?", "AWM at visited states, or branching",
-         f"confetti after 1,024 queries: {edit('AWM, visited states')}, {edit('branching')}, {edit('DDPO')}, "
-         f"{edit('PEPG')}; branching {right[rl]} after 34,816, best of 8 {right[best]}, the best setting "
-         f"{right[turned]}; digits recoloured, the reward: {recoloured('AWM', 'visited states')} at visited "
-         f"states, {recoloured('DDPO', 'actions')}, {recoloured('PEPG')}, "
-         f"the best setting {float(setting['reward']):.1f}"],
+        ["Is it an edit?", "branching; for few queries AWM at visited states",
+         f"confetti, all right: branching {right[rl]} after 34,816 queries, best of 8 {right[best]}, "
+         f"the best setting {right[turned]}; after 1,024 {edit('AWM, visited states')}, {edit('branching')}, "
+         f"{edit('DDPO')}, {edit('online DPO')}"],
         ["Is a query dear?", "PEPG or AWM, at a higher rate",
          "taste, the search's best by 128 queries (two seeds, not tested): "
          + ", ".join(f"{name} {by_128(name):.2f}" for name in ("PEPG", "AWM", "DDPO", "DRaFT", "branching"))],

@@ -149,7 +149,7 @@ QUESTIONS = (  # question, what to do if the answer is yes
     ("Does a sentence, a setting or the\nbest of a few pictures do?", "do not train"),
     ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
     ("Has the reward a slope\nthat you trust?", "ReFL or DRaFT;\nfor a taste PEPG beside it"),
-    ("Is it an edit of pictures?", "AWM at visited states;\nor branching"),
+    ("Is it an edit of pictures?", "branching; for few queries\nAWM at visited states"),
     ("Is a query dear?", "PEPG or AWM,\nat a higher rate"),
     ("Otherwise", "PEPG or NFT;\nlook at a judge often"),
 )
