@@ -210,6 +210,20 @@ class DDPOConfig:
             message = message.replace("num_batches_per_epoch", "sample_num_batches_per_epoch")
             raise ValueError(message) from None
 
+    def check_epoch(self, num_processes: int) -> None:
+        """Raise a ValueError if the samples of all processes are not whole groups, or teach nothing."""
+        samples = self.epoch_plan(1, num_processes).total_samples
+        if samples % self.sample_group_size:
+            raise ValueError(
+                f"sample_group_size={self.sample_group_size} does not divide the {samples} samples of an "
+                "epoch: change it, sample_batch_size or sample_num_batches_per_epoch"
+            )
+        if samples == 1 and not self.per_prompt_stat_tracking:
+            raise ValueError(
+                "an epoch of one sample teaches nothing, for its reward is its own mean: raise "
+                "sample_batch_size or sample_num_batches_per_epoch"
+            )
+
     @property
     def shared_starts(self) -> int:
         """How many rollouts side by side begin in one state: a group, where batches hold whole ones."""

@@ -208,10 +208,10 @@ def test_a_dry_run_counts_the_steps_that_the_family_runs(zoo, model, steps, caps
     load = {"tiny-sd": load_tiny_sd, "tiny-sd3": load_tiny_sd3}[model]
     assert len(family_of(load()).schedule(10, 0.25).timesteps) == steps
     flags = ("--noise-strength", "0.25", "--sample-num-steps", "10", "--sample-guidance-scale", "1")
-    small = ("--sample-batch-size", "2", "--sample-num-batches-per-epoch", "3", "--train-batch-size", "2")
+    small = ("--sample-batch-size", "2", "--sample-num-batches-per-epoch", "4", "--train-batch-size", "2")
     run("train", "--model", model, "--images", str(zoo), *small, *flags, "--reward", "colourfulness",
         "--dry-run")  # fmt: skip
-    assert f"denoiser passes an epoch: {6 * steps} of sampling" in capsys.readouterr().out
+    assert f"denoiser passes an epoch: {8 * steps} of sampling" in capsys.readouterr().out
 
 
 def test_an_algorithm_leaves_out_what_the_preset_has_for_another():
@@ -395,6 +395,8 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
         (["--images", "CAPTIONED", "--prompt", "a fox"], "drop --prompt"),
         (["--images", "HALF"], "write the prompt into b.txt"),
         (["--images", "CAPTIONED", "--sample-group-size", "0"], "--sample-group-size 0"),
+        (["--images", "CAPTIONED", "--sample-group-size", "3", "--dry-run"], "--sample-group-size 3"),
+        (["--images", "CAPTIONED", "--noise-strength", "1.5"], "--noise-strength 1.5 must lie in (0, 1]"),
         ([], "--images FOLDER"),
     ],
 )

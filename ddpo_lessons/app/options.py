@@ -198,12 +198,15 @@ class Train:
             raise ValueError("--prompts does not go with --prompt or --images: leave it out")
         self.check_validation()
         check_resolution(self.resolution)
+        if self.noise_strength is not None and not 0 < self.noise_strength <= 1:
+            raise ValueError(f"--noise-strength {self.noise_strength} must lie in (0, 1]")
         if self.severity is not None and not (self.damage or preset.damages):
             raise ValueError("--severity says how strong damage is: give --damage too")
         if not (self.reward or preset.reward):
             raise ValueError("a model without a preset needs a reward: give --reward")
         terms = self.choose_rewards(preset)
         config = self.make_config(preset)
+        config.check_epoch(world_size())
         if self.images is not None and not self.images.is_dir():
             raise ValueError(f"--images {self.images} is not a folder")
         if config.resume_from not in ("", "latest") and not Path(config.resume_from).is_dir():

@@ -158,19 +158,8 @@ class Runner:
     # ------------------------------------------------------------------------------------ preparation
     def _check_plan(self) -> None:
         """Work out the epoch, and refuse one that teaches nothing."""
-        config = self.config
-        self.plan = config.epoch_plan(self.num_train_timesteps, self.accelerator.num_processes)
-        if self.plan.total_samples % config.sample_group_size:
-            raise ValueError(
-                f"sample_group_size={config.sample_group_size} does not divide the "
-                f"{self.plan.total_samples} samples of an epoch: change it, sample_batch_size or "
-                "sample_num_batches_per_epoch"
-            )
-        if self.plan.total_samples == 1 and not config.per_prompt_stat_tracking:
-            raise ValueError(
-                "an epoch of one sample teaches nothing, for its reward is its own mean: raise "
-                "sample_batch_size or sample_num_batches_per_epoch"
-            )
+        self.plan = self.config.epoch_plan(self.num_train_timesteps, self.accelerator.num_processes)
+        self.config.check_epoch(self.accelerator.num_processes)
 
     def _read_checkpoint(self) -> tuple[Any, ...] | None:
         """Look at the run's folder and at the model; read the checkpoint that is resumed, if any."""
