@@ -563,7 +563,10 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", *TINY, "--validation", "no-file.txt"], "no-file.txt is not a file"),
         (["train", "--train-use-8bit-adam"], "pip install bitsandbytes"),
         (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
-        (["train", *TINY, "--images", "PHOTOS", "--reward", "decorruption"], "--damage"),
+        (
+            ["train", *TINY, "--images", "PHOTOS", "--reward", "decorruption", "--sample-group-size", "1"],
+            "--damage",
+        ),
         (["train", "--images", "ZOO", "--preset", "corruption", "--reward", "nope"], "clip_change"),
         (["train", "--images", "no-such-folder"], "no-such-folder"),
         (["train", "--images", "MODEL"], "holds no image"),
