@@ -204,8 +204,9 @@ def guide_table() -> str:
     def said(row: Row) -> str:
         return f"{float(row['reward']):.2f} with {float(row['judge']):.0%} of the animals"
 
-    def edit(method: str, queries: int = 1024) -> str:
-        return f"{method} {spread(ends('edit', method, queries), 'judge', '.0%')}"
+    def edit(method: str) -> str:
+        queries = chosen("edit", method)[1]
+        return f"{method} {spread(ends('edit', method, queries), 'judge', '.0%')} after {queries:,}"
 
     def prompts(method: str, queries: int = 1920) -> str:
         return f"{method} {spread(ends('prompts', method, queries), 'reward')}"
@@ -226,13 +227,12 @@ def guide_table() -> str:
          f"an animal in confetti: {right[pairs]} all right from 2,560 pairs, {right[rl]} from 34,816 scores, "
          f"{right[best]} by the best of 8, {right[turned]} by the best setting"],
         ["Has the reward a slope that you trust?", "ReFL or DRaFT; for a taste PEPG beside it",
-         f"confetti, all right: {edit('ReFL')} after 1,024 queries, {edit('DRaFT', 768)} after 768, "
-         f"the best of 8 {right[best]}; "
+         f"confetti, all right: {edit('ReFL')} queries, {edit('DRaFT')}, the best of 8 {right[best]}; "
          f"prompts: {prompts('ReFL', 512)} after 512 queries, {prompts('DiffusionNFT')} after 1,920; "
          f"taste: {taste('DRaFT')}, {taste('PEPG')}"],
         ["Is it an edit?", "branching; for few queries AWM at visited states",
          f"confetti, all right: branching {right[rl]} after 34,816 queries, best of 8 {right[best]}, "
-         f"the best setting {right[turned]}; after 1,024 {edit('AWM, visited states')}, {edit('branching')}, "
+         f"the best setting {right[turned]}; {edit('AWM, visited states')}, {edit('branching')}, "
          f"{edit('DDPO')}, {edit('online DPO')}"],
         ["Is a query dear?", "PEPG or AWM, at a higher rate",
          "taste, the search's best by 128 queries (two seeds, not tested): "

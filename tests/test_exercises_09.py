@@ -159,6 +159,7 @@ WRONG = [
     (3, exact(std="after * math.sin(eta * math.pi / 2)"), "that of flow"),
     (3, exact(std="torch.minimum(flow_coefficients(sigmas, eta, 'dance')[2], after)"), "that of flow"),
     (3, exact(std="torch.zeros_like(after)"), "that of flow"),
+    (3, exact(std="torch.minimum(flow_coefficients(sigmas, 0.7)[2], after)"), "another η"),
     (3, exact(kept="after - std"), "variance of the noise"),
     (3, exact(kept="after"), "variance of the noise"),
     (3, exact(kept="-(after**2 - std**2).sqrt()"), "other root"),

@@ -171,9 +171,7 @@ class EditExam(Exam):
             f"strength {strength:g}, guidance {guidance:g}, {steps} steps": functools.partial(
                 self.draw, pipeline, setting=demo.Img2Img(strength, guidance, steps)
             )
-            for strength, guidance, steps in itertools.product(
-                (0.45, 0.625, 0.75, 0.875), (1.0, 3.0), (8, 12)
-            )
+            for strength, guidance, steps in itertools.product(STRENGTHS, (1.0, 3.0), (8, 12))
         }
 
     def to_choose_from(self, pipeline: Any) -> Callable[[int], torch.Tensor]:
