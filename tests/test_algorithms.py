@@ -537,11 +537,12 @@ def test_examples_of_img2img_have_no_more_noise_than_its_first_state(tmp_path, m
 @pytest.mark.parametrize("start", ["noise", "images"])
 def test_visited_states_are_what_sampling_passed(tmp_path, model, start):
     """The forward process leads there, by the noise that the loss is told of; the last step's state, too."""
+    pipeline = make_pipeline(set_alpha_to_one=True) if model == "sd" else make_sd3_pipeline()  # no noise last
     prompts = each_prompt()
     images = [(*prompts()[:1], torch.full((3, 32, 32), 0.5), {}) for _ in range(16)]
     config = make_config(tmp_path, sample_num_steps=4, sample_num_batches_per_epoch=8, train_batch_size=16)
     runner = Runner(
-        config, brightness, (lambda: images.pop()) if start == "images" else prompts, MODELS[model](),
+        config, brightness, (lambda: images.pop()) if start == "images" else prompts, pipeline,
         algorithm=AWM(visited_states=True), start=FromImages(0.75) if start == "images" else FromNoise(),
     )  # fmt: skip
     trajectory = runner.sampler.sample(0, runner.contexts.draw(0))[1]
