@@ -186,62 +186,67 @@ def search_table(task: str, rows: list[Row]) -> str:
     return table(["", *(f"{rate:g}" for rate in rates)], "l" + "r" * len(rates), lines)
 
 
+def results_table(rows: list[Row], untrained: list[Row]) -> str:
+    """Return lesson 12's table: the two searched tasks side by side, untrained and at chosen lengths."""
+    titles = ["", "taste: reward", "animals", "passes", "edit: all right", "passes"]
+    forms = {"taste": {"reward": ".2f", "judge": ".0%"}, "edit": {"judge": ".0%"}}
+
+    def measured(task: str, own: list[Row]) -> list[str]:
+        if not own:
+            return [""] * (len(forms[task]) + 1)
+        passes = f"{mean(own, 'passes'):,.0f}" if "passes" in own[0] else ""
+        return [*(spread(own, name, form) for name, form in forms[task].items()), passes]
+
+    lines = []
+    before = [[row for row in untrained if row["task"] == task] for task in forms]
+    for one, other in zip(*before, strict=False):  # the edit's program stands alone, on the page
+        name = one["setting"] if one["setting"] == other["setting"] else "said in the prompt; a setting"
+        lines.append([name, *measured("taste", [one]), *measured("edit", [other])])
+    for method in EQUAL_TASKS["edit"].methods:
+        cells = []
+        for task in forms:
+            length = chosen(task, method)[1] if method in EQUAL_TASKS[task].methods else -1
+            own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+            cells += measured(task, [row for row in own if int(row["queries"]) == length])
+        lines.append([method, *cells])
+    return table(titles, "l" + "r" * (len(titles) - 1), lines)
+
+
 def guide_table() -> str:
-    """Return the questions of lesson 12's guide, what to do, and the numbers that each answer rests on."""
+    """Return what lesson 12's guide answers, and the few numbers (means) that each answer rests on."""
     zoo = finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), "practised")
-    right = {name: percent(mean(found, "all")) for name, found in zoo.items()}
-    turned, best, pairs, rl = list(right)[2:6]
-    untrained = {row["setting"]: row for row in read(f"{EQUAL}_untrained.csv") if row["task"] == "taste"}
-    words = next(row for name, row in untrained.items() if name.startswith('"') and "best" not in name)
+    pairs, rl = [percent(mean(found, "all")) for found in zoo.values()][4:6]
+    untrained = {(row["task"], row["setting"]): row for row in read(f"{EQUAL}_untrained.csv")}
+    words = next(row for (task, name), row in untrained.items() if task == "taste" and '"' in name)
+    turned = next(row for (task, name), row in untrained.items() if task == "edit" and "guidance" in name)
+    kept = untrained["edit", "best of 8"]
 
-    def ends(task: str, method: str, queries: int) -> list[Row]:
+    def at_the_end(task: str, method: str) -> list[Row]:
+        length = chosen(task, method)[1]
         rows = [row for row in read(f"{EQUAL}.csv") if (row["task"], row["method"]) == (task, method)]
-        return [row for row in rows if int(row["queries"]) == queries]
+        return [row for row in rows if int(row["queries"]) == length]
 
-    def taste(method: str) -> str:
-        return f"{method} {spread(ends('taste', method, chosen('taste', method)[1]), 'reward')}"
-
-    def said(row: Row) -> str:
-        return f"{float(row['reward']):.2f} with {float(row['judge']):.0%} of the animals"
+    def taste(*methods: str) -> str:
+        found = {method: mean(at_the_end("taste", method), "reward") for method in methods}
+        return ", ".join(f"{method} {reward:.2f}" for method, reward in found.items())
 
     def edit(method: str) -> str:
-        queries = chosen("edit", method)[1]
-        return f"{method} {spread(ends('edit', method, queries), 'judge', '.0%')} after {queries:,}"
-
-    def prompts(method: str, queries: int = 1920) -> str:
-        return f"{method} {spread(ends('prompts', method, queries), 'reward')}"
-
-    def by_128(method: str) -> float:
-        named = {"task": "taste", "method": method}
-        rows = [row for row in read(f"{EQUAL}_search.csv") if named.items() <= row.items()]
-        runs = [
-            [row for row in rows if row["learning_rate"] == rate] for rate in unique(rows, "learning_rate")
-        ]
-        return max(best_point("taste", [row for row in run if int(row["queries"]) <= 128])[0] for run in runs)
+        return f"{method} {mean(at_the_end('edit', method), 'judge'):.0%}"
 
     rows = [
-        ["Does a sentence, a setting or the best of a few pictures do?", "do not train",
-         f"taste: said in the prompt {said(words)}, best of 4 {said(untrained['best of 4'])}; "
-         f"{taste('AWM')} after its training"],
-        ["Have you pairs?", "train on the pairs",
-         f"an animal in confetti: {right[pairs]} all right from 2,560 pairs, {right[rl]} from 34,816 scores, "
-         f"{right[best]} by the best of 8, {right[turned]} by the best setting"],
-        ["Has the reward a slope that you trust?", "ReFL or DRaFT; for a taste PEPG beside it",
-         f"confetti, all right: {edit('ReFL')} queries, {edit('DRaFT')}, the best of 8 {right[best]}; "
-         f"prompts: {prompts('ReFL', 512)} after 512 queries, {prompts('DiffusionNFT')} after 1,920; "
-         f"taste: {taste('DRaFT')}, {taste('PEPG')}"],
-        ["Is it an edit?", "branching; for few queries AWM at visited states",
-         f"confetti, all right: branching {right[rl]} after 34,816 queries, best of 8 {right[best]}, "
-         f"the best setting {right[turned]}; {edit('AWM, visited states')}, {edit('branching')}, "
-         f"{edit('DDPO')}, {edit('online DPO')}"],
-        ["Is a query dear?", "PEPG or AWM, at a higher rate",
-         "taste, the search's best by 128 queries (two seeds, not tested): "
-         + ", ".join(f"{name} {by_128(name):.2f}" for name in ("PEPG", "AWM", "DDPO", "DRaFT", "branching"))],
-        ["Otherwise", "PEPG or NFT, with a judge beside it",
-         f"taste: {taste('PEPG')}, {taste('DiffusionNFT')}; prompts: {prompts('PEPG')}, "
-         f"{prompts('DiffusionNFT')}, untrained {spread(ends('prompts', 'PEPG', 0), 'reward')}"],
+        ["do not train", f"taste: said in the prompt {float(words['reward']):.2f}, best of 4 "
+         f"{float(untrained['taste', 'best of 4']['reward']):.2f}, {taste('AWM')}"],
+        ["train on the pairs", f"confetti: {pairs} right from 2,560 pairs, {rl} from 34,816 scores"],
+        ["ReFL or DRaFT; for a taste try the last answer, too",
+         f"confetti: {edit('ReFL')}, {edit('DRaFT')}, best of 8 {float(kept['judge']):.0%}; "
+         f"taste: {taste('DRaFT', 'PEPG')}"],
+        ["branching, over many queries",
+         f"confetti: branching {rl} after 34,816 queries; after 1,024 {edit('branching')}, "
+         f"{edit('AWM, visited states').replace(', visited', ' at visited')}; a setting "
+         f"{float(turned['judge']):.0%} without any"],
+        ["AWM, PEPG or NFT; look at a judge often", f"taste: {taste('AWM', 'PEPG', 'DiffusionNFT', 'DDPO')}"],
     ]  # fmt: skip
-    return table(["question", "if yes", "what it rests on"], "lll", rows)
+    return table(["answer", "what it rests on"], "ll", rows)
 
 
 def gallery_table(section: Section) -> str:
@@ -413,6 +418,7 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
         f"gallery-{name}": lambda section=section: gallery_table(section) for name, section in GALLERY.items()
     },
     "guide": guide_table,
+    "equal-results": lambda: results_table(read(f"{EQUAL}.csv"), read(f"{EQUAL}_untrained.csv")),
     **{
         name: lambda task=task: search_table(task, read(f"{EQUAL}_search.csv"))
         for name, task in (("equal-search", "taste"), ("equal-search-edit", "edit"))

@@ -5,10 +5,12 @@ The numbers are those of `python -m benchmarks.results.equal_terms`.
 
 import csv
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
@@ -39,14 +41,14 @@ TITLES = {
     "prompts": "prompts, digits from noise",
     "edit": "edit, animals out of confetti",
 }
-ROWS = {"judge": "the judge finds what was asked for (%)", "diversity": "diversity"}
+MEASURES = {"judge": "the judge finds what was asked for (%)", "diversity": "diversity"}
 SCALES = {"judge": 100.0, "diversity": 1.0}
 WITHOUT = {  # a part of the setting's name: marker and name
     "as the runs begin": ("o", "untrained"),
     "best of": ("x", "best of 2, 4, 8"),
     "handwriting": ("s", "handwriting"),
     "a program": ("P", "a program"),
-    "": ("D", "a setting turned"),
+    "": ("D", "a sentence or setting"),
 }
 
 
@@ -56,39 +58,28 @@ def read(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def plane() -> Figure:
-    """Draw reward against what training does not see, along training, one panel for each task and measure.
-
-    An edit has one right answer, so that no diversity is asked for: the names stand in that place.
-    """
+def plane(*panels: tuple[str, str]) -> Figure:
+    """Draw reward against what training does not see, along training, one panel for each (task, measure)."""
     rows, untrained = read(""), read("_untrained")
-    figure = Figure(figsize=(13.2, 7.2), facecolor=CARD, layout="constrained")
-    panels = figure.subplots(2, 3, sharex="col")
-    for line, (column, title) in zip(panels, ROWS.items(), strict=True):
-        for axes, (task, heading) in zip(line, TITLES.items(), strict=True):
-            if (task, column) == ("edit", "diversity"):
-                continue
-            for method, (color, style) in STYLES.items():
-                own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
-                _paths(axes, own, column, method, color, style)
-            _points(axes, [row for row in untrained if row["task"] == task], column)
-            axes.set_facecolor(CARD)
-            axes.tick_params(colors=MUTED, labelsize=9)
-            axes.spines[["top", "right"]].set_visible(False)
-            if column == "judge":
-                axes.set_title(heading, fontsize=11, color=INK)
-            if (task, column) in (("edit", "judge"), ("taste", "diversity"), ("prompts", "diversity")):
-                axes.set_xlabel("reward of test questions", color=INK)
-        line[0].set_ylabel(title, color=INK)
-    found = dict[str, object]()
-    for axes in figure.axes:
+    figure = Figure(figsize=(4.4 * len(panels), 5.4), facecolor=CARD, layout="constrained")
+    found = dict[str, Artist]()
+    for axes, (task, column) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for method, (color, style) in STYLES.items():
+            own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+            _paths(axes, own, column, method, color, style)
+        _points(axes, [row for row in untrained if row["task"] == task], column)
+        axes.set_facecolor(CARD)
+        axes.tick_params(colors=MUTED, labelsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(f"{TITLES[task]}\n{MEASURES[column]}", fontsize=11, color=INK)
+        axes.set_xlabel("reward of test questions", color=INK)
         found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    panels[0, 2].tick_params(labelbottom=True)
-    panels[1, 2].axis("off")
-    names = panels[1, 2].legend(
-        found.values(), found.keys(), loc="center", ncols=2, frameon=False, fontsize=9, handlelength=3
-    )
-    for line in names.get_lines():
+    names = [*(name for name in STYLES if name in found), *(name for name in found if name not in STYLES)]
+    legend = figure.legend(
+        [found[name] for name in names], names, loc="outside lower center", ncols=2 * len(panels),
+        frameon=False, fontsize=9, handlelength=3,
+    )  # fmt: skip
+    for line in legend.get_lines():
         if line.get_linestyle() != "None":
             line.set_marker("")  # a dot would hide how the line is dashed
     return figure
@@ -134,7 +125,7 @@ def pictures(task: str, judged: str) -> Figure:
         shown = np.asarray(Image.open(file))[-64:]  # the lowest row: the run's end
         row = ends[method]
         strips[method] = shown, f"reward {float(row['reward']):.2f}, {judged} {float(row['judge']):.0%}"
-    width, height, left = 7.6, 0.95, 3.3
+    width, height, left = 7.6, 0.95, 2.3
     figure, axes = diagram(left + width + 0.1, 0.1 + (height + 0.06) * len(strips))
     for n, (name, (shown, said)) in enumerate(reversed(strips.items())):
         bottom = 0.05 + (height + 0.06) * n
@@ -148,10 +139,9 @@ def pictures(task: str, judged: str) -> Figure:
 QUESTIONS = (  # question, what to do if the answer is yes
     ("Does a sentence, a setting or the\nbest of a few pictures do?", "do not train"),
     ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
-    ("Has the reward a slope\nthat you trust?", "ReFL or DRaFT;\nfor a taste PEPG beside it"),
-    ("Is it an edit of pictures?", "branching; for few queries\nAWM at visited states"),
-    ("Is a query dear?", "PEPG or AWM,\nat a higher rate"),
-    ("Otherwise", "PEPG or NFT;\nlook at a judge often"),
+    ("Has the reward a slope\nthat you trust?", "ReFL or DRaFT; for a taste\ntry the last answer, too"),
+    ("Is it an edit of pictures?", "branching, over many queries"),
+    ("Otherwise", "AWM, PEPG or NFT;\nlook at a judge often"),
 )
 
 
@@ -172,7 +162,9 @@ def guide() -> Figure:
 
 
 if __name__ == "__main__":
-    figures = {"12-plane": plane, "12-guide": guide}
+    figures: dict[str, Callable[[], Figure]] = {"12-guide": guide}
+    figures["12-plane"] = partial(plane, ("taste", "judge"), ("taste", "diversity"), ("edit", "judge"))
+    figures["12-prompts"] = partial(plane, ("prompts", "judge"), ("prompts", "diversity"))
     figures["12-pictures"] = partial(pictures, "taste", "animals")
     figures["12-edits"] = partial(pictures, "edit", "all right")
     main(figures)

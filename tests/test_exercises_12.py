@@ -34,6 +34,17 @@ def f(record, share):
     reward = torch.where(judge >= share * judge[0], reward, -math.inf)
     return queries[reward.argmax()].item()
 """
+SORTED_IN_PLACE = """
+def f(record, share):
+    least = share * record[0][2]
+    record.sort(key=lambda p: -p[1])
+    return next(p[0] for p in record if p[2] >= least)
+"""
+FIRST_PEAK = """
+def f(record, share):
+    allowed = [p for p in record if p[2] >= share * record[0][2]]
+    return next((a[0] for a, b in zip(allowed, allowed[1:]) if b[1] <= a[1]), allowed[-1][0])
+"""
 TRYING = """
 def f(training, n, steps):
     k = 0
@@ -48,6 +59,7 @@ RIGHT = [
     (1, f"purse // {EACH} // batch * batch"),
     (1, f"float(batch * math.floor(purse / {EACH} / batch))"),
     (1, f"purse // {EACH} - purse // {EACH} % batch"),
+    (2, SORTED_IN_PLACE),  # what it does to its record must not reach the answers after it
     (2, LOOP),
     (2, TENSORS),
     (2, f"sorted({ALLOWED}, key=lambda p: (-p[1], p[0]))[0][0]"),
@@ -84,6 +96,14 @@ WRONG = [
     (2, "max([p for p in record[1:] if p[2] >= share * record[0][2]], key=lambda p: p[1])[0]", "untrained"),
     (2, f"max({ALLOWED}, key=lambda p: abs(p[1]))[0]", "negative"),
     (2, f"max({ALLOWED}[::-1], key=lambda p: p[1])[0]", "equal"),
+    (2, f"max({ALLOWED}, key=lambda p: (p[1], p[2]))[0]", "equal"),
+    (2, "max([p for p in record if p[2] >= record[0][2] - (1 - share)], key=lambda p: p[1])[0]", "too low"),
+    (2, "max([p for p in record if round(p[2], 1) >= round(share * record[0][2], 1)], key=lambda p: p[1])[0]",
+        "too low"),
+    (2, "max([p for p in record if round(p[2], 2) >= round(share * record[0][2], 2)], key=lambda p: p[1])[0]",
+        "a share"),
+    (2, FIRST_PEAK, "first peak"),
+    (2, f"max({ALLOWED}, key=lambda p: (round(p[1], 1), -p[0]))[0]", "first peak"),
     (3, "math.ceil(training / ((n - 1) * steps))", "strictly"),
     (3, "training // (n * steps) + 1", "costs, too"),
     (3, "training // (n - 1) + 1", "all its steps"),
