@@ -87,10 +87,10 @@ def shown(section: Section) -> list[list[str]]:
         (found,) = [row for row in rows if all(str(row[name]) == value for name, value in wanted.items())]
         return found
 
-    table = [["", "", *section.columns]]
+    table = [["", *section.columns]]
     for picture, words, chosen in section.rows:
         row = find(chosen)
-        image = f"![](../{section.pictures.format(picture)})" if picture else ""
+        image = f"<br>![](../{section.pictures.format(picture)})" if picture else ""  # narrow, for phones
         numbers = [written(float(row[column])) for column, written in section.columns.values()]
-        table.append([image, words, *numbers])
+        table.append([words + image, *numbers])
     return table

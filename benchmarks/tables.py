@@ -251,7 +251,7 @@ def guide_table() -> str:
 
 def gallery_table(section: Section) -> str:
     titles, *rows = shown(section)
-    return table(titles, "ll" + "r" * (len(titles) - 2), rows)
+    return table(titles, "l" + "r" * (len(titles) - 1), rows)
 
 
 def torture_table(result: Row) -> str:
