@@ -241,8 +241,8 @@ def guide_table() -> str:
          f"confetti: {edit('ReFL')}, {edit('DRaFT')}, best of 8 {float(kept['judge']):.0%}; "
          f"taste: {taste('DRaFT', 'PEPG')}"],
         ["branching, over many queries",
-         f"confetti: branching {rl} after 34,816 queries; after 1,024 {edit('branching')}, "
-         f"{edit('AWM, visited states').replace(', visited', ' at visited')}; a setting "
+         f"confetti: branching {rl} after 34,816 queries (no other ran so long); after 1,024 "
+         f"{edit('branching')}, {edit('AWM, visited states').replace(', visited', ' at visited')}; a setting "
          f"{float(turned['judge']):.0%} without any"],
         ["AWM, PEPG or NFT; look at a judge often", f"taste: {taste('AWM', 'PEPG', 'DiffusionNFT', 'DDPO')}"],
     ]  # fmt: skip
