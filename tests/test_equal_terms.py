@@ -79,6 +79,8 @@ def test_all_methods_exist_and_take_equally_many_optimizer_steps_for_a_query():
         ({3e-4: 3.0, 1e-3: 2.0, 3e-3: 1.0}, 1e-4),
         ({3e-4: 1.0, 1e-3: 2.0, 3e-3: 1.0}, None),
         ({1e-3: 1.0, 3e-3: 2.0, 1e-2: 1.5}, None),
+        ({1e-3: 1.0, 3e-3: 1.0, 3e-4: 1.0}, 1e-4),
+        (dict.fromkeys(LADDER[:5], 1.0), None),
     ],
 )
 def test_the_search_goes_on_until_the_best_rate_lies_inside(tried, expected):

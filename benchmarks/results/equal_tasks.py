@@ -5,6 +5,7 @@
   A method's one searched setting is the learning rate. Optimizer steps, rank and layers are the same for
   all, a sample has two trained actions or examples, and DRaFT and ReFL reach into the second half of the
   steps. All else are the package's defaults, and AWM's are its authors'.
+- "few": the taste with a third of its queries, and a search of its own.
 - "edit": the demo's task (app/demo.py). tiny-zoo frees an animal from confetti, and a sentence names the
   ground. The reward is the demo's, and so are strength, steps, rank and layers; "judge" is the share of
   pictures that the judges find right in all. Searched and set as for the taste.
@@ -18,7 +19,7 @@ import abc
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -292,6 +293,18 @@ def awm(batch: int, *more: str) -> Method:
     return Method(f"awm:{settings}", {**TWO, **GROUPS, "sample_batch_size": batch})
 
 
+def visited_methods(batch: int) -> dict[str, Method]:
+    """Return those of the forward process that may train at states that sampling visited."""
+    grouped, told = {**TWO, **GROUPS}, "visited_states=true"
+    methods = {
+        "RWR": Method(f"rwr:{told}", TWO),
+        "AWM": awm(batch, told),
+        "DiffusionNFT": Method(f"nft:{told}", grouped),
+        "PEPG": Method(f"pepg:{told}", grouped),
+    }
+    return {f"{name}, visited states": method for name, method in methods.items()}
+
+
 def denoising_methods(batch: int) -> dict[str, Method]:
     """Return those for a model with DDIM steps; `batch` queries belong to an optimizer step."""
     clip = {"train_clip_range": 5e-3}
@@ -362,7 +375,7 @@ TASKS = {
             "train_batch_size": 32,  # four optimizer steps an epoch
             "train_lora_target_modules": demo.EVERYWHERE,
         },
-        methods={**denoising_methods(32), "AWM, visited states": awm(32, "visited_states=true")},
+        methods={**denoising_methods(32), **visited_methods(32)},
         points=(0, 256, 512, 768, 1024),
         start=FromImages(demo.POLICY.strength),
     ),
@@ -382,3 +395,4 @@ TASKS = {
         rate=3e-3,
     ),
 }
+TASKS["few"] = replace(TASKS["taste"], points=(0, 32, 64, 96, 128))

@@ -179,11 +179,14 @@ def best_point(task: str, rows: Sequence[Row]) -> tuple[float, int]:
 
 
 def next_rate(tried: dict[float, float]) -> float | None:
-    """Return the next rate of the ladder to try, given the marks of others; None if the best lies inside."""
+    """Return the next rate of the ladder to try, given the marks of others; None if the best lies inside.
+
+    Of rates with equal marks the lowest counts as best: where none helps, the search goes down to the end.
+    """
     for place in BEGIN:
         if LADDER[place] not in tried:
             return LADDER[place]
-    best = LADDER.index(max(tried, key=lambda rate: tried[rate]))
+    best = LADDER.index(max(tried, key=lambda rate: (tried[rate], -rate)))
     beside = [LADDER[place] for place in (best - 1, best + 1) if 0 <= place < len(LADDER)]
     return next((rate for rate in beside if rate not in tried), None)
 
