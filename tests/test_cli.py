@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import diffusers
+import docstring_parser
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
@@ -438,6 +439,16 @@ def test_help_explains_every_field(capsys, monkeypatch):
     for field in dataclasses.fields(DDPOConfig):
         assert f" --{field.name.replace('_', '-')}" in text
     assert all(name in text for name in PROMPTS)
+
+
+@pytest.mark.parametrize("kind", get_args(cli.Command))
+def test_help_breaks_no_sentence(kind, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        cli.main([kind.__name__.lower(), "--help"])
+    text = capsys.readouterr().out
+    docs = docstring_parser.parse_from_object(kind).params
+    assert [doc.arg_name for doc in docs if " ".join((doc.description or "").split()) not in text] == []
 
 
 def test_names_of_flags_are_those_of_the_registries():

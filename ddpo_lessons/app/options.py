@@ -86,6 +86,16 @@ def _one_of(names: Iterable[Any], default: Any = None) -> Any:
     return tyro.conf.arg(constructor=choice, help_behavior_hint=f"(default: {default})")
 
 
+def _in_one_line(kind: type) -> type:
+    """Join the lines of fields' docstrings: tyro keeps a break before a line that is indented."""
+    for doc in docstring_parser.parse_from_object(kind).params:
+        text = doc.description or ""
+        if "\n" in text:
+            about = tyro.conf.arg(help=" ".join(text.split()))
+            kind.__annotations__[doc.arg_name] = Annotated[kind.__annotations__[doc.arg_name], about]
+    return kind
+
+
 def check_packages(config: DDPOConfig) -> None:
     """Raise an ImportError for a package that the settings need and that is not installed."""
     adam = "bitsandbytes" if config.train_use_8bit_adam else None
@@ -124,6 +134,7 @@ class Demo:
 
 
 @dataclass
+@_in_one_line
 class Train:
     """Train a model on a reward; on several devices: accelerate launch -m ddpo_lessons.app.cli train ..."""
 
