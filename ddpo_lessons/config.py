@@ -343,7 +343,7 @@ def _check_values(config: DDPOConfig) -> None:
             raise ValueError(f"{name}={values[name]} must be positive")
     for name, choices in _CHOICES.items():
         if values[name] not in choices:
-            raise ValueError(f"{name}={values[name]!r} must be one of {choices}")
+            raise ValueError(f"{name}={values[name]!r} must be one of {', '.join(filter(None, choices))}")
     for name in ("train_adam_beta1", "train_adam_beta2", "train_ema_decay"):
         if not 0 <= values[name] < 1:
             raise ValueError(f"{name}={values[name]} must lie in [0, 1)")

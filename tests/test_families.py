@@ -288,6 +288,25 @@ def test_weights_that_cannot_be_read_are_another_error(tmp_path):
         load_pipeline(write_unknown(tmp_path, "StableDiffusionPipeline"))
 
 
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("some-name", r"neither a folder \(there is no .*some-name\), nor OWNER/NAME on the hub"),
+        ("./some-name", "some-name is neither a folder"),
+        ("tiny-sdd", "perhaps tiny-sd$"),
+        ("FILE", "is a file: give the folder of a diffusers pipeline"),
+        ("EMPTY", "holds no model_index.json: give a folder"),
+    ],
+)
+def test_what_names_no_model_is_refused_without_asking_the_hub(model, says, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddpo_lessons.hub.hub_reachable", lambda: pytest.fail("the hub was asked"))
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    places = {name: str(tmp_path / name.lower()) for name in ("FILE", "EMPTY")}
+    with pytest.raises(RuntimeError, match=says):
+        load_pipeline(places.get(model, model))
+
+
 def test_pipelines_of_other_classes_are_refused():
     parts = {**make_pipeline().components, "requires_safety_checker": False}
     with pytest.raises(TypeError, match="a StableDiffusionInpaintPipeline, of a family"):

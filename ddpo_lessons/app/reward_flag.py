@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpo_lessons.tiny import HUB_NAME
+
 if TYPE_CHECKING:
     from ddpo_lessons.data.folders import ImageFolder
     from ddpo_lessons.rewards import RewardFunction
@@ -144,7 +146,7 @@ def _check_models(text: str, name: str, models: Sequence[str]) -> None:
         form = "@".join((name, *asked)) if asked else f"{name} alone, since it asks no model"
         raise ValueError(f"--reward {text}: write {form}")
     for model in models:
-        if not Path(model).exists() and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        if not Path(model).exists() and not HUB_NAME.fullmatch(model):
             raise ValueError(f"--reward {text}: {model!r} is neither a folder nor OWNER/NAME on the hub")
 
 

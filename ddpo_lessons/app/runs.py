@@ -1,13 +1,12 @@
 """Which policy `ddpo-lessons sample` uses: that of a run, of a LoRA folder or of a model. No torch here."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.run.record import METRICS, read_run
-from ddpo_lessons.tiny import CHECKPOINTS
+from ddpo_lessons.tiny import no_model
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,6 @@ def _run_around(result: Path) -> tuple[DDPOConfig, dict[str, Any]]:
 
 def check_model(model: str) -> None:
     """Refuse a `--model` that is neither a folder of a pipeline nor a name on the hub, by a ValueError."""
-    if Path(model).is_dir():
-        if not Path(model, "model_index.json").is_file():
-            raise ValueError(
-                f"--model {model} holds no model_index.json: give a folder of a diffusers pipeline"
-            )
-    elif model not in CHECKPOINTS and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        known = " or ".join(CHECKPOINTS)
-        raise ValueError(f"--model {model} is neither a folder, nor OWNER/NAME on the hub, nor {known}")
+    fault = no_model(model)
+    if fault:
+        raise ValueError(f"--model {fault}")

@@ -19,7 +19,7 @@ from ddpo_lessons.families.flux import Flux, FluxKontext
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
-from ddpo_lessons.tiny import CHECKPOINTS
+from ddpo_lessons.tiny import CHECKPOINTS, no_model
 
 FAMILIES: dict[str, type[Family]] = {
     "StableDiffusionPipeline": StableDiffusion,
@@ -70,6 +70,9 @@ def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype 
     commit. All networks get `dtype`; `policy.loaded_dtype` says what a run needs. Raises TypeError if the
     model is of no known family; RuntimeError if the model cannot be had; says why and what to do.
     """
+    fault = no_model(str(model))
+    if fault:
+        raise RuntimeError(f"the model {fault}")
     place = str(CHECKPOINTS.get(str(model), model))
     is_local = hub.only_here(place)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +21,23 @@ CHECKPOINTS = {
     "tiny-sd3": CHECKPOINT.with_name("checkpoint_sd3"),
     "tiny-zoo": CHECKPOINT.parents[1] / "zoo" / "checkpoint",
 }
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+
+
+def no_model(model: str) -> str:
+    """Say why a text names no pipeline; nothing where it may: a folder of one, a name here or on the hub."""
+    if Path(model).is_dir():
+        is_whole = Path(model, "model_index.json").is_file()
+        return "" if is_whole else f"{model} holds no model_index.json: give a folder of a diffusers pipeline"
+    if Path(model).is_file():
+        return f"{model} is a file: give the folder of a diffusers pipeline, which holds model_index.json"
+    if model in CHECKPOINTS or HUB_NAME.fullmatch(model):
+        return ""
+    close = difflib.get_close_matches(model, CHECKPOINTS, n=1)
+    return (
+        f"{model} is neither a folder (there is no {Path(model).absolute()}), nor OWNER/NAME on the hub, nor "
+        f"{' or '.join(CHECKPOINTS)}{f': perhaps {close[0]}' if close else ''}"
+    )
 
 
 def load_tiny_sd() -> StableDiffusionPipeline:
