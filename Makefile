@@ -3,7 +3,6 @@
 #   PYTHON=python3.12         the interpreter that .venv is made from
 #   CONSTRAINTS=oldest.txt    other pins; empty for the newest releases
 #   ARGS="--epochs 2"         flags for `ddpo-lessons demo` or pytest
-#   PIP_QUIET=0               pip's own output
 #   GPU_PYTHON=python3.12     what `make gpu` runs in: an environment that is there already
 CONSTRAINTS ?= constraints.txt
 # On Windows: GNU make and the shell of Git for Windows.
@@ -22,7 +21,6 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
 # ARGS="-n 0" runs everything in one process.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-export PIP_QUIET ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Packages are installed without bytecode, which halves the waiting; what a program imports is
 # compiled the first time, unless this variable forbids it.
@@ -81,7 +79,8 @@ colab: .venv/all.stamp ## lessons that carry their figures, and the package's wh
 
 site: .venv/all.stamp ## the pages in build/site, from docs/ and the notebooks as they are
 	$(BIN)/python -m sphinx -W --keep-going -q -E -a -c docs -d build/doctrees . build/site
-	@echo "Open build/site/index.html"
+	@echo "Open build/site/index.html; its search shows excerpts only by way of"
+	@echo "$(BIN)/python -m http.server -d build/site"
 
 clean: ## remove the environment, caches and build folders
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -98,7 +98,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def http_reward(url: str, timeout: float = 60.0, retries: int = 3, backoff: float = 1.0) -> RewardFunction:
-    """Ask a reward service, such as "http://127.0.0.1:8000", for the rewards of each batch.
+    """Ask a reward service, such as `http://127.0.0.1:8000`, for the rewards of each batch.
 
     A request that gets no whole answer for `timeout` seconds, or one of status 500 and above, is sent again,
     `retries` times at most: at once, then after 2 `backoff`, 4 `backoff`, ... seconds; one that the service
