@@ -431,8 +431,10 @@ def test_push_to_hub_uploads_what_is_saved(tmp_path, model, monkeypatch):
     assert {LORA_FILE, "model_index.json", "unet", "vae"} <= files
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "./no-such-folder"])
-def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(tmp_path, name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("nobody/nothing", "HF_HOME"), ("./no-such-folder", "OWNER/NAME on the hub")]
+)
+def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(tmp_path, name, remedy, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(RuntimeError) as caught:
@@ -440,7 +442,7 @@ def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(tmp_path, name,
     message = str(caught.value)
     assert "\n" not in message
     assert name in message
-    assert "HF_HOME" in message
+    assert remedy in message
     assert "hf download" in message
 
 
