@@ -293,18 +293,6 @@ def awm(batch: int, *more: str) -> Method:
     return Method(f"awm:{settings}", {**TWO, **GROUPS, "sample_batch_size": batch})
 
 
-def visited_methods(batch: int) -> dict[str, Method]:
-    """Return those of the forward process that may train at states that sampling visited."""
-    grouped, told = {**TWO, **GROUPS}, "visited_states=true"
-    methods = {
-        "RWR": Method(f"rwr:{told}", TWO),
-        "AWM": awm(batch, told),
-        "DiffusionNFT": Method(f"nft:{told}", grouped),
-        "PEPG": Method(f"pepg:{told}", grouped),
-    }
-    return {f"{name}, visited states": method for name, method in methods.items()}
-
-
 def denoising_methods(batch: int) -> dict[str, Method]:
     """Return those for a model with DDIM steps; `batch` queries belong to an optimizer step."""
     clip = {"train_clip_range": 5e-3}
@@ -375,7 +363,7 @@ TASKS = {
             "train_batch_size": 32,  # four optimizer steps an epoch
             "train_lora_target_modules": demo.EVERYWHERE,
         },
-        methods={**denoising_methods(32), **visited_methods(32)},
+        methods={**denoising_methods(32), "AWM, visited states": awm(32, "visited_states=true")},
         points=(0, 256, 512, 768, 1024),
         start=FromImages(demo.POLICY.strength),
     ),
