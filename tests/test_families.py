@@ -293,7 +293,7 @@ def test_weights_that_cannot_be_read_are_another_error(tmp_path):
     [
         ("some-name", r"neither a folder \(there is no .*some-name\), nor OWNER/NAME on the hub"),
         ("./some-name", "some-name is neither a folder"),
-        ("tiny-sdd", "perhaps tiny-sd$"),
+        ("tiny-sdd", r"\(perhaps tiny-sd\): on a machine"),
         ("FILE", "is a file: give the folder of a diffusers pipeline"),
         ("EMPTY", "holds no model_index.json: give a folder"),
     ],

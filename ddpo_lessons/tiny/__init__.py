@@ -34,9 +34,11 @@ def no_model(model: str) -> str:
     if model in CHECKPOINTS or HUB_NAME.fullmatch(model):
         return ""
     close = difflib.get_close_matches(model, CHECKPOINTS, n=1)
+    perhaps = f" (perhaps {close[0]})" if close else ""
     return (
         f"{model} is neither a folder (there is no {Path(model).absolute()}), nor OWNER/NAME on the hub, nor "
-        f"{' or '.join(CHECKPOINTS)}{f': perhaps {close[0]}' if close else ''}"
+        f"{' or '.join(CHECKPOINTS)}{perhaps}: on a machine with a network `hf download OWNER/NAME "
+        "--local-dir FOLDER` makes a folder"
     )
 
 
