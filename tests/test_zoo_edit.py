@@ -1,5 +1,7 @@
 """What an animal in confetti is worth without RL: the grid, a program, the best of n."""
 
+import sys
+
 import pytest
 import torch
 
@@ -75,16 +77,19 @@ def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
     assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])
 
 
-def test_a_demo_that_is_stopped_gives_no_verdict(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_demo_that_is_stopped_gives_no_verdict(is_terminal, monkeypatch, tmp_path, capsys):
     def stop(trainer):
         trainer.stopped_by = 2  # SIGINT
 
-    monkeypatch.setattr(demo.Exam, "measure", lambda *_: {"animal": 0.0})
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setattr(demo.Exam, "images", lambda *_: torch.zeros(2, 3, 64, 64))
     monkeypatch.setattr(demo.BranchingTrainer, "train", stop)
     assert demo.run(Demo(epochs=3, eval_images=2, output_dir=tmp_path / "demo-run")) == 130
-    printed = capsys.readouterr().out
+    printed, shown = capsys.readouterr()
     assert "stopped after epoch 0 of 3" in printed
+    # Twelve times all pictures, which are two here
+    assert ("pictures:   0%|          | 0/24 " in shown) == is_terminal
     assert "after RL" not in printed
     assert not (tmp_path / "demo-run" / "lora").exists()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusionImg2ImgPipeline
+from diffusers.utils import logging
 
 from ddpo_lessons.app.options import Demo
 from ddpo_lessons.app.plotting import plot_dilemma, plot_strip, save_figure
@@ -161,23 +162,21 @@ class Exam:
 def run(arguments: Demo) -> int:
     """Run the demo and print what it found; return 0, or 128 and the number of the signal that stopped it."""
     started = time.perf_counter()
-    print("asking the untrained pipeline, at every strength", flush=True)  # a log has it at once, too
     folder, count = arguments.output_dir, arguments.eval_images
     pipeline, exam = load_tiny_zoo(), Exam(world.draw_edits(count, TEST))
     strangers = Exam(world.draw_edits(count, TEST, world.NEW_ANIMALS))
     watch = Exam(world.draw_edits(min(WATCHED, count), VALIDATION))
-    images = {
-        "untrained_best": exam.images(pipeline, UNTRAINED_BEST),
-        "before": exam.images(pipeline, POLICY),
-    }
-    unseen = {
-        "untrained_best": strangers.measure(pipeline, UNTRAINED_BEST),
-        "before": strangers.measure(pipeline, POLICY),
-    }
-    curve = [
-        {"strength": s, **watch.measure(pipeline, replace(UNTRAINED_BEST, strength=s))} for s in STRENGTHS
-    ]
-    path = [{"epoch": 0, **watch.measure(pipeline, POLICY)}]
+    best, before, best_unseen, before_unseen, watched, *turned = _ask(
+        "asking the untrained pipeline, at every strength",
+        pipeline,
+        *itertools.product((exam, strangers), (UNTRAINED_BEST, POLICY)),
+        (watch, POLICY),
+        *((watch, replace(UNTRAINED_BEST, strength=strength)) for strength in STRENGTHS),
+    )
+    images = {"untrained_best": best, "before": before}
+    unseen = {"untrained_best": strangers.shares(best_unseen), "before": strangers.shares(before_unseen)}
+    curve = [{"strength": s, **watch.shares(made)} for s, made in zip(STRENGTHS, turned, strict=True)]
+    path = [{"epoch": 0, **watch.shares(watched)}]
     config = DDPOConfig(
         **{**SETTINGS, "num_epochs": arguments.epochs},
         seed=arguments.seed,
@@ -196,8 +195,8 @@ def run(arguments: Demo) -> int:
     if trainer.stopped_by is not None:
         print(f"stopped after epoch {trainer.epochs_done} of {config.num_epochs}: without a verdict")
         return 128 + trainer.stopped_by
-    images["after"] = exam.images(pipeline, POLICY)
-    unseen["after"] = strangers.measure(pipeline, POLICY)
+    images["after"], made = _ask("asking what was trained", pipeline, (exam, POLICY), (strangers, POLICY))
+    unseen["after"] = strangers.shares(made)
     trainer.save_pretrained(folder / "lora")
     schedule = family_of(pipeline).schedule(POLICY.steps, POLICY.strength)
     results: dict[str, Any] = {"steps": POLICY.steps, "actions": int((schedule.stds > 0).sum())}
@@ -209,6 +208,17 @@ def run(arguments: Demo) -> int:
     _write_results(folder, results, curve, exam.edits, images)
     _print_results(folder, results)
     return 0
+
+
+def _ask(text: str, pipeline: Any, *asked: tuple[Exam, Img2Img]) -> list[torch.Tensor]:
+    """Return what a pipeline makes of each exam's pictures; a terminal sees how many are done."""
+    print(text, flush=True)  # a log has this line alone, and at once
+    made, total = [], sum(len(exam.edits.prompts) for exam, _ in asked)
+    with logging.tqdm(total=total, desc="pictures", leave=False, disable=None) as bar:
+        for exam, setting in asked:
+            made.append(exam.images(pipeline, setting))
+            bar.update(len(made[-1]))
+    return made
 
 
 def _watch_now_and_then(
