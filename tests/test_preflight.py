@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import fake_device
 from helpers import (
     NOT_CLIPPED,
     brightness,
     each_prompt,
     flow_runner,
+    let_loss_overflow,
     make_config,
     make_pipeline,
     make_sd3_pipeline,
@@ -122,6 +124,18 @@ def test_faults_are_seen_by_the_checks_for_them_and_by_no_other(name, tmp_path):
     with put_in(FAULTS[name]):
         found = set(failed(make(tmp_path, desk.redness, **settings)))
     assert SEEN[name] <= found <= SEEN[name] | {LATER}  # where nothing moves, later ratios are 1 to rounding
+
+
+@pytest.mark.parametrize("is_called", [True, False], ids=["fused AdamW", "8-bit AdamW"])
+def test_steps_that_float16_skips_are_no_fault(is_called, tmp_path):
+    """A fused optimizer is called and skips by itself; another one is not even called."""
+    with fake_device():
+        trainer = make(tmp_path, mixed_precision="fp16")
+        let_loss_overflow(trainer)
+        trainer.learner.optimizer.optimizer._step_supports_amp_scaling = is_called
+        assert failed(trainer) == []
+    found = [finding.check for finding in trainer.preflight if "scale is still too high" in finding.says]
+    assert found == [GRADIENT, MOVE]
 
 
 def test_a_fault_is_out_again_and_its_text_must_stand_in_one_function(tmp_path):

@@ -208,6 +208,11 @@ class Learner:
         scale = {"loss_scale": self.accelerator.scaler.get_scale()} if skipped else {}
         return {"step_skipped": float(skipped), **scale}
 
+    @property
+    def only_skipped(self) -> bool:
+        """Whether fp16's scaler has skipped every optimizer step so far."""
+        return 0 < self.steps_done <= self.skipped_in_a_row
+
     def _summarise(
         self, stats: list[dict[str, torch.Tensor]], shares: list[float], grad_norm: torch.Tensor
     ) -> dict[str, float]:

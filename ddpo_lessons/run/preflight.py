@@ -16,6 +16,10 @@ from ddpo_lessons.families.sharded import part_of
 from ddpo_lessons.run.learner import Learner, Weights
 
 NOT_CLIPPED = 1e-3  # what the first ratio may be off by where no clip range says it
+SKIPPED = (
+    "not seen: float16's scaler skipped every optimizer step, most probably since its scale is still too "
+    "high; look at step_skipped in metrics.jsonl after the next epoch"
+)
 TINY = 1e-3  # a gradient that is so much smaller than the largest need not move its weight
 
 
@@ -93,7 +97,8 @@ class FirstEpoch:
         says = f"off by {first:.1e} at most, {allowed:g} is allowed"
         remedy = "other guidance, precision, schedule or dropout than in sampling?"
         found = [judged("the first ratio is 1", first <= allowed, says, remedy)]
-        if len(self.replay_errors) > 1 and self.rates[0] > 0 and self.learner.accelerator.scaler is None:
+        may_skip = self.learner.accelerator.scaler is not None
+        if len(self.replay_errors) > 1 and not may_skip and self.rates[0] > 0:
             remedy = "is the policy compared with itself, or did the step move nothing?"
             found.append(judged("later ratios are not 1", later > 0, f"off by {later:.1e} at most", remedy))
         return found
@@ -107,6 +112,8 @@ class FirstEpoch:
 
     def _of_gradients(self, norms: torch.Tensor) -> Finding:
         """An adapter's A gets none in the first step, for its B is 0; and float16 may skip some."""
+        if self.learner.only_skipped:
+            return Finding("every weight gets a gradient", True, SKIPPED)
         sizes = dict(zip(self.learner.trainable, norms.tolist(), strict=True))
         dropped = unread(self.learner.accelerator.unwrap_model(self.learner.denoiser))
         read = [name for name in sizes if not name.startswith(dropped)]
@@ -128,13 +135,14 @@ class FirstEpoch:
 
         Without any gradient AdamW's weight decay still moves them, which is no learning.
         """
+        if self.learner.only_skipped:
+            return Finding("steps move the weights", True, SKIPPED)
         steps, rate, names = len(self.rates), max(self.rates, default=0.0), list(self.learner.trainable)
         moved = torch.stack([self._change(name) for name in names])  # (weights, 2)
         squares, sizes = self.learner.accelerator.gather(moved[None]).sum(0).T  # (weights,) of all parts
         pushed = norms > TINY * norms.max()
         still = [name for name, stays in zip(names, pushed & (squares == 0), strict=True) if stays]
-        # A rate may warm up from 0, and float16's scaler skips steps at first.
-        excused = steps > 0 and (rate == 0 or self.learner.skipped_in_a_row >= steps)
+        excused = steps > 0 and rate == 0  # it may warm up from 0
         size = (squares.sum() / sizes.sum()).sqrt().item()
         such = f", but {len(still)} of {len(names)} stay, such as {still[0]}" if still else ""
         says = f"by {size:.1e} (rms) in {steps} optimizer steps at a rate of {rate:g}{such}"
