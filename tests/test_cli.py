@@ -389,6 +389,43 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     assert calls == [(["a red three", "a blue four"], 0.5, 4, 5.0)]  # the policy that was trained
 
 
+NO_REWARD = "(no --reward is given, so it is the preset's)"
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--images", "FOXES"], ["--reward prompt_alignment: prompts[0]='a fox' names no digit", NO_REWARD]),
+        (["--images", "FOXES", "--model", "tiny-zoo", "--reward", "recolouring"], ["no class subfolders"]),
+        (["--images", "ZOO", "--prompt", "a {label}d fox"], ["names no digit", NO_REWARD]),
+        (["--prompt", "a car", "--model", "tiny-zoo"], ["'a car', names no animal", NO_REWARD]),
+        (["--prompts", "MIXED"], ["prompts[1]='a fox' names no digit"]),
+        (["--reward", "clip_change"], ["--reward clip_change looks at what goes in, too: give --images"]),
+        (
+            ["--reward", "digit_margin", "--prompts", "animals"],
+            ["with their digit, as those of --prompts"],
+        ),
+        (["--judge", "edit"], ["--judge edit looks at what goes in"]),
+        (["--validation", "MIXED"], ["prompts[1]='a fox' names no digit"]),
+    ],
+)
+def test_a_reward_that_cannot_score_what_is_given_is_refused_before_any_model_loads(
+    words, says, dry, here, zoo, capsys, monkeypatch
+):
+    monkeypatch.setattr(train, "load_pipeline", lambda *_, **__: pytest.fail("a model is loaded"))
+    foxes, mixed = here / "foxes", here / "mixed.txt"
+    foxes.mkdir()
+    Image.new("RGB", (8, 8)).save(foxes / "a.png")
+    (foxes / "a.txt").write_text("a fox")
+    mixed.write_text("a red three\na fox\n")
+    places = {"FOXES": str(foxes), "MIXED": str(mixed), "ZOO": str(zoo)}
+    words = [places.get(word, word) for word in words]
+    assert cli.main(["train", *words, *dry]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert [part for part in says if part not in line] == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

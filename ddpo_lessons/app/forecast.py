@@ -66,6 +66,32 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
     return config
 
 
+def check_rewards(arguments: Train, preset: Preset, images: ImageFolder | None) -> None:
+    """Refuse a reward or a judge that does not go with the images or prompts, by a ValueError."""
+    for flag, written in (("--reward", arguments.reward), ("--judge", arguments.judge)):
+        if flag == "--judge" and written is None:
+            continue
+        try:
+            _check_terms(reward_flag.parse(written or preset.reward), arguments, preset, images)
+        except ValueError as error:
+            message = str(error)
+            if written is None and flag in message:
+                message += " (no --reward is given, so it is the preset's)"
+            raise ValueError(message.replace("--reward", flag, 1)) from error
+
+
+def _check_terms(
+    terms: Sequence[reward_flag.Term], arguments: Train, preset: Preset, images: ImageFolder | None
+) -> None:
+    if images is not None:
+        reward_flag.check(terms, images, arguments.damage or preset.damages, arguments.prompt)
+        return
+    name = arguments.prompts or preset.prompts
+    drawn, metadata = arguments.choose_prompts(preset, seed=0)()
+    is_file = arguments.prompt is None and Path(name).is_file()
+    reward_flag.check_text(terms, read_prompts(name) if is_file else [drawn], metadata)
+
+
 def choose_start(arguments: Train, preset: Preset, from_images: bool, pipeline: Any) -> FromNoise:
     """Return where rollouts begin: in noise, in images, or in noise with images beside it."""
     resolution = arguments.choose_resolution(preset)
@@ -81,9 +107,7 @@ def choose_start(arguments: Train, preset: Preset, from_images: bool, pipeline: 
 def dry_run(arguments: Train, images: ImageFolder | None) -> int:
     """Say what the run would do and cost, and return 0; no weights are loaded."""
     preset = arguments.choose_preset()
-    if images is not None:
-        damages = arguments.damage or preset.damages
-        reward_flag.check(arguments.choose_rewards(preset), images, damages, arguments.prompt)
+    check_rewards(arguments, preset, images)
     config = settle(arguments, preset, images is not None)
     for line in describe(arguments, preset, config, images):
         say(line)

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,6 +228,14 @@ def check(terms: Sequence[Term], images: ImageFolder, damages: Sequence[str], pr
     for term in terms:
         check_needs(term.registered, images, damages)
         check_prompt(term.registered, images, prompt)
+
+
+def check_text(terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Refuse rewards of the registry that text-to-image with such prompts cannot have, with a ValueError."""
+    from ddpo_lessons.data import folders
+
+    for term in terms:
+        folders.check_text(term.registered, prompts, metadata)
 
 
 def make(

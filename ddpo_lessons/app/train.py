@@ -54,16 +54,13 @@ def run(arguments: Train) -> int:
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     """Check everything that is cheap to check, then load models; return the trainer."""
     preset, from_images = arguments.choose_preset(), images is not None
+    forecast.check_rewards(arguments, preset, images)
     config = forecast.settle(arguments, preset, from_images)
     rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
-    if images is not None:
-        reward_flag.check(rewards, images, damages, arguments.prompt)
     reward_function = reward_flag.make(rewards, images, damages)
     if arguments.judge is not None:
-        judge = reward_flag.parse(arguments.judge)
-        if images is not None:
-            reward_flag.check(judge, images, damages, arguments.prompt)
-        reward_function = judged(reward_function, reward_flag.make(judge, images, damages))
+        judge = reward_flag.make(reward_flag.parse(arguments.judge), images, damages)
+        reward_function = judged(reward_function, judge)
     pipeline = load_pipeline(arguments.model or preset.model, dtype=loaded_dtype(config))
     if images is None:
         prompts: Any = arguments.choose_prompts(preset, config.seed)
@@ -84,13 +81,16 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     """Find the images, or prompts, of `--validation`, and check that they go with the reward."""
     if arguments.validation is None:
         return None
+    preset = arguments.choose_preset()
+    rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
     if arguments.images is None:
         try:
-            return read_prompts(arguments.validation)
+            prompts = read_prompts(arguments.validation)
         except ValueError as error:
             raise ValueError(f"--validation {error}") from error
-    preset, held_out = arguments.choose_preset(), find_images(arguments.validation)
-    rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
+        reward_flag.check_text(rewards, prompts, {})
+        return prompts
+    held_out = find_images(arguments.validation)
     reward_flag.check(rewards, held_out, damages, arguments.prompt)
     return held_out
 

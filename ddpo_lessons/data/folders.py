@@ -12,7 +12,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.images import to_rgb
 from ddpo_lessons.data.prompts import PromptSampler
-from ddpo_lessons.rewards import RewardFunction, get_reward
+from ddpo_lessons.rewards import RewardFunction, animals, digits, get_reward
 from ddpo_lessons.tiny import world
 
 # What rewards read from the metadata.
@@ -41,6 +41,13 @@ NEED_A_PROMPT = (  # rewards that score what it says
     "clip_score", "pick_score", "hps_v2", "image_reward",
     "prompt_alignment", "animal_alignment", "recolouring", "edit",
 )  # fmt: skip
+# Rewards that read some prompts only, and what reads them or refuses them by a ValueError.
+READERS: dict[str, Callable[[Sequence[str]], Any]] = {
+    "prompt_alignment": digits.described,
+    "recolouring": digits.described_colours,
+    "animal_alignment": lambda prompts: animals.described(prompts, [{}] * len(prompts)),
+}
+OF_IMAGES = ("clip_change", "legibility_gain", "decorruption", "distance_penalty", "recolouring", "edit")
 METADATA = ("metadata.jsonl", "metadata.csv")  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class
 CACHE_BYTES = 2**30  # of images that are kept fitted
@@ -251,7 +258,7 @@ def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> Non
 
 
 def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
-    """Refuse two prompts for an image, and none where the reward scores what it says, with a ValueError."""
+    """Refuse two prompts for an image, and none or others than the reward can score, with a ValueError."""
     if prompt is not None and LABEL in prompt and images.labels is None:
         raise ValueError(
             f"--prompt {prompt!r} names classes, but --images {images.folder} has no class subfolders: sort "
@@ -267,6 +274,30 @@ def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
             f"--reward {reward} scores what the prompt says, but --images {images.folder} has no captions: "
             "write the prompt of NAME.png into NAME.txt beside it, or give --prompt for all"
         )
+    said = [line for lines in images.captions or () for line in lines]
+    check_words(reward, said or [(prompt or "").replace(LABEL, name) for name in images.classes or ("",)])
+
+
+def check_words(reward: str, prompts: Sequence[str]) -> None:
+    """Refuse prompts that a reward of `REWARDS` cannot read, with a ValueError."""
+    if reward in READERS:
+        try:
+            READERS[reward](prompts)
+        except ValueError as error:
+            raise ValueError(f"--reward {reward}: {error}") from error
+
+
+def check_text(reward: str, prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Refuse a reward of `REWARDS` that text-to-image with such prompts cannot have, with a ValueError."""
+    if reward in OF_IMAGES:
+        raise ValueError(f"--reward {reward} looks at what goes in, too: give --images FOLDER")
+    need = NEEDS.get(reward)
+    if need is not None and need not in metadata:
+        known = {"digit": "digit_world", "label": "animals"}[need]
+        raise ValueError(
+            f"--reward {reward} needs prompts that come with their {need}, as those of --prompts {known} do"
+        )
+    check_words(reward, prompts)
 
 
 def make_reward(

@@ -53,16 +53,7 @@ def animal_alignment(
                 f"images are {images.shape[3]}x{images.shape[2]}: animal_alignment scores those of tiny-zoo, "
                 f"{world.IMAGE_SIZE}x{world.IMAGE_SIZE}"
             )
-        said = [
-            _with_metadata(index, world.parse_prompt(prompt), entry)
-            for index, (prompt, entry) in enumerate(zip(prompts, metadata, strict=True))
-        ]
-        for index, (prompt, part) in enumerate(zip(prompts, said, strict=True)):
-            if part == world.Description():
-                raise ValueError(
-                    f"prompt {index}, {prompt!r}, names no animal, artist or ground: "
-                    'write as in "a fox by Noto on a blue background", or train for another reward'
-                )
+        said = described(prompts, metadata)
         animal_logits, artist_logits, _ = classifier.to(images.device)(images)
         terms = {
             "animal_log_prob": _log_prob(animal_logits, [part.animal for part in said], world.ANIMALS),
@@ -75,6 +66,23 @@ def animal_alignment(
         return score - ground_weight * terms["ground_distance"], terms
 
     return reward
+
+
+def described(prompts: Sequence[str], metadata: Metadata) -> list[Description]:
+    """Read prompts, with what the metadata names; a ValueError refuses those of which nothing is scored."""
+    from ddpo_lessons.zoo import world
+
+    said = [
+        _with_metadata(index, world.parse_prompt(prompt), entry)
+        for index, (prompt, entry) in enumerate(zip(prompts, metadata, strict=True))
+    ]
+    for index, (prompt, part) in enumerate(zip(prompts, said, strict=True)):
+        if part == world.Description():
+            raise ValueError(
+                f"prompt {index}, {prompt!r}, names no animal, artist or ground: "
+                'write as in "a fox by Noto on a blue background", or train for another reward'
+            )
+    return said
 
 
 def _with_metadata(index: int, said: Description, metadata: Mapping[str, Any]) -> Description:

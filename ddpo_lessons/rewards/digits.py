@@ -1,7 +1,10 @@
 """Rewards of the digit world: its classifier reads the digit, its colours are measured."""
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,6 +19,9 @@ from ddpo_lessons.rewards.base import (
     metadata_column,
     metadata_images,
 )
+
+if TYPE_CHECKING:
+    from ddpo_lessons.tiny.world import Description
 
 
 def _digits(metadata: Metadata, device: torch.device) -> torch.Tensor:
@@ -94,6 +100,20 @@ def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> tor
     return torch.stack(distances)
 
 
+def described(prompts: Sequence[str]) -> list[Description]:
+    """Read prompts; a ValueError refuses one that names neither a digit nor a colour."""
+    from ddpo_lessons.tiny.world import parse_prompt
+
+    said = [parse_prompt(prompt) for prompt in prompts]
+    for index, part in enumerate(said):
+        if part.digit is None and part.ink is None and part.background is None:
+            raise ValueError(
+                f"prompts[{index}]={prompts[index]!r} names no digit and no colour: "
+                'write as in "a red three on a blue background", or train for another reward'
+            )
+    return said
+
+
 def prompt_alignment(
     model: nn.Module | None = None,
     digit_weight: float = 1.0,
@@ -111,19 +131,13 @@ def prompt_alignment(
     What a prompt leaves unsaid counts 0. The three terms are returned as info, before weighting. The reward
     refuses a prompt that names none of the three, with a ValueError.
     """
-    from ddpo_lessons.tiny.world import measure_colours, parse_prompt
+    from ddpo_lessons.tiny.world import measure_colours
 
     reader = _digit_reader(model)
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
-        said = [parse_prompt(prompt) for prompt in prompts]
-        for index, part in enumerate(said):
-            if part.digit is None and part.ink is None and part.background is None:
-                raise ValueError(
-                    f"prompts[{index}]={prompts[index]!r} names no digit and no colour: "
-                    'write as in "a red three on a blue background", or train for another reward'
-                )
+        said = described(prompts)
         named = torch.tensor([part.digit is not None for part in said], device=images.device)
         digits = torch.tensor([part.digit or 0 for part in said], device=images.device)  # (B,)
         log_p = _legibility(reader, images, digits, probability=False) * named  # (B,)
@@ -138,6 +152,20 @@ def prompt_alignment(
         }
 
     return reward
+
+
+def described_colours(prompts: Sequence[str]) -> list[Description]:
+    """Read prompts; a ValueError refuses one that does not name both colours."""
+    from ddpo_lessons.tiny.world import parse_prompt
+
+    said = [parse_prompt(prompt) for prompt in prompts]
+    for index, part in enumerate(said):
+        if part.ink is None or part.background is None:
+            raise ValueError(
+                f"prompts[{index}]={prompts[index]!r} does not name ink and background: "
+                'write as in "a yellow digit on a white background"'
+            )
+    return said
 
 
 def recolouring(
@@ -161,13 +189,7 @@ def recolouring(
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
-        said = [world.parse_prompt(prompt) for prompt in prompts]
-        for index, part in enumerate(said):
-            if part.ink is None or part.background is None:
-                raise ValueError(
-                    f"prompts[{index}]={prompts[index]!r} does not name ink and background: "
-                    'write as in "a yellow digit on a white background"'
-                )
+        said = described_colours(prompts)
         log_p = _legibility(reader, images, _digits(metadata, images.device), probability=False)  # (B,)
         inputs = metadata_images(metadata, "image", images)
         ink, background = world.measure_colours(images)  # (B, 3) each
