@@ -44,7 +44,7 @@ test: lint ## lint, types, unit tests and every notebook
 	$(PYTEST) tests $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS)) $(ARGS)
 
 check: lint ## the same in two minutes, without the slow tests and the notebooks
-	$(PYTEST) tests -m "not slow" $(ARGS)
+	$(PYTEST) -p no:nbval tests -m "not slow" $(ARGS)
 
 mutate: .venv/all.stamp ## put faults into a copy of the package, one at a time: tests must catch each
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations

@@ -1,10 +1,10 @@
+"""Fixtures of many files. What is heavy is imported by whoever uses it: xdist's own process runs no test."""
+
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from accelerate.state import AcceleratorState
-from helpers import make_pipeline
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,12 +17,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def fresh_accelerator() -> Iterator[None]:
     """Let every test choose its precision: accelerate keeps one for the whole process."""
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Networks as tiny as the tests' are faster, and repeatable to the bit, on one thread."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,6 +35,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder of a random tiny pipeline; scripts of the peers need another, and have their own."""
+    from helpers import make_pipeline
+
     folder = tmp_path_factory.mktemp("model")
     make_pipeline().save_pretrained(folder)
     return str(folder)

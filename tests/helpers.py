@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
 from diffusers import (
@@ -486,20 +485,26 @@ def launch(script: str, folder: Path, processes: int, *flags: str) -> subprocess
 
 
 # --------------------------------------------------------------------- the exercises of the notebooks
+def cells_of(stem: str) -> list[tuple[str, str]]:
+    """Return kind and source of a notebook's cells; nbformat takes a second to import."""
+    text = (Path(__file__).parents[1] / "notebooks" / f"{stem}.ipynb").read_text("utf-8")
+    return [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+
+
 def check_of(stem: str, number: int) -> Callable[[Any], None]:
     """Return the check of an exercise, made by the notebook's statements, as few as it and the solution need.
 
     A statement needs the last definition before it of each name that it uses, and a function that of all.
     """
     statements: list[ast.stmt] = []
-    path, here = Path(__file__).parents[1] / "notebooks" / f"{stem}.ipynb", ""
-    for cell in nbformat.read(path, as_version=4).cells:
-        title = re.search(r"^### (Exercise \d+)", cell.source, re.MULTILINE)
-        if here == f"Exercise {number}" and (title or cell.source.startswith("## ")):
+    here = ""
+    for kind, source in cells_of(stem):
+        title = re.search(r"^### (Exercise \d+)", source, re.MULTILINE)
+        if here == f"Exercise {number}" and (title or source.startswith("## ")):
             break
         here = title[1] if title else here
-        if cell.cell_type == "code":
-            statements += ast.parse(TransformerManager().transform_cell(cell.source)).body
+        if kind == "code":
+            statements += ast.parse(TransformerManager().transform_cell(source)).body
     uses, defines = zip(*map(_names, statements), strict=True)
     last = max(n for n, names in enumerate(defines) if any(name.startswith("check_") for name in names))
     needed, queue = set[int](), list(range(last, len(statements)))
@@ -514,7 +519,7 @@ def check_of(stem: str, number: int) -> Callable[[Any], None]:
         queue += [places[-1] for places in found if places]
     namespace: dict[str, Any] = {}
     for n in sorted(needed):
-        exec(compile(ast.Module([statements[n]], []), path.name, "exec"), namespace)
+        exec(compile(ast.Module([statements[n]], []), stem, "exec"), namespace)
     return namespace[next(iter(defines[last]))]
 
 

@@ -1,11 +1,13 @@
 """`make gpu` rehearsed on the CPU, with tiny models; and the runs that are worked out on paper."""
 
+import dataclasses
 import json
 import os
 import re
 import shlex
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +50,15 @@ def tiny(monkeypatch):
     monkeypatch.setitem(vars(gpu.PRESETS["flux"]), "resolution", 32)  # of a dataclass that is frozen
 
 
-def merged(part: str) -> Row:
-    return {name: value for row in gpu.PARTS[part]() for name, value in row.items()}
+def merged(rows: Iterable[Row]) -> Row:
+    return {name: value for row in rows for name, value in row.items()}
 
 
 @pytest.mark.parametrize("part", ["sd15-checkpointing", "sdxl", "sd35_medium", "flux_dev"])
 def test_an_epoch_of_each_model_is_measured(part, tiny):
     """In fp16 accelerate trains on no CPU; compiled networks are `test_gpu.py`'s."""
-    epoch, row = gpu.EPOCHS[part], merged(part)
+    epoch = dataclasses.replace(gpu.EPOCHS[part], steps=4)
+    row = merged(epoch.rows())
     assert row["ratio_error"] < 1e-3
     assert row["first_epoch_s"] > 0
     assert min(row[f"{phase}_s"] for phase in ("sampling", "training")) > 0
@@ -83,7 +86,7 @@ def test_the_demo_is_run(monkeypatch):
     monkeypatch.setattr(gpu, "DEMO", {"epochs": 1, "eval_images": 8})
     small = {"sample_batch_size": 8, "sample_num_batches_per_epoch": 1, "sample_group_size": 2}
     monkeypatch.setattr(gpu.demo, "SETTINGS", {**gpu.demo.SETTINGS, **small, "train_batch_size": 8})
-    row = merged("demo")
+    row = merged(gpu.run_demo())
     assert row["seconds"] > 0
     assert 0 <= row["before_all"] <= 1
 
@@ -95,11 +98,11 @@ def test_outcomes_of_tests_are_counted(tmp_path, monkeypatch):
     file.write_text("\n".join(["import pytest", *lines]))
     options = ("-q", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(file))
     monkeypatch.setattr(gpu, "TESTS", options)
-    row = merged("tests")
+    row = merged(gpu.run_tests())
     assert (row["result"], row["passed"], row["failed"], row["skipped"]) == ("1 failed", 1, 1, 1)
     assert row["failures"] == ["test_made_up.py::test_1"]
     file.unlink()
-    assert merged("tests")["result"] == "pytest ended with 4"
+    assert merged(gpu.run_tests())["result"] == "pytest ended with 4"
 
 
 def test_waits_are_those_that_torch_tells(monkeypatch):
@@ -203,12 +206,10 @@ def test_networks_are_made_in_the_precision_of_the_run(name):
 SMOKE = r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "command"),
-    [
-        ("smoke", SMOKE),
-        pytest.param("edit", r"`ddpo-lessons (train --preset edit [^`]*)`", marks=pytest.mark.slow),
-    ],
+    [("smoke", SMOKE), ("edit", r"`ddpo-lessons (train --preset edit [^`]*)`")],
 )
 def test_runs_on_paper_are_the_lessons_commands(run, command):
     cells = json.loads((ROOT / "notebooks" / "08_fails_in_silence.ipynb").read_text("utf-8"))["cells"]

@@ -63,6 +63,11 @@ def best_of_grid(rows: list[dict[str, str]]) -> Img2Img:
 
 
 # ------------------------------------------------------------------------------ what else can be done
+def around(picture: torch.Tensor) -> torch.Tensor:
+    """Return the outermost pixels of a picture (H, W)."""
+    return torch.cat([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+
+
 def by_program(edits: world.Edits) -> torch.Tensor:
     """Do it without any model: what hangs together with the frame in colour is confetti, and is painted over.
 
@@ -75,10 +80,10 @@ def by_program(edits: world.Edits) -> torch.Tensor:
         numbers = (image * 255).round().long()
         one_colour = (numbers * torch.tensor([1, 256, 65536])[:, None, None]).sum(dim=0)  # (64, 64)
         kept = torch.ones(64, 64, dtype=torch.bool)
-        for colour in one_colour.unique():
+        for colour in around(one_colour).unique():
             regions = torch.from_numpy(ndimage.label((one_colour == colour).numpy())[0])
-            frame = torch.cat([regions[0], regions[-1], regions[:, 0], regions[:, -1]])
-            kept &= ~torch.isin(regions, frame[frame > 0])
+            at_frame = around(regions)
+            kept &= ~torch.isin(regions, at_frame[at_frame > 0])
         pieces = torch.from_numpy(ndimage.label(kept.numpy())[0])
         sizes = pieces.flatten().bincount()[1:]
         animal = pieces == 1 + sizes.argmax() if len(sizes) else kept
