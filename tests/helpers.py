@@ -507,14 +507,14 @@ def check_of(stem: str, number: int) -> Callable[[Any], None]:
             statements += ast.parse(TransformerManager().transform_cell(source)).body
     uses, defines = zip(*map(_names, statements), strict=True)
     last = max(n for n, names in enumerate(defines) if any(name.startswith("check_") for name in names))
-    needed, queue = set[int](), list(range(last, len(statements)))
+    definitions = [isinstance(statement, ast.FunctionDef | ast.ClassDef) for statement in statements]
+    needed, queue = set[int](), [n for n in range(last, len(statements)) if definitions[n]]
     while queue:
         n = queue.pop()
         if isinstance(statements[n], ast.Expr) or n in needed:  # `check_mine(...)` prints only
             continue
         needed.add(n)
-        is_called_later = isinstance(statements[n], ast.FunctionDef | ast.ClassDef)
-        before = range(len(statements) if is_called_later else n)
+        before = range(len(statements) if definitions[n] else n)
         found = [[m for m in before if name in defines[m]] for name in uses[n]]
         queue += [places[-1] for places in found if places]
     namespace: dict[str, Any] = {}

@@ -5,12 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import nbformat
-
 from benchmarks.common import read_rows
-from tests.helpers import exercise_tests
+from tests.helpers import cells_of, exercise_tests
 
-ROOT = Path(__file__).parents[1]
 IMPORTS = "import math, torch\n"
 ARGUMENTS = {1: "purse, sampled, trained, frozen, batch", 2: "record, share", 3: "training, n, steps"}
 EPOCH_BY_EPOCH = """
@@ -122,11 +119,10 @@ test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint 
 
 def test_the_records_of_exercise_2_are_the_searchs():
     """What the notebook holds of equal_terms_search.csv, to the digit."""
-    cells = nbformat.read(ROOT / "notebooks" / "12_which_algorithm.ipynb", 4).cells
-    source = next(cell.source for cell in cells if cell.source.startswith("RECORDS"))
+    source = next(source for _, source in cells_of("12_which_algorithm") if source.startswith("RECORDS"))
     records = ast.literal_eval(source.split("\n\n\n")[0].split(" = ", 1)[1])
     found: dict[float, list[tuple[float, ...]]] = {}
-    for row in read_rows(ROOT / "benchmarks" / "results" / "equal_terms_search.csv"):
+    for row in read_rows(Path(__file__).parents[1] / "benchmarks" / "results" / "equal_terms_search.csv"):
         own = (row["task"], row["method"], row["seed"]) == ("taste", "DDPO", "100")
         if own and float(row["learning_rate"]) in records:
             point = tuple(float(row[name]) for name in ("queries", "reward", "judge"))

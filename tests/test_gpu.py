@@ -1,5 +1,6 @@
-"""What only a GPU can break, with tiny models: `make gpu` runs it there, and every other run on the CPU.
+"""What only a GPU can break, with tiny models: `make gpu` runs it there, and `make test` on the CPU.
 
+Other files hold the same of the CPU: `test_trainer.py`, `test_families.py` and `test_flux.py`.
 `test_device.py` counts transfers on a device that it makes up, `test_compiled.py` goes without inductor.
 """
 
@@ -30,6 +31,7 @@ from ddpo_lessons.trainer import DDPOTrainer, FlowGRPOTrainer
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
+pytestmark = [] if HAS_GPU else pytest.mark.slow
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 PRECISIONS = ["no", "bf16", pytest.param("fp16", marks=needs_gpu)]
 MODELS = {"sd": make_pipeline, "xl": make_xl_pipeline, "sd3": make_sd3_pipeline, "flux": make_flux_pipeline}

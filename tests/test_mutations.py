@@ -14,6 +14,7 @@ def test_a_mutation_changes_one_place(mutation):
     compile(source.replace(mutation.right, mutation.wrong), mutation.file, "exec")
 
 
+@pytest.mark.slow  # processes of pytest
 def test_a_fault_is_caught_where_a_test_sees_it_and_taken_out_again(tmp_path):
     package = tmp_path / "ddpo_lessons"
     package.mkdir()

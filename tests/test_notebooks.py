@@ -1,15 +1,15 @@
 """The notebooks as files: executed top to bottom, built alike, and equal to the package where they say so."""
 
 import ast
+import functools
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
-import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
-from nbformat import NotebookNode
 from packaging.requirements import Requirement
 
 from images import lessons
@@ -22,11 +22,16 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 every_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
-def read(path: Path) -> NotebookNode:
-    return nbformat.read(path, as_version=4)
+@functools.cache
+def read(path: Path) -> Any:
+    import nbformat  # takes a second
+
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    return notebook
 
 
-def code_cells(path: Path) -> list[NotebookNode]:
+def code_cells(path: Path) -> list[Any]:
     return [cell for cell in read(path).cells if cell.cell_type == "code"]
 
 
@@ -34,7 +39,7 @@ def prose(path: Path) -> str:
     return "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
 
 
-def tags(cell: NotebookNode) -> list[str]:
+def tags(cell: Any) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
@@ -44,13 +49,13 @@ def symbols(text: str) -> list[str]:
     return [row for rows in re.findall(table, text, re.MULTILINE) for row in rows.splitlines()]
 
 
-def texts(cell: NotebookNode) -> list[str]:
+def texts(cell: Any) -> list[str]:
     """Everything that a cell printed or returned as text."""
     streams = [output.text for output in cell.outputs if output.output_type == "stream"]
     return streams + [output.data.get("text/plain", "") for output in cell.outputs if "data" in output]
 
 
-def lines_of_code(cell: NotebookNode) -> int:
+def lines_of_code(cell: Any) -> int:
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in cell.source.splitlines())
 
 
@@ -62,7 +67,6 @@ def test_lessons_are_numbered_without_a_gap():
 @every_notebook
 def test_every_cell_was_executed_once_in_order(path):
     """A cell without its count is never compared by nbval, silently."""
-    nbformat.validate(read(path))
     counts = [cell.execution_count for cell in code_cells(path)]
     assert counts == list(range(1, len(counts) + 1))
     assert not [o for cell in code_cells(path) for o in cell.outputs if o.output_type == "error"]
@@ -170,7 +174,7 @@ def test_cells_are_short(path):
 
 @every_notebook
 def test_exercises_have_a_stub_a_check_and_a_closed_solution(path):
-    parts: list[list[NotebookNode]] = []
+    parts: list[list[Any]] = []
     for cell in read(path).cells:
         if cell.cell_type == "markdown" and re.search(r"^### Exercise \d", cell.source, re.MULTILINE):
             parts.append([])

@@ -150,8 +150,7 @@ def test_statistics_are_those_of_one_run(tmp_path):
 
 
 # ------------------------------------------------------------------------------------- interrupts
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("place", ["sampling", "training"])
+@pytest.mark.parametrize(("signum", "place"), [(signal.SIGINT, "sampling"), (signal.SIGTERM, "training")])
 def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
     """The epoch is dropped, the one before it saved, and the run goes on as if it had never stopped."""
     asked: list[int] = []

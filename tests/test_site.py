@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import nbformat
 import pytest
 from bs4 import BeautifulSoup, Tag
 
@@ -104,6 +103,8 @@ def test_pages_load_nothing_from_a_network(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
+    import nbformat  # takes a second, also where this file is only collected
+
     cells = nbformat.read(path, as_version=4).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     outputs = [output for cell in cells for output in cell.get("outputs", []) if "data" in output]

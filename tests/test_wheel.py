@@ -9,7 +9,6 @@ import venv
 import zipfile
 from pathlib import Path
 
-import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -90,6 +89,8 @@ def test_the_extra_brings_what_the_notebooks_import_and_runs_one(wheel, programs
     cannot show is that the extra "notebooks" and the files of the wheel are enough: every import and the
     shortest lesson show it. The lesson finds the wheel, and says what is missing where there is none.
     """
+    import nbformat  # takes a second, also where this file is only collected
+
     python, pins = programs / "python", ROOT / "constraints.txt"
     run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, f"{wheel}[notebooks]", cwd=tmp_path)
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
