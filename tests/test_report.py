@@ -42,8 +42,8 @@ def test_page_holds_what_the_folders_hold_and_asks_for_nothing(runs, tmp_path):
     assert "a<b" not in page
     rewards = [row["reward_mean"] for row in report.read(runs[0]).epochs]
     assert (
-        f"reward {rewards[0]:.4g} → {rewards[1]:.4g}, judge {1 - rewards[0]:.4g} → {1 - rewards[1]:.4g}"
-        in page
+        f"reward {rewards[0]:.4g} → {rewards[1]:.4g}, judge {1 - rewards[0]:.4g} → {1 - rewards[1]:.4g} "
+        "(means of the first and of the last epoch, each over its own samples)" in page
     )
     assert page.count("· a red three</figcaption>") == 4  # two pictures, two epochs
     assert page.count("<figcaption>input</figcaption>") == 4

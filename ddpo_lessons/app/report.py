@@ -194,7 +194,7 @@ def _rewards(run: Run) -> str:
     says = f"; reward {first['reward_mean']:.4g} → {last['reward_mean']:.4g}"
     if JUDGE in last:
         says += f", judge {first[JUDGE]:.4g} → {last[JUDGE]:.4g}"
-    return says
+    return f"{says} (means of the first and of the last epoch, each over its own samples)"
 
 
 def _finding(finding: dict[str, Any]) -> str:
