@@ -547,6 +547,22 @@ def test_sample_writes_results_beside_the_images(here, model, photos, capsys):
         assert a.tobytes() != c.tobytes()
 
 
+@pytest.mark.parametrize("count", [4, 6])
+@pytest.mark.parametrize("things", ["images", "prompts"])
+def test_sample_says_that_it_takes_some_of_what_was_trained_on(things, count, here, capsys):
+    (here / "photos").mkdir()
+    for number in range(count):
+        Image.new("RGB", (8, 8)).save(here / "photos" / f"{number}.png")
+    Path("prompts.txt").write_text("a fox\n" * count)
+    record = {"images": {"folder": "photos"}} if things == "images" else {"prompts": {"file": "prompts.txt"}}
+    policy = runs.Policy("tiny-sd", None, DDPOConfig(), record)
+    assert len(sample.choose_jobs(options.Sample(), policy)) == 4
+    said = f"4 of the run's 6 {things}; --count 6 makes 6 pictures\n"
+    assert capsys.readouterr().out == (said if count == 6 else "")
+    assert len(sample.choose_jobs(options.Sample(count=6), policy)) == (count if things == "images" else 6)
+    assert capsys.readouterr().out == ""
+
+
 def test_sizes_are_kept_when_asked_for(here, model, photos):
     images = (photos / "a.png", photos / "b.jpg")
     flags = ("--model", model, "--noise-strength", "0.5", "--steps", "2", "--keep-size")

@@ -25,7 +25,7 @@ from ddpo_lessons.data.folders import (
     open_image,
 )
 from ddpo_lessons.data.images import image_grid
-from ddpo_lessons.data.prompts import from_file, get_prompts
+from ddpo_lessons.data.prompts import from_file, get_prompts, read_prompts
 from ddpo_lessons.families import family_of, load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype, read_lora
 from ddpo_lessons.families.stable_diffusion import check_size, vae_factor
@@ -104,11 +104,19 @@ def choose_jobs(arguments: Sample, policy: Policy) -> list[Job]:
     elif "prompt" in source:
         prompts = [source["prompt"]] * count
     else:
+        if "file" in source:
+            _say_if_some(arguments, "prompts", len(read_prompts(source["file"])))
         draw = (from_file if "file" in source else get_prompts)(
             source.get("file") or source["name"], arguments.seed
         )
         prompts = [draw()[0] for _ in range(count)]
     return [Job(f"sample-{number:03d}.png", prompt) for number, prompt in enumerate(prompts)]
+
+
+def _say_if_some(arguments: Sample, things: str, there: int) -> None:
+    """Say that not all of what the policy was trained on is used, where nobody asked for a number."""
+    if arguments.count is None and there > COUNT:
+        print(f"{COUNT} of the run's {there} {things}; --count {there} makes {there} pictures", flush=True)
 
 
 def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
@@ -123,6 +131,7 @@ def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
             captions = find_captions(place.parent, [place]) or [()]
             found.append((place, f"{place.stem}.png", captions[0]))
     if not arguments.images:
+        _say_if_some(arguments, "images", len(found))
         found = found[: arguments.count or COUNT]
     jobs = [Job(name, _choose_prompt(arguments, policy, file, lines), file) for file, name, lines in found]
     names: dict[str, Path | str] = {GRID: "the grid"}
