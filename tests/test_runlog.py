@@ -64,21 +64,17 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_records_that_a_checkpoint_does_not_know_are_not_continued(tmp_path, damage):
+def test_records_that_a_checkpoint_does_not_know_are_not_continued(tmp_path):
     run(tmp_path, num_epochs=2)
     path = tmp_path / METRICS
-    if damage == "flip":  # "epoch": 1 becomes "epoch": 0, which JSON cannot notice
-        flip(path, path.read_bytes().index(b'"epoch": 1') + len(b'"epoch": '))
-    else:
-        path.write_bytes(path.read_bytes()[: -1 if damage == "cut" else 0])
-    before = path.read_bytes()
-    pipeline = make_pipeline()
-    config = make_config(tmp_path, num_epochs=3, resume_from="latest")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged: its first .* move it away"):
-        DDPOTrainer(config, brightness, red_three, pipeline).train()
-    assert path.read_bytes() == before
-    assert len(checkpoint.list_checkpoints(tmp_path)) == 2
+    whole = path.read_bytes()
+    flipped = whole.replace(b'"epoch": 1', b'"epoch": 0', 1)  # which JSON cannot notice
+    for damaged in (flipped, whole[:-1], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged: its first .* move it away"):
+            run(tmp_path, num_epochs=3, resume_from="latest")
+        assert path.read_bytes() == damaged
+        assert len(checkpoint.list_checkpoints(tmp_path)) == 2
     path.unlink()  # the remedy
     run(tmp_path, num_epochs=3, resume_from="latest")
     assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [3]
@@ -163,6 +159,7 @@ def test_a_second_trainer_in_the_folder_is_refused_while_the_first_trains(tmp_pa
     assert all(map(torch.equal, trainer.learner.trainable.values(), other.learner.trainable.values()))
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_frees_its_folder(tmp_path):
     program = (
         "import os, signal, sys; from pathlib import Path; from ddpo_lessons.run.runlog import hold\n"
