@@ -1,5 +1,6 @@
 """What every lesson starts with, its slider, and what its exercises answer with."""
 
+import functools
 import os
 import re
 import traceback
@@ -47,21 +48,56 @@ def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
     return HTML(page)
 
 
-def check_mine(check: Callable[[Any], None], answer: Any) -> None:
-    """Print "correct", or "not yet" and why: the stub is untouched, or which assertion of the check failed.
-
-    Any other exception is the answer's own, and is raised as it is.
+def check_mine(check: Callable[[Any], None], answer: Callable[..., Any]) -> None:
+    """Print "correct", or "not yet" and why: see `why_not`.
 
     Args:
         check: takes the answer and raises AssertionError where it is wrong.
         answer: the reader's function.
     """
+    reason = why_not(check, answer)
+    print(f"not yet: {reason}" if reason else "correct")
+
+
+def why_not(check: Callable[[Any], None], answer: Callable[..., Any]) -> str:
+    """Say why a check refuses an answer; "" if it accepts it.
+
+    The stub is untouched; the answer changes its arguments, or returns None; or an assertion of the check
+    failed. None may be right, so it is blamed only where it breaks the check or where nothing else came back.
+    Any other exception is the answer's own, and is raised as it is.
+    """
+    nothing: list[bool] = []  # of each call whether None came back
+
+    @functools.wraps(answer)
+    def watched(*arguments: Any, **named: Any) -> Any:
+        nothing.append(False)  # stays if the answer raises
+        given = [*arguments, *named.values()]
+        before = _contents(given)
+        result = answer(*arguments, **named)
+        assert _contents(given) == before, "your function changes its arguments: work on copies"
+        nothing[-1] = result is None
+        return result
+
     try:
-        check(answer)
+        check(watched)
     except NotImplementedError as error:
-        print(f"not yet: {error}")
-    except AssertionError as error:
-        failed = traceback.extract_tb(error.__traceback__)[-1].line
-        print(f"not yet: {error or failed}")
-    else:
-        print("correct")
+        return str(error) or "your turn"
+    except Exception as error:
+        refused = isinstance(error, AssertionError)
+        if nothing and (all(nothing) if refused else nothing[-1]):
+            return "your function returned None: is there a `return`?"
+        if not refused:
+            raise
+        return str(error) or str(traceback.extract_tb(error.__traceback__)[-1].line)
+    return ""
+
+
+def _contents(value: Any) -> Any:
+    """What is another after a tensor, list or dict was changed in place; of anything else nothing."""
+    if isinstance(value, torch.Tensor):
+        return value._version
+    if isinstance(value, dict):
+        return [(key, id(item), _contents(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [(id(item), _contents(item)) for item in value]
+    return None

@@ -49,6 +49,7 @@ from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
+from ddpo_lessons.lesson import why_not
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Runner
 
@@ -547,11 +548,7 @@ def hint_for(check: Callable[[Any], None], answer: str) -> str:
     namespace = dict(check.__globals__)
     exec(answer, namespace)
     function = [node for node in ast.parse(answer).body if isinstance(node, ast.FunctionDef)][-1]
-    try:
-        check(namespace[function.name])
-    except AssertionError as error:
-        return str(error) or "no hint"
-    return ""
+    return why_not(check, namespace[function.name])
 
 
 def exercise_tests(

@@ -103,6 +103,9 @@ def own(old: str, new: str) -> str:
             sound(ALL, **{"sorted(p) == sorted": "set(p) == set"}),
             "ran twice",
         ),
+        (sound(ALL, **{'for s in entry["ids"])': 'for s in set(entry["ids"]))'}), "holds a sample twice"),
+        (sound(ALL, **{"return exact": "exact"}), "is there a `return`"),
+        (sound(ALL, **{"steps, used": "log.sort(key=lambda e: e['j'])\n    steps, used"}), "work on copies"),
         (
             "def is_sound(log, plan, advantages):\n    pairs = [(s, e['j']) for e in log for s in e['ids']]\n"
             "    return len(pairs) == len(set(pairs)) == plan.total_pairs",

@@ -80,6 +80,7 @@ def pick(**changes: str) -> str:
         ({"FIRST": "time[:k].expand(b, -1).float()"}, "integers, not torch.float32"),
         ({"OWN": f"{RIGHT['OWN']}.double().numpy()"}, "integers, not torch.float64"),
         ({"FIRST": "list(range(k))"}, "first: shape"),
+        ({"OWN": "None"}, "is there a `return`"),
     ],
 )  # fmt: skip
 def test_a_wrong_pick_is_refused(changes, word):
@@ -134,7 +135,8 @@ RATIOS, ADVANTAGES = "~((ratio - 1).abs() <= 1e-4).all(dim=1)", "~(off.abs() <= 
         (f"({RATIOS} | {ADVANTAGES}).any()", "one bool per sample"),
         (f"({RATIOS} | {ADVANTAGES})[:, None]", "one bool per sample"),
         (f"({RATIOS} | {ADVANTAGES}).float()", "return bools"),
-        ("None", "is there a return?"),
+        ("None", "is there a `return`?"),
+        (f"{RATIOS} ^ {ADVANTAGES}", "row 9 in two ways"),
         (f"({RATIOS} | {ADVANTAGES})[samples['id'].argsort()]", "is torn"),
         (f"{RATIOS} | (off > 1e-4)", "is torn, you found []"),
         (f"{RATIOS} | (off.abs() > 1e-4)", "advantage is NaN"),

@@ -70,6 +70,16 @@ EDGE, OTHER_EDGE = "abs(math.log1p(sign * clip_range))", "abs(math.log1p(-sign *
 STOPPED = f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / ({SPREAD}))"
 OTHER = f"NormalDist().cdf((sign * drift**2 / 2 - {OTHER_EDGE}) / ({SPREAD}))"
 K3 = "(torch.expm1(log_ratio) - log_ratio)"
+SAMPLED = """
+def f(drift, dims, clip_range, sign):
+    z = torch.randn(1_000_000, generator=torch.Generator().manual_seed(1))
+    return (sign * (drift / dims**0.5 * z - drift**2 / 2).expm1() > clip_range).float().mean()
+"""
+BY_TANH = f"""
+def f(drift, dims, clip_range, sign):
+    x = (-sign * drift**2 / 2 - {EDGE}) / ({SPREAD})
+    return (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+"""
 WRONG = [
     (1, f"advantages * ratio * ~{CUT}", "sign"),
     (1, f"-advantages * ~{CUT}", "factor"),
@@ -87,6 +97,12 @@ WRONG = [
     (1, "-advantages * ratio * torch.where(advantages > 0, ratio < 1, ratio > 1)", "wrong at"),
     (1, "-advantages * ratio * ~((advantages > 0) & (ratio > 1 + clip_range))", "wrong at"),
     (1, "-advantages * ratio * (torch.where(advantages > 0, ratio, 1 / ratio) < 1 + clip_range)", "wrong at"),
+    (1, f"torch.where({CUT}, 0, -advantages * ratio.clamp(max=2))", "wrong at"),
+    (1, f"-advantages * ratio * ~{CUT} * ~((advantages < 0) & (ratio > 3))", "wrong at"),
+    (1, f"-advantages.clamp(-5, 5) * ratio * ~{CUT}", "wrong at"),
+    (1, f"ratio.mul_(-advantages * ~{CUT})", "work on copies"),
+    (1, f"-advantages.mul_(ratio) * ~{CUT}", "work on copies"),
+    (1, "None", "return"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / drift)", "scatters less"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / (drift / dims))", "root"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / (drift**2 / dims))", "variance"),
@@ -102,6 +118,11 @@ WRONG = [
     (2, "math.nan", "wrong at"),
     (2, f"100 * {STOPPED}", "wrong at"),
     (2, f"round({STOPPED}, 2)", "wrong at"),
+    (2, f"round({STOPPED}, 3)", "wrong at"),
+    (2, f"{STOPPED} + 4e-4", "wrong at"),
+    (2, SAMPLED, "wrong at"),
+    (2, BY_TANH, "wrong at"),
+    (2, "None", "return"),
     (2, f"NormalDist().cdf((-sign * drift**2 / dims / 2 - {EDGE}) / ({SPREAD}))", "wrong at"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - math.log1p(clip_range)) / ({SPREAD}))", "wrong at"),
     (3, f"advantages * log_ratio.exp() + stiffness * {K3}", "falls"),
@@ -121,6 +142,8 @@ WRONG = [
     (3, "-advantages * log_ratio.exp() + stiffness * (torch.expm1(-log_ratio) + log_ratio)", "another loss"),
     (3, f"-advantages * log_ratio.exp().detach() + stiffness * {K3}", "detached"),
     (3, f"-advantages * (log_ratio.exp() - stiffness * {K3})", "another loss"),
+    (3, f"-advantages * log_ratio.exp() + stiffness * {K3}.clamp(max=0.6)", "another loss"),
+    (3, f"-advantages * log_ratio.exp().clamp(max=3) + stiffness * {K3}", "another loss"),
 ]  # fmt: skip
 
 

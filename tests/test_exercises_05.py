@@ -85,6 +85,23 @@ WRONG_GAE: Wrong = {
     ),
     "γ = 0.99": ("λ = 0", TD, "r + 0.99 * next_value - v"),
     "centred": ("minus its value", "return advantages", "return (x := torch.tensor(advantages)) - x.mean()"),
+    "values made longer": ("work on copies", "    return", "    values.append(0.0)\n    return"),
+    "emptied": ("work on copies", "    return", "    rewards.clear()\n    return"),
+    "values below 0 left out": ("A of the next", "next_value = v\n", "next_value = max(v, 0.0)\n"),
+    "TD errors cut at -2": ("A of the next", TD, f"max({TD}, -2)"),
+    "three TD errors": (
+        "A of the next",
+        "return advantages",
+        "d = gae(torch.tensor(rewards), torch.tensor(values), 1.0, 0.0)[0]\n"
+        "    return [sum(lam**k * x for k, x in enumerate(d[j : j + 3])) for j in range(len(d))]",
+    ),
+    "λ² for all that is far": (
+        "A of the next",
+        "return advantages",
+        "d = gae(torch.tensor(rewards), torch.tensor(values), 1.0, 0.0)[0]\n"
+        "    return [sum(lam ** min(k, 2) * x for k, x in enumerate(d[j:])) for j in range(len(d))]",
+    ),
+    "rounded": ("A of the next", "return advantages", "return [round(x, 3) for x in advantages]"),
 }  # fmt: skip
 
 FALLING: Right = [
@@ -141,6 +158,9 @@ WRONG_FALLING: Wrong = {
     "four weights, cut": ("3 steps", LINE, "torch.arange(4, 0, -1).float()[:num_steps]"),
     "one line for all tasks": ("3 steps", LINE, "torch.arange(4, 0, -1).float()"),
     "NaN": ("NaN", SPREAD, "a[:, None] * w / 0 * 0"),
+    "in place": ("work on copies", UNIT, "normalize(rewards.sub_(rewards.mean()))"),
+    "rewards above 0": ("its reward", UNIT, "normalize(rewards.clamp(min=0))"),
+    "sizes of rewards": ("its reward", UNIT, "normalize(rewards.abs())"),
 }
 
 SAME: Right = [
@@ -181,10 +201,16 @@ WRONG_SAME: Wrong = {
     "mean in place of the sum": ("sum of all", TOTAL, "rewards.sum(1) / mask.sum(1)"),
     "not normalised": ("mean 0", f"normalize({TOTAL})", TOTAL),
     "only the mean taken": ("mean square", f"normalize({TOTAL})", "rewards.sum(1) - rewards.sum(1).mean()"),
-    "another deviation": ("mean square", f"normalize({TOTAL})", f"({TOTAL} - 2) / {TOTAL}.std()"),
+    "another deviation": ("mean square", f"normalize({TOTAL})", f"(t := {TOTAL} - 0.75) / t.std()"),
     "over tokens": ("not tokens", f"normalize({TOTAL})", TOTAL, EXPANDED, f"masked_whiten({EXPANDED}, mask)"),
     "sign": ("sign", "each[:, None]", "-each[:, None]"),
     "NaN": ("NaN", "each[:, None]", "(each / 0)[:, None]"),
+    "in place": ("work on copies", TOTAL, "rewards.mul_(mask).sum(1)"),
+    "where a reward came": ("same number", "~mask", "rewards == 0"),
+    "from the first choice on": ("did not choose", "~mask", "mask.cumsum(1) == 0"),
+    "up to the last choice": ("mean 0", "~mask", "mask.flip(1).cumprod(1).flip(1) == 0"),
+    "totals above 0": ("sum of all", TOTAL, "rewards.sum(1).clamp(min=0)"),
+    "sizes of totals": ("sum of all", TOTAL, "rewards.sum(1).abs()"),
 }  # fmt: skip
 EXERCISES = {1: (GAE, WRONG_GAE), 2: (FALLING, WRONG_FALLING), 3: (SAME, WRONG_SAME)}
 RIGHT = [(number, form) for number, (right, _) in EXERCISES.items() for form in range(len(right))]

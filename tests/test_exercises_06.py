@@ -168,7 +168,10 @@ WRONG = [
     (1, kinds(blame="up"), "that is praise"),
     (1, kinds(blame="down - down.mean()"), "other numbers"),
     (1, kinds(blame="torch.full_like(a, math.nan)"), "other numbers"),
-    (1, CHANGES_REWARDS, "in place"),
+    (1, CHANGES_REWARDS, "work on copies"),
+    (1, kinds(every="a.clamp(-5, 5)"), "other numbers"),
+    (1, kinds(praise="up.clamp(max=5)"), "other numbers"),
+    (1, "None", "return"),
     (1, NOT_A_NUMBER, "other numbers"),
     (2, LAST, "first"),
     (2, walk("m"), "along the line"),
@@ -181,7 +184,8 @@ WRONG = [
     (2, walk(LINE, first="max(k for r, k in path)"), "starts at this"),
     (2, walk(LINE, never="path[-1][1]"), "None"),
     (2, walk(LINE, never="0.0"), "None"),
-    (2, walk(LINE, first="None"), "starts at this"),
+    (2, walk(LINE, first="None"), "return"),
+    (2, walk(f"print({LINE})", first="print(path[0][1])"), "return"),
     (2, walk("None"), "path gets there"),
     (2, walk(f"{LINE} + 0.05"), "is wrong at"),
     (2, walk("math.nan"), "is wrong at"),
@@ -201,6 +205,9 @@ WRONG = [
     (3, f"(-kilobytes + {PENALTY}).mean()", "each picture"),
     (3, f"-kilobytes + {PENALTY} - 0.05", "is wrong for"),
     (3, "torch.full_like(log_p, math.nan)", "is wrong for"),
+    (3, "-kilobytes + 2 * log_p.sub_(math.log(0.5)).clamp(max=0)", "work on copies"),
+    (3, f"kilobytes.neg_() + {PENALTY}", "work on copies"),
+    (3, "None", "return"),
 ]
 
 

@@ -167,7 +167,10 @@ WRONG = [
     (1, VALUES.format(how=MEAN, give="1.05 * values.diff(dim=1)"), "add up"),
     (1, VALUES.format(how=MEAN, give=f"{STEPS}.mean(1, keepdim=True).expand(-1, depth)"), "wrong"),
     (1, "torch.full((len(rewards), depth), math.nan)", "add up"),
-    (2, IN_PLACE, "work on a copy"),
+    (1, "None", "return"),
+    (1, VALUES.format(how=MEAN, give="rewards.zero_()[:, None] + values.diff(dim=1)"), "work on copies"),
+    (2, IN_PLACE, "work on copies"),
+    (2, "None", "return"),
     (2, SHARED, "no step parts"),
     (2, "noise.clone()", "one should"),
     (2, PUT_BACK.format(shared=SHARED, place="part_at - 1", source="noise[part_at - 1]"), "not at"),
@@ -198,6 +201,8 @@ WRONG = [
     (3, EACH.format("value[frozenset(range(j + 1))] - value[frozenset(range(j))]"), "wrong with"),
     (3, f"{WHOLE} - {NONE}", "a number for each"),
     (3, EACH.format("math.nan"), "together"),
+    (3, "None", "return"),
+    (3, BY_WEIGHTS.replace("    return", "    value.clear()\n    return"), "work on copies"),
 ]  # fmt: skip
 
 
