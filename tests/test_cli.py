@@ -342,6 +342,7 @@ def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
     monkeypatch.setitem(rewards.REWARDS, "clip_change", clip_change)
     sizes = ("--sample-num-batches-per-epoch", "1", "--train-gradient-accumulation-steps", "1")
     flags = ("--model", model, "--images", zoo, "--num-epochs", "1", "--mixed-precision", "no")
+    flags = (*flags, "--sample-num-steps", "5")
     run("train", "--preset", "camouflage", *flags, *sizes, "--gpu-memory", "4", "--output-dir", "run")
     assert {classes for classes, _ in seen} == {("three", "two")}
     assert {label for _, label in seen} <= {"three", "two"}

@@ -446,6 +446,7 @@ def pixels(file: Path) -> torch.Tensor:
         return to_tensor(image)
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_and_samples_from_noise_and_from_images(tmp_path):
     """With the run's resolution; the picture is that of plain diffusers with the LoRA weights."""
     make_flux_pipeline().save_pretrained(tmp_path / "model")

@@ -54,7 +54,14 @@ def merged(rows: Iterable[Row]) -> Row:
     return {name: value for row in rows for name, value in row.items()}
 
 
-@pytest.mark.parametrize("part", ["sd15-checkpointing", "sdxl", "sd35_medium", "flux_dev"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "sd15-checkpointing",
+        "sd35_medium",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("sdxl", "flux_dev")),
+    ],
+)
 def test_an_epoch_of_each_model_is_measured(part, tiny):
     """In fp16 accelerate trains on no CPU; compiled networks are `test_gpu.py`'s."""
     epoch = dataclasses.replace(gpu.EPOCHS[part], steps=4)
@@ -91,12 +98,14 @@ def test_the_demo_is_run(monkeypatch):
     assert 0 <= row["before_all"] <= 1
 
 
+@pytest.mark.slow
 def test_outcomes_of_tests_are_counted(tmp_path, monkeypatch):
     file = tmp_path / "test_made_up.py"
     tests = ("pass", "assert 0", "pytest.skip()")
     lines = [f"def test_{number}(): {body}" for number, body in enumerate(tests)]
     file.write_text("\n".join(["import pytest", *lines]))
-    options = ("-q", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(file))
+    alone = ("-p", "no:cacheprovider", "-p", "no:nbval")
+    options = ("-q", "-c", os.devnull, "--rootdir", str(tmp_path), *alone, str(file))
     monkeypatch.setattr(gpu, "TESTS", options)
     row = merged(gpu.run_tests())
     assert (row["result"], row["passed"], row["failed"], row["skipped"]) == ("1 failed", 1, 1, 1)
@@ -140,6 +149,7 @@ def card(monkeypatch):
     monkeypatch.setitem(gpu.LIMITS, "flux_dev", 1)
 
 
+@pytest.mark.slow
 def test_every_part_gets_its_row_also_if_it_fails(tmp_path, card):
     output = tmp_path / "gpu.json"
     gpu.main(["--output", str(output)])

@@ -30,13 +30,14 @@ def test_neighbours_are_merged_from_the_left():
     assert recipe.merge(["a", "n", "t"], "n", "t") == ["a", "nt"]
 
 
+@pytest.mark.slow
 def test_text_decides_what_is_drawn():
-    wanted = world.draw_pictures(20, 11, world.SEEN)
+    wanted = world.draw_pictures(40, 11, world.SEEN)
     images = recipes.generate(zoo.load_tiny_zoo(), wanted.prompts, 0, recipe.GUIDANCE_SCALE)
     right = verdicts(images, wanted.labels, zoo.load_judge(), zoo.load_second_judge())
     for name, share in published()["generated, seen combinations"].items():
-        # 20 pictures against 1,000: three standard errors
-        tolerance = 3 * (share * (1 - share) / 20) ** 0.5 + 0.03
+        # 40 pictures against 1,000: three standard errors
+        tolerance = 3 * (share * (1 - share) / 40) ** 0.5 + 0.03
         assert right[name.replace(" ", "_")].float().mean().item() == pytest.approx(share, abs=tolerance)
 
 

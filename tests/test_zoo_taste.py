@@ -35,6 +35,7 @@ def test_choices_follow_the_odds():
     assert not any(map(torch.equal, one, other))
 
 
+@pytest.mark.slow
 def test_a_rater_is_at_the_minimum_and_agrees_with_choices_that_it_never_saw():
     first, second, chosen = taste.draw_choices(500, 0)
     rater = taste.fit_rater(first, second, chosen)
@@ -45,10 +46,10 @@ def test_a_rater_is_at_the_minimum_and_agrees_with_choices_that_it_never_saw():
     slope = difference.T @ surprise / len(chosen) + 2 * taste.PENALTY * weight
     assert slope.abs().max() < 1e-3
 
-    first, second, chosen = taste.draw_choices(200, 1)
+    first, second, chosen = taste.draw_choices(500, 1)
     agrees = (rater(first) > rater(second)) == chosen
     assert agrees.float().mean() > 0.75  # the persona agrees with her own taste in 85 of 100
-    assert rater(first).shape == (200,)
+    assert rater(first).shape == (500,)
 
 
 def test_the_persona_prefers_fluent_on_orange_to_twemoji_on_blue():
