@@ -21,7 +21,6 @@ from helpers import (
     noisy_image,
     red_three,
 )
-from PIL import Image
 
 from ddpo_lessons.run import checkpoint, runner
 from ddpo_lessons.run.runlog import METRICS, RunLog, read_metrics
@@ -51,27 +50,11 @@ def returning(*values: Any) -> Callable[[], Any]:
     return lambda: left.pop(0) if len(left) > 1 else left[0]
 
 
-class Unsavable:
-    """A prompt function whose state no JSON holds."""
-
-    def __call__(self) -> tuple[str, dict[str, Any]]:
-        return red_three()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": torch.zeros(3)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError("not reached")
-
-
 # ------------------------------------------------------------------- bad input, before any forward pass
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"train_batch_size": 3}, ValueError, "train_batch_size=3 does not divide the 2 samples"),
-        ({"train_gradient_accumulation_steps": 2}, ValueError, "accumulation_steps=2 does not divide"),
         ({"sample_group_size": 3}, ValueError, "sample_group_size=3 does not divide the 2 samples"),
-        ({"sample_eta": 0.0}, ValueError, "sample_eta=0"),
         ({"sample_eta": 0.02}, ValueError, "sample_eta=0.02 leaves steps with noise of 1.3e-04.* raise it"),
         ({"sample_eta": 1.5}, ValueError, "sample_eta=1.5: eta=1.5 adds more noise .* lower eta"),
         ({"sample_num_steps": 1001}, ValueError, "sample_num_steps.* of 1000 timesteps"),
@@ -149,24 +132,11 @@ def test_an_image_prompt_function_must_return_an_image(tmp_path):
         trainer.train()
 
 
-def test_pil_images_and_arrays_are_taken(tmp_path):
-    given = Image.new("L", (32, 32), 51), IMAGE.numpy()
-    seen = []
-    trainer = ImageDDPOTrainer(
-        make_config(tmp_path), brightness, returning(*[("", image, {}) for image in given]),
-        make_pipeline(), noise_strength=0.7,
-    )  # fmt: skip
-    seen = [context.image for context in trainer.contexts.draw(0).values()]
-    assert torch.allclose(seen[0], torch.full((3, 32, 32), 0.2))
-    assert torch.equal(seen[1], IMAGE)
-
-
 @pytest.mark.parametrize(
     ("reward", "prompts", "message"),
     [
         (None, red_three, "reward_function must be callable, not NoneType"),
         (brightness, "a red three", "prompt_function must be callable, not str"),
-        (brightness, Unsavable(), "what JSON holds"),
     ],
 )
 def test_functions_that_cannot_be_used(tmp_path, reward, prompts, message):
@@ -320,16 +290,6 @@ def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused
     monkeypatch.setattr(runner, "identity", as_two)
     with pytest.raises(ValueError, match="num_processes: 1 there, 2 here"):
         DDPOTrainer(config, brightness, red_three, make_pipeline())
-
-
-def test_a_checkpoint_of_another_noise_strength_is_refused(tmp_path):
-    def trainer(strength: float, resume_from: str = "") -> ImageDDPOTrainer:
-        config = make_config(tmp_path, resume_from=resume_from)
-        return ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=strength)
-
-    trainer(0.7).train()
-    with pytest.raises(ValueError, match=r"noise_strength: 0\.7 there, 1\.0 here"):
-        trainer(1.0, "latest")
 
 
 def test_a_damaged_checkpoint_is_refused_and_an_earlier_one_is_not(tmp_path):

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.text.ppo import (
     Targets,
     action_mask,
@@ -20,8 +19,6 @@ from ddpo_lessons.text.ppo import (
     text_ppo_loss,
     token_log_probs,
 )
-
-NUMBERS = st.floats(-5, 5, allow_nan=False, width=32)
 
 
 def close(actual: torch.Tensor, expected: Any, **tolerances: float) -> None:
@@ -144,61 +141,6 @@ def test_an_infinite_or_undefined_ratio_skips_without_nan_gradient(odd: float) -
 
 
 # -------------------------------------------------------------------------------------------- properties
-@st.composite
-def episodes(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
-    length = draw(st.integers(1, 8))
-    numbers = st.lists(NUMBERS, min_size=length, max_size=length)
-    return torch.tensor(draw(numbers)), torch.tensor(draw(numbers))
-
-
-@settings(deadline=None, max_examples=60)
-@given(episodes(), st.floats(0, 1, width=32))
-def test_gae_with_lambda_1_is_the_return_minus_the_value(episode: Any, gamma: float) -> None:
-    rewards, values = episode
-    advantages, _ = gae(rewards, values, gamma=gamma, lam=1.0)
-    monte_carlo = [
-        sum(gamma**later * reward for later, reward in enumerate(rewards[t:].tolist()))
-        for t in range(len(rewards))
-    ]
-    close(advantages, torch.tensor(monte_carlo) - values, atol=1e-3)
-
-
-@settings(deadline=None, max_examples=60)
-@given(episodes(), st.floats(0, 1, width=32))
-def test_gae_with_lambda_0_is_the_td_error(episode: Any, gamma: float) -> None:
-    rewards, values = episode
-    following = torch.cat([values[1:], torch.zeros(1)])
-    advantages, _ = gae(rewards, values, gamma=gamma, lam=0.0)
-    close(advantages, rewards + gamma * following - values, atol=1e-3)
-
-
-@settings(deadline=None, max_examples=60)
-@given(episodes(), st.integers(0, 4), st.integers(0, 4), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
-def test_padding_changes_no_advantage(episode: Any, left: int, right: int, lam: float) -> None:
-    rewards, values = episode
-    places = slice(left, left + len(rewards))
-
-    def pad(row: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.full((left,), math.nan), row, torch.full((right,), math.inf)])
-
-    mask = pad(torch.ones_like(rewards)) == 1
-    plain, padded = gae(rewards, values, lam=lam), gae(pad(rewards), pad(values), lam=lam, mask=mask)
-    for short, long in zip(plain, padded, strict=True):
-        close(long[places], short)
-        assert long[~mask].abs().sum() == 0
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(-1000, 1000), min_size=3, max_size=20, unique=True),
-    st.integers(-1000, 1000),
-    st.floats(0.5, 100),
-)
-def test_whitening_is_shift_and_scale_free(numbers: list[int], shift: int, scale: float) -> None:
-    values = torch.tensor(numbers, dtype=torch.float64)
-    close(masked_whiten(scale * values + shift), masked_whiten(values), atol=1e-6)
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
 def test_padding_changes_no_loss(left: int, right: int, query: int, response: int, seed: int) -> None:
