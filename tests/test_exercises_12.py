@@ -56,7 +56,6 @@ RIGHT = [
     (1, f"purse // {EACH} // batch * batch"),
     (1, f"float(batch * math.floor(purse / {EACH} / batch))"),
     (1, f"purse // {EACH} - purse // {EACH} % batch"),
-    (2, SORTED_IN_PLACE),  # what it does to its record must not reach the answers after it
     (2, LOOP),
     (2, TENSORS),
     (2, f"sorted({ALLOWED}, key=lambda p: (-p[1], p[0]))[0][0]"),
@@ -79,6 +78,7 @@ WRONG = [
     (1, f"math.ceil(purse / ({EACH} * batch)) * batch", "not paid for"),
     (1, f"(purse // ({EACH} * batch) + 1) * batch", "not paid for"),
     (1, "math.nan", "whole epochs"),
+    (2, SORTED_IN_PLACE, "work on copies"),
     (2, "max(record, key=lambda p: p[1])[0]", "hacked"),
     (2, f"{ALLOWED}[-1][0]", "last point"),
     (2, "next((a for a, b in zip(record, record[1:]) if b[2] < share * record[0][2]), record[-1])[0]",
