@@ -73,6 +73,13 @@ def test_a_script_s_run_does_not_name_its_reward(tmp_path):
         ("num_epochs: [", "is neither JSON nor YAML"),
         ("- 1", "holds no settings: write lines such as `num_epochs: 5`"),
         ("num_epochs: ten", "num-epochs"),
+        ("seed: 1\n\tlr: 2", "is neither JSON nor YAML: line 2: found character '\\\\t' that cannot start"),
+        ("mixed_precision: no", 'mixed_precision reads as false: write it in quotes, as "no"'),
+        ("dry_run: maybe", "dry_run is 'maybe': write true or false"),
+        ("prompt: [a, b]", "prompt is a list, where one value belongs"),
+        ("config: other.yaml", "'config', which is no setting"),
+        ('{"run": 5}', "is damaged: 'run' is not what a run writes"),
+        ('{"run": {"reward": 3}}', "is damaged: 'run' is not what a run writes"),
         (None, "is not a file: give the config.json of a run, or YAML"),
     ],
 )

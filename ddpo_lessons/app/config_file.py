@@ -9,7 +9,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -19,7 +19,9 @@ from ddpo_lessons.config import RUN, DDPOConfig
 
 # Of a run's config.json: what says where that run lies and how it was continued.
 _PLACES = {"output_dir", "logdir", "run_name", "exp_name", "resume_from", "resume_anyway", "overwrite"}
-FLAGS = {spec.name for spec in dataclasses.fields(Train)} - {"basic", "advanced"}
+_KINDS = {**get_type_hints(Train), **get_type_hints(DDPOConfig)}
+_LISTS = ("reward", "judge", "damage", "severity", "train_lora_target_modules")
+FLAGS = {spec.name for spec in dataclasses.fields(Train)} - {"basic", "advanced", "config"}
 FIELDS = {spec.name for spec in dataclasses.fields(DDPOConfig)}
 
 
@@ -42,16 +44,33 @@ def expand(words: Sequence[str]) -> list[str]:
 def _words(path: Path, given: Sequence[str]) -> list[str]:
     values = _read(path)
     if RUN in values:
-        values = _of_run(path, values, given)
-    for name in values:
+        try:
+            values = _of_run(path, values, given)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"--config {path} is damaged: {RUN!r} is not what a run writes") from error
+    for name, value in values.items():
         if name not in FLAGS | FIELDS:
             close = difflib.get_close_matches(str(name), [*FLAGS, *FIELDS], n=1)
             hint = f": perhaps you meant `{close[0]}`" if close else ": use the names of train's flags"
             raise ValueError(f"--config {path} has {name!r}, which is no setting{hint}")
+        if value is not None:
+            _check_kind(path, name, value)
     flags = {word.partition("=")[0] for word in given}
     if flags & {"--prompt", "--prompts", "--images"}:  # one of them replaces any other
         values = {n: v for n, v in values.items() if n not in ("prompt", "prompts")}
     return [word for name, value in values.items() if value is not None for word in _written(name, value)]
+
+
+def _check_kind(path: Path, name: str, value: Any) -> None:
+    """Refuse values that would be other words than were meant: YAML reads `no` as false."""
+    if isinstance(value, bool) and _KINDS[name] is not bool:
+        raise ValueError(
+            f'--config {path}: {name} reads as {str(value).lower()}: write it in quotes, as "no"'
+        )
+    if _KINDS[name] is bool and not isinstance(value, bool):
+        raise ValueError(f"--config {path}: {name} is {value!r}: write true or false")
+    if isinstance(value, list) and name not in _LISTS:
+        raise ValueError(f"--config {path}: {name} is a list, where one value belongs")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -60,9 +79,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"--config {path} is neither JSON nor YAML: {' '.join(str(error).split())}"
-        ) from error
+        reason = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            reason = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise ValueError(f"--config {path} is neither JSON nor YAML: {reason}") from error
     if not isinstance(values, dict):
         raise ValueError(f"--config {path} holds no settings: write lines such as `num_epochs: 5`")
     return values
