@@ -131,6 +131,9 @@ def _plain(message: str) -> str:
         found = re.findall(r"(?:^|\) )(--[\w-]+)(?:, (?!--no-)(--[\w-]+))?", unknown[2])
         flags = ", ".join(long or first for first, long in found)
         return f"there is no {unknown[1].replace(', ', ' ')}: perhaps {flags}; --help has all flags"
+    stray = re.match(r"Unrecognized options: (.*?) For full helptext", message)
+    if stray is not None:
+        return f"{stray[1]} belongs to no flag: --help has all; a switch such as --overwrite takes no value"
     message = re.sub(r" Argument helptext: .*?(?= For full helptext|$)", ".", message)
     choice = re.match(r"invalid choice '(.*?)' for argument '(.*?)'. Expected one of \((.*?)\)", message)
     if choice is None:

@@ -17,6 +17,7 @@ from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.images import grid_bytes_per_pixel
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
+from ddpo_lessons.run.runlog import claim
 from ddpo_lessons.run.runner import SHOWN_IMAGES
 
 
@@ -27,8 +28,12 @@ def say(text: str) -> None:
 
 
 def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
-    """Return this process's settings, cut to the memory that was named; a ValueError if nothing fits."""
+    """Return this process's settings, cut to the memory that was named.
+
+    Raises ValueError if nothing fits, or the run's folder holds another run.
+    """
     config, processes = arguments.make_config(preset), world_size()
+    claim(config)
     if processes > 1:
         plan = config.epoch_plan(num_timesteps=1, num_processes=processes)
         say(

@@ -163,8 +163,9 @@ def _check_outputs(folder: Path, jobs: Sequence[Job], overwrite: bool) -> None:
     for job in jobs:
         if (folder / job.name).resolve() in inputs:
             raise ValueError(f"{folder / job.name} is an input: choose another --output-dir")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output-dir {folder} is a file: choose another one")
+    for place in (folder, *folder.parents):
+        if place.is_file():
+            raise ValueError(f"--output-dir {folder}: {place} is a file; choose another folder")
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"--output-dir {folder} holds files already: choose another one, or give --overwrite to replace "
