@@ -667,6 +667,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", "--output-dir", "PHOTOS/a.png", "--dry-run"], "is a file: choose another --output-dir"),
         (["train", "--dry-run=true"], "true belongs to no flag: --help has all; a switch such as"),
         (["sample", "--prompt", "x", "--output-dir", "PHOTOS/a.png/b"], "PHOTOS/a.png is a file; choose"),
+        (["demo", "--output-dir", "PHOTOS/a.png"], "PHOTOS/a.png is a file; choose another folder"),
         (["sample", "--run", "PHOTOS"], "holds no config.json"),
         (["sample", "--run", "PHOTOS", "--lora", "PHOTOS"], LORA_FILE),
         (["sample", "--images", "PHOTOS", "--output-dir", "PHOTOS"], "is an input"),

@@ -73,6 +73,9 @@ def test_a_long_run_shows_its_first_and_last_grid_and_some_between(tmp_path):
 def test_command_writes_the_page_or_says_what_is_missing(runs, tmp_path, capsys):
     assert main(["report", *map(str, runs)]) == 0
     assert (runs[0] / "report.html").is_file()
+    for output in (tmp_path, tmp_path / "no" / "page.html"):
+        assert main(["report", str(runs[0]), "--output", str(output)]) == 2
+        assert "name a page in a folder that is there, such as report.html" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no config.json: give the folder of a run" in capsys.readouterr().err
 

@@ -151,7 +151,8 @@ def describe(
     hours = ", ".join(_hours(paper, config))
     smaller = " as it is: --gpu-memory GB cuts its passes" if arguments.gpu_memory is None else ""
     hours = hours.replace("does not fit", f"does not fit{smaller}", 1)
-    yield f"hours: {hours}; on paper, without the reward; others: not measured"
+    other = "any other device: train's bar says it after an epoch"
+    yield f"hours: {hours}; on paper, without the reward; {other}"
     yield _disk(config, paper)
 
 

@@ -131,6 +131,9 @@ class Demo:
             if (number := getattr(self, name)) < least:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} {number}: use a whole number of at least {least}")
+        for place in (self.output_dir, *self.output_dir.parents):
+            if place.is_file():  # found out after minutes otherwise
+                raise ValueError(f"--output-dir {self.output_dir}: {place} is a file; choose another folder")
 
 
 @dataclass

@@ -59,6 +59,8 @@ def run(arguments: Report) -> int:
     """Write the page, and say where it is."""
     runs = [read(folder) for folder in arguments.runs]
     path = arguments.output or arguments.runs[0] / FILE
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"--output {path}: name a page in a folder that is there, such as {FILE}")
     write(path, runs)
     print(f"{path}: open it in a browser")
     return 0
