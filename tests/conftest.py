@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 gc.disable()  # until all is imported: what torch and transformers make stays, and would be searched each time
 
 
