@@ -94,6 +94,7 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path):
         ("clip_score=", "after = stands the weight"),
         ("clip_score=1,clip_score@openai/clip=2", "names clip_score twice"),
         ("my.py:", "write FILE.py:FUNCTION"),
+        ("my.py", "my.py names no function of the file: write my.py:FUNCTION"),
         (":red", "write FILE.py:FUNCTION"),
         ("my.py:red()", "write FILE.py:FUNCTION"),
         ("colourfulness@openai/clip", "write colourfulness alone, since it asks no model"),

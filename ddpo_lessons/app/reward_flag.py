@@ -92,7 +92,7 @@ def parse(text: str) -> tuple[Term, ...]:
     try:
         terms = tuple(_term(part.strip()) for part in text.split(","))
     except ValueError as error:
-        if not re.search(r"[/\\]|\.py\b", text):
+        if not (re.search(r"[/\\]|\.py\b", text) and re.search("[,=@]", text)):
             raise
         raise ValueError(f"{error}. If a path holds , = or @, rename it or link to it") from error
     names = [term.name for term in terms]
@@ -115,6 +115,8 @@ def _term(part: str) -> Term:
         if not place or not function.isidentifier():
             raise ValueError(f"--reward {text}: write FILE.py:FUNCTION or MODULE:FUNCTION")
         return Term(function, weight, place)
+    if text.endswith(".py"):
+        raise ValueError(f"--reward {text} names no function of the file: write {text}:FUNCTION")
     _check_name(text)
     return Term(text, weight)
 
