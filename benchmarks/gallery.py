@@ -61,7 +61,7 @@ SECTIONS = {
             ("", "“a fox by Noto on an orange background”, no training", {"method": "more words"}),
         ),
     ),
-    "small": _paper("compressibility", "kB", kilobytes, "“by Noto” and “green”, 6 steps, no training"),
+    "small": _paper("compressibility", "kB", kilobytes, "“by Noto” and “green”, no training"),
     "large": _paper("incompressibility", "kB", kilobytes, "“by Twemoji”, “yellow”, guidance 3, no training"),
     "taste": _paper("taste", "taste", two, "“by Fluent”, “orange”, guidance 3, no training"),
     "red": Section(
