@@ -77,6 +77,11 @@ def test_every_image_is_drawn_with_its_label(zoo):
         assert set(metadata) == {"id", "image", "label"}
 
 
+def test_a_size_without_pixels_is_refused(zoo):
+    with pytest.raises(ValueError, match="size=0: give the side of the square in pixels"):
+        folders.ImagePrompts(folders.find_images(zoo), "an animal", 0, seed=3)
+
+
 def test_folders_named_after_digits_give_the_digit(tmp_path):
     for name in ("three", "seven"):
         write(tmp_path / name / "a.png")

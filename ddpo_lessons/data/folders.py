@@ -355,6 +355,8 @@ class ImagePrompts(PromptSampler):
         damages: Sequence[str] = (),
         severities: Sequence[int] = (1, 2, 3, 4, 5),
     ) -> None:
+        if size < 1:
+            raise ValueError(f"size={size}: give the side of the square in pixels, at least 1")
         super().__init__(self._draw_image, seed)
         self.images, self.prompt, self.size = images, prompt, size
         self.damages, self.severities = damages, severities
