@@ -144,7 +144,12 @@ def lesson_table(times: Row) -> str:
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-SECOND = {"taste": ("persona", ".2f"), "edit": ("second judge", ".1%")}  # title and form, of equal_terms.csv
+PERSONA = "persona", ".2f"
+SECOND = {
+    "taste": PERSONA,
+    "few": PERSONA,
+    "edit": ("second judge", ".1%"),
+}  # title and form, of equal_terms.csv
 
 
 def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
@@ -226,8 +231,8 @@ def guide_table() -> str:
         rows = [row for row in read(f"{EQUAL}.csv") if (row["task"], row["method"]) == (task, method)]
         return [row for row in rows if int(row["queries"]) == length]
 
-    def taste(*methods: str) -> str:
-        found = {method: mean(at_the_end("taste", method), "reward") for method in methods}
+    def taste(*methods: str, task: str = "taste") -> str:
+        found = {method: mean(at_the_end(task, method), "reward") for method in methods}
         return ", ".join(f"{method} {reward:.2f}" for method, reward in found.items())
 
     def edit(method: str) -> str:
@@ -244,7 +249,9 @@ def guide_table() -> str:
          f"confetti: branching {rl} after 34,816 queries (no other ran so long); after 1,024 "
          f"{edit('branching')}, {edit('AWM, visited states').replace(', visited', ' at visited')}; a setting "
          f"{float(turned['judge']):.0%} without any"],
-        ["AWM, PEPG or NFT; look at a judge often", f"taste: {taste('AWM', 'PEPG', 'DiffusionNFT', 'DDPO')}"],
+        ["AWM, PEPG or NFT; look at a judge often",
+         f"taste: {taste('AWM', 'PEPG', 'DiffusionNFT', 'DDPO')}; with 128 queries "
+         f"{taste('AWM', 'DDPO', 'DiffusionNFT', 'PEPG', task='few')}"],
     ]  # fmt: skip
     return table(["answer", "what it rests on"], "ll", rows)
 
@@ -421,7 +428,11 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "equal-results": lambda: results_table(read(f"{EQUAL}.csv"), read(f"{EQUAL}_untrained.csv")),
     **{
         name: lambda task=task: search_table(task, read(f"{EQUAL}_search.csv"))
-        for name, task in (("equal-search", "taste"), ("equal-search-edit", "edit"))
+        for name, task in (
+            ("equal-search", "taste"),
+            ("equal-search-few", "few"),
+            ("equal-search-edit", "edit"),
+        )
     },
     "torture": lambda: torture_table(read("tests/torture/counts.json")),
     "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
