@@ -145,11 +145,8 @@ def lesson_table(times: Row) -> str:
 
 
 PERSONA = "persona", ".2f"
-SECOND = {
-    "taste": PERSONA,
-    "few": PERSONA,
-    "edit": ("second judge", ".1%"),
-}  # title and form, of equal_terms.csv
+# Title and form of equal_terms.csv's second judge, by task.
+SECOND = {"taste": PERSONA, "few": PERSONA, "edit": ("second judge", ".1%")}
 
 
 def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:

@@ -11,7 +11,7 @@ gc.disable()  # until all is imported: what torch and transformers make stays, a
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of every search for garbage what was imported: a quarter of the tests' time went there."""
+    """Leave out of every search for garbage what was imported, which took much of the tests' time."""
     gc.freeze()
     gc.set_threshold(5_000)
     gc.enable()
