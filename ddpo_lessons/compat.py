@@ -269,7 +269,7 @@ class _ImageddpoStart(FromImages):
         return {**super().identity(), "start": "images, as by imageddpo"}
 
     def count_train_timesteps(self, num_actions: int, config: config.DDPOConfig) -> int:
-        count = min(int(config.sample_num_steps * config.train_timestep_fraction + 1e-6), num_actions)
+        count = min(int(config.sample_num_steps * config.train_timestep_fraction), num_actions)
         return count or super().count_train_timesteps(num_actions, config)  # which says what is wrong
 
     def prompts(self, contexts: Sequence[Context], config: config.DDPOConfig) -> list[str]:

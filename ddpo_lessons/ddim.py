@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import torch
 from diffusers import DDIMScheduler
 
+PREDICTIONS = ("epsilon", "sample", "v_prediction")  # what a network may be trained to predict
+
 
 class DDIMStep(NamedTuple):
     """One denoising step: its outcome, the log-probability of that, and the Gaussian behind it."""
@@ -73,7 +75,8 @@ class DDIMSchedule:
         self.scheduler, self.eta = scheduler, eta
         self.stds = coefficients[3]
         # NaN at every timestep that is not run: a wrong one cannot pass for a right one.
-        table = torch.full((4, scheduler.config.num_train_timesteps), math.nan)
+        shape = (4, scheduler.config.num_train_timesteps)
+        table = torch.full(shape, math.nan, dtype=torch.float32)
         table[:, timesteps.cpu()] = coefficients
         self._table = table.to(device)
         self.timesteps, self.first_timestep = timesteps.to(device), int(timesteps[0])
@@ -127,7 +130,12 @@ def _coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float)
     if not isinstance(scheduler, DDIMScheduler):
         raise TypeError(
             f"scheduler is a {type(scheduler).__name__}, but the step's density is known for DDIM "
-            "only; use pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)"
+            "only; use pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, "
+            "clip_sample=False)"
+        )
+    if scheduler.config.prediction_type not in PREDICTIONS:
+        raise ValueError(
+            f"prediction_type={scheduler.config.prediction_type!r} is unknown; use one of {PREDICTIONS}"
         )
     if not (math.isfinite(eta) and eta > 0):
         raise ValueError(
@@ -249,9 +257,7 @@ def predict_x0_and_noise(
             x0 = signal * sample - sigma * model_output
             noise = signal * model_output + sigma * sample
         case unknown:
-            raise ValueError(
-                f"prediction_type={unknown!r} is unknown; use 'epsilon', 'sample' or 'v_prediction'"
-            )
+            raise ValueError(f"prediction_type={unknown!r} is unknown; use one of {PREDICTIONS}")
     # As in the scheduler, only x0 is limited; the noise stays what the model said.
     if scheduler.config.thresholding:
         x0 = scheduler._threshold_sample(x0)

@@ -313,5 +313,18 @@ def test_predictions_that_would_divide_by_zero_are_refused() -> None:
 
 
 def test_unknown_prediction_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="prediction_type='flow'"):
-        take(make_scheduler(prediction_type="flow"))
+    scheduler = make_scheduler(prediction_type="flow")
+    with pytest.raises(ValueError, match="prediction_type='flow'"):  # before the network is called
+        DDIMSchedule(scheduler, scheduler.timesteps)
+
+
+def test_the_table_is_float32_whatever_torch_s_default_is() -> None:
+    scheduler = make_scheduler()
+    expected = DDIMSchedule(scheduler, scheduler.timesteps)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = DDIMSchedule(scheduler, scheduler.timesteps)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found._table.dtype == torch.float32
+    torch.testing.assert_close(found._table, expected._table, equal_nan=True, rtol=0, atol=0)

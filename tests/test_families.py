@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    DDPMScheduler,
     EDMEulerScheduler,
     EulerDiscreteScheduler,
+    HeunDiscreteScheduler,
+    KDPM2DiscreteScheduler,
+    LCMScheduler,
+    PNDMScheduler,
     StableDiffusionInpaintPipeline,
     StableDiffusionXLImg2ImgPipeline,
     StableDiffusionXLPipeline,
+    TCDScheduler,
+    UniPCMultistepScheduler,
 )
 from helpers import (
     PROMPTS,
@@ -33,7 +40,7 @@ from helpers import (
 from ddpo_lessons.app import cli
 from ddpo_lessons.families import FAMILIES, Family, family_of, load_pipeline
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.families.stable_diffusion import StableDiffusion
+from ddpo_lessons.families.stable_diffusion import StableDiffusion, ddim_scheduler
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
 from ddpo_lessons.rollout import Trajectory, img2img_rollout, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
@@ -338,6 +345,33 @@ def test_schedulers_without_betas_are_refused(make):
     pipeline.scheduler = EDMEulerScheduler()
     with pytest.raises(TypeError, match="EDMEulerScheduler has no betas"):
         family_of(pipeline)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of numpy, in diffusers
+@pytest.mark.parametrize(
+    "kind", [LCMScheduler, TCDScheduler, HeunDiscreteScheduler, KDPM2DiscreteScheduler, PNDMScheduler]
+)
+def test_ddim_takes_the_noise_schedule_of_a_scheduler_s_defaults(kind):
+    scheduler = kind()
+    found = ddim_scheduler(scheduler)
+    torch.testing.assert_close(found.alphas_cumprod, scheduler.alphas_cumprod)
+    assert found.config.clip_sample is False
+    assert found.replaced is scheduler
+
+
+def test_the_usual_line_for_lcm_on_a_model_of_euler_clips_nothing():
+    """Betas by hand: 0.00085 and 0.012 are Stable Diffusion's; Euler's config says nothing of clipping."""
+    of_sd = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+    euler = EulerDiscreteScheduler(**of_sd, prediction_type="v_prediction")
+    found = ddim_scheduler(LCMScheduler.from_config(euler.config))
+    assert found.betas[[0, -1]].tolist() == pytest.approx([0.00085, 0.012])
+    assert (found.config.clip_sample, found.config.prediction_type) == (False, "v_prediction")
+    assert ddim_scheduler(DDPMScheduler()).config.clip_sample is True  # which clips, as its config says
+
+
+def test_a_solver_that_is_set_to_flow_steps_is_refused():
+    with pytest.raises(TypeError, match="UniPCMultistepScheduler has no betas"):
+        ddim_scheduler(UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction"))
 
 
 def test_the_command_line_trains_and_samples_it(tmp_path, capsys):

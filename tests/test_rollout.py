@@ -1,11 +1,24 @@
 import math
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from diffusers import StableDiffusionImg2ImgPipeline
-from helpers import counted_passes, ddim_step, make_pipeline
+from diffusers import (
+    FluxImg2ImgPipeline,
+    StableDiffusion3Img2ImgPipeline,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+)
+from helpers import (
+    counted_passes,
+    ddim_step,
+    make_flux_pipeline,
+    make_pipeline,
+    make_sd3_pipeline,
+    make_xl_pipeline,
+)
 
 from ddpo_lessons.families import family_of
 from ddpo_lessons.families.stable_diffusion import decode, encode, make_schedule
@@ -149,7 +162,7 @@ def test_joining_guided_and_unguided_batches_keeps_what_each_predicts():
 
 # -------------------------------------------------------------------------------------------- schedule
 @pytest.mark.parametrize(
-    ("num_steps", "strength", "expected"), [(10, 0.8, 8), (50, 0.58, 29), (50, 0.2, 10), (7, 1.0, 7)]
+    ("num_steps", "strength", "expected"), [(10, 0.8, 8), (50, 0.58, 28), (50, 0.2, 10), (7, 1.0, 7)]
 )
 def test_noise_strength_decides_the_steps(num_steps, strength, expected):
     scheduler = make_pipeline().scheduler
@@ -157,6 +170,28 @@ def test_noise_strength_decides_the_steps(num_steps, strength, expected):
     assert len(steps) == expected
     assert torch.equal(steps, scheduler.timesteps[-expected:])
     assert scheduler.num_inference_steps == num_steps
+
+
+@pytest.mark.parametrize(
+    ("make", "plain"),
+    [
+        (make_pipeline, StableDiffusionImg2ImgPipeline),
+        (make_xl_pipeline, StableDiffusionXLImg2ImgPipeline),
+        (make_sd3_pipeline, StableDiffusion3Img2ImgPipeline),
+        (make_flux_pipeline, FluxImg2ImgPipeline),
+    ],
+)
+def test_img2img_runs_the_steps_of_diffusers(make, plain):
+    """All strengths of two digits; the product's rounding decides at 50 x 0.58 or, for flow models, 0.56."""
+    family, size = family_of(make()), (32, 32)
+    for num_steps in (10, 25, 50, 90, 100):
+        for percent in range(100 // num_steps + 1, 101):
+            strength = percent / 100
+            schedule = family.schedule(num_steps, strength, size=size)
+            stand_in = SimpleNamespace(scheduler=family.pipeline.scheduler)
+            expected, count = plain.get_timesteps(stand_in, num_steps, strength, "cpu")
+            assert len(schedule.timesteps) == count, (num_steps, strength)
+            torch.testing.assert_close(schedule.timesteps, expected[:count], rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_steps", [50, 61, 103, 998])
@@ -185,8 +220,19 @@ def test_noise_strength_outside_its_range_is_refused(strength):
 
 
 def test_noise_strength_that_runs_no_step_names_the_least_that_does():
-    with pytest.raises(ValueError, match=r"runs no step: use a noise_strength of at least 0\.1"):
+    with pytest.raises(ValueError, match=r"runs no step: use a noise_strength of at least 0\.1, or"):
         make_schedule(make_pipeline().scheduler, 10, 0.09)
+    with pytest.raises(ValueError, match=r"runs no step: use a noise_strength of at least 0\.021, or"):
+        make_schedule(make_pipeline().scheduler, 49, 0.02)  # 1 / 49 = 0.0204 is the least
+    assert len(make_schedule(make_pipeline().scheduler, 49, 0.021)) == 1
+
+
+def test_a_schedule_that_begins_after_the_last_trained_timestep_is_refused():
+    """Stable Diffusion 1.5's own scheduler: 1000 steps are timesteps 1 to 1000, and there are 0 to 999."""
+    pipeline = make_pipeline(timestep_spacing="leading", steps_offset=1, beta_schedule="scaled_linear")
+    assert make_schedule(pipeline.scheduler, 999)[0] == 999
+    with pytest.raises(ValueError, match=r"1000 steps \(sample_num_steps\).*steps_offset=1 begin at .* 1000"):
+        make_schedule(pipeline.scheduler, 1000)
 
 
 def test_a_deterministic_last_step_is_run_but_not_recorded():

@@ -238,39 +238,71 @@ def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) ->
     return torch.tensor(padded.input_ids)
 
 
-def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
-    """Make the DDIM scheduler with the noise schedule of another one.
+# What a scheduler's config says of the model: how noise was added in its training, and what it predicts.
+OF_THE_MODEL = (
+    "num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas",
+    "rescale_betas_zero_snr", "prediction_type",
+)  # fmt: skip
 
-    It clips predictions only where the other one says so: DDIM's default, [-1, 1], is that of pixels. Raises
-    TypeError if the other one has no betas, as those of flow matching and EDM: DDIM would take its own.
+
+def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
+    """Make the DDIM scheduler with the noise schedule of another one, which stays in its `replaced`.
+
+    diffusers' `from_config` gives what the other one has by default DDIM's own default: other betas than
+    those of LCM, TCD, Heun and KDPM2. Here what describes the model is copied either way. Predictions are
+    clipped only where the other scheduler clips them, because DDIM's default of [-1, 1] is meant for pixels.
+    Raises TypeError if the other one has no betas, as those of flow matching and EDM, because DDIM would then
+    take its own.
     """
-    if "beta_schedule" not in scheduler.config:
+    config = scheduler.config
+    if "beta_schedule" not in config or config.get("use_flow_sigmas"):
         raise TypeError(
             f"a {type(scheduler).__name__} has no betas, so DDIM cannot take its steps: use a model that was "
             "trained with a DDPM schedule"
         )
-    return DDIMScheduler.from_config({"clip_sample": False, **scheduler.config})
+    copied = {name: config[name] for name in OF_THE_MODEL if name in config}
+    ddim = DDIMScheduler.from_config(config, clip_sample=config.get("clip_sample", False), **copied)
+    ddim.replaced = scheduler
+    return ddim
 
 
-def make_schedule(
-    scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0, **levels: Any
-) -> torch.Tensor:
+def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0) -> torch.Tensor:
     """Set the scheduler and return the timesteps (T,) that a rollout takes, decreasing.
 
-    `noise_strength` is the share of the schedule of `num_steps` that is run, from its noisy end cut off; 1
-    runs it all and int(num_steps * noise_strength) steps are run otherwise, as in diffusers' img2img.
-    `levels` are what else the scheduler is to be told. Raises ValueError if noise_strength is outside (0, 1]
-    or leaves no step, or there are more steps than timesteps.
+    `noise_strength` is the fraction of the schedule of `num_steps` that is run, without its noisy beginning;
+    1 runs all of it, and less runs int(num_steps * noise_strength) steps, as diffusers' img2img pipelines do.
+    They do not correct the rounding of the product, so 50 * 0.58 = 28.999... runs 28 steps. Raises ValueError
+    if noise_strength is outside (0, 1] or leaves no step, or there are more steps than timesteps.
     """
-    if not 0 < noise_strength <= 1:
-        raise ValueError(f"noise_strength={noise_strength} must lie in (0, 1]")
-    # 1e-6 keeps 50 * 0.58 = 28.999... from losing the step that it names
-    steps = int(num_steps * noise_strength + 1e-6)
+    check_strength(noise_strength)
+    steps = int(num_steps * noise_strength)
     if steps == 0:
+        least = next(n / 1000 for n in range(1, 1001) if int(num_steps * (n / 1000)) > 0)
         raise ValueError(
             f"noise_strength={noise_strength} with {num_steps} steps runs no step: "
-            f"use a noise_strength of at least {1 / num_steps:.3g}, or more steps"
+            f"use a noise_strength of at least {least:g}, or more steps"
         )
+    timesteps = set_steps(scheduler, num_steps)[num_steps - steps :]
+    if (limit := scheduler.config.num_train_timesteps) <= timesteps[0]:
+        raise ValueError(
+            f"{num_steps} steps (sample_num_steps) with the scheduler's steps_offset="
+            f"{scheduler.config.steps_offset} begin at timestep {timesteps[0]}, but the model was trained up "
+            f"to {limit - 1}: take fewer"
+        )
+    return timesteps
+
+
+def check_strength(noise_strength: float) -> None:
+    """Refuse a noise_strength outside (0, 1] with a ValueError."""
+    if not 0 < noise_strength <= 1:
+        raise ValueError(f"noise_strength={noise_strength} must lie in (0, 1]")
+
+
+def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
+    """Set a scheduler and return its timesteps (num_steps,), decreasing; a ValueError if it has fewer.
+
+    `levels` are what else `set_timesteps` is given.
+    """
     if num_steps > scheduler.config.num_train_timesteps:
         raise ValueError(
             f"{num_steps} steps (sample_num_steps) of a schedule of {scheduler.config.num_train_timesteps} "
@@ -278,7 +310,7 @@ def make_schedule(
         )
     scheduler.set_timesteps(num_steps, **levels)  # on the CPU: a step looks its numbers up there
     # Trailing spacing may round to one timestep too many at the end (-1): count from the start.
-    return scheduler.timesteps[num_steps - steps : num_steps]
+    return scheduler.timesteps[:num_steps]
 
 
 @torch.no_grad()

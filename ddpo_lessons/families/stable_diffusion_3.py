@@ -3,7 +3,6 @@
 Source: Esser et al. 2024, arXiv 2403.03206, sections 4 and 5.3.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
-from ddpo_lessons.families.stable_diffusion import StableDiffusion, make_schedule, tokenize
+from ddpo_lessons.families.stable_diffusion import StableDiffusion, check_strength, set_steps, tokenize
 from ddpo_lessons.flow import FlowSchedule
 
 T5_TOKENS = 256  # diffusers' default, max_sequence_length
@@ -114,14 +113,13 @@ class StableDiffusion3(StableDiffusion):
     ) -> FlowSchedule:
         """Set the scheduler and work out the steps that are run; `eta` is the noise level of their SDE.
 
-        Where strength times steps is not whole, they are one more, as in diffusers' img2img of this model.
+        The steps that are left out are int(num_steps - num_steps * noise_strength), as diffusers' img2img
+        pipeline of this model counts them: where the product is not whole, one more step is run.
         """
+        check_strength(noise_strength)
         scheduler = self.pipeline.scheduler
-        if 0 < noise_strength <= 1:
-            noise_strength = math.ceil(num_steps * noise_strength - 1e-6) / num_steps
-        levels = self._noise_levels(num_steps, size)
-        steps = len(make_schedule(scheduler, num_steps, noise_strength, **levels))
-        sigmas = scheduler.sigmas[num_steps - steps :]  # (steps + 1,)
+        set_steps(scheduler, num_steps, **self._noise_levels(num_steps, size))
+        sigmas = scheduler.sigmas[int(num_steps - num_steps * noise_strength) :]  # (steps + 1,)
         return FlowSchedule(sigmas, eta, self.denoiser.device, num_train_timesteps=self.num_train_timesteps)
 
     def _noise_levels(self, num_steps: int, size: tuple[int, int] | None) -> dict[str, Any]:
