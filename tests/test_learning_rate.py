@@ -5,8 +5,9 @@ import torch
 from diffusers.optimization import get_scheduler
 from helpers import brightness, make_config, make_pipeline, red_three
 
+from ddpo_lessons import compat
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.run.learner import learning_rates
+from ddpo_lessons.run.learner import learning_rate
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
 
@@ -27,11 +28,10 @@ def test_rates_are_those_of_a_scheduler_that_is_stepped(name, warmup, theirs):
     config = DDPOConfig(
         train_learning_rate=0.3, train_learning_rate_schedule=name, train_learning_rate_warmup_steps=warmup
     )
-    rates = learning_rates(config, 8)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=warmup, num_training_steps=8)
     for step in range(8):
-        assert rates(step) == pytest.approx(optimizer.param_groups[0]["lr"])
+        assert learning_rate(config, step, 8) == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
 
@@ -40,8 +40,8 @@ def test_by_hand():
     config = DDPOConfig(
         train_learning_rate=1.0, train_learning_rate_schedule="linear", train_learning_rate_warmup_steps=2
     )
-    rates = learning_rates(config, 6)
-    assert [rates(step) for step in range(6)] == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
+    rates = [learning_rate(config, step, 6) for step in range(6)]
+    assert rates == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
 
 
 def test_a_resumed_run_is_on_the_curve(tmp_path):
@@ -65,6 +65,20 @@ def test_a_resumed_run_is_on_the_curve(tmp_path):
     )
     assert found == expected
     assert [lr for lr, _ in found] == pytest.approx([1e-3, 8.5355e-4, 5e-4, 1.4645e-4], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("linear", [1e-3, 7.5e-4, 5e-4, 2.5e-4]), ("cosine", [1e-3, 8.5355e-4, 5e-4, 1.4645e-4])],
+)
+def test_the_curve_is_that_of_the_epochs_that_are_asked_for_last(tmp_path, kind, expected):
+    """TRL's `train(epochs)`, and `num_epochs` of a trainer that is there: of 2 epochs, or of 8, become 4."""
+    for first in (2, 8):
+        config = make_config(tmp_path / f"{first}", num_epochs=first, train_learning_rate_schedule=kind)
+        trainer = compat.DDPOTrainer(config, brightness, red_three, make_pipeline())
+        trainer.train(epochs=4)
+        found = [record["lr"] for record in read_metrics(config.run_dir, "step")]
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_schedule_that_does_not_exist_is_refused():

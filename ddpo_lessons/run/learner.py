@@ -32,7 +32,8 @@ class Learner:
     Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `keeps_start` keeps
     the weights before training, where they are not what the denoiser is without its adapter and will be asked
     for, `keeps_old` those of an older policy, at first the new one's. `on_step` is called after every
-    optimizer step with its record; the learning rate follows the `num_steps` of the whole run.
+    optimizer step with its record; the learning rate follows a curve over all of the config's epochs, each of
+    `steps_per_epoch`.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Learner:
         keeps_start: bool,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
         on_step: Callable[[dict[str, float]], None],
-        num_steps: int,
+        steps_per_epoch: int,
         keeps_old: bool = False,
     ) -> None:
         self.config, self.accelerator, averages = config, accelerator, config.train_ema_decay > 0
@@ -57,7 +58,7 @@ class Learner:
         self.old: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_old else {}
         self.start: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_start else {}
         self.average: Weights = {n: p.detach().clone() for n, p in trainable.items()} if averages else {}
-        self._learning_rate = learning_rates(config, num_steps)
+        self.steps_per_epoch = steps_per_epoch
         self.skipped_in_a_row = 0
         self._compared: set[Any] = set()  # shapes whose compiled gradients are right
 
@@ -173,8 +174,9 @@ class Learner:
                     value, group_stats = loss(self.denoiser, group)
                 self.accelerator.backward(value * share)
             stats.append({"loss": value.detach(), **group_stats})
+        num_steps = self.config.num_epochs * self.steps_per_epoch  # which may have changed since the start
         for parameters in self.optimizer.param_groups:
-            parameters["lr"] = self._learning_rate(self.steps_done)
+            parameters["lr"] = learning_rate(self.config, self.steps_done, num_steps)
         weights = list(self.trainable.values())
         grad_norm = whole(self.accelerator.clip_grad_norm_(weights, self.config.train_max_grad_norm))
         record = self._summarise(stats, shares, grad_norm)
@@ -257,8 +259,8 @@ def held(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.detach().clone() if isinstance(parameter, DTensor) else parameter.data
 
 
-def learning_rates(config: DDPOConfig, num_steps: int) -> Callable[[int], float]:
-    """Return the next step's learning rate by the steps done: with no state, it needs no checkpoint."""
+def learning_rate(config: DDPOConfig, steps_done: int, num_steps: int) -> float:
+    """Return the learning rate of the next step of a run that has `num_steps`: no state, no checkpoint."""
     name = config.train_learning_rate_schedule
     if name == "constant" and config.train_learning_rate_warmup_steps:
         name = "constant_with_warmup"
@@ -267,7 +269,7 @@ def learning_rates(config: DDPOConfig, num_steps: int) -> Callable[[int], float]
         name, stand_in, num_warmup_steps=config.train_learning_rate_warmup_steps, num_training_steps=num_steps
     )
     (factor,) = factors.lr_lambdas
-    return lambda steps_done: config.train_learning_rate * factor(steps_done)
+    return config.train_learning_rate * factor(steps_done)
 
 
 def move_together(groups: Sequence[Pairs], device: torch.device) -> list[Pairs]:

@@ -230,7 +230,7 @@ class Runner:
             self.algorithm.needs_reference(config) and (self.had_adapter or not self.use_lora),
             self.autocast,
             self._after_step,
-            num_steps=config.num_epochs * self.plan.optimizer_steps,
+            steps_per_epoch=self.plan.optimizer_steps,
             keeps_old=self.algorithm.keeps_old,
         )
 
