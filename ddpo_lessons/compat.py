@@ -25,7 +25,7 @@ from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of, load_pipeline
-from ddpo_lessons.families.policy import save_policy, with_parts
+from ddpo_lessons.families.policy import save_policy, with_adapters, with_parts
 from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.tiny import CHECKPOINTS
 
@@ -56,11 +56,11 @@ def _save(
 ) -> None:
     """Write the whole pipeline; LoRA weights go beside it, where `_load_adapter` finds them."""
     save_policy(family_of(pipeline), folder, originals)
-    if not getattr(pipeline.unet, "peft_config", None):
-        return
-    base = copy.deepcopy(pipeline.unet)
-    base.unload_lora()
-    with_parts(pipeline, {**originals, "unet": base}).save_pretrained(folder)
+    adapted = with_adapters(pipeline)
+    if adapted:
+        base = with_parts(pipeline, {**originals, **{part: copy.deepcopy(m) for part, m in adapted.items()}})
+        base.unload_lora_weights()
+        base.save_pretrained(folder)
 
 
 def _part(name: str) -> Any:

@@ -1,14 +1,29 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import PixArtTransformer2DModel
-from helpers import make_config, make_pipeline, stir_adapter
+from helpers import (
+    brightness,
+    make_config,
+    make_flux_pipeline,
+    make_pipeline,
+    make_sd3_pipeline,
+    make_xl_pipeline,
+    red_three,
+    stir_adapter,
+)
 from peft import LoraConfig, get_peft_model_state_dict
+from safetensors.torch import load_file
 
 from ddpo_lessons.app.demo import EVERYWHERE
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.lora import SummedConv2d, SummedLinear, use_summed_weights
-from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.families.policy import LORA_FILE, prepare_policy
+from ddpo_lessons.run import checkpoint
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, FlowGRPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,3 +91,148 @@ def test_a_network_that_takes_no_adapter_is_refused(tmp_path):
     network = PixArtTransformer2DModel(**sizes, caption_channels=8, sample_size=8, norm_num_groups=1)
     with pytest.raises(ValueError, match=r"no adapter to a PixArtTransformer2DModel.*train_use_lora=False"):
         prepare_policy(network, {}, make_config(tmp_path), True, torch.device("cpu"))
+
+
+# ------------------------------------------------------------------- adapters that the model comes with
+ENCODERS = {
+    "sd": (make_pipeline, ["text_encoder"]),
+    "xl": (make_xl_pipeline, ["text_encoder", "text_encoder_2"]),
+    "sd3": (make_sd3_pipeline, ["text_encoder", "text_encoder_2"]),
+    "flux": (make_flux_pipeline, ["text_encoder"]),
+}
+
+
+def write_lora_of_all(folder: Path, model: str) -> Path:
+    """Write a LoRA of the denoiser and of text encoders, as many that people share are."""
+    make, encoders = ENCODERS[model]
+    pipeline = make()
+    denoiser = "unet" if hasattr(pipeline, "unet") else "transformer"
+    layers = {}
+    for part in (denoiser, *encoders):
+        network = getattr(pipeline, part)
+        names = [*DDPOConfig.train_lora_target_modules] if part == denoiser else ["q_proj", "v_proj"]
+        network.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=names))
+        stir_adapter(network)
+        layers[f"{part}_lora_layers"] = get_peft_model_state_dict(network)
+        layers[f"{part}_lora_adapter_metadata"] = network.peft_config["default"].to_dict()
+    pipeline.save_lora_weights(folder, **layers)
+    return folder
+
+
+def draw(pipeline: Any) -> torch.Tensor:
+    settings = {"num_inference_steps": 2, "height": 32, "width": 32, "output_type": "pt"}
+    return pipeline("a red three", generator=torch.Generator().manual_seed(0), **settings).images
+
+
+@pytest.mark.parametrize("model", ENCODERS)
+def test_the_adapters_of_text_encoders_are_saved_too(model, tmp_path):
+    folder, make = write_lora_of_all(tmp_path / "start", model), ENCODERS[model][0]
+    kind = FlowGRPOTrainer if model in ("sd3", "flux") else DDPOTrainer
+    eta = {"sample_eta": 0.7} if kind is FlowGRPOTrainer else {}
+    config = make_config(tmp_path / "run", train_lora_from=str(folder), **eta)
+    trainer = kind(config, brightness, red_three, trained := make())
+    trainer.train()
+    trainer.save_pretrained(tmp_path / "lora")
+    saved, began = (load_file(place / LORA_FILE) for place in (tmp_path / "lora", folder))
+    assert saved.keys() == began.keys()
+    of_encoders = [name for name in began if name.startswith("text_encoder")]
+    assert len(of_encoders) >= 8
+    assert all(torch.equal(saved[name], began[name]) for name in of_encoders)  # and not trained
+    plain, bare = make(), make()
+    plain.load_lora_weights(tmp_path / "lora")
+    torch.testing.assert_close(draw(plain), draw(trained), rtol=0, atol=1e-4)
+    assert (draw(bare) - draw(trained)).abs().max() > 1e-2
+
+
+def test_a_resume_needs_the_text_encoder_s_adapter(tmp_path):
+    """A checkpoint has the UNet's alone, so the folder must be there, or the run be refused."""
+    folder = write_lora_of_all(tmp_path / "start", "sd")
+
+    def train(run: str, epochs: int, **changes: Any) -> None:
+        config = make_config(tmp_path / run, num_epochs=epochs, train_lora_from=str(folder), **changes)
+        DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
+
+    train("whole", 2)
+    train("parts", 1)
+    train("parts", 2, resume_from="latest")
+    whole, parts = (checkpoint.read(tmp_path / run / checkpoint.name_of(2))[0] for run in ("whole", "parts"))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=0)
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"belongs to another run \(text_encoder weights"):
+        train("parts", 3, resume_from="latest")
+
+
+def test_a_resume_without_the_folder_of_its_first_adapter_is_exact(tmp_path):
+    first = DDPOTrainer(make_config(tmp_path / "first"), brightness, red_three, make_pipeline())
+    stir_adapter(first.learner.denoiser)
+    first.save_pretrained(folder := tmp_path / "start")
+
+    def train(run: str, epochs: int, **changes: Any) -> None:
+        settings = {"num_epochs": epochs, "train_lora_from": str(folder), "train_learning_rate": 0.01}
+        config = make_config(tmp_path / run, **settings, **changes)
+        DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
+
+    train("whole", 2)
+    train("parts", 1)
+    folder.rename(tmp_path / "elsewhere")
+    train("parts", 2, resume_from="latest")
+    whole, parts = (checkpoint.read(tmp_path / run / checkpoint.name_of(2))[0] for run in ("whole", "parts"))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=0)
+
+
+def test_a_lora_of_a_text_encoder_alone_is_refused(tmp_path):
+    pipeline = make_pipeline()
+    pipeline.text_encoder.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj"]))
+    weights = get_peft_model_state_dict(pipeline.text_encoder)
+    pipeline.save_lora_weights(tmp_path / "lora", text_encoder_lora_layers=weights)
+    config = make_config(tmp_path / "run", train_lora_from=str(tmp_path / "lora"))
+    with pytest.raises(ValueError, match="a text encoder alone: give a LoRA of the UNet2DConditionModel"):
+        DDPOTrainer(config, brightness, red_three, make_pipeline())
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda p: p.set_adapters("style", 0.5), r"UNet has a weight of 0.5.*set_adapters\('style', 1.0\)"),
+        (lambda p: p.fuse_lora(), r"UNet is fused into its weights.*unload_lora_weights\(\)"),
+        (lambda p: p.disable_lora(), r"UNet is switched off: call pipeline.enable_lora\(\)"),
+        (lambda p: p.fuse_lora(components=["text_encoder"]), "text_encoder is fused into its weights"),
+    ],
+)
+def test_an_adapter_that_is_not_in_use_as_it_is_is_refused(prepare, message, tmp_path):
+    pipeline = make_pipeline()
+    pipeline.load_lora_weights(write_lora_of_all(tmp_path / "start", "sd"), adapter_name="style")
+    prepare(pipeline)
+    with pytest.raises(ValueError, match=message):
+        DDPOTrainer(make_config(tmp_path / "run"), brightness, red_three, pipeline)
+
+
+def test_the_remedies_for_such_adapters_help(tmp_path):
+    """After each of them the run trains, and plain diffusers draws what was trained with what was saved."""
+    start = write_lora_of_all(tmp_path / "start", "sd")
+
+    def loaded() -> Any:
+        pipeline = make_pipeline()
+        pipeline.load_lora_weights(start, adapter_name="style")
+        return pipeline
+
+    fused, weighed, whole = loaded(), loaded(), loaded()
+    fused.fuse_lora()
+    fused.unload_lora_weights()
+    weighed.set_adapters("style", 0.5)
+    weighed.set_adapters("style", 1.0)
+    whole.fuse_lora()
+    whole.unload_lora_weights()
+    for name, pipeline in {"fused": fused, "weighed": weighed}.items():
+        trainer = DDPOTrainer(make_config(tmp_path / name), brightness, red_three, pipeline)
+        trainer.train()
+        trainer.save_pretrained(tmp_path / f"{name}-lora")
+        plain = make_pipeline() if name == "weighed" else whole
+        plain.load_lora_weights(tmp_path / f"{name}-lora")
+        torch.testing.assert_close(draw(plain), draw(pipeline), rtol=0, atol=1e-4)
+    config = make_config(tmp_path / "full", train_use_lora=False)
+    again = loaded()
+    again.fuse_lora()
+    again.unload_lora_weights()
+    DDPOTrainer(config, brightness, red_three, again).train()
+    assert len(read_metrics(tmp_path / "full", "epoch")) == 1

@@ -778,7 +778,7 @@ def test_a_loaded_adapter_stays_float32(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_use_lora": False}, "train_use_lora=False trains the UNet itself"),
+        ({"train_use_lora": False}, r"train_use_lora=False trains the UNet itself.*fuse_lora\(\) and then"),
         ({"train_lora_target_modules": ("to_q",)}, r"differ in .*to_k"),
         ({"train_lora_target_modules": ("to_q", "to_k", "to_v", "to_out.0", "conv1")}, r"differ in .*conv1"),
     ],

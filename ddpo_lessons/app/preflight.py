@@ -166,10 +166,12 @@ def draw_saved(
     if not trainer.use_lora:
         loaded = type(pipeline).from_pretrained(folder).to(trainer.accelerator.device)
         return None, replace(sampler, family=family_of(loaded)).draw(contexts)
+    fresh = replace(sampler, family=family_of(pipeline))  # without the embeddings that are kept
     pipeline.unload_lora_weights()
-    bare = sampler.draw(contexts)
+    bare = fresh.draw(contexts)
     read_lora(pipeline, folder)
-    return None if trainer.had_adapter else bare, sampler.draw(contexts)
+    loaded = replace(sampler, family=family_of(pipeline)).draw(contexts)
+    return None if trainer.had_adapter else bare, loaded
 
 
 def _distance(images: torch.Tensor, others: torch.Tensor) -> float:

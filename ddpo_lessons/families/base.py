@@ -1,7 +1,6 @@
 """What a model family promises, whatever its networks are; nobody outside knows more of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -137,11 +136,6 @@ class Family(Protocol):
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn latents into images like `decode`, for losses that go through the images."""
-
-    def save_lora(
-        self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]
-    ) -> None:
-        """Write an adapter that the plain pipeline's `load_lora_weights` reads."""
 
 
 def guided(

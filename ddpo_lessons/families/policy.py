@@ -5,6 +5,7 @@ import copy
 import importlib
 import inspect
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,18 +48,15 @@ def prepare_policy(
     """Freeze what is not trained, set precisions and add the adapter; return the trained parameters by name.
 
     Trained weights are float32; frozen ones have the precision that `mixed_precision` names, but for those in
-    `keeps_float32`, which float16 breaks. An adapter that the UNet already carries is the policy. Everything
-    is in eval mode, always: dropout would make the policy that trains differ from the one that sampled.
-    Raises ValueError if an adapter is there that the config does not describe, or the UNet has no layers for
-    a new one.
+    `keeps_float32`, which float16 breaks. An adapter that the UNet already carries is the policy; those of
+    frozen networks stay as they are. Everything is in eval mode, always: dropout would make the policy that
+    trains differ from the one that sampled. Raises ValueError if an adapter is there that the config does not
+    describe or that an export could not hold, or the UNet has no layers for a new one.
     """
     dtype = _PRECISION[config.mixed_precision]
+    for name, network in {"UNet": unet, **frozen}.items():
+        _check_adapter(name, network, use_lora)
     adapter = _active_adapter(unet, config)
-    if adapter and not use_lora:
-        raise ValueError(
-            f"the UNet has the adapter {adapter!r}, but train_use_lora=False trains the UNet itself: set "
-            "train_use_lora=True, or fuse or unload the adapter"
-        )
     if adapter:
         _check_adapted(unet, adapter, config.train_lora_target_modules)
     elif use_lora:
@@ -78,7 +76,8 @@ def prepare_policy(
             init_lora_weights="gaussian",
             target_modules=list(config.train_lora_target_modules),
         )
-        if device.type == "cpu" and dtype == torch.float32:
+        # A run that resumes without the folder of its first adapter goes on with peft's layers, as it began.
+        if device.type == "cpu" and dtype == torch.float32 and not config.train_lora_from:
             use_summed_weights(lora)
         if not hasattr(unet, "add_adapter"):
             raise ValueError(
@@ -123,6 +122,11 @@ def load_adapter(family: Family, config: DDPOConfig) -> None:
     if not Path(folder, LORA_FILE).is_file():
         raise ValueError(f"train_lora_from={folder!r} holds no {LORA_FILE}: give the lora folder of a run")
     read_lora(family.pipeline, folder)
+    if not getattr(unet, "peft_config", None):
+        raise ValueError(
+            f"train_lora_from={folder!r} has weights of a text encoder alone: give a LoRA of the "
+            f"{type(unet).__name__}"
+        )
     config.train_lora_from = str(Path(folder).resolve())  # also from another working directory
     found = unet.peft_config[unet.active_adapters()[0]]
     layers = found.target_modules
@@ -180,21 +184,50 @@ def adapter_off(denoiser: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
+def _check_adapter(part: str, network: Any, use_lora: bool) -> None:
+    """Refuse an adapter that is not in use as it is, since an export would hold another one."""
+    if not getattr(network, "peft_config", None):
+        return
+    if not use_lora:
+        raise ValueError(
+            f"the {part} has an adapter, but train_use_lora=False trains the UNet itself: set "
+            "train_use_lora=True, or call pipeline.fuse_lora() and then pipeline.unload_lora_weights()"
+        )
+    names = network.active_adapters()
+    if len(names) != 1:
+        raise ValueError(f"the {part} has the active adapters {names}: activate the one to train")
+    layers: list[Any] = [module for module in network.modules() if isinstance(module, BaseTunerLayer)]
+    if any(layer.disable_adapters for layer in layers):
+        raise ValueError(f"the adapter of the {part} is switched off: call pipeline.enable_lora()")
+    if any(layer.merged for layer in layers):
+        raise ValueError(
+            f"the adapter of the {part} is fused into its weights: call pipeline.unload_lora_weights() to "
+            "train a new one above them, or pipeline.unfuse_lora() to train this one"
+        )
+    for layer in layers:
+        rank = layer.r[names[0]]
+        own = layer.lora_alpha[names[0]] / (math.sqrt(rank) if layer.use_rslora.get(names[0]) else rank)
+        scale = layer.scaling[names[0]] / own
+        if not math.isclose(scale, 1.0):
+            raise ValueError(
+                f"the adapter of the {part} has a weight of {scale:g}, and a LoRA's file holds none: "
+                f"call pipeline.set_adapters({names[0]!r}, 1.0)"
+            )
+
+
 def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
     """Return the name of the adapter that the UNet already carries, if it is the one to train."""
     if not getattr(unet, "peft_config", None):
         return None
-    names = unet.active_adapters()
-    if len(names) != 1:
-        raise ValueError(f"the UNet has the active adapters {names}: activate the one to train")
-    found = unet.peft_config[names[0]]
+    (active,) = unet.active_adapters()
+    found = unet.peft_config[active]
     for name, value in (("rank", found.r), ("alpha", found.lora_alpha)):
         if value != getattr(config, f"train_lora_{name}"):
             raise ValueError(
                 f"the UNet already has an adapter of {name} {value}, but train_lora_{name}="
                 f"{getattr(config, f'train_lora_{name}')}: load a fresh pipeline, or set {value}"
             )
-    return names[0]
+    return str(active)
 
 
 def _check_adapted(unet: nn.Module, adapter: str, targets: Sequence[str]) -> None:
@@ -277,28 +310,36 @@ def save_policy(
 ) -> None:
     """Write the trained weights for plain diffusers; two exports of the same weights are equal to the byte.
 
-    LoRA weights load with `pipeline.load_lora_weights(folder)`; a fully trained denoiser is written with its
-    whole pipeline, for `from_pretrained(folder)`, and `originals` in the place of frozen networks. A process
-    that does not write gives its part of the weights alone.
+    LoRA weights, those of text encoders among them, load with `pipeline.load_lora_weights(folder)`. A fully
+    trained denoiser is written with its whole pipeline, for `from_pretrained(folder)`, and `originals` in the
+    place of frozen networks. A process that does not write gives its part of the weights alone.
     """
-    unet = family.denoiser
-    if not getattr(unet, "peft_config", None):
+    adapted = with_adapters(family.pipeline)
+    if not adapted:
         if writes:
             with_parts(family.pipeline, originals).save_pretrained(folder)
         return
-    (name,) = unet.active_adapters()
-    # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both
-    # loads without its attention layers.
-    found = get_peft_model_state_dict(unet, adapter_name=name)
-    weights = {key: whole(tensor) for key, tensor in found.items()}
+    layers: dict[str, Any] = {}
+    for part, network in adapted.items():
+        (name,) = network.active_adapters()
+        # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both
+        # loads without its attention layers.
+        found = get_peft_model_state_dict(network, adapter_name=name)
+        layers[f"{part}_lora_layers"] = {key: whole(tensor) for key, tensor in found.items()}
+        settings = network.peft_config[name].to_dict()
+        # peft holds the layers' names as a set, whose order changes from run to run.
+        ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+        layers[f"{part}_lora_adapter_metadata"] = ordered
     if not writes:
         return
-    settings = unet.peft_config[name].to_dict()
-    # peft holds the layers' names as a set, whose order changes from run to run.
-    ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
-    family.save_lora(folder, weights, ordered)
+    family.pipeline.save_lora_weights(folder, **layers)
     for file in Path(folder).glob("*.safetensors"):
         _sort_header(file)
+
+
+def with_adapters(pipeline: Any) -> dict[str, Any]:
+    """Return the networks of a pipeline that have an adapter, by their names in it."""
+    return {part: m for part, m in pipeline.components.items() if getattr(m, "peft_config", None)}
 
 
 def _sort_header(file: Path) -> None:

@@ -4,7 +4,6 @@ import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -215,12 +214,6 @@ class StableDiffusion:
             return inspect.unwrap(decode)(vae, latents)
         # A processor's cache holds what the decoder makes of a few images, not of a hundred.
         return torch.cat([inspect.unwrap(decode)(vae, group) for group in latents.split(8)])
-
-    def save_lora(
-        self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]
-    ) -> None:
-        """Write an adapter that plain diffusers loads."""
-        self.pipeline.save_lora_weights(folder, unet_lora_layers=weights, unet_lora_adapter_metadata=metadata)
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> torch.Tensor:

@@ -4,7 +4,6 @@ Source: Esser et al. 2024, arXiv 2403.03206, sections 4 and 5.3.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -166,11 +165,3 @@ class StableDiffusion3(StableDiffusion):
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn such latents into images."""
         return super().decode_with_gradient(latents + self._shift)
-
-    def save_lora(
-        self, folder: str | Path, weights: dict[str, torch.Tensor], metadata: dict[str, Any]
-    ) -> None:
-        """Write an adapter that plain diffusers loads."""
-        self.pipeline.save_lora_weights(
-            folder, transformer_lora_layers=weights, transformer_lora_adapter_metadata=metadata
-        )

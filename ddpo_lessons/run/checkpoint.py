@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load, save
@@ -197,22 +197,23 @@ VALUES = 4  # of each tensor that a fingerprint looks at
 
 
 def fingerprints(family: Family) -> dict[str, Any]:
-    """Return what tells models apart: of each network shapes and some values; adapters do not count."""
+    """Return what tells models apart: of each network shapes and some values, without a trained adapter's."""
     rules = {k: v for k, v in family.pipeline.scheduler.config.items() if not k.startswith("_")}
     text = json.dumps(rules, sort_keys=True, default=str)
-    networks = {"denoiser": family.denoiser, **family.frozen}
-    prints: dict[str, Any] = {f"{part} weights": fingerprint(network) for part, network in networks.items()}
+    prints: dict[str, Any] = {"denoiser weights": fingerprint(family.denoiser)}
+    for part, network in family.frozen.items():  # an adapter of theirs is part of them
+        prints[f"{part} weights"] = fingerprint(network, "all")
     zeros = family.pipeline.config.get("force_zeros_for_empty_prompt")
     if zeros is not None:  # what guidance leads away from, in Stable Diffusion XL
         prints["force_zeros_for_empty_prompt"] = zeros
     return {**prints, "scheduler": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
 
 
-def fingerprint(module: nn.Module, adapter: bool = False) -> dict[str, Any]:
-    """Return {"shapes": a hash of names and shapes, "values": first ones} of a network or its adapter."""
+def fingerprint(module: nn.Module, which: Literal["base", "adapter", "all"] = "base") -> dict[str, Any]:
+    """Return {"shapes": hash of names and shapes, "values": first ones} of a network, its adapter or both."""
     digest, values = hashlib.blake2b(digest_size=8), []
     for name, tensor in sorted(module.state_dict().items()):
-        if ("lora_" in name) == adapter:
+        if which in ("all", "adapter" if "lora_" in name else "base"):
             digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode())
             values.append(tensor.flatten()[:VALUES].float())
     flat = torch.cat(values).tolist() if values else []

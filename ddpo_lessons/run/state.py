@@ -65,7 +65,7 @@ def fingerprints(family: Family, algorithm: Algorithm, config: DDPOConfig) -> di
     """Return what tells the model from others: its networks, and the adapter that a penalty holds on to."""
     found = checkpoint.fingerprints(family)
     if algorithm.needs_reference(config):
-        found["adapter at the start"] = checkpoint.fingerprint(family.denoiser, adapter=True)
+        found["adapter at the start"] = checkpoint.fingerprint(family.denoiser, "adapter")
     return found
 
 
