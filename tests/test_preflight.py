@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DDIMScheduler, LCMScheduler, PNDMScheduler
 from fake_device import fake_device
 from helpers import (
     NOT_CLIPPED,
@@ -18,6 +19,10 @@ from helpers import (
     make_config,
     make_pipeline,
     make_sd3_pipeline,
+    make_xl_pipeline,
+    noisy_image,
+    red_three,
+    stir_adapter,
 )
 
 from ddpo_lessons.advantages import normalize
@@ -26,7 +31,9 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.app import desk, preflight
 from ddpo_lessons.app.cli import main
 from ddpo_lessons.app.faults import FAULTS, Fault, put_in
-from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.families.policy import with_parts
+from ddpo_lessons.tiny import load_tiny_sd
 from ddpo_lessons.trainer import Runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -237,3 +244,60 @@ def test_the_lesson_tells_what_was_counted():
     assert "raised three alarms" in text
     assert len(hits) == 1
     assert f"of the {len(counts['mutations'])} one-line faults" in text
+
+
+# ------------------------------------------------------------------------------------- plain diffusers
+def snippet_of(trainer: Runner) -> tuple[bool, float]:
+    """Draw as the docs say, with an adapter that changes much; return the verdict and the distance."""
+    stir_adapter(trainer.learner.denoiser)
+    (found,) = preflight.of_snippet(trainer)
+    return found.passed, float(found.says.split()[0])
+
+
+@pytest.mark.parametrize("start", [FromNoise(), FromImages(0.6)], ids=["noise", "images"])
+@pytest.mark.parametrize("model", [make_pipeline, make_xl_pipeline])
+@pytest.mark.parametrize("changes", [{}, {"mixed_precision": "bf16", "sample_guidance_scale": 1.0}], ids=str)
+def test_the_docs_snippet_draws_what_the_run_draws(model, start, changes, tmp_path):
+    config = make_config(tmp_path, sample_num_steps=6, negative_prompts="a blue four", **changes)
+    prompts = red_three if type(start) is FromNoise else noisy_image
+    passed, distance = snippet_of(Runner(config, brightness, prompts, model(), algorithm=DDPO(), start=start))
+    assert passed
+    assert distance < 1e-5
+
+
+def test_the_docs_snippet_replaces_the_scheduler_of_stable_diffusion(tmp_path):
+    """PNDM, which Stable Diffusion 1.5 comes with, ignores eta; LCM's betas are its own by default."""
+    plain = make_pipeline(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, steps_offset=1)
+    own = plain.scheduler.config
+    for number, (scheduler, expected) in enumerate(
+        [(PNDMScheduler.from_config(own), True), (LCMScheduler(prediction_type="v_prediction", steps_offset=1), False)]
+    ):
+        pipeline = with_parts(make_pipeline(), {"scheduler": scheduler})
+        trainer = Runner(
+            make_config(tmp_path / str(number), sample_num_steps=6), brightness, red_three, pipeline,
+            algorithm=DDPO(), start=FromNoise(),
+        )  # fmt: skip
+        assert snippet_of(trainer)[0] == expected
+
+
+def test_a_schedule_on_which_diffusers_draws_black_is_named(tmp_path):
+    """Of five trailing steps the first has no signal: 1 - ᾱ - σ², which is 0, is rounded below 0."""
+    trainer = make(tmp_path, sample_num_steps=5)
+    trainer.pipeline.scheduler = DDIMScheduler.from_config(load_tiny_sd().scheduler.config)
+    (found,) = preflight.of_snippet(trainer)
+    assert not found.passed
+    assert found.says.startswith("nan away")
+    assert "eta=0.999" in found.says
+
+
+def test_the_command_draws_with_plain_diffusers_too(tmp_path, capsys):
+    flags = ("--sample-num-steps", "6", "--sample-batch-size", "4", "--train-batch-size", "4")
+    more = ("--sample-num-batches-per-epoch", "1", "--reward", "colourfulness")
+    assert main(["preflight", *flags, *more]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("ok    a plain pipeline draws the same")
+    assert lines[-1] == "13 of 13 checks passed"  # one step an epoch has no later ratio
+
+
+def test_flow_models_need_no_other_scheduler(tmp_path):
+    assert preflight.of_snippet(flow_runner(tmp_path, make_algorithm("nft"), **{**FOUR, **NOT_CLIPPED})) == []

@@ -4,24 +4,30 @@ It does the first epoch of a run in a folder of its own, draws and scores some o
 compares what is drawn before training, after it, and with what was saved.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from diffusers import AutoPipelineForImage2Image, DDIMScheduler
 
 from ddpo_lessons.app import train
 from ddpo_lessons.app.options import Preflight
+from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.data.contexts import Context, check_rewards, score
 from ddpo_lessons.data.folders import find_images
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import read_lora
+from ddpo_lessons.families.policy import read_lora, unwrap_forward, with_parts
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run.preflight import SKIPPED, Finding, judged, spread
 from ddpo_lessons.run.runner import Runner
 
 SHOWN = 4  # pictures that are drawn again and again
+MOST_DISTANCE = 5e-3  # of pixels in [0, 1], on average: about one of 255 levels
 
 
 def run(arguments: Preflight) -> int:
@@ -30,7 +36,8 @@ def run(arguments: Preflight) -> int:
     with tempfile.TemporaryDirectory() as folder:
         arguments.basic |= {"output_dir": folder, "resume_from": ""}
         arguments.advanced |= {"image_grid_freq": 0, "log_with": None}
-        findings = fly(train.make_trainer(arguments, images))
+        trainer = train.make_trainer(arguments, images)
+        findings = [*fly(trainer), *of_snippet(trainer)]
     print(*findings, sep="\n")
     failed = sum(not finding.passed for finding in findings)
     print(f"{len(findings) - failed} of {len(findings)} checks passed")
@@ -166,12 +173,66 @@ def draw_saved(
     if not trainer.use_lora:
         loaded = type(pipeline).from_pretrained(folder).to(trainer.accelerator.device)
         return None, replace(sampler, family=family_of(loaded)).draw(contexts)
-    fresh = replace(sampler, family=family_of(pipeline))  # without the embeddings that are kept
     pipeline.unload_lora_weights()
-    bare = fresh.draw(contexts)
+    sampler.family.forget_prompts()  # whose embeddings an adapter of the text encoder may have made
+    bare = sampler.draw(contexts)
     read_lora(pipeline, folder)
-    loaded = replace(sampler, family=family_of(pipeline)).draw(contexts)
-    return None if trainer.had_adapter else bare, loaded
+    sampler.family.forget_prompts()
+    return None if trainer.had_adapter else bare, sampler.draw(contexts)
+
+
+# ------------------------------------------------------------------------------------- plain diffusers
+def of_snippet(trainer: Runner) -> list[Finding]:
+    """Compare what the docs' snippet for plain diffusers draws with what the run draws, from the same noise.
+
+    Both draw in float32, because in half precision diffusers draws other noise; the trainer is of no use
+    afterwards. Flow models are left out: their plain pipelines need no other scheduler.
+    """
+    if not isinstance(trainer.pipeline.scheduler, DDIMScheduler):
+        return []
+    unwrap_forward(trainer.family.denoiser)
+    for network in (trainer.family.denoiser, *trainer.family.frozen.values()):
+        torch.nn.Module.to(network, torch.float32)
+    family = family_of(trainer.pipeline)
+    trainer.sampler = replace(trainer.sampler, family=family, autocast=contextlib.nullcontext)
+    contexts = list(trainer.contexts.of(trainer.epochs_done).values())[:SHOWN]
+    error = _distance(trainer.sampler.draw(contexts), draw_plain(trainer, contexts))
+    remedy = (
+        "another schedule of steps or, where it is nan, diffusers' root of a negative number: sample with "
+        "eta=0.999, see docs/howto/troubleshooting.md"
+    )
+    says = f"{error:.1e} away, {MOST_DISTANCE:g} is allowed"
+    return [judged("a plain pipeline draws the same", error <= MOST_DISTANCE, says, remedy)]
+
+
+@torch.no_grad()
+def draw_plain(trainer: Runner, contexts: Sequence[Context]) -> torch.Tensor:
+    """Draw a picture of each context (B, 3, H, W) as a user does, with the noise of `Sampler.draw`.
+
+    Img2img starts from the latents' mean, where diffusers, given an image, would sample them.
+    """
+    config, start, family = trainer.config, trainer.start, trainer.sampler.family
+    plain, side = with_parts(trainer.pipeline, family.without_checker), image_size(trainer.pipeline)
+    height, width = start.size(contexts) or (side, side)
+    settings: dict[str, Any] = {"height": height, "width": width}
+    if isinstance(start, FromImages):
+        plain = AutoPipelineForImage2Image.from_pipe(plain, **family.without_checker)
+        images = torch.stack([context.image for context in contexts if context.image is not None])
+        settings = {"image": family.encode(images), "strength": start.noise_strength}
+    loaded = getattr(plain.scheduler, "replaced", plain.scheduler)  # the model's own
+    plain.scheduler = DDIMScheduler.from_config(loaded.config, clip_sample=False)
+    plain.set_progress_bar_config(disable=True)
+    made: torch.Tensor = plain(
+        start.prompts(contexts, config),
+        negative_prompt=[config.negative_prompts] * len(contexts) if config.negative_prompts else None,
+        num_inference_steps=config.sample_num_steps,
+        guidance_scale=config.sample_guidance_scale,
+        eta=config.sample_eta,
+        generator=trainer.sampler.generators(range(len(contexts))),
+        output_type="pt",
+        **settings,
+    ).images
+    return made
 
 
 def _distance(images: torch.Tensor, others: torch.Tensor) -> float:

@@ -78,6 +78,9 @@ class Family(Protocol):
         not given. A TypeError refuses images where `takes_images` is False.
         """
 
+    def forget_prompts(self) -> None:
+        """Forget embeddings that were kept, since a text encoder has other weights now."""
+
     def schedule(
         self,
         num_steps: int,

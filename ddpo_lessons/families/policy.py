@@ -92,6 +92,12 @@ def prepare_policy(
     return {name: p for name, p in unet.named_parameters() if p.requires_grad}
 
 
+def unwrap_forward(denoiser: Any) -> None:
+    """Take away the precision that accelerate gave the forward pass for an earlier trainer."""
+    if "_original_forward" in vars(denoiser):
+        denoiser.forward = vars(denoiser).pop("_original_forward")
+
+
 def unread(denoiser: nn.Module) -> tuple[str, ...]:
     """Name layers whose output the model throws away, so that no gradient comes to their weights.
 
@@ -325,11 +331,11 @@ def save_policy(
         # Under peft's own names. diffusers' older ones exist for attention only, and a file that mixes both
         # loads without its attention layers.
         found = get_peft_model_state_dict(network, adapter_name=name)
-        layers[f"{part}_lora_layers"] = {key: whole(tensor) for key, tensor in found.items()}
+        weights = {key: whole(tensor) for key, tensor in found.items()}
         settings = network.peft_config[name].to_dict()
         # peft holds the layers' names as a set, whose order changes from run to run.
         ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
-        layers[f"{part}_lora_adapter_metadata"] = ordered
+        layers |= {f"{part}_lora_layers": weights, f"{part}_lora_adapter_metadata": ordered}
     if not writes:
         return
     family.pipeline.save_lora_weights(folder, **layers)

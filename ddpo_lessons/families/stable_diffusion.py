@@ -125,6 +125,10 @@ class StableDiffusion:
             self._encoded.popitem(last=False)
         return {name: torch.stack([row[name] for row in found]) for name in found[0]}
 
+    def forget_prompts(self) -> None:
+        """Forget the embeddings of all prompts."""
+        self._encoded.clear()
+
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
         text_encoder = self.pipeline.text_encoder

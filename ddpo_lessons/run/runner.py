@@ -33,7 +33,14 @@ from ddpo_lessons.data.contexts import (
 )
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import load_adapter, make_optimizer, originals, prepare_policy, save_policy
+from ddpo_lessons.families.policy import (
+    load_adapter,
+    make_optimizer,
+    originals,
+    prepare_policy,
+    save_policy,
+    unwrap_forward,
+)
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.contexts import Contexts, ContextSource
@@ -200,8 +207,7 @@ class Runner:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.allow_tf32
         set_seed(config.seed % 2**32)  # numpy takes no larger one
         unet: Any = family.denoiser
-        if "_original_forward" in vars(unet):  # an earlier trainer's, with its precision
-            unet.forward = vars(unet).pop("_original_forward")
+        unwrap_forward(unet)
         self.had_adapter = bool(getattr(unet, "peft_config", None))
         self._originals = originals(family, config, self.use_lora)
         # A network that is sharded goes to the device block by block, for all of it may not fit there.

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,8 +119,12 @@ class Sampler:
     def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
         """Draw a picture of each context (B, 3, H, W), from noise by number that no epoch draws."""
         numbers = range(len(contexts)) if numbers is None else numbers
-        generators = [self._generator(NO_EPOCH, number) for number in numbers]
+        generators = self.generators(numbers)
         return self.render(contexts, self.schedule(0, contexts), generators, generators)[0]
+
+    def generators(self, numbers: Iterable[int]) -> list[torch.Generator]:
+        """Return the generators of `draw`, each for the noise of a picture and then of its steps."""
+        return [self._generator(NO_EPOCH, number) for number in numbers]
 
     @torch.no_grad()
     def render(
