@@ -15,6 +15,22 @@ import torch
 Rewards = torch.Tensor | np.ndarray | Sequence[float]
 
 
+def to_rewards(values: Any) -> torch.Tensor:
+    """Turn numbers of any kind into a tensor: float32 where they are no wider, else float64.
+
+    Float64 matters for advantages, which are differences: in float32 1e8 and 1e8 + 1 are equal. Raises
+    TypeError, ValueError or RuntimeError, as numpy and torch do, for what is not numbers.
+    """
+    if isinstance(values, torch.Tensor):
+        wide = values.is_floating_point()
+        return values.to(torch.promote_types(values.dtype, torch.float32)) if wide else values.cpu().double()
+    if isinstance(values, np.ndarray):  # torch takes neither negative strides nor another byte order
+        kind = np.float32 if values.dtype.name in ("float16", "float32") else np.float64
+        values = np.ascontiguousarray(values, dtype=kind)
+        return torch.from_numpy(values)
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
 def normalize(rewards: Rewards, eps: float = 1e-8) -> torch.Tensor:
     """Advantages from the statistics of the whole batch: ``(r - mean(r)) / (std(r) + eps)``.
 
@@ -100,7 +116,7 @@ class PerPromptStatTracker:
         for i, key in enumerate(keys):
             positions.setdefault(key, []).append(i)
 
-        advantages = torch.empty(len(values))
+        advantages = torch.empty(len(values), dtype=torch.float32)
         for key, indices in positions.items():
             buffer = self._rewards.setdefault(key, deque(maxlen=self.buffer_size))
             new = values[indices].tolist()
@@ -227,7 +243,7 @@ def masked_whiten(
 
 def _as_float64(rewards: Rewards) -> tuple[torch.Tensor, torch.device]:
     """Rewards as float64 on the CPU, and the device they came from."""
-    rewards = torch.as_tensor(rewards)
+    rewards = to_rewards(rewards)
     if rewards.ndim != 1 or len(rewards) == 0:
         raise ValueError(f"rewards must have shape (N,) with N >= 1, got {tuple(rewards.shape)}")
     values = rewards.detach().cpu().double()

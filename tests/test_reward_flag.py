@@ -197,10 +197,9 @@ def test_a_sum_weighs_its_terms_and_keeps_their_info(mine):
     combined = reward_flag.make(parse(f"{mine}.py:red=2,other.py:green=-0.5,{mine}:two"))
     score, info = combined(pictures(), ("a", "b"), ({}, {}))
     red, green, blue = pictures().mean(dim=(2, 3)).T
-    torch.testing.assert_close(score, 2 * red - 0.5 * green + 2)
-    torch.testing.assert_close(
-        info, {"red": red, "red/blue": blue, "green": green, "two": torch.full((2,), 2.0)}
-    )
+    torch.testing.assert_close(score.float(), 2 * red - 0.5 * green + 2)
+    two = torch.full((2,), 2.0, dtype=torch.float64)  # which came as a list
+    torch.testing.assert_close(info, {"red": red, "red/blue": blue, "green": green, "two": two})
 
 
 def test_a_model_by_path_is_the_one_that_is_asked(clip_folder, tmp_path):

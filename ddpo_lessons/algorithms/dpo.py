@@ -64,7 +64,12 @@ class DPO(AWM):
         groups = rewards.view(-1, self.config.sample_group_size)  # (groups, G)
         best, worst = groups.argmax(dim=1, keepdim=True), groups.argmin(dim=1, keepdim=True)
         differ = (groups.amax(1, keepdim=True) > groups.amin(1, keepdim=True)).float()
-        return torch.zeros_like(groups).scatter(1, best, differ).scatter(1, worst, -differ).flatten()
+        return (
+            torch.zeros_like(groups, dtype=torch.float32)
+            .scatter(1, best, differ)
+            .scatter(1, worst, -differ)
+            .flatten()
+        )
 
     def update(self, samples: Samples, learner: Learner) -> None:
         """Take the optimizer steps of an epoch; no older policy than the first is asked."""

@@ -116,7 +116,8 @@ class DRaFT(Algorithm):
         shape = steps, *samples.trajectory.final_latents.shape[1:]
         numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
         seeds = [sample_seed(self.config.seed, step, NOISE, number) for number in numbers]
-        return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds])
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators])
 
     def loss(
         self, samples: Samples, learner: Learner, steps: int, denoiser: Callable[..., Any], pairs: Pairs

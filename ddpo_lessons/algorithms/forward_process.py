@@ -130,9 +130,13 @@ class ForwardProcess(Algorithm):
             count = schedule.first_timestep + 1
             return torch.cat([torch.randint(count, (1,), generator=g) for g in generators])
         if self.logit_normal:
-            places = torch.cat([torch.randn(1, generator=g) for g in generators]).sigmoid()
+            places = torch.cat(
+                [torch.randn(1, generator=g, dtype=torch.float32) for g in generators]
+            ).sigmoid()
         else:
-            places = 1 - torch.cat([torch.rand(1, generator=g) for g in generators])  # above 0: not all clean
+            places = 1 - torch.cat(
+                [torch.rand(1, generator=g, dtype=torch.float32) for g in generators]
+            )  # above 0: not all clean
         return schedule.timesteps_at(places)
 
     def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
@@ -148,7 +152,7 @@ class ForwardProcess(Algorithm):
         shape = samples.trajectory.final_latents.shape[1:]
         return {
             "timesteps": self.draw_timesteps(samples.trajectory.schedule, generators),
-            "noise": torch.stack([torch.randn(shape, generator=g) for g in generators]),
+            "noise": torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators]),
         }
 
     def visited_examples(

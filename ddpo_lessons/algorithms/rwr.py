@@ -24,9 +24,9 @@ def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be above 0; 1 is a usual value")
-    rewards = rewards.float()
+    rewards = rewards.double()
     std = rewards.std(correction=0).clamp(min=1e-8)
-    return len(rewards) * (rewards / (temperature * std)).softmax(dim=0)
+    return len(rewards) * (rewards / (temperature * std)).softmax(dim=0).float()
 
 
 def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
@@ -39,7 +39,7 @@ def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
         raise ValueError(f"top_share={top_share} must lie in (0, 1]")
     count = max(1, round(top_share * len(rewards)))
     weights = torch.zeros(len(rewards))
-    weights[rewards.float().topk(count).indices.cpu()] = len(rewards) / count
+    weights[rewards.double().topk(count).indices.cpu()] = len(rewards) / count
     return weights
 
 

@@ -2,12 +2,15 @@
 
 import inspect
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from ddpo_lessons.advantages import to_rewards
 from ddpo_lessons.data.images import to_tensor as to_tensor
 from ddpo_lessons.families import Family
 from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
@@ -125,15 +128,22 @@ def image_context(drawn: Any, family: Family) -> Context:
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
     """Call the reward function on B images and their contexts; `check_rewards` looks at the values.
 
-    Returns [images, prompts, metadata, rewards (B,) float32 wherever they were computed, info], the peers'
-    order. A TypeError refuses rewards that are no numbers, a ValueError those of another shape.
+    Returns [images, prompts, metadata, rewards (B,) of `to_rewards`, info], the peers' order. A TypeError
+    refuses rewards that are no numbers; a ValueError those of another shape, and a function that writes into
+    what it is given: later rollouts start from the images in the metadata, and a judge looks at the same.
     """
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)
+    before = [_state(images), *map(_state, metadata)]
     returned = reward_function(images, prompts, metadata)
+    if before != [_state(images), *map(_state, metadata)]:
+        raise ValueError(
+            "reward_function writes into the images or the metadata that it is given: let it work on copies, "
+            "such as image.clone()"
+        )
     rewards, info = split_info(returned)
-    try:  # float32: integer rewards would truncate the advantages to 0
-        rewards = torch.as_tensor(rewards, dtype=torch.float32).detach()
+    try:
+        rewards = to_rewards(rewards).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         among = rewards if isinstance(rewards, list | tuple) else []
         wrong = next((entry for entry in among if not isinstance(entry, int | float | torch.Tensor)), rewards)
@@ -145,6 +155,15 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
             f"return one reward per image, ({len(images)},)"
         )
     return [images, prompts, metadata, rewards, info]
+
+
+def _state(value: Any) -> Any:
+    """Return what is another after a tensor or an array, or one of those in a dict, was written into."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    if isinstance(value, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(value).tobytes())
+    return [_state(entry) for entry in value.values()] if isinstance(value, dict) else None
 
 
 def info_means(batches: list[list[Any]]) -> dict[str, float]:
@@ -162,9 +181,9 @@ def info_means(batches: list[list[Any]]) -> dict[str, float]:
 
 
 def _column(value: Any, size: int) -> torch.Tensor | None:
-    """Return an entry of the info as float32 (B,), or None if it is anything but B numbers."""
+    """Return an entry of the info (B,), or None if it is anything but B numbers."""
     try:
-        column = torch.as_tensor(value, dtype=torch.float32).detach()
+        column = to_rewards(value).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
     return column if column.shape == (size,) else None

@@ -86,7 +86,8 @@ class Flux(StableDiffusion3):
                 "away from nothing; leave it out"
             )
         told = super().condition(prompts, negative_prompt, 1.0, size, images)
-        guidance = torch.full((len(prompts),), guidance_scale, device=told["prompt_embeds"].device)
+        embeds = told["prompt_embeds"]
+        guidance = torch.full((len(prompts),), guidance_scale, dtype=torch.float32, device=embeds.device)
         return {**told, "guidance": guidance}
 
     @torch.no_grad()

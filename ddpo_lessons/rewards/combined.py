@@ -7,13 +7,23 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward, split_info
+from ddpo_lessons.advantages import to_rewards
+from ddpo_lessons.rewards.base import (
+    Metadata,
+    RewardFunction,
+    Rewards,
+    checked_reward,
+    split_info,
+)
 from ddpo_lessons.rewards.models import CLIP_MODEL, PERCEPTUAL_MODEL, clip_score, distance_penalty
 
 
 def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     rewards, info = split_info(result)
-    rewards = torch.as_tensor(rewards, dtype=torch.float32, device=like.device)
+    rewards = to_rewards(rewards)
+    if like.device.type == "mps":  # which has no float64
+        rewards = rewards.float()
+    rewards = rewards.to(like.device)
     if rewards.shape != like.shape[:1]:
         raise ValueError(f"rewards of {name!r} have shape {tuple(rewards.shape)}: return (B,)")
     if not rewards.isfinite().all():
@@ -37,11 +47,11 @@ def weighted_sum(components: Mapping[str, tuple[float, RewardFunction]]) -> Rewa
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
-        total = images.new_zeros(len(images))
+        total = torch.zeros(len(images), device=images.device)
         info: dict[str, Any] = {}
         for name, (weight, function) in components.items():
             rewards, details = _component(function(images, prompts, metadata), name, images)
-            total += weight * rewards
+            total = total + weight * rewards
             info[name] = rewards
             info.update({f"{name}/{key}": value for key, value in details.items()})
         return total, info

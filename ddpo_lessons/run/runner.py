@@ -338,7 +338,7 @@ class Runner:
             process=self.accelerator.process_index,
             numbers=numbers,
             trajectory=trajectory,
-            advantages=advantages[numbers].to(self.accelerator.device),
+            advantages=advantages[numbers].float().to(self.accelerator.device),
             score=scorer(self.reward_function, own_contexts),
         )
         self._epoch_now, self._first_step = epoch, self.global_step

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ddpo_lessons.advantages import to_rewards
 from ddpo_lessons.algorithms.base import Algorithm, Learner
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context, RewardFunction, score, split_info
@@ -139,7 +140,7 @@ class Sampler:
         """Play B contexts' rollouts, see `sample_trajectory`, and decode them: (B, 3, H, W) in [0, 1]."""
         config, family, size = self.config, self.family, self.start.size(contexts)
         shape = family.latents_shape(size)
-        noise = torch.stack([torch.randn(shape, generator=generator) for generator in of_noise])
+        noise = torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in of_noise])
         noise = noise.to(self.share.accelerator.device)
         with self.autocast():
             return sample_images(
@@ -169,7 +170,7 @@ def scorer(
         if images.requires_grad:
             images.register_hook(_refuse_nan)
         with torch.autocast(images.device.type, enabled=False):  # as it computes in sampling
-            return torch.as_tensor(split_info(reward_function(images, prompts, metadata))[0])
+            return to_rewards(split_info(reward_function(images, prompts, metadata))[0])
 
     return rescore
 

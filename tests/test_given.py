@@ -1,0 +1,143 @@
+"""What users bring along: rewards of all kinds of numbers, or that write into what they get; float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import (
+    NOT_CLIPPED,
+    brightness,
+    make_config,
+    make_flux_pipeline,
+    make_pipeline,
+    make_sd3_pipeline,
+    red_three,
+    weights_of,
+)
+
+from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def first_of(batch: Any) -> Any:
+    return batch[:, 0].mean(dim=(1, 2)).cpu()
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda rewards: rewards.numpy()[::-1][::-1],
+        lambda rewards: rewards.numpy()[::-1].copy()[::-1],  # negative strides
+        lambda rewards: rewards.numpy().astype(">f8"),
+        lambda rewards: rewards.numpy().astype(object),
+        lambda rewards: rewards.numpy().astype(np.longdouble),
+        lambda rewards: rewards.tolist(),
+        lambda rewards: list(rewards),
+        lambda rewards: rewards.half().float().half(),
+    ],
+)
+def test_rewards_of_any_numbers_train_the_same(turn, tmp_path):
+    """Also as entries of the info, which otherwise would be missing from the records without a word."""
+
+    def reward(images: torch.Tensor, *_: Any) -> Any:
+        score = (first_of(images) * 256).round() / 256  # which half precision holds
+        return turn(score), {"red": turn(score)}
+
+    trainer = DDPOTrainer(make_config(tmp_path), reward, red_three, make_pipeline())
+    trainer.step(0)
+    plain = DDPOTrainer(
+        make_config(tmp_path / "plain"), lambda *args: first_of(args[0]).mul(256).round() / 256, red_three,
+        make_pipeline(),
+    )  # fmt: skip
+    plain.step(0)
+    torch.testing.assert_close(weights_of(trainer), weights_of(plain), rtol=0, atol=1e-6)
+    (record,) = read_metrics(tmp_path, "epoch")
+    assert record["reward/red"] == pytest.approx(record["reward_mean"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "turn", [list, np.array, lambda values: torch.tensor(values, dtype=torch.float64), torch.LongTensor]
+)
+def test_rewards_that_float32_cannot_tell_apart_still_differ(turn, tmp_path, recwarn):
+    """1e8 and 1e8 + 1 are one number in float32; their advantages are -1 and 1."""
+    seen: list[torch.Tensor] = []
+
+    def reward(images: torch.Tensor, *_: Any) -> Any:
+        return turn([100_000_000 + n for n in range(len(images))])
+
+    trainer = DDPOTrainer(make_config(tmp_path, sample_batch_size=2), reward, red_three, make_pipeline())
+    weigh = trainer.algorithm.advantages
+    trainer.algorithm.advantages = lambda *given: seen.append(weigh(*given)) or seen[-1]
+    trainer.step(0)
+    assert seen[0].tolist()[:2] == pytest.approx([-1, 1])
+    assert not [str(warning.message) for warning in recwarn if "teaches nothing" in str(warning.message)]
+
+
+def write_into_images(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    return images.mul_(2).sub_(1).mean((1, 2, 3))
+
+
+def write_into_metadata(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    for entry in metadata:
+        entry["image"] *= 0.5
+    return images.mean((1, 2, 3))
+
+
+@pytest.mark.parametrize("reward", [write_into_images, write_into_metadata])
+@pytest.mark.parametrize("as_array", [False, True])
+def test_a_reward_that_writes_into_what_it_is_given_is_refused(reward, as_array, tmp_path):
+    """Later rollouts of the epoch start from metadata["image"], and a judge looks at the images."""
+    image = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    kept = image.clone()
+
+    def prompts() -> Any:
+        given = image.numpy() if as_array else image
+        return "", given, {"image": given}
+
+    trainer = ImageDDPOTrainer(make_config(tmp_path), reward, prompts, make_pipeline(), noise_strength=0.7)
+    before = weights_of(trainer).clone()
+    with pytest.raises(ValueError, match=r"writes into the images or the metadata.*copies"):
+        trainer.train()
+    assert torch.equal(weights_of(trainer), before)
+    assert torch.equal(image, kept) == (reward is write_into_images)
+
+
+# ------------------------------------------------------------------------------- torch's default precision
+@pytest.mark.parametrize(
+    ("model", "algorithm", "settings"),
+    [
+        (make_pipeline, "ddpo", {}),
+        (make_pipeline, "branching", {"sample_group_size": 2, "sample_batch_size": 2}),
+        (make_pipeline, "rwr", NOT_CLIPPED),
+        (make_pipeline, "draft", NOT_CLIPPED),
+        (make_sd3_pipeline, "flow_grpo", {"sample_eta": 0.7}),
+        (make_sd3_pipeline, "awm", NOT_CLIPPED),
+        (make_flux_pipeline, "nft", NOT_CLIPPED),
+    ],
+)
+def test_a_run_is_the_same_whatever_torch_s_default_precision_is(model, algorithm, settings, tmp_path):
+    """With float64 as the default, the package's tensors and random numbers stay those of float32.
+
+    Only peft draws an adapter's first weights in the default precision: here both runs get the same.
+    """
+    runs = []
+    for default in (torch.float32, torch.float64):
+        config, pipeline = make_config(tmp_path / str(default), **settings), model()
+        torch.set_default_dtype(default)
+        try:
+            made = make_algorithm(algorithm)
+            runs.append(Runner(config, brightness, red_three, pipeline, algorithm=made, start=FromNoise()))
+            generator = torch.Generator().manual_seed(0)
+            for parameter in runs[-1].learner.trainable.values():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+                parameter.data = noise / 10
+            runs[-1].step(0)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert weights_of(runs[1]).dtype == torch.float32
+    torch.testing.assert_close(weights_of(runs[1]), weights_of(runs[0]), rtol=0, atol=1e-6)
