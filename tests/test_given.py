@@ -1,5 +1,6 @@
 """What users bring along: rewards of all kinds of numbers, or that write into what they get; float64."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from helpers import (
     red_three,
     weights_of,
 )
+from PIL import Image
 
 from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.data.folders import open_image
+from ddpo_lessons.data.images import to_tensor
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
@@ -105,6 +109,90 @@ def test_a_reward_that_writes_into_what_it_is_given_is_refused(reward, as_array,
         trainer.train()
     assert torch.equal(weights_of(trainer), before)
     assert torch.equal(image, kept) == (reward is write_into_images)
+
+
+# --------------------------------------------------------------------------- a pipeline that is used twice
+@pytest.mark.parametrize("use_lora", [True, False])
+def test_a_second_trainer_of_one_pipeline_says_that_it_goes_on(use_lora, tmp_path):
+    """A cell that is run twice: the second run starts where the first one ended."""
+    pipeline = make_pipeline()
+
+    def train(folder: str, **changes: Any) -> torch.Tensor:
+        config = make_config(tmp_path / folder, train_use_lora=use_lora, **changes)
+        trainer = DDPOTrainer(config, brightness, red_three, pipeline)
+        began = weights_of(trainer).clone()
+        trainer.train()
+        return began
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = train("first")
+    with pytest.warns(UserWarning, match="an earlier trainer.*load a fresh pipeline"):
+        second = train("second")
+    assert not torch.equal(first, second)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if use_lora:
+            train("second", resume_from="latest", num_epochs=2)  # whose weights come from the checkpoint
+            pipeline.unload_lora_weights()
+            again = train("again")
+            assert torch.equal(again, first)  # as of a fresh pipeline
+
+
+def test_an_adapter_that_a_user_loads_is_no_second_trainer(tmp_path):
+    trainer = DDPOTrainer(make_config(tmp_path / "first"), brightness, red_three, make_pipeline())
+    trainer.train()
+    trainer.save_pretrained(tmp_path / "lora")
+    pipeline = make_pipeline()
+    pipeline.load_lora_weights(tmp_path / "lora")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DDPOTrainer(make_config(tmp_path / "second"), brightness, red_three, pipeline)
+        DDPOTrainer(make_config(tmp_path / "third"), brightness, red_three, pipeline)  # nothing was trained
+
+
+# ---------------------------------------------------------------------------------------------- images
+def transparent(mode: str) -> Image.Image:
+    """Make an image of two pixels: a clear one whose hidden color is dark, and an opaque dark one."""
+    image = Image.new("RGBA", (2, 1), (51, 51, 51, 0))
+    image.putpixel((1, 0), (51, 51, 51, 255))
+    if mode == "P":  # as in a GIF: one entry of the palette is clear
+        image = Image.new("P", (2, 1))
+        image.putpalette([51, 51, 51, 51, 51, 51])
+        image.putpixel((1, 0), 1)
+        image.info["transparency"] = 0
+    elif mode == "RGB":  # as in a PNG without alpha: a color is clear
+        image = Image.new("RGB", (2, 1), (51, 51, 51))
+        image.putpixel((0, 0), (9, 9, 9))
+        image.info["transparency"] = (9, 9, 9)
+    return image.convert("LA") if mode == "LA" else image
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
+def test_what_is_transparent_lets_a_white_ground_through(mode):
+    assert to_tensor(transparent(mode)).tolist() == [[[1.0, pytest.approx(0.2)]]] * 3  # 51 of 255
+
+
+def test_half_transparent_red_is_pink():
+    """By hand: 128/255 of (255, 0, 0) and 127/255 of white are (255, 127, 127)."""
+    pink = to_tensor(Image.new("RGBA", (1, 1), (255, 0, 0, 128)))
+    assert (pink.flatten() * 255).tolist() == pytest.approx([255, 127, 127])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_from_a_function_is_turned_as_one_from_a_folder(orientation, tmp_path):
+    """Pixels by EXIF 2.3, table 4: 6 means that the camera was turned left, so its left edge is the top."""
+    image = Image.new("L", (2, 1), 0)
+    image.putpixel((1, 0), 255)  # dark, then bright
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    (tmp_path / "folder").mkdir()
+    image.save(path := tmp_path / "folder" / "photo.png", exif=exif)
+    upright = {1: [[0, 1]], 2: [[1, 0]], 3: [[1, 0]], 4: [[0, 1]]}
+    upright |= {5: [[0], [1]], 6: [[0], [1]], 7: [[1], [0]], 8: [[1], [0]]}
+    with Image.open(path) as opened:
+        assert to_tensor(opened)[0].tolist() == upright[orientation]
+    assert to_tensor(open_image(path))[0].tolist() == upright[orientation]
 
 
 # ------------------------------------------------------------------------------- torch's default precision

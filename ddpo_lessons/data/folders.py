@@ -202,7 +202,7 @@ def open_image(file: Path) -> Image.Image:
     """Open an image file upright and in RGB; one that cannot be read is an OSError that names it."""
     try:
         with Image.open(file) as image:
-            return to_rgb(ImageOps.exif_transpose(image))
+            return to_rgb(image)
     except _UNREADABLE as error:
         raise OSError(f"{file} is damaged ({error}): replace it, or take it out") from error
 

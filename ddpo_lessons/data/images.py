@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 JPEG_FROM = 256  # pixels to a side: a grid of larger images would take megabytes as a PNG
 JPEG_QUALITY = 90
@@ -14,11 +14,20 @@ PNG_BYTES, JPEG_BYTES = 2.09, 0.325
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to RGB of 8 bits, also from 16, which PIL turns white; a ValueError refuses 32 bits."""
+    """Turn an image upright and convert it to RGB of 8 bits; a ValueError refuses 32 bits a channel.
+
+    What PIL's own conversion would get wrong: 16 bits a channel, which it turns white; transparent pixels,
+    whose hidden color it shows, and which here let a white ground through; photographs that a camera has
+    marked as turned.
+    """
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.array(image) / 257).round().astype(np.uint8))  # 65535 becomes 255
     if image.mode in ("I", "F"):
         raise ValueError(f"an image of 32 bits a pixel (mode {image.mode!r}): save it with 8 or 16")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 from accelerate.utils import set_seed
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 from tqdm.auto import tqdm
 
 from ddpo_lessons.algorithms.base import Algorithm, Samples
@@ -61,6 +62,7 @@ from ddpo_lessons.run.sampling import Sampler, count_actions, scorer
 from ddpo_lessons.run.state import State, Tensors, describe, fingerprints, identity, read_checkpoint
 
 SHOWN_IMAGES = 32
+_TRAINED: Any = WeakIdKeyDictionary()  # weights that optimizer steps of this process have changed
 
 # Called as (batches, global_step, tracker), as by the peers.
 ImageSamplesHook = Callable[[list[list[Any]], int, Any], None]
@@ -151,6 +153,12 @@ class Runner:
         self.stopped_by: int | None = None  # the number of the signal that ended `train` early
         if saved is not None:
             self._resume(*saved)
+        elif any(weight in _TRAINED for weight in self.learner.trainable.values()):
+            warnings.warn(
+                "an earlier trainer has trained this pipeline, so this one goes on from its weights, and a KL "
+                "penalty holds on to them: load a fresh pipeline to begin anew",
+                stacklevel=3,
+            )
 
     @property
     def epochs_done(self) -> int:
@@ -375,6 +383,7 @@ class Runner:
     def _after_step(self, record: dict[str, float]) -> None:
         """Write the record of an optimizer step, and stop here if somebody asked for it."""
         done = self.global_step - self._first_step
+        _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
         if "max_ratio_error" in record:
             if done == 1:  # no update before it: the policies must agree
                 record["first_replay_max_ratio_error"] = record["max_ratio_error"]
