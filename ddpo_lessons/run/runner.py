@@ -155,8 +155,8 @@ class Runner:
             self._resume(*saved)
         elif any(weight in _TRAINED for weight in self.learner.trainable.values()):
             warnings.warn(
-                "an earlier trainer has trained this pipeline, so this one goes on from its weights, and a KL "
-                "penalty holds on to them: load a fresh pipeline to begin anew",
+                "an earlier trainer has trained this pipeline, so this one goes on from its weights, and a "
+                "KL penalty holds on to them: load a fresh pipeline to begin anew",
                 stacklevel=3,
             )
 
