@@ -51,6 +51,29 @@ def test_a_flat_folder_has_no_labels(tmp_path):
     assert images.classes == ()
 
 
+@pytest.mark.parametrize("name", ["._a.png", ".hidden.png", "._a.txt", ".a.txt", ".DS_Store", "Thumbs.db"])
+def test_hidden_files_are_neither_images_nor_captions(zoo, name):
+    """macOS puts `._NAME` beside each file on foreign disks: half a kilobyte that begins with these bytes."""
+    before = folders.find_images(zoo)
+    for folder in (zoo, zoo / "cat"):
+        (folder / name).write_bytes(bytes.fromhex("00051607000200004d6163204f532058"))
+    write(zoo / "dog" / ".hidden.png")  # a whole image
+    found = folders.find_images(zoo)
+    assert found == before
+    assert found.captions is None
+    skipped = {"cat/notes.txt", *(["cat/Thumbs.db"] if name == "Thumbs.db" else [])}
+    assert set(folders.summary(found).partition("skipped: ")[2].split(", ")) == skipped
+
+
+def test_a_hidden_file_is_no_stray_caption(captioned):
+    (captioned / "dog" / "._a.txt").write_bytes(b"\x00\x05\x16\x07")
+    assert folders.find_images(captioned).captions[2] == ("a black dog",)
+    (captioned / "dog" / "a.txt").write_text(" ")
+    with pytest.raises(ValueError, match=r"has captions, but not for all") as caught:
+        folders.find_images(captioned)
+    assert "._a.txt" not in str(caught.value)
+
+
 def test_a_folder_that_is_both_is_refused(zoo):
     write(zoo / "stray.png")
     with pytest.raises(ValueError, match="beside subfolders"):

@@ -78,15 +78,15 @@ def find_images(folder: str | Path) -> ImageFolder:
     """Find image files in a folder, or in its subfolders; each is decoded, so that what is damaged is found.
 
     Beside the images lie captions, for all of them or for none; text files that share no image's name are
-    notes, and are passed over. Files are sorted by class and name. Raises ValueError if it is no folder,
-    holds no image, holds images both in itself and in subfolders, or has captions for some images only, or
-    one that is empty or not UTF-8; OSError naming all images that cannot be read.
+    notes, and are passed over, as hidden files are. Files are sorted by class and name. Raises ValueError if
+    it is no folder, holds no image, holds images both in itself and in subfolders, or has captions for some
+    images only, or one that is empty or not UTF-8; OSError naming all images that cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"--images {folder} is not a folder")
     flat = _image_files(folder)
-    subfolders = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    subfolders = [path for path in _visible(folder) if path.is_dir()]
     sorted_in = [(file, sub.name) for sub in subfolders for file in _image_files(sub)]
     if flat and sorted_in:
         raise ValueError(f"--images {folder} holds images beside subfolders of images: move them into one")
@@ -104,11 +104,11 @@ def summary(images: ImageFolder) -> str:
     labels = ", ".join(f"{name} {number}" for name, number in sorted(counts.items())) or "none"
     captions = "none" if images.captions is None else f"{sum(map(len, images.captions))} prompts"
     known = {file.with_suffix("") for file in images.files} if images.captions is not None else set()
-    beside = [path for place in {file.parent for file in images.files} for path in place.iterdir()]
+    beside = [path for place in {file.parent for file in images.files} for path in _visible(place)]
     skipped = [
         path
         for path in sorted(beside)
-        if path.is_file() and path not in images.files and not path.name.startswith(".")
+        if path.is_file() and path not in images.files
         and not (path.suffix.lower() == ".txt" and path.with_suffix("") in known)
     ]  # fmt: skip
     return (
@@ -117,9 +117,14 @@ def summary(images: ImageFolder) -> str:
     )
 
 
+def _visible(folder: Path) -> list[Path]:
+    """List a folder without hidden files, such as the `._a.png` that macOS writes beside `a.png`."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def _image_files(folder: Path) -> list[Path]:
     kinds = Image.registered_extensions()  # which also names kinds that can only be written
-    return sorted(path for path in folder.iterdir() if kinds.get(path.suffix.lower()) in Image.OPEN)
+    return [path for path in _visible(folder) if kinds.get(path.suffix.lower()) in Image.OPEN]
 
 
 def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
@@ -129,7 +134,7 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
     be read, a ValueError names it.
     """
     places = sorted({file.parent for file in files})
-    beside = [path for place in places for path in sorted(place.iterdir()) if path.suffix.lower() == ".txt"]
+    beside = [path for place in places for path in _visible(place) if path.suffix.lower() == ".txt"]
     texts = {path.with_suffix(""): path for path in beside}
     strays = texts.keys() - {file.with_suffix("") for file in files}
     sources = [folder / name for name in METADATA if (folder / name).exists()]
