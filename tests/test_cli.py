@@ -402,12 +402,15 @@ NO_REWARD = "(no --reward is given, so it is the preset's)"
         (["--images", "ZOO", "--prompt", "a {label}d fox"], ["names no digit", NO_REWARD]),
         (["--prompt", "a car", "--model", "tiny-zoo"], ["'a car', names no animal", NO_REWARD]),
         (["--prompts", "MIXED"], ["prompts[1]='a fox' names no digit"]),
-        (["--reward", "clip_change"], ["--reward clip_change looks at what goes in, too: give --images"]),
+        (
+            ["--reward", "clip_change"],
+            ["--reward clip_change also looks at the input image", "give --images"],
+        ),
         (
             ["--reward", "digit_margin", "--prompts", "animals"],
             ["with their digit, as those of --prompts"],
         ),
-        (["--judge", "edit"], ["--judge edit looks at what goes in"]),
+        (["--judge", "edit"], ["--judge edit also looks at the input image"]),
         (["--validation", "MIXED"], ["prompts[1]='a fox' names no digit"]),
     ],
 )
@@ -431,7 +434,7 @@ def test_a_reward_that_cannot_score_what_is_given_is_refused_before_any_model_lo
     ("words", "message"),
     [
         (["--images", "PHOTOS"], "--images PHOTOS has no captions"),
-        (["--images", "CAPTIONED", "--prompt", "a fox"], "drop --prompt"),
+        (["--images", "CAPTIONED", "--prompt", "a fox"], "drop the prompt"),
         (["--images", "HALF"], "write the prompt into b.txt"),
         (["--images", "CAPTIONED", "--sample-group-size", "0"], "--sample-group-size 0"),
         (["--images", "CAPTIONED", "--sample-group-size", "3", "--dry-run"], "--sample-group-size 3"),
@@ -628,6 +631,10 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", "--preset", "camouflage"], "--images FOLDER"),
         (["train", *TINY, "--images", "PHOTOS", "--validation", "PHOTOS"], "what is trained on"),
         (["train", *TINY, "--validation", "no-file.txt"], "no-file.txt is not a file"),
+        (
+            ["train", *TINY, "--sample-group-size", "1", "--images", "PHOTOS", "--validation", "MODEL"],
+            "--validation MODEL holds no image",
+        ),
         (["train", "--train-use-8bit-adam"], "pip install bitsandbytes"),
         (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
         (

@@ -1,6 +1,8 @@
 """Folders of images: labels, what rewards need, damage and its metadata."""
 
+import ast
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from ddpo_lessons.app import reward_flag
 from ddpo_lessons.data import folders
 from ddpo_lessons.data.images import to_tensor
 from ddpo_lessons.tiny import world
+
+ROOT = Path(__file__).parents[1]
 
 
 def write(path: Path, colour: str = "red", size: int = 32) -> Path:
@@ -84,6 +88,44 @@ def test_broken_files_in_subfolders_are_found(zoo):
     (zoo / "dog" / "broken.png").write_bytes(b"\x89PNG, or not")
     with pytest.raises(OSError, match=r"broken\.png"):
         folders.find_images(zoo)
+
+
+FLAG = re.compile("--[a-z]")
+
+
+def test_messages_name_no_flag(zoo, captioned):
+    """They are read in Python as well, where there are none; `app.flags` makes flags of `name=value`."""
+    images = folders.find_images(captioned)
+    flat = folders.ImageFolder(zoo, images.files, None)
+    refused = {
+        "folder='nowhere' is not a folder": lambda: folders.find_images("nowhere"),
+        f"folder='{zoo / 'empty'}' holds no image": lambda: folders.find_images(zoo / "empty"),
+        "reward='clip_change' also looks": lambda: folders.check_text("clip_change", ["a cat"], {}),
+        "reward='digit_margin' needs prompts": lambda: folders.check_text("digit_margin", ["a cat"], {}),
+        "reward='digit_margin' reads digits": lambda: folders.check_needs("digit_margin", images, ()),
+        "reward='clip_margin' needs to know": lambda: folders.check_needs("clip_margin", flat, ()),
+        "reward='decorruption' compares": lambda: folders.check_needs("decorruption", images, ()),
+        "prompt='a dog' is one prompt": lambda: folders.check_prompt("edit", images, "a dog"),
+        "prompt='a {label}' names classes": lambda: folders.check_prompt("edit", flat, "a {label}"),
+        "reward='edit' scores what": lambda: folders.check_prompt("edit", flat, None),
+    }
+    for begins, call in refused.items():
+        with pytest.raises(ValueError, match="^" + re.escape(begins)) as caught:
+            call()
+        assert not FLAG.search(str(caught.value)), caught.value
+
+
+def test_only_the_command_line_names_its_flags():
+    """Strings outside app/ hold flags of other programs, and one sentence that says where it is meant."""
+    others = ("hf download", "accelerate launch", "--use_fsdp", "on the command line as")
+    for path in (ROOT / "ddpo_lessons").rglob("*.py"):
+        raised = [
+            node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Raise)
+        ]
+        for node in raised if path.parent.name != "app" else ():
+            for text in (part.value for part in ast.walk(node) if isinstance(part, ast.Constant)):
+                named = isinstance(text, str) and FLAG.search(text)
+                assert not named or any(other in text for other in others), f"{path}:{node.lineno}: {text}"
 
 
 def test_every_image_is_drawn_with_its_label(zoo):
@@ -200,7 +242,7 @@ def test_captions_of_metadata_jsonl(zoo):
     )
     images = folders.find_images(zoo)
     assert images.captions == (("a white cat", "a striped cat"), ("ein grünes Kätzchen",), ("a black dog",))
-    with pytest.raises(ValueError, match="has captions: drop --prompt"):
+    with pytest.raises(ValueError, match="has captions: drop the prompt"):
         folders.check_prompt("edit", images, "a dog")
 
 
@@ -301,8 +343,8 @@ def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo):
     [
         ("edit", False, None, "has no captions: write the prompt of NAME.png into NAME.txt"),
         ("clip_score", False, " ", "has no captions"),
-        ("colourfulness", True, "a dog", "has captions: drop --prompt, or take"),
-        ("edit", True, "", "drop --prompt"),
+        ("colourfulness", True, "a dog", "has captions: drop the prompt, or take"),
+        ("edit", True, "", "drop the prompt"),
         ("edit", True, None, None),
         ("edit", False, "a dog", None),
         ("colourfulness", False, None, None),
@@ -335,7 +377,7 @@ def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
         ("clip_margin", ("cat",), (), "one subfolder, cat: add another"),
         ("legibility_gain", (), (), "has no class subfolders"),
         ("digit_legibility", ("three", "cat"), (), "subfolder cat: name them zero, one"),
-        ("decorruption", ("cat", "dog"), (), "give --damage"),
+        ("decorruption", ("cat", "dog"), (), "give damages="),
         ("clip_change", ("cat", "dog"), (), None),
         ("digit_margin", ("three",), (), None),
         ("decorruption", (), ("foggy",), None),

@@ -284,6 +284,10 @@ def test_a_new_run_starts_from_the_weights_of_another(here, model):
         ("the seed of /a/output_dir/b", "train", "the seed of /a/output_dir/b"),
         ("5 steps (sample_num_steps) of", "sample", "5 steps (--steps) of"),
         ("num_epochs=0", "doctor", "num_epochs=0"),
+        ("folder='my photos' holds", "train", "--images 'my photos' holds"),
+        ("folder='/a/b' holds", "sample", "--images /a/b holds"),
+        ("reward='edit': give prompt=TEXT", "preflight", "--reward edit: give --prompt TEXT"),
+        ("prompts[1]='a fox' of damages=NAMES", "train", "prompts[1]='a fox' of --damage NAMES"),
     ],
 )
 def test_messages_name_flags(message, command, expected):

@@ -1,7 +1,10 @@
 """Messages of the package name fields of Python; on the command line they name flags."""
 
+import contextlib
 import dataclasses
 import re
+import shlex
+from collections.abc import Iterator
 
 from ddpo_lessons.config import DDPOConfig
 
@@ -10,10 +13,16 @@ FIELDS = [spec.name for spec in dataclasses.fields(DDPOConfig)] + [
     "resolution",
     "gpu_memory",
     "algorithm",
+    "reward",
+    "prompt",
+    "prompts",
+    "folder",
+    "damages",
 ]
 # `name=value`, or the name alone where it has an underscore, which no English word has; not in paths, code
 _FIELD = re.compile(r"(?<![\w/\\.`-])([a-z]\w*)(?:=('[^']*'|[\w.+-]*[\w+-]))?(?![\w/\\=])")
 _OF_SAMPLE = {"sample_num_steps": "--steps", "sample_guidance_scale": "--guidance-scale"}
+_OTHERS = {"folder": "--images", "damages": "--damage"}
 
 
 def in_flags(message: str, command: str) -> str:
@@ -25,9 +34,22 @@ def in_flags(message: str, command: str) -> str:
         name, value = match.groups()
         if name not in FIELDS or (value is None and "_" not in name):
             return match[0]
-        flag = (_OF_SAMPLE if command == "sample" else {}).get(name, "--" + name.replace("_", "-"))
+        others = {**_OTHERS, **(_OF_SAMPLE if command == "sample" else {})}
+        flag = others.get(name, "--" + name.replace("_", "-"))
         if value in ("True", "False"):
             return flag if value == "True" else flag.replace("--", "--no-", 1)
-        return flag if value is None else f"{flag} {value.strip(chr(39)) or repr('')}"
+        return flag if value is None else f"{flag} {shlex.quote(value.strip(chr(39)))}"
 
     return _FIELD.sub(replace, message)
+
+
+@contextlib.contextmanager
+def refused_by(**flags: str) -> Iterator[None]:
+    """Write what a block refuses in train's flags; `reward="judge"` says --judge where it says --reward."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        message = in_flags(str(error), "train")
+        for flag, other in flags.items():
+            message = message.replace(f"--{flag}", f"--{other}")
+        raise ValueError(message) from error

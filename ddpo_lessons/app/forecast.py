@@ -9,6 +9,7 @@ from typing import Any
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import budget, memory, reward_flag
+from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import Preset, world_size
 from ddpo_lessons.app.sample import NOISE_STRENGTH, takes_images
@@ -73,16 +74,16 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
 
 def check_rewards(arguments: Train, preset: Preset, images: ImageFolder | None) -> None:
     """Refuse a reward or a judge that does not go with the images or prompts, by a ValueError."""
-    for flag, written in (("--reward", arguments.reward), ("--judge", arguments.judge)):
-        if flag == "--judge" and written is None:
-            continue
-        try:
-            _check_terms(reward_flag.parse(written or preset.reward), arguments, preset, images)
-        except ValueError as error:
-            message = str(error)
-            if written is None and flag in message:
-                message += " (no --reward is given, so it is the preset's)"
-            raise ValueError(message.replace("--reward", flag, 1)) from error
+    try:
+        with refused_by():
+            _check_terms(reward_flag.parse(arguments.reward or preset.reward), arguments, preset, images)
+    except ValueError as error:
+        if arguments.reward is None and "--reward" in str(error):
+            raise ValueError(f"{error} (no --reward is given, so it is the preset's)") from error
+        raise
+    if arguments.judge is not None:
+        with refused_by(reward="judge"):
+            _check_terms(reward_flag.parse(arguments.judge), arguments, preset, images)
 
 
 def _check_terms(

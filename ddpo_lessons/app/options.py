@@ -19,6 +19,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
 from ddpo_lessons.app import reward_flag
+from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.presets import PRESETS, Preset, divide, world_size
 from ddpo_lessons.app.runs import Policy, check_model, find_policy
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
@@ -237,10 +238,8 @@ class Train:
         check_packages(config)
         self.check_gpu_memory()
         if self.judge is not None:
-            try:
+            with refused_by(reward="judge"):
                 reward_flag.load_functions(reward_flag.parse(self.judge))
-            except (ValueError, TypeError) as error:
-                raise type(error)(str(error).replace("--reward", "--judge", 1)) from error
         reward_flag.load_functions(terms)  # late, since a user's file may need torch
         if self.images is None:
             self.choose_prompts(preset, config.seed)  # late, since those of the digit world need torch

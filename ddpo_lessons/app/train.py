@@ -9,6 +9,7 @@ from tqdm.auto import tqdm
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import forecast, report, reward_flag
+from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
@@ -90,8 +91,9 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
             raise ValueError(f"--validation {error}") from error
         reward_flag.check_text(rewards, prompts, {})
         return prompts
-    held_out = find_images(arguments.validation)
-    reward_flag.check(rewards, held_out, damages, arguments.prompt)
+    with refused_by(images="validation"):
+        held_out = find_images(arguments.validation)
+        reward_flag.check(rewards, held_out, damages, arguments.prompt)
     return held_out
 
 

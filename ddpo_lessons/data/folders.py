@@ -84,14 +84,14 @@ def find_images(folder: str | Path) -> ImageFolder:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"--images {folder} is not a folder")
+        raise ValueError(f"folder='{folder}' is not a folder")
     flat = _image_files(folder)
     subfolders = [path for path in _visible(folder) if path.is_dir()]
     sorted_in = [(file, sub.name) for sub in subfolders for file in _image_files(sub)]
     if flat and sorted_in:
-        raise ValueError(f"--images {folder} holds images beside subfolders of images: move them into one")
+        raise ValueError(f"folder='{folder}' holds images beside subfolders of images: move them into one")
     if not flat and not sorted_in:
-        raise ValueError(f"--images {folder} holds no image, such as a .jpg or .png, nor do its subfolders")
+        raise ValueError(f"folder='{folder}' holds no image, such as a .jpg or .png, nor do its subfolders")
     files = tuple(flat or (file for file, _ in sorted_in))
     check_files(files)
     labels = None if flat else tuple(label for _, label in sorted_in)
@@ -143,7 +143,7 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
         return None
     if len(sources) > 1:
         names = " and in ".join(_name_files(folder, [source]) for source in sources)
-        raise ValueError(f"--images {folder} has captions in {names}: keep one kind")
+        raise ValueError(f"folder='{folder}' has captions in {names}: keep one kind")
     if sources[0].parent == folder and sources[0].name in METADATA:
         said = {folder / name: lines for name, lines in _read_metadata(sources[0])}
     else:
@@ -160,7 +160,7 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
             remedy = f"write the prompt into {absent}"
             remedy += f" (no image has the name of {others})" if strays else ""
         raise ValueError(
-            f"--images {folder} has captions, but not for all images: {remedy}, or take all captions out"
+            f"folder='{folder}' has captions, but not for all images: {remedy}, or take all captions out"
         )
     return tuple(said[file] for file in files)
 
@@ -245,39 +245,41 @@ def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> Non
     need = NEEDS.get(reward)
     if need in ("label", "digit") and images.labels is None:
         raise ValueError(
-            f"--reward {reward} needs to know what the images show, but --images {images.folder} has no "
+            f"reward={reward!r} needs to know what the images show, but folder='{images.folder}' has no "
             "class subfolders: sort the images into FOLDER/cat, FOLDER/dog, ..."
         )
     if need == "label" and len(images.classes) < 2:
         raise ValueError(
-            f"--reward {reward} compares classes, but --images {images.folder} has one subfolder, "
+            f"reward={reward!r} compares classes, but folder='{images.folder}' has one subfolder, "
             f"{images.classes[0]}: add another"
         )
     if need == "digit" and (others := [name for name in images.classes if name not in world.DIGITS]):
         raise ValueError(
-            f"--reward {reward} reads digits, but --images {images.folder} has the subfolder {others[0]}: "
+            f"reward={reward!r} reads digits, but folder='{images.folder}' has the subfolder {others[0]}: "
             f"name them {', '.join(world.DIGITS)}"
         )
     if need == "target" and not damages:
-        raise ValueError(f"--reward {reward} compares with a clean original: give --damage, which keeps it")
+        raise ValueError(
+            f"reward={reward!r} compares with a clean original: give damages=NAMES, which keep it"
+        )
 
 
 def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
     """Refuse two prompts for an image, and none or others than the reward can score, with a ValueError."""
     if prompt is not None and LABEL in prompt and images.labels is None:
         raise ValueError(
-            f"--prompt {prompt!r} names classes, but --images {images.folder} has no class subfolders: sort "
+            f"prompt={prompt!r} names classes, but folder='{images.folder}' has no class subfolders: sort "
             "the images into FOLDER/cat, FOLDER/dog, ..."
         )
     if prompt is not None and images.captions is not None:
         raise ValueError(
-            f"--prompt {prompt!r} is one prompt for all images, but --images {images.folder} has captions: "
-            "drop --prompt, or take them out"
+            f"prompt={prompt!r} is one prompt for all images, but folder='{images.folder}' has captions: "
+            "drop the prompt, or take them out"
         )
     if reward in NEED_A_PROMPT and not (images.captions or (prompt or "").strip()):
         raise ValueError(
-            f"--reward {reward} scores what the prompt says, but --images {images.folder} has no captions: "
-            "write the prompt of NAME.png into NAME.txt beside it, or give --prompt for all"
+            f"reward={reward!r} scores what the prompt says, but folder='{images.folder}' has no captions: "
+            "write the prompt of NAME.png into NAME.txt beside it, or give prompt=TEXT for all"
         )
     said = [line for lines in images.captions or () for line in lines]
     check_words(reward, said or [(prompt or "").replace(LABEL, name) for name in images.classes or ("",)])
@@ -289,18 +291,18 @@ def check_words(reward: str, prompts: Sequence[str]) -> None:
         try:
             READERS[reward](prompts)
         except ValueError as error:
-            raise ValueError(f"--reward {reward}: {error}") from error
+            raise ValueError(f"reward={reward!r}: {error}") from error
 
 
 def check_text(reward: str, prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
     """Refuse a reward of `REWARDS` that text-to-image with such prompts cannot have, with a ValueError."""
     if reward in OF_IMAGES:
-        raise ValueError(f"--reward {reward} looks at what goes in, too: give --images FOLDER")
+        raise ValueError(f"reward={reward!r} also looks at the input image: give folder=FOLDER")
     need = NEEDS.get(reward)
     if need is not None and need not in metadata:
         known = {"digit": "digit_world", "label": "animals"}[need]
         raise ValueError(
-            f"--reward {reward} needs prompts that come with their {need}, as those of --prompts {known} do"
+            f"reward={reward!r} needs prompts that come with their {need}, as those of prompts={known!r} do"
         )
     check_words(reward, prompts)
 
