@@ -74,14 +74,15 @@ def check_finite(**tensors: torch.Tensor) -> None:
         tensors: by the names that the error gives them.
 
     Raises:
-        ValueError: naming the first that is not finite.
+        ValueError: naming the first that is not finite, and the likely cause: log-probs of a step without
+            noise, or other weights that were divided by a deviation of 0.
     """
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
-            raise ValueError(
-                f"{name} holds NaN or inf; leave steps without a density out of the batch and "
-                "check the rewards"
-            )
+            cause = "does it divide by the deviation of a group of one sample, or of equal rewards?"
+            if "log_prob" in name:
+                cause = "a step without noise has no density: leave such steps out of the batch"
+            raise ValueError(f"{name} holds NaN or inf: {cause}")
 
 
 def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:

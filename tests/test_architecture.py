@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddpo_lessons"
 # From the bottom: a module imports its own floor and those below, never one above.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("tiny", "zoo", "plan", "animals", "lesson", "hub", "batching", "advantages", "ppo", "ddim", "flow"),
+    (
+        "tiny", "zoo", "plan", "animals", "lesson", "hub", "own",
+        "batching", "advantages", "ppo", "ddim", "flow",
+    ),
     ("config", "rewards", "text"),
     ("families",),
     ("rollout", "data"),
@@ -23,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("compat",),
     ("app",),
     ("benchmarks",),
-)
+)  # fmt: skip
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 

@@ -172,8 +172,10 @@ def test_no_pairs_are_refused() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_named(value):
     check_finite(advantages=torch.tensor([1.0, 2.0]))
-    with pytest.raises(ValueError, match="old_log_prob holds NaN or inf"):
+    with pytest.raises(ValueError, match="old_log_prob holds NaN or inf: a step without noise"):
         check_finite(advantages=torch.tensor([1.0, 2.0]), old_log_prob=torch.tensor([0.0, value]))
+    with pytest.raises(ValueError, match=r"advantages holds NaN or inf: .* a group of one sample"):
+        check_finite(old_log_prob=torch.tensor([0.0]), advantages=torch.tensor([value, 1.0]))
 
 
 def test_no_gradient_reaches_the_policy_that_sampled():

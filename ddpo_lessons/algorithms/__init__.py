@@ -9,9 +9,13 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ddpo_lessons import own
 
 if TYPE_CHECKING:
     from ddpo_lessons.algorithms.base import Algorithm
@@ -52,8 +56,7 @@ def _similar(word: str, known: Iterable[str]) -> str:
     return f" (perhaps {close[0]})" if close else ""
 
 
-def _check_settings(name: str, settings: Iterable[str]) -> None:
-    known = settings_of(name)
+def _check_settings(name: str, settings: Iterable[str], known: Mapping[str, str]) -> None:
     for key in settings:
         if key not in known:
             raise ValueError(
@@ -62,23 +65,50 @@ def _check_settings(name: str, settings: Iterable[str]) -> None:
             )
 
 
-def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and settings of "nft" or "nft:beta=0.1,max_decay=0"; a ValueError names what there is."""
+# FILE.py:CLASS:KEY=VALUE,KEY=VALUE: settings follow a second colon, and a path may hold colons too.
+_OWN = re.compile(r"(.+?):([^\W\d]\w*)(?::(.*))?")
+
+
+def _split(text: str) -> tuple[str, dict[str, str]]:
+    """Return name and settings as they are written; the name of a user's class is FILE.py:CLASS."""
     name, _, listed = text.partition(":")
     if name not in ALGORITHMS:
-        raise ValueError(
-            f"algorithm={name!r} does not exist{_similar(name, ALGORITHMS)}: "
-            f"use one of {', '.join(ALGORITHMS)}"
-        )
-    settings: dict[str, Any] = {}
+        own_class = _OWN.fullmatch(text)
+        if own_class is None and name.endswith(".py"):
+            raise ValueError(f"algorithm={text!r} names no class of the file: write {name}:CLASS")
+        if own_class is None:
+            raise ValueError(
+                f"algorithm={name!r} does not exist{_similar(name, ALGORITHMS)}: "
+                f"use one of {', '.join(ALGORITHMS)}; a class of your own is FILE.py:CLASS"
+            )
+        name, listed = f"{own_class[1]}:{own_class[2]}", own_class[3] or ""
+    settings: dict[str, str] = {}
     for item in filter(None, listed.split(",")):
         key, equals, value = item.partition("=")
         if not (equals and value):
             raise ValueError(f"algorithm={text!r}: write settings as {name}:KEY=VALUE,KEY=VALUE")
         settings[key.strip()] = value.strip()
-    _check_settings(name, settings)
-    kinds = settings_of(name)
-    return name, {key: _read(key, value, kinds[key]) for key, value in settings.items()}
+    return name, settings
+
+
+def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and settings of "nft" or "nft:beta=0.1,max_decay=0"; a ValueError names what there is.
+
+    Of a class of the user's, "FILE.py:CLASS" or "MODULE:CLASS:beta=0.1", settings stay as they are written:
+    only its file says of which types they are.
+    """
+    name, settings = _split(text)
+    return name, settings if is_own(name) else _read_all(name, settings, settings_of(name))
+
+
+def is_own(name: str) -> bool:
+    """Tell whether a name that `parse_algorithm` returned is that of a user's class."""
+    return name not in ALGORITHMS
+
+
+def _read_all(name: str, settings: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, Any]:
+    _check_settings(name, settings, kinds)
+    return {key: _read(key, value, kinds[key]) for key, value in settings.items()}
 
 
 def _read(key: str, value: str, kind: str) -> Any:
@@ -97,11 +127,69 @@ def _read(key: str, value: str, kind: str) -> Any:
 
 def make_algorithm(text: str, **settings: Any) -> Algorithm:
     """Make an algorithm of a text as `parse_algorithm` reads it; a ValueError says what does not fit."""
-    name, read = parse_algorithm(text)
+    name, written = _split(text)
+    if is_own(name):
+        return _make_own(name, written, settings)
+    known = settings_of(name)
+    _check_settings(name, settings, known)
+    settings = {**_read_all(name, written, known), **settings}
     kind = getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
-    _check_settings(name, settings)
-    settings = {**read, **settings}
     try:
         return kind(**settings)
     except TypeError as error:  # a word in the place of a number
         raise ValueError(f"algorithm={name!r} does not take {settings}: {error}") from error
+
+
+# -------------------------------------------------------------------------------- classes of the user's
+def _make_own(name: str, written: Mapping[str, str], settings: Mapping[str, Any]) -> Algorithm:
+    """Make an object of FILE.py:CLASS; a ValueError says what does not fit or its constructor refuses."""
+    kind = _load_own(name)
+    known = _settings_of_own(kind)
+    _check_settings(name, settings, known)
+    settings = {**_read_all(name, written, known), **settings}
+    try:
+        algorithm = kind(**settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"algorithm={name!r} cannot be made of {settings}: {error}") from error
+    for key in settings.keys() - algorithm.identity().keys():
+        raise ValueError(
+            f"algorithm={name!r} leaves {key!r} out of what its identity() returns: put it in, for a resume "
+            "compares what stands there"
+        )
+    return algorithm
+
+
+def _load_own(name: str) -> type[Algorithm]:
+    def is_algorithm(value: Any) -> bool:
+        from ddpo_lessons.algorithms.base import Algorithm
+
+        return isinstance(value, type) and issubclass(value, Algorithm)
+
+    place, _, called = name.rpartition(":")
+    kind = own.load(f"algorithm={name!r}", place, called, is_algorithm, "subclass of Algorithm")
+    if not is_algorithm(kind):
+        raise ValueError(
+            f"algorithm={name!r} is no subclass of ddpo_lessons.algorithms.base.Algorithm, as DDPO is: "
+            "let it be one"
+        )
+    if not hasattr(kind, "name"):
+        raise ValueError(f"algorithm={name!r} has no name: begin the class with name = {called.lower()!r}")
+    if called in ALGORITHMS.values() and not kind.__module__.startswith(f"{__name__}."):
+        raise ValueError(
+            f"algorithm={name!r} is called as one of the package is: rename the class, for records tell "
+            "algorithms apart by their classes' names"
+        )
+    return kind
+
+
+def _settings_of_own(kind: type[Algorithm]) -> dict[str, str]:
+    """Return the constructor's arguments and their types; of one without annotation that of its default."""
+    found = {}
+    for name, argument in inspect.signature(kind).parameters.items():
+        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
+            annotation: Any = argument.annotation
+            if annotation is argument.empty:
+                annotation = type(argument.default)
+            text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            found[name] = re.sub(r"(?:typing\.)?Optional\[(\w+)\]", r"\1 | None", text)
+    return found

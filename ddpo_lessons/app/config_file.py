@@ -102,7 +102,7 @@ def _written(name: str, value: Any) -> list[str]:
 
 def _of_run(path: Path, values: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
     """Return the flags that make another run like that of a config.json."""
-    record = values[RUN]
+    record, asked = values[RUN], {word.partition("=")[0] for word in given}
     empty: tuple[Any, ...] = ("", {}, None)  # no words for these, and all are defaults
     settings = {n: v for n, v in values.items() if n not in {RUN, *_PLACES} and v not in empty}
     same = ("model", "preset", "judge", "noise_strength", "resolution")
@@ -113,7 +113,7 @@ def _of_run(path: Path, values: Mapping[str, Any], given: Sequence[str]) -> dict
             [reward] if isinstance(reward, str) else [f"{term}={weight}" for term, weight in reward.items()]
         )
         flags["reward"] = ",".join(terms)
-    elif not any(word.partition("=")[0] == "--reward" for word in given):
+    elif "--reward" not in asked:
         raise ValueError(f"--config {path}: a script gave that run its reward: give --reward")
     prompts, images = record.get("prompts", {}), record.get("images")
     if images is not None:
@@ -123,9 +123,18 @@ def _of_run(path: Path, values: Mapping[str, Any], given: Sequence[str]) -> dict
         flags["prompt"] = prompts["prompt"]
     elif "name" in prompts or "file" in prompts:
         flags["prompts"] = prompts.get("file") or prompts["name"]
-    own = dict(record.get("algorithm", {}))
-    if own:
-        modules = {kind: module for module, kind in ALGORITHMS.items()}
-        name = modules[own.pop("name")]
-        flags["algorithm"] = ":".join(filter(None, [name, ",".join(f"{n}={v}" for n, v in own.items())]))
+    if "--algorithm" not in asked:
+        flags["algorithm"] = _algorithm_of_run(path, record)
     return {**settings, **flags}
+
+
+def _algorithm_of_run(path: Path, record: Mapping[str, Any]) -> str | None:
+    """Return what `--algorithm` takes for the algorithm of a run; None if its record has none."""
+    settings = dict(record.get("algorithm", {}))
+    if "own_algorithm" in record or not settings:
+        return record.get("own_algorithm")
+    modules = {kind: module for module, kind in ALGORITHMS.items()}
+    kind = settings.pop("name")
+    if kind not in modules:
+        raise ValueError(f"--config {path}: a script gave that run its algorithm: give --algorithm")
+    return ":".join(filter(None, [modules[kind], ",".join(f"{n}={v}" for n, v in settings.items())]))

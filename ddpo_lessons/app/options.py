@@ -155,7 +155,8 @@ class Train:
     """Named settings, which every other flag overrides; for an embedded model its own."""
     algorithm: str | None = None
     """How rewards become updates: ddpo, branching, rwr, flow_grpo, awm, nft, pepg, dpo, draft or refl, with
-    settings of its own as in nft:beta=0.1,max_decay=0; the preset's, or ddpo."""
+    settings of its own as in nft:beta=0.1,max_decay=0; or a subclass of Algorithm of your own, FILE.py:CLASS
+    or MODULE:CLASS, whose settings follow a second colon, my.py:RLOO:scale=2; the preset's, or ddpo."""
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
     judge: Annotated[str | None, tyro.conf.arg(help=JUDGE, metavar="REWARD")] = None
     prompts: str | None = None

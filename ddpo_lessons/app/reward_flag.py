@@ -6,17 +6,16 @@ Nothing here imports torch. A file of the user's may, and everything else is che
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import math
 import re
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpo_lessons import own
 from ddpo_lessons.tiny import HUB_NAME
 
 if TYPE_CHECKING:
@@ -163,14 +162,7 @@ def load_functions(terms: Sequence[Term]) -> dict[str, RewardFunction]:
 
 
 def _load_function(term: Term) -> RewardFunction:
-    module = _import(term)
-    if not hasattr(module, term.name):
-        own = inspect.getmembers(
-            module, lambda value: inspect.isfunction(value) and value.__module__ == module.__name__
-        )
-        there = ", ".join(name for name, _ in own) or "no function"
-        raise ValueError(f"--reward {term.text}: {term.place} has no {term.name!r}; it has {there}")
-    function = getattr(module, term.name)
+    function: Any = own.load(f"--reward {term.text}", term.place, term.name, inspect.isfunction, "function")
     if not callable(function):
         raise TypeError(
             f"--reward {term.text} is {function!r:.60}, not a function of (images, prompts, metadata)"
@@ -189,37 +181,6 @@ def _load_function(term: Term) -> RewardFunction:
             f"--reward {term.text} is not a function of (images, prompts, metadata): {remedy}"
         ) from error
     return function
-
-
-def _import(term: Term) -> Any:
-    """Import a module as `python -m` would from its folder, or the current one, but after installed ones."""
-    name, folder = term.place, Path.cwd()
-    file = Path(name).resolve() if name.endswith(".py") else None
-    if file is not None:
-        if not file.is_file():
-            raise ValueError(f"--reward {term.text}: there is no file {name}")
-        name, folder = file.stem, file.parent
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:  # whatever the user's code raises
-        raise ValueError(f"--reward {term.text} cannot be imported: {_describe(error, term)}") from error
-    if file is not None and Path(module.__file__ or "").resolve() != file:
-        raise ValueError(
-            f"--reward {term.text}: another module is called {name} ({module.__file__}): rename the file"
-        )
-    return module
-
-
-def _describe(error: Exception, term: Term) -> str:
-    """Name what went wrong, and the last line of the user's file that was reached."""
-    if isinstance(error, ModuleNotFoundError) and error.name == term.place:
-        return f"there is no module {term.place} in {Path.cwd()}, and none is installed"
-    frames = traceback.extract_tb(error.__traceback__)
-    reached = [frame for frame in frames if Path(frame.filename).stem == Path(term.place).stem]
-    line = f" (line {reached[-1].lineno} of {Path(reached[-1].filename).name})" if reached else ""
-    return f"{type(error).__name__}: {error}{line}"
 
 
 # -------------------------------------------------------------------------------------------- rewards

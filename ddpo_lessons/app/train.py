@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
 from ddpo_lessons.app import forecast, report, reward_flag
 from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.options import Train
@@ -134,6 +134,8 @@ def _about(
     name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
     about: dict[str, Any] = {"preset": name, "reward": reward_flag.describe(rewards)}
     about["judge"] = arguments.judge
+    algorithm = arguments.choose_algorithm(preset)
+    about["own_algorithm"] = algorithm if is_own(parse_algorithm(algorithm)[0]) else None
     if images is None:
         return {**about, "prompts": _prompt_source(arguments, preset)}
     names = [file.relative_to(images.folder).as_posix() for file in images.files]

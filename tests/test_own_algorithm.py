@@ -1,0 +1,260 @@
+"""`--algorithm FILE.py:CLASS`: the page's example by flag and in Python, and what is refused."""
+
+import itertools
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import brightness, howto_blocks, launch, make_config, make_pipeline, red_three
+from safetensors.torch import load_file
+
+from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
+from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.app import cli
+from ddpo_lessons.config import LORA_FILE
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.families import load_pipeline
+from ddpo_lessons.rewards import get_reward
+from ddpo_lessons.run.record import read_run
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import Runner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUMBERS = itertools.count()
+RLOO, IN_PYTHON = howto_blocks("own-algorithm", "python")
+(COMMAND,) = howto_blocks("own-algorithm", "sh")
+SMALL = shlex.split(
+    "--sample-num-steps 3 --sample-batch-size 4 --sample-num-batches-per-epoch 1 --train-batch-size 4 "
+    "--sample-group-size 2 --image-grid-freq 0 --reward colourfulness"
+)
+OTHERS = """
+from typing import Optional
+
+from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.ddpo import DDPO as TheirDDPO
+from ddpo_lessons.algorithms.nft import NFT
+
+
+class Kinds(TheirDDPO):
+    def __init__(self, many=2, share: Optional[float] = None, on: bool = False, word: str = "a", **others):
+        self.settings = dict(many=many, share=share, on=on, word=word)
+
+    def identity(self):
+        return self.settings
+
+
+class Inherits(NFT):
+    pass
+
+
+class Forgets(TheirDDPO):
+    def __init__(self, scale: float = 1.0):
+        self.scale = scale
+
+
+class Needs(TheirDDPO):
+    def __init__(self, scale):
+        self.scale = scale
+
+
+class Half(Algorithm):
+    name = "half"
+
+
+class Nameless(Algorithm):
+    def advantages(self, rewards, keys): ...
+    def update(self, samples, learner): ...
+
+
+class DDPO(TheirDDPO):
+    pass
+
+
+class Divides(TheirDDPO):
+    def advantages(self, rewards, keys):
+        return (rewards - rewards.mean()) / rewards.view(-1, 1).std(dim=1)
+
+
+class Other:
+    pass
+
+
+def red(images, prompts, metadata): ...
+"""
+
+
+@pytest.fixture
+def mine(here, monkeypatch):
+    """The page's file, and another one, under names that no other test has imported."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"my_algorithms_{next(NUMBERS)}"
+    (here / f"{name}.py").write_text(RLOO)
+    (here / f"others_{name}.py").write_text(OTHERS)
+    return name
+
+
+def train(algorithm: str, *words: str, status: int = 0) -> None:
+    flags = ["train", "--algorithm", algorithm, *SMALL, "--num-epochs", "2", "--output-dir", "run", *words]
+    assert cli.main(flags) == status
+
+
+# ------------------------------------------------------------------------------------------- the page
+def test_rloo_compares_each_reward_with_the_mean_of_the_others(mine):
+    algorithm: Any = make_algorithm(f"{mine}.py:RLOO:scale=2")
+    algorithm.config = make_config("unused", sample_group_size=3)
+    rewards = torch.tensor([1.0, 2.0, 6.0, 0.0, 0.0, 3.0])
+    # 2 (1 - (2 + 6) / 2) = -6, 2 (2 - 7 / 2) = -3, 2 (6 - 3 / 2) = 9; 2 (0 - 3 / 2) = -3, 2 (3 - 0) = 6
+    assert algorithm.advantages(rewards, [None] * 6).tolist() == [-6, -3, 9, -3, -3, 6]
+
+
+@pytest.mark.slow
+def test_the_page_s_commands_run(here, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])
+    monkeypatch.delitem(sys.modules, "my", raising=False)
+    (here / "my.py").write_text(RLOO)
+    assert cli.main([*shlex.split(COMMAND)[1:], *SMALL]) == 0
+    assert len(read_metrics("rloo-run", "epoch")) == 2
+    exec(compile(IN_PYTHON, "own-algorithm.md", "exec"), {})
+    for folder, scale in (("rloo-run", 2.0), ("rloo-python", 2.0)):
+        assert read_run(Path(folder))[1]["algorithm"] == {"name": "RLOO", "scale": scale}
+    monkeypatch.delitem(sys.modules, "my")
+
+
+def test_a_flag_trains_what_python_trains(mine, here, model):
+    train(f"{mine}.py:RLOO:scale=2", "--model", model, "--prompt", "a red three")
+    record = json.loads(Path("run/config.json").read_text())["run"]
+    assert record["algorithm"] == {"name": "RLOO", "scale": 2.0}
+    assert record["own_algorithm"] == f"{mine}.py:RLOO:scale=2"
+    config, _ = read_run(Path("run"))
+    config.output_dir = "python"
+    own = make_algorithm(f"{mine}:RLOO", scale=2.0)
+    parts = get_reward("colourfulness"), lambda: ("a red three", {}), load_pipeline(model)
+    runner = Runner(config, *parts, algorithm=own, start=FromNoise())
+    runner.train()
+    step = [{k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics("python", "step")]
+    assert step == [
+        {k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics("run", "step")
+    ]
+    assert len(step) == 2
+
+
+def test_a_run_resumes_with_its_settings_only(mine, here, model, capsys):
+    flags = ("--model", model, "--prompt", "a red three")
+    train(f"{mine}.py:RLOO:scale=2", *flags)
+    again = (*flags, "--num-epochs", "3", "--resume-from", "latest")
+    train(f"{mine}.py:RLOO:scale=3", *again, status=2)
+    assert "scale: 2.0 there, 3.0 here" in capsys.readouterr().err
+    train("ddpo", *again, status=2)
+    assert "algorithm: 'RLOO' there, 'DDPO' here" in capsys.readouterr().err
+    train(f"{mine}:RLOO:scale=2", *again)
+    assert len(read_metrics("run", "epoch")) == 3
+
+
+def test_a_run_s_own_file_makes_the_same_run_again(mine, here, model, capsys):
+    train(f"{mine}.py:RLOO:scale=2", "--model", model, "--prompt", "a red three", "--num-epochs", "1")
+    again = cli.parse(["train", "--config", "run/config.json"])
+    assert again.algorithm == f"{mine}.py:RLOO:scale=2"
+    other = cli.parse(["train", "--config", "run/config.json", "--algorithm", "nft"])
+    assert other.algorithm == "nft"
+    parts = make_config(here / "script", sample_group_size=2), brightness, red_three, make_pipeline()
+    Runner(*parts, algorithm=make_algorithm(f"{mine}:RLOO"), start=FromNoise())._open_log()
+    script = ["train", "--config", "script/config.json", "--reward", "colourfulness"]
+    with pytest.raises(ValueError, match="a script gave that run its algorithm: give --algorithm"):
+        cli.parse(script)
+    assert cli.parse([*script, "--algorithm", "ddpo"]).algorithm == "ddpo"
+
+
+def test_forecast_memory_and_preflight_know_it(mine, here, model, capsys):
+    flags = ("--model", model, "--prompt", "a red three", "--gpu-memory", "24")
+    train(f"{mine}.py:RLOO", *flags, "--sample-guidance-scale", "1", "--dry-run")
+    text = capsys.readouterr().out
+    assert f"algorithm: {mine}.py:RLOO" in text
+    assert "denoiser passes an epoch: 12 of sampling" in text  # 4 samples of 3 steps
+    assert cli.main(["preflight", "--algorithm", f"{mine}.py:RLOO", *SMALL, *flags[:4]]) == 0
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_weights_of_one(mine, here, model):
+    words = ["train", "--algorithm", f"{mine}.py:RLOO:scale=2", *SMALL, "--num-epochs", "2", "--model", model]
+    words += ["--prompt", "a red three", "--train-adam-epsilon", "1e-2", "--output-dir"]
+    assert cli.main([*words, "one"]) == 0
+    halves = ["--sample-batch-size", "2", "--train-batch-size", "2"]
+    (here / "words.json").write_text(json.dumps([*words, "two", *halves]))
+    together = launch(__file__, here, processes=2)
+    _, errors = together.communicate(timeout=300)
+    assert together.returncode == 0, errors[-3000:]
+    one, two = (load_file(here / folder / "lora" / LORA_FILE) for folder in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------ the form
+def test_settings_are_read_as_the_constructor_says(mine):
+    kinds: Any = make_algorithm(f"others_{mine}.py:Kinds:many=3,share=0.5,on=true,word=C:x=y")
+    assert kinds.settings == {"many": 3, "share": 0.5, "on": True, "word": "C:x=y"}
+    kinds = make_algorithm(f"others_{mine}:Kinds:share=none", many=7)
+    assert kinds.settings == {"many": 7, "share": None, "on": False, "word": "a"}
+    assert isinstance(make_algorithm(f"others_{mine}.py:Inherits:beta=0.5"), NFT)
+
+
+def test_a_path_may_hold_colons():
+    assert parse_algorithm(r"C:\x\my.py:RLOO:scale=2") == (r"C:\x\my.py:RLOO", {"scale": "2"})
+    assert parse_algorithm("a.b:RLOO") == ("a.b:RLOO", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nowhere.py:RLOO", "--algorithm nowhere.py:RLOO: there is no file nowhere.py"),
+        ("nowhere:RLOO", "--algorithm nowhere:RLOO cannot be imported: there is no module nowhere in"),
+        ("NAME.py", "--algorithm NAME.py names no class of the file: write NAME.py:CLASS"),
+        ("NAME.py:scale=2", "names no class of the file: write NAME.py:CLASS"),
+        ("NAME.py:RLO", "NAME.py has no 'RLO'; it has RLOO"),
+        ("NAME.py:RLOO:scal=2", "has no setting 'scal' (perhaps scale): it has scale"),
+        ("NAME.py:RLOO:scale=much", "scale=much must be a number"),
+        ("NAME.py:RLOO:scale", "write settings as NAME.py:RLOO:KEY=VALUE"),
+        (
+            "NAME.py:RLOO:scale=-1",
+            "NAME.py:RLOO cannot be made of {'scale': -1.0}: scale=-1.0 must be above 0",
+        ),
+        ("NAME.py:RLOO --sample-group-size 1", "of a group: --sample-group-size must be at least 2"),
+        ("others_NAME.py:Other", "is no subclass of ddpo_lessons.algorithms.base.Algorithm"),
+        ("others_NAME.py:red", "is no subclass of ddpo_lessons.algorithms.base.Algorithm"),
+        ("others_NAME.py:Needs", "missing 1 required positional argument: 'scale'"),
+        ("others_NAME.py:Half", "abstract"),
+        ("others_NAME.py:Nameless", "has no name: begin the class with name = 'nameless'"),
+        ("others_NAME.py:DDPO", "is called as one of the package is: rename the class"),
+        ("others_NAME.py:Forgets:scale=2", "leaves 'scale' out of what its identity() returns"),
+        ("broken.py:RLOO", "cannot be imported: SyntaxError"),
+        ("flow_gpro", "--algorithm flow_gpro does not exist (perhaps flow_grpo)"),
+        ("flow_gpro:window=3", "--algorithm flow_gpro does not exist (perhaps flow_grpo)"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_any_model_loads(mine, text, message, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "ddpo_lessons.app.train.load_pipeline", lambda *_, **__: pytest.fail("a model is loaded")
+    )
+    Path("broken.py").write_text("class RLOO(:\n")
+    algorithm, *words = text.replace("NAME", mine).split()
+    train(algorithm, *words, status=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message.replace("NAME", mine) in line
+    assert not Path("run").exists()
+
+
+def test_advantages_that_divide_by_the_deviation_of_one_name_the_cause(mine, here, model, capsys):
+    train(f"others_{mine}.py:Divides", "--model", model, "--prompt", "a red three", status=2)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "advantages holds NaN or inf: does it divide by the deviation of a group of one sample" in error
+
+
+if __name__ == "__main__":  # what each of two processes runs
+    os.chdir(sys.argv[1])
+    sys.exit(cli.main(json.loads(Path("words.json").read_text())))
