@@ -588,7 +588,6 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "demo, preflight, train, sample, report, doctor"),
         (["fly"], "no command 'fly': use one of demo, preflight, train"),
         (["train", "--no-such-flag"], "--no-such-flag"),
         (["train", "--train-learn", "1"], "--train-learning-rate"),  # no abbreviations
@@ -768,6 +767,19 @@ def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypa
     assert messages == []  # diffusers would list every layer
     assert cli.main(["sample", "--model", "tiny-sd3", "--lora", "run/lora", "--prompt", ""]) == 2
     assert "none of them is for a layer that a StableDiffusion3Pipeline has" in capsys.readouterr().err
+
+
+def test_without_a_word_the_help_is_shown(capsys):
+    shown = []
+    for words in ([], ["--help"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(words)
+        assert caught.value.code == 0
+        shown.append(capsys.readouterr())
+    assert shown[0] == shown[1]
+    for name in ("demo", "preflight", "train", "sample", "report", "doctor"):
+        assert f"• {name} " in shown[0].out
+    assert shown[0].err == ""
 
 
 def test_ctrl_c_leaves_no_traceback(monkeypatch):

@@ -166,10 +166,10 @@ def run(command: Command) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, of the process's words if none are given, and return the exit status.
 
-    0; 2 after an error, which is printed in one line; 130 after Ctrl-C and 143 after SIGTERM, as shells
-    count, also where what was done is saved.
+    Without a word it prints the help, as pip does. 0; 2 after an error, which is printed in one line; 130
+    after Ctrl-C and 143 after SIGTERM, as shells count, also where what was done is saved.
     """
-    argv = sys.argv[1:] if argv is None else list(argv)
+    argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if argv == ["--version"]:
         print(__version__)
         return 0
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(parse(argv))
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
-        message = in_flags(" ".join(str(error).split()), argv[0] if argv else "")
+        message = in_flags(" ".join(str(error).split()), argv[0])
         print(f"error: {message}{_own_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
