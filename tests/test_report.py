@@ -1,6 +1,7 @@
 """The page of a run: what its folder holds is on it, and it needs nothing else."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_page_holds_what_the_folders_hold_and_asks_for_nothing(runs, tmp_path):
     marked = re.findall(r"<tr class=differs><th>(\w+)", page)
     assert {"output_dir", "train_learning_rate", "start"} <= set(marked)
     assert "num_epochs" not in marked
+
+
+@pytest.mark.parametrize("name", ["FULL_BODY", "TITLE", "BODY TITLE"])
+def test_a_run_may_be_called_as_the_template_s_places_are(runs, tmp_path, name):
+    shutil.copytree(runs[0], tmp_path / name)
+    report.write(tmp_path / "page.html", [report.read(tmp_path / name)])
+    page = (tmp_path / "page.html").read_text()
+    assert re.findall("<title>(.*)</title>", page) == re.findall("<h1>(.*)</h1>", page) == [name]
 
 
 def test_tiles_are_cut_where_their_pictures_lie(runs):

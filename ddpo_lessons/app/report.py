@@ -96,7 +96,8 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     body += [f'<section style="--run:{color}">{_of_run(run)}</section>' for run, color in _colored(runs)]
     body += ["</div>", "<h2>Settings</h2>", settings(runs)]
     page = (Path(__file__).with_name("report.template.html")).read_text(encoding="utf-8")
-    page = page.replace("TITLE", _text(title)).replace("BODY", "\n".join(body))
+    parts = {"TITLE": _text(title), "BODY": "\n".join(body)}
+    page = re.sub("TITLE|BODY", lambda found: parts[found[0]], page)  # in one pass: a title may hold BODY
     aside = path.with_name(f".{path.name}.new")
     aside.write_text(page, encoding="utf-8")
     aside.replace(path)
