@@ -163,15 +163,18 @@ def test_a_new_run_starts_from_lora_weights_with_a_fresh_optimizer(tmp_path):
     start = str(tmp_path / "a" / "lora")
     config = make_config(tmp_path / "b", train_lora_from=start, train_learning_rate=5e-4)
     second = DDPOTrainer(config, darkness, red_three, make_pipeline())
-    assert (config.train_lora_rank, config.train_lora_alpha) == (2, 6)
-    assert set(config.train_lora_target_modules) == set(layers)
+    assert (second.config.train_lora_rank, second.config.train_lora_alpha) == (2, 6)
+    assert set(second.config.train_lora_target_modules) == set(layers)
+    assert config == make_config(tmp_path / "b", train_lora_from=start, train_learning_rate=5e-4)  # unchanged
     assert list(second.learner.trainable) == list(first.learner.trainable)
     torch.testing.assert_close(weights_of(second), weights_of(first), rtol=0, atol=0)
     assert second.learner.optimizer.state_dict()["state"] == {}
     assert second.epochs_done == 0
     second.train()
     assert not torch.equal(weights_of(second), weights_of(first))
-    assert read_run(tmp_path / "b")[0].train_lora_from == str(Path(start).resolve())
+    written, saved = read_run(tmp_path / "b")[0], checkpoint.read_state(tmp_path / "b" / "checkpoint-000001")
+    assert written == second.config == DDPOConfig.from_dict(saved["config"])
+    assert written.train_lora_from == str(Path(start).resolve())
     shutil.rmtree(start)  # a checkpoint needs it no more
     resumed = DDPOTrainer.from_checkpoint(
         tmp_path / "b" / "checkpoint-000001", darkness, red_three, make_pipeline()

@@ -458,7 +458,7 @@ def test_training_goes_on_where_train_left_off(tmp_path):
     trainer.train()
     trainer.train()  # nothing left
     assert trainer.prompt_function.drawn == 2
-    config.num_epochs = 3
+    trainer.config.num_epochs = 3
     trainer.train()
     other = DDPOTrainer(make_config(tmp_path / "b", num_epochs=3), brightness, Counting(), make_pipeline())
     other.train()

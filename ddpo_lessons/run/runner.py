@@ -7,6 +7,7 @@ for), `sampling`, `learner` (optimizer steps), `state` (snapshots and checkpoint
 """
 
 import contextlib
+import copy
 import math
 import time
 import warnings
@@ -76,7 +77,7 @@ class Runner:
     shuffles its own samples.
 
     Args:
-        config: the settings.
+        config: the settings; the runner keeps a copy, its `config`.
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
             (B, 3, H, W) float in [0, 1]. The means of what a dict `info` holds for every sample are recorded
             as `reward/NAME`. What it raises ends the run, as do rewards that are not finite, and nothing is
@@ -114,6 +115,7 @@ class Runner:
         """Check everything, build the policy and, when asked, resume."""
         check_functions(reward_function, prompt_function)
         check_hook("image_samples_hook", image_samples_hook)
+        config = copy.copy(config)  # an adapter that is loaded sets its rank, and the caller's stays
         config.check()
         algorithm.check(config)
         self.config, self.algorithm, self.start = config, algorithm, start
