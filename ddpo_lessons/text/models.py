@@ -198,8 +198,7 @@ def load_text_models(
         policy: another name on the hub, or a folder.
         reward: likewise, a sequence classifier with one or two outputs.
         device: where to; by default the CPU for the shipped models, which are too small for anything else,
-        and
-            the GPU for those of the hub.
+            and the GPU for those of the hub.
 
     Returns:
         The models, float32, in eval mode: dropout would make the policy that trains differ from the one that
