@@ -10,11 +10,12 @@ import dataclasses
 import sys
 import tempfile
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from diffusers import StableDiffusionPipeline
@@ -67,6 +68,20 @@ def _part(name: str) -> Any:
     return property(lambda self: getattr(self.sd_pipeline, name), doc=f"The pipeline's {name}.")
 
 
+_WRAPPERS: "weakref.WeakSet[DefaultDDPOStableDiffusionPipeline]" = weakref.WeakSet()
+
+
+def _wrapper_of(unet: Any) -> Any:
+    """Find the wrapper of a UNet, of which imageddpo's README gives the trainer nothing else."""
+    found = [wrapper for wrapper in _WRAPPERS if wrapper.unet is unet]
+    if not found:
+        raise ValueError(
+            f"model is a {type(unet).__name__}, and no I2IDDPOStableDiffusionPipeline of this program has it "
+            "as its unet: give sd_pipeline=pipeline"
+        )
+    return found[0]
+
+
 class DefaultDDPOStableDiffusionPipeline:
     """TRL's wrapper of a diffusers pipeline, which is its `sd_pipeline`.
 
@@ -89,6 +104,12 @@ class DefaultDDPOStableDiffusionPipeline:
         _check_has_unet(self.sd_pipeline)
         place = str(CHECKPOINTS.get(pretrained_model_name, pretrained_model_name))
         self.use_lora = _load_adapter(self.sd_pipeline, place, pretrained_model_revision) or use_lora
+        _WRAPPERS.add(self)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name: str, **settings: Any) -> Self:
+        """Make one, as imageddpo's README does; the settings are those of the constructor."""
+        return cls(pretrained_model_name, **settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the diffusers pipeline; its output has `images`.
@@ -278,7 +299,54 @@ class _ImageddpoStart(FromImages):
         return super().prompts(contexts, config)
 
 
+def _one_of(**given: Any) -> Any:
+    """Return the one argument that was given under two names; a TypeError if it was none, or both."""
+    values = [value for value in given.values() if value is not None]
+    if len(values) != 1:
+        raise TypeError(f"give one of {' and '.join(given)}, not {len(values)}")
+    return values[0]
+
+
 class ImageDDPOTrainer(_Methods, trainer.ImageDDPOTrainer):
-    """`ddpo_lessons.trainer.ImageDDPOTrainer` with the methods of TRL's trainer and imageddpo's start."""
+    """`ddpo_lessons.trainer.ImageDDPOTrainer` with the methods of TRL's trainer and imageddpo's start.
+
+    imageddpo's README calls `reward_function` `reward_fn`, `prompt_function` `prompt_fn`, and gives the UNet
+    of a wrapper as `model` in the place of `sd_pipeline`. Its `ref_model` and `accelerator` must be None,
+    since no code of imageddpo's ever took them; a TypeError says what to do instead.
+    """
 
     start_class = _ImageddpoStart
+
+    def __init__(
+        self,
+        config: config.DDPOConfig,
+        reward_function: Any = None,
+        prompt_function: Any = None,
+        sd_pipeline: Any = None,
+        *others: Any,
+        reward_fn: Any = None,
+        prompt_fn: Any = None,
+        model: Any = None,
+        ref_model: None = None,
+        accelerator: None = None,
+        **named: Any,
+    ) -> None:
+        if ref_model is not None:
+            raise TypeError(
+                "leave ref_model out: imageddpo has no such argument, and the KL penalty of "
+                "train_kl_coefficient is to the policy before training"
+            )
+        if accelerator is not None:
+            raise TypeError(
+                "leave accelerator out: imageddpo has no such argument, and the trainer makes one of the "
+                "config's accelerator_kwargs"
+            )
+        _one_of(sd_pipeline=sd_pipeline, model=model)
+        super().__init__(
+            config,
+            _one_of(reward_function=reward_function, reward_fn=reward_fn),
+            _one_of(prompt_function=prompt_function, prompt_fn=prompt_fn),
+            _wrapper_of(model) if sd_pipeline is None else sd_pipeline,
+            *others,
+            **named,
+        )

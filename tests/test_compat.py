@@ -173,6 +173,40 @@ trainer.train()
 """
 
 
+# The snippet of imageddpo's README, block by block; its comments stand for what a user fills in.
+README_SCRIPT = """
+from imageddpo import ImageDDPOTrainer, I2IDDPOStableDiffusionPipeline
+from trl import DDPOConfig
+
+config = DDPOConfig(
+    sample_num_steps=50,
+    sample_guidance_scale=7.5,
+    sample_eta=1.0,
+    train_batch_size=4,
+    train_use_8bit_adam=True,
+    # ... other DDPOConfig parameters
+)
+
+# Initialize the pipeline
+pipeline = I2IDDPOStableDiffusionPipeline.from_pretrained(
+    "runwayml/stable-diffusion-v1-5",
+    # ... pipeline initialization parameters
+)
+
+# Initialize the trainer
+trainer = ImageDDPOTrainer(
+    config=config,
+    model=pipeline.unet,
+    ref_model=None,
+    accelerator=None,
+    prompt_fn=your_prompt_function,
+    reward_fn=your_reward_function,
+    noise_strength=0.2,  # ImageDDPO specific parameter
+    # ... other trainer parameters
+)
+"""
+
+
 @pytest.fixture
 def policy_prompts(monkeypatch):
     """The prompts that rollouts of the trainer are given."""
@@ -261,6 +295,73 @@ def test_a_fraction_that_leaves_no_step_is_refused(tmp_path, model):
     pipeline = compat.I2IDDPOStableDiffusionPipeline(model)
     with pytest.raises(ValueError, match=r"train_timestep_fraction=0\.05"):
         compat.ImageDDPOTrainer(settings, brightness, noisy_image, pipeline, noise_strength=0.4)
+
+
+def readme_script(model: str, *others: str) -> str:
+    """Fill the README's comments in, as its reader has to, and take the model from a folder."""
+    text = README_SCRIPT.replace("runwayml/stable-diffusion-v1-5", model)
+    for name, filled in zip(("DDPOConfig", "pipeline initialization", "trainer"), others, strict=True):
+        text = text.replace(f"# ... other {name} parameters", filled)
+        text = text.replace(f"# ... {name} parameters", filled)
+    return text
+
+
+def test_the_snippet_of_imageddpos_readme_runs(here, model, monkeypatch):
+    # 8-bit Adam is bitsandbytes', for CUDA alone; torch's Adam stands in, under its name
+    adam = type(sys)("bitsandbytes")
+    adam.optim = type(sys)("optim")
+    adam.optim.AdamW8bit = torch.optim.AdamW
+    monkeypatch.setitem(sys.modules, "bitsandbytes", adam)
+    filled = "num_epochs=1, sample_batch_size=4, mixed_precision='no', train_learning_rate=1e-2"
+    script = run_script(
+        readme_script(model, filled, "use_lora=True", ""),
+        your_prompt_function=noisy_image, your_reward_function=lambda *given: (brightness(*given), {}),
+    )  # fmt: skip
+    trainer = script["trainer"]
+    assert trainer.sd_pipeline is script["pipeline"]
+    assert (trainer.num_train_timesteps, trainer.noise_strength) == (10, 0.2)  # 0.2 of 50 steps
+    trainer.train()
+    # TRL's defaults: 2 batches an epoch, here of 4 samples, and steps of 4
+    assert [row["step"] for row in read_metrics(trainer.config.run_dir, "step")] == [1, 2]
+    assert sum(p.abs().sum() for n, p in script["pipeline"].unet.named_parameters() if "lora_B" in n) > 0
+
+
+def test_a_batch_of_four_needs_four_samples_as_in_trl(here, model):
+    """TRL's own check refuses train_batch_size=4 with its default sample_batch_size, 1, as well."""
+    names = {"your_prompt_function": noisy_image, "your_reward_function": brightness}
+    text = readme_script(model, "mixed_precision='no'", "", "").replace("train_use_8bit_adam=True,", "")
+    with pytest.raises(ValueError, match="train_batch_size=4 does not divide the 2 samples"):
+        run_script(text, **names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ref_model": object()}, "leave ref_model out: .* train_kl_coefficient"),
+        ({"accelerator": object()}, "leave accelerator out: .* accelerator_kwargs"),
+        ({"prompt_fn": None}, "give one of prompt_function and prompt_fn, not 0"),
+        ({"reward_fn": None}, "give one of reward_function and reward_fn, not 0"),
+        ({"model": None}, "give one of sd_pipeline and model, not 0"),
+        ({"prompt_function": noisy_image}, "give one of prompt_function and prompt_fn, not 2"),
+        ({"reward_function": brightness}, "give one of reward_function and reward_fn, not 2"),
+        ({"sd_pipeline": make_pipeline()}, "give one of sd_pipeline and model, not 2"),
+    ],
+)
+def test_arguments_that_imageddpo_never_had_are_refused(tmp_path, model, changes, message):
+    pipeline = compat.I2IDDPOStableDiffusionPipeline.from_pretrained(model)
+    given = {"model": pipeline.unet, "prompt_fn": noisy_image, "reward_fn": brightness, **changes}
+    with pytest.raises(TypeError, match=message):
+        compat.ImageDDPOTrainer(config=config(tmp_path), **given)
+
+
+def test_a_unet_brings_the_pipeline_that_it_belongs_to(tmp_path, model):
+    first, second = (compat.I2IDDPOStableDiffusionPipeline.from_pretrained(model) for _ in range(2))
+    functions = {"prompt_fn": noisy_image, "reward_fn": brightness, "noise_strength": 1.0}
+    for number, pipeline in enumerate((second, first)):
+        trainer = compat.ImageDDPOTrainer(config(tmp_path / str(number)), model=pipeline.unet, **functions)
+        assert trainer.sd_pipeline is pipeline
+    with pytest.raises(ValueError, match="no I2IDDPOStableDiffusionPipeline of this program has it"):
+        compat.ImageDDPOTrainer(config(tmp_path / "other"), model=make_pipeline().unet, **functions)
 
 
 # ------------------------------------------------------------------------------------------ wrappers
