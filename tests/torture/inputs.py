@@ -91,7 +91,7 @@ INPUTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train --reward colourfulness=much", ("--reward colourfulness=much", "number")),
     ("train --reward colourfulness,colourfulness", ("colourfulness twice",)),
     ("train --reward colourfulness@x", ("--reward colourfulness@x", "asks no model")),
-    ("train --reward torture_mine.py", ("--reward torture_mine.py", "FILE.py:FUNCTION")),
+    ("train --reward torture_mine.py", ("--reward torture_mine.py", "torture_mine.py:FUNCTION")),
     ("train --reward torture_mine.py:NUMBER", ("torture_mine.py:NUMBER", "function")),
     ("train --reward torture_mine.py:two", ("torture_mine.py:two", "three arguments")),
     ("train --reward torture_mine.py:keyword", ("torture_mine.py:keyword", "three arguments")),
