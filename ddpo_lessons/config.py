@@ -33,7 +33,8 @@ class DDPOConfig:
     seed: int = 0
     """Decides every random number: noise, actions, shuffles, LoRA's start."""
     log_with: str | None = None
-    """"tensorboard" or "wandb", beside the metrics.jsonl that is always written."""
+    """"tensorboard" or "wandb": a copy of metrics.jsonl and images/, which are always written. A tracker that
+    fails is warned of once and left out for the rest of the run."""
     tracker_kwargs: dict[str, Any] = field(default_factory=dict)
     """Passed to accelerate's `init_trackers`."""
     accelerator_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +57,8 @@ class DDPOConfig:
     num_checkpoint_limit: int = 5
     """How many checkpoints are kept."""
     image_grid_freq: int = 1
-    """A picture of the first images every so many epochs; 0 for none. New: pictures need no tracker."""
+    """A grid of the first images every so many epochs, also for the tracker; 0 for none. New: grids need no
+    tracker."""
     mixed_precision: str = "no"
     """"no", "bf16" or "fp16": precision of the networks. Latents and log-probs are float32 whatever it is.
     TRL's default is fp16, which asks for a GPU."""

@@ -20,7 +20,7 @@ from ddpo_lessons.app.cli import Command
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
-TRACKERS = {"tensorboard", "wandb"}  # a user's choice, which nothing here needs: not pinned
+TRACKERS = {"tensorboard", "wandb"}  # extras for users: what the tests need is in the extra "test"
 # Torch for Linux brings these and pins them itself.
 OF_TORCH = re.compile(r"nvidia-|cuda-|triton$")
 PINNED = [

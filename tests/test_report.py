@@ -11,6 +11,7 @@ from helpers import brightness, make_config, make_pipeline, noisy_image, red_thr
 from ddpo_lessons.app import report
 from ddpo_lessons.app.cli import main
 from ddpo_lessons.rewards.combined import judged
+from ddpo_lessons.run.runlog import RunLog
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,11 +65,21 @@ def test_a_run_may_be_called_as_the_template_s_places_are(runs, tmp_path, name):
     assert re.findall("<title>(.*)</title>", page) == re.findall("<h1>(.*)</h1>", page) == [name]
 
 
-def test_tiles_are_cut_where_their_pictures_lie(runs):
-    """The third of three tiles in a row of eight columns begins at 2/7 of what the background may move."""
-    (grid, _) = report.find_grids(runs[0], "epoch")
-    places = re.findall(r"background-position:(\S+) (\S+)\"", report.slider([grid]))
-    assert places == [("0%", "0%"), (f"{100 / 7:.4g}%", "0%")]
+@pytest.mark.parametrize(
+    ("count", "style", "last"),
+    [
+        (1, "--columns:1;--rows:1;--ratio:1.5", ("0%", "0%")),
+        (3, "--columns:3;--rows:1;--ratio:1.5", ("100%", "0%")),
+        (10, "--columns:8;--rows:2;--ratio:1.5", (f"{100 / 7:.4g}%", "100%")),  # the second of eight columns
+    ],
+)
+def test_tiles_are_cut_where_their_pictures_lie(count, style, last, tmp_path):
+    log = RunLog(make_config(tmp_path), None, 0)
+    log.images(1, torch.zeros(count, 3, 96, 144), captions=["red"] * count)
+    (grid,) = report.find_grids(tmp_path, "epoch")
+    page = report.slider([grid])
+    assert style in page
+    assert re.findall(r"background-position:(\S+) (\S+)\"", page)[-1] == last
 
 
 def test_a_long_run_shows_its_first_and_last_grid_and_some_between(tmp_path):

@@ -216,13 +216,34 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_forward_pass(tmp_
 @pytest.mark.parametrize(("side", "ending"), [(128, "png"), (256, "jpg")])
 def test_a_grid_of_large_images_is_a_jpeg(side, ending, tmp_path):
     log = RunLog(make_config(tmp_path), None, 0)
-    images = torch.full((9, 3, side, side), 0.5)
-    path = log.images(3, images)
-    assert path == tmp_path / "images" / f"epoch-000003.{ending}"
+    log.images(3, torch.full((9, 3, side, side), 0.5))
+    (path,) = (tmp_path / "images").iterdir()
+    assert path.name == f"epoch-000003.{ending}"
     with Image.open(path) as grid:
         assert grid.size == (8 * side, 2 * side)
         assert grid.format == {"png": "PNG", "jpg": "JPEG"}[ending]
         assert abs(grid.getpixel((5, 5))[0] - 128) <= 1
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (6, 6, 1), (8, 8, 1), (10, 8, 2)]
+)
+def test_a_grid_has_no_empty_column_and_pairs_stay_in_one_row(count, columns, rows, tmp_path):
+    log = RunLog(make_config(tmp_path), None, 0)
+    grid = log.images(1, torch.zeros(count, 3, 96, 96))
+    assert grid.size == (columns * 96, rows * 96)
+    assert columns % 2 == count % 2  # an even number of tiles, as pairs are, has an even number of columns
+
+
+def test_grids_that_cannot_be_written_cost_a_warning_and_no_epoch(tmp_path):
+    (tmp_path / "images").write_text("a file where the folder would be")
+    with pytest.warns(
+        UserWarning, match=r"cannot write grids of images into .*images \(.+\): make"
+    ) as caught:
+        run(tmp_path, num_epochs=2, image_grid_freq=1)
+    assert {str(warning.message) for warning in caught} == {str(caught[0].message)}  # shown once, therefore
+    assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
+    assert len(checkpoint.list_checkpoints(tmp_path)) == 2
 
 
 def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(tmp_path):

@@ -15,7 +15,7 @@ from ddpo_lessons.app.presets import Preset, world_size
 from ddpo_lessons.app.sample import NOISE_STRENGTH, takes_images
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import ImageFolder
-from ddpo_lessons.data.images import grid_bytes_per_pixel
+from ddpo_lessons.data.images import PNG_BYTES, grid_bytes_per_pixel
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.run.runlog import claim
@@ -193,7 +193,10 @@ def _disk(config: DDPOConfig, paper: budget.Budget) -> str:
     grids = -(-config.num_epochs // config.image_grid_freq) if config.image_grid_freq else 0
     samples = config.epoch_plan(1).samples_per_process
     pixels = paper.images // (samples * 3 * 4)  # of one image, float32
-    pictures = grids * min(SHOWN_IMAGES, samples) * pixels * grid_bytes_per_pixel(math.isqrt(pixels))
+    each = grid_bytes_per_pixel(math.isqrt(pixels))
+    if config.log_with == "tensorboard":  # whose files lie in the run's folder
+        each += PNG_BYTES
+    pictures = grids * min(SHOWN_IMAGES, samples) * pixels * each
     kept = checkpoints * (paper.trained + paper.moments)
     return (
         f"disk: {(kept + pictures) / memory.GB:.2g} GB in {config.run_dir}: {checkpoints} checkpoints of "

@@ -21,13 +21,13 @@ from PIL import Image
 
 from ddpo_lessons.app.options import Report
 from ddpo_lessons.config import RUN, DDPOConfig
+from ddpo_lessons.data.images import grid_columns
 from ddpo_lessons.run.record import CONFIG
 from ddpo_lessons.run.runlog import PREFLIGHT, read_metrics
 
 FILE = "report.html"
 JUDGE = "reward/judge"  # as the records call it
 MOST_GRIDS = 12  # of a run: the first, the last, and some between them
-COLUMNS = 8  # of a grid, as `data.images.save_grid` lays it out
 COLORS = ("#3568b0", "#c04f12", "#2e7d4f", "#8a3f96", "#86660f", "#22262e")
 # Of the records of optimizer steps: what they are called, and a heading.
 STEP_CURVES = (
@@ -232,18 +232,19 @@ def _grid(path: Path, is_shown: bool) -> str:
     if not aside.is_file():
         return f'{head}<img src="{data}" alt="epoch {epoch}"></div>'
     captions = json.loads(aside.read_text(encoding="utf-8"))
+    columns = grid_columns(len(captions))
     with Image.open(path) as picture:
-        rows = -(-len(captions) // COLUMNS)
-        ratio = (picture.width / COLUMNS) / (picture.height / rows)
+        rows = -(-len(captions) // columns)
+        ratio = (picture.width / columns) / (picture.height / rows)
     tiles = []
     for number, caption in enumerate(captions):
-        row, column = divmod(number, COLUMNS)
-        place = f"{100 * column / (COLUMNS - 1):.4g}% {100 * row / max(1, rows - 1):.4g}%"
+        row, column = divmod(number, columns)
+        place = f"{100 * column / max(1, columns - 1):.4g}% {100 * row / max(1, rows - 1):.4g}%"
         tiles.append(
             f'<figure><div class="tile" style="background-position:{place}"></div>'
             f"<figcaption>{_text(caption)}</figcaption></figure>"
         )
-    style = f"--grid:url({data});--rows:{rows};--ratio:{ratio:.4g}"
+    style = f"--grid:url({data});--columns:{columns};--rows:{rows};--ratio:{ratio:.4g}"
     return f'{head}<div class="tiles" style="{style}">{"".join(tiles)}</div></div>'
 
 

@@ -9,6 +9,7 @@ from PIL import Image, ImageOps
 
 JPEG_FROM = 256  # pixels to a side: a grid of larger images would take megabytes as a PNG
 JPEG_QUALITY = 90
+COLUMNS = 8  # of a full grid; even, so that input and result stay in one row
 # Bytes a pixel of a grid of photographs: 17.5 and 2.7 MB for 8 x 4 of 512 pixels (app/paper_run.json).
 PNG_BYTES, JPEG_BYTES = 2.09, 0.325
 
@@ -71,15 +72,18 @@ def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> 
     return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
 
 
+def grid_columns(count: int) -> int:
+    """Return the number of columns of a run's grid of so many images: no column is empty."""
+    return min(COLUMNS, count)
+
+
 def grid_bytes_per_pixel(side: int) -> float:
     """Return what a grid of photographs of this side takes on disk, in bytes a pixel."""
     return JPEG_BYTES if side >= JPEG_FROM else PNG_BYTES
 
 
-def save_grid(images: torch.Tensor, path: Path) -> Path:
-    """Save a grid of eight columns, a PNG, or a JPEG where images are large; return path and ending."""
-    grid, is_large = image_grid(images, columns=8), max(images.shape[2:]) >= JPEG_FROM
-    path = path.with_name(path.name + (".jpg" if is_large else ".png"))
+def save_grid(grid: Image.Image, path: Path, side: int) -> None:
+    """Save a grid of images of this side as PATH.png, or as PATH.jpg if they are large."""
+    is_large = side >= JPEG_FROM
     settings: dict[str, Any] = {"quality": JPEG_QUALITY} if is_large else {}
-    grid.save(path, **settings)
-    return path
+    grid.save(path.with_name(path.name + (".jpg" if is_large else ".png")), **settings)

@@ -1,4 +1,4 @@
-"""The folder of a run: metrics.jsonl, config.json, image grids, and the trackers that were asked for."""
+"""The folder of a run: metrics.jsonl, config.json and image grids."""
 
 import contextlib
 import errno
@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from PIL import Image
 
 from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import Context
-from ddpo_lessons.data.images import save_grid
+from ddpo_lessons.data.images import grid_columns, image_grid, save_grid
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.record import CONFIG
 from ddpo_lessons.run.record import METRICS as METRICS
@@ -193,17 +195,26 @@ class RunLog:
 
     def images(
         self, epoch: int, images: torch.Tensor, name: str = "epoch", captions: Sequence[str] = ()
-    ) -> Path:
-        """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg where they are large.
+    ) -> Image.Image:
+        """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg if they are large; return it.
 
-        Captions of the N images, if given, lie beside it in NAME-NNNNNN.json.
+        Captions of the N images, if given, lie beside it in NAME-NNNNNN.json. A grid that cannot be written
+        is warned of, and costs no epoch.
         """
         path = self.run_dir / "images" / f"{name}-{epoch:06d}"
-        with _writing(path, self.run_dir):
+        grid = image_grid(images, grid_columns(len(images)))
+        try:
             path.parent.mkdir(exist_ok=True)
             if captions:
                 path.with_suffix(".json").write_text(json.dumps(list(captions)) + "\n", encoding="utf-8")
-            return save_grid(images, path)
+            save_grid(grid, path, max(images.shape[2:]))
+        except OSError as error:
+            warnings.warn(
+                f"cannot write grids of images into {path.parent} ({error.strerror}): make room, or make the "
+                "folder writable; the run goes on without them",
+                stacklevel=3,
+            )
+        return grid
 
 
 def with_captions(

@@ -11,7 +11,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -61,6 +61,7 @@ from ddpo_lessons.run.processes import (
 from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold, with_captions
 from ddpo_lessons.run.sampling import Sampler, count_actions, scorer
 from ddpo_lessons.run.state import State, Tensors, describe, fingerprints, identity, read_checkpoint
+from ddpo_lessons.run.trackers import Trackers
 
 SHOWN_IMAGES = 32
 _TRAINED: Any = WeakIdKeyDictionary()  # weights that optimizer steps of this process have changed
@@ -89,7 +90,7 @@ class Runner:
         sd_pipeline: a plain diffusers pipeline, or a wrapper of `ddpo_lessons.compat`.
         image_samples_hook: called after every epoch as `(batches, global_step, tracker)`, where each batch
             is `[images, prompts, metadata, rewards, info]`, `global_step` counts optimizer steps, and the
-            tracker is None when none was asked for.
+            tracker is None when none was asked for, or it could not start.
         algorithm: such as `DDPO()` or `RWR()`.
         start: `FromNoise()` or `FromImages(noise_strength)`.
         about: more that config.json is to say of the run, such as {"reward": name}, and that a resume
@@ -129,6 +130,7 @@ class Runner:
         self.num_train_timesteps = start.count_train_timesteps(actions, config)
         algorithm.begin(config, self.family, self.num_train_timesteps)
         self.accelerator = make_accelerator(config)
+        self.trackers = Trackers(self.accelerator)
         check_sharding(self.accelerator, config, self.use_lora)
         self._check_plan()
         self.record = describe(
@@ -393,7 +395,7 @@ class Runner:
                 self._first.replay_errors.append(record["max_ratio_error"])
         inner_epoch = (done - 1) * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
         position = {"epoch": self._epoch_now + 1, "inner_epoch": inner_epoch, "step": self.global_step}
-        self._record("step", {**position, **record})
+        self.write_record("step", {**position, **record})
         self._step_bar.update()
         self._stop_if_asked()
 
@@ -410,7 +412,7 @@ class Runner:
 
     # ----------------------------------------------------------------------------------- what is kept
     def _open_log(self) -> None:
-        """Open metrics.jsonl and the trackers, and drop what an older run left; only once."""
+        """Open metrics.jsonl and start the trackers, and drop what an older run left; only once."""
         if self._log_is_open:
             return
         self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
@@ -418,26 +420,24 @@ class Runner:
             self.log = RunLog(
                 self.config, self._resumed_from, self.epochs_done, self._metrics_mark, self.record
             )
-        if self.config.log_with:
-            fields = self.config.to_dict().items()
-            self.accelerator.init_trackers(
-                self.config.tracker_project_name,
-                config={k: v if isinstance(v, (int, float, str)) else str(v) for k, v in fields},
-                init_kwargs=self.config.tracker_kwargs,
-            )
+        self.trackers.start(self.config)
         self._log_is_open = True
 
-    def _record(self, kind: str, values: dict[str, float]) -> None:
+    def write_record(self, kind: str, values: dict[str, float]) -> None:
+        """Write a record to metrics.jsonl and to the trackers, in the main process."""
         if self.log is not None:
             self.log.record(kind, values)
-        if self.config.log_with:
-            named = {f"{kind}/{name}": value for name, value in values.items()}
-            self.accelerator.log(named, step=self.global_step)
+            self.trackers.log(kind, values, self.global_step)
+
+    def write_grid(self, kind: str, epoch: int, images: torch.Tensor, captions: Sequence[str]) -> None:
+        """Write a grid of images (N, 3, H, W) to images/ and to the trackers, in the main process."""
+        if self.log is not None:
+            grid = self.log.images(epoch, images, kind, captions)
+            self.trackers.log_grid(kind, grid, self.global_step)
 
     def _report(
         self, epoch: int, metrics: dict[str, float], batches: list[list[Any]], contexts: Contexts
     ) -> None:
-        self._record("epoch", metrics)
         frequency = self.config.image_grid_freq
         if self.log is not None and frequency and epoch % frequency == 0:
             needed = batches[: math.ceil(SHOWN_IMAGES / self.config.sample_batch_size)]
@@ -446,7 +446,8 @@ class Runner:
             count = min(len(images), SHOWN_IMAGES // (1 if own[0].image is None else 2))
             rewards = torch.cat([batch[3] for batch in needed]).tolist()
             tiles, captions = with_captions(own[:count], images[:count], rewards[:count])
-            self.log.images(self.epochs_done, tiles, captions=captions)
+            self.write_grid("epoch", self.epochs_done, tiles, captions)
+        self.write_record("epoch", metrics)  # after the grid, which TensorBoard then writes to disk, too
         hook = self.image_samples_hook
         if hook is not None and (self.accelerator.is_main_process or hasattr(hook, "in_every_process")):
             tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from ddpo_lessons.data.contexts import check_rewards, score
@@ -89,11 +88,5 @@ class Validation:
             "validation_reward": rewards.mean().item(),
             "validation_reward_std": rewards.std(correction=0).item(),
         }
-        assert trainer.log is not None, "a hook is called by the main process, whose log is open"
-        trainer.log.record("validation", values)
-        trainer.log.images(epochs, shown, "validation", captions)
-        pixels = (shown.permute(0, 2, 3, 1) * 255).round().to(torch.uint8)  # (N, H, W, 3)
-        for tracker in trainer.accelerator.trackers:
-            named = {f"validation/{name}": value for name, value in values.items()}
-            tracker.log(named, step=trainer.global_step)
-            tracker.log_images({"validation": np.asarray(pixels)}, step=trainer.global_step)
+        trainer.write_grid("validation", epochs, shown, captions)
+        trainer.write_record("validation", values)
