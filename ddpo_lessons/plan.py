@@ -89,6 +89,20 @@ class EpochPlan:
         return self.total_samples * self.pairs_per_sample
 
 
+def summary(plan: EpochPlan, num_epochs: int) -> str:
+    """Return a line with the numbers to check before a run: samples and optimizer steps."""
+    of_each, inner = "", ""
+    if plan.num_processes > 1:
+        of_each = f" ({plan.samples_per_process} in each of {plan.num_processes} processes)"
+    if plan.num_inner_epochs > 1:
+        inner = f" in {plan.num_inner_epochs} inner epochs"
+    return (
+        f"samples: {plan.total_samples} per epoch{of_each}, {plan.samples_per_optimizer_step} per optimizer "
+        f"step; optimizer steps: {plan.optimizer_steps} per epoch{inner}, "
+        f"{plan.optimizer_steps * num_epochs} in all {num_epochs} epochs"
+    )
+
+
 def check_divides(name: str, value: int, total: int, things: str) -> None:
     """Refuse a value that does not divide a total of things; the ValueError names the nearest that does."""
     if value < 1 or total % value:

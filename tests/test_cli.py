@@ -130,7 +130,7 @@ def test_train_on_images(here, model, photos, capsys):
     assert saved["identity"]["noise_strength"] == 0.7
     assert saved["prompt_function"] == {"seed": 0, "drawn": 2}
     warning, found, *_, line = capsys.readouterr().out.splitlines()
-    assert "2 samples an epoch" in warning  # of a model without a preset
+    assert "2 samples per epoch" in warning  # of a model without a preset
     assert found == f"{photos}: 3 images; labels: none; captions: none; skipped: notes.txt"
     run(*shlex.split(line)[1:])
     names = ["a.png", "b.png", "c.png", "grid.png"]  # those that it was trained on
@@ -172,7 +172,8 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     text = capsys.readouterr().out
     assert "images: 2 in" in text
     assert "prompts: captions, 3 different ones: " in text
-    assert "samples: 6 an epoch, 2 an optimizer step; 3 optimizer steps an epoch, 18 in all 6 epochs" in text
+    steps = "optimizer steps: 3 per epoch, 18 in all 6 epochs"
+    assert f"samples: 6 per epoch, 2 per optimizer step; {steps}" in text
     # 6 samples, 7 steps, two passes of each
     assert "denoiser passes an epoch: 84 of sampling, at most 84 of training" in text
     assert "RTX 4090: " in text

@@ -28,6 +28,7 @@ from ddpo_lessons.data.prompts import hidden_animals
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.rollout import img2img_rollout, sample_seed
+from ddpo_lessons.run.processes import loading_bars
 from ddpo_lessons.trainer import BranchingTrainer
 from ddpo_lessons.zoo import load_judge, load_second_judge, load_tiny_zoo, world
 from ddpo_lessons.zoo.judges import judge_edits
@@ -163,7 +164,8 @@ def run(arguments: Demo) -> int:
     """Run the demo and print what it found; return 0, or 128 and the number of the signal that stopped it."""
     started = time.perf_counter()
     folder, count = arguments.output_dir, arguments.eval_images
-    pipeline, exam = load_tiny_zoo(), Exam(world.draw_edits(count, TEST))
+    with loading_bars():
+        pipeline, exam = load_tiny_zoo(), Exam(world.draw_edits(count, TEST))
     strangers = Exam(world.draw_edits(count, TEST, world.NEW_ANIMALS))
     watch = Exam(world.draw_edits(min(WATCHED, count), VALIDATION))
     best, before, best_unseen, before_unseen, watched, *turned = _ask(

@@ -18,6 +18,7 @@ from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.images import PNG_BYTES, grid_bytes_per_pixel
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
+from ddpo_lessons.plan import summary
 from ddpo_lessons.run.runlog import claim
 from ddpo_lessons.run.runner import SHOWN_IMAGES
 
@@ -33,19 +34,13 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
 
     Raises ValueError if nothing fits, or the run's folder holds another run.
     """
-    config, processes = arguments.make_config(preset), world_size()
+    config = arguments.make_config(preset)
     claim(config)
-    if processes > 1:
-        plan = config.epoch_plan(num_timesteps=1, num_processes=processes)
-        say(
-            f"{processes} processes: each samples {plan.samples_per_process} of {plan.total_samples} an "
-            f"epoch, with {plan.samples_per_optimizer_step} samples an optimizer step"
-        )
     if not preset.config:
-        plan = config.epoch_plan(num_timesteps=1, num_processes=processes)
+        plan = config.epoch_plan(1, world_size())
         say(
             f"without --preset, settings that no flag gives are for trying out: {plan.total_samples} "
-            f"samples an epoch, {plan.samples_per_optimizer_step} an optimizer step, "
+            f"samples per epoch, {plan.samples_per_optimizer_step} per optimizer step, "
             f"mixed_precision={config.mixed_precision}, learning rate {config.train_learning_rate:g}"
         )
     if arguments.gpu_memory is None:
@@ -132,11 +127,7 @@ def describe(
         classes = f" of {len(images.classes)} classes" if images.classes else ""
         yield f"images: {len(images.files)}{classes} in {images.folder}"
     yield f"prompts: {_source_of_prompts(arguments, preset, images)}"
-    yield (
-        f"samples: {plan.total_samples} an epoch, {plan.samples_per_optimizer_step} an optimizer step; "
-        f"{plan.optimizer_steps} optimizer steps an epoch, {plan.optimizer_steps * config.num_epochs} in all "
-        f"{config.num_epochs} epochs"
-    )
+    yield summary(plan, config.num_epochs)
     try:
         pipeline = memory.find_pipeline(model)
     except ValueError as error:
@@ -152,7 +143,7 @@ def describe(
     hours = ", ".join(_hours(paper, config))
     smaller = " as it is: --gpu-memory GB cuts its passes" if arguments.gpu_memory is None else ""
     hours = hours.replace("does not fit", f"does not fit{smaller}", 1)
-    other = "any other device: train's bar says it after an epoch"
+    other = "any other device: train shows it after an epoch"
     yield f"hours: {hours}; on paper, without the reward; {other}"
     yield _disk(config, paper)
 

@@ -31,7 +31,7 @@ from ddpo_lessons.families.policy import loaded_dtype, read_lora
 from ddpo_lessons.families.stable_diffusion import check_size, vae_factor
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
-from ddpo_lessons.run.processes import make_autocast
+from ddpo_lessons.run.processes import loading_bars, make_autocast
 from ddpo_lessons.tiny.world import to_pil
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
@@ -57,7 +57,8 @@ def run(arguments: Sample) -> int:
     _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
     files = [job.file for job in jobs if job.file is not None]
     check_files(files)
-    pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
+    with loading_bars():
+        pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
     edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments, policy)
     if size is not None:
         check_size(size, *family_of(pipeline).sides, resolution=size[0])
@@ -206,7 +207,7 @@ def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job
     low = loaded_dtype(policy.settings) == torch.bfloat16  # then as in training, LoRA in float32
     autocast = make_autocast("bf16" if low else "no", family.denoiser.device)
     try:
-        for first in tqdm(range(0, len(jobs), size), desc="sampling"):
+        for first in tqdm(range(0, len(jobs), size), desc="sampling", disable=None):
             numbers = range(first, min(first + size, len(jobs)))
             batch = [jobs[number] for number in numbers]
             inputs = [_load(arguments, policy, side, n, jobs[n]) for n in numbers]

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
 from ddpo_lessons.app import forecast, report, reward_flag
 from ddpo_lessons.app.flags import refused_by
@@ -18,6 +16,7 @@ from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.families import load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype
 from ddpo_lessons.rewards.combined import judged
+from ddpo_lessons.run.processes import loading_bars, say
 from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.run.runner import ImageSamplesHook
 from ddpo_lessons.run.validation import Validation
@@ -52,6 +51,7 @@ def run(arguments: Train) -> int:
     return 128 + trainer.stopped_by
 
 
+@loading_bars()
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
     """Check everything that is cheap to check, then load models; return the trainer."""
     preset, from_images = arguments.choose_preset(), images is not None
@@ -113,7 +113,7 @@ def _report_hook(trainer: Runner) -> ImageSamplesHook:
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         config, epochs = trainer.config, trainer.epochs_done
         if epochs == 1:
-            tqdm.write("\n".join(map(str, trainer.preflight)))
+            say(trainer.accelerator, "\n".join(map(str, trainer.preflight)))
         if epochs % config.save_freq == 0:
             report.write(config.run_dir / report.FILE, [report.read(config.run_dir)])
 

@@ -1,11 +1,12 @@
 """The devices and processes of a run: accelerate's part, and who samples what."""
 
 import contextlib
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from accelerate import Accelerator, DistributedType
@@ -14,6 +15,8 @@ from accelerate.utils import ProjectConfiguration, gather_object
 from diffusers.utils import logging
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from tqdm.auto import tqdm
+from transformers.utils import logging as of_transformers
 
 from ddpo_lessons.config import DDPOConfig
 
@@ -105,9 +108,39 @@ def all_same(accelerator: Accelerator, value: Any) -> bool:
     return bool((accelerator.gather(torch.tensor([own], device=accelerator.device)) == own).all())
 
 
+def draws_bars() -> bool:
+    """Tell whether bars can be drawn: on a terminal and in a notebook, by tqdm's own rule, not in a file."""
+    return sys.stderr.isatty() or "ipykernel.zmqshell" in sys.modules
+
+
 def progress_bar(accelerator: Accelerator, name: str, total: int, **settings: Any) -> Any:
     """Make a progress bar, unless `diffusers.utils.logging.disable_progress_bar()` was called."""
-    return logging.tqdm(total=total, desc=name, disable=not accelerator.is_local_main_process, **settings)
+    is_drawn = accelerator.is_local_main_process and draws_bars()
+    return logging.tqdm(total=total, desc=name, disable=not is_drawn, **settings)
+
+
+@contextlib.contextmanager
+def loading_bars() -> Iterator[None]:
+    """Keep the bars of libraries that load models out of a file, for the time of a `with` block."""
+    on = (
+        []
+        if draws_bars()
+        else [part for part in (logging, of_transformers) if part.is_progress_bar_enabled()]
+    )
+    for library in on:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in on:
+            library.enable_progress_bar()
+
+
+def say(accelerator: Accelerator, text: str, file: TextIO | None = None) -> None:
+    """Print a line, to stdout if no file is given, at once and in one process; silenced as bars are."""
+    if accelerator.is_main_process and logging.is_progress_bar_enabled():
+        tqdm.write(text, file=file)
+        (file or sys.stdout).flush()
 
 
 @dataclass

@@ -9,6 +9,7 @@ for), `sampling`, `learner` (optimizer steps), `state` (snapshots and checkpoint
 import contextlib
 import copy
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ from ddpo_lessons.families.policy import (
     save_policy,
     unwrap_forward,
 )
+from ddpo_lessons.plan import summary
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.contexts import Contexts, ContextSource
@@ -53,9 +55,11 @@ from ddpo_lessons.run.processes import (
     Share,
     all_same,
     check_sharding,
+    draws_bars,
     make_accelerator,
     make_autocast,
     progress_bar,
+    say,
     set_up_sharding,
 )
 from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold, with_captions
@@ -261,7 +265,9 @@ class Runner:
         was before it is saved. Raises RuntimeError if another trainer trains in the run's folder.
         """
         config, self.stopped_by = self.config, None
-        if self.epochs_done >= config.num_epochs and self.accelerator.is_main_process:
+        if self.epochs_done < config.num_epochs:
+            say(self.accelerator, summary(self.plan, config.num_epochs))
+        elif self.accelerator.is_main_process:
             asked = config.num_epochs
             tqdm.write(f"nothing to do: the run has {self.epochs_done} epochs, and {asked} are asked for")
         message = "stopping: dropping this epoch, then saving; once more to stop at once"
@@ -283,11 +289,22 @@ class Runner:
     def _train_until_stopped(self, bar: Any) -> None:
         config = self.config
         while self.epochs_done < config.num_epochs:
+            started = time.perf_counter()
             metrics = self.step(self.epochs_done)
             bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
             bar.update()
+            if not draws_bars():
+                self._print_epoch(metrics, time.perf_counter() - started)
             if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
                 self.save()
+
+    def _print_epoch(self, metrics: dict[str, float], seconds: float) -> None:
+        """Print a line in the place of bars: a file shows no bars."""
+        done, asked = self.epochs_done, self.config.num_epochs
+        reward = f"reward {metrics['reward_mean']:.4g} (std {metrics['reward_std']:.3g})"
+        left = tqdm.format_interval(seconds * (asked - done))
+        text = f"epoch {done} of {asked}: {reward}; {seconds:.1f} s, {left} left"
+        say(self.accelerator, text, sys.stderr)
 
     def step(self, epoch: int) -> dict[str, float]:
         """Do one epoch and record it; return its metrics. If it fails, it never was."""
