@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import brightness, make_config, make_pipeline, noisy_image, red_three
+from matplotlib.figure import Figure
 
 from ddpo_lessons.app import report
 from ddpo_lessons.app.cli import main
@@ -63,6 +64,16 @@ def test_a_run_may_be_called_as_the_template_s_places_are(runs, tmp_path, name):
     report.write(tmp_path / "page.html", [report.read(tmp_path / name)])
     page = (tmp_path / "page.html").read_text()
     assert re.findall("<title>(.*)</title>", page) == re.findall("<h1>(.*)</h1>", page) == [name]
+
+
+def test_the_band_of_rewards_is_their_middle_and_of_older_records_the_standard_deviation():
+    older = {"epoch": 1, "reward_mean": 2.0, "reward_std": 0.5}
+    newer = {"epoch": 2, "reward_mean": 2.0, "reward_std": 0.5, "reward_q05": -3.0, "reward_q95": 2.25}
+    axis = Figure().subplots()
+    report._draw_rewards(axis, report.Run(Path("x"), {}, {}, [older, newer], [], [], []), "black")
+    (band,) = axis.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(1.0, 1.5), (1.0, 2.5), (2.0, -3.0), (2.0, 2.25)}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from helpers import brightness, make_config, make_pipeline, red_three
 from PIL import Image
 
+from ddpo_lessons import Validation
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import METRICS, RunLog, hold, read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
@@ -96,6 +97,20 @@ def test_a_checkpoint_knows_the_records_by_size_and_hash(tmp_path):
     data = (tmp_path / METRICS).read_bytes()
     state = checkpoint.read(tmp_path / "checkpoint-000001")[1]
     assert state["metrics"] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_records_hold_the_distribution_of_rewards(tmp_path):
+    """Quantiles by hand: of 0, 1, 2, 10 that of q lies at place 3 q."""
+    quantiles = {"q05": 0.15, "q25": 0.75, "q50": 1.5, "q75": 2 + 0.25 * 8, "q95": 2 + 0.85 * 8}
+    trainer = make_trainer(tmp_path, lambda *_: [0.0, 1.0, 2.0, 10.0], sample_batch_size=4)
+    trainer.image_samples_hook = Validation(trainer, [("", {})] * 4)
+    trainer.train()
+    records = read_metrics(tmp_path, "epoch") + read_metrics(tmp_path, "validation")
+    assert len(records) == 3
+    for record, name in zip(records, ["reward", "validation_reward", "validation_reward"], strict=True):
+        found = {key.removeprefix(f"{name}_"): value for key, value in record.items() if "_q" in key}
+        assert found == pytest.approx(quantiles)
+        assert record[f"{name}_std"] == pytest.approx((62.75 / 4) ** 0.5)  # around 3.25
 
 
 # --------------------------------------------------------------------------------------------- full disk

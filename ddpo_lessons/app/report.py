@@ -117,7 +117,7 @@ def curves(runs: Sequence[Run]) -> str:
     if not any(run.epochs for run in runs):
         return "<p>No epoch is done yet.</p>"
     seen = {key for run in runs for row in (*run.epochs, *run.steps) for key in row}
-    panels = [_panel(runs, "reward: mean and standard deviation", _draw_rewards)]
+    panels = [_panel(runs, "reward: mean, and the middle 90% of the samples", _draw_rewards)]
     if JUDGE in seen:
         panels.append(_panel(runs, "judge: a second reward, which is not trained on", _draw_judge))
     for key, text in STEP_CURVES:
@@ -146,10 +146,13 @@ def _panel(runs: Sequence[Run], title: str, draw: Callable[[Any, Run, str], None
 
 
 def _draw_rewards(axis: Any, run: Run, color: str) -> None:
-    """Draw mean and spread of training's rewards, and those of validation."""
-    x = [row["epoch"] for row in run.epochs]
-    mean, std = ([row[key] for row in run.epochs] for key in ("reward_mean", "reward_std"))
-    low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
+    """Draw mean and band of training's rewards, and the mean of validation.
+
+    Records that are older than quantiles have a band of one standard deviation.
+    """
+    x, mean = ([row[key] for row in run.epochs] for key in ("epoch", "reward_mean"))
+    low = [row.get("reward_q05", row["reward_mean"] - row["reward_std"]) for row in run.epochs]
+    high = [row.get("reward_q95", row["reward_mean"] + row["reward_std"]) for row in run.epochs]
     axis.plot(x, mean, ".-", color=color, label=run.name)
     axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     if run.validations:

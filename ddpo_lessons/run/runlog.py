@@ -25,6 +25,7 @@ from ddpo_lessons.run.record import CONFIG
 from ddpo_lessons.run.record import METRICS as METRICS
 
 PREFLIGHT = "preflight.json"
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of an epoch's rewards
 NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
@@ -215,6 +216,15 @@ class RunLog:
                 stacklevel=3,
             )
         return grid
+
+
+def spread(name: str, rewards: torch.Tensor) -> dict[str, float]:
+    """Describe the distribution of rewards (N,): standard deviation `NAME_std`, quantiles `NAME_q05`, ..."""
+    quantiles = rewards.quantile(torch.tensor(QUANTILES, dtype=rewards.dtype)).tolist()
+    return {
+        f"{name}_std": rewards.std(correction=0).item(),
+        **{f"{name}_q{100 * q:02.0f}": value for q, value in zip(QUANTILES, quantiles, strict=True)},
+    }
 
 
 def with_captions(

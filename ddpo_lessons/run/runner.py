@@ -62,7 +62,7 @@ from ddpo_lessons.run.processes import (
     say,
     set_up_sharding,
 )
-from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold, with_captions
+from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold, spread, with_captions
 from ddpo_lessons.run.sampling import Sampler, count_actions, scorer
 from ddpo_lessons.run.state import State, Tensors, describe, fingerprints, identity, read_checkpoint
 from ddpo_lessons.run.trackers import Trackers
@@ -343,7 +343,7 @@ class Runner:
         return {
             "epoch": self.epochs_done,
             "reward_mean": rewards.mean().item(),
-            "reward_std": rewards.std(correction=0).item(),
+            **spread("reward", rewards),
             **{f"reward/{name}": mean for name, mean in info.items()},
             "advantage_mean": advantages.mean().item(),
             "samples_seen": self.epochs_done * self.plan.total_samples,

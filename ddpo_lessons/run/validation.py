@@ -8,7 +8,7 @@ import torch
 
 from ddpo_lessons.data.contexts import check_rewards, score
 from ddpo_lessons.families import family_of
-from ddpo_lessons.run.runlog import with_captions
+from ddpo_lessons.run.runlog import spread, with_captions
 from ddpo_lessons.run.runner import ImageSamplesHook, Runner
 
 SHOWN = 16
@@ -23,10 +23,10 @@ class Validation:
 
     Before the first epoch, after every `every` epochs and after the last one it writes
     `images/validation-NNNNNN` (for img2img pairs of input and result) into the run's folder, a record
-    `{"kind": "validation", "epoch", "step", "validation_reward", "validation_reward_std"}` into
-    metrics.jsonl, and both to the trackers. Noise depends on seed and context alone, so that grids differ by
-    what was learned. Nothing of the training changes. Every process renders, for weights may be sharded, and
-    the main one scores. Another hook, if given, is called first.
+    `{"kind": "validation", "epoch", "step", "validation_reward", "validation_reward_std",
+    "validation_reward_q05", ...}` into metrics.jsonl, and both to the trackers. Noise depends on seed and
+    context alone, so that grids differ by what was learned. Nothing of the training changes. Every process
+    renders, for weights may be sharded, and the main one scores. Another hook, if given, is called first.
 
         trainer = ImageDDPOTrainer(config, reward, prompts, pipeline)
         trainer.image_samples_hook = Validation(trainer, held_out, every=10)
@@ -86,7 +86,7 @@ class Validation:
             "epoch": epochs,
             "step": step,
             "validation_reward": rewards.mean().item(),
-            "validation_reward_std": rewards.std(correction=0).item(),
+            **spread("validation_reward", rewards),
         }
         trainer.write_grid("validation", epochs, shown, captions)
         trainer.write_record("validation", values)
