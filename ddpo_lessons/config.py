@@ -68,8 +68,8 @@ class DDPOConfig:
     """Compile the UNet (on the CPU with a C++ compiler): the first epoch takes minutes more, all later ones
     less. New: if compiled gradients are not those of the UNet, as happens, the run ends before a step."""
     resume_from: str = ""
-    """"latest", or the path of a checkpoint folder; what the run did after it is dropped once training goes
-    on."""
+    """"auto" continues from the newest checkpoint if there is one, and starts the run otherwise; "latest"
+    requires a checkpoint; a path names one. What the run did after it is dropped once training goes on."""
     resume_anyway: bool = False
     """Continue although reward, prompts or images are not those that the checkpoint names. New: without it
     they are refused, as every setting is that decides the weights."""

@@ -667,7 +667,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", "--model", "nosuchfolder"], "--model nosuchfolder is neither a folder"),
         (["train", "--model", "./typo"], "--model ./typo is neither a folder"),
         (["train", "--model", "PHOTOS", "--reward", "colourfulness"], "holds no model_index.json"),
-        (["train", "--resume-from", "latest", "--output-dir", "new"], "leave --resume-from empty"),
+        (["train", "--resume-from", "latest", "--output-dir", "new"], "--resume-from auto starts the run"),
         (["train", "--resume-from", "nowhere"], "--resume-from nowhere is not a folder"),
         (["train", "--train-lora-from", "PHOTOS"], f"--train-lora-from PHOTOS holds no {LORA_FILE}"),
         (["train", "--output-dir", "PHOTOS/a.png"], "is a file: choose another --output-dir"),

@@ -202,7 +202,7 @@ def test_a_folder_that_holds_a_run_is_refused_unless_told_otherwise(tmp_path):
 
 
 def test_there_must_be_something_to_resume(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no checkpoint: leave resume_from empty"):
+    with pytest.raises(ValueError, match=r"holds no checkpoint: resume_from='auto' starts the run"):
         run(tmp_path, resume_from="latest")
     with pytest.raises(ValueError, match="not a complete checkpoint"):
         run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"))
@@ -442,10 +442,13 @@ def test_a_run_that_ended_before_its_first_checkpoint_has_one_way_on(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "epoch": 1}\n')
     with pytest.raises(ValueError, match=r"before its first checkpoint: set overwrite=True"):
         run(tmp_path)
-    with pytest.raises(ValueError, match=r"holds no checkpoint: set overwrite=True to begin anew"):
+    with pytest.raises(ValueError, match=r"holds no checkpoint: resume_from='auto' starts the run"):
         run(tmp_path, resume_from="latest")
-    run(tmp_path, overwrite=True)
-    assert len(read_metrics(tmp_path, "epoch")) == 1
+    for remedy in ({"overwrite": True}, {"resume_from": "auto"}):
+        (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "epoch": 1}\n')
+        run(tmp_path, **remedy)
+        assert [record["epoch"] for record in read_metrics(tmp_path)] == [1, 1]
+        checkpoint.remove(tmp_path / "checkpoint-000001")
 
 
 def test_a_folder_that_cannot_be_one_is_named_with_the_remedy(tmp_path):

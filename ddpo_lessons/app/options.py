@@ -225,10 +225,10 @@ class Train:
         config.check_epoch(world_size())
         if self.images is not None and not self.images.is_dir():
             raise ValueError(f"--images {self.images} is not a folder")
-        if config.resume_from not in ("", "latest") and not Path(config.resume_from).is_dir():
+        if config.resume_from not in ("", "auto", "latest") and not Path(config.resume_from).is_dir():
             raise ValueError(f"--resume-from {config.resume_from} is not a folder: give a checkpoint")
         if (
-            config.resume_from not in ("", "latest")
+            config.resume_from not in ("", "auto", "latest")
             and not Path(config.resume_from, "manifest.json").is_file()
         ):
             raise ValueError(

@@ -57,17 +57,21 @@ def hold(run_dir: Path) -> Iterator[None]:
 def claim(config: DDPOConfig) -> Path | None:
     """Check that a run may use its folder; return the checkpoint that it continues, if any.
 
-    Nothing is changed yet: what an older run left is dropped once training starts. Raises ValueError if the
-    folder holds another run, or there is nothing to resume.
+    Nothing is changed yet: what an older run left is dropped once training starts. With "auto" these may be
+    the records of a run that ended before its first checkpoint. Raises ValueError if the folder holds another
+    run, or there is nothing to resume.
     """
     run_dir = config.run_dir
     if run_dir.exists() and not run_dir.is_dir():
         raise ValueError(f"output_dir={str(run_dir)!r} is a file: choose another output_dir")
     checkpoints = checkpoint.list_checkpoints(run_dir)
+    if config.resume_from == "auto":
+        return checkpoints[-1] if checkpoints else None
     if config.resume_from == "latest":
         if not checkpoints:
-            begin = "set overwrite=True to begin anew" if read_metrics(run_dir) else "leave resume_from empty"
-            raise ValueError(f"resume_from='latest', but {run_dir} holds no checkpoint: {begin}")
+            raise ValueError(
+                f"resume_from='latest', but {run_dir} holds no checkpoint: resume_from='auto' starts the run"
+            )
         return checkpoints[-1]
     source = Path(config.resume_from) if config.resume_from else None
     if config.overwrite or _is_inside(source, run_dir):
