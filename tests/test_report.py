@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from ddpo_lessons.app import report
 from ddpo_lessons.app.cli import main
 from ddpo_lessons.rewards.combined import judged
+from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import RunLog
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
@@ -109,6 +110,31 @@ def test_command_writes_the_page_or_says_what_is_missing(runs, tmp_path, capsys)
         assert "name a page in a folder that is there, such as report.html" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no config.json: give the folder of a run" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_costs_a_warning_and_no_epoch(tmp_path, model, capsys):
+    (tmp_path / "run" / "report.html").mkdir(parents=True)  # where the page would be
+    sizes = "--sample-num-steps 3 --sample-batch-size 2 --sample-num-batches-per-epoch 1 --train-batch-size 2"
+    flags = [
+        *sizes.split(),
+        "--model",
+        model,
+        "--reward",
+        "colourfulness",
+        "--prompt",
+        "",
+        "--num-epochs",
+        "2",
+    ]
+    with pytest.warns(UserWarning, match=r"report\.html.*IsADirectoryError.*the run goes on") as caught:
+        assert main(["train", *flags, "--output-dir", str(tmp_path / "run")]) == 0
+    assert {str(warning.message) for warning in caught} == {str(caught[0].message)}  # shown once, therefore
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "run")] == [
+        "checkpoint-000001",
+        "checkpoint-000002",
+    ]
+    assert (tmp_path / "run" / "lora").is_dir()
+    assert "ddpo-lessons sample --run" in capsys.readouterr().out
 
 
 def test_a_judge_is_recorded_without_gradient():

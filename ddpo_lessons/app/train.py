@@ -1,6 +1,7 @@
 """What `ddpo-lessons train` does once its flags are checked."""
 
 import shlex
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def run(arguments: Train) -> int:
     trainer.train()
     trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
     if is_main:
-        report.write(trainer.config.run_dir / report.FILE, [report.read(trainer.config.run_dir)])
+        _write_report(trainer.config.run_dir)
         _print_places(trainer)
     if trainer.stopped_by is None:
         return 0
@@ -115,9 +116,22 @@ def _report_hook(trainer: Runner) -> ImageSamplesHook:
         if epochs == 1:
             say(trainer.accelerator, "\n".join(map(str, trainer.preflight)))
         if epochs % config.save_freq == 0:
-            report.write(config.run_dir / report.FILE, [report.read(config.run_dir)])
+            _write_report(config.run_dir)
 
     return hook
+
+
+def _write_report(run_dir: Path) -> None:
+    """Write the run's page; a page that cannot be made costs a warning and no epoch."""
+    path = run_dir / report.FILE
+    try:
+        report.write(path, [report.read(run_dir)])
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        warnings.warn(
+            f"cannot write {path} ({reason}): the run goes on, and `ddpo-lessons report` writes it later",
+            stacklevel=1,  # the place where Python's filter sees that it was said before
+        )
 
 
 def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:

@@ -217,7 +217,7 @@ class RunLog:
             warnings.warn(
                 f"cannot write grids of images into {path.parent} ({error.strerror}): make room, or make the "
                 "folder writable; the run goes on without them",
-                stacklevel=3,
+                stacklevel=1,  # the place where Python's filter sees that it was said before
             )
         return grid
 
