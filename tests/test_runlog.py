@@ -252,11 +252,9 @@ def test_a_grid_has_no_empty_column_and_pairs_stay_in_one_row(count, columns, ro
 
 def test_grids_that_cannot_be_written_cost_a_warning_and_no_epoch(tmp_path):
     (tmp_path / "images").write_text("a file where the folder would be")
-    with pytest.warns(
-        UserWarning, match=r"cannot write grids of images into .*images \(.+\): make"
-    ) as caught:
+    with pytest.warns(UserWarning, match=r"cannot write .*images/epoch-000001 \(.+\): make") as caught:
         run(tmp_path, num_epochs=2, image_grid_freq=1)
-    assert {str(warning.message) for warning in caught} == {str(caught[0].message)}  # shown once, therefore
+    assert len(caught) == 1
     assert [record["epoch"] for record in read_metrics(tmp_path, "epoch")] == [1, 2]
     assert len(checkpoint.list_checkpoints(tmp_path)) == 2
 

@@ -126,6 +126,7 @@ class RunLog:
         made_with = {**config.to_dict(), RUN: dict(record)}
         _write(self.run_dir / CONFIG, (json.dumps(made_with, indent=1) + "\n").encode())
         self._bytes = len(kept)
+        self._warned = False  # of a grid that could not be written
 
     def _records_until(self, mark: Mapping[str, Any]) -> bytes:
         """Return the records that a checkpoint knows; none if the file was taken away."""
@@ -203,8 +204,8 @@ class RunLog:
     ) -> Image.Image:
         """Save a grid of images (N, 3, H, W) as images/NAME-NNNNNN.png, or .jpg if they are large; return it.
 
-        Captions of the N images, if given, lie beside it in NAME-NNNNNN.json. A grid that cannot be written
-        is warned of, and costs no epoch.
+        Captions of the N images, if given, lie beside it in NAME-NNNNNN.json. The first grid that cannot
+        be written is warned of; none costs an epoch.
         """
         path = self.run_dir / "images" / f"{name}-{epoch:06d}"
         grid = image_grid(images, grid_columns(len(images)))
@@ -214,11 +215,13 @@ class RunLog:
                 path.with_suffix(".json").write_text(json.dumps(list(captions)) + "\n", encoding="utf-8")
             save_grid(grid, path, max(images.shape[2:]))
         except OSError as error:
-            warnings.warn(
-                f"cannot write grids of images into {path.parent} ({error.strerror}): make room, or make the "
-                "folder writable; the run goes on without them",
-                stacklevel=1,  # the place where Python's filter sees that it was said before
-            )
+            if not self._warned:
+                warnings.warn(
+                    f"cannot write {path} ({error.strerror}): make room, or make the folder writable; the "
+                    "run goes on without such grids",
+                    stacklevel=3,
+                )
+            self._warned = True
         return grid
 
 
