@@ -99,7 +99,7 @@ def summary(plan: EpochPlan, num_epochs: int) -> str:
     return (
         f"samples: {plan.total_samples} per epoch{of_each}, {plan.samples_per_optimizer_step} per optimizer "
         f"step; optimizer steps: {plan.optimizer_steps} per epoch{inner}, "
-        f"{plan.optimizer_steps * num_epochs} in all {num_epochs} epochs"
+        f"{plan.optimizer_steps * num_epochs} in all"
     )
 
 

@@ -172,7 +172,7 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     text = capsys.readouterr().out
     assert "images: 2 in" in text
     assert "prompts: captions, 3 different ones: " in text
-    steps = "optimizer steps: 3 per epoch, 18 in all 6 epochs"
+    steps = "optimizer steps: 3 per epoch, 18 in all"
     assert f"samples: 6 per epoch, 2 per optimizer step; {steps}" in text
     # 6 samples, 7 steps, two passes of each
     assert "denoiser passes an epoch: 84 of sampling, at most 84 of training" in text

@@ -137,10 +137,12 @@ def test_a_checkpoint_of_an_older_version_is_continued(tmp_path):
 
 def test_a_resume_says_what_changed_and_what_there_is_to_do(tmp_path, capsys):
     run(tmp_path)
+    capsys.readouterr()
     run(tmp_path, resume_from="latest", num_epochs=1)
     assert capsys.readouterr().out == "nothing to do: the run has 1 epochs, and 1 are asked for\n"
     run(tmp_path, resume_from="latest", num_epochs=2, train_learning_rate=5e-4)
-    (line,) = capsys.readouterr().out.splitlines()
+    line, numbers = capsys.readouterr().out.splitlines()
+    assert numbers.startswith("samples: 2 per epoch")
     assert line.startswith(f"continuing {tmp_path / 'checkpoint-000001'} with changes: ")
     assert line.endswith("num_epochs 1 → 2; train_learning_rate 0.001 → 0.0005")
 
