@@ -92,7 +92,34 @@ def write_into_metadata(images: torch.Tensor, prompts: Any, metadata: Any) -> to
     return images.mean((1, 2, 3))
 
 
-@pytest.mark.parametrize("reward", [write_into_images, write_into_metadata])
+def replace_in_metadata(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    for entry in metadata:
+        entry["image"] = entry["image"] * 0.5  # other rollouts of the group share the dict
+    return images.mean((1, 2, 3))
+
+
+def write_into_a_list(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    metadata[0]["more"][0][:] = 0.0
+    return images.mean((1, 2, 3))
+
+
+def note_in_metadata(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    """Keep something for a hook, which harms nobody."""
+    for entry, image in zip(metadata, images, strict=True):
+        entry["seen"] = image
+    return images.mean((1, 2, 3))
+
+
+def test_a_reward_may_add_to_the_metadata(tmp_path):
+    trainer = DDPOTrainer(
+        make_config(tmp_path), note_in_metadata, lambda: ("a red three", {"id": 1}), make_pipeline()
+    )
+    trainer.train()
+
+
+@pytest.mark.parametrize(
+    "reward", [write_into_images, write_into_metadata, replace_in_metadata, write_into_a_list]
+)
 @pytest.mark.parametrize("as_array", [False, True])
 def test_a_reward_that_writes_into_what_it_is_given_is_refused(reward, as_array, tmp_path):
     """Later rollouts of the epoch start from metadata["image"], and a judge looks at the images."""
@@ -101,14 +128,14 @@ def test_a_reward_that_writes_into_what_it_is_given_is_refused(reward, as_array,
 
     def prompts() -> Any:
         given = image.numpy() if as_array else image
-        return "", given, {"image": given}
+        return "", given, {"image": given, "more": [given]}
 
     trainer = ImageDDPOTrainer(make_config(tmp_path), reward, prompts, make_pipeline(), noise_strength=0.7)
     before = weights_of(trainer).clone()
     with pytest.raises(ValueError, match=r"writes into the images or the metadata.*copies"):
         trainer.train()
     assert torch.equal(weights_of(trainer), before)
-    assert torch.equal(image, kept) == (reward is write_into_images)
+    assert torch.equal(image, kept) == (reward in (write_into_images, replace_in_metadata))
 
 
 # --------------------------------------------------------------------------- a pipeline that is used twice

@@ -3,7 +3,7 @@
 import inspect
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,9 +134,9 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     """
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)
-    before = [_state(images), *map(_state, metadata)]
+    before = set(_marks((images, metadata)))
     returned = reward_function(images, prompts, metadata)
-    if before != [_state(images), *map(_state, metadata)]:
+    if not before <= set(_marks((images, metadata))):
         raise ValueError(
             "reward_function writes into the images or the metadata that it is given: let it work on copies, "
             "such as image.clone()"
@@ -157,13 +157,15 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     return [images, prompts, metadata, rewards, info]
 
 
-def _state(value: Any) -> Any:
-    """Return what is another after a tensor or an array, or one of those in a dict, was written into."""
+def _marks(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield a mark of each tensor and array in dicts and lists; another one once it was written into."""
     if isinstance(value, torch.Tensor):
-        return None if value.is_inference() else value._version
-    if isinstance(value, np.ndarray):
-        return zlib.crc32(np.ascontiguousarray(value).tobytes())
-    return [_state(entry) for entry in value.values()] if isinstance(value, dict) else None
+        yield place, id(value), None if value.is_inference() else value._version
+    elif isinstance(value, np.ndarray):
+        yield place, id(value), zlib.crc32(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, dict | list | tuple):
+        for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _marks(entry, (*place, name))
 
 
 def info_means(batches: list[list[Any]]) -> dict[str, float]:
