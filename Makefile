@@ -64,7 +64,7 @@ lint: .venv/all.stamp ## ruff (lint and format) and mypy
 	$(BIN)/mypy
 
 lab: .venv/all.stamp ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab $(if $(NOTEBOOKS),notebooks)
+	$(BIN)/jupyter lab --LabApp.default_url=lab/tree/notebooks/01_batching.ipynb
 
 notebooks: .venv/all.stamp ## execute every notebook in place
 	$(if $(NOTEBOOKS),$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(NOTEBOOKS))
