@@ -18,10 +18,23 @@ NOTEBOOKS = IMAGES.parent / "notebooks"
 FIGURE = re.compile(r"\.\./images/([\w-]+)\.(svg|png)")
 
 
-def draw(lesson: str, folder: Path) -> None:
-    """Draw the figures of a lesson, given by its number, as PNGs."""
-    for script in sorted(IMAGES.glob(f"draw_{lesson}_*.py")):
-        subprocess.run([sys.executable, script, "--output", folder, "--png", folder], check=True)
+def script(name: str) -> Path:
+    """Return the script of this folder that draws a figure.
+
+    Raises:
+        ValueError: if no script names the figure, or several do.
+    """
+    found = [path for path in sorted(IMAGES.glob("draw_*.py")) if f'"{name}"' in path.read_text("utf-8")]
+    if len(found) != 1:
+        raise ValueError(f"{name}.svg: {len(found)} of images/draw_*.py draw it; let one of them do so")
+    return found[0]
+
+
+def draw(notebooks: list[Path], folder: Path) -> None:
+    """Draw the figures of some lessons as PNGs, and run each script once."""
+    shown = {match for path in notebooks for match in FIGURE.findall(path.read_text("utf-8"))}
+    for path in sorted({script(name) for name, kind in shown if kind == "svg"}):
+        subprocess.run([sys.executable, path, "--output", folder, "--png", folder], check=True)
 
 
 def inline(notebook: Path, drawn: Path) -> str:
@@ -51,12 +64,12 @@ def main() -> None:
     parser.add_argument("notebooks", type=Path, nargs="*", default=sorted(NOTEBOOKS.glob("*.ipynb")))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    for notebook in arguments.notebooks:
-        with tempfile.TemporaryDirectory() as drawn:
-            draw(notebook.name[:2], Path(drawn))
-            copy = inline(notebook, Path(drawn))
-        (arguments.folder / notebook.name).write_text(copy, encoding="utf-8")
-        print(arguments.folder / notebook.name)
+    with tempfile.TemporaryDirectory() as drawn:
+        draw(arguments.notebooks, Path(drawn))
+        for notebook in arguments.notebooks:
+            copy = arguments.folder / notebook.name
+            copy.write_text(inline(notebook, Path(drawn)), encoding="utf-8")
+            print(copy)
 
 
 if __name__ == "__main__":

@@ -6,31 +6,42 @@ import re
 import runpy
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
 import pytest
 
+from images import inline
+
 IMAGES = Path(__file__).parents[1] / "images"
-LESSON = IMAGES.parent / "notebooks" / "07_img2img_ddpo.ipynb"  # which shows SVGs and PNGs
+LESSONS = sorted((IMAGES.parent / "notebooks").glob("*.ipynb"))
 SCRIPTS = sorted(IMAGES.glob("draw_*.py"))
 
 
-@pytest.fixture(scope="module", params=SCRIPTS, ids=lambda script: script.stem)
-def drawn(request, tmp_path_factory):
-    """The folder to which one script has drawn."""
-    folder = tmp_path_factory.mktemp(request.param.stem)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [str(request.param), "--output", str(folder)])
-        patch.syspath_prepend(str(IMAGES))
-        runpy.run_path(str(request.param), run_name="__main__")
-    return folder
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """A function that runs a script, if it has not run yet, and returns what it drew: SVGs and PNGs."""
+    folder = tmp_path_factory.mktemp("drawn")
+
+    @cache
+    def draw(script: Path) -> list[Path]:
+        before = {*folder.iterdir()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [str(script), "--output", str(folder), "--png", str(folder)])
+            patch.syspath_prepend(str(IMAGES))
+            runpy.run_path(str(script), run_name="__main__")
+        return sorted({*folder.iterdir()} - before)
+
+    return draw
 
 
 @pytest.mark.slow
-def test_script_draws_what_is_committed(drawn):
-    assert list(drawn.iterdir())
-    for path in drawn.iterdir():
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_script_draws_what_is_committed(script, drawn):
+    diagrams = [path for path in drawn(script) if path.suffix == ".svg"]
+    assert diagrams
+    for path in diagrams:
         committed = (IMAGES / path.name).read_text(encoding="utf-8")
         if f"Matplotlib v{mpl.__version__}," in committed and sys.platform == "linux":
             assert path.read_text(encoding="utf-8") == committed, f"run the script of {path.name} again"
@@ -64,19 +75,52 @@ def test_diagrams_bring_their_own_light_background():
         assert f"fill: {card}" in first[0], path.name
 
 
+def figures(lesson: Path) -> list[str]:
+    """The names of the files that a lesson shows."""
+    return re.findall(r"\.\./images/([\w.-]+)", lesson.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_every_figure_of_a_lesson_can_be_drawn_or_is_there(lesson):
+    assert figures(lesson)
+    for name in figures(lesson):
+        if name.endswith(".svg"):
+            assert inline.script(name.removesuffix(".svg")) in SCRIPTS
+        else:
+            assert (IMAGES / name).is_file()
+
+
+def test_a_figure_that_nobody_draws_is_named():
+    with pytest.raises(ValueError, match=r"nobody\.svg: 0 of images/draw_\*\.py draw it"):
+        inline.script("nobody")
+
+
 @pytest.mark.slow
-def test_a_copy_for_colab_carries_its_figures_and_changes_nothing_else(tmp_path):
-    subprocess.run([sys.executable, IMAGES / "inline.py", tmp_path, LESSON], check=True)
-    lesson, copy = (json.loads(path.read_text("utf-8")) for path in (LESSON, tmp_path / LESSON.name))
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_a_copy_for_colab_carries_its_figures_and_changes_nothing_else(lesson, drawn):
+    diagrams = [name.removesuffix(".svg") for name in figures(lesson) if name.endswith(".svg")]
+    (folder,) = {path.parent for name in diagrams for path in drawn(inline.script(name))}
+    original, copy = json.loads(lesson.read_text("utf-8")), json.loads(inline.inline(lesson, folder))
     count = 0
-    for cell, carried in zip(lesson.pop("cells"), copy.pop("cells"), strict=True):
+    for cell, carried in zip(original.pop("cells"), copy.pop("cells"), strict=True):
         source, inlined = "".join(cell.pop("source")), "".join(carried.pop("source"))
         pictures = re.findall(r"data:image/png;base64,([\w+/=]+)", inlined)
         assert all(base64.b64decode(picture).startswith(b"\x89PNG") for picture in pictures)
-        assert "../images/" not in inlined or cell["cell_type"] == "code"
-        assert len(pictures) == source.count("../images/") * (cell["cell_type"] == "markdown")
+        assert "../images/" not in inlined
+        assert len(pictures) == source.count("../images/")
         assert pictures or inlined == source
         assert carried == cell
         count += len(pictures)
-    assert copy == lesson
-    assert count >= 3
+    assert copy == original
+    assert count == len(figures(lesson))
+
+
+@pytest.mark.slow
+def test_the_command_writes_lessons_whose_figures_several_scripts_draw(tmp_path):
+    lessons = [path for path in LESSONS if path.name[:2] in ("06", "07")]
+    subprocess.run([sys.executable, IMAGES / "inline.py", tmp_path, *lessons], check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in lessons]
+    for lesson in lessons:
+        text = (tmp_path / lesson.name).read_text("utf-8")
+        assert "../images/" not in text
+        assert text.count("](data:image/png;base64,") == len(figures(lesson))
