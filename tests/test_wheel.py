@@ -1,7 +1,9 @@
 """The wheel alone, in an empty environment and far from the repository, runs the demo."""
 
 import ast
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,13 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
+# Colab's versions of what this package, its extras and tyro require: googlecolab/backend-info, August 2026.
+COLAB = """
+accelerate 1.14.0, datasets 4.0.0, diffusers 0.39.0, docstring-parser 0.18.0, filelock 3.32.3,
+huggingface-hub 1.27.0, ipywidgets 7.7.1, matplotlib 3.10.0, numpy 2.1.3, pandas 2.2.3, peft 0.20.0,
+pillow 11.3.0, pyarrow 18.1.0, pyyaml 6.0.3, safetensors 0.8.0, scikit-learn 1.6.1, torch 2.11.0,
+torchvision 0.26.0, tqdm 4.67.3, transformers 5.15.0, typeguard 4.6.0, typing-extensions 4.16.0, urllib3 2.5.0
+"""
 # Installing torch can take long on a slow network; the first test that asks for it pays.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -60,6 +69,23 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     assert len(licences) == 1
 
 
+def test_architecture_page_has_the_sizes_of_the_wheel_and_its_folders(wheel):
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    [paragraph] = re.findall(r"The wheel has ([\d.]+) MB, (.+?)\n\n", page, re.DOTALL)
+    said = {
+        f"ddpo_lessons/{name}/": float(size)
+        for name, size in re.findall(r"`([\w/]+)`\D+?([\d.]+)\b", paragraph[1])
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        files = archive.infolist()
+    sizes = {
+        name: sum(file.compress_size for file in files if file.filename.startswith(name)) for name in said
+    }
+    assert len(said) == 4
+    assert {name: round(size / 1e6, 1) for name, size in sizes.items()} == said
+    assert wheel.stat().st_size / 1e6 == pytest.approx(float(paragraph[0]), abs=0.1)
+
+
 def test_wheel_is_what_the_empty_environment_imports(programs, tmp_path):
     where = run(programs / "python", "-c", "import ddpo_lessons; print(ddpo_lessons.__file__)", cwd=tmp_path)
     assert programs.parent in Path(where.strip()).parents
@@ -82,17 +108,36 @@ def test_demo_runs_from_an_empty_folder(programs, tmp_path):
     assert list((output / "lora").glob("*.safetensors"))
 
 
+def test_on_colab_nothing_is_replaced(wheel, tmp_path):
+    """Pip prints what it would install where Colab's packages are there, here by name and version only."""
+    venv.create(tmp_path / "colab", with_pip=True)
+    python = tmp_path / "colab" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    site = Path(
+        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
+    )
+    for name, version in (package.split() for package in COLAB.split(",")):
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    pip_install = (python, "-m", "pip", "install", "-q", "--dry-run", "--report", "report.json")
+    run(*pip_install, f"{wheel}[lessons]", cwd=tmp_path)
+    would = json.loads((tmp_path / "report.json").read_text("utf-8"))["install"]
+    assert {package["metadata"]["name"] for package in would} == {"ddpo-lessons", "tyro"}
+
+
 def test_the_extra_brings_what_the_notebooks_import_and_runs_one(wheel, programs, tmp_path):
     """The last test of this file: it adds Jupyter to the environment.
 
     `make test` executes every notebook with the packages of the tests and beside the repository. What that
-    cannot show is that the extra "notebooks" and the files of the wheel are enough: every import and the
-    shortest lesson show it. The lesson finds the wheel, and says what is missing where there is none.
+    cannot show is that the extras and the files of the wheel are enough: every import (with "lessons", as on
+    Colab) and the shortest lesson (with "notebooks") show it. The lesson finds the wheel, and says what is
+    missing where there is none.
     """
     import nbformat  # takes a second, also where this file is only collected
 
     python, pins = programs / "python", ROOT / "constraints.txt"
-    run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, f"{wheel}[notebooks]", cwd=tmp_path)
+    pip_install = (python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins)
+    run(*pip_install, f"{wheel}[lessons]", cwd=tmp_path)
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     transform = TransformerManager().transform_cell
     imports = {
@@ -105,6 +150,7 @@ def test_the_extra_brings_what_the_notebooks_import_and_runs_one(wheel, programs
     }
     assert len(imports) > len(paths)
     run(python, "-c", "\n".join(sorted(imports)), cwd=tmp_path)
+    run(*pip_install, f"{wheel}[notebooks]", cwd=tmp_path)
     run(python, "-m", "pip", "uninstall", "-q", "-y", "ddpo-lessons", cwd=tmp_path)
     notebook = Path(shutil.copy(paths[0], tmp_path))
     execute = (python, "-m", "jupyter", "nbconvert", "--to", "notebook", "--execute", "--inplace")

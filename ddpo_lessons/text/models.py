@@ -237,6 +237,8 @@ def read_queries(
 ) -> list[str]:
     """Return the first 2 to 8 tokens of real reviews, for a policy to finish.
 
+    It needs the package `datasets`, which this package does not bring.
+
     Args:
         tokenizer: decides what a token is.
         dataset: a name on the hub or a folder that `datasets` can read; its column "text" is used.
