@@ -89,6 +89,11 @@ def test_there_is_one_command():
     assert len({*commands()}) == 1
 
 
+def test_binder_opens_the_same_page():
+    [page] = re.findall(r"as the URL to open `([^`]+)`", (ROOT / "README.md").read_text("utf-8"))
+    assert commands()[0].endswith(f"={page}")
+
+
 @pytest.mark.slow
 def test_it_opens_the_first_lesson(server):
     assert server.opens == "/lab/tree/notebooks/01_batching.ipynb"

@@ -117,6 +117,9 @@ def test_a_codespace_s_build_is_a_script_of_things_that_are_there():
     environment = re.search(r"conda env create .*-f (\S+)", text)[1]
     name = yaml.safe_load((ROOT / environment).read_text("utf-8"))["name"]
     assert set(re.findall(r"(?:-n|activate) (\S+)", text.replace('"', " "))) == {name}
+    assert [
+        name for name in container["customizations"]["codespaces"]["openFiles"] if not (ROOT / name).is_file()
+    ] == []
     python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python.endswith(f"/envs/{name}/bin/python")
     commands = {kind.__name__.lower() for kind in get_args(Command)}
