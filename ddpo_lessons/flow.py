@@ -101,10 +101,11 @@ class FlowSchedule:
         window: tuple[int, int] | None = None,
         num_train_timesteps: int = 1000,
     ) -> None:
+        sigmas = sigmas.cpu()
         first, end = window or (0, len(sigmas) - 1)
         coefficients = flow_coefficients(sigmas, 0.0)  # (3, T): the ODE
         coefficients[:, first:end] = flow_coefficients(sigmas, eta, sde)[:, first:end]
-        self.sigmas, self.eta, self.num_train_timesteps = sigmas.float().cpu(), eta, num_train_timesteps
+        self.sigmas, self.eta, self.num_train_timesteps = sigmas.float(), eta, num_train_timesteps
         self.stds = coefficients[2]
         lengths = self.sigmas[:-1] - self.sigmas[1:]
         self.timesteps = (self.sigmas[:-1] * num_train_timesteps).to(device)

@@ -13,7 +13,10 @@ SEED = 0  # of every random number in the lessons
 
 
 def set_up() -> None:
-    """Seed torch, silence what libraries say while they load models, and give figures the course's style."""
+    """Seed torch, stay on the CPU, silence libraries that load models, and set the style of figures.
+
+    A RuntimeError says that this kernel already computes elsewhere.
+    """
     import diffusers
     import matplotlib.pyplot as plt
     import transformers
@@ -25,6 +28,23 @@ def set_up() -> None:
     plt.style.use("ddpo_lessons.lesson")
     plt.switch_backend(plt.get_backend())  # so that a notebook's first figure is shown whoever makes it
     torch.manual_seed(SEED)
+    _stay_on_cpu()
+
+
+def _stay_on_cpu() -> None:
+    """Let accelerate give trainers the CPU, also on a machine with a GPU, so that results are those printed.
+
+    accelerate chooses once for a process. Commands that a cell starts read the variable.
+    """
+    from accelerate import PartialState
+
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    device = PartialState(cpu=True).device  # made here, because it does not read the variable itself
+    if device.type != "cpu":
+        raise RuntimeError(
+            f"this lesson computes on the CPU, and its kernel has already given accelerate {device}: restart "
+            "the kernel, without ACCELERATE_TORCH_DEVICE, and run this cell first"
+        )
 
 
 def seeded(number: int = 0) -> torch.Generator:

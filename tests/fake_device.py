@@ -42,6 +42,7 @@ WAITS = {
 }
 INDEXING = {"__getitem__", "__setitem__"}
 COPIES = {"to", "cpu", "cuda", "tensor", "as_tensor"}  # to the device that they name
+PLACING = {"to", "cuda"}  # name it otherwise than by an argument `device=`
 # Calls that take tensors of both sides.
 MIXES = {
     *(*COPIES, *INDEXING, "new_tensor", "copy_"),
@@ -76,8 +77,11 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def fake_device() -> Iterator[Traffic]:
+def fake_device(has_float64: bool = True) -> Iterator[Traffic]:
     """Let accelerate choose a device that is not the host, for the time of a `with` block.
+
+    Args:
+        has_float64: false where the device refuses tensors of float64, as Apple's MPS does.
 
     Yields:
         The log, which counts until the block ends.
@@ -99,31 +103,43 @@ def fake_device() -> Iterator[Traffic]:
             "torch.cuda.amp.common.amp_definitely_not_available": bool,
         }.items():
             stack.enter_context(mock.patch(name, replacement))
-        stack.enter_context(_Device(traffic))
+        stack.enter_context(_Device(traffic, has_float64))
         yield traffic
 
 
 class _Device(TorchFunctionMode):
     """Runs every call of torch on the host, as though marked tensors were on the device."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    has_marks = False  # of this process: until something is on the device, all calls are the host's
+
+    def __init__(self, traffic: Traffic, has_float64: bool) -> None:
         super().__init__()
-        self.traffic = traffic
+        self.traffic, self.has_float64 = traffic, has_float64
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        call = _Call(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if not (_Device.has_marks or "device" in kwargs or func.__name__ in PLACING):
+            return func(*args, **kwargs)
+        call = _Call(func, args, kwargs)
         if call.marked and call.name in ANSWERS:
             return ANSWERS[call.name]
         _refuse(call)
         _count(call, self.traffic)
-        return call.run()
+        result = call.run()
+        if not self.has_float64 and any(map(_is_float64_there, _find_tensors(result))):
+            raise TypeError("the MPS framework doesn't support float64. Please use float32 instead.")
+        return result
 
 
 # -------------------------------------------------------------------------------------------- marks
 def _is_marked(tensor: torch.Tensor) -> bool:
     return hasattr(tensor.untyped_storage(), MARK)
+
+
+def _is_float64_there(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.float64 and _is_marked(tensor)
 
 
 def _place(tensor: torch.Tensor) -> torch.device:
@@ -156,7 +172,9 @@ class _Call:
         if self.name in ("__get__", "__set__"):  # of an attribute
             self.name = f"{func.__self__.__name__}.{self.name}"  # type: ignore[attr-defined]
         self.subject = next(iter([*args, *kwargs.values()]), None)  # "self" of a method, data of torch.tensor
-        self.tensors = list(_find_tensors((args, kwargs)))
+        # The memo of a deepcopy holds what was copied before, of both sides.
+        given = self.subject if self.name == "__deepcopy__" else (args, kwargs)
+        self.tensors = list(_find_tensors(given))
         self.marked = [tensor for tensor in self.tensors if _is_marked(tensor)]
         self.named = self._named_place()
         self.place = self.named or (DEVICE if self.marked else HOST)
@@ -202,6 +220,7 @@ class _Call:
             for tensor in _find_tensors(result):
                 if not self._is_old(tensor):
                     setattr(tensor.untyped_storage(), MARK, True)
+                    _Device.has_marks = True
         return result
 
     def _is_old(self, result: torch.Tensor) -> bool:

@@ -1,27 +1,38 @@
 """What works on the CPU must work where accelerate chooses a GPU; see `fake_device`."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
+from accelerate import Accelerator, PartialState
 from fake_device import DEVICE, HOST, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
 
 from benchmarks.tiny.requests import edit_requests
-from ddpo_lessons.app import cli, demo, options
+from ddpo_lessons.algorithms.branching import branch_advantages
+from ddpo_lessons.app import cli, demo, desk, options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import get_prompts
+from ddpo_lessons.flow import FlowSchedule
+from ddpo_lessons.lesson import set_up
 from ddpo_lessons.rewards import decorruption, digit_legibility, prompt_alignment, recolouring
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.text.models import ValueModel, load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
-from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
-from ddpo_lessons.tiny.classifier import accuracy
+from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
+from ddpo_lessons.tiny.classifier import accuracy, judge_edits, score_prompts
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner, RWRTrainer
+from ddpo_lessons.zoo import judges as zoo_judges
+from ddpo_lessons.zoo import load_judge as load_zoo_judge
+from ddpo_lessons.zoo import load_second_judge as load_second_zoo_judge
+from ddpo_lessons.zoo import world as zoo_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -42,6 +53,48 @@ def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(t
     assert [counter.total() for counter in vars(traffic).values()] == [1, 1, 1]
     decorruption()(there.expand(2, 3, 8, 3), ["", ""], [{"target": torch.zeros(3, 8, 3)}] * 2)
     assert any(line.startswith("rewards/base.py:") for line in traffic.waits)
+
+
+def test_a_copy_of_tensors_of_both_sides_leaves_each_where_it_is(traffic):
+    both = {"host": torch.zeros(3), "there": torch.ones(3).to(DEVICE)}
+    copies = copy.deepcopy({"first": both, "again": both})
+    assert copies["again"]["host"].device == HOST
+    assert copies["again"]["there"].device == DEVICE
+    assert copies["again"] is copies["first"]
+
+
+# ------------------------------------------------------------------------------------------- lessons
+@pytest.fixture
+def own_environment(monkeypatch):
+    """Take back what `set_up` leaves in the environment."""
+    for name in ("ACCELERATE_USE_CPU", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with plt.style.context("default"):
+        yield
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
+def test_lessons_stay_on_the_cpu(device, own_environment, tmp_path):
+    with (
+        fake_device() as traffic,
+        mock.patch("accelerate.PartialState.default_device", torch.device(device)),
+    ):
+        set_up()
+        set_up()  # its cell is run again
+        assert PartialState().device == Accelerator().device == HOST
+        for precision in ("no", "bf16"):  # accelerate's state is made anew
+            trainer = make_trainer(DDPOTrainer, tmp_path / precision, mixed_precision=precision)
+            assert {weight.device for weight in trainer.learner.trainable.values()} == {HOST}
+    assert traffic.to_device.total() == 0
+
+
+@pytest.mark.parametrize("made", [Accelerator, PartialState])
+def test_a_kernel_that_computes_elsewhere_has_to_be_restarted(made, own_environment, traffic):
+    """accelerate checks its variable against an Accelerator only, and else goes on where it was."""
+    made()
+    with pytest.raises(RuntimeError, match="already given accelerate cuda: restart the kernel"):
+        set_up()
 
 
 # -------------------------------------------------------------------------------------------- training
@@ -180,6 +233,76 @@ def test_accuracy_reads_pictures_of_any_device(judge_place, images_place, digits
     assert next(judge.parameters()).device == judge_place
 
 
+def on(place: torch.device, *models: torch.nn.Module) -> list[Any]:
+    return [model.to(place) for model in models]
+
+
+@pytest.mark.parametrize("images_place", PLACES)
+@pytest.mark.parametrize("judge_place", PLACES)
+def test_judges_of_the_digit_world_read_pictures_of_any_device(judge_place, images_place, traffic):
+    edits = world.draw_edits(8, "test", 0)
+    expected = judge_edits(edits.targets, edits, load_judge(), load_second_judge())
+    judge, second_judge = on(judge_place, load_judge(), load_second_judge())
+    images = edits.targets.to(images_place)
+    found = judge_edits(images, edits, judge, second_judge)
+    assert {name: hits.tolist() for name, hits in found.items()} == {
+        name: hits.tolist() for name, hits in expected.items()
+    }
+    assert {hits.device for hits in found.values()} == {HOST}
+    shown = edits.pictures.descriptions
+    assert score_prompts(judge, images, shown) == score_prompts(load_judge(), edits.targets, shown)
+
+
+@pytest.mark.parametrize("images_place", PLACES)
+@pytest.mark.parametrize("judge_place", PLACES)
+def test_judges_of_the_animals_read_pictures_of_any_device(judge_place, images_place, traffic):
+    edits = zoo_world.draw_edits(6, 0)
+    pictures = edits.wanted.images
+    expected = zoo_judges.judge_edits(pictures, edits, load_zoo_judge(), load_second_zoo_judge())
+    exam = demo.Exam(edits)
+    exam.judges = tuple(on(judge_place, *exam.judges))
+    found = zoo_judges.judge_edits(pictures.to(images_place), edits, *exam.judges)
+    assert {name: hits.tolist() for name, hits in found.items()} == {
+        name: hits.tolist() for name, hits in expected.items()
+    }
+    assert exam.shares(pictures.to(images_place))["all"] == expected["all"].double().mean()
+    distance = zoo_world.ground_distance(pictures.to(images_place), ["red"] * 6, edits.ground_masks)
+    torch.testing.assert_close(
+        distance.cpu(), zoo_world.ground_distance(pictures, ["red"] * 6, edits.ground_masks)
+    )
+
+
+@pytest.mark.parametrize("damage", world.DAMAGES)
+def test_pictures_of_the_device_are_damaged_as_those_of_the_host(damage, pictures, traffic):
+    expected, found = (
+        world.DAMAGES[damage](pictures.clean.to(place), 3, torch.Generator().manual_seed(0))
+        for place in PLACES
+    )
+    assert found.device == DEVICE
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_textures_of_the_device_are_those_of_the_host(traffic):
+    base = torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
+    expected, found = (world.texture(2, base.to(place), torch.Generator().manual_seed(1)) for place in PLACES)
+    assert found.device == DEVICE
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_a_desk_shows_pictures_that_were_made_on_the_device(pictures, traffic):
+    made: Any = pictures.images.to(DEVICE)
+    run = desk.Run(mock.Mock(), [], [], [made], [torch.arange(8.0).to(DEVICE)], [])
+    (axes, *_) = desk.show_pictures({"A": run}, count=2).axes
+    torch.testing.assert_close(torch.tensor(axes.images[0].get_array()), pictures.images[0].permute(1, 2, 0))
+
+
+def test_a_flow_schedule_takes_noise_levels_of_the_device(traffic):
+    sigmas = torch.tensor([1.0, 0.6, 0.0])
+    expected, found = (FlowSchedule(sigmas.to(place), 0.7, HOST) for place in PLACES)
+    assert found.stds.device == found.sigmas.device == HOST
+    torch.testing.assert_close(found.stds, expected.stds, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("make_reward", [digit_legibility, prompt_alignment, decorruption, recolouring])
 def test_rewards_score_pictures_of_the_device(make_reward, pictures, traffic):
     metadata = [
@@ -202,6 +325,30 @@ def test_restore_takes_pictures_of_any_device(images_place, pictures, traffic):
     found = demo.restore(load_tiny_sd().to(DEVICE), pictures.images.to(images_place), **settings)
     assert found.device == HOST  # where the judges are
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- without float64
+@pytest.mark.parametrize("run", [run for run in RUNS if run != "fp16"])
+def test_training_needs_no_float64_on_the_device(run, tmp_path):
+    """MPS has none. For fp16, torch's scaler of the loss takes float32 there, and float64 on CUDA."""
+    kind, settings = RUNS[run]
+    draw = noisy_image if kind is ImageDDPOTrainer else each_prompt()
+    extra = {"noise_strength": 1.0} if kind is ImageDDPOTrainer else {}
+    with fake_device(has_float64=False):
+        with pytest.raises(TypeError, match="float64"):
+            torch.zeros(3).to(DEVICE).double()
+        trainer = kind(make_config(tmp_path, **settings), brightness, draw, make_pipeline(), **extra)
+        trainer.step(0)
+        assert {weight.device for weight in trainer.learner.trainable.values()} == {DEVICE}
+
+
+def test_what_is_computed_in_float64_is_computed_on_the_host(pictures):
+    rewards = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    expected = branch_advantages(rewards, 2, 2), world.lean(pictures.clean)
+    with fake_device(has_float64=False):
+        found = branch_advantages(rewards.to(DEVICE), 2, 2), world.lean(pictures.clean.to(DEVICE))
+        assert {tensor.device for tensor in found} == {DEVICE}
+        torch.testing.assert_close([tensor.cpu() for tensor in found], list(expected))
 
 
 def test_demo_runs_to_its_end(tmp_path, traffic, monkeypatch):

@@ -41,7 +41,7 @@ def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: fl
         (N, n) float32: column k is the action taken at depth k on the way to each leaf, divided by the
             standard deviation of that column.
     """
-    leaves = rewards.double()
+    leaves = rewards.cpu().double()  # there, because MPS has no float64
     values = [  # of the node at each depth on the way to each leaf, (N, n + 1)
         leaves.view(-1, branches ** (window - depth))
         .mean(dim=1)
@@ -49,7 +49,7 @@ def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: fl
         for depth in range(window + 1)
     ]
     differences = torch.stack(values, dim=1).diff(dim=1)  # (N, n)
-    return (differences / (differences.std(dim=0, correction=0) + eps)).float()
+    return (differences / (differences.std(dim=0, correction=0) + eps)).float().to(rewards.device)
 
 
 class Branching(DDPO):

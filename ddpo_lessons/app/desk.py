@@ -173,7 +173,7 @@ def show_pictures(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Fi
         for axis, picture, reward in zip(
             row, run.pictures[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
         ):
-            axis.imshow(picture.permute(1, 2, 0), interpolation="nearest")
+            axis.imshow(picture.permute(1, 2, 0).cpu(), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
             axis.set_title(f"{reward:.3f}", fontsize=8)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center")

@@ -81,11 +81,16 @@ class SecondJudge(nn.Module):
         return logits.split([10, len(world.COLOURS), len(world.COLOURS)], dim=1)
 
 
+def beside(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Return images on the device of a model's weights; a model without weights takes them where they are."""
+    return images.to(next(model.parameters(), images).device)
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
     """Return the share of images (N, 3, 32, 32), on any device, whose digit (N,) the model reads rightly."""
-    device = next(model.parameters()).device
-    read = torch.cat([model(batch.to(device)).argmax(dim=1).cpu() for batch in images.split(256)])  # (N,)
+    images = beside(model, images)
+    read = torch.cat([model(batch).argmax(dim=1).cpu() for batch in images.split(256)])  # (N,)
     return (read == digits.cpu()).float().mean().item()
 
 
@@ -93,10 +98,13 @@ def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> fl
 def score_prompts(
     judge: nn.Module, images: torch.Tensor, descriptions: list[world.Description]
 ) -> dict[str, float]:
-    """Return how often digit, ink, background, and all three, are what the prompt says."""
+    """Return how often digit, ink, background, and all three, are what the prompt says.
+
+    Images (N, 3, 32, 32) in [0, 1] and the judge may be on any device.
+    """
     wanted = world.colour_indices(descriptions)  # (N, 2)
-    measured = [world.nearest_colour(colour) for colour in world.measure_colours(images)]
-    read = torch.cat([judge(batch).argmax(1) for batch in images.split(256)])
+    measured = [world.nearest_colour(colour).cpu() for colour in world.measure_colours(images)]
+    read = torch.cat([judge(batch).argmax(1).cpu() for batch in beside(judge, images).split(256)])
     right = dict(zip(("ink", "background"), torch.stack(measured, dim=1).eq(wanted).T, strict=True))
     right = {"digit": read == torch.tensor([d.digit for d in descriptions]), **right}
     right["all three"] = torch.stack(list(right.values())).all(dim=0)
@@ -109,15 +117,15 @@ def judge_edits(
 ) -> dict[str, torch.Tensor]:
     """Say which pictures obey their sentence and kept their digit.
 
-    Of images (N, 3, 32, 32) in [0, 1] that edits became, on the judges' device, these truth values (N,):
-    "digit", the judge reads the digit of the input; "colours", measured ink and background are nearest to
-    those named; "both"; "second_judge", it names all three rightly.
+    Of images (N, 3, 32, 32) in [0, 1] that edits became, on any device as the judges are, these truth values
+    (N,) on the CPU: "digit", the judge reads the digit of the input; "colours", measured ink and background
+    are nearest to those named; "both"; "second_judge", it names all three rightly.
     """
     digits, wanted = edits.pictures.digits, world.colour_indices(edits.wanted)  # (N,), (N, 2)
-    measured = [world.nearest_colour(colour) for colour in world.measure_colours(images)]
-    named = [logits.argmax(dim=1) for logits in second_judge(images)]
+    measured = [world.nearest_colour(colour).cpu() for colour in world.measure_colours(images)]
+    named = [logits.argmax(dim=1).cpu() for logits in second_judge(beside(second_judge, images))]
     verdicts = {
-        "digit": judge(images).argmax(dim=1) == digits,
+        "digit": judge(beside(judge, images)).argmax(dim=1).cpu() == digits,
         "colours": (torch.stack(measured, dim=1) == wanted).all(dim=1),
     }
     verdicts["both"] = verdicts["digit"] & verdicts["colours"]

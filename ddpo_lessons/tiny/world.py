@@ -140,13 +140,14 @@ def lean(images: torch.Tensor) -> torch.Tensor:
     It is the slope of x over y, fitted to the pixels by least squares, each weighed by its ink; an upright
     stroke has 0, italics have about 0.25. A picture without ink has 0.
     """
-    weights = coverage(images, *measure_colours(images))[:, 0].double()  # (B, H, W)
+    # Summed on the CPU, because MPS has no float64.
+    weights = coverage(images, *measure_colours(images))[:, 0].cpu().double()  # (B, H, W)
     weights = weights / weights.sum(dim=(1, 2), keepdim=True).clamp(min=1e-6)
     height, width = images.shape[2:]
-    y = torch.arange(height, 0, -1, device=images.device)[:, None] - (height + 1) / 2  # (H, 1), upwards
-    x = torch.arange(width, device=images.device) - (width - 1) / 2  # (W,)
+    y = torch.arange(height, 0, -1)[:, None] - (height + 1) / 2  # (H, 1), upwards
+    x = torch.arange(width) - (width - 1) / 2  # (W,)
     mean_x, mean_y, xy, yy = ((weights * part).sum(dim=(1, 2)) for part in (x, y, x * y, y * y))  # (B,) each
-    return ((xy - mean_x * mean_y) / (yy - mean_y**2).clamp(min=1e-6)).float()
+    return ((xy - mean_x * mean_y) / (yy - mean_y**2).clamp(min=1e-6)).float().to(images.device)
 
 
 def repaint(
@@ -168,13 +169,13 @@ def _amount(severity: int, amounts: tuple[float, ...]) -> float:
 def noise(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
     """Add Gaussian pixel noise; standard deviation 0.10 to 0.50."""
     sigma = _amount(severity, (0.10, 0.18, 0.26, 0.36, 0.50))
-    return (images + sigma * torch.randn(images.shape, generator=generator)).clamp(0, 1)
+    return (images + sigma * torch.randn(images.shape, generator=generator).to(images.device)).clamp(0, 1)
 
 
 def blur(images: torch.Tensor, severity: int, generator: torch.Generator, scale: float = 1.0) -> torch.Tensor:
     """Blur with a Gaussian of 1.0 to 3.4 pixels, times `scale`: images of many pixels need a wider one."""
     sigma, radius = scale * _amount(severity, (1.0, 1.5, 2.0, 2.6, 3.4)), round(8 * scale)
-    taps = torch.exp(-(torch.arange(-radius, radius + 1) ** 2) / (2 * sigma**2))
+    taps = torch.exp(-(torch.arange(-radius, radius + 1, device=images.device) ** 2) / (2 * sigma**2))
     kernel = (taps[:, None] * taps[None, :] / taps.sum() ** 2).expand(3, 1, -1, -1)
     return F.conv2d(F.pad(images, (radius,) * 4, mode="reflect"), kernel, groups=3)
 
@@ -184,7 +185,7 @@ def fog(images: torch.Tensor, severity: int, generator: torch.Generator) -> torc
     thickness = _amount(severity, (0.45, 0.55, 0.65, 0.75, 0.85))
     coarse = torch.rand(len(images), 1, 3, 3, generator=generator) * 2 - 1
     clouds = F.interpolate(coarse, images.shape[2:], mode="bicubic", align_corners=True)
-    amount = (thickness + 0.08 * clouds).clamp(0, 0.95)  # (B, 1, H, W)
+    amount = (thickness + 0.08 * clouds).clamp(0, 0.95).to(images.device)  # (B, 1, H, W)
     return images * (1 - amount) + 0.78 * amount
 
 
@@ -196,7 +197,7 @@ def jpeg(images: torch.Tensor, severity: int, generator: torch.Generator) -> tor
         buffer = io.BytesIO()
         to_pil(image).save(buffer, format="JPEG", quality=quality)
         out.append(torch.from_numpy(np.array(Image.open(buffer))).permute(2, 0, 1) / 255)
-    return torch.stack(out).float()
+    return torch.stack(out).float().to(images.device)
 
 
 def fade(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
@@ -227,7 +228,7 @@ def texture(count: int, base: torch.Tensor, generator: torch.Generator) -> torch
     coarse = torch.randn(count, 3, 8, 8, generator=generator)
     fine = torch.randn(count, 3, 16, 16, generator=generator)
     blotches = sum(
-        F.interpolate(x, (IMAGE_SIZE, IMAGE_SIZE), mode="bicubic", align_corners=False)
+        F.interpolate(x.to(base.device), (IMAGE_SIZE, IMAGE_SIZE), mode="bicubic", align_corners=False)
         for x in (coarse, fine)
     )
     return (base[:, :, None, None] + 0.07 * blotches).clamp(0, 1)

@@ -11,7 +11,7 @@ import itertools
 import torch
 from torch import nn
 
-from ddpo_lessons.tiny.classifier import patch_mixer
+from ddpo_lessons.tiny.classifier import beside, patch_mixer
 from ddpo_lessons.tiny.world import measure_background
 from ddpo_lessons.zoo import world
 
@@ -70,25 +70,29 @@ class SecondJudge(Classifier):
 
 # ------------------------------------------------------------------------------------------ judging
 def named(model: Classifier, images: torch.Tensor) -> torch.Tensor:
-    """Return the indices of animal, artist and ground that a classifier names; (N, 3, 64, 64) -> (N, 3)."""
+    """Return the indices of animal, artist and ground that a classifier names; (N, 3, 64, 64) -> (N, 3).
+
+    Images and classifier may be on any device, the indices are on the CPU.
+    """
     with torch.no_grad():
         batches = [
-            torch.stack([part.argmax(dim=1) for part in model(batch)], 1) for batch in images.split(256)
+            torch.stack([part.argmax(dim=1) for part in model(batch)], 1)
+            for batch in beside(model, images).split(256)
         ]
-    return torch.cat(batches)
+    return torch.cat(batches).cpu()
 
 
 def verdicts(
     images: torch.Tensor, labels: torch.Tensor, judge: Judge, second_judge: SecondJudge
 ) -> dict[str, torch.Tensor]:
-    """Say what is right in pictures (N, 3, 64, 64) in [0, 1], on the judges' device.
+    """Say what is right in pictures (N, 3, 64, 64) in [0, 1], on any device, as the judges are.
 
-    Labels are what they should show: indices of animal, artist and ground, (N, 3). The judge names animal and
-    artist, and the ground is measured. Truth values (N,): "animal", "artist", "ground", "all" three, and
-    "second_judge", which names all three rightly.
+    Labels are what they should show: indices of animal, artist and ground, (N, 3) on the CPU. The judge
+    names animal and artist, and the ground is measured. Truth values (N,) on the CPU: "animal", "artist",
+    "ground", "all" three, and "second_judge", which names all three rightly.
     """
     hits = named(judge, images) == labels  # (N, 3)
-    hits[:, 2] = world.nearest_ground(measure_background(images)) == labels[:, 2]
+    hits[:, 2] = world.nearest_ground(measure_background(images)).cpu() == labels[:, 2]
     right = dict(zip(NAMES, hits.T, strict=True))
     right["all"] = hits.all(dim=1)
     right["second_judge"] = (named(second_judge, images) == labels).all(dim=1)

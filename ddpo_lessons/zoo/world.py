@@ -116,6 +116,7 @@ def ground_distance(
         masks = torch.ones_like(images[:, 0], dtype=torch.bool)
         masks[:, 3:-3, 3:-3] = False
     colours = images.new_tensor([GROUNDS[name or GROUND_NAMES[0]] for name in names])[:, :, None, None]
+    masks = masks.to(images.device)
     distances = (images.float() - colours).norm(dim=1) * masks  # (B, H, W)
     mean = distances.sum(dim=(1, 2)) / masks.sum(dim=(1, 2)).clamp(min=1)
     return mean * mean.new_tensor([name is not None for name in names])
@@ -205,9 +206,12 @@ class Edits:
         return [{"animal": d.animal, "artist": d.artist, "ground_mask": mask} for d, mask in shown]
 
     def are_plain(self, images: torch.Tensor) -> torch.Tensor:
-        """Say (N,) of which images nine tenths of the ground are within 0.15 (RGB) of the named colour."""
+        """Say (N,) of which images nine tenths of the ground are within 0.15 (RGB) of the named colour.
+
+        Images may be on any device, the answer is on the CPU.
+        """
         ground = self.ground_masks
-        plain = ((images.float() - self._colours).norm(dim=1) < 0.15) & ground
+        plain = ((images.float().cpu() - self._colours).norm(dim=1) < 0.15) & ground
         return plain.sum(dim=(1, 2)) >= 0.9 * ground.sum(dim=(1, 2))
 
     @property

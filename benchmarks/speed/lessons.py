@@ -1,0 +1,46 @@
+"""Run a lesson from top to bottom, as Jupyter's "Run all" does, with IPython alone.
+
+`make gpu` runs this file where there may be no Jupyter; tests/test_lessons.py runs its function.
+"""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from benchmarks.common import ROOT
+
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+class Shell(InteractiveShell):
+    """A shell without a terminal, a window and a history."""
+
+    def __init__(self) -> None:
+        super().__init__(config=Config({"HistoryManager": {"enabled": False}}))
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """Do nothing: `%matplotlib inline` opens no window."""
+
+
+def first_failure(lesson: Path) -> str:
+    """Run a lesson up to the first cell that raises; say in a line which and why, or "" if none does."""
+    shell = Shell()
+    with contextlib.chdir(lesson.parent):
+        for number, cell in enumerate(json.loads(lesson.read_text("utf-8"))["cells"]):
+            if cell["cell_type"] != "code":
+                continue
+            result = shell.run_cell("".join(cell["source"]))
+            error = result.error_before_exec or result.error_in_exec
+            if error is not None:
+                (reason, *_) = [*str(error).splitlines(), ""]
+                return f"cell {number}: {type(error).__name__}: {reason}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(first_failure(Path(sys.argv[1])) or 0)
