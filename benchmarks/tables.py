@@ -346,14 +346,16 @@ def gpu_table(result: Row) -> str:
 
 
 def gpu_about(result: Row) -> str:
-    """Say on what `make gpu` ran, and what came of its tests and the demo."""
+    """Say on what `make gpu` ran, and what came of its tests, the lessons and the demo."""
     if not result:
         return "**Not run on a GPU yet.**"
-    tests, shown = (result["parts"].get(name, {"result": "not run"}) for name in ("tests", "demo"))
-    passed = f"{tests['passed']} passed, " if "passed" in tests else ""
-    lasted = f"{shown['seconds']:.0f} s, " if "seconds" in shown else ""
-    outcomes = f"Tests: {passed}{tests['result']}. Demo: {lasted}{shown['result']}."
-    return f"Measured on: {result['hardware']}. {outcomes}"
+    outcomes = []
+    for name in ("tests", "lessons", "demo"):
+        row = result["parts"].get(name, {"result": "not run"})
+        passed = f"{row['passed']} passed, " if "passed" in row else ""
+        lasted = f"{row['seconds']:.0f} s, " if "seconds" in row else ""
+        outcomes.append(f"{name.capitalize()}: {passed}{lasted}{row['result']}.")
+    return " ".join([f"Measured on: {result['hardware']}.", *outcomes])
 
 
 def read_gpu() -> Row:

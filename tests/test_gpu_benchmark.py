@@ -99,6 +99,28 @@ def test_the_demo_is_run(monkeypatch):
 
 
 @pytest.mark.slow
+def test_lessons_are_run_and_those_that_fail_are_named(tmp_path, monkeypatch):
+    """A cell that succeeds, a magic and prose; then a lesson that stops, whose last cell is not reached."""
+    cells = {
+        "01_sound": ["import os", "%matplotlib inline", "assert os.environ['OMP_NUM_THREADS'] == '1'"],
+        "02_faulty": ["x = 1", "raise ValueError(f'{x}\\nand more')", "import sys; sys.exit(0)"],
+    }
+    found = []
+    for name, sources in cells.items():
+        notebook = [{"cell_type": "code", "source": [source]} for source in sources]
+        found.append(tmp_path / f"{name}.ipynb")
+        text = {"cells": [{"cell_type": "markdown", "source": ["raise"]}, *notebook]}
+        found[-1].write_text(json.dumps(text), "utf-8")
+    monkeypatch.setattr(gpu.lessons, "LESSONS", found)
+    row = merged(gpu.run_lessons())
+    assert row["seconds"] > 0
+    assert (row["passed"], row["result"]) == (1, "1 failed")
+    assert row["failures"] == ["02_faulty, cell 2: ValueError: 1"]
+    monkeypatch.setattr(gpu.lessons, "LESSONS", found[:1])
+    assert merged(gpu.run_lessons())["result"] == "ok"
+
+
+@pytest.mark.slow
 def test_outcomes_of_tests_are_counted(tmp_path, monkeypatch):
     file = tmp_path / "test_made_up.py"
     tests = ("pass", "assert 0", "pytest.skip()")

@@ -51,10 +51,12 @@ def test_epochs_on_a_gpu_are_beside_the_paper():
     done |= {"sampling_tflop": 158.0, "training_tflop": 282.0, "waits": 31, "ratio_error": 0.00012}
     parts = {"sd15": {**done, "result": "ok"}, "sdxl": {"paper_gb": 10.33, "result": "out of memory"}}
     parts["tests"] = {"passed": 20, "result": "1 failed"}
+    parts["lessons"] = {"seconds": 98.7, "passed": 12, "result": "ok"}
     found = tables.gpu_table({"hardware": "a card, 24.0 GB", "parts": parts}).splitlines()
     assert found[2] == "| sd15 | bf16 | 4 | 11.5 | 12.1 | 4.0 | 6.0 | 12.3 | 44 | 31 | 1e-04 | ok |"
     assert "| sdxl | bf16 | 2, checkpointing | 10.3 | – | – | – | – | – | – | – | out of memory |" in found
-    assert found[-1] == "Measured on: a card, 24.0 GB. Tests: 20 passed, 1 failed. Demo: not run."
+    outcomes = "Tests: 20 passed, 1 failed. Lessons: 12 passed, 99 s, ok. Demo: not run."
+    assert found[-1] == f"Measured on: a card, 24.0 GB. {outcomes}"
 
 
 @pytest.mark.parametrize("path", tables.PAGES)

@@ -1,9 +1,9 @@
 """The day a GPU is there: `make gpu` measures, part by part, what the pages know on paper only.
 
-The parts are `tests/test_gpu.py`, the demo, and epochs at the shapes of published models. Their weights are
-random, which changes neither time nor memory, so nothing is downloaded. Each part is a process of its own
-with a time limit, 40 minutes in all. When it ends its row goes into gpu.json, and the next `make gpu` leaves
-it out, so that a stop loses one part. A part that fails has a row, too, which says why.
+The parts are `tests/test_gpu.py`, the lessons, the demo, and epochs at the shapes of published models. Their
+weights are random, which changes neither time nor memory, so nothing is downloaded. Each part is a process of
+its own with a time limit, 40 minutes in all. When it ends its row goes into gpu.json, and the next `make gpu`
+leaves it out, so that a stop loses one part. A part that fails has a row, too, which says why.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +30,7 @@ import torch
 from diffusers.utils import logging
 
 from benchmarks.common import ROOT, Row, machine, redness, scratch_config, write_json
+from benchmarks.speed import lessons
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import budget, demo, memory
 from ddpo_lessons.app.options import Demo
@@ -42,6 +44,7 @@ from ddpo_lessons.trainer import Runner
 RESULT = Path(__file__).with_suffix(".json")
 COMMAND = (sys.executable, "-m", "benchmarks.speed.gpu")
 TESTS = ("-q", "tests/test_gpu.py")
+LESSON = (sys.executable, "-m", "benchmarks.speed.lessons")
 DEMO: dict[str, Any] = {}  # its own settings
 PHASES = ("sampling", "reward", "training")
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -139,7 +142,7 @@ def count_waits(work: Callable[[], Any]) -> int:
     return sum("synchronizing CUDA operation" in str(warning.message) for warning in told)
 
 
-# ------------------------------------------------------------------------------- tests and the demo
+# ---------------------------------------------------------------------- tests, lessons and the demo
 class Tally:
     """A plugin of pytest that counts outcomes."""
 
@@ -159,6 +162,23 @@ def run_tests() -> Iterator[Row]:
     code = pytest.main([*TESTS], plugins=[tally])
     failed = f"{len(tally.failures)} failed" if tally.failures else f"pytest ended with {code:d}"
     yield {"result": failed if code else "ok", **tally.outcomes, "failures": tally.failures}
+
+
+def run_lessons() -> Iterator[Row]:
+    """Run every lesson, as many at a time as there are cores: they stay on the CPU, one thread each."""
+    environment = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    started = time.perf_counter()
+
+    def failure(lesson: Path) -> str:
+        command = [*LESSON, str(lesson)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        (*_, last) = ["", *done.stderr.splitlines()]
+        return f"{lesson.stem}, {last or f'ended with {done.returncode}'}" if done.returncode else ""
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        failures = [text for text in pool.map(failure, lessons.LESSONS) if text]
+    yield {"seconds": time.perf_counter() - started, "passed": len(lessons.LESSONS) - len(failures)}
+    yield {"result": f"{len(failures)} failed" if failures else "ok", "failures": failures}
 
 
 def run_demo() -> Iterator[Row]:
@@ -182,9 +202,14 @@ EPOCHS = {
     "sd35_medium-fp16": Epoch("sd35_medium", "sd35", 2, 1, 4, "fp16", checkpointing=True),
     "flux_dev": Epoch("flux_dev", "flux", 2, 1, 4, checkpointing=True),
 }
-PARTS: dict[str, Callable[[], Iterator[Row]]] = {"tests": run_tests, "demo": run_demo}
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+    "tests": run_tests,
+    "lessons": run_lessons,
+    "demo": run_demo,
+}
 PARTS |= {name: epoch.rows for name, epoch in EPOCHS.items()}
-LIMITS = dict.fromkeys(PARTS, 150) | {"tests": 300, "demo": 300, "sd15-compiled": 360, "flux_dev": 300}  # s
+LIMITS = dict.fromkeys(PARTS, 130) | {"tests": 300, "lessons": 230, "demo": 300}  # s
+LIMITS |= {"sd15-compiled": 360, "flux_dev": 300}
 
 
 # ------------------------------------------------------------------------------------ part after part
