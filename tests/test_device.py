@@ -376,3 +376,19 @@ def test_sample_draws_on_the_device(start, tmp_path, traffic):
     made = {"image": "picture.png", "noise": "sample-000.png"}
     assert Image.open(out / made[start]).size == (32, 32)
     assert any(line.startswith("app/sample.py") for line in traffic.to_host)
+
+
+def test_sample_stays_on_the_cpu_where_training_does(tmp_path, traffic, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    arguments = [
+        "--prompt",
+        "a red three",
+        "--count",
+        "1",
+        "--steps",
+        "4",
+        "--output-dir",
+        str(tmp_path / "out"),
+    ]
+    assert cli.main(["sample", *arguments]) == 0
+    assert traffic.to_device.total() == 0

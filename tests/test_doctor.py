@@ -120,6 +120,8 @@ def test_gpu_line(monkeypatch):
     assert list(doctor.check_gpu()) == [(True, "GPU: none, and no lesson needs one")]
     pretend_cuda(monkeypatch)
     assert list(doctor.check_gpu()) == [(True, "GPU: Pretend 8G, 6.0 of 8.0 GiB free")]
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert list(doctor.check_gpu()) == [(True, "GPU: Apple's, by MPS; training uses it, lessons do not")]
 
 
 def test_memory_and_disk_limits(monkeypatch):

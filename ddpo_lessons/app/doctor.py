@@ -56,9 +56,12 @@ def check_package(name: str, bounds: str) -> Check:
 
 
 def check_gpu() -> Iterator[Check]:
-    """Name the CUDA device and its memory; having none is no fault."""
+    """Name the GPU, of CUDA with its memory; having none is no fault."""
     import torch
 
+    if torch.backends.mps.is_available():  # accelerate asks in this order
+        yield Check(True, "GPU: Apple's, by MPS; training uses it, lessons do not")
+        return
     if not torch.cuda.is_available():
         yield Check(True, "GPU: none, and no lesson needs one")
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator
 from PIL import Image, ImageOps
 from tqdm.auto import tqdm
 
@@ -66,7 +66,7 @@ def run(arguments: Sample) -> int:
         _check_sizes(files, image_size(pipeline), *family_of(pipeline).sides)
     if policy.lora is not None:
         read_lora(pipeline, policy.lora)
-    pipeline.to(PartialState().device)
+    pipeline.to(Accelerator().device)  # which reads ACCELERATE_USE_CPU, as training does
     if files and not edits:  # refuses a strength that cannot work
         family_of(pipeline).schedule(
             _settings(arguments, policy)["num_inference_steps"], _strength(arguments, policy), size=size
