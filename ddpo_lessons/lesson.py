@@ -42,8 +42,8 @@ def _stay_on_cpu() -> None:
     device = PartialState(cpu=True).device  # made here, because it does not read the variable itself
     if device.type != "cpu":
         raise RuntimeError(
-            f"this lesson computes on the CPU, and its kernel has already given accelerate {device}: restart "
-            "the kernel, without ACCELERATE_TORCH_DEVICE, and run this cell first"
+            f"this lesson computes on the CPU, but accelerate already uses {device} in this kernel: restart "
+            "the kernel without ACCELERATE_TORCH_DEVICE, and run this cell first"
         )
 
 

@@ -93,7 +93,7 @@ def test_lessons_stay_on_the_cpu(device, own_environment, tmp_path):
 def test_a_kernel_that_computes_elsewhere_has_to_be_restarted(made, own_environment, traffic):
     """accelerate checks its variable against an Accelerator only, and else goes on where it was."""
     made()
-    with pytest.raises(RuntimeError, match="already given accelerate cuda: restart the kernel"):
+    with pytest.raises(RuntimeError, match="already uses cuda in this kernel: restart"):
         set_up()
 
 
