@@ -42,7 +42,6 @@ WAITS = {
 }
 INDEXING = {"__getitem__", "__setitem__"}
 COPIES = {"to", "cpu", "cuda", "tensor", "as_tensor"}  # to the device that they name
-PLACING = {"to", "cuda"}  # name it otherwise than by an argument `device=`
 # Calls that take tensors of both sides.
 MIXES = {
     *(*COPIES, *INDEXING, "new_tensor", "copy_"),
@@ -77,25 +76,36 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def fake_device(has_float64: bool = True) -> Iterator[Traffic]:
+def fake_device(has_float64: bool = True, is_asleep: bool = False) -> Iterator[Traffic]:
     """Let accelerate choose a device that is not the host, for the time of a `with` block.
 
     Args:
         has_float64: false where the device refuses tensors of float64, as Apple's MPS does.
+        is_asleep: whether calls are looked at only from when accelerate chooses the device on; all that runs
+            on the CPU is faster so. Until then torch itself refuses a device that the machine does not have.
 
     Yields:
         The log, which counts until the block ends.
     """
     traffic = Traffic()
+    mode = _Device(traffic, has_float64)
 
     def synchronize(device: Any = None) -> None:
         _add(traffic.waits)
+
+    def choose(state: PartialState) -> torch.device:
+        """Wake up, and name the device."""
+        nonlocal is_asleep
+        if is_asleep:
+            stack.enter_context(mode)
+            is_asleep = False
+        return torch.device(DEVICE.type)
 
     with contextlib.ExitStack() as stack:
         for state in (PartialState, AcceleratorState):  # accelerate chooses a device once for the process
             stack.enter_context(mock.patch.dict(state._shared_state, clear=True))
         for name, replacement in {
-            "accelerate.PartialState.default_device": torch.device(DEVICE.type),
+            "accelerate.PartialState.default_device": property(choose),
             "torch.cuda.synchronize": synchronize,
             "torch._C._group_tensors_by_device_and_dtype": _group_tensors,
             "torch.autocast.__init__": _init_autocast,
@@ -103,14 +113,13 @@ def fake_device(has_float64: bool = True) -> Iterator[Traffic]:
             "torch.cuda.amp.common.amp_definitely_not_available": bool,
         }.items():
             stack.enter_context(mock.patch(name, replacement))
-        stack.enter_context(_Device(traffic, has_float64))
+        if not is_asleep:
+            stack.enter_context(mode)
         yield traffic
 
 
 class _Device(TorchFunctionMode):
     """Runs every call of torch on the host, as though marked tensors were on the device."""
-
-    has_marks = False  # of this process: until something is on the device, all calls are the host's
 
     def __init__(self, traffic: Traffic, has_float64: bool) -> None:
         super().__init__()
@@ -119,10 +128,7 @@ class _Device(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if not (_Device.has_marks or "device" in kwargs or func.__name__ in PLACING):
-            return func(*args, **kwargs)
-        call = _Call(func, args, kwargs)
+        call = _Call(func, args, kwargs or {})
         if call.marked and call.name in ANSWERS:
             return ANSWERS[call.name]
         _refuse(call)
@@ -220,7 +226,6 @@ class _Call:
             for tensor in _find_tensors(result):
                 if not self._is_old(tensor):
                     setattr(tensor.untyped_storage(), MARK, True)
-                    _Device.has_marks = True
         return result
 
     def _is_old(self, result: torch.Tensor) -> bool:

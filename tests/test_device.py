@@ -55,6 +55,13 @@ def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(t
     assert any(line.startswith("rewards/base.py:") for line in traffic.waits)
 
 
+def test_a_device_that_is_asleep_wakes_when_accelerate_chooses_it():
+    with fake_device(is_asleep=True) as traffic:
+        device = Accelerator().device
+        assert torch.zeros(3).to(device).device == DEVICE
+        assert traffic.to_device.total() == 1
+
+
 def test_a_copy_of_tensors_of_both_sides_leaves_each_where_it_is(traffic):
     both = {"host": torch.zeros(3), "there": torch.ones(3).to(DEVICE)}
     copies = copy.deepcopy({"first": both, "again": both})

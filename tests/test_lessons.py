@@ -29,7 +29,7 @@ def test_a_lesson_runs_on_the_cpu_of_a_machine_with_a_gpu(lesson, tmp_path):
 
 
 if __name__ == "__main__":
-    with fake_device() as traffic, mock.patch("torch.cuda.is_available", return_value=True):
+    with fake_device(is_asleep=True) as traffic, mock.patch("torch.cuda.is_available", return_value=True):
         failure = first_failure(Path(sys.argv[1]))
     result = {"failure": failure, "to_device": traffic.to_device}
     Path(sys.argv[2]).write_text(json.dumps(result), "utf-8")
