@@ -408,8 +408,8 @@ NO_REWARD = "(no --reward is given, so it is the preset's)"
             ["--reward clip_change also looks at the input image", "give --images"],
         ),
         (
-            ["--reward", "digit_margin", "--prompts", "animals"],
-            ["with their digit, as those of --prompts"],
+            ["--reward", "clip_margin", "--prompts", "digit_world"],
+            ["with their label, as those of --prompts"],
         ),
         (["--judge", "edit"], ["--judge edit also looks at the input image"]),
         (["--validation", "MIXED"], ["prompts[1]='a fox' names no digit"]),
@@ -637,10 +637,6 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         ),
         (["train", "--train-use-8bit-adam"], "pip install bitsandbytes"),
         (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
-        (
-            ["train", *TINY, "--images", "PHOTOS", "--reward", "decorruption", "--sample-group-size", "1"],
-            "--damage",
-        ),
         (["train", "--images", "ZOO", "--preset", "corruption", "--reward", "nope"], "clip_change"),
         (["train", "--images", "no-such-folder"], "no-such-folder"),
         (["train", "--images", "MODEL"], "holds no image"),

@@ -101,10 +101,9 @@ def test_messages_name_no_flag(zoo, captioned):
         "folder='nowhere' is not a folder": lambda: folders.find_images("nowhere"),
         f"folder='{zoo / 'empty'}' holds no image": lambda: folders.find_images(zoo / "empty"),
         "reward='clip_change' also looks": lambda: folders.check_text("clip_change", ["a cat"], {}),
-        "reward='digit_margin' needs prompts": lambda: folders.check_text("digit_margin", ["a cat"], {}),
-        "reward='digit_margin' reads digits": lambda: folders.check_needs("digit_margin", images, ()),
-        "reward='clip_margin' needs to know": lambda: folders.check_needs("clip_margin", flat, ()),
-        "reward='decorruption' compares": lambda: folders.check_needs("decorruption", images, ()),
+        "reward='clip_margin' needs prompts": lambda: folders.check_text("clip_margin", ["a cat"], {}),
+        "reward='recolouring' reads digits": lambda: folders.check_needs("recolouring", images),
+        "reward='clip_margin' needs to know": lambda: folders.check_needs("clip_margin", flat),
         "prompt='a dog' is one prompt": lambda: folders.check_prompt("edit", images, "a dog"),
         "prompt='a {label}' names classes": lambda: folders.check_prompt("edit", flat, "a {label}"),
         "reward='edit' scores what": lambda: folders.check_prompt("edit", flat, None),
@@ -371,26 +370,24 @@ def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
 
 
 @pytest.mark.parametrize(
-    ("reward", "classes", "damages", "match"),
+    ("reward", "classes", "match"),
     [
-        ("clip_change", (), (), "has no class subfolders"),
-        ("clip_margin", ("cat",), (), "one subfolder, cat: add another"),
-        ("legibility_gain", (), (), "has no class subfolders"),
-        ("digit_legibility", ("three", "cat"), (), "subfolder cat: name them zero, one"),
-        ("decorruption", ("cat", "dog"), (), "give damages="),
-        ("clip_change", ("cat", "dog"), (), None),
-        ("digit_margin", ("three",), (), None),
-        ("decorruption", (), ("foggy",), None),
-        ("colourfulness", (), (), None),
+        ("clip_change", (), "has no class subfolders"),
+        ("clip_margin", ("cat",), "one subfolder, cat: add another"),
+        ("recolouring", (), "has no class subfolders"),
+        ("recolouring", ("three", "cat"), "subfolder cat: name them zero, one"),
+        ("clip_change", ("cat", "dog"), None),
+        ("recolouring", ("three",), None),
+        ("colourfulness", (), None),
     ],
 )
-def test_rewards_find_what_they_need_or_are_refused(tmp_path, reward, classes, damages, match):
+def test_rewards_find_what_they_need_or_are_refused(tmp_path, reward, classes, match):
     images = in_classes(tmp_path, *classes) if classes else flat(tmp_path)
     if match is None:
-        folders.check_needs(reward, images, damages)
+        folders.check_needs(reward, images)
         return
     with pytest.raises(ValueError, match=match):
-        folders.check_needs(reward, images, damages)
+        folders.check_needs(reward, images)
 
 
 def test_needs_name_rewards_that_exist_and_name_them_all():

@@ -46,7 +46,7 @@ def here(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------- a reward of one's own
 @pytest.mark.slow
 def test_rewards_of_ones_own_train(here, capsys):
-    mine, best_of_8, in_python = howto_blocks("own-reward", "python")
+    mine, best_of_8, _hps_v2, _image_reward, in_python = howto_blocks("own-reward", "python")
     (here / "my.py").write_text(mine)
     (here / "models" / "clip").mkdir(parents=True)
     write_clip(here / "models" / "clip")

@@ -12,8 +12,8 @@ from helpers import brightness, make_config, make_pipeline, noisy_image, red_thr
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import animals
-from ddpo_lessons.rewards import colourfulness, legibility_gain
-from ddpo_lessons.rewards.service import time_limit
+from ddpo_lessons.rewards import colourfulness
+from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.record import changed_sources, name_of, read_run
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
@@ -42,11 +42,10 @@ class Scorer:
     [
         (darkness, "test_record:darkness"),
         (functools.partial(darkness, metadata=()), "test_record:darkness"),
-        (time_limit(darkness, 9.0), "test_record:darkness"),  # a wrapper is what it wraps
+        (judged(darkness, brightness), "test_record:darkness"),  # a wrapper is what it wraps
         (Scorer(), "test_record:Scorer"),
-        (time_limit(Scorer(), 9.0), "test_record:Scorer"),
+        (judged(Scorer(), brightness), "test_record:Scorer"),
         (colourfulness(), "ddpo_lessons.rewards.pixels:colourfulness.<locals>.reward"),
-        (legibility_gain(), "ddpo_lessons.rewards.base:gain.digit_legibility.<locals>.reward"),
         (animals(0), "ddpo_lessons.data.prompts:animals.<locals>.draw"),
         (lambda: None, None),
     ],

@@ -73,14 +73,14 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path):
     folder = str(tmp_path)
     assert parse("colourfulness") == (Term("colourfulness", None),)
     assert parse("a.b:f") == (Term("f", None, "a.b"),)
-    written = f"clip_score@{folder}=1, my.py:red=-0.2,digit_margin,aesthetic_score@openai/clip@{folder}=2e1"
+    written = f"clip_score@{folder}=1, my.py:red=-0.2,colourfulness,aesthetic_score@openai/clip@{folder}=2e1"
     assert parse(written) == (
         Term("clip_score", 1.0, models=(folder,)),
         Term("red", -0.2, "my.py"),
-        Term("digit_margin", None),
+        Term("colourfulness", None),
         Term("aesthetic_score", 20.0, models=("openai/clip", folder)),
     )
-    assert [term.text for term in parse(written)][1:3] == ["my.py:red", "digit_margin"]
+    assert [term.text for term in parse(written)][1:3] == ["my.py:red", "colourfulness"]
 
 
 @pytest.mark.parametrize(

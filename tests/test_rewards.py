@@ -19,12 +19,13 @@ from transformers import AutoModel, CLIPConfig, CLIPModel, CLIPTokenizer, ViTCon
 
 from ddpo_lessons import rewards, tiny
 from ddpo_lessons.app import reward_flag
-from ddpo_lessons.rewards import models, preferences
+from ddpo_lessons.rewards import base, models
 from ddpo_lessons.tiny import world
 from ddpo_lessons.tiny.world import COLOURS
 
 NO_METADATA: list[dict[str, Any]] = [{}, {}]
 PROMPTS = ["a red three", "a cat"]
+RED_ON_BLUE = "a red digit on a blue background"
 
 
 def bytes_images(seed: int, *shape: int) -> torch.Tensor:
@@ -85,10 +86,9 @@ def test_one_nan_pixel_names_its_sample():
 
 
 def test_rounding_outside_the_range_is_tolerated_and_clamped():
-    images = torch.ones(2, 3, 8, 8)
-    over = images + 5e-4
-    target = [{"target": image} for image in images]
-    assert torch.equal(values(rewards.decorruption()(over, PROMPTS, target)), torch.zeros(2))
+    brightest = base.checked_reward(lambda images, prompts, metadata: images.amax(dim=(1, 2, 3)))
+    over = torch.ones(2, 3, 8, 8) + 5e-4
+    assert torch.equal(values(brightest(over, PROMPTS, NO_METADATA)), torch.ones(2))
 
 
 @pytest.mark.parametrize(("prompts", "metadata"), [(["a"], NO_METADATA), (PROMPTS, [{}])])
@@ -99,12 +99,13 @@ def test_counts_must_agree(prompts, metadata):
 
 def test_rewards_carry_the_images_gradient_only_and_take_half_precision():
     images = bytes_images(0, 2, 3, 32, 32)
-    metadata = [{"digit": 3}, {"digit": 4}]
-    reward = rewards.digit_legibility(PixelReader())
-    assert not values(reward(images, PROMPTS, metadata)).requires_grad
-    assert values(reward(images.clone().requires_grad_(), PROMPTS, metadata)).requires_grad
-    half = values(reward(images.half(), PROMPTS, metadata))
-    torch.testing.assert_close(half, values(reward(images, PROMPTS, metadata)), atol=2e-3, rtol=0)
+
+    def score(images: torch.Tensor) -> torch.Tensor:
+        return values(rewards.prompt_alignment(PixelReader())(images, ["a three", "a four"], NO_METADATA)[0])
+
+    assert not score(images).requires_grad
+    assert score(images.clone().requires_grad_()).requires_grad
+    torch.testing.assert_close(score(images.half()), score(images), atol=2e-3, rtol=0)
 
 
 # ----------------------------------------------------------------------------------------- pixels
@@ -145,17 +146,6 @@ def test_colourfulness_of_noise_against_numpy():
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
-def test_decorruption_is_minus_the_mean_squared_error():
-    images = torch.stack([torch.full((3, 2, 2), 0.5), torch.zeros(3, 2, 2)])
-    images[1, 0, 0, 0] = 1
-    metadata = [{"target": torch.full((3, 2, 2), 0.2)}, {"target": torch.zeros(3, 2, 2)}]
-    result = values(rewards.decorruption()(images, PROMPTS, metadata))
-    np.testing.assert_allclose(result, [-0.09, -1 / 12], rtol=1e-5)
-    before = [{"image": torch.full((3, 2, 2), 0.5)}] * 2
-    result = values(rewards.decorruption("image")(images, PROMPTS, before))
-    np.testing.assert_allclose(result, [0, -0.25], rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("second", "match"),
     [
@@ -168,58 +158,25 @@ def test_decorruption_is_minus_the_mean_squared_error():
 def test_bad_reference_images_are_named(second, match):
     metadata = [{"target": torch.zeros(3, 8, 8)}, second]
     with pytest.raises(ValueError, match=match):
-        rewards.decorruption()(torch.zeros(2, 3, 8, 8), PROMPTS, metadata)
+        base.metadata_images(metadata, "target", torch.zeros(2, 3, 8, 8))
 
 
 # ------------------------------------------------------------------------------------ digit world
-def test_legibility_is_the_true_digits_log_probability():
-    reader = PixelReader()
-    metadata: list[dict[str, Any]] = [{"digit": 3}, {"digit": np.int64(4)}, {"digit": torch.tensor(3)}]
-    images = showing(3, 3, None)
-    log_p = values(rewards.digit_legibility(reader)(images, ["a"] * 3, metadata))
-    np.testing.assert_allclose(log_p.exp(), [11 / 20, 1 / 20, 1 / 10], rtol=1e-5)
-    p = values(rewards.digit_legibility(reader, probability=True)(images, ["a"] * 3, metadata))
-    np.testing.assert_allclose(p, [0.55, 0.05, 0.1], rtol=1e-5)
-
-
-def test_legibility_gain_compares_with_the_input():
-    before = showing(None, 7)
-    metadata = [{"digit": 3, "image": before[0]}, {"digit": 7, "image": before[1]}]
-    gain = rewards.legibility_gain(PixelReader())
-    np.testing.assert_allclose(
-        values(gain(showing(3, None), PROMPTS, metadata)),
-        [math.log(0.55 / 0.1), math.log(0.1 / 0.55)],
-        rtol=1e-5,
-    )
-    assert torch.equal(values(gain(before, PROMPTS, metadata)), torch.zeros(2))
-    bounded = rewards.legibility_gain(PixelReader(), probability=True)
-    result = values(bounded(showing(3, None), PROMPTS, metadata))
-    np.testing.assert_allclose(result, [0.45, -0.45], rtol=1e-5)
-
-
-def test_margin_is_measured_to_the_strongest_wrong_digit():
-    images = showing(3, 3, None)
-    images[0, 0, 0, 5] = 0.25  # a weaker rival
-    metadata = [{"digit": 3}, {"digit": 4}, {"digit": 0}]
-    result = values(rewards.digit_margin(PixelReader())(images, ["a"] * 3, metadata))
-    np.testing.assert_allclose(result, np.log(11) * np.array([0.75, -1, 0]), rtol=1e-5)
-
-
 @pytest.mark.parametrize("digit", [10, -1, "3", 2.5, None])
 def test_a_digit_that_is_none_is_named(digit):
     metadata = [{"digit": 1}, {"digit": digit}]
     with pytest.raises(ValueError, match=r"metadata\[1\]\['digit'\].*int from 0 to 9"):
-        rewards.digit_margin(PixelReader())(showing(1, 1), PROMPTS, metadata)
+        rewards.recolouring(PixelReader())(showing(1, 1), [RED_ON_BLUE] * 2, metadata)
 
 
 def test_a_missing_digit_is_named():
     with pytest.raises(ValueError, match=r"metadata\[0\] has no 'digit'"):
-        rewards.digit_legibility(PixelReader())(showing(1, 1), PROMPTS, NO_METADATA)
+        rewards.recolouring(PixelReader())(showing(1, 1), [RED_ON_BLUE] * 2, NO_METADATA)
 
 
 def test_the_default_reader_is_the_tiny_reward_model(monkeypatch):
     monkeypatch.setattr(tiny, "load_reward_model", PixelReader, raising=False)
-    result = values(rewards.get_reward("digit_legibility")(showing(3), ["a"], [{"digit": 3}]))
+    result, _ = rewards.get_reward("prompt_alignment")(showing(3), ["a three"], [{}])
     np.testing.assert_allclose(result, [math.log(0.55)], rtol=1e-5)
 
 
@@ -300,6 +257,18 @@ def test_clip_score_is_clips_own_cosine(clip_folder):
     torch.testing.assert_close(result, outputs.logits_per_image.diag() / scale, atol=1e-5, rtol=0)
     swapped = values(rewards.clip_score(clip_folder)(images, PROMPTS[::-1], NO_METADATA))
     assert (result - swapped).abs().min() > 0.01
+
+
+def test_pick_score_is_clips_own_logit(clip_folder, tmp_path):
+    model = CLIPModel.from_pretrained(clip_folder)
+    model.logit_scale.data.fill_(4.6)  # about that of CLIP, and not that of a new one
+    model.save_pretrained(tmp_path)  # without tokenizer and preprocessor
+    images = bytes_images(3, 2, 3, SIZE, SIZE)
+    outputs, scale = clip_outputs(clip_folder, images, PROMPTS)
+    expected = outputs.logits_per_image.diag() / scale * math.exp(4.6)
+    result = values(rewards.pick_score(tmp_path, clip_folder)(images, PROMPTS, NO_METADATA))
+    torch.testing.assert_close(result, expected, atol=1e-3, rtol=0)
+    assert abs(result[0] - result[1]) > 0.1
 
 
 def test_clip_cuts_what_does_not_fit(clip_folder):
@@ -450,7 +419,7 @@ def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     asking = [name for name, asked in reward_flag.REWARDS.items() if asked]
-    assert len(asking) == 9
+    assert len(asking) == 7
     for name in asking:
         with pytest.raises(RuntimeError) as caught:
             rewards.get_reward(name)
@@ -458,8 +427,10 @@ def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
         assert any(
             model in message
             for model in (
-                *(models.CLIP_MODEL, models.AESTHETIC_HEAD, models.PERCEPTUAL_MODEL),
-                *(preferences.PICK_SCORE, preferences.HPS_V2, preferences.IMAGE_REWARD),
+                models.CLIP_MODEL,
+                models.AESTHETIC_HEAD,
+                models.PERCEPTUAL_MODEL,
+                models.PICK_SCORE,
             )
         )
         for part in ("no answer of", "hf download", "pass its path", "HF_HOME"):
@@ -586,8 +557,9 @@ def square(left: int, ink: tuple[float, float, float], ground: tuple[float, floa
 
 def test_recolouring_adds_up_digit_colours_and_shape():
     white, black, red, blue = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
-    prompts = ["a red digit on a blue background"] * 2
-    metadata = [{"digit": 3, "image": square(12, white, black)}] * 2
+    prompts = [RED_ON_BLUE] * 2
+    before = square(12, white, black)
+    metadata = [{"digit": np.int64(3), "image": before}, {"digit": torch.tensor(3), "image": before}]
     images = torch.stack([square(12, red, blue), square(14, red, blue)])
     score, info = rewards.recolouring(ReadsThree(), 2.0, 100.0)(images, prompts, metadata)
     ink = (0.14**2 + 0.13**2 + 0.15**2) ** 0.5  # from (1, 0, 0) to the world's red

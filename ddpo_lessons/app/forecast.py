@@ -85,7 +85,7 @@ def _check_terms(
     terms: Sequence[reward_flag.Term], arguments: Train, preset: Preset, images: ImageFolder | None
 ) -> None:
     if images is not None:
-        reward_flag.check(terms, images, arguments.damage or preset.damages, arguments.prompt)
+        reward_flag.check(terms, images, arguments.prompt)
         return
     name = arguments.prompts or preset.prompts
     drawn, metadata = arguments.choose_prompts(preset, seed=0)()

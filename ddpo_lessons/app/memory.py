@@ -44,14 +44,12 @@ PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text("utf
 # Models of the hub whose sizes are known without a file of theirs.
 KNOWN = {name: model for model, parts in PUBLISHED.items() for name in parts["hub"]}
 # Parameters of what rewards load, all in float32: CLIP ViT-L/14 and ViT-H/14, LAION's head, ResNet-18 without
-# its own, ImageReward.
-_CLIP, _HEAD, _RESNET = 427_616_513, 925_441, 11_176_512
-_CLIP_H, _BLIP = 986_109_441, 446_206_689
+# its own.
+_CLIP, _CLIP_H, _HEAD, _RESNET = 427_616_513, 986_109_441, 925_441, 11_176_512
 _REWARD_MODELS = {
     **{name: {_CLIP} for name in ("clip_score", "clip_margin", "clip_change")},
-    **{name: {_CLIP_H} for name in ("pick_score", "hps_v2")},
+    "pick_score": {_CLIP_H},
     "aesthetic_score": {_CLIP, _HEAD},
-    "image_reward": {_BLIP},
     "distance_penalty": {_RESNET},
     "edit": {_CLIP, _RESNET},
 }

@@ -28,10 +28,6 @@ REWARDS: dict[str, tuple[str, ...]] = {
     "jpeg_compressibility": (),
     "jpeg_incompressibility": (),
     "colourfulness": (),
-    "decorruption": (),
-    "digit_legibility": (),
-    "legibility_gain": (),
-    "digit_margin": (),
     "prompt_alignment": (),
     "animal_alignment": (),
     "clip_score": ("CLIP",),
@@ -39,8 +35,6 @@ REWARDS: dict[str, tuple[str, ...]] = {
     "clip_change": ("CLIP",),
     "aesthetic_score": ("CLIP", "HEAD"),
     "pick_score": ("MODEL", "PROCESSOR"),
-    "hps_v2": ("MODEL", "PROCESSOR"),
-    "image_reward": ("MODEL", "TOKENIZER"),
     "distance_penalty": ("NETWORK",),
     "recolouring": (),
     "edit": ("CLIP", "NETWORK"),
@@ -184,12 +178,12 @@ def _load_function(term: Term) -> RewardFunction:
 
 
 # -------------------------------------------------------------------------------------------- rewards
-def check(terms: Sequence[Term], images: ImageFolder, damages: Sequence[str], prompt: str | None) -> None:
-    """Refuse rewards of the registry that lack labels, clean images or prompts, with a ValueError."""
+def check(terms: Sequence[Term], images: ImageFolder, prompt: str | None) -> None:
+    """Refuse rewards of the registry that lack labels or prompts, with a ValueError."""
     from ddpo_lessons.data.folders import check_needs, check_prompt
 
     for term in terms:
-        check_needs(term.registered, images, damages)
+        check_needs(term.registered, images)
         check_prompt(term.registered, images, prompt)
 
 

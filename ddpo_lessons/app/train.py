@@ -83,8 +83,7 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     """Find the images, or prompts, of `--validation`, and check that they go with the reward."""
     if arguments.validation is None:
         return None
-    preset = arguments.choose_preset()
-    rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
+    rewards = arguments.choose_rewards(arguments.choose_preset())
     if arguments.images is None:
         try:
             prompts = read_prompts(arguments.validation)
@@ -94,7 +93,7 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
         return prompts
     with refused_by(images="validation"):
         held_out = find_images(arguments.validation)
-        reward_flag.check(rewards, held_out, damages, arguments.prompt)
+        reward_flag.check(rewards, held_out, arguments.prompt)
     return held_out
 
 

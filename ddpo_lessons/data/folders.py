@@ -31,15 +31,10 @@ from ddpo_lessons.tiny import world
 NEEDS = {
     "clip_margin": "label",
     "clip_change": "label",
-    "digit_legibility": "digit",
-    "digit_margin": "digit",
-    "legibility_gain": "digit",
     "recolouring": "digit",
-    "decorruption": "target",
 }
 NEED_A_PROMPT = (  # rewards that score what it says
-    "clip_score", "pick_score", "hps_v2", "image_reward",
-    "prompt_alignment", "animal_alignment", "recolouring", "edit",
+    "clip_score", "pick_score", "prompt_alignment", "animal_alignment", "recolouring", "edit",
 )  # fmt: skip
 # Rewards that read some prompts only, and what reads them or refuses them by a ValueError.
 READERS: dict[str, Callable[[Sequence[str]], Any]] = {
@@ -47,7 +42,7 @@ READERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "recolouring": digits.described_colours,
     "animal_alignment": lambda prompts: animals.described(prompts, [{}] * len(prompts)),
 }
-OF_IMAGES = ("clip_change", "legibility_gain", "decorruption", "distance_penalty", "recolouring", "edit")
+OF_IMAGES = ("clip_change", "distance_penalty", "recolouring", "edit")
 METADATA = ("metadata.jsonl", "metadata.csv")  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class
 CACHE_BYTES = 2**30  # of images that are kept fitted
@@ -240,10 +235,10 @@ def fit(image: Image.Image, size: int) -> torch.Tensor:
 
 
 # -------------------------------------------------------------------------------------------- rewards
-def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> None:
+def check_needs(reward: str, images: ImageFolder) -> None:
     """Refuse a reward of `REWARDS` that would not find in the metadata what it reads, with a ValueError."""
     need = NEEDS.get(reward)
-    if need in ("label", "digit") and images.labels is None:
+    if need is not None and images.labels is None:
         raise ValueError(
             f"reward={reward!r} needs to know what the images show, but folder='{images.folder}' has no "
             "class subfolders: sort the images into FOLDER/cat, FOLDER/dog, ..."
@@ -257,10 +252,6 @@ def check_needs(reward: str, images: ImageFolder, damages: Sequence[str]) -> Non
         raise ValueError(
             f"reward={reward!r} reads digits, but folder='{images.folder}' has the subfolder {others[0]}: "
             f"name them {', '.join(world.DIGITS)}"
-        )
-    if need == "target" and not damages:
-        raise ValueError(
-            f"reward={reward!r} compares with a clean original: give damages=NAMES, which keep it"
         )
 
 
@@ -298,11 +289,9 @@ def check_text(reward: str, prompts: Sequence[str], metadata: Mapping[str, Any])
     """Refuse a reward of `REWARDS` that text-to-image with such prompts cannot have, with a ValueError."""
     if reward in OF_IMAGES:
         raise ValueError(f"reward={reward!r} also looks at the input image: give folder=FOLDER")
-    need = NEEDS.get(reward)
-    if need is not None and need not in metadata:
-        known = {"digit": "digit_world", "label": "animals"}[need]
+    if NEEDS.get(reward) == "label" and "label" not in metadata:
         raise ValueError(
-            f"reward={reward!r} needs prompts that come with their {need}, as those of prompts={known!r} do"
+            f"reward={reward!r} needs prompts that come with their label, as those of prompts='animals' do"
         )
     check_words(reward, prompts)
 

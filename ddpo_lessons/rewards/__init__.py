@@ -17,35 +17,24 @@ from ddpo_lessons.rewards.base import Rewards as Rewards
 from ddpo_lessons.rewards.base import check_images as check_images
 from ddpo_lessons.rewards.combined import edit
 from ddpo_lessons.rewards.combined import weighted_sum as weighted_sum
-from ddpo_lessons.rewards.digits import (
-    digit_legibility,
-    digit_margin,
-    legibility_gain,
-    prompt_alignment,
-    recolouring,
-)
+from ddpo_lessons.rewards.digits import prompt_alignment, recolouring
 from ddpo_lessons.rewards.models import (
     aesthetic_score,
     clip_change,
     clip_margin,
     clip_score,
     distance_penalty,
+    pick_score,
 )
 from ddpo_lessons.rewards.models import load_from_hub as load_from_hub
-from ddpo_lessons.rewards.pixels import (
-    colourfulness,
-    decorruption,
-    jpeg_compressibility,
-    jpeg_incompressibility,
-)
-from ddpo_lessons.rewards.preferences import hps_v2, image_reward, pick_score
+from ddpo_lessons.rewards.pixels import colourfulness, jpeg_compressibility, jpeg_incompressibility
 
 REWARDS: dict[str, Callable[..., RewardFunction]] = {
     make.__name__: make
     for make in (
-        jpeg_compressibility, jpeg_incompressibility, colourfulness, decorruption, digit_legibility,
-        legibility_gain, digit_margin, prompt_alignment, animal_alignment, clip_score, clip_margin,
-        clip_change, aesthetic_score, pick_score, hps_v2, image_reward, distance_penalty, recolouring, edit,
+        jpeg_compressibility, jpeg_incompressibility, colourfulness, prompt_alignment, animal_alignment,
+        clip_score, clip_margin, clip_change, aesthetic_score, pick_score, distance_penalty, recolouring,
+        edit,
     )
 }  # fmt: skip
 

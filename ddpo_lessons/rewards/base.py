@@ -1,7 +1,6 @@
 """What every reward has in common: its type, the checks of what comes in, and reading metadata."""
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -92,21 +91,3 @@ def metadata_images(metadata: Metadata, key: str, like: torch.Tensor) -> torch.T
     images = torch.stack([value.to(like.device) for value in values])  # (B, 3, H, W)
     check_images(images, f"metadata {key!r}")
     return images.float().clamp(0, 1)
-
-
-def gain(reward_function: Any) -> RewardFunction:
-    """Return a reward minus that of the input, `metadata["image"]` (3, H, W)."""
-
-    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        after = reward_function(images, prompts, metadata)
-        return after - reward_function(metadata_images(metadata, "image", images), prompts, metadata)
-
-    # a run is known by its reward's name
-    reward.__qualname__ = f"gain.{inspect.unwrap(reward_function).__qualname__}"
-    return checked_reward(reward)
-
-
-def logit_margin(logits: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Logit of the true class minus the strongest wrong one; (B, C) and (B,) to (B,)."""
-    wrong = logits.scatter(1, true[:, None], -torch.inf)
-    return logits.gather(1, true[:, None])[:, 0] - wrong.amax(dim=1)

@@ -14,8 +14,6 @@ from ddpo_lessons.rewards.base import (
     RewardFunction,
     Rewards,
     checked_reward,
-    gain,
-    logit_margin,
     metadata_column,
     metadata_images,
 )
@@ -45,48 +43,9 @@ def _digit_reader(model: nn.Module | None) -> nn.Module:
     return model.eval()
 
 
-def _legibility(
-    model: nn.Module, images: torch.Tensor, digits: torch.Tensor, probability: bool
-) -> torch.Tensor:
+def _digit_log_prob(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> torch.Tensor:
     log_probs = model.to(images.device)(images).float().log_softmax(dim=1)  # (B, 10)
-    chosen = log_probs.gather(1, digits[:, None])[:, 0]  # (B,)
-    return chosen.exp() if probability else chosen
-
-
-def digit_legibility(model: nn.Module | None = None, probability: bool = False) -> RewardFunction:
-    """How well the digit `metadata["digit"]` can be read: log p(digit | image), in nats.
-
-    The model maps images (B, 3, H, W) to logits (B, 10); None is the digit world's reward model. Never pass
-    the judge. `probability` gives p instead of log p: bounded, but flat where the digit cannot be read.
-    """
-    reader = _digit_reader(model)
-
-    @checked_reward
-    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        return _legibility(reader, images, _digits(metadata, images.device), probability)
-
-    return reward
-
-
-def legibility_gain(model: nn.Module | None = None, probability: bool = False) -> RewardFunction:
-    """Legibility after minus before; before is that of the input, `metadata["image"]` (3, H, W).
-
-    The baseline differs from image to image but not from policy to policy, so the gain has the same gradient
-    as `digit_legibility` and less variance between easy and hard inputs.
-    """
-    return gain(digit_legibility(model, probability))
-
-
-def digit_margin(model: nn.Module | None = None) -> RewardFunction:
-    """Logit of the true digit minus that of the strongest wrong digit; positive if read rightly."""
-    reader = _digit_reader(model)
-
-    @checked_reward
-    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        logits = reader.to(images.device)(images).float()  # (B, 10)
-        return logit_margin(logits, _digits(metadata, images.device))
-
-    return reward
+    return log_probs.gather(1, digits[:, None])[:, 0]  # (B,)
 
 
 def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
@@ -122,8 +81,8 @@ def prompt_alignment(
 ) -> RewardFunction:
     """How well an image of the digit world shows what its prompt says.
 
-    With log p (nats) from the classifier, as in `digit_legibility`, colours measured without any model, and
-    distances Euclidean in RGB on [0, 1] (at most sqrt(3))::
+    With log p (nats) from the classifier, colours measured without any model, and distances Euclidean in RGB
+    on [0, 1] (at most sqrt(3))::
 
         digit_weight * log p(digit) - ink_weight * |ink - named ink|
             - background_weight * |background - named background|
@@ -140,7 +99,7 @@ def prompt_alignment(
         said = described(prompts)
         named = torch.tensor([part.digit is not None for part in said], device=images.device)
         digits = torch.tensor([part.digit or 0 for part in said], device=images.device)  # (B,)
-        log_p = _legibility(reader, images, digits, probability=False) * named  # (B,)
+        log_p = _digit_log_prob(reader, images, digits) * named  # (B,)
         ink, background = measure_colours(images)  # (B, 3) each
         ink_distance = _colour_distance(ink, [part.ink for part in said])
         background_distance = _colour_distance(background, [part.background for part in said])
@@ -173,9 +132,8 @@ def recolouring(
 ) -> RewardFunction:
     """Obey a prompt that names ink and background, and keep digit and shape of the input.
 
-    With log p of `metadata["digit"]` from the classifier, as in `digit_legibility`, colours and coverage
-    measured without any model (`world.measure_colours`, `world.coverage`), and colours' distances Euclidean
-    in RGB on [0, 1]::
+    With log p (nats) of `metadata["digit"]` from the classifier, colours and coverage measured without any
+    model (`world.measure_colours`, `world.coverage`), and colours' distances Euclidean in RGB on [0, 1]::
 
         log p(digit) - colour_weight * (|ink - named ink| + |background - named background|)
             - shape_weight * mean |coverage - coverage of the input|
@@ -190,7 +148,7 @@ def recolouring(
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
         said = described_colours(prompts)
-        log_p = _legibility(reader, images, _digits(metadata, images.device), probability=False)  # (B,)
+        log_p = _digit_log_prob(reader, images, _digits(metadata, images.device))  # (B,)
         inputs = metadata_images(metadata, "image", images)
         ink, background = world.measure_colours(images)  # (B, 3) each
         moved = world.coverage(images, ink, background) - world.coverage(

@@ -1,8 +1,8 @@
-"""Rewards that ask a model from the hub: CLIP, the aesthetic score, a perceptual distance."""
+"""Rewards that ask a model from the hub: CLIP, PickScore, the aesthetic score, a perceptual distance."""
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +16,13 @@ from ddpo_lessons.rewards.base import (
     Metadata,
     RewardFunction,
     checked_reward,
-    gain,
-    logit_margin,
     metadata_column,
     metadata_images,
 )
 
 CLIP_MODEL = "openai/clip-vit-large-patch14"
+PICK_SCORE = "yuvalkirstain/PickScore_v1"
+CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"  # what PickScore was trained from
 AESTHETIC_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 PERCEPTUAL_MODEL = "microsoft/resnet-18"
 TEXT_FILES = ("*.json", "merges.txt", "vocab.txt")  # configs, tokenizers, preprocessors
@@ -36,10 +36,9 @@ def load_from_hub(
 ) -> T:
     """Find a model, by folder, file, or name on the hub, and return what `load` makes of the folder or file.
 
-    No code of the model's repository runs. Weights are safetensors; checkpoints that are published as pickles
-    only (`preferences`) go through torch's restricted unpickler, which makes tensors and plain values. Of a
-    repository only what matches the patterns `files` is downloaded. Raises RuntimeError if the model cannot
-    be had or loaded; says which, why and what to do.
+    No code of the model's repository runs, and weights are safetensors. Of a repository only what matches the
+    patterns `files` is downloaded. Raises RuntimeError if the model cannot be had or loaded; says which, why
+    and what to do.
     """
     from huggingface_hub import snapshot_download
 
@@ -186,7 +185,9 @@ def clip_margin(
         clip.to(images.device)
         cosines = clip.embed_images(images) @ texts.to(images.device).T  # (B, classes)
         true = torch.tensor([classes.index(label) for label in labels], device=images.device)  # (B,)
-        return logit_margin(clip.model.logit_scale.exp() * cosines, true)
+        logits = clip.model.logit_scale.exp() * cosines
+        wrong = logits.scatter(1, true[:, None], -torch.inf)
+        return logits.gather(1, true[:, None])[:, 0] - wrong.amax(dim=1)
 
     return reward
 
@@ -198,11 +199,38 @@ def clip_change(
 
     The margin and not the true class's logit alone, which rises as well when all logits rise.
     """
-    return gain(clip_margin(model, classes, template))
+    margin = clip_margin(model, classes, template)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        before = metadata_images(metadata, "image", images)
+        return margin(images, prompts, metadata) - margin(before, prompts, metadata)
+
+    return reward
 
 
-def score_head(weights: Mapping[str, torch.Tensor], prefix: str) -> nn.Module:
-    """Make the network of LAION's aesthetic score, (B, 768) to (B, 1), of those weights with a prefix."""
+def pick_score(model: str | Path = PICK_SCORE, processor: str | Path = CLIP_H) -> RewardFunction:
+    """PickScore: CLIP's logit of image and prompt, from a CLIP that was trained on people's choices.
+
+    exp(logit_scale) * cos(image, prompt), which is CLIPModel's `logits_per_image`; differences between images
+    of one prompt are what it was trained on. `processor` has its tokenizer and preprocessor. Source: Kirstain
+    et al. 2023, arXiv 2305.01569, equation 1. Checked against CLIPModel's own forward on random weights,
+    never against the published checkpoint.
+    """
+    clip = load_clip(model, processor)
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        return clip.cosines(images, prompts) * clip.model.logit_scale.exp()
+
+    return reward
+
+
+def _load_aesthetic_head(path: Path) -> nn.Module:
+    """Load the network of LAION's aesthetic score, (B, 768) to (B, 1), from a folder or a file."""
+    from safetensors.torch import load_file
+
+    weights = load_file(path if path.is_file() else path / "model.safetensors")
     head = nn.Sequential(  # without activations, as published; dropout keeps the published numbers
         nn.Linear(768, 1024),
         nn.Dropout(0.2),
@@ -213,14 +241,9 @@ def score_head(weights: Mapping[str, torch.Tensor], prefix: str) -> nn.Module:
         nn.Linear(64, 16),
         nn.Linear(16, 1),
     )
+    prefix = "layers."  # beside them the file may hold CLIP's
     head.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
     return head.eval().requires_grad_(False)
-
-
-def _load_aesthetic_head(path: Path) -> nn.Module:
-    from safetensors.torch import load_file
-
-    return score_head(load_file(path if path.is_file() else path / "model.safetensors"), "layers.")
 
 
 def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD) -> RewardFunction:
@@ -273,7 +296,8 @@ def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "tar
     section 4 finds unweighted features a good metric already).
 
     The model is a convolutional network that `AutoModel` loads, such as ResNet or ConvNeXt; a RuntimeError
-    says that it cannot be had, or is not convolutional. The reference is that of `decorruption`.
+    says that it cannot be had, or is not convolutional. The reference "target" is the clean original, and
+    "image" the input.
     """
     features = load_from_hub(model, _Features)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, checked_reward, metadata_images
+from ddpo_lessons.rewards.base import Metadata, RewardFunction, checked_reward
 
 
 def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:
@@ -48,18 +48,5 @@ def colourfulness() -> RewardFunction:
         std = opponent.std(dim=2, correction=0).norm(dim=1)  # (B,)
         mean = opponent.mean(dim=2).norm(dim=1)  # (B,)
         return std + 0.3 * mean
-
-    return reward
-
-
-def decorruption(reference: str = "target") -> RewardFunction:
-    """Minus the mean squared error to the image `metadata[reference]` (3, H, W), in [-1, 0].
-
-    The reference "target" pulls towards the clean original, "image" keeps the result close to the input.
-    """
-
-    @checked_reward
-    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
-        return -(images - metadata_images(metadata, reference, images)).square().mean(dim=(1, 2, 3))
 
     return reward
