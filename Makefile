@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 GPU_PYTHON ?= python3
 GPU_NEEDS := torch diffusers transformers peft accelerate safetensors filelock numpy PIL sklearn matplotlib
-GPU_NEEDS += tqdm tyro urllib3 pytest pytest_timeout IPython
+GPU_NEEDS += tqdm tyro pytest pytest_timeout IPython
 
 .PHONY: help demo test check mutate torture gpu lab notebooks colab site lint clean
 

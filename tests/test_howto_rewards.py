@@ -1,16 +1,29 @@
 """The how-tos on rewards: their code runs as it stands there, on random models."""
 
-import ast
 import re
 import shlex
+import socket
+import subprocess
 import sys
-import threading
+import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import CLIP_MEAN, CLIP_SIZE, CLIP_STD, howto_blocks, write_clip
+from helpers import (
+    CLIP_MEAN,
+    CLIP_SIZE,
+    CLIP_STD,
+    each_prompt,
+    howto_blocks,
+    make_config,
+    make_pipeline,
+    weights_of,
+    write_clip,
+)
+from packaging.requirements import Requirement
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -27,10 +40,12 @@ from transformers import (
 from ddpo_lessons.app import cli
 from ddpo_lessons.app.reward_flag import REWARDS
 from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.trainer import DDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[1]
+CLIENT, SERVER, MODEL = howto_blocks("reward-service", "python")
 SMALL = shlex.split("--sample-batch-size 4 --sample-num-batches-per-epoch 1 --train-batch-size 4")
 
 
@@ -38,7 +53,7 @@ SMALL = shlex.split("--sample-batch-size 4 --sample-num-batches-per-epoch 1 --tr
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for name in ("my", "serve"):
+    for name in ("my", "my_model", "remote"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -129,31 +144,19 @@ def llava(tmp_path_factory):
     return write_llava(tmp_path_factory.mktemp("llava"))
 
 
-def test_the_pages_service_scores_what_its_client_asks(here, llava, monkeypatch):
-    serve_code, server_code, client_code = howto_blocks("reward-service", "python")
-    (here / "serve.py").write_text(serve_code)
-    import serve
-
-    made: list[Any] = []
-    server_code = server_code.replace("llava-hf/llava-1.5-7b-hf", llava.as_posix())
-    server_code = server_code.replace("torch.bfloat16", "torch.float32")  # for a sharp comparison
-    with monkeypatch.context() as patch:
-        patch.setattr(serve.HTTPServer, "serve_forever", lambda server: made.append(server))
-        exec(compile(server_code.replace("8000", "0"), "page", "exec"), {})
-    (server,) = made
-    images = torch.rand(3, 3, 48, 40, generator=torch.Generator().manual_seed(1))
-    prompts, metadata = ("a red three", "a cat", "a red cat three"), ({"image": images[0]},) * 3
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    client: dict[str, Any] = {}
-    exec(compile(client_code.replace("8000", str(server.server_port)), "page", "exec"), client)
-    scores, _ = client["llava"](images, prompts, metadata)
-    server.shutdown()
-    server.server_close()
+def test_the_pages_llava_returns_the_probability_of_yes(llava):
+    code = MODEL.replace("llava-hf/llava-1.5-7b-hf", llava.as_posix())
+    page: dict[str, Any] = {}
+    exec(code.replace("torch.bfloat16", "torch.float32"), page)  # for a sharp comparison
+    pixels = torch.randint(256, (3, 48, 40, 3), generator=torch.Generator().manual_seed(1)).byte()
+    images = [Image.fromarray(image.numpy()) for image in pixels]
+    prompts = ["a red three", "a cat", "a red cat three"]
+    scores = page["score"](images, prompts)
     torch.testing.assert_close(scores, one_by_one(llava, images, prompts), atol=1e-4, rtol=0)
-    assert scores.max() - scores.min() > 0.1
+    assert scores.max() - scores.min() > 0.05
 
 
-def one_by_one(llava: Path, images: torch.Tensor, prompts: tuple[str, ...]) -> torch.Tensor:
+def one_by_one(llava: Path, images: list[Image.Image], prompts: list[str]) -> torch.Tensor:
     """The probabilities of Yes, each from a pass of its own, written without processor and padding."""
     ids = {word: number for number, word in enumerate(WORDS.split())}
     model = AutoModelForImageTextToText.from_pretrained(llava, dtype=torch.float32).eval()
@@ -161,10 +164,7 @@ def one_by_one(llava: Path, images: torch.Tensor, prompts: tuple[str, ...]) -> t
     for image, prompt in zip(images, prompts, strict=True):
         words = f"USER : {'<image> ' * 16}Does this image show ' {prompt} '? Answer Yes or No . ASSISTANT :"
         tokens = torch.tensor([[ids[word] for word in words.split()]])
-        picture = Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy())
-        pixels = torch.tensor(
-            list(picture.resize((CLIP_SIZE, CLIP_SIZE), Image.Resampling.BICUBIC).tobytes())
-        )
+        pixels = torch.tensor(list(image.resize((CLIP_SIZE, CLIP_SIZE), Image.Resampling.BICUBIC).tobytes()))
         pixels = pixels.reshape(CLIP_SIZE, CLIP_SIZE, 3).permute(2, 0, 1) / 255
         mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (CLIP_MEAN, CLIP_STD))
         with torch.no_grad():
@@ -174,10 +174,103 @@ def one_by_one(llava: Path, images: torch.Tensor, prompts: tuple[str, ...]) -> t
     return torch.stack(scores)
 
 
-def test_a_service_needs_numpy_alone():
-    tree = ast.parse(howto_blocks("reward-service", "python")[0])
-    modules = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
-    assert modules == {
-        "import io", "import json", "from http.server import BaseHTTPRequestHandler, HTTPServer",
-        "import numpy as np",
-    }  # fmt: skip
+def redness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    """What `MY_MODEL` computes, from the pixels that a PNG holds."""
+    levels = (images[:, 0] * 255).round().double()
+    return levels.mean(dim=(1, 2)) / 255 + torch.tensor([len(prompt) for prompt in prompts])
+
+
+MY_MODEL = """
+import os, time
+from PIL import ImageStat
+
+def score(images, prompts):
+    if "hang" in prompts:
+        time.sleep(600)
+    if "die" in prompts:
+        os._exit(1)
+    if "raise" in prompts:
+        raise KeyError("no digit")
+    return [ImageStat.Stat(image).mean[0] / 255 + len(prompt) for image, prompt in zip(images, prompts)]
+"""
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def service(here, monkeypatch):
+    """The page's server, in a process of its own; yields its address, and the file of what it prints."""
+    Path("my_model.py").write_text(MY_MODEL)
+    Path("serve.py").write_text(SERVER)
+    Path("remote.py").write_text(CLIENT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("REWARD_URL", f"http://127.0.0.1:{port}")
+    with open("printed", "w") as printed:
+        process = subprocess.Popen([sys.executable, "serve.py", str(port)], stderr=printed)
+    while not is_listening(port):
+        assert process.poll() is None
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}", here / "printed"
+    process.kill()
+    process.wait()
+
+
+def test_training_on_the_pages_service_is_training_on_its_model(service):
+    def train(name: str, reward: Any) -> tuple[torch.Tensor, list[Any]]:
+        seen: list[Any] = []
+
+        def keep(batches: list[Any], step: int, tracker: Any) -> None:
+            seen.extend(reward for batch in batches for reward in batch[3].tolist())
+
+        config = make_config(name, sample_num_batches_per_epoch=2)
+        trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline(), image_samples_hook=keep)
+        trainer.train()
+        return weights_of(trainer), seen
+
+    import remote
+
+    weights, rewards = train("remote", remote.score)
+    expected_weights, expected = train("local", redness)
+    assert rewards == expected
+    assert len(set(rewards)) == 4
+    assert torch.equal(weights, expected_weights)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tries", "cause"),
+    [
+        ("hang", 4, r"Read timed out\. \(read timeout=0\.3\)"),
+        ("die", 4, "Connection refused"),
+        ("raise", 1, r"500 Server Error: KeyError\('no digit'\) for url"),
+    ],
+)
+def test_a_service_that_fails_ends_the_run_with_one_error(
+    prompt, tries, cause, service, model, monkeypatch, capsys
+):
+    import remote
+
+    waits: list[Any] = []
+    monkeypatch.setattr(remote, "TIMEOUT", 0.3)
+    monkeypatch.setattr(remote.Retry, "sleep", lambda retry, _=None: waits.append(retry.get_backoff_time()))
+    url, printed = service
+    words = ["--model", model, "--prompt", prompt, "--num-epochs", "1", "--sample-num-steps", "3"]
+    flags = ["train", "--reward", "remote.py:score", "--output-dir", "run", *SMALL, *words]
+    assert cli.main(flags) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "rror" in line]
+    assert len(errors) == 1
+    assert re.match(f"error: the reward service {url} failed: .*{cause}", errors[0])
+    assert waits == [0, 2, 4][: tries - 1]
+    assert read_metrics("run") == []
+    if prompt == "raise":
+        assert remote.score(torch.ones(1, 3, 8, 8), ("four",), ({},)) == [5.0]  # the server goes on
+        assert "KeyError: 'no digit'" in printed.read_text()
+
+
+def test_the_pages_client_comes_with_diffusers():
+    required = map(Requirement, metadata.requires("diffusers") or [])
+    assert "requests" in {requirement.name for requirement in required if requirement.marker is None}

@@ -20,7 +20,7 @@ COLAB = """
 accelerate 1.14.0, datasets 4.0.0, diffusers 0.39.0, docstring-parser 0.18.0, filelock 3.32.3,
 huggingface-hub 1.27.0, ipywidgets 7.7.1, matplotlib 3.10.0, numpy 2.1.3, pandas 2.2.3, peft 0.20.0,
 pillow 11.3.0, pyarrow 18.1.0, pyyaml 6.0.3, safetensors 0.8.0, scikit-learn 1.6.1, torch 2.11.0,
-torchvision 0.26.0, tqdm 4.67.3, transformers 5.15.0, typeguard 4.6.0, typing-extensions 4.16.0, urllib3 2.5.0
+torchvision 0.26.0, tqdm 4.67.3, transformers 5.15.0, typeguard 4.6.0, typing-extensions 4.16.0
 """
 # Installing torch can take long on a slow network; the first test that asks for it pays.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

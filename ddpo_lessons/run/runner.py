@@ -86,7 +86,7 @@ class Runner:
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
             (B, 3, H, W) float in [0, 1]. The means of what a dict `info` holds for every sample are recorded
             as `reward/NAME`. What it raises ends the run, as do rewards that are not finite, and nothing is
-            trained on that epoch; `rewards.service.time_limit` ends one that hangs.
+            trained on that epoch.
         prompt_function: returns what `start` says. If it holds state, give it `state_dict()` and
             `load_state_dict()`; without them a resumed run calls it as often as the old run did. With
             `skip()` beside them a process leaves out what others sample, and makes its own images only. A
