@@ -55,7 +55,15 @@ class Inherits(NFT):
 
 class Forgets(TheirDDPO):
     def __init__(self, scale: float = 1.0):
+        self.factor = scale
+
+
+class Hides(TheirDDPO):
+    def __init__(self, scale: float = 1.0):
         self.scale = scale
+
+    def identity(self):
+        return {}
 
 
 class Needs(TheirDDPO):
@@ -69,7 +77,7 @@ class Half(Algorithm):
 
 class Nameless(Algorithm):
     def advantages(self, rewards, keys): ...
-    def update(self, samples, learner): ...
+    def steps(self, samples, learner): ...
 
 
 class DDPO(TheirDDPO):
@@ -230,7 +238,8 @@ def test_a_path_may_hold_colons():
         ("others_NAME.py:Half", "abstract"),
         ("others_NAME.py:Nameless", "has no name: begin the class with name = 'nameless'"),
         ("others_NAME.py:DDPO", "is called as one of the package is: rename the class"),
-        ("others_NAME.py:Forgets:scale=2", "leaves 'scale' out of what its identity() returns"),
+        ("others_NAME.py:Forgets:scale=2", "does not keep its argument 'scale'"),
+        ("others_NAME.py:Hides:scale=2", "leaves 'scale' out of what its identity() returns"),
         ("broken.py:RLOO", "cannot be imported: SyntaxError"),
         ("flow_gpro", "--algorithm flow_gpro does not exist (perhaps flow_grpo)"),
         ("flow_gpro:window=3", "--algorithm flow_gpro does not exist (perhaps flow_grpo)"),

@@ -165,14 +165,15 @@ def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
     config = make_config(tmp_path / "a", num_epochs=3, save_freq=9, **TWO_PASSES)
     trainer = DDPOTrainer(config, reward, Remembering(), make_pipeline())
     if place == "training":
-        record = trainer.learner._on_step
+        step = trainer.learner.step
 
-        def stop_at_third(values: dict[str, float]) -> None:
+        def stop_at_third(*given: Any) -> dict[str, float]:
+            record = step(*given)
             if trainer.global_step == 3:
                 signal.raise_signal(signum)
-            record(values)
+            return record
 
-        trainer.learner._on_step = stop_at_third
+        trainer.learner.step = stop_at_third
     trainer.train()
     assert (trainer.stopped_by, signal.getsignal(signum)) == (signum, handler)
     assert len(asked) == (3 if place == "sampling" else 4)

@@ -55,14 +55,15 @@ class Loss(DDPO):
     def __init__(self, clips: bool) -> None:
         self.clips, self.moved = clips, dict[str, float]()
 
-    def update(self, samples: Samples, learner: Learner) -> None:
+    def steps(self, samples: Samples, learner: Learner) -> Any:
         if samples.epoch + 1 not in LOOKED_AT:
-            return super().update(samples, learner)
+            yield from super().steps(samples, learner)
+            return
         trajectory = samples.trajectory
         rows, columns = torch.meshgrid(*map(torch.arange, trajectory.log_probs.shape), indexing="ij")
         pairs = share_predictions({"rows": rows.flatten(), "columns": columns.flatten()}, 1)
         before = self._replay(learner, samples, pairs)
-        super().update(samples, learner)
+        yield from super().steps(samples, learner)
         after = self._replay(learner, samples, pairs)
         drift = (after.mean - before.mean).flatten(1) / after.std[:, None]  # (N, D) of every number, in σ
         log_ratio = after.log_prob - trajectory.log_probs.flatten()  # (N,)

@@ -70,8 +70,12 @@ class OrderedDDPO(DDPO):
     def __init__(self, order: Columns) -> None:
         self.order = order
 
-    def update(self, samples: Any, learner: Any) -> None:
-        """Take the optimizer steps of an epoch."""
+    def identity(self) -> dict[str, Any]:
+        """Return the name of the order."""
+        return {"order": self.order.__name__}
+
+    def steps(self, samples: Any, learner: Any) -> Any:
+        """Yield the optimizer steps of an epoch."""
         generator = torch.Generator().manual_seed(sample_seed(self.config.seed, samples.epoch, 2))
         count, steps = samples.trajectory.log_probs.shape
         rows = torch.randperm(count, generator=generator)  # (B,)
@@ -80,7 +84,7 @@ class OrderedDDPO(DDPO):
         for some, theirs in zip(rows.split(size), columns.split(size), strict=True):
             pairs = {"rows": some.repeat_interleave(kept), "columns": theirs.flatten()}
             parts = [share_predictions(part, 1) for part in learner.split(pairs)]
-            learner.step(partial(self.loss, samples, learner), parts)
+            yield partial(self.loss, samples, learner), parts
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,7 @@ def step_gradient(trainer: Runner, trajectory: Trajectory, advantages: torch.Ten
     (pairs,) = shuffled_pairs(shape, count, len(advantages), generator)
     learner.begin_epoch(trajectory)
     groups = [share_predictions(group, group_size=1) for group in learner.split(pairs)]
-    watching = mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch)
-    with watching, mock.patch.object(learner, "_on_step"):
+    with mock.patch.object(trainer.accelerator, "clip_grad_norm_", watch):
         learner.step(partial(trainer.algorithm.loss, samples, learner), groups)
     return gradient
 

@@ -75,10 +75,10 @@ class PerStep(DDPO):
         """Return the samples' advantages, (B, T)."""
         raise NotImplementedError
 
-    def update(self, samples: Samples, learner: Learner) -> None:
+    def steps(self, samples: Samples, learner: Learner) -> Any:
         advantages = self.spread(samples)
         self.sizes = advantages.square().mean(0).sqrt()
-        super().update(replace(samples, advantages=advantages), learner)
+        return super().steps(replace(samples, advantages=advantages), learner)
 
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
         return samples.advantages[pairs["rows"], pairs["columns"]]

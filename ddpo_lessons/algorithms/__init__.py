@@ -149,9 +149,10 @@ def _make_own(name: str, written: Mapping[str, str], settings: Mapping[str, Any]
     settings = {**_read_all(name, written, known), **settings}
     try:
         algorithm = kind(**settings)
+        kept = algorithm.identity()
     except (TypeError, ValueError) as error:
         raise ValueError(f"algorithm={name!r} cannot be made of {settings}: {error}") from error
-    for key in settings.keys() - algorithm.identity().keys():
+    for key in settings.keys() - kept.keys():
         raise ValueError(
             f"algorithm={name!r} leaves {key!r} out of what its identity() returns: put it in, for a resume "
             "compares what stands there"

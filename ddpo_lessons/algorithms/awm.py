@@ -16,13 +16,13 @@ where after each step lagging = decay lagging + (1 - decay) newest, with decay =
 max_decay). How a sample was made is not asked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from ddpo_lessons.advantages import normalize, normalize_groups
-from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.base import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ppo import clipped_surrogate
@@ -96,11 +96,11 @@ class AWM(ForwardProcess):
         size = self.config.sample_group_size
         return normalize_groups(rewards, size) if size > 1 else normalize(rewards)
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch, from the policy that sampled; let the lagging one follow."""
+    def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
+        """Yield the optimizer steps of an epoch, from the policy that sampled; let the lagging one follow."""
         if self.lag_coefficient == 0:
             learner.update_old_policy(decay=0.0)
-        super().update(samples, learner)
+        yield from super().steps(samples, learner)
         if self.lag_coefficient > 0:
             learner.update_old_policy(min(self.decay_rate * (samples.first_step + 1), self.max_decay))
 
@@ -141,8 +141,3 @@ class AWM(ForwardProcess):
             before = example.predict(reference)
         distance = (output - before).square().mean()
         return self.config.train_kl_coefficient * distance, {"distance_reference": distance.detach()}
-
-    def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        names = ("time_power", "error_power", "lag_coefficient", "decay_rate", "max_decay")
-        return {**super().identity(), **{name: getattr(self, name) for name in names}}

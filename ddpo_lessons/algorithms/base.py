@@ -2,7 +2,8 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +17,7 @@ from ddpo_lessons.rollout import Trajectory, sample_seed
 
 WINDOW = 4  # purpose of a seed
 Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
+_OTHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args and **kwargs
 Loss = Callable[[Any, Pairs], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
@@ -42,14 +44,6 @@ class Learner(Protocol):
 
     def split(self, pairs: Pairs) -> list[Pairs]:
         """Cut the pairs of a step into as many groups as forward passes are needed."""
-
-    def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:
-        """Accumulate the gradient of `loss(denoiser, group)` over the groups, and step once.
-
-        A loss is a mean over its group's pairs. Beside it, it returns statistics: each a mean over the pairs
-        or, if its name begins with "max", a maximum. "max_ratio_error" of an epoch's first step is kept as
-        the replay's error. The groups' tensors reach the device in one piece.
-        """
 
     def reference(self) -> contextlib.AbstractContextManager[Any]:
         """Give the denoiser as it was before training, for the time of a `with` block."""
@@ -132,12 +126,26 @@ class Algorithm(abc.ABC):
         """Turn all processes' rewards (N,), with what `key` made of contexts, into weights (N,) or (N, T)."""
 
     @abc.abstractmethod
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch."""
+    def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
+        """Yield the optimizer steps of an epoch, each a loss and the groups of pairs that it is the mean of.
+
+        The trainer accumulates the gradient of `loss(denoiser, group)` over the groups and takes the step,
+        before it asks for the next one. Beside the loss come statistics: each a mean over the group's pairs
+        or, if its name begins with "max", a maximum. The "max_ratio_error" of an epoch's first step is the
+        error of the first replay.
+        """
 
     def identity(self) -> dict[str, Any]:
-        """Return settings of its own that decide the weights."""
-        return {}
+        """Return settings of its own that decide the weights: its constructor's arguments, as attributes."""
+        kind = type(self)
+        names = [name for name, a in inspect.signature(kind).parameters.items() if a.kind not in _OTHERS]
+        for name in names:
+            if not hasattr(self, name):
+                raise TypeError(
+                    f"{kind.__name__} does not keep its argument {name!r}, which a resume compares: set "
+                    f"self.{name}"
+                )
+        return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> Any:
         """Return what it remembers from epoch to epoch, in what JSON holds."""

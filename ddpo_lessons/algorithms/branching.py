@@ -97,7 +97,3 @@ class Branching(DDPO):
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
         """Return the actions' own advantages (N,)."""
         return samples.advantages[pairs["rows"], pairs["columns"]]
-
-    def identity(self) -> dict[str, Any]:
-        """Return its setting."""
-        return {"window": self.window}

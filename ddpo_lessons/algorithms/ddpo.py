@@ -11,7 +11,7 @@ An epoch
    records states and log-probs; the prompts' embeddings and guidance are part of the policy;
 2. scores: the user's reward function sees the final images and their prompts, and gives one number each;
 3. weighs: `DDPO.advantages` compares each reward with its like; every action of a sample gets that number;
-4. updates: `DDPO.update` goes through the recorded actions in random order and takes optimizer steps on PPO's
+4. steps: `DDPO.steps` goes through the recorded actions in random order and yields optimizer steps on PPO's
    clipped surrogate (lesson 04), with ρ = p(action now) / p(action when it was sampled):
 
     loss = mean over actions of max(-A ρ, -A clip(ρ, 1 - ε, 1 + ε))
@@ -19,14 +19,14 @@ An epoch
 `run/runner.py` calls 1 to 4 in this order; nothing of what it does besides changes a weight.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
-from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
+from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples, shuffle_time
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
@@ -64,8 +64,8 @@ class DDPO(Algorithm):
             return normalize_groups(rewards, self.config.sample_group_size)
         return normalize(rewards)
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch; each takes all kept actions of `samples_per_step` samples."""
+    def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
+        """Yield the optimizer steps of an epoch, each on all kept actions of `samples_per_step` samples."""
         config, trajectory = self.config, samples.trajectory
         check_finite(old_log_prob=trajectory.log_probs, advantages=samples.advantages)
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
@@ -80,7 +80,7 @@ class DDPO(Algorithm):
                     share_predictions(part, trajectory.group_size, trajectory.branches)
                     for part in learner.split(pairs)
                 ]
-                learner.step(partial(self.loss, samples, learner), parts)
+                yield partial(self.loss, samples, learner), parts
 
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
         """Return the advantages (N,) of recorded actions: that of the sample."""

@@ -12,14 +12,14 @@ The paper has pairs that people chose, once and for all; here the reward chooses
 samples, in every epoch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ddpo_lessons.algorithms.awm import AWM
-from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.base import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
 from ddpo_lessons.algorithms.forward_process import ForwardProcess
 from ddpo_lessons.config import DDPOConfig
@@ -71,9 +71,9 @@ class DPO(AWM):
             .flatten()
         )
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch; no older policy than the first is asked."""
-        ForwardProcess.update(self, samples, learner)
+    def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
+        """Yield the optimizer steps of an epoch; no older policy than the first is asked."""
+        return ForwardProcess.steps(self, samples, learner)
 
     def pairs(self, samples: Samples, samples_per_step: int, generator: torch.Generator) -> list[Pairs]:
         """Return each optimizer step's (group, timestep) pairs: the best as "rows", and the "worst"."""
@@ -98,7 +98,3 @@ class DPO(AWM):
         change = best.error(denoiser) - worst.error(denoiser) - before  # below 0 where the best has gained
         loss = -F.logsigmoid(-self.beta / 2 * change)
         return loss.mean(), {"preferred": (change.detach() < 0).float().mean()}
-
-    def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        return {**ForwardProcess.identity(self), "beta": self.beta}

@@ -10,14 +10,14 @@ DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3); AlignProp draw
 colours more than shapes. `train_kl_coefficient` χ adds χ mean((output - output before)²), as DRaFT+ does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from ddpo_lessons.advantages import normalize
-from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
+from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families import Family, Schedule
@@ -90,8 +90,8 @@ class DRaFT(Algorithm):
         """Return (reward - mean) / std (N,), which only shows whether rewards differ."""
         return normalize(rewards)
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch, each on images made anew from `samples_per_step` samples."""
+    def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
+        """Yield the optimizer steps of an epoch, each on images made anew from `samples_per_step` samples."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
         for inner_epoch in range(config.train_num_inner_epochs):
@@ -101,7 +101,7 @@ class DRaFT(Algorithm):
             for pairs in minibatches(shuffle_samples(rows, generator), samples_per_step):
                 steps = self.steps_with_gradient(count)
                 drawn = {**pairs, "noise": self.draw_noise(samples, pairs, steps, count)}
-                learner.step(partial(self.loss, samples, learner, steps), learner.split(drawn))
+                yield partial(self.loss, samples, learner, steps), learner.split(drawn)
                 count += 1
 
     def steps_with_gradient(self, step: int) -> int:
@@ -138,7 +138,3 @@ class DRaFT(Algorithm):
             loss = loss + self.config.train_kl_coefficient * distance
             record["distance_reference"] = distance.detach()
         return loss, record
-
-    def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        return {"last_steps": self.last_steps, "draws_steps": self.draws_steps}

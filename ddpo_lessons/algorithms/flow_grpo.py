@@ -10,8 +10,6 @@ DDPO with the rewards of a prompt compared among themselves. Three things are ne
 - the penalty: the authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 κ²) with std² = κ² Δ.
 """
 
-from typing import Any
-
 import torch
 
 from ddpo_lessons.algorithms.base import Pairs, draw_window
@@ -61,7 +59,3 @@ class FlowGRPO(DDPO):
             return kl
         schedule = flow_schedule(trajectory.schedule, self.name)
         return kl * schedule.lengths_at(trajectory.timesteps[pairs["rows"], pairs["columns"]])
-
-    def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        return {"sde": self.sde, "window": self.window, "kl_times_length": self.kl_times_length}

@@ -6,14 +6,14 @@ in what they make of the errors at such examples.
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Algorithm, Learner, Pairs, Samples
+from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import SHUFFLE, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMSchedule
@@ -106,8 +106,8 @@ class ForwardProcess(Algorithm):
             raise ValueError("logit_normal=true is of flow models, and this is none: leave it out")
         return super().sampling_schedule(schedule, config, epoch)
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take as many optimizer steps as DDPO would, on as many examples."""
+    def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
+        """Yield as many optimizer steps as DDPO would, on as many examples."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
         for inner_epoch in range(config.train_num_inner_epochs):
@@ -115,7 +115,7 @@ class ForwardProcess(Algorithm):
             generator = torch.Generator().manual_seed(seed)
             for pairs in self.pairs(samples, samples_per_step, generator):
                 examples = {**pairs, **self.denoising_examples(samples, pairs, count)}
-                learner.step(partial(self.loss, samples, learner), learner.split(examples))
+                yield partial(self.loss, samples, learner), learner.split(examples)
                 count += 1
 
     def pairs(self, samples: Samples, samples_per_step: int, generator: torch.Generator) -> list[Pairs]:
@@ -175,11 +175,6 @@ class ForwardProcess(Algorithm):
         return Example(
             self.family, trajectory.final_latents[numbers], pairs["noise"], pairs["timesteps"], conditioning
         )
-
-    def identity(self) -> dict[str, Any]:
-        """Return how examples are drawn, where it is not the usual way."""
-        drawn = {"logit_normal": self.logit_normal, "visited_states": self.visited_states}
-        return {name: True for name, chosen in drawn.items() if chosen}
 
     @abc.abstractmethod
     def loss(

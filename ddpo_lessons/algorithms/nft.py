@@ -17,13 +17,13 @@ learns: after every epoch old = decay old + (1 - decay) new, with decay = min(de
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ddpo_lessons.algorithms.awm import AWM
-from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.base import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 
 
@@ -83,9 +83,9 @@ class NFT(AWM):
         """Let the old policy sample."""
         return learner.old_policy()
 
-    def update(self, samples: Samples, learner: Learner) -> None:
-        """Take the optimizer steps of an epoch; then let the old policy follow."""
-        ForwardProcess.update(self, samples, learner)
+    def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
+        """Yield the optimizer steps of an epoch; then let the old policy follow."""
+        yield from ForwardProcess.steps(self, samples, learner)
         learner.update_old_policy(min(self.decay_rate * samples.epoch, self.max_decay))
 
     def loss(
@@ -101,8 +101,3 @@ class NFT(AWM):
         loss = bound * mirrored_loss(example, new, old, goodness, self.beta).mean()
         penalty, record = self.penalty(example, learner, new)
         return loss + penalty, {**record, "distance_old": (new.detach() - old).square().mean()}
-
-    def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        own = {"beta": self.beta, "decay_rate": self.decay_rate, "max_decay": self.max_decay}
-        return {**ForwardProcess.identity(self), **own}

@@ -63,9 +63,3 @@ class PEPG(NFT):
         penalty, record = self.penalty(example, learner, output)
         record["log_ratio_size"] = (new.detach() - old).abs().mean()
         return proximal_loss(new, old, advantages).mean() + penalty, record
-
-    def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        settings = super().identity()
-        del settings["beta"]  # NFT's own
-        return {**settings, "scale": self.scale}

@@ -50,5 +50,5 @@ class ReFL(DRaFT):
         return shortfall.mean(), {"reward": rewards.detach().mean()}
 
     def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        return {"last_steps": self.last_steps, "margin": str(self.margin)}
+        """Return its settings; JSON has no infinity."""
+        return {**super().identity(), "margin": str(self.margin)}

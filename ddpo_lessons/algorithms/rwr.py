@@ -81,7 +81,3 @@ class RWR(ForwardProcess):
         """Return the weighted denoising loss of some examples: mean of w (target - prediction)^2."""
         error = self.example(samples, pairs).error(denoiser)  # (N,)
         return (samples.advantages[pairs["rows"]] * error).mean(), {"denoising_error": error.detach().mean()}
-
-    def identity(self) -> dict[str, Any]:
-        """Return its settings."""
-        return {**super().identity(), "temperature": self.temperature, "top_share": self.top_share}

@@ -241,7 +241,7 @@ class Rehearsal(Learner):
         alone: Any = SimpleNamespace(device=META, unwrap_model=lambda network: network)
         self.autocast, old = make_autocast(config.mixed_precision, META), algorithm.keeps_old
         keeps_start = algorithm.needs_reference(config) and had_adapter
-        super().__init__(config, alone, denoiser, None, trained, keeps_start, self.autocast, print, 1, old)
+        super().__init__(config, alone, denoiser, None, trained, keeps_start, self.autocast, 1, old)
 
     def sample(self) -> tuple[Trajectory, torch.Tensor, Counter]:
         """Sample as many rollouts as pass together; return their trajectory, images and counts.
@@ -279,9 +279,10 @@ class Rehearsal(Learner):
         advantages = self.algorithm.advantages(rewards, keys)[:count].to(META)
         self.begin_epoch(trajectory)
         samples = Samples(0, 0, 0, torch.arange(count), trajectory, advantages, mean)
-        self.algorithm.update(samples, self)
+        for loss, groups in self.algorithm.steps(samples, self):
+            self.step(loss, groups)
 
-    def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:
+    def step(self, loss: Loss, groups: Sequence[Pairs]) -> dict[str, float]:
         """Go forward and backward with the first group, which no other exceeds, and count it for all."""
         self.pairs = nbytes(tensor for group in groups for tensor in group.values())
         group = {name: tensor.to(META) for name, tensor in groups[0].items()}
@@ -290,6 +291,7 @@ class Rehearsal(Learner):
             value.backward()  # with autocast for what checkpointing runs again
         share = sum(len(group["rows"]) for group in groups) / len(group["rows"])
         self.cost = Cost(round(counter.flops * share), counter.peak, round(counter.passes[True] * share))
+        return {}
 
     def copies(self) -> list[torch.Tensor]:
         """Return the weights of older policies that are held beside the new one's."""

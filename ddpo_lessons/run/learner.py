@@ -31,9 +31,8 @@ class Learner:
 
     Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `keeps_start` keeps
     the weights before training, where they are not what the denoiser is without its adapter and will be asked
-    for, `keeps_old` those of an older policy, at first the new one's. `on_step` is called after every
-    optimizer step with its record; the learning rate follows a curve over all of the config's epochs, each of
-    `steps_per_epoch`.
+    for, `keeps_old` those of an older policy, at first the new one's. The learning rate follows a curve over
+    all of the config's epochs, each of `steps_per_epoch`.
     """
 
     def __init__(
@@ -45,13 +44,12 @@ class Learner:
         trainable: dict[str, nn.Parameter],
         keeps_start: bool,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
-        on_step: Callable[[dict[str, float]], None],
         steps_per_epoch: int,
         keeps_old: bool = False,
     ) -> None:
         self.config, self.accelerator, averages = config, accelerator, config.train_ema_decay > 0
         self.denoiser, self.optimizer, self.trainable = denoiser, optimizer, trainable
-        self._autocast, self._on_step = autocast, on_step
+        self._autocast = autocast
         self._kind: tuple[bool, tuple[int, ...]]
         self._latents_shape: tuple[int, ...]
         self.steps_done = 0
@@ -160,8 +158,8 @@ class Learner:
         checkpoint.load_optimizer_tensors(self.optimizer, list(self.trainable), state)
 
     # ------------------------------------------------------------------------------------- one step
-    def step(self, loss: Loss, groups: Sequence[Pairs]) -> None:
-        """Accumulate the gradient over groups of pairs, weighed by their share, and step once."""
+    def step(self, loss: Loss, groups: Sequence[Pairs]) -> dict[str, float]:
+        """Accumulate the gradient over groups of pairs, weighed by their share; step; return its record."""
         sizes = [len(group["rows"]) for group in groups]
         shares, stats = [size / sum(sizes) for size in sizes], []
         groups = move_together(groups, self.accelerator.device)
@@ -193,7 +191,7 @@ class Learner:
         if self.accelerator.scaler is not None:
             record |= self._note_skipped(not is_finite)
         self.steps_done += 1
-        self._on_step(record)
+        return record
 
     def _note_skipped(self, skipped: bool) -> dict[str, float]:
         """Record that fp16's scaler skipped the step, and its new scale; refuse to skip on and on.

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -251,7 +251,6 @@ class Runner:
             trainable,
             self.algorithm.needs_reference(config) and (self.had_adapter or not self.use_lora),
             self.autocast,
-            self._after_step,
             steps_per_epoch=self.plan.optimizer_steps,
             keeps_old=self.algorithm.keeps_old,
         )
@@ -277,7 +276,15 @@ class Runner:
             progress_bar(self.accelerator, "epochs", config.num_epochs, initial=self.epochs_done) as bar,
         ):
             try:
-                self._train_until_stopped(bar)
+                while self.epochs_done < config.num_epochs:
+                    started = time.perf_counter()
+                    metrics = self.step(self.epochs_done)
+                    bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
+                    bar.update()
+                    if not draws_bars():
+                        self._print_epoch(metrics, time.perf_counter() - started)
+                    if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
+                        self.save()
             except Stopped:
                 self.save()
             except Exception:
@@ -285,18 +292,6 @@ class Runner:
                 raise
             finally:
                 self._interrupt = None
-
-    def _train_until_stopped(self, bar: Any) -> None:
-        config = self.config
-        while self.epochs_done < config.num_epochs:
-            started = time.perf_counter()
-            metrics = self.step(self.epochs_done)
-            bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
-            bar.update()
-            if not draws_bars():
-                self._print_epoch(metrics, time.perf_counter() - started)
-            if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
-                self.save()
 
     def _print_epoch(self, metrics: dict[str, float], seconds: float) -> None:
         """Print a line in the place of bars: a file shows no bars."""
@@ -307,39 +302,75 @@ class Runner:
         say(self.accelerator, text, sys.stderr)
 
     def step(self, epoch: int) -> dict[str, float]:
-        """Do one epoch and record it; return its metrics. If it fails, it never was."""
-        contexts = self.contexts.of(epoch)
+        """Do one epoch, in the order of lesson 06; return its metrics. If it fails, it never was."""
+        contexts = self.contexts.of(epoch)  # 1. prompts, for img2img with their images
+        with self._undone_if_it_fails():
+            started = time.perf_counter()
+            # 2. Sample, and 3. call the reward function.
+            batches, trajectory, reward_seconds = self.sampler.sample(epoch, contexts)
+            rewards = self.sampler.share.gather_rewards(check_rewards(batches))  # (N,)
+            # 4. Advantages, of the samples of all processes.
+            advantages = self.algorithm.advantages(rewards, self.contexts.keys(contexts))  # (N,) or (N, T)
+            self._warn_if_constant(epoch, rewards, advantages)
+            sampled = time.perf_counter()
+            # 5. The algorithm shuffles (sample, timestep) pairs. 6. Their loss, and an optimizer step.
+            steps = self.algorithm.steps(self._samples(epoch, contexts, trajectory, advantages), self.learner)
+            with progress_bar(self.accelerator, "training", self.plan.optimizer_steps, leave=False) as bar:
+                for number, (loss, groups) in enumerate(steps):
+                    self._record_step(epoch, number, self.learner.step(loss, groups))
+                    bar.update()
+                    self._stop_if_asked()
+            # 7. Record what happened.
+            self.state.epochs_done = epoch + 1
+            metrics = self._metrics(rewards, batches, advantages) | {
+                "seconds_sampling": sampled - started - reward_seconds,
+                "seconds_reward": reward_seconds,
+                "seconds_training": time.perf_counter() - sampled,
+            }
+            self._report_first(rewards)
+            self._report(epoch, metrics, batches, contexts)
+        self.contexts.done()
+        return metrics
+
+    @contextlib.contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """Undo a `with` block that raises; watch it, if it is the first of the run that trains."""
         self._open_log()
         before, position = self.state.snapshot(), None if self.log is None else self.log.position()
         self._first = None if self.global_step else FirstEpoch(self.learner, before[0]["policy"])
         try:
             with contextlib.nullcontext() if self._first is None else self._first.watch():
-                metrics, batches = self._epoch(epoch, contexts)
-            if self._first is not None:
-                self._report_first(self._first)
-            self._report(epoch, metrics, batches, contexts)
+                yield
         except BaseException:
             self.state.restore(*before)
             if self.log is not None and position is not None:
                 self.log.rewind(position)
             raise
         self._first = None  # its copy of the weights goes with it
-        self.contexts.done()
-        return metrics
 
-    def _epoch(self, epoch: int, contexts: Contexts) -> tuple[dict[str, float], list[list[Any]]]:
-        """Sample and score, weigh, update."""
-        started, share = time.perf_counter(), self.sampler.share
-        batches, trajectory, reward_seconds = self.sampler.sample(epoch, contexts)
-        rewards = share.gather_rewards(check_rewards(batches))  # (N,)
-        info = share.gather_means(info_means(batches))
-        advantages = self.algorithm.advantages(rewards, self.contexts.keys(contexts))  # (N,) or (N, T)
-        if self._first is not None:
-            self._first.rewards = rewards
-        self._warn_if_constant(epoch, rewards, advantages)
-        sampled = time.perf_counter()
-        self._update(epoch, contexts, trajectory, advantages)
-        self.state.epochs_done = epoch + 1
+    def _samples(
+        self, epoch: int, contexts: Contexts, trajectory: Trajectory, advantages: torch.Tensor
+    ) -> Samples:
+        """Put together what this process trains on."""
+        numbers = self.sampler.share.rows.flatten()  # (B,)
+        if self.config.torch_compile:  # parts that share predictions would all differ in shape
+            trajectory = replace(trajectory, group_size=1)
+        self.learner.begin_epoch(trajectory)
+        return Samples(
+            epoch=epoch,
+            first_step=self.global_step,
+            process=self.accelerator.process_index,
+            numbers=numbers,
+            trajectory=trajectory,
+            advantages=advantages[numbers].float().to(self.accelerator.device),
+            score=scorer(self.reward_function, [contexts[number] for number in numbers.tolist()]),
+        )
+
+    def _metrics(
+        self, rewards: torch.Tensor, batches: list[list[Any]], advantages: torch.Tensor
+    ) -> dict[str, Any]:
+        """Describe the samples of the whole epoch."""
+        info = self.sampler.share.gather_means(info_means(batches))
         return {
             "epoch": self.epochs_done,
             "reward_mean": rewards.mean().item(),
@@ -347,39 +378,15 @@ class Runner:
             **{f"reward/{name}": mean for name, mean in info.items()},
             "advantage_mean": advantages.mean().item(),
             "samples_seen": self.epochs_done * self.plan.total_samples,
-            "seconds_sampling": sampled - started - reward_seconds,
-            "seconds_reward": reward_seconds,
-            "seconds_training": time.perf_counter() - sampled,
-        }, batches
+        }
 
-    def _update(
-        self, epoch: int, contexts: Contexts, trajectory: Trajectory, advantages: torch.Tensor
-    ) -> None:
-        """Let the algorithm take the optimizer steps of an epoch on this process's samples."""
-        numbers = self.sampler.share.rows.flatten()  # (B,)
-        if self.config.torch_compile:  # parts that share predictions would all differ in shape
-            trajectory = replace(trajectory, group_size=1)
-        self.learner.begin_epoch(trajectory)
-        own_contexts = [contexts[number] for number in numbers.tolist()]
-        samples = Samples(
-            epoch=epoch,
-            first_step=self.global_step,
-            process=self.accelerator.process_index,
-            numbers=numbers,
-            trajectory=trajectory,
-            advantages=advantages[numbers].float().to(self.accelerator.device),
-            score=scorer(self.reward_function, own_contexts),
-        )
-        self._epoch_now, self._first_step = epoch, self.global_step
-        bar = progress_bar(self.accelerator, "training", self.plan.optimizer_steps, leave=False)
-        with bar as self._step_bar:
-            self.algorithm.update(samples, self.learner)
-
-    def _report_first(self, first: FirstEpoch) -> None:
-        """Keep what the first epoch showed; warn of what failed."""
-        config = self.config
-        clip_range = None if "train_clip_range" in self.algorithm.unused else config.train_clip_range
-        self.preflight = first.findings(config.sample_group_size, clip_range)
+    def _report_first(self, rewards: torch.Tensor) -> None:
+        """Keep what the first epoch of the run showed, if this is it; warn of what failed."""
+        if self._first is None:
+            return
+        self._first.rewards = rewards
+        clip_range = None if "train_clip_range" in self.algorithm.unused else self.config.train_clip_range
+        self.preflight = self._first.findings(self.config.sample_group_size, clip_range)
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:
@@ -401,20 +408,17 @@ class Runner:
             stacklevel=4,
         )
 
-    def _after_step(self, record: dict[str, float]) -> None:
-        """Write the record of an optimizer step, and stop here if somebody asked for it."""
-        done = self.global_step - self._first_step
+    def _record_step(self, epoch: int, number: int, record: dict[str, float]) -> None:
+        """Write the record of an epoch's optimizer step, by its number from 0."""
         _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
         if "max_ratio_error" in record:
-            if done == 1:  # no update before it: the policies must agree
+            if number == 0:  # no update before it: the policies must agree
                 record["first_replay_max_ratio_error"] = record["max_ratio_error"]
             if self._first is not None:
                 self._first.replay_errors.append(record["max_ratio_error"])
-        inner_epoch = (done - 1) * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
-        position = {"epoch": self._epoch_now + 1, "inner_epoch": inner_epoch, "step": self.global_step}
+        inner_epoch = number * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
+        position = {"epoch": epoch + 1, "inner_epoch": inner_epoch, "step": self.global_step}
         self.write_record("step", {**position, **record})
-        self._step_bar.update()
-        self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
         if self._interrupt is None:
