@@ -179,13 +179,13 @@ def record(trainer: Any) -> list[Any]:
     """Keep what an epoch has: its trajectory, then its batches."""
     seen: list[Any] = []
     trainer.image_samples_hook = lambda *arguments: seen.append(arguments[0])
-    update = trainer.algorithm.update
+    steps = trainer.algorithm.steps
 
-    def recorded(samples: Any, learner: Any) -> None:
+    def recorded(samples: Any, learner: Any) -> Any:
         seen.append(samples.trajectory)
-        update(samples, learner)
+        return steps(samples, learner)
 
-    trainer.algorithm.update = recorded
+    trainer.algorithm.steps = recorded
     return seen
 
 
@@ -294,10 +294,11 @@ def test_the_peak_of_training_is_that_of_a_step_that_runs(text, checkpointing, t
         weight.grad = torch.zeros_like(weight)
     peaks = []
 
-    def step(loss: Any, groups: Any) -> None:
+    def step(loss: Any, groups: Any) -> dict[str, float]:
         with budget.Counter("cpu") as counter:
             loss(trainer.learner.denoiser, groups[0])[0].backward()
         peaks.append(counter.peak)
+        return {}
 
     trainer.learner.step = step
     trainer.step(0)

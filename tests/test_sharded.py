@@ -167,10 +167,10 @@ def fail_in_the_second_epoch(folder: Path) -> None:
     trainer = Runner(config, reward, each_prompt(), make(), algorithm=algorithm, start=FromNoise())
     trainer.step(0)
     tensors, said = trainer.learner.tensors(), policies(trainer)
-    update = trainer.algorithm.update
+    steps = trainer.algorithm.steps
 
-    def update_and_fail(*arguments: Any) -> None:
-        update(*arguments)
+    def steps_and_fail(*arguments: Any) -> Any:
+        yield from steps(*arguments)
         raise OSError("out of luck")
 
     for broken in (True, False):  # in sampling, and after all steps
@@ -179,7 +179,7 @@ def fail_in_the_second_epoch(folder: Path) -> None:
         for kind, group in trainer.learner.tensors().items():
             assert all(torch.equal(tensor, tensors[kind][key]) for key, tensor in group.items())
         assert all(torch.equal(tensor, said[key]) for key, tensor in policies(trainer).items())
-        trainer.algorithm.update = update_and_fail if broken else update
+        trainer.algorithm.steps = steps_and_fail if broken else steps
     trainer.step(1)
     assert not torch.equal(policies(trainer)["new"], said["new"])
 

@@ -51,7 +51,7 @@ class Recorder:
         self.weights: list[torch.Tensor] = []
         self.trajectory: Trajectory
         self.advantages: torch.Tensor
-        update = trainer.algorithm.update
+        steps = trainer.algorithm.steps
 
         def before_step(*arguments: Any) -> None:
             self.gradients.append(
@@ -59,12 +59,12 @@ class Recorder:
             )
             self.weights.append(weights_of(trainer))
 
-        def record(samples: Samples, learner: Any) -> None:
+        def record(samples: Samples, learner: Any) -> Any:
             self.trajectory, self.advantages = samples.trajectory, samples.advantages
-            update(samples, learner)
+            return steps(samples, learner)
 
         trainer.learner.optimizer.optimizer.register_step_pre_hook(before_step)
-        trainer.algorithm.update = record
+        trainer.algorithm.steps = record
 
 
 # ---------------------------------------------------------------------------------- 1. one policy

@@ -96,21 +96,17 @@ def gradient(algorithm: Algorithm, samples: Samples, learner: Any, config: Any) 
     """Return the gradient of an algorithm's loss on samples as one vector; no step is taken."""
     algorithm.begin(config, learner.family, 1)
     weights = list(learner.trainable.values())
-    found = []
-
-    def step(loss: Any, groups: Any) -> None:
-        value, _ = loss(learner.denoiser, groups[0])
-        parts = torch.autograd.grad(value, weights)
-        found.append(torch.cat([part.flatten() for part in parts]))
-
     stand_in = SimpleNamespace(
-        step=step,
         split=lambda pairs: [pairs],
         update_old_policy=lambda decay: None,  # it is the newest one
         old_policy=learner.old_policy,
     )
     advantages = algorithm.advantages(samples.advantages, [None] * len(samples.advantages))
-    algorithm.update(replace(samples, advantages=advantages), stand_in)
+    found = []
+    for loss, groups in algorithm.steps(replace(samples, advantages=advantages), stand_in):
+        value, _ = loss(learner.denoiser, groups[0])
+        parts = torch.autograd.grad(value, weights)
+        found.append(torch.cat([part.flatten() for part in parts]))
     return torch.stack(found).mean(0)
 
 

@@ -1,0 +1,39 @@
+"""How far it is from `train()` to the loss and to the network: calls of package functions, counted in a run."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from helpers import brightness, make_config, make_pipeline, red_three
+
+import ddpo_lessons
+from ddpo_lessons.algorithms import ddpo
+from ddpo_lessons.trainer import DDPOTrainer
+
+PACKAGE = Path(ddpo_lessons.__file__).parent
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def package_functions() -> list[str]:
+    """Name the package's functions on the stack, the outermost first; what merely wraps a call is left out."""
+    names, frame = list[str](), sys._getframe(1)
+    place: FrameType | None = frame
+    while place is not None:
+        if Path(place.f_code.co_filename).is_relative_to(PACKAGE):
+            names.append(place.f_code.co_name)
+        place = place.f_back
+    return names[::-1]
+
+
+def test_from_train_to_the_clipped_loss_are_four_calls(tmp_path, monkeypatch):
+    stacks = []
+    clipped = ddpo.clipped_surrogate
+
+    def seen(*arguments):
+        stacks.append([*package_functions(), "clipped_surrogate"])
+        return clipped(*arguments)
+
+    monkeypatch.setattr(ddpo, "clipped_surrogate", seen)
+    DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
+    assert stacks[0] == ["train", "step", "step", "loss", "clipped_surrogate"]
