@@ -1,4 +1,4 @@
-"""How far it is from `train()` to the loss and to the network: calls of package functions, counted in a run."""
+"""How far it is from `train()` to the loss: calls of package functions, counted in a run."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def package_functions() -> list[str]:
-    """Name the package's functions on the stack, the outermost first; what merely wraps a call is left out."""
+    """Name the package's functions on the stack, the outermost first."""
     names, frame = list[str](), sys._getframe(1)
     place: FrameType | None = frame
     while place is not None:
