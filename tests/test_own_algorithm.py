@@ -14,6 +14,7 @@ from helpers import brightness, howto_blocks, launch, make_config, make_pipeline
 from safetensors.torch import load_file
 
 from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.app import cli
 from ddpo_lessons.config import LORA_FILE
@@ -267,3 +268,35 @@ def test_advantages_that_divide_by_the_deviation_of_one_name_the_cause(mine, her
 if __name__ == "__main__":  # what each of two processes runs
     os.chdir(sys.argv[1])
     sys.exit(cli.main(json.loads(Path("words.json").read_text())))
+
+
+# ----------------------------------------------------------------------------------- other policies
+class AsksForStart(DDPO):
+    """Looks at the policy before training without saying that it needs it."""
+
+    def loss(self, samples: Any, learner: Any, denoiser: Any, pairs: Any) -> Any:
+        with learner.reference():
+            pass
+        return super().loss(samples, learner, denoiser, pairs)
+
+
+class AsksForOld(DDPO):
+    """Looks at an old policy that nobody keeps."""
+
+    def loss(self, samples: Any, learner: Any, denoiser: Any, pairs: Any) -> Any:
+        with learner.old_policy():
+            pass
+        return super().loss(samples, learner, denoiser, pairs)
+
+
+def test_a_policy_that_is_not_kept_is_an_error_and_not_the_newest_one(tmp_path):
+    def step(algorithm: DDPO, **changes: Any) -> None:
+        config = make_config(tmp_path / f"{len(list(tmp_path.iterdir()))}", **changes)
+        parts = (config, brightness, red_three, make_pipeline())
+        Runner(*parts, algorithm=algorithm, start=FromNoise()).step(0)
+
+    step(AsksForStart())  # a new adapter is switched off
+    with pytest.raises(RuntimeError, match=r"needs_reference\(config\)"):
+        step(AsksForStart(), train_use_lora=False)
+    with pytest.raises(RuntimeError, match="set keeps_old = True"):
+        step(AsksForOld())

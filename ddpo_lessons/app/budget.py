@@ -240,8 +240,8 @@ class Rehearsal(Learner):
         # What stands for accelerate, with one process on one device.
         alone: Any = SimpleNamespace(device=META, unwrap_model=lambda network: network)
         self.autocast, old = make_autocast(config.mixed_precision, META), algorithm.keeps_old
-        keeps_start = algorithm.needs_reference(config) and had_adapter
-        super().__init__(config, alone, denoiser, None, trained, keeps_start, self.autocast, 1, old)
+        needs = algorithm.needs_reference(config), not had_adapter
+        super().__init__(config, alone, denoiser, None, trained, *needs, self.autocast, 1, old)
 
     def sample(self) -> tuple[Trajectory, torch.Tensor, Counter]:
         """Sample as many rollouts as pass together; return their trajectory, images and counts.

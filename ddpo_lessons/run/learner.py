@@ -29,10 +29,10 @@ Weights = dict[str, torch.Tensor]
 class Learner:
     """Accumulates gradients over groups of pairs and takes optimizer steps; see `algorithms.base.Learner`.
 
-    Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `keeps_start` keeps
-    the weights before training, where they are not what the denoiser is without its adapter and will be asked
-    for, `keeps_old` those of an older policy, at first the new one's. The learning rate follows a curve over
-    all of the config's epochs, each of `steps_per_epoch`.
+    Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `is_fresh` says that
+    they are a new adapter, without which the denoiser is the policy before training; otherwise the weights
+    before training are kept if `needs_reference`. `keeps_old` keeps those of an older policy, too.
+    The learning rate follows a curve over all of the config's epochs, each of `steps_per_epoch`.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class Learner:
         denoiser: nn.Module,
         optimizer: Any,
         trainable: dict[str, nn.Parameter],
-        keeps_start: bool,
+        needs_reference: bool,
+        is_fresh: bool,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
         steps_per_epoch: int,
         keeps_old: bool = False,
@@ -54,6 +55,7 @@ class Learner:
         self._latents_shape: tuple[int, ...]
         self.steps_done = 0
         self.old: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_old else {}
+        keeps_start, self.is_fresh = needs_reference and not is_fresh, is_fresh
         self.start: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_start else {}
         self.average: Weights = {n: p.detach().clone() for n, p in trainable.items()} if averages else {}
         self.steps_per_epoch = steps_per_epoch
@@ -74,13 +76,25 @@ class Learner:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
-        """Give the denoiser as it was before training, for the time of a `with` block."""
+        """Give the denoiser as it was before training, for the time of a `with` block.
+
+        Raises RuntimeError if that was not kept, because the algorithm does not say that it needs it.
+        """
+        if not self.start and not self.is_fresh:
+            raise RuntimeError(
+                "the policy before training is not kept: let the algorithm's needs_reference(config) be True"
+            )
         with self._with(self.start) if self.start else adapter_off(self.denoiser):
             yield self.accelerator.unwrap_model(self.denoiser)
 
     @contextlib.contextmanager
     def old_policy(self) -> Iterator[Any]:
-        """Give the denoiser with the old policy's weights, for the time of a `with` block."""
+        """Give the denoiser with the old policy's weights, for the time of a `with` block.
+
+        Raises RuntimeError if they are not kept.
+        """
+        if not self.old:
+            raise RuntimeError("no old policy is kept: set keeps_old = True in the algorithm's class")
         with self._with(self.old):
             yield self.accelerator.unwrap_model(self.denoiser)
 
