@@ -186,7 +186,7 @@ def test_a_folder_that_holds_a_run_is_refused_unless_told_otherwise(tmp_path):
     run(tmp_path, image_grid_freq=1, num_epochs=2)
     (tmp_path / "lora").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"already holds a run: set resume_from='latest'.*overwrite"):
+    with pytest.raises(ValueError, match=r"already holds a run: set resume_from='auto'.*overwrite"):
         run(tmp_path)
     bad = make_config(tmp_path, overwrite=True)
     with pytest.raises(TypeError):
@@ -440,7 +440,7 @@ def test_epochs_before_one_that_fails_are_saved(tmp_path, place):
 def test_a_run_that_ended_before_its_first_checkpoint_has_one_way_on(tmp_path):
     """The advice of either error is not the cause of the other one."""
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "epoch": 1}\n')
-    with pytest.raises(ValueError, match=r"before its first checkpoint: set overwrite=True"):
+    with pytest.raises(ValueError, match=r"before its first checkpoint: set resume_from='auto'"):
         run(tmp_path)
     with pytest.raises(ValueError, match=r"holds no checkpoint: resume_from='auto' starts the run"):
         run(tmp_path, resume_from="latest")

@@ -179,7 +179,7 @@ def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
 def _print_places(trainer: Runner) -> None:
     run_dir = trainer.config.run_dir
     print(f"{run_dir / report.FILE}: the run as a page, for a browser")
-    print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from latest")
+    print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from auto")
     folder = run_dir / ("lora" if trainer.use_lora else "pipeline")
     command = shlex.join(["ddpo-lessons", "sample", "--run", str(run_dir)])
     print(f"{folder}: what was trained; use it with\n  {command}")

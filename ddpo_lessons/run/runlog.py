@@ -79,11 +79,11 @@ def claim(config: DDPOConfig) -> Path | None:
     if not checkpoints and read_metrics(run_dir):
         raise ValueError(
             f"{run_dir} holds the records of a run that ended before its first checkpoint: set "
-            "overwrite=True to replace them, or choose another output_dir"
+            "resume_from='auto' to start it again, or choose another output_dir"
         )
     if checkpoints:
         raise ValueError(
-            f"{run_dir} already holds a run: set resume_from='latest' to continue it, overwrite=True to "
+            f"{run_dir} already holds a run: set resume_from='auto' to continue it, overwrite=True to "
             "replace it, or choose another output_dir"
         )
     return source
