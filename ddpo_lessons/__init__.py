@@ -17,8 +17,7 @@ _NAMES = {
     "advantages": "PerPromptStatTracker gae normalize",
     "rollout": "Trajectory img2img_rollout text2img_rollout",
     "config": "DDPOConfig",
-    "trainer": "DDPOTrainer ImageDDPOTrainer RWRTrainer BranchingTrainer FlowGRPOTrainer AWMTrainer "
-    "NFTTrainer PEPGTrainer DPOTrainer DRaFTTrainer ReFLTrainer",
+    "trainer": "Trainer DDPOTrainer ImageDDPOTrainer",
     "rewards": "get_reward",
     "data.prompts": "get_prompts",
     "data.folders": "find_images ImagePrompts",
@@ -49,17 +48,9 @@ if TYPE_CHECKING:
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
     from ddpo_lessons.run.validation import Validation as Validation
     from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
-    from ddpo_lessons.trainer import AWMTrainer as AWMTrainer
-    from ddpo_lessons.trainer import BranchingTrainer as BranchingTrainer
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
-    from ddpo_lessons.trainer import DPOTrainer as DPOTrainer
-    from ddpo_lessons.trainer import DRaFTTrainer as DRaFTTrainer
-    from ddpo_lessons.trainer import FlowGRPOTrainer as FlowGRPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
-    from ddpo_lessons.trainer import NFTTrainer as NFTTrainer
-    from ddpo_lessons.trainer import PEPGTrainer as PEPGTrainer
-    from ddpo_lessons.trainer import ReFLTrainer as ReFLTrainer
-    from ddpo_lessons.trainer import RWRTrainer as RWRTrainer
+    from ddpo_lessons.trainer import Trainer as Trainer
 else:  # hidden from type checkers, for which every name would exist
 
     def __getattr__(name: str) -> Any:

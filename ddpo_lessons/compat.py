@@ -37,7 +37,7 @@ def _check_has_unet(pipeline: Any) -> None:
     if getattr(pipeline, "unet", None) is None:
         raise TypeError(
             f"ddpo_lessons.compat trains UNets, and a {type(pipeline).__name__} has none: use "
-            "ddpo_lessons.trainer, such as its FlowGRPOTrainer"
+            "ddpo_lessons.Trainer, for example with algorithm=FlowGRPO()"
         )
 
 
@@ -211,7 +211,7 @@ def _name(path: str) -> Any:
     return property(attrgetter(path), doc=f"TRL's name of `{path}`.")
 
 
-class _Methods(trainer.Runner):
+class _Methods(trainer.Trainer):
     """The public methods and attributes of TRL's trainer, with its signatures."""
 
     prompt_fn = _name("prompt_function")

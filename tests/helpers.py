@@ -51,7 +51,7 @@ from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
 from ddpo_lessons.lesson import why_not
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 SCHEDULE: dict[str, Any] = {
     "beta_schedule": "squaredcos_cap_v2",
@@ -348,10 +348,10 @@ def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tenso
     return images.mean(dim=(1, 2, 3))
 
 
-def flow_runner(
+def flow_trainer(
     folder: Path, algorithm: Any, start: Any = None, pipeline: Any = None, reward: Any = brightness,
     **changes: Any,
-) -> Runner:  # fmt: skip
+) -> Trainer:  # fmt: skip
     """Make a run of FLUX.1 or another flow model: five steps, two optimizer steps an epoch."""
     unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
     eta = {"sample_eta": 0.7} if isinstance(algorithm, FlowGRPO) else {}  # the others take the ODE
@@ -359,10 +359,10 @@ def flow_runner(
     parts = (make_config(folder, **settings), reward)
     prompts = noisy_image if isinstance(start, WithImages) else each_prompt()
     pipeline, start = pipeline or make_flux_pipeline(), start or FromNoise()
-    return Runner(*parts, prompts, pipeline, algorithm=algorithm, start=start)
+    return Trainer(*parts, prompts, pipeline, algorithm=algorithm, start=start)
 
 
-def weights_of(trainer: Runner) -> torch.Tensor:
+def weights_of(trainer: Trainer) -> torch.Tensor:
     """Return a copy of all trained weights in a row."""
     return torch.cat([p.detach().flatten().clone() for p in trainer.learner.trainable.values()])
 
@@ -372,7 +372,7 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in read_metrics(folder)]
 
 
-def check_resume(make: Callable[..., Runner], folder: Path, epochs: int = 2) -> Path:
+def check_resume(make: Callable[..., Trainer], folder: Path, epochs: int = 2) -> Path:
     """Check that a run in two parts is to the bit the one that never stopped; return the folder of that one.
 
     Compared are weights, their average, those of an older policy, and records.
@@ -429,7 +429,7 @@ class Remembering(Counting):
         self.drawn = state["drawn"]
 
 
-def let_loss_overflow(trainer: Runner) -> None:
+def let_loss_overflow(trainer: Trainer) -> None:
     """Make every loss of a trainer infinite."""
     loss = trainer.algorithm.loss
 

@@ -21,9 +21,9 @@ from diffusers import FluxKontextPipeline
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.app import preflight
 from ddpo_lessons.app.faults import Fault, put_in
-from ddpo_lessons.data.starts import FromNoise, WithImages
-from ddpo_lessons.trainer import Runner
-from tests.helpers import NOT_CLIPPED, brightness, each_prompt, flow_runner, make_config, make_pipeline
+from ddpo_lessons.data.starts import WithImages
+from ddpo_lessons.trainer import Trainer
+from tests.helpers import NOT_CLIPPED, brightness, each_prompt, flow_trainer, make_config, make_pipeline
 from tests.helpers import make_flux_pipeline as make_flux
 from tests.mutations import MUTATIONS, ROOT
 
@@ -44,21 +44,21 @@ def algorithm_of(file: str, right: str) -> str:
     return name if name in ALGORITHMS else "ddpo"
 
 
-def make_runner(name: str, folder: Path) -> Runner:
+def make_trainer(name: str, folder: Path) -> Trainer:
     """Make a run of a random tiny model by an algorithm."""
     if name == "kontext":
         kontext = make_flux(kind=FluxKontextPipeline)
-        return flow_runner(folder, make_algorithm("flow_grpo"), WithImages(), kontext, sample_batch_size=4)
+        return flow_trainer(folder, make_algorithm("flow_grpo"), WithImages(), kontext, sample_batch_size=4)
     if name in ON_FLOW:
         settings = {"sample_batch_size": 4, "train_batch_size": 2, "sample_group_size": 2}
-        return flow_runner(folder, make_algorithm(name), **settings)
+        return flow_trainer(folder, make_algorithm(name), **settings)
     settings = {"sample_batch_size": 8, "train_batch_size": 4, "sample_group_size": 4}
     if name in ("rwr", "draft"):
         settings |= {**NOT_CLIPPED, "sample_group_size": 1}
     elif name == "ddpo":
         settings["train_kl_coefficient"] = 0.1
     parts = (make_config(folder, **settings), brightness, each_prompt(), make_pipeline())
-    return Runner(*parts, algorithm=make_algorithm(name), start=FromNoise())
+    return Trainer(*parts, algorithm=make_algorithm(name))
 
 
 def verdict(algorithm: str) -> list[str] | str:
@@ -66,7 +66,7 @@ def verdict(algorithm: str) -> list[str] | str:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            findings = preflight.fly(make_runner(algorithm, Path(folder)))
+            findings = preflight.fly(make_trainer(algorithm, Path(folder)))
             return [finding.check for finding in findings if not finding.passed]
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:100]
@@ -101,18 +101,18 @@ class FirstEpochs:
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         """Look at each report."""
-        report = Runner._report_first
+        report = Trainer._report_first
 
-        def also(runner: Runner, first: Any) -> None:
+        def also(trainer: Trainer, first: Any) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                report(runner, first)
+                report(trainer, first)
             self.count += 1
-            failed = [finding.check for finding in runner.preflight if not finding.passed]
+            failed = [finding.check for finding in trainer.preflight if not finding.passed]
             if failed:
                 self.alarms.append({"test": self.test, "failed": failed})
 
-        patch.setattr(Runner, "_report_first", also)
+        patch.setattr(Trainer, "_report_first", also)
 
 
 def count_alarms(words: list[str]) -> dict[str, Any]:

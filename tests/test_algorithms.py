@@ -40,7 +40,7 @@ from ddpo_lessons.rewards.pixels import jpeg_compressibility
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.sampling import scorer
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -192,20 +192,20 @@ def test_awm_held_to_a_lagging_policy_is_its_authors():
     assert record["distance_old"] > 1e-3
 
 
-def check_the_old_policy_keeps(runner: Runner, *decays: float) -> None:
+def check_the_old_policy_keeps(trainer: Trainer, *decays: float) -> None:
     """Check that epoch after epoch such a share of the old policy stays."""
     for epoch, decay in enumerate(decays):
-        old = old_weights_of(runner)
-        runner.step(epoch)
-        expected = decay * old + (1 - decay) * weights_of(runner)
-        torch.testing.assert_close(old_weights_of(runner), expected, atol=1e-6, rtol=0)
+        old = old_weights_of(trainer)
+        trainer.step(epoch)
+        expected = decay * old + (1 - decay) * weights_of(trainer)
+        torch.testing.assert_close(old_weights_of(trainer), expected, atol=1e-6, rtol=0)
 
 
 def test_the_policy_to_which_awm_is_held_lags_by_steps(tmp_path):
     """Step s keeps min(s / 5, 0.3) of it; the newest policy samples."""
     awm = AWM(lag_coefficient=1.0, decay_rate=0.2)
-    runner = make_runner(tmp_path, awm, train_clip_range=DDPOConfig.train_clip_range)
-    check_the_old_policy_keeps(runner, 0.2, 0.3, 0.3)
+    trainer = make_trainer(tmp_path, awm, train_clip_range=DDPOConfig.train_clip_range)
+    check_the_old_policy_keeps(trainer, 0.2, 0.3, 0.3)
     first, *later = (row["distance_old"] for row in read_metrics(tmp_path, "step"))
     assert first == 0
     assert min(later) > 0
@@ -447,19 +447,19 @@ def test_the_number_of_last_steps_is_drawn_and_the_seed_decides_it(make):
 MODELS = {"sd": make_pipeline, "sd3": make_sd3_pipeline}
 
 
-def make_runner(
+def make_trainer(
     folder: Path, algorithm: Algorithm, model: str = "sd3", reward: Any = brightness, hook: Any = None,
     **changes: Any,
-) -> Runner:  # fmt: skip
+) -> Trainer:  # fmt: skip
     unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
-    return Runner(
+    return Trainer(
         make_config(folder, **{**unused, **changes}), reward, each_prompt(), MODELS[model](), hook,
-        algorithm=algorithm, start=FromNoise(),
+        algorithm=algorithm,
     )  # fmt: skip
 
 
-def old_weights_of(runner: Runner) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in runner.learner.old.values()])
+def old_weights_of(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in trainer.learner.old.values()])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -467,16 +467,16 @@ def old_weights_of(runner: Runner) -> torch.Tensor:
 def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name, model):
     if (name, model) == ("flow_grpo", "sd"):
         with pytest.raises(ValueError, match="algorithm='flow_grpo' needs a flow model, such as tiny-sd3"):
-            make_runner(tmp_path, make_algorithm(name), model)
+            make_trainer(tmp_path, make_algorithm(name), model)
         return
-    runner = make_runner(tmp_path, make_algorithm(name), model, sample_group_size=2)
-    before = weights_of(runner)
-    runner.train()
+    trainer = make_trainer(tmp_path, make_algorithm(name), model, sample_group_size=2)
+    before = weights_of(trainer)
+    trainer.train()
     (record,) = read_metrics(tmp_path, "step")
     assert math.isfinite(record["loss"])
     assert record["grad_norm"] > 0
-    assert not torch.equal(weights_of(runner), before)
-    assert bool(runner.learner.old) == (name in ("awm", "nft", "pepg"))
+    assert not torch.equal(weights_of(trainer), before)
+    assert bool(trainer.learner.old) == (name in ("awm", "nft", "pepg"))
 
 
 def drawn_timesteps(sigmas: list[float], logit_normal: bool = False) -> torch.Tensor:
@@ -504,13 +504,13 @@ def test_logit_normal_timesteps_keep_away_from_both_ends():
 
 def test_logit_normal_is_of_flow_models(tmp_path):
     with pytest.raises(ValueError, match="logit_normal=true is of flow models"):
-        make_runner(tmp_path, AWM(logit_normal=True), "sd")
+        make_trainer(tmp_path, AWM(logit_normal=True), "sd")
 
 
 @pytest.mark.parametrize("name", ["awm", "nft", "pepg", "dpo", "draft", "refl"])
 def test_what_follows_the_ode_refuses_noise(tmp_path, name):
     with pytest.raises(ValueError, match=f"{name} samples a flow model by its ODE, without noise: leave"):
-        make_runner(tmp_path, make_algorithm(name), "sd3", sample_eta=0.7, sample_group_size=2)
+        make_trainer(tmp_path, make_algorithm(name), "sd3", sample_eta=0.7, sample_group_size=2)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -526,7 +526,7 @@ def test_examples_of_img2img_have_no_more_noise_than_its_first_state(tmp_path, m
     images = [(*prompts()[:1], torch.full((3, 32, 32), 0.5), {}) for _ in range(16)]
     config = make_config(tmp_path, sample_num_steps=4, sample_num_batches_per_epoch=8, train_batch_size=16)
     parts = (config, brightness, lambda: images.pop(), MODELS[model]())
-    Runner(*parts, algorithm=Watched(), start=FromImages(0.5)).train()
+    Trainer(*parts, algorithm=Watched(), start=FromImages(0.5)).train()
     ((timesteps, first),) = seen
     assert first < 760
     assert timesteps.max() <= math.ceil(first)
@@ -541,28 +541,28 @@ def test_visited_states_are_what_sampling_passed(tmp_path, model, start):
     prompts = each_prompt()
     images = [(*prompts()[:1], torch.full((3, 32, 32), 0.5), {}) for _ in range(16)]
     config = make_config(tmp_path, sample_num_steps=4, sample_num_batches_per_epoch=8, train_batch_size=16)
-    runner = Runner(
+    trainer = Trainer(
         config, brightness, (lambda: images.pop()) if start == "images" else prompts, pipeline,
         algorithm=AWM(visited_states=True), start=FromImages(0.75) if start == "images" else FromNoise(),
     )  # fmt: skip
-    trajectory = runner.sampler.sample(0, runner.contexts.draw(0))[1]
+    trajectory = trainer.sampler.sample(0, trainer.contexts.draw(0))[1]
     samples = Samples(0, 0, 0, torch.arange(16), trajectory, torch.ones(16), score=None)
     pairs = {"rows": torch.arange(16).repeat(8), "columns": torch.arange(8).repeat_interleave(16)}
-    examples = {**pairs, **runner.algorithm.denoising_examples(samples, pairs, step=0)}
+    examples = {**pairs, **trainer.algorithm.denoising_examples(samples, pairs, step=0)}
     timesteps = trajectory.schedule.timesteps
     columns = (examples["timesteps"][:, None] == timesteps).nonzero()[:, 1]  # (128,)
     assert columns.unique().tolist() == list(range(len(timesteps)))
-    noisy = runner.algorithm.example(samples, examples).noisy
+    noisy = trainer.algorithm.example(samples, examples).noisy
     torch.testing.assert_close(noisy, trajectory.latents[pairs["rows"], columns], rtol=1e-4, atol=1e-4)
 
 
 def test_with_visited_states_the_first_ratio_is_one(tmp_path):
-    runner = make_runner(tmp_path, AWM(visited_states=True), train_batch_size=1)
-    runner.step(0)
+    trainer = make_trainer(tmp_path, AWM(visited_states=True), train_batch_size=1)
+    trainer.step(0)
     first, last = (row["max_ratio_error"] for row in read_metrics(tmp_path, "step"))
     assert first == 0
     assert last > 0
-    assert runner.record["algorithm"]["visited_states"] is True
+    assert trainer.record["algorithm"]["visited_states"] is True
 
 
 @pytest.mark.parametrize(
@@ -571,10 +571,10 @@ def test_with_visited_states_the_first_ratio_is_one(tmp_path):
 )
 def test_a_lagging_policy_resumes_to_the_bit(tmp_path, algorithm):
     changes = {"save_freq": 1, "train_clip_range": DDPOConfig.train_clip_range}
-    straight = make_runner(tmp_path / "one", algorithm, num_epochs=3, **changes)
+    straight = make_trainer(tmp_path / "one", algorithm, num_epochs=3, **changes)
     straight.train()
-    make_runner(tmp_path / "two", algorithm, num_epochs=2, **changes).train()
-    resumed = make_runner(tmp_path / "two", algorithm, num_epochs=3, resume_from="latest", **changes)
+    make_trainer(tmp_path / "two", algorithm, num_epochs=2, **changes).train()
+    resumed = make_trainer(tmp_path / "two", algorithm, num_epochs=3, resume_from="latest", **changes)
     resumed.train()
     assert torch.equal(weights_of(straight), weights_of(resumed))
     assert torch.equal(old_weights_of(straight), old_weights_of(resumed))
@@ -586,19 +586,19 @@ def test_the_gradient_of_draft_is_that_of_finite_differences(tmp_path, steps):
         return images.double().mean(dim=(1, 2, 3))
 
     draft = DRaFT(steps)
-    runner = make_runner(tmp_path, draft, reward=precise)
-    stir_adapter(runner.family.denoiser)
-    contexts = runner.contexts.draw(0)
-    batches, trajectory, _ = runner.sampler.sample(0, contexts)
-    score = scorer(runner.reward_function, list(contexts.values()))
+    trainer = make_trainer(tmp_path, draft, reward=precise)
+    stir_adapter(trainer.family.denoiser)
+    contexts = trainer.contexts.draw(0)
+    batches, trajectory, _ = trainer.sampler.sample(0, contexts)
+    score = scorer(trainer.reward_function, list(contexts.values()))
     samples = Samples(0, 0, 0, torch.arange(2), trajectory, torch.zeros(2), score)
     pairs = {"rows": torch.arange(2)}
     pairs["noise"] = draft.draw_noise(samples, pairs, steps, 0)
 
     def loss() -> torch.Tensor:
-        return draft.loss(samples, runner.learner, steps, runner.family.denoiser, pairs)[0]
+        return draft.loss(samples, trainer.learner, steps, trainer.family.denoiser, pairs)[0]
 
-    trainable = list(runner.learner.trainable.values())
+    trainable = list(trainer.learner.trainable.values())
     gradients = torch.autograd.grad(loss(), trainable)
     assert loss().item() == pytest.approx(-batches[0][0].mean().item(), abs=1e-6)  # the sampled images
     parameter, slope = max(zip(trainable, gradients, strict=True), key=lambda pair: pair[1].abs().max())
@@ -615,9 +615,9 @@ def test_how_draft_is_grouped_changes_nothing_where_steps_have_noise(tmp_path):
     weights = []
     for size in (1, 2):
         changes = {"train_forward_size": size, "train_adam_epsilon": 1e-2}  # Adam would magnify rounding
-        runner = make_runner(tmp_path / str(size), DRaFT(2), "sd", **changes)
-        runner.train()
-        weights.append(weights_of(runner))
+        trainer = make_trainer(tmp_path / str(size), DRaFT(2), "sd", **changes)
+        trainer.train()
+        weights.append(weights_of(trainer))
     torch.testing.assert_close(*weights, atol=1e-6, rtol=0)
 
 
@@ -629,12 +629,12 @@ def dull(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
 @pytest.mark.parametrize("reward", [dull, jpeg_compressibility()])
 @pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
 def test_a_reward_without_a_gradient_is_one_clear_error(tmp_path, algorithm, reward):
-    runner = make_runner(tmp_path, algorithm, reward=reward)
-    before = weights_of(runner)
+    trainer = make_trainer(tmp_path, algorithm, reward=reward)
+    before = weights_of(trainer)
     with pytest.raises(ValueError, match="returns rewards without a gradient"):
-        runner.train()
-    assert torch.equal(weights_of(runner), before)
-    assert runner.epochs_done == 0
+        trainer.train()
+    assert torch.equal(weights_of(trainer), before)
+    assert trainer.epochs_done == 0
 
 
 def test_a_checked_reward_hands_on_a_gradient_and_makes_none():
@@ -653,8 +653,8 @@ def test_samples_are_scored_anew_by_their_own_contexts(tmp_path):
     def length(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
         return torch.tensor([len(prompt) for prompt in prompts]) + images[:, 0, 0, 0], {"told": metadata}
 
-    runner = make_runner(tmp_path, DRaFT(), reward=length)
-    score = scorer(runner.reward_function, list(runner.contexts.draw(0).values()))  # "a red three" and ""
+    trainer = make_trainer(tmp_path, DRaFT(), reward=length)
+    score = scorer(trainer.reward_function, list(trainer.contexts.draw(0).values()))  # "a red three" and ""
     images = torch.zeros(3, 3, 32, 32, requires_grad=True)
     rewards = score(images, torch.tensor([1, 0, 0]))
     assert rewards.tolist() == [0, 11, 11]
@@ -663,9 +663,9 @@ def test_samples_are_scored_anew_by_their_own_contexts(tmp_path):
 
 # --------------------------------------------------------------------------------------- the old policy
 def test_awm_begins_every_epoch_at_the_policy_that_sampled(tmp_path):
-    runner = make_runner(tmp_path, AWM(), train_batch_size=1)
-    runner.step(0)
-    runner.step(1)
+    trainer = make_trainer(tmp_path, AWM(), train_batch_size=1)
+    trainer.step(0)
+    trainer.step(1)
     first, last, again, _ = (row["max_ratio_error"] for row in read_metrics(tmp_path, "step"))
     assert first == again == 0
     assert last > 0
@@ -674,20 +674,20 @@ def test_awm_begins_every_epoch_at_the_policy_that_sampled(tmp_path):
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_the_old_policy_and_the_new_one_differ_within_one_forward_pass(tmp_path, precision):
     """Autocast keeps low-precision copies of weights, and would give one policy those of the other."""
-    runner = make_runner(tmp_path, AWM(), mixed_precision=precision)
-    stir_adapter(runner.family.denoiser)
-    learner, seen = runner.learner, []
+    trainer = make_trainer(tmp_path, AWM(), mixed_precision=precision)
+    stir_adapter(trainer.family.denoiser)
+    learner, seen = trainer.learner, []
 
     def output(denoiser: Any) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
-        shape, config = (1, 4, 8, 8), runner.family.denoiser.config
+        shape, config = (1, 4, 8, 8), trainer.family.denoiser.config
         noisy, embeds, pooled = (
             torch.randn(*size, generator=generator)
             for size in (shape, (1, 5, config.joint_attention_dim), (1, config.pooled_projection_dim))
         )
         return denoiser(noisy, embeds, pooled, torch.tensor([500.0])).sample
 
-    with runner.autocast(), torch.no_grad():
+    with trainer.autocast(), torch.no_grad():
         for _ in range(2):
             with learner.old_policy() as old_policy:
                 seen.append(output(old_policy))
@@ -698,8 +698,8 @@ def test_the_old_policy_and_the_new_one_differ_within_one_forward_pass(tmp_path,
 
 
 def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
-    runner = make_runner(tmp_path, NFT())
-    learner, start = runner.learner, weights_of(runner)
+    trainer = make_trainer(tmp_path, NFT())
+    learner, start = trainer.learner, weights_of(trainer)
 
     def is_at(weights: torch.Tensor, moved: float) -> bool:
         return torch.allclose(weights, start + moved, atol=1e-6)
@@ -708,16 +708,16 @@ def test_the_old_policy_follows_and_lends_its_weights(tmp_path):
         for parameter in learner.trainable.values():
             parameter.add_(2)
     learner.update_old_policy(decay=0.25)  # 0 / 4 + 3 · 2 / 4
-    assert is_at(old_weights_of(runner), 1.5)
+    assert is_at(old_weights_of(trainer), 1.5)
     with learner.old_policy() as policy:
-        assert policy is runner.family.denoiser
-        assert is_at(weights_of(runner), 1.5)
-    assert is_at(weights_of(runner), 2)
+        assert policy is trainer.family.denoiser
+        assert is_at(weights_of(trainer), 1.5)
+    assert is_at(weights_of(trainer), 2)
     with pytest.raises(RuntimeError, match="broken"), learner.old_policy():
         raise RuntimeError("broken")
-    assert is_at(weights_of(runner), 2)
+    assert is_at(weights_of(trainer), 2)
     learner.update_old_policy(decay=0.0)
-    assert torch.equal(old_weights_of(runner), weights_of(runner))
+    assert torch.equal(old_weights_of(trainer), weights_of(trainer))
 
 
 @pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
@@ -725,9 +725,9 @@ def test_a_reward_whose_gradient_is_nan_is_told_so(tmp_path, algorithm):
     def root_at_zero(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         return images.mean((1, 2, 3)) + (0 * images).square().sum((1, 2, 3)).sqrt()
 
-    runner = make_runner(tmp_path, algorithm, reward=root_at_zero)
+    trainer = make_trainer(tmp_path, algorithm, reward=root_at_zero)
     with pytest.raises(ValueError, match="gradient of the reward with respect to the images is NaN"):
-        runner.step(0)
+        trainer.step(0)
 
 
 @pytest.mark.parametrize("algorithm", [DRaFT(), ReFL()])
@@ -739,14 +739,14 @@ def test_the_reward_computes_in_full_precision_in_training_as_in_sampling(tmp_pa
         seen.append(rewards.dtype)
         return rewards
 
-    make_runner(tmp_path, algorithm, reward=product, mixed_precision="bf16").step(0)
+    make_trainer(tmp_path, algorithm, reward=product, mixed_precision="bf16").step(0)
     assert len(seen) > 1
     assert set(seen) == {torch.float32}
 
 
 def test_an_interruption_while_the_old_weights_are_lent_leaves_the_new_ones(tmp_path, monkeypatch):
-    runner = make_runner(tmp_path, NFT())
-    learner = runner.learner
+    trainer = make_trainer(tmp_path, NFT())
+    learner = trainer.learner
     lend, calls = learner._use, []
 
     def interrupted(weights):
@@ -756,30 +756,30 @@ def test_an_interruption_while_the_old_weights_are_lent_leaves_the_new_ones(tmp_
             raise KeyboardInterrupt
         lend(weights)
 
-    stir_adapter(runner.family.denoiser)
-    before = weights_of(runner)
+    stir_adapter(trainer.family.denoiser)
+    before = weights_of(trainer)
     monkeypatch.setattr(learner, "_use", interrupted)
     with pytest.raises(KeyboardInterrupt), learner.old_policy():
         pass
-    assert torch.equal(weights_of(runner), before)
+    assert torch.equal(weights_of(trainer), before)
     old = {tensor.data_ptr() for tensor in learner.old.values()}
     assert old.isdisjoint(parameter.data_ptr() for parameter in learner.trainable.values())
 
 
 def test_nft_samples_with_the_old_policy_and_awm_with_the_new_one(tmp_path):
     for algorithm, is_old in ((NFT(), True), (AWM(), False)):
-        runner = make_runner(tmp_path / algorithm.name, algorithm)
-        contexts = runner.contexts.draw(0)
-        _, before, _ = runner.sampler.sample(0, contexts)
-        stir_adapter(runner.family.denoiser)
-        _, after, _ = runner.sampler.sample(0, contexts)
+        trainer = make_trainer(tmp_path / algorithm.name, algorithm)
+        contexts = trainer.contexts.draw(0)
+        _, before, _ = trainer.sampler.sample(0, contexts)
+        stir_adapter(trainer.family.denoiser)
+        _, after, _ = trainer.sampler.sample(0, contexts)
         assert torch.equal(before.final_latents, after.final_latents) == is_old
     assert not after.schedule.stds.any()  # by the ODE
 
 
 def test_nft_moves_the_old_policy_by_the_share_of_its_epoch(tmp_path):
     """Epoch e keeps min(e / 5, 0.3) of it: nothing, a fifth, and then three tenths."""
-    check_the_old_policy_keeps(make_runner(tmp_path, NFT(decay_rate=0.2, max_decay=0.3)), 0.0, 0.2, 0.3)
+    check_the_old_policy_keeps(make_trainer(tmp_path, NFT(decay_rate=0.2, max_decay=0.3)), 0.0, 0.2, 0.3)
 
 
 def test_an_epoch_that_fails_leaves_the_old_weights_as_they_were(tmp_path):
@@ -789,23 +789,23 @@ def test_an_epoch_that_fails_leaves_the_old_weights_as_they_were(tmp_path):
         if broken:
             raise RuntimeError("broken")
 
-    runner = make_runner(tmp_path, NFT(decay_rate=0.4), hook=hook)
-    runner.step(0)
-    before = old_weights_of(runner), weights_of(runner)
+    trainer = make_trainer(tmp_path, NFT(decay_rate=0.4), hook=hook)
+    trainer.step(0)
+    before = old_weights_of(trainer), weights_of(trainer)
     broken.append(True)
     with pytest.raises(RuntimeError, match="broken"):
-        runner.step(1)
-    assert torch.equal(old_weights_of(runner), before[0])
-    assert torch.equal(weights_of(runner), before[1])
+        trainer.step(1)
+    assert torch.equal(old_weights_of(trainer), before[0])
+    assert torch.equal(weights_of(trainer), before[1])
     broken.clear()
-    runner.step(1)
-    assert not torch.equal(old_weights_of(runner), before[0])
+    trainer.step(1)
+    assert not torch.equal(old_weights_of(trainer), before[0])
 
 
 @pytest.mark.parametrize(("algorithm", "shares"), [(FlowGRPO(), True), (AWM(), False), (DRaFT(), False)])
 def test_a_group_begins_in_one_state_only_where_steps_have_noise(tmp_path, algorithm, shares):
-    runner = make_runner(tmp_path, algorithm, sample_group_size=2)
-    _, trajectory, _ = runner.sampler.sample(0, runner.contexts.draw(0))
+    trainer = make_trainer(tmp_path, algorithm, sample_group_size=2)
+    _, trajectory, _ = trainer.sampler.sample(0, trainer.contexts.draw(0))
     assert torch.equal(*trajectory.latents[:, 0]) == shares
     assert not torch.equal(*trajectory.final_latents)
 
@@ -873,6 +873,7 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("pepg", {"scale": 0.0}, r"scale=0\.0 must be a number above 0"),
         ("pepg", {"scale": math.nan}, "scale=nan must be a number above 0"),
         ("refl:margin=nan", {}, "margin=nan must be a number"),
+        ("flow_grpo", {"windw": 2}, r"'flow_grpo' has no setting 'windw' \(perhaps window"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name, settings, message):
@@ -929,7 +930,7 @@ def test_settings_that_an_algorithm_cannot_use_are_refused_before_anything_is_dr
     tmp_path, algorithm, changes, message
 ):
     with pytest.raises(ValueError, match=message):
-        make_runner(tmp_path, algorithm, **changes)
+        make_trainer(tmp_path, algorithm, **changes)
     assert not list(tmp_path.iterdir())
 
 

@@ -102,7 +102,7 @@ def test_imports_make_no_circle():
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
-def test_an_algorithm_knows_no_runner():
+def test_an_algorithm_knows_no_trainer():
     """Neither by import nor by name: no process, record, checkpoint or progress bar."""
     for path in (PACKAGE / "algorithms").glob("*.py"):
         names = {

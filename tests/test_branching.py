@@ -16,12 +16,12 @@ from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.branching import Branching, branch_advantages
 from ddpo_lessons.algorithms.ddpo import replay, share_predictions
 from ddpo_lessons.data.prompts import digit_world_prompts
-from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rollout import sample_trajectory
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -127,10 +127,10 @@ def test_with_one_action_it_is_ddpo_in_groups_to_the_bit(tmp_path, model):
     weights = []
     for name in ("ddpo", "branching"):
         task = make_config(tmp_path / name, num_epochs=2, **shape), brightness, digit_world_prompts(0)
-        runner = Runner(*task, MODELS[model](), algorithm=make_algorithm(name), start=FromNoise())
-        before = [weight.detach().clone() for weight in runner.learner.trainable.values()]
-        runner.train()
-        weights.append(list(runner.learner.trainable.values()))
+        trainer = Trainer(*task, MODELS[model](), algorithm=make_algorithm(name))
+        before = [weight.detach().clone() for weight in trainer.learner.trainable.values()]
+        trainer.train()
+        weights.append(list(trainer.learner.trainable.values()))
         assert not all(map(torch.equal, before, weights[-1]))
     assert all(map(torch.equal, *weights))
 
@@ -139,11 +139,9 @@ def test_with_one_action_it_is_ddpo_in_groups_to_the_bit(tmp_path, model):
 def test_it_trains_on_trees_and_resumes_to_the_bit(tmp_path, model):
     shape = {"sample_num_steps": 4, "sample_batch_size": 4, "train_batch_size": 4, "sample_group_size": 4}
 
-    def make(folder: Path, **changes: Any) -> Runner:
+    def make(folder: Path, **changes: Any) -> Trainer:
         parts = (make_config(folder, **shape, **changes), brightness, digit_world_prompts(0))
-        return Runner(
-            *parts, MODELS[model](), algorithm=make_algorithm("branching:window=2"), start=FromNoise()
-        )
+        return Trainer(*parts, MODELS[model](), algorithm=make_algorithm("branching:window=2"))
 
     whole = check_resume(make, tmp_path, epochs=3)
     errors = [record["first_replay_max_ratio_error"] for record in read_metrics(whole, "step")]

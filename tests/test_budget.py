@@ -30,7 +30,7 @@ from ddpo_lessons.families import FAMILIES, family_of, policy
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.tiny import load_tiny_sd3
-from ddpo_lessons.trainer import FlowGRPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -224,8 +224,9 @@ def test_bytes_of_a_trainer(tmp_path, use_lora):
 def test_bytes_of_a_flow_trainer(tmp_path):
     config = make_config(tmp_path, sample_num_steps=3, sample_eta=0.7, mixed_precision="bf16")
     pipeline = load_tiny_sd3()
-    found = budget.estimate(like(pipeline), config, make_algorithm("flow_grpo"), FromNoise())
-    trainer = FlowGRPOTrainer(config, brightness, red_three, pipeline)
+    algorithm = make_algorithm("flow_grpo")
+    found = budget.estimate(like(pipeline), config, algorithm, FromNoise())
+    trainer = Trainer(config, brightness, red_three, pipeline, algorithm=algorithm)
     seen = record(trainer)
     trainer.step(0)
     trajectory = seen[0]
@@ -273,7 +274,7 @@ def test_flops_are_those_of_an_epoch_that_runs(text, make, changes, tmp_path, li
     found = budget.estimate(like(make()), config, make_algorithm(text), FromNoise())
     algorithm = make_algorithm(text)
     algorithm.shares_starts = False  # what groups share is left out of the count
-    trainer = Runner(config, brightness, red_three, make(), algorithm=algorithm, start=FromNoise())
+    trainer = Trainer(config, brightness, red_three, make(), algorithm=algorithm)
     trainer.family.condition(["a red three"], "", 2.0)  # embedding prompts is not counted
     with FlopCounterMode(display=False) as counter:
         trainer.step(0)
@@ -289,7 +290,7 @@ def test_the_peak_of_training_is_that_of_a_step_that_runs(text, checkpointing, t
     config = make_config(tmp_path, **fields)
     found = budget.estimate(like(make_pipeline()), config, make_algorithm(text), FromNoise())
     task = (brightness, red_three, make_pipeline())
-    trainer = Runner(config, *task, algorithm=make_algorithm(text), start=FromNoise())
+    trainer = Trainer(config, *task, algorithm=make_algorithm(text))
     for weight in trainer.learner.trainable.values():
         weight.grad = torch.zeros_like(weight)
     peaks = []
@@ -352,8 +353,8 @@ def test_copies_of_the_policy_are_counted(tmp_path):
         ).frozen
 
     task = (make_config(tmp_path / "run"), brightness, red_three, make_pipeline())
-    runner = Runner(*task, algorithm=AWM(), start=FromNoise())
-    old = sum(weight.nbytes for weight in runner.learner.old.values())
+    trainer = Trainer(*task, algorithm=AWM())
+    old = sum(weight.nbytes for weight in trainer.learner.old.values())
     assert frozen("awm") - frozen("ddpo") == held("awm") == old > 0
     penalty = {"train_kl_coefficient": 0.1}
     assert held(**penalty) == held() == 0

@@ -1,7 +1,9 @@
 """What works on the CPU must work where accelerate chooses a GPU; see `fake_device`."""
 
 import copy
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +18,7 @@ from PIL import Image
 
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.branching import branch_advantages
+from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app import cli, demo, desk, options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import get_prompts
@@ -28,7 +31,7 @@ from ddpo_lessons.text.models import ValueModel, load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
 from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
 from ddpo_lessons.tiny.classifier import accuracy, judge_edits, score_prompts
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner, RWRTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 from ddpo_lessons.zoo import judges as zoo_judges
 from ddpo_lessons.zoo import load_judge as load_zoo_judge
 from ddpo_lessons.zoo import load_second_judge as load_second_zoo_judge
@@ -160,10 +163,10 @@ def test_training_continues_from_a_checkpoint(tmp_path, traffic):
 
 
 # ------------------------------------------------------------------------------ what crosses, what waits
-RUNS: dict[str, tuple[type[Runner], dict[str, Any]]] = {
+RUNS: dict[str, tuple[Callable[..., Trainer], dict[str, Any]]] = {
     "text-to-image": (DDPOTrainer, {}),
     "img2img": (ImageDDPOTrainer, {}),
-    "RWR": (RWRTrainer, NOT_CLIPPED),
+    "RWR": (functools.partial(Trainer, algorithm=RWR()), NOT_CLIPPED),
     "KL": (DDPOTrainer, {"train_kl_coefficient": 1.0}),
     "full fine-tuning": (DDPOTrainer, {"train_use_lora": False}),
     "groups": (DDPOTrainer, {"sample_group_size": 2}),

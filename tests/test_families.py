@@ -44,7 +44,7 @@ from ddpo_lessons.families.stable_diffusion import StableDiffusion, ddim_schedul
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
 from ddpo_lessons.rollout import Trajectory, img2img_rollout, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -168,7 +168,7 @@ def test_empty_prompts_take_one_pass_unless_the_negative_one_is_zeros(zeros, pas
 
 
 # ---------------------------------------------------------------------------------------------- training
-def make_trainer(folder: Path, start: str = "text", **changes: Any) -> Runner:
+def make_trainer(folder: Path, start: str = "text", **changes: Any) -> Trainer:
     """Make a trainer of two optimizer steps an epoch."""
     config = make_config(folder, **{"train_batch_size": 1, **changes})
     if start == "text":

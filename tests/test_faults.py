@@ -22,10 +22,11 @@ from helpers import (
     red_three,
 )
 
+from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.run import checkpoint, runner
 from ddpo_lessons.run.runlog import METRICS, RunLog, read_metrics
 from ddpo_lessons.run.state import identity
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, RWRTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -280,7 +281,10 @@ def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused
     with pytest.raises(ValueError, match="scheduler"):
         DDPOTrainer(config, brightness, red_three, make_pipeline(prediction_type="epsilon"))
     with pytest.raises(ValueError, match="algorithm: 'DDPO' there, 'RWR' here"):
-        RWRTrainer(dataclasses.replace(config, **NOT_CLIPPED), brightness, red_three, make_pipeline())
+        Trainer(
+            dataclasses.replace(config, **NOT_CLIPPED), brightness, red_three, make_pipeline(),
+            algorithm=RWR(),
+        )  # fmt: skip
     with pytest.raises(ValueError, match="start: 'noise' there, 'images' here"):
         ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.7)
 
@@ -410,7 +414,7 @@ def test_a_reward_of_two_arguments_is_refused_before_any_epoch(tmp_path):
 
 
 def test_image_prompts_without_an_image_start_are_told_where_they_belong(tmp_path):
-    trainer = RWRTrainer(make_config(tmp_path, **NOT_CLIPPED), brightness, noisy_image, make_pipeline())
+    trainer = DDPOTrainer(make_config(tmp_path), brightness, noisy_image, make_pipeline())
     with pytest.raises(TypeError, match=r"starts from noise: .*start=FromImages"):
         trainer.train()
 

@@ -11,7 +11,7 @@ from helpers import (
     T5_LENGTH,
     brightness,
     check_resume,
-    flow_runner,
+    flow_trainer,
     make_config,
     make_sd3_pipeline,
     red_three,
@@ -26,7 +26,7 @@ from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.rollout import img2img_rollout, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_tiny_sd3
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -129,8 +129,10 @@ def test_the_forward_process_the_velocity_and_the_clean_latents_belong_together(
 
 
 # ---------------------------------------------------------------------------------------------- training
-def make_runner(folder: Path, algorithm: Algorithm, start: FromNoise | None = None, **changes: Any) -> Runner:
-    return flow_runner(folder, algorithm, start, make_sd3_pipeline(), **changes)
+def make_trainer(
+    folder: Path, algorithm: Algorithm, start: FromNoise | None = None, **changes: Any
+) -> Trainer:
+    return flow_trainer(folder, algorithm, start, make_sd3_pipeline(), **changes)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def make_runner(folder: Path, algorithm: Algorithm, start: FromNoise | None = No
     ],
 )
 def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, sde, window, start, changes):
-    make_runner(tmp_path, FlowGRPO(sde, window), start, **changes).train()
+    make_trainer(tmp_path, FlowGRPO(sde, window), start, **changes).train()
     first, second = read_metrics(tmp_path, "step")
     assert first["first_replay_max_ratio_error"] < 1e-5
     assert first["grad_norm"] > 1e-3
@@ -153,19 +155,19 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, sde, window, s
 @pytest.mark.parametrize("make", [lambda: FlowGRPO(window=2), lambda: PEPG(decay_rate=0.4)])
 def test_a_run_resumes_to_the_bit(tmp_path, make):
     """With the window of the epoch; with old weights, which by the third epoch are not the new ones."""
-    check_resume(lambda folder, **changes: make_runner(folder, make(), **changes), tmp_path, epochs=3)
+    check_resume(lambda folder, **changes: make_trainer(folder, make(), **changes), tmp_path, epochs=3)
 
 
 def test_the_window_moves_and_only_it_is_recorded(tmp_path):
-    runner = make_runner(tmp_path, FlowGRPO(window=2))
+    trainer = make_trainer(tmp_path, FlowGRPO(window=2))
     windows = [
-        tuple(torch.nonzero(runner.sampler.schedule(epoch).stds).flatten().tolist()) for epoch in range(30)
+        tuple(torch.nonzero(trainer.sampler.schedule(epoch).stds).flatten().tolist()) for epoch in range(30)
     ]
     assert set(windows) == {(0, 1), (1, 2), (2, 3)}  # the last of the five steps has no noise
     epoch = windows.index((1, 2))
-    _, trajectory, _ = runner.sampler.sample(epoch, runner.contexts.draw(epoch))
+    _, trajectory, _ = trainer.sampler.sample(epoch, trainer.contexts.draw(epoch))
     assert trajectory.log_probs.shape == (2, 2)
-    assert torch.equal(trajectory.timesteps[0], runner.sampler.schedule(epoch).timesteps[1:3])
+    assert torch.equal(trajectory.timesteps[0], trainer.sampler.schedule(epoch).timesteps[1:3])
 
 
 # --------------------------------------------------------------------------------------- parts, precision
@@ -181,9 +183,7 @@ def test_a_missing_part_is_refused_by_name(tmp_path, part):
     pipeline = make_sd3_pipeline()
     setattr(pipeline, part, None)
     with pytest.raises(TypeError, match=f"sd_pipeline has no {part}:"):
-        Runner(
-            make_config(tmp_path), brightness, red_three, pipeline, algorithm=FlowGRPO(), start=FromNoise()
-        )
+        Trainer(make_config(tmp_path), brightness, red_three, pipeline, algorithm=FlowGRPO())
 
 
 @pytest.mark.parametrize(

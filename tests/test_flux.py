@@ -15,7 +15,7 @@ from helpers import (
     PROMPTS,
     T5_LENGTH,
     check_resume,
-    flow_runner,
+    flow_trainer,
     make_config,
     make_flux_pipeline,
     make_pipeline,
@@ -38,7 +38,7 @@ from ddpo_lessons.families.flux import Flux, FluxKontext, places_of, to_latents,
 from ddpo_lessons.families.policy import loaded_dtype, prepare_policy, read_lora
 from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -235,11 +235,11 @@ def kontext() -> Any:
     ],
 )
 def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, precision, make, algorithm, start, changes):
-    runner = flow_runner(
+    trainer = flow_trainer(
         tmp_path, algorithm, start, make(), mixed_precision=precision, train_batch_size=2,
         sample_num_batches_per_epoch=2, **changes,
     )  # fmt: skip
-    runner.train()
+    trainer.train()
     first, second = read_metrics(tmp_path, "step")
     assert first["first_replay_max_ratio_error"] < (1e-5 if precision == "no" else 1e-3)
     assert first["grad_norm"] > 1e-4
@@ -249,10 +249,10 @@ def test_the_policy_that_trains_is_the_one_that_sampled(tmp_path, precision, mak
 @pytest.mark.parametrize("algorithm", [AWM(), NFT(decay_rate=0.4), DRaFT()])
 @pytest.mark.parametrize(("make", "start"), [(make_flux_pipeline, FromNoise()), (kontext, WithImages())])
 def test_other_algorithms_take_steps_that_change_the_adapter(tmp_path, algorithm, make, start):
-    runner = flow_runner(tmp_path, algorithm, start, make())
-    before = {name: weight.detach().clone() for name, weight in runner.learner.trainable.items()}
-    runner.train()
-    assert any(not torch.equal(before[name], weight) for name, weight in runner.learner.trainable.items())
+    trainer = flow_trainer(tmp_path, algorithm, start, make())
+    before = {name: weight.detach().clone() for name, weight in trainer.learner.trainable.items()}
+    trainer.train()
+    assert any(not torch.equal(before[name], weight) for name, weight in trainer.learner.trainable.items())
     assert all("lora_" in name for name in before)
     records = read_metrics(tmp_path, "step")
     assert len(records) == 2
@@ -261,12 +261,12 @@ def test_other_algorithms_take_steps_that_change_the_adapter(tmp_path, algorithm
 
 def test_what_trains_without_log_probs_is_told_the_guidance_that_sampled(tmp_path):
     """Guidance is in the conditioning: the forward process asks for a scale of 1, and means this policy."""
-    runner = flow_runner(tmp_path, AWM(), sample_guidance_scale=3.5)
+    trainer = flow_trainer(tmp_path, AWM(), sample_guidance_scale=3.5)
     seen: list[torch.Tensor] = []
-    runner.family.denoiser.register_forward_pre_hook(
+    trainer.family.denoiser.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["guidance"]), with_kwargs=True
     )
-    runner.train()
+    trainer.train()
     assert {value for guidance in seen for value in guidance.tolist()} == {3.5}
 
 
@@ -278,21 +278,21 @@ def test_what_trains_without_log_probs_is_told_the_guidance_that_sampled(tmp_pat
     ],
 )
 def test_a_run_resumes_to_the_bit(tmp_path, make, algorithm, start):
-    def run(folder: Path, **changes: Any) -> Runner:
-        return flow_runner(folder, algorithm(), start, make(), **changes)
+    def run(folder: Path, **changes: Any) -> Trainer:
+        return flow_trainer(folder, algorithm(), start, make(), **changes)
 
     check_resume(run, tmp_path, epochs=3)
 
 
 def test_an_epoch_has_the_noise_levels_of_its_images(tmp_path):
     """And a run from noise those of its resolution."""
-    runner = flow_runner(tmp_path / "images", FlowGRPO(), FromImages(1.0))
-    runner.contexts.prompt_function = lambda: ("", torch.rand(3, 64, 64), {})
-    _, trajectory, _ = runner.sampler.sample(0, runner.contexts.draw(0))
-    expected = runner.family.schedule(5, size=(64, 64)).timesteps
+    trainer = flow_trainer(tmp_path / "images", FlowGRPO(), FromImages(1.0))
+    trainer.contexts.prompt_function = lambda: ("", torch.rand(3, 64, 64), {})
+    _, trajectory, _ = trainer.sampler.sample(0, trainer.contexts.draw(0))
+    expected = trainer.family.schedule(5, size=(64, 64)).timesteps
     assert torch.equal(trajectory.schedule.timesteps, expected)
-    assert not torch.equal(expected, runner.family.schedule(5).timesteps)
-    square = flow_runner(tmp_path / "noise", FlowGRPO(), FromNoise(resolution=64))
+    assert not torch.equal(expected, trainer.family.schedule(5).timesteps)
+    square = flow_trainer(tmp_path / "noise", FlowGRPO(), FromNoise(resolution=64))
     _, trajectory, _ = square.sampler.sample(0, square.contexts.draw(0))
     assert trajectory.final_latents.shape == (2, 4, 16, 16)
     assert torch.equal(trajectory.schedule.timesteps, expected)
@@ -300,25 +300,25 @@ def test_an_epoch_has_the_noise_levels_of_its_images(tmp_path):
 
 
 def test_a_run_tells_kontext_the_image_of_each_context(tmp_path):
-    runner = flow_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
-    contexts = runner.contexts.draw(0)
-    _, trajectory, _ = runner.sampler.sample(0, contexts)
+    trainer = flow_trainer(tmp_path, FlowGRPO(), WithImages(), kontext())
+    contexts = trainer.contexts.draw(0)
+    _, trajectory, _ = trainer.sampler.sample(0, contexts)
     images = torch.stack([contexts[number].image for number in range(2)])
     assert not torch.equal(images[0], images[1])
-    assert torch.equal(trajectory.conditioning["image_latents"], runner.family.encode(images))
+    assert torch.equal(trajectory.conditioning["image_latents"], trainer.family.encode(images))
 
 
 def test_what_is_wrong_with_a_size_is_said_before_sampling(tmp_path):
     with pytest.raises(ValueError, match="resolution=44: use multiples of 8"):
-        flow_runner(tmp_path, FlowGRPO(), FromNoise(resolution=44))
-    runner = flow_runner(tmp_path, FlowGRPO(), WithImages(resolution=64), kontext())
+        flow_trainer(tmp_path, FlowGRPO(), FromNoise(resolution=44))
+    trainer = flow_trainer(tmp_path, FlowGRPO(), WithImages(resolution=64), kontext())
     with pytest.raises(ValueError, match=r"resolution=64, but the images have \{\(32, 32\)\}"):
-        runner.contexts.draw(0)
+        trainer.contexts.draw(0)
     sides = iter([32, 48, 32, 48])
-    runner = flow_runner(tmp_path, FlowGRPO(), WithImages(), kontext())
-    runner.contexts.prompt_function = lambda: ("", torch.rand(3, 32, next(sides)), {})
+    trainer = flow_trainer(tmp_path, FlowGRPO(), WithImages(), kontext())
+    trainer.contexts.prompt_function = lambda: ("", torch.rand(3, 32, next(sides)), {})
     with pytest.raises(ValueError, match=r"sizes \[\(32, 32\), \(32, 48\)\]: resize them to one"):
-        runner.contexts.draw(0)
+        trainer.contexts.draw(0)
 
 
 @pytest.mark.parametrize("make", [make_sd3_pipeline, make_flux_pipeline, kontext])
@@ -330,12 +330,12 @@ def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_pa
         length, to_plain = FLUX_LENGTH, to_tokens
     changes = {"train_lora_target_modules": targets, "train_lora_alpha": 8}
     start = WithImages() if make is kontext else None
-    runner = flow_runner(tmp_path / "run", FlowGRPO(), start, make(), train_learning_rate=1e-2, **changes)
-    runner.train()
-    runner.save_pretrained(tmp_path / "lora")
+    trainer = flow_trainer(tmp_path / "run", FlowGRPO(), start, make(), train_learning_rate=1e-2, **changes)
+    trainer.train()
+    trainer.save_pretrained(tmp_path / "lora")
     noise, images = noise_of(1, 4, 8, 8), None if start is None else images_of(1, 32, 32)
     _, trajectory = text2img_rollout(
-        runner.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=4.0, eta=0.0,
+        trainer.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=4.0, eta=0.0,
         initial_noise=noise, images=images,
     )  # fmt: skip
 
@@ -379,10 +379,12 @@ def test_on_a_device_nothing_crosses_or_waits_in_a_denoising_step_or_a_group_of_
     def crossings(name: str, **changes: Any) -> int:
         with fake_device() as traffic:
             shape = {"sample_num_steps": 3, "train_batch_size": 2, "train_forward_size": 2}
-            runner = flow_runner(tmp_path / name, FlowGRPO(), WithImages(), kontext(), **{**shape, **changes})
-            runner.step(0)
+            trainer = flow_trainer(
+                tmp_path / name, FlowGRPO(), WithImages(), kontext(), **{**shape, **changes}
+            )
+            trainer.step(0)
             traffic.clear()
-            runner.step(1)
+            trainer.step(1)
             return sum(sum(counter.values()) for counter in vars(traffic).values())
 
     usual = crossings("usual")
@@ -421,13 +423,13 @@ def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path
     networks = [family.denoiser, *family.frozen.values()]
     assert {p.dtype for network in networks for p in network.parameters()} == {torch.bfloat16}
     start = FromNoise(resolution=32)  # a saved pipeline has forgotten its size
-    runner = flow_runner(tmp_path / "run", FlowGRPO(), start, load(), **settings)
-    runner.train()
-    runner.save_pretrained(lora)
-    again = flow_runner(tmp_path / "again", FlowGRPO(), start, load(), train_lora_from=lora, **settings)
+    trainer = flow_trainer(tmp_path / "run", FlowGRPO(), start, load(), **settings)
+    trainer.train()
+    trainer.save_pretrained(lora)
+    again = flow_trainer(tmp_path / "again", FlowGRPO(), start, load(), train_lora_from=lora, **settings)
     assert {weight.dtype for weight in again.learner.trainable.values()} == {torch.float32}
     for name, weight in again.learner.trainable.items():
-        assert torch.equal(weight, runner.learner.trainable[name])
+        assert torch.equal(weight, trainer.learner.trainable[name])
 
 
 # ------------------------------------------------------------------------------------- the command line

@@ -21,9 +21,8 @@ from PIL import Image
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.folders import open_image
 from ddpo_lessons.data.images import to_tensor
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -246,7 +245,7 @@ def test_a_run_is_the_same_whatever_torch_s_default_precision_is(model, algorith
         torch.set_default_dtype(default)
         try:
             made = make_algorithm(algorithm)
-            runs.append(Runner(config, brightness, red_three, pipeline, algorithm=made, start=FromNoise()))
+            runs.append(Trainer(config, brightness, red_three, pipeline, algorithm=made))
             generator = torch.Generator().manual_seed(0)
             for parameter in runs[-1].learner.trainable.values():
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)

@@ -25,9 +25,11 @@ from helpers import (
 from torch import nn
 
 from benchmarks.speed.gpu import count_waits
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, FlowGRPOTrainer
+from ddpo_lessons.trainer import Trainer
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -40,10 +42,11 @@ MODELS = {"sd": make_pipeline, "xl": make_xl_pipeline, "sd3": make_sd3_pipeline,
 def make_trainer(folder: Path, model: str = "sd", pipeline: Any = None, **changes: Any) -> Any:
     """Make a trainer of eight samples in passes of two, two optimizer steps."""
     shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "sample_forward_size": 2}
-    kind = FlowGRPOTrainer if model in ("sd3", "flux") else DDPOTrainer
-    eta = {"sample_eta": 0.7} if kind is FlowGRPOTrainer else {}
+    is_flow = model in ("sd3", "flux")
+    eta = {"sample_eta": 0.7} if is_flow else {}
     config = make_config(folder, **{**shape, "train_forward_size": 2, **eta, **changes})
-    return kind(config, brightness, red_three, pipeline or MODELS[model]())
+    algorithm = FlowGRPO() if is_flow else DDPO()
+    return Trainer(config, brightness, red_three, pipeline or MODELS[model](), algorithm=algorithm)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -81,7 +84,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(precision, tmp_path, monkey
         make_trainer(tmp_path / "broken", mixed_precision=precision).train()
         saved = tmp_path / "broken" / checkpoint.name_of(1)
         parts = brightness, red_three, make_pipeline()
-        DDPOTrainer.from_checkpoint(saved, *parts, {"num_epochs": 2}).train()
+        Trainer.from_checkpoint(saved, *parts, {"num_epochs": 2}, algorithm=DDPO()).train()
     finally:
         torch.use_deterministic_algorithms(False)
     tensors = [checkpoint.read(tmp_path / run / checkpoint.name_of(2))[0] for run in ("whole", "broken")]

@@ -17,13 +17,15 @@ from helpers import (
 from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file
 
+from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families.lora import SummedConv2d, SummedLinear, use_summed_weights
 from ddpo_lessons.families.policy import LORA_FILE, prepare_policy
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, FlowGRPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -127,10 +129,11 @@ def draw(pipeline: Any) -> torch.Tensor:
 @pytest.mark.parametrize("model", ENCODERS)
 def test_the_adapters_of_text_encoders_are_saved_too(model, tmp_path):
     folder, make = write_lora_of_all(tmp_path / "start", model), ENCODERS[model][0]
-    kind = FlowGRPOTrainer if model in ("sd3", "flux") else DDPOTrainer
-    eta = {"sample_eta": 0.7} if kind is FlowGRPOTrainer else {}
+    is_flow = model in ("sd3", "flux")
+    eta = {"sample_eta": 0.7} if is_flow else {}
     config = make_config(tmp_path / "run", train_lora_from=str(folder), **eta)
-    trainer = kind(config, brightness, red_three, trained := make())
+    algorithm = FlowGRPO() if is_flow else DDPO()
+    trainer = Trainer(config, brightness, red_three, trained := make(), algorithm=algorithm)
     trainer.train()
     trainer.save_pretrained(tmp_path / "lora")
     saved, began = (load_file(place / LORA_FILE) for place in (tmp_path / "lora", folder))

@@ -18,12 +18,11 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.app import cli
 from ddpo_lessons.config import LORA_FILE
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import load_pipeline
 from ddpo_lessons.rewards import get_reward
 from ddpo_lessons.run.record import read_run
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -144,8 +143,8 @@ def test_a_flag_trains_what_python_trains(mine, here, model):
     config.output_dir = "python"
     own = make_algorithm(f"{mine}:RLOO", scale=2.0)
     parts = get_reward("colourfulness"), lambda: ("a red three", {}), load_pipeline(model)
-    runner = Runner(config, *parts, algorithm=own, start=FromNoise())
-    runner.train()
+    trainer = Trainer(config, *parts, algorithm=own)
+    trainer.train()
     step = [{k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics("python", "step")]
     assert step == [
         {k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics("run", "step")
@@ -172,7 +171,7 @@ def test_a_run_s_own_file_makes_the_same_run_again(mine, here, model, capsys):
     other = cli.parse(["train", "--config", "run/config.json", "--algorithm", "nft"])
     assert other.algorithm == "nft"
     parts = make_config(here / "script", sample_group_size=2), brightness, red_three, make_pipeline()
-    Runner(*parts, algorithm=make_algorithm(f"{mine}:RLOO"), start=FromNoise())._open_log()
+    Trainer(*parts, algorithm=make_algorithm(f"{mine}:RLOO"))._open_log()
     script = ["train", "--config", "script/config.json", "--reward", "colourfulness"]
     with pytest.raises(ValueError, match="a script gave that run its algorithm: give --algorithm"):
         cli.parse(script)

@@ -14,7 +14,7 @@ from helpers import (
     NOT_CLIPPED,
     brightness,
     each_prompt,
-    flow_runner,
+    flow_trainer,
     let_loss_overflow,
     make_config,
     make_pipeline,
@@ -34,7 +34,7 @@ from ddpo_lessons.app.faults import FAULTS, Fault, put_in
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families.policy import with_parts
 from ddpo_lessons.tiny import load_tiny_sd
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,13 +42,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FOUR: dict[str, Any] = {"sample_batch_size": 4, "train_batch_size": 2}  # two optimizer steps
 
 
-def make(folder: Any, reward: Any = brightness, algorithm: str = "ddpo", **changes: Any) -> Runner:
+def make(folder: Any, reward: Any = brightness, algorithm: str = "ddpo", **changes: Any) -> Trainer:
     config = make_config(folder, **{**FOUR, **changes})
     parts = (config, reward, each_prompt(), make_pipeline())
-    return Runner(*parts, algorithm=make_algorithm(algorithm), start=FromNoise())
+    return Trainer(*parts, algorithm=make_algorithm(algorithm))
 
 
-def failed(trainer: Runner) -> list[str]:
+def failed(trainer: Trainer) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [finding.check for finding in preflight.fly(trainer) if not finding.passed]
@@ -70,7 +70,7 @@ def test_healthy_runs_pass(settings, tmp_path):
 
 
 def test_a_healthy_flow_model_passes(tmp_path):
-    assert failed(flow_runner(tmp_path, make_algorithm("nft"), **{**FOUR, **NOT_CLIPPED})) == []
+    assert failed(flow_trainer(tmp_path, make_algorithm("nft"), **{**FOUR, **NOT_CLIPPED})) == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_healthy_flow_model_passes(tmp_path):
 def test_weights_whose_output_the_model_drops_need_no_gradient(settings, dropped, tmp_path):
     """Stable Diffusion 3's last block drops what its text has asked for; in the block before it is read."""
     changes = {"pipeline": make_sd3_pipeline(), **FOUR, **settings}
-    trainer = flow_runner(tmp_path, make_algorithm("flow_grpo"), **changes)
+    trainer = flow_trainer(tmp_path, make_algorithm("flow_grpo"), **changes)
     for name, weight in trainer.learner.trainable.items():
         if "transformer_blocks.0.attn.add_q_proj" in name:
             weight.register_hook(torch.zeros_like)
@@ -242,7 +242,7 @@ def test_the_lesson_tells_what_was_counted():
 
 
 # ------------------------------------------------------------------------------------- plain diffusers
-def snippet_of(trainer: Runner) -> tuple[bool, float]:
+def snippet_of(trainer: Trainer) -> tuple[bool, float]:
     """Draw as the docs say, with an adapter that changes much; return the verdict and the distance."""
     stir_adapter(trainer.learner.denoiser)
     (found,) = preflight.of_snippet(trainer)
@@ -255,7 +255,8 @@ def snippet_of(trainer: Runner) -> tuple[bool, float]:
 def test_the_docs_snippet_draws_what_the_run_draws(model, start, changes, tmp_path):
     config = make_config(tmp_path, sample_num_steps=6, negative_prompts="a blue four", **changes)
     prompts = red_three if type(start) is FromNoise else noisy_image
-    passed, distance = snippet_of(Runner(config, brightness, prompts, model(), algorithm=DDPO(), start=start))
+    trainer = Trainer(config, brightness, prompts, model(), algorithm=DDPO(), start=start)
+    passed, distance = snippet_of(trainer)
     assert passed
     assert distance < 1e-5
 
@@ -271,9 +272,9 @@ def test_the_docs_snippet_replaces_the_scheduler_of_stable_diffusion(tmp_path):
         ]
     ):
         pipeline = with_parts(make_pipeline(), {"scheduler": scheduler})
-        trainer = Runner(
+        trainer = Trainer(
             make_config(tmp_path / str(number), sample_num_steps=6), brightness, red_three, pipeline,
-            algorithm=DDPO(), start=FromNoise(),
+            algorithm=DDPO(),
         )  # fmt: skip
         assert snippet_of(trainer)[0] == expected
 
@@ -298,4 +299,5 @@ def test_the_command_draws_with_plain_diffusers_too(tmp_path, capsys):
 
 
 def test_flow_models_need_no_other_scheduler(tmp_path):
-    assert preflight.of_snippet(flow_runner(tmp_path, make_algorithm("nft"), **{**FOUR, **NOT_CLIPPED})) == []
+    trainer = flow_trainer(tmp_path, make_algorithm("nft"), **{**FOUR, **NOT_CLIPPED})
+    assert preflight.of_snippet(trainer) == []

@@ -25,6 +25,7 @@ from helpers import (
 from safetensors.torch import load_file, save_file
 
 from ddpo_lessons import compat
+from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
@@ -36,7 +37,7 @@ from ddpo_lessons.families.policy import save_policy
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
-from ddpo_lessons.trainer import BranchingTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -100,10 +101,10 @@ def bright_and_red(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
     return brightness(images, prompts, metadata), {"red": images[:, 0].mean(dim=(1, 2))}
 
 
-def train(folder: Path, name: str, **changes: Any) -> Runner:
+def train(folder: Path, name: str, **changes: Any) -> Trainer:
     config = make_config(folder / name, **{**COMMON, **SCENARIOS[name], **changes})
     if name == "image":
-        trainer: Runner = ImageDDPOTrainer(
+        trainer: Trainer = ImageDDPOTrainer(
             config, brightness, noisy_image, make_pipeline(), noise_strength=0.7
         )
         trainer.image_samples_hook = Validation(trainer, [("", torch.full((3, 32, 32), 0.5), {})], every=1)
@@ -111,26 +112,24 @@ def train(folder: Path, name: str, **changes: Any) -> Runner:
         trainer = ImageDDPOTrainer(
             config, bright_and_red, noisy_image, make_xl_pipeline(), noise_strength=0.7
         )
-    elif name == "branching":
-        trainer = BranchingTrainer(config, bright_and_red, each_prompt(), make_pipeline())
     elif name == "nft":
-        trainer = Runner(
+        trainer = Trainer(
             config, bright_and_red, each_prompt(), make_sd3_pipeline(),
-            algorithm=NFT(decay_rate=0.4, visited_states=True), start=FromNoise(),
+            algorithm=NFT(decay_rate=0.4, visited_states=True),
         )  # fmt: skip
     elif name in ("flux", "kontext"):
         edits = name == "kontext"
-        trainer = Runner(
+        trainer = Trainer(
             config, bright_and_red, noisy_image if edits else each_prompt(),
             make_flux_pipeline(kind=FluxKontextPipeline if edits else FluxPipeline), algorithm=FlowGRPO(),
             start=WithImages() if edits else FromNoise(resolution=48),
         )  # fmt: skip
     else:
         skips = name in ("skipped", "own key")
-        trainer = Runner(
+        trainer = Trainer(
             config, bright_and_red, Sampler() if skips else each_prompt(),
             make_xl_pipeline() if name == "xl" else make_pipeline(),
-            algorithm=AboveItsLike() if name == "own key" else DDPO(), start=FromNoise(),
+            algorithm={"own key": AboveItsLike, "branching": Branching}.get(name, DDPO)(),
         )  # fmt: skip
     trainer.train()
     return trainer

@@ -13,10 +13,9 @@ from helpers import brightness, each_prompt, make_config, make_pipeline, make_sd
 
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.plan import summary
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, Runner
+from ddpo_lessons.trainer import DDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,8 +32,8 @@ def test_a_run_begins_with_its_numbers_and_takes_so_many_steps(name, tmp_path, c
     unused = {field: getattr(DDPOConfig, field) for field in algorithm.unused}
     config = make_config(tmp_path, **{"sample_group_size": 2, **unused, **SIZES})
     pipeline = make_sd3_pipeline() if name == "flow_grpo" else make_pipeline()
-    runner = Runner(config, brightness, each_prompt(), pipeline, algorithm=algorithm, start=FromNoise())
-    runner.train()
+    trainer = Trainer(config, brightness, each_prompt(), pipeline, algorithm=algorithm)
+    trainer.train()
     assert capsys.readouterr().out == (
         "samples: 8 per epoch, 4 per optimizer step; optimizer steps: 4 per epoch in 2 inner epochs, "
         "12 in all\n"

@@ -30,27 +30,22 @@ from helpers import (
 
 from ddpo_lessons import compat
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm, settings_of
+from ddpo_lessons.algorithms.awm import AWM
+from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
+from ddpo_lessons.algorithms.dpo import DPO
+from ddpo_lessons.algorithms.draft import DRaFT
+from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
+from ddpo_lessons.algorithms.nft import NFT
+from ddpo_lessons.algorithms.pepg import PEPG
+from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.run import checkpoint, learner
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_tiny_sd3
-from ddpo_lessons.trainer import (
-    AWMTrainer,
-    BranchingTrainer,
-    DDPOTrainer,
-    DPOTrainer,
-    DRaFTTrainer,
-    FlowGRPOTrainer,
-    ImageDDPOTrainer,
-    NFTTrainer,
-    PEPGTrainer,
-    ReFLTrainer,
-    Runner,
-    RWRTrainer,
-)
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,7 +72,7 @@ def test_an_epoch_that_failed_never_was(tmp_path, place, prompts):
             failures["left"] = 0
             raise OSError("out of luck")
 
-    def train(folder: str, fails: bool) -> Runner:
+    def train(folder: str, fails: bool) -> Trainer:
         def reward(images: torch.Tensor, *arguments: Any) -> torch.Tensor:
             calls.append(1)
             if fails and place == "reward" and len(calls) == 4:  # the second pass of the second epoch
@@ -145,7 +140,7 @@ def test_statistics_are_those_of_one_run(tmp_path):
     algorithm = DDPO()
     for folder, settings in (("a", TRACKING), ("b", {})):
         config = make_config(tmp_path / folder, **settings)
-        Runner(config, brightness, red_three, make_pipeline(), algorithm=algorithm, start=FromNoise())
+        Trainer(config, brightness, red_three, make_pipeline(), algorithm=algorithm)
     assert algorithm.tracker is None
 
 
@@ -295,27 +290,35 @@ def test_a_checkpoint_takes_tensors_that_share_memory(tmp_path):
 
 
 # ------------------------------------------------------------------------------------ combinations
-def test_the_names_are_the_combinations(tmp_path):
-    for number, (one, other) in enumerate(
-        (
-            ((DDPOTrainer, red_three, {}), {"algorithm": DDPO(), "start": FromNoise()}),
-            (
-                (RWRTrainer, red_three, {"top_share": 0.5}),
-                {"algorithm": RWR(top_share=0.5), "start": FromNoise()},
-            ),
-            (
-                (ImageDDPOTrainer, noisy_image, {"noise_strength": 0.7}),
-                {"algorithm": DDPO(), "start": FromImages(0.7)},
-            ),
-        )
-    ):
-        kind, draw, settings = one
-        configs = [make_config(tmp_path / f"{number}{which}", **NOT_CLIPPED) for which in "ab"]
-        named = kind(configs[0], brightness, draw, make_pipeline(), **settings)
-        built = Runner(configs[1], brightness, draw, make_pipeline(), **other)
-        named.train()
-        built.train()
-        assert torch.equal(weights_of(named), weights_of(built))
+@pytest.mark.parametrize(
+    ("kind", "draw", "settings", "start"),
+    [
+        (DDPOTrainer, red_three, {}, {}),
+        (ImageDDPOTrainer, noisy_image, {"noise_strength": 0.7}, {"start": FromImages(0.7)}),
+    ],
+)
+def test_the_names_are_the_combinations(tmp_path, kind, draw, settings, start):
+    named = kind(make_config(tmp_path / "a"), brightness, draw, make_pipeline(), **settings)
+    built = Trainer(make_config(tmp_path / "b"), brightness, draw, make_pipeline(), algorithm=DDPO(), **start)
+    named.train()
+    built.train()
+    assert torch.equal(weights_of(named), weights_of(built))
+
+
+def test_a_checkpoint_goes_on_with_its_algorithm_and_start(tmp_path):
+    task = brightness, noisy_image
+    parts = {"algorithm": RWR(temperature=0.5), "start": FromImages(0.7)}
+    whole, first = (make_config(tmp_path / name, **NOT_CLIPPED) for name in ("whole", "first"))
+    whole.num_epochs = 2
+    straight = Trainer(whole, *task, make_pipeline(), **parts)
+    straight.train()
+    Trainer(first, *task, make_pipeline(), **parts).train()
+    saved = tmp_path / "first" / checkpoint.name_of(1)
+    resumed = Trainer.from_checkpoint(saved, *task, make_pipeline(), {"num_epochs": 2}, **parts)
+    resumed.train()
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+    with pytest.raises(ValueError, match="start: 'images' there, 'noise' here"):
+        Trainer.from_checkpoint(saved, *task, make_pipeline(), algorithm=RWR(temperature=0.5))
 
 
 def test_an_algorithm_is_made_by_its_name():
@@ -329,44 +332,40 @@ def test_settings_are_known_without_loading_the_algorithm(name):
     assert list(settings_of(name)) == known
 
 
-AS_RECORDED = {ReFLTrainer: {"margin": "1.0"}}  # infinity is no JSON
 FLOW = {"sample_num_steps": 4, "sample_guidance_scale": 1.0, "sample_group_size": 2}
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("algorithm", "recorded"),
     [
-        (BranchingTrainer, {"window": 1}),
-        (FlowGRPOTrainer, {"window": 2, "sde": "cps"}),
-        (AWMTrainer, {"time_power": 1.0}),
-        (NFTTrainer, {"beta": 0.1}),
-        (PEPGTrainer, {"scale": 1.0}),
-        (DPOTrainer, {"beta": 10.0}),
-        (DRaFTTrainer, {"last_steps": 2}),
-        (ReFLTrainer, {"margin": 1.0}),
+        (Branching(window=1), {"window": 1}),
+        (FlowGRPO(window=2, sde="cps"), {"window": 2, "sde": "cps"}),
+        (AWM(time_power=1.0), {"time_power": 1.0}),
+        (NFT(beta=0.1), {"beta": 0.1}),
+        (PEPG(scale=1.0), {"scale": 1.0}),
+        (DPO(beta=10.0), {"beta": 10.0}),
+        (DRaFT(last_steps=2), {"last_steps": 2}),
+        (ReFL(margin=1.0), {"margin": "1.0"}),  # infinity is no JSON
     ],
+    ids=lambda value: getattr(value, "name", ""),
 )
-def test_the_trainer_of_an_algorithm_knows_its_start_and_trains_from_images(tmp_path, kind, settings):
-    unused = {name: getattr(DDPOConfig, name) for name in make_algorithm(kind.algorithm_name).unused}
-    for start, draw, strength in (
-        ("noise", red_three, {}),
-        ("images", noisy_image, {"noise_strength": 0.75}),
-    ):
-        noise = {"sample_eta": 0.7} if kind in (BranchingTrainer, FlowGRPOTrainer) else {}
-        config = make_config(tmp_path / start, **{**FLOW, **noise, **unused})
-        trainer = kind(config, brightness, draw, load_tiny_sd3(), **strength, **settings)
-        recorded = trainer.record["algorithm"]
-        assert {name: recorded[name] for name in settings} == AS_RECORDED.get(kind, settings)
-        assert trainer.record["start"] == start
-        assert trainer.record.get("noise_strength") == strength.get("noise_strength")
+def test_a_run_records_its_algorithm_and_start_and_trains_from_images(tmp_path, algorithm, recorded):
+    noise = {"sample_eta": 0.7} if isinstance(algorithm, DDPO) else {}
+    unused = {name: getattr(DDPOConfig, name) for name in algorithm.unused}
+    config = make_config(tmp_path, **{**FLOW, **noise, **unused})
+    task = brightness, noisy_image, load_tiny_sd3()
+    trainer = Trainer(config, *task, algorithm=algorithm, start=FromImages(0.75))
+    assert trainer.record["algorithm"].items() >= recorded.items()
+    assert (trainer.record["start"], trainer.record["noise_strength"]) == ("images", 0.75)
     before = weights_of(trainer)
     trainer.train()
     assert not torch.equal(before, weights_of(trainer))
 
 
-def test_a_trainer_names_a_setting_that_its_algorithm_lacks(tmp_path):
-    with pytest.raises(ValueError, match=r"'flow_grpo' has no setting 'windw' \(perhaps window"):
-        FlowGRPOTrainer(make_config(tmp_path), brightness, red_three, load_tiny_sd3(), windw=2)
+def test_a_trainer_starts_from_noise_where_no_start_is_given(tmp_path):
+    trainer = Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=DDPO())
+    assert trainer.record["start"] == "noise"
+    assert "noise_strength" not in trainer.record
 
 
 def test_a_checkpoint_of_compat_is_not_one_of_the_trainer(tmp_path):

@@ -15,7 +15,7 @@ from ddpo_lessons.algorithms.rwr import RWR, rwr_weights, sparse_rwr_weights
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rollout import Trajectory, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import Runner, RWRTrainer
+from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 make_config = functools.partial(helpers.make_config, **NOT_CLIPPED)
@@ -56,9 +56,10 @@ def test_the_last_latents_are_what_the_vae_decoded():
 def first_step(folder, **changes) -> tuple[dict[str, float], torch.Tensor]:
     """One epoch of sparse RWR in one optimizer step: its record and the weights after it."""
     settings = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4, **changes}
-    trainer = RWRTrainer(
-        make_config(folder, **settings), brightness, red_three, make_pipeline(), top_share=0.25
-    )
+    trainer = Trainer(
+        make_config(folder, **settings), brightness, red_three, make_pipeline(),
+        algorithm=RWR(top_share=0.25),
+    )  # fmt: skip
     trainer.step(0)
     weights = torch.cat([parameter.detach().flatten() for parameter in trainer.learner.trainable.values()])
     return read_metrics(folder, "step")[0], weights
@@ -76,7 +77,7 @@ def test_grouping_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("strength", [0.7, 1.0])
 def test_timesteps_are_drawn_up_to_the_first_that_sampling_visits(tmp_path, strength):
-    trainer = Runner(
+    trainer = Trainer(
         make_config(tmp_path, sample_num_steps=10), brightness, noisy_image, make_pipeline(),
         algorithm=RWR(), start=FromImages(strength),
     )  # fmt: skip
@@ -99,7 +100,7 @@ def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
     """The network is replaced by one that predicts zeros, so the error is the target's mean square."""
     pipeline = make_pipeline(prediction_type=prediction_type)
     config = make_config(tmp_path, sample_num_batches_per_epoch=2, train_batch_size=4)
-    trainer = RWRTrainer(config, brightness, red_three, pipeline)
+    trainer = Trainer(config, brightness, red_three, pipeline, algorithm=RWR())
     trajectory = Trajectory(
         latents=torch.zeros(2, 2, 4, 8, 8),
         timesteps=torch.zeros(2, 1, dtype=torch.long),
@@ -126,14 +127,14 @@ def test_loss_is_the_weighted_error_of_a_denoiser(tmp_path, prediction_type):
 
 def test_another_temperature_is_another_run(tmp_path):
     config = make_config(tmp_path)
-    RWRTrainer(config, brightness, red_three, make_pipeline(), temperature=0.5).train()
+    Trainer(config, brightness, red_three, make_pipeline(), algorithm=RWR(temperature=0.5)).train()
     resumed = make_config(tmp_path, resume_from="latest")
     with pytest.raises(ValueError, match="temperature"):
-        RWRTrainer(resumed, brightness, red_three, make_pipeline(), temperature=0.4)
+        Trainer(resumed, brightness, red_three, make_pipeline(), algorithm=RWR(temperature=0.4))
 
 
 def test_a_sample_has_its_noise_in_whatever_process_it_is(tmp_path):
-    trainer = RWRTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    trainer = Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=RWR())
     schedule = trainer.start.schedule(trainer.family, trainer.config)
     trajectory: Any = SimpleNamespace(final_latents=torch.zeros(2, 4, 8, 8), schedule=schedule)
     columns = torch.tensor([0, 1])

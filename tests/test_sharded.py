@@ -28,14 +28,13 @@ from torch.distributed.tensor import DTensor
 from ddpo_lessons import compat
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.sharded import forget_gathered, whole
 from ddpo_lessons.run import checkpoint, processes
 from ddpo_lessons.run.processes import check_sharding
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.run.validation import Validation
-from ddpo_lessons.trainer import DDPOTrainer, Runner
+from ddpo_lessons.trainer import DDPOTrainer, Trainer
 
 ODE = {"sample_num_steps": 4, "sample_guidance_scale": 1.0}
 SDE = {**ODE, "sample_eta": 0.7}
@@ -63,14 +62,14 @@ SCENARIOS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 COMMON = {"num_epochs": 2, "train_adam_epsilon": 1e-2, "train_learning_rate": 1e-2}
 
 
-def train(folder: Path, name: str, **changes: Any) -> Runner:
+def train(folder: Path, name: str, **changes: Any) -> Trainer:
     algorithm, make, settings = SCENARIOS[name]
     unused = {field: getattr(DDPOConfig, field) for field in algorithm.unused}
     config, pipeline = make_config(folder / name, **{**COMMON, **settings, **unused, **changes}), make()
     if name == "from an adapter":
         prepare_policy(pipeline.unet, {}, config, use_lora=True, device=torch.device("cpu"))
         stir_adapter(pipeline.unet)
-    trainer = Runner(config, brightness, each_prompt(), pipeline, algorithm=algorithm, start=FromNoise())
+    trainer = Trainer(config, brightness, each_prompt(), pipeline, algorithm=algorithm)
     if name == "flow_grpo":
         trainer.image_samples_hook = Validation(
             trainer, [("a red three", {}), ("", {}), ("two", {})], every=1
@@ -88,7 +87,7 @@ def outputs(denoiser: Any) -> torch.Tensor:
         return denoiser(*parts, timestep=torch.tensor([500.0, 100.0])).sample
 
 
-def policies(trainer: Runner) -> dict[str, torch.Tensor]:
+def policies(trainer: Trainer) -> dict[str, torch.Tensor]:
     """What the newest policy says, the old one, the first one, and the newest one again."""
     learner = trainer.learner
     found = {"new": outputs(learner.denoiser)}
@@ -117,7 +116,7 @@ def let_cpus_shard() -> None:
     AcceleratorState.__init__ = init
 
 
-def check_shards(trainer: Runner, name: str) -> None:
+def check_shards(trainer: Trainer, name: str) -> None:
     """All blocks are sharded, and all of the adapter; a group holds weights of two precisions in bfloat16."""
     denoiser = trainer.learner.denoiser
     assert denoiser is trainer.family.denoiser
@@ -140,7 +139,7 @@ def check_shards(trainer: Runner, name: str) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in trainer.learner.trainable.values())
 
 
-def check_timesteps_are_not_rounded(trainer: Runner) -> None:
+def check_timesteps_are_not_rounded(trainer: Trainer) -> None:
     """accelerate would cast what the denoiser is called with to bfloat16, which knows 1000 and 996 only."""
     seen: list[torch.dtype] = []
     embedder = trainer.learner.denoiser.time_text_embed
@@ -164,7 +163,7 @@ def fail_in_the_second_epoch(folder: Path) -> None:
     algorithm, make, settings = SCENARIOS["nft"]
     settings = {**COMMON, **settings, "save_freq": 9, "train_clip_range": DDPOConfig.train_clip_range}
     config = make_config(folder / "failed", **settings)
-    trainer = Runner(config, reward, each_prompt(), make(), algorithm=algorithm, start=FromNoise())
+    trainer = Trainer(config, reward, each_prompt(), make(), algorithm=algorithm)
     trainer.step(0)
     tensors, said = trainer.learner.tensors(), policies(trainer)
     steps = trainer.algorithm.steps
@@ -225,7 +224,7 @@ def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
 
     @functools.cache
-    def run(name: str) -> Runner:
+    def run(name: str) -> Trainer:
         changes = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4}
         if name == "parts":
             changes |= {"train_batch_size": 1, "train_gradient_accumulation_steps": 4}

@@ -32,21 +32,21 @@ from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.rollout import Trajectory, img2img_rollout
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FOUR_SAMPLES = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4}
 
 
-def embed(trainer: Runner, prompts: Any) -> torch.Tensor:
+def embed(trainer: Trainer, prompts: Any) -> torch.Tensor:
     return trainer.family.condition(prompts, "", guidance_scale=1.0)["prompt_embeds"]
 
 
 class Recorder:
     """Keeps what a trainer trains on, and gradient and weights just before each optimizer step."""
 
-    def __init__(self, trainer: Runner) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.gradients: list[torch.Tensor] = []
         self.weights: list[torch.Tensor] = []
         self.trajectory: Trajectory
@@ -83,7 +83,7 @@ def replay_error(
     left, pipeline = iter(prompts), make_pipeline(dropout=dropout)
     config = make_config(folder, **FOUR_SAMPLES, **changes)
     if as_images:
-        trainer: Runner = ImageDDPOTrainer(
+        trainer: Trainer = ImageDDPOTrainer(
             config, brightness, lambda: (next(left), torch.rand(3, 32, 32), {}), pipeline,
             noise_strength=0.7,
         )  # fmt: skip
@@ -187,7 +187,7 @@ def test_casting_prints_no_warning_about_nothing(tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------- 3. grouping
-def reference_gradient(trainer: Runner, weights: torch.Tensor, seen: Recorder) -> torch.Tensor:
+def reference_gradient(trainer: Trainer, weights: torch.Tensor, seen: Recorder) -> torch.Tensor:
     """Gradient of DDPO's loss, one timestep of one sample after another, in float64 and plain torch."""
     config, scheduler, trajectory = trainer.config, trainer.pipeline.scheduler, seen.trajectory
     unet = copy.deepcopy(trainer.pipeline.unet).double()

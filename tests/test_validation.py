@@ -9,10 +9,11 @@ from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image
 from PIL import Image
 
 from ddpo_lessons import Validation
+from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.run.sampling import NO_EPOCH
 from ddpo_lessons.tiny import load_tiny_sd3
-from ddpo_lessons.trainer import AWMTrainer, DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -83,7 +84,9 @@ def test_nothing_to_validate_is_refused(samples, every, tmp_path):
 def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_path):
     """The ODE of AWM."""
     changes = {"train_clip_range": 1e-4, "sample_guidance_scale": 1.0}
-    trainer = AWMTrainer(make_config(tmp_path, **changes), brightness, red_three, load_tiny_sd3())
+    trainer = Trainer(
+        make_config(tmp_path, **changes), brightness, red_three, load_tiny_sd3(), algorithm=AWM()
+    )
     images, _ = Validation(trainer, HELD_OUT, 1).measure()
     generators = [
         torch.Generator().manual_seed(sample_seed(0, NO_EPOCH, row)) for row in range(len(HELD_OUT))

@@ -84,7 +84,7 @@ def test_a_demo_that_is_stopped_gives_no_verdict(is_terminal, monkeypatch, tmp_p
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setattr(demo.Exam, "images", lambda *_: torch.zeros(2, 3, 64, 64))
-    monkeypatch.setattr(demo.BranchingTrainer, "train", stop)
+    monkeypatch.setattr(demo.Trainer, "train", stop)
     assert demo.run(Demo(epochs=3, eval_images=2, output_dir=tmp_path / "demo-run")) == 130
     printed, shown = capsys.readouterr()
     assert "stopped after epoch 0 of 3" in printed

@@ -21,11 +21,10 @@ from benchmarks.common import Row, parse, redness, run_all, scratch_config
 from ddpo_lessons.algorithms.base import Learner, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.data.images import image_grid
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = (
@@ -111,7 +110,7 @@ def train(run: Variant) -> list[Row]:
     }  # fmt: skip
     with scratch_config(SETTINGS, **changes) as config:
         task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), pipeline)
-        trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
+        trainer = Trainer(config, *task, algorithm=algorithm)
         for epoch in range(EPOCHS):
             trainer.step(epoch)
             if epoch + 1 not in LOOKED_AT:

@@ -30,7 +30,7 @@ from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.tiny.world import to_pil
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
@@ -90,13 +90,13 @@ def passes_for_the_record(algorithm: Any) -> float:
 
 
 @contextmanager
-def make_runner(run: Run) -> Iterator[Runner]:
-    """Make the runner of a run."""
+def make_trainer(run: Run) -> Iterator[Trainer]:
+    """Make the trainer of a run."""
     task = TASKS[run.task]
     method, own = task.methods[run.method], {"train_learning_rate": run.learning_rate, "seed": run.seed}
     with scratch_config(task.settings, method.config, own) as config:
         parts = (config, task.exam("validation").reward, task.prompts(run.seed), task.load())
-        yield Runner(*parts, algorithm=make_algorithm(method.algorithm), start=task.start)
+        yield Trainer(*parts, algorithm=make_algorithm(method.algorithm), start=task.start)
 
 
 def look(exam: Exam, pipeline: Any) -> tuple[torch.Tensor, Row]:
@@ -115,15 +115,15 @@ def train(run: Run) -> list[Row]:
     """Train until the queries are used up; return marks along the way, none after numbers broke."""
     task, rows, seconds = TASKS[run.task], list[Row](), 0.0
     split = "validation" if run.seed in SEARCH_SEEDS else "test"
-    with make_runner(run) as runner, counted_passes(runner.family.denoiser) as count:
-        exam, size = task.exam(split), runner.config.sample_batch_size
-        saved = passes_for_the_record(runner.algorithm) * size
+    with make_trainer(run) as trainer, counted_passes(trainer.family.denoiser) as count:
+        exam, size = task.exam(split), trainer.config.sample_batch_size
+        saved = passes_for_the_record(trainer.algorithm) * size
         passes, strips = 0.0, list[torch.Tensor]()
         for epoch in range(task.points[-1] // size + 1):
             queries = epoch * size
             if queries in task.points:
                 start = at_the_start(run.task, split) if epoch == 0 else None
-                images, marks = start or look(exam, runner.pipeline)
+                images, marks = start or look(exam, trainer.pipeline)
                 at = {"queries": queries, "passes": passes, "seconds": seconds}
                 rows.append({**{name: getattr(run, name) for name in NAMES}, **at, **marks})
                 if split == "validation" and not holds(run.task, rows[-1], rows[0]):
@@ -134,7 +134,7 @@ def train(run: Run) -> list[Row]:
                 break
             before = count[0]
             try:
-                metrics = runner.step(epoch)
+                metrics = trainer.step(epoch)
             except RuntimeError as error:
                 if "finite" not in str(error):
                     raise

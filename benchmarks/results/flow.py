@@ -22,13 +22,12 @@ from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scra
 from benchmarks.results.equal_tasks import COMMON, OF_SD3
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.data.prompts import digit_world_prompts
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory
 from ddpo_lessons.tiny import load_judge, load_tiny_sd3, world
 from ddpo_lessons.tiny.classifier import score_prompts
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 RESULT = Path(__file__).with_suffix(".csv")
 SEARCH = RESULT.with_name("flow_search.csv")
@@ -107,13 +106,13 @@ def train(run: Run, split: str, looked_at: Sequence[int]) -> list[Row]:
     own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed, "sample_eta": eta}
     with scratch_config(SETTINGS, own) as config:
         parts: Any = (config, italics, digit_world_prompts(run.seed), load_tiny_sd3())
-        runner = Runner(*parts, algorithm=Windowed(sde), start=FromNoise())
+        trainer = Trainer(*parts, algorithm=Windowed(sde))
         for epoch in range(looked_at[-1] + 1):
             if epoch in looked_at:
-                marks = exam.marks(exam.images(runner.family))
+                marks = exam.marks(exam.images(trainer.family))
                 rows.append({**vars(run), "epoch": epoch, "queries": 64 * epoch, **marks})
             if epoch < looked_at[-1]:
-                runner.step(epoch)
+                trainer.step(epoch)
     return rows
 
 

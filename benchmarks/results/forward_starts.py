@@ -35,7 +35,7 @@ from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.run.sampling import scorer
 from ddpo_lessons.tiny import load_tiny_sd, world
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 DIRECTIONS, RESULTS = (Path(__file__).with_name(f"forward_starts{end}.csv") for end in ("", "_runs"))
 
@@ -125,18 +125,18 @@ def directions(run: Direction) -> list[Row]:
     with scratch_config(SETTINGS, own) as config:
         parts = (config, recolouring(), edit_requests(run.seed), load_tiny_sd())
         start = FromImages(recolour.POLICY.strength)
-        runner = Runner(*parts, algorithm=make_algorithm("awm"), start=start)
+        trainer = Trainer(*parts, algorithm=make_algorithm("awm"), start=start)
         learner = SimpleNamespace(
-            denoiser=runner.learner.denoiser,
-            trainable=runner.learner.trainable,
-            old_policy=runner.learner.old_policy,
-            family=runner.family,
+            denoiser=trainer.learner.denoiser,
+            trainable=trainer.learner.trainable,
+            old_policy=trainer.learner.old_policy,
+            family=trainer.family,
         )
         sums: dict[Any, Any] = dict.fromkeys(kinds, 0.0)
         for epoch in range(DIRECTION_EPOCHS):
-            contexts = runner.contexts.draw(epoch)
-            batches, trajectory, _ = runner.sampler.sample(epoch, contexts)
-            rows, scored = torch.arange(len(contexts)), scorer(runner.reward_function, [*contexts.values()])
+            contexts = trainer.contexts.draw(epoch)
+            batches, trajectory, _ = trainer.sampler.sample(epoch, contexts)
+            rows, scored = torch.arange(len(contexts)), scorer(trainer.reward_function, [*contexts.values()])
             samples = Samples(epoch, 2 * epoch, 0, rows, trajectory, check_rewards(batches), scored)
             for name, algorithm in kinds.items():
                 sums[name] = sums[name] + gradient(algorithm, samples, learner, config)
@@ -194,10 +194,10 @@ def train(run: Run) -> list[Row]:
     with scratch_config(SETTINGS, config, own) as settings:
         parts = (settings, recolouring(), edit_requests(run.seed), pipeline)
         start = FromImages(recolour.POLICY.strength)
-        runner = Runner(*parts, algorithm=make(name, run.examples), start=start)
+        trainer = Trainer(*parts, algorithm=make(name, run.examples), start=start)
         for epoch in range(1, EPOCHS + 1):
             try:
-                runner.step(epoch - 1)
+                trainer.step(epoch - 1)
             except RuntimeError as error:
                 if "finite" not in str(error):
                     raise

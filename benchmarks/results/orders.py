@@ -21,11 +21,10 @@ import torch
 
 from benchmarks.common import Row, parse, redness, run_all, scratch_config
 from ddpo_lessons.algorithms.ddpo import DDPO, share_predictions
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.rollout import sample_seed
 from ddpo_lessons.tiny import load_judge, load_tiny_sd
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("reward", "learning_rate", "order", "seed", "epoch", "mean_reward", "judge")
@@ -98,7 +97,7 @@ class Run:
 def train(run: Run) -> list[Row]:
     task: Any = (REWARDS[run.reward](), lambda: (PROMPT, {}), load_tiny_sd())
     with scratch_config(SETTINGS, seed=run.seed, train_learning_rate=run.learning_rate) as config:
-        trainer = Runner(config, *task, algorithm=OrderedDDPO(ORDERS[run.order]), start=FromNoise())
+        trainer = Trainer(config, *task, algorithm=OrderedDDPO(ORDERS[run.order]))
         means = [trainer.step(epoch)["reward_mean"] for epoch in range(EPOCHS)]
         ((images, _, _, rewards, _),), _, _ = trainer.sampler.sample(EPOCHS, trainer.contexts.of(EPOCHS))
     read = (load_judge()(images).argmax(1) == DIGIT).float().mean().item()

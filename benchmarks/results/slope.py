@@ -25,13 +25,12 @@ from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scra
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.data.prompts import digit_world_prompts
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory
 from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd3, world
 from ddpo_lessons.tiny.classifier import score_prompts
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 RESULT = Path(__file__).with_suffix(".csv")
 SEARCH, POINTS = RESULT.with_name("slope_search.csv"), RESULT.with_name("slope_points.csv")
@@ -169,12 +168,12 @@ def train(run: Run) -> list[Row]:
     own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed}
     with scratch_config(SETTINGS, changes, own) as config:
         task: Any = (config, prompt_alignment(), digit_world_prompts(run.seed, "left_out"), load_tiny_sd3())
-        runner = Runner(*task, algorithm=make_algorithm(name), start=FromNoise())
+        trainer = Trainer(*task, algorithm=make_algorithm(name))
         for epoch in range(readings[-1] // BATCH):
-            runner.step(epoch)
+            trainer.step(epoch)
             queries = BATCH * (epoch + 1)
             if queries in readings:
-                seen.append(exam.images(runner.pipeline))
+                seen.append(exam.images(trainer.pipeline))
                 rows.append({**vars(run), "queries": queries, **exam.measure(seen[-1])})
     if run.seed == SEEDS[0]:
         keep(run.method, seen)

@@ -39,7 +39,7 @@ from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 RESULT = Path(__file__).with_suffix(".json")
 COMMAND = (sys.executable, "-m", "benchmarks.speed.gpu")
@@ -114,7 +114,7 @@ def measured(pipeline: Any, config: DDPOConfig, algorithm: Any, start: FromNoise
         prompt = "a black cat"
         return (prompt, torch.rand(3, side, side), {}) if isinstance(start, FromImages) else (prompt, {})
 
-    trainer = Runner(config, redness, draw, pipeline, algorithm=algorithm, start=start)
+    trainer = Trainer(config, redness, draw, pipeline, algorithm=algorithm, start=start)
     started = time.perf_counter()
     trainer.step(0)
     yield {"first_epoch_s": time.perf_counter() - started}

@@ -21,12 +21,12 @@ from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families import Schedule
 from ddpo_lessons.rollout import Trajectory
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one pass, for a floor to choose from
 
 
-def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> Runner:
+def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> Trainer:
     """Build our trainer with the settings of the case, some others, and defaults for everything else."""
     logging.disable_progress_bar()
     config = DDPOConfig(**{**case.settings(size), **settings}, output_dir=output_dir, image_grid_freq=0)
@@ -37,7 +37,7 @@ def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings
     return ImageDDPOTrainer(config, *task, noise_strength=case.noise_strength)
 
 
-def embedding(trainer: Runner, case: Case) -> torch.Tensor:
+def embedding(trainer: Trainer, case: Case) -> torch.Tensor:
     """Return the embedding (1, L, D) of the case's prompt."""
     return trainer.family.condition([case.prompt], "", guidance_scale=1.0)["prompt_embeds"]
 
@@ -62,7 +62,7 @@ def trajectory_of(tensors: dict[str, torch.Tensor], case: Case, schedule: Schedu
     )
 
 
-def step_gradient(trainer: Runner, trajectory: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:
+def step_gradient(trainer: Trainer, trajectory: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:
     """Take an optimizer step on all actions; return its gradient before clipping, weight by weight."""
     gradient: list[torch.Tensor] = []
     clip = trainer.accelerator.clip_grad_norm_
@@ -82,7 +82,7 @@ def step_gradient(trainer: Runner, trajectory: Trajectory, advantages: torch.Ten
     return gradient
 
 
-def compare_gradient(trainer: Runner, case: Case, path: str) -> dict[str, float]:
+def compare_gradient(trainer: Trainer, case: Case, path: str) -> dict[str, float]:
     """Take the peer's recorded optimizer step with our trainer; return how far the gradients are apart.
 
     Returns:
@@ -106,7 +106,7 @@ def compare_gradient(trainer: Runner, case: Case, path: str) -> dict[str, float]
 class Floor:
     """An epoch's UNet evaluations and nothing else, in passes of the size that is fastest here."""
 
-    def __init__(self, trainer: Runner, case: Case, size: str) -> None:
+    def __init__(self, trainer: Trainer, case: Case, size: str) -> None:
         """Find the best size of a forward pass, and of one with its backward pass."""
         self.unet, self.trainable = trainer.learner.denoiser, list(trainer.learner.trainable.values())
         self.embeds = embedding(trainer, case)  # (1, L, D)

@@ -23,10 +23,9 @@ from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.tiny import load_tiny_sd, world
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 SEEDS, EPOCHS, STEPS = (0, 1, 2), 10, 8
 LEARNING_RATES = (1e-4, 2e-4)
@@ -147,7 +146,7 @@ def train(run: Run) -> list[Row]:
     with scratch_config(SETTINGS, own, train_learning_rate=run.learning_rate, seed=run.seed) as config:
         torch.manual_seed(run.seed)
         task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), load_tiny_sd())
-        trainer = Runner(config, *task, algorithm=algorithm, start=FromNoise())
+        trainer = Trainer(config, *task, algorithm=algorithm)
         for epoch in range(EPOCHS):
             row = {**vars(run), "epoch": epoch + 1, "reward": trainer.step(epoch)["reward_mean"]}
             if isinstance(algorithm, PerStep):

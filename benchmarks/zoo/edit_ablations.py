@@ -23,7 +23,7 @@ from ddpo_lessons.data.prompts import hidden_animals
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import animal_alignment
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.zoo import load_tiny_zoo, world
 
 EPOCHS, PICTURES = 12, 200
@@ -68,7 +68,7 @@ def train(variant: Variant) -> list[Row]:
     with scratch_config(SETTINGS, variant.config, own) as config:
         task = (animal_alignment(ground_weight=GROUND_WEIGHT), hidden_animals(variant.seed), pipeline)
         start, algorithm = FromImages(policy.strength), variant.algorithm()
-        trainer = Runner(config, *task, algorithm=algorithm, start=start)
+        trainer = Trainer(config, *task, algorithm=algorithm, start=start)
         for epoch in range(EPOCHS):
             trainer.step(epoch)
     rows = [{"variant": variant.variant, "seed": variant.seed, **exam.measure(pipeline, policy)}]

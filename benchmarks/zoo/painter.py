@@ -22,11 +22,10 @@ from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app.demo import EVERYWHERE
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.tiny.world import to_pil
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
 from ddpo_lessons.zoo.judges import named
 
@@ -112,7 +111,7 @@ def train(run: Run) -> list[Row]:
 
     with scratch_config(SETTINGS, settings, seed=run.seed) as config:
         task = (jpeg_compressibility(), lambda: (PROMPT, {}), pipeline)
-        trainer = Runner(config, *task, algorithm=algorithm(), start=FromNoise())
+        trainer = Trainer(config, *task, algorithm=algorithm())
         for epoch in range(EPOCHS):
             if epoch % 2 == 0:
                 test(epoch)

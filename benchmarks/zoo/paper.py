@@ -26,7 +26,6 @@ from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.data.prompts import animals, zoo_prompts
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rewards import (
     RewardFunction,
     animal_alignment,
@@ -36,7 +35,7 @@ from ddpo_lessons.rewards import (
 from ddpo_lessons.rewards.base import checked_reward, split_info
 from ddpo_lessons.rollout import sample_seed, text2img_rollout
 from ddpo_lessons.tiny.world import measure_background, to_pil
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
 from ddpo_lessons.zoo.judges import NAMES, named
 
@@ -184,7 +183,7 @@ def train(run: Run) -> list[Row]:
     experiment, method = EXPERIMENTS[run.reward], METHODS[run.method]
     with scratch_config(SETTINGS, method.settings, own) as config:
         task = (experiment.reward(), experiment.prompts(run.seed), pipeline)
-        trainer = Runner(config, *task, algorithm=method.algorithm(), start=FromNoise())
+        trainer = Trainer(config, *task, algorithm=method.algorithm())
         for epoch in range(EPOCHS):
             trainer.step(epoch)
             if (epoch + 1) % EVERY == 0:

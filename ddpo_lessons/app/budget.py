@@ -230,7 +230,7 @@ class Rehearsal(Learner):
     cost, pairs = Cost(0, 0), 0
 
     def __init__(self, family: Family, config: DDPOConfig, algorithm: Algorithm, start: FromNoise) -> None:
-        """Make policy and reference as the runner does, and gradients, so that accumulating makes none."""
+        """Make policy and reference as the trainer does, and gradients, so that accumulating makes none."""
         self.family, self.algorithm, self.begins = family, algorithm, start
         is_lora, denoiser = config.train_use_lora, family.denoiser
         trained = prepare_policy(denoiser, family.frozen, config, is_lora, META, family.keeps_float32)

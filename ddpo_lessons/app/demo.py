@@ -21,15 +21,17 @@ import torch
 from diffusers import StableDiffusionImg2ImgPipeline
 from diffusers.utils import logging
 
+from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.app.options import Demo
 from ddpo_lessons.app.plotting import plot_dilemma, plot_strip, save_figure
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.prompts import hidden_animals
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.rollout import img2img_rollout, sample_seed
 from ddpo_lessons.run.processes import loading_bars
-from ddpo_lessons.trainer import BranchingTrainer
+from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.zoo import load_judge, load_second_judge, load_tiny_zoo, world
 from ddpo_lessons.zoo.judges import judge_edits
 
@@ -185,13 +187,14 @@ def run(arguments: Demo) -> int:
         output_dir=str(folder),
         overwrite=True,
     )
-    trainer = BranchingTrainer(
+    trainer = Trainer(
         config,
         animal_alignment(ground_weight=GROUND_WEIGHT),
         hidden_animals(arguments.seed),
         pipeline,
         _watch_now_and_then(pipeline, watch, path, arguments.epochs),
-        noise_strength=POLICY.strength,
+        algorithm=Branching(),
+        start=FromImages(POLICY.strength),
     )
     trainer.train()
     if trainer.stopped_by is not None:
@@ -237,7 +240,7 @@ def _watch_now_and_then(
     return hook
 
 
-def _made_with(trainer: BranchingTrainer, num_pictures: int) -> dict[str, Any]:
+def _made_with(trainer: Trainer, num_pictures: int) -> dict[str, Any]:
     """Return what somebody needs who wants the same run."""
     config = trainer.config.to_dict()
     return {

@@ -24,7 +24,7 @@ from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import read_lora, unwrap_forward, with_parts
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.run.preflight import SKIPPED, Finding, judged, spread
-from ddpo_lessons.run.runner import Runner
+from ddpo_lessons.run.runner import Trainer
 
 SHOWN = 4  # pictures that are drawn again and again
 MOST_DISTANCE = 5e-3  # of pixels in [0, 1], on average: about one of 255 levels
@@ -44,7 +44,7 @@ def run(arguments: Preflight) -> int:
     return int(failed > 0)
 
 
-def fly(trainer: Runner) -> list[Finding]:
+def fly(trainer: Trainer) -> list[Finding]:
     """Do a trainer's first epoch, and check what it needs besides; the trainer is of no use afterwards.
 
     Raises ValueError with several processes.
@@ -79,7 +79,7 @@ def _of_starts(trajectory: Trajectory) -> Finding:
     return judged("each begins in its own noise", found == expected, says, remedy)
 
 
-def _rescore(trainer: Runner, images: torch.Tensor, contexts: Sequence[Context], size: int) -> torch.Tensor:
+def _rescore(trainer: Trainer, images: torch.Tensor, contexts: Sequence[Context], size: int) -> torch.Tensor:
     """Ask the reward function about images (N, 3, H, W), `size` at a time: (N,)."""
     rewards = []
     for first in range(0, len(images), size):
@@ -98,7 +98,7 @@ def _compared(
 
 
 def _of_scoring(
-    trainer: Runner, images: torch.Tensor, contexts: list[Context], rewards: torch.Tensor
+    trainer: Trainer, images: torch.Tensor, contexts: list[Context], rewards: torch.Tensor
 ) -> list[Finding]:
     """Score the same pictures again, and in reverse."""
     size = trainer.config.sample_batch_size
@@ -112,7 +112,7 @@ def _of_scoring(
     ]
 
 
-def _of_single(trainer: Runner, contexts: dict[int, Context], rewards: torch.Tensor) -> Finding:
+def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Tensor) -> Finding:
     """Make the first and the last group of samples by themselves, and score them one by one."""
     schedule, size = trainer.sampler.schedule(0, list(contexts.values())), trainer.config.sample_group_size
     first, last = list(range(size)), list(range(len(rewards) - size, len(rewards)))
@@ -128,7 +128,7 @@ def _of_single(trainer: Runner, contexts: dict[int, Context], rewards: torch.Ten
     )
 
 
-def _of_saving(trainer: Runner, contexts: Sequence[Context], before: torch.Tensor) -> list[Finding]:
+def _of_saving(trainer: Trainer, contexts: Sequence[Context], before: torch.Tensor) -> list[Finding]:
     """Compare pictures of the trained policy with those before training, and with those of what is saved."""
     with trainer.learner.averaged_policy():
         after = trainer.sampler.draw(contexts)
@@ -160,7 +160,7 @@ def _of_saving(trainer: Runner, contexts: Sequence[Context], before: torch.Tenso
 
 
 def draw_saved(
-    trainer: Runner, contexts: Sequence[Context], folder: Path
+    trainer: Trainer, contexts: Sequence[Context], folder: Path
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Draw without the adapter, where a new one was trained, and with what plain diffusers loads."""
     pipeline, sampler = trainer.pipeline, trainer.sampler
@@ -176,7 +176,7 @@ def draw_saved(
 
 
 # ------------------------------------------------------------------------------------- plain diffusers
-def of_snippet(trainer: Runner) -> list[Finding]:
+def of_snippet(trainer: Trainer) -> list[Finding]:
     """Compare what the docs' snippet for plain diffusers draws with what the run draws, from the same noise.
 
     Both draw in float32, because in half precision diffusers draws other noise; the trainer is of no use
@@ -200,7 +200,7 @@ def of_snippet(trainer: Runner) -> list[Finding]:
 
 
 @torch.no_grad()
-def draw_plain(trainer: Runner, contexts: Sequence[Context]) -> torch.Tensor:
+def draw_plain(trainer: Trainer, contexts: Sequence[Context]) -> torch.Tensor:
     """Draw a picture of each context (B, 3, H, W) as a user does, with the noise of `Sampler.draw`.
 
     Img2img starts from the latents' mean, where diffusers, given an image, would sample them.

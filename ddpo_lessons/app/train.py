@@ -21,7 +21,7 @@ from ddpo_lessons.run.processes import loading_bars, say
 from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.run.runner import ImageSamplesHook
 from ddpo_lessons.run.validation import Validation
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 
 SEVERITIES = (1, 2, 3, 4, 5)  # where none is asked for
 
@@ -53,7 +53,7 @@ def run(arguments: Train) -> int:
 
 
 @loading_bars()
-def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
+def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
     """Check everything that is cheap to check, then load models; return the trainer."""
     preset, from_images = arguments.choose_preset(), images is not None
     forecast.check_rewards(arguments, preset, images)
@@ -68,7 +68,7 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Runner:
         prompts: Any = arguments.choose_prompts(preset, config.seed)
     else:
         prompts = _sampler(arguments, images, pipeline, config.seed)
-    return Runner(
+    return Trainer(
         config,
         reward_function,
         prompts,
@@ -97,7 +97,7 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     return held_out
 
 
-def make_validation(arguments: Train, trainer: Runner, held_out: ImageFolder | list[str]) -> Validation:
+def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | list[str]) -> Validation:
     """Make what renders and scores them; images get the prompts and the damage of training."""
     if isinstance(held_out, list):
         samples: list[Any] = [(prompt, {}) for prompt in held_out]
@@ -107,7 +107,7 @@ def make_validation(arguments: Train, trainer: Runner, held_out: ImageFolder | l
     return Validation(trainer, samples, arguments.validation_freq, trainer.image_samples_hook)
 
 
-def _report_hook(trainer: Runner) -> ImageSamplesHook:
+def _report_hook(trainer: Trainer) -> ImageSamplesHook:
     """Make what says what the first epoch showed, and writes the run's page as often as a checkpoint."""
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
@@ -176,7 +176,7 @@ def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
     return {"file": str(Path(name).resolve()), "digest": digest_of(read_prompts(name))}
 
 
-def _print_places(trainer: Runner) -> None:
+def _print_places(trainer: Trainer) -> None:
     run_dir = trainer.config.run_dir
     print(f"{run_dir / report.FILE}: the run as a page, for a browser")
     print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from auto")

@@ -86,7 +86,7 @@ def text_context(drawn: Any) -> Context:
     if isinstance(drawn, tuple) and len(drawn) == 3 and isinstance(drawn[0], str):
         raise TypeError(
             "prompt_function returned (prompt, image, metadata), and this run starts from noise: return "
-            "(prompt, metadata), or take ImageDDPOTrainer, or Runner(..., start=FromImages(noise_strength))"
+            "(prompt, metadata), or take ImageDDPOTrainer, or Trainer(..., start=FromImages(noise_strength))"
         )
     if not isinstance(drawn, tuple) or len(drawn) != 2 or not isinstance(drawn[0], str):
         raise TypeError(f"prompt_function must return (prompt, metadata), not {drawn!r:.200}")

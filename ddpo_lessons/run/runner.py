@@ -1,4 +1,4 @@
-"""The machinery of a run around an algorithm: `Runner.step` is one epoch.
+"""The machinery of a run around an algorithm: `Trainer.step` is one epoch.
 
 All randomness is drawn from (seed, epoch, sample), never from what happened before: an epoch can be done
 again, resumed or spread over processes and comes out the same. An epoch that fails or is interrupted leaves
@@ -74,7 +74,7 @@ _TRAINED: Any = WeakIdKeyDictionary()  # weights that optimizer steps of this pr
 ImageSamplesHook = Callable[[list[list[Any]], int, Any], None]
 
 
-class Runner:
+class Trainer:
     """Runs an algorithm on a model, from a start, for as many epochs as the config says.
 
     Several processes give the weights of one with the same samples and timesteps in each optimizer step; that
@@ -82,7 +82,7 @@ class Runner:
     shuffles its own samples.
 
     Args:
-        config: the settings; the runner keeps a copy, its `config`.
+        config: the settings; the trainer keeps a copy, its `config`.
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
             (B, 3, H, W) float in [0, 1]. The means of what a dict `info` holds for every sample are recorded
             as `reward/NAME`. What it raises ends the run, as do rewards that are not finite, and nothing is
@@ -96,7 +96,7 @@ class Runner:
             is `[images, prompts, metadata, rewards, info]`, `global_step` counts optimizer steps, and the
             tracker is None when none was asked for, or it could not start.
         algorithm: such as `DDPO()` or `RWR()`.
-        start: `FromNoise()` or `FromImages(noise_strength)`.
+        start: `FromNoise()`, `FromImages(noise_strength)` or `WithImages()`.
         about: more that config.json is to say of the run, such as {"reward": name}, and that a resume
             compares, see `run.record`. Model, start, algorithm and the functions' names are found without it.
 
@@ -114,7 +114,7 @@ class Runner:
         image_samples_hook: ImageSamplesHook | None = None,
         *,
         algorithm: Algorithm,
-        start: FromNoise,
+        start: FromNoise = FromNoise(),
         about: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Check everything, build the policy and, when asked, resume."""

@@ -9,7 +9,7 @@ import torch
 from ddpo_lessons.data.contexts import check_rewards, score
 from ddpo_lessons.families import family_of
 from ddpo_lessons.run.runlog import spread, with_captions
-from ddpo_lessons.run.runner import ImageSamplesHook, Runner
+from ddpo_lessons.run.runner import ImageSamplesHook, Trainer
 
 SHOWN = 16
 
@@ -37,10 +37,10 @@ class Validation:
     that differ in size, no samples, and `every` below 1.
     """
 
-    in_every_process = True  # the runner calls other hooks in the main one
+    in_every_process = True  # the trainer calls other hooks in the main one
 
     def __init__(
-        self, trainer: Runner, samples: Sequence[Any], every: int = 10, hook: ImageSamplesHook | None = None
+        self, trainer: Trainer, samples: Sequence[Any], every: int = 10, hook: ImageSamplesHook | None = None
     ) -> None:
         if every < 1 or not samples:
             raise ValueError(

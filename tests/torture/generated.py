@@ -21,7 +21,7 @@ from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Runner
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 from tests.torture.harness import NOT_CLIPPED, Case, brightness, expect, is_clear, make_pipeline, settings
 
 FIELDS = {field.name for field in dataclasses.fields(DDPOConfig)}
@@ -165,7 +165,7 @@ def with_rewards(draw: Draw, folder: Path, pipeline: Any) -> DDPOTrainer:
     return DDPOTrainer(config, lambda *_: returned(values), lambda: ("a red three", {}), pipeline)
 
 
-def with_algorithms(draw: Draw, folder: Path, pipeline: Any) -> Runner:
+def with_algorithms(draw: Draw, folder: Path, pipeline: Any) -> Trainer:
     """Draw an algorithm with settings of its own, groups and a penalty, from noise or images."""
     name = draw.choice(list(ALGORITHMS))
     known = list(settings_of(name))
@@ -181,11 +181,11 @@ def with_algorithms(draw: Draw, folder: Path, pipeline: Any) -> Runner:
     context = ("a red three", picture, {}) if from_images else ("a red three", {})
     start = FromImages(draw.choice([2 / 3, 1.0])) if from_images else FromNoise()
     parts = (config, brightness, lambda: context, pipeline)
-    return Runner(*parts, algorithm=make_algorithm(name, **own), start=start)
+    return Trainer(*parts, algorithm=make_algorithm(name, **own), start=start)
 
 
 # ------------------------------------------------------------------------------------------ what must hold
-def check_run(trainer: Runner, folder: Path) -> None:
+def check_run(trainer: Trainer, folder: Path) -> None:
     """Check what holds after every run."""
     config = trainer.config
     found = checkpoint.list_checkpoints(folder)
@@ -207,7 +207,7 @@ def check_run(trainer: Runner, folder: Path) -> None:
         expect(all(value is not None for value in record.values()), f"NaN in {record}")
 
 
-KINDS: dict[str, Callable[[Draw, Path, Any], Runner]] = {
+KINDS: dict[str, Callable[[Draw, Path, Any], Trainer]] = {
     "settings": with_settings,
     "prompts": with_prompts,
     "images": with_images,

@@ -23,10 +23,9 @@ import ddpo_lessons
 from benchmarks.peers.inputs import make_tiny_pipeline
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.trainer import Runner
+from ddpo_lessons.trainer import Trainer
 from tests.helpers import NOT_CLIPPED, make_sd3_pipeline
 
 PACKAGE = str(Path(ddpo_lessons.__file__).parent)
@@ -170,14 +169,14 @@ def any_prompt() -> tuple[str, dict[str, Any]]:
 
 def make_trainer(
     folder: Path, reward: Any = brightness, algorithm: str = "ddpo", flow: bool = False, **changes: Any
-) -> Runner:
+) -> Trainer:
     """Make a trainer that continues what the folder holds, or begins anew."""
     resume = "latest" if checkpoint.list_checkpoints(folder) else ""
     # Faults are put into rewards, so that one run has several by name.
     usual = {"resume_from": resume, "overwrite": not resume, "resume_anyway": True}
     merged = settings(folder, **{**usual, **changes})
     parts = (DDPOConfig(**merged), reward, any_prompt, make_pipeline(flow))
-    return Runner(*parts, algorithm=make_algorithm(algorithm), start=FromNoise())
+    return Trainer(*parts, algorithm=make_algorithm(algorithm))
 
 
 def whole_run(folder: Path, reward: Any = brightness, **changes: Any) -> dict[str, Any]:
