@@ -292,7 +292,7 @@ def test_a_policy_that_is_not_kept_is_an_error_and_not_the_newest_one(tmp_path):
     def step(algorithm: DDPO, **changes: Any) -> None:
         config = make_config(tmp_path / f"{len(list(tmp_path.iterdir()))}", **changes)
         parts = (config, brightness, red_three, make_pipeline())
-        Runner(*parts, algorithm=algorithm, start=FromNoise()).step(0)
+        Trainer(*parts, algorithm=algorithm).step(0)
 
     step(AsksForStart())  # a new adapter is switched off
     with pytest.raises(RuntimeError, match=r"needs_reference\(config\)"):
