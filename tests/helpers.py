@@ -551,15 +551,25 @@ def hint_for(check: Callable[[Any], None], answer: str) -> str:
     return why_not(check, namespace[function.name])
 
 
+def edited(code: str, *changes: str) -> str:
+    """Replace the first, third, ... of the changes in the code by those that follow them."""
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
 def exercise_tests(
     stem: str, imports: str, arguments: dict[int, str], right: list[Any], wrong: list[Any]
 ) -> tuple[Any, Any]:
     """Make the two tests of a lesson's exercises: right answers pass, wrong ones are refused with a hint.
 
     An answer is code that defines a function, or the expression that `f(arguments)` returns. `right` has
-    (number of the exercise, answer), `wrong` (number, answer, what the hint says).
+    (number of the exercise, answer) for every form of a right answer, and `wrong` (number, answer, what the
+    hint says) for every hint of the checks. A missing `return` is tried in every exercise.
     """
     check = functools.cache(functools.partial(check_of, stem))
+    without = [(number, "None", "is there a `return`?") for number in arguments]
 
     def hint_of(number: int, answer: str) -> str:
         body = answer if "def " in answer else f"def f({arguments[number]}):\n    return {answer}\n"
@@ -567,12 +577,12 @@ def exercise_tests(
 
     @pytest.mark.parametrize(("number", "answer"), right)
     def test_right_answers_of_any_form_pass(number: int, answer: str) -> None:
-        assert hint_of(number, answer) == "", hint_of(number, answer)
+        assert hint_of(number, answer) == ""
 
-    @pytest.mark.parametrize(("number", "answer", "hint"), wrong)
+    @pytest.mark.parametrize(("number", "answer", "hint"), wrong + without)
     def test_wrong_answers_are_refused_with_a_hint(number: int, answer: str, hint: str) -> None:
         found = hint_of(number, answer)
         assert found, "it is accepted"
-        assert hint in found, found
+        assert hint in found
 
     return test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint

@@ -70,16 +70,6 @@ EDGE, OTHER_EDGE = "abs(math.log1p(sign * clip_range))", "abs(math.log1p(-sign *
 STOPPED = f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / ({SPREAD}))"
 OTHER = f"NormalDist().cdf((sign * drift**2 / 2 - {OTHER_EDGE}) / ({SPREAD}))"
 K3 = "(torch.expm1(log_ratio) - log_ratio)"
-SAMPLED = """
-def f(drift, dims, clip_range, sign):
-    z = torch.randn(1_000_000, generator=torch.Generator().manual_seed(1))
-    return (sign * (drift / dims**0.5 * z - drift**2 / 2).expm1() > clip_range).float().mean()
-"""
-BY_TANH = f"""
-def f(drift, dims, clip_range, sign):
-    x = (-sign * drift**2 / 2 - {EDGE}) / ({SPREAD})
-    return (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-"""
 WRONG = [
     (1, f"advantages * ratio * ~{CUT}", "sign"),
     (1, f"-advantages * ~{CUT}", "factor"),
@@ -87,22 +77,11 @@ WRONG = [
     (1, f"-advantages * ratio * ~{FAR}", "may keep"),
     (1, f"-advantages * ratio * ~((advantages * (ratio - 1) < 0) & {FAR})", "maximum"),
     (1, f"-advantages * ratio * ~{CUT} / len(ratio)", "mean"),
-    (1, "-advantages * ratio * ~((advantages * (ratio - 1) > 0) & ((ratio - 1).abs() > 0.2))", "wrong at"),
     (1, f"-advantages * torch.where({CUT}, ratio.clamp(1 - clip_range, 1 + clip_range), ratio)", "constant"),
     (1, f"~{CUT}", "not whether"),
     (1, f"(-advantages * ratio * ~{CUT}).sum()", "each pair"),
-    (1, f"torch.where({CUT}, math.nan, -advantages * ratio)", "wrong at"),
     (1, f"-advantages * ratio * ~{CUT} * 1.05", "wrong at"),
-    (1, "-advantages * ratio * (ratio < 1 + clip_range)", "wrong at"),
-    (1, "-advantages * ratio * torch.where(advantages > 0, ratio < 1, ratio > 1)", "wrong at"),
-    (1, "-advantages * ratio * ~((advantages > 0) & (ratio > 1 + clip_range))", "wrong at"),
-    (1, "-advantages * ratio * (torch.where(advantages > 0, ratio, 1 / ratio) < 1 + clip_range)", "wrong at"),
-    (1, f"torch.where({CUT}, 0, -advantages * ratio.clamp(max=2))", "wrong at"),
-    (1, f"-advantages * ratio * ~{CUT} * ~((advantages < 0) & (ratio > 3))", "wrong at"),
-    (1, f"-advantages.clamp(-5, 5) * ratio * ~{CUT}", "wrong at"),
-    (1, f"ratio.mul_(-advantages * ~{CUT})", "work on copies"),
     (1, f"-advantages.mul_(ratio) * ~{CUT}", "work on copies"),
-    (1, "None", "return"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / drift)", "scatters less"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / (drift / dims))", "root"),
     (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / (drift**2 / dims))", "variance"),
@@ -114,36 +93,16 @@ WRONG = [
     (2, f"1 - {STOPPED}", "keeps its gradient"),
     (2, f"{STOPPED} / 2", "pairs of this sign"),
     (2, OTHER, "other sign"),
-    (2, f"{STOPPED} + 0.001", "wrong at"),
-    (2, "math.nan", "wrong at"),
-    (2, f"100 * {STOPPED}", "wrong at"),
-    (2, f"round({STOPPED}, 2)", "wrong at"),
-    (2, f"round({STOPPED}, 3)", "wrong at"),
     (2, f"{STOPPED} + 4e-4", "wrong at"),
-    (2, SAMPLED, "wrong at"),
-    (2, BY_TANH, "wrong at"),
-    (2, "None", "return"),
-    (2, f"NormalDist().cdf((-sign * drift**2 / dims / 2 - {EDGE}) / ({SPREAD}))", "wrong at"),
-    (2, f"NormalDist().cdf((-sign * drift**2 / 2 - math.log1p(clip_range)) / ({SPREAD}))", "wrong at"),
     (3, f"advantages * log_ratio.exp() + stiffness * {K3}", "falls"),
     (3, f"-advantages * log_ratio.exp() - stiffness * {K3}", "costs"),
     (3, "-advantages * log_ratio.exp() + stiffness * log_ratio**2 / 2", "approx_kl"),
     (3, "-advantages * log_ratio.exp() + stiffness * (log_ratio.exp() - log_ratio)", "0 at"),
     (3, "-advantages * log_ratio.exp() + stiffness * (log_ratio.expm1() + log_ratio)", "third term"),
-    (3, f"-advantages * log_ratio + stiffness * {K3}", "another loss"),
     (3, f"-advantages * log_ratio.exp() + {K3}", "another loss"),
     (3, f"(-advantages * log_ratio.exp() + stiffness * {K3}).mean()", "before the mean"),
-    (3, f"-advantages * log_ratio.exp() + stiffness * {K3}.detach()", "detached"),
-    (3, f"(-advantages * log_ratio.exp() + stiffness * {K3}).detach()", "detached"),
     (3, "-advantages * log_ratio.exp() + stiffness * (log_ratio.exp() - 1 - log_ratio)", "expm1"),
-    (3, f"(-advantages * log_ratio.exp() + stiffness * {K3}) * 1.05", "another loss"),
-    (3, "torch.full_like(log_ratio, math.nan)", "another loss"),
-    (3, "None", "return"),
-    (3, "-advantages * log_ratio.exp() + stiffness * (torch.expm1(-log_ratio) + log_ratio)", "another loss"),
     (3, f"-advantages * log_ratio.exp().detach() + stiffness * {K3}", "detached"),
-    (3, f"-advantages * (log_ratio.exp() - stiffness * {K3})", "another loss"),
-    (3, f"-advantages * log_ratio.exp() + stiffness * {K3}.clamp(max=0.6)", "another loss"),
-    (3, f"-advantages * log_ratio.exp().clamp(max=3) + stiffness * {K3}", "another loss"),
 ]  # fmt: skip
 
 

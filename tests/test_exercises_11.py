@@ -6,11 +6,15 @@ import ast
 from pathlib import Path
 
 from benchmarks.results import slope
-from tests.helpers import exercise_tests
+from tests.helpers import edited, exercise_tests
 from tests.test_notebooks import ROOT, bare, definitions, syntax_tree
 
 IMPORTS = "import torch, math, numpy as np\nfrom torch.nn.functional import normalize\n"
-ARGUMENTS = {1: "theta, length, total, steps", 2: "claimed, measure, generator"}
+ARGUMENTS = {
+    1: "theta, length, total, steps",
+    2: "claimed, measure, generator",
+    3: "family, denoiser, trajectory, rows, steps",
+}
 BY_AUTOGRAD = """
 def f(theta, length, total, steps):
     weight, state = torch.tensor(float(theta), requires_grad=True), torch.tensor(1.0)
@@ -57,8 +61,8 @@ def f(claimed, measure, generator):
 """
 
 
-def sees(drawn: str = DRAWN, returned: str = NEAR) -> str:
-    return SEES.replace("DRAWN", drawn).replace("RETURNED", returned)
+def sees(drawn=DRAWN, returned=NEAR):
+    return edited(SEES, "DRAWN", drawn, "RETURNED", returned)
 
 
 # DRTune: how the network's input, the sum and the states are taken.
@@ -85,11 +89,8 @@ MEAN = PARTS["NEXT"]
 BY_GAINS = "latents + (schedule.sigmas[number + 1] - schedule.sigmas[number]) * output"
 
 
-def replayed(**changes: str) -> str:
-    code = REPLAY
-    for name, text in (PARTS | changes).items():
-        code = code.replace(name, text)
-    return code
+def replayed(**changes):
+    return edited(REPLAY, *(word for part in (PARTS | changes).items() for word in part))
 
 
 RIGHT = [
@@ -118,42 +119,20 @@ WRONG = [
     (1, f"-steps * {KEEP} ** (total - 1)", "gain is missing"),
     (1, "steps / total", "not its share"),
     (1, f"-(steps - 1) * length * {KEEP} ** (total - 1)", "is wrong at"),
-    (1, f"-steps * length * {KEEP} ** (total - 1) * 1.05", "is wrong at"),
-    (1, "math.nan", "is wrong at"),
-    (1, f"-steps * length * abs({KEEP}) ** (total - 1)", "sign"),
-    (1, f"-steps * length * max({KEEP}, 0) ** (total - 1)", "is wrong at"),
-    (1, f"-min(steps, 4) * length * {KEEP} ** (total - 1)", "is wrong at"),
-    (1, "None", "return"),
     (2, OWN, "half of it is lost"),
     (2, sees(returned="(claims.abs() - measured.abs()).norm() <= 0.1 * measured.norm()"), "downhill"),
     (2, sees(returned="torch.cosine_similarity(claims, measured, dim=0) > 0.99"), "a fifth too long"),
-    (2, sees(returned="(claims - measured).abs().max() < 0.05"), "accepted"),
-    (2, sees(returned="(claims - measured).norm() < 1e-4 * measured.norm()"), "refused"),
-    (2, sees(returned="(claims - measured).norm() < 0.5 * measured.norm()"), "accepted"),
     (2, sees(returned="not (claims - measured).norm() > 0.1 * measured.norm()"), "NaN"),
-    (2, sees("torch.rand(40, len(claimed), generator=generator)"), "accepted"),
-    (2, sees("torch.randn(1, len(claimed), generator=generator)"), "its numbers"),
-    (2, sees(returned="claims.norm() / measured.norm() - 1 < 0.1"), "accepted"),
+    (2, sees("torch.rand(40, len(claimed), generator=generator)"), "a tenth of it is lost"),
     (2, sees().replace("normalize(", "("), "length 1"),
-    (2, sees("torch.eye(len(claimed))[::2]"), "one number is far off"),
     (2, sees("torch.eye(len(claimed))[::7]"), "one number is far off"),
-    (2, sees("torch.eye(len(claimed))[torch.randperm(len(claimed), generator=generator)[:40]]"), "far off"),
-    (2, sees(returned="NONE").replace("return NONE", NEAR), "return"),
     (2, sees("claimed.nan_to_num_(1e9) * 0 + " + DRAWN), "work on copies"),
-    (2, "True", "half of it is lost"),
     (2, "False", "refused"),
     (3, replayed(INPUT="latents"), "input is not detached"),
-    (3, replayed().replace("    return latents, asked", ""), "return"),
     (3, replayed(NEXT=MEAN.replace("latents, noise", "latents.detach(), noise")), "earlier steps are lost"),
     (3, replayed(NEXT=MEAN + ".detach()"), "no gradient"),
-    (3, replayed(NEXT=MEAN.replace(".mean", ".prev_sample")), "no gradient"),
-    (3, replayed(NEXT=BY_GAINS.replace("output", "output.detach()")), "no gradient"),
     (3, replayed(NEXT=BY_GAINS.replace(" + ", " - ", 1)), "other pictures"),
     (3, replayed(FIRST="0"), "asked in each step"),
-    (3, replayed(FIRST="(total - steps + 1)"), "asked in each step"),
-    (3, replayed().replace("rows, total", "rows, 1 + total"), "other pictures"),
-    (3, replayed().replace("return latents, asked", "return latents, asked[-1:]"), "asked in each step"),
-    (3, replayed().replace("return latents", "return latents * torch.nan"), "other pictures"),
     (3, replayed(NEXT=f"{BY_GAINS} + 0.5 * (output - output.detach())"), "not the sum"),
 ]  # fmt: skip
 
