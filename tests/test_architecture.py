@@ -115,12 +115,11 @@ def test_an_algorithm_knows_no_trainer():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_stands_in_every_list(name):
-    """Help, reference, map, README's sentence, and the forecast's test."""
+    """Help, reference, map, and the forecast's test."""
     for path, entry in (
         ("ddpo_lessons/app/options.py", rf"[ ,]{name}[ ,]"),
         ("docs/api/algorithms.md", rf"algorithms\.{name}\n"),
         ("docs/architecture.md", rf"`{name}\.py`"),
-        ("README.md", {"nft": "DiffusionNFT", "dpo": "online DPO"}.get(name, name.replace("_", "-"))),
         ("tests/test_budget.py", rf'\("{name}[":]'),
     ):
         assert re.search(entry, (ROOT / path).read_text("utf-8"), re.IGNORECASE), path

@@ -1,4 +1,4 @@
-"""The how-tos' training commands: the command line takes them, for the samples that the pages say."""
+"""The pages' training commands, defaults and committed numbers are those of the code and its results."""
 
 import json
 import re
@@ -9,6 +9,7 @@ import pytest
 
 from ddpo_lessons.app.cli import parse
 from ddpo_lessons.app.options import Train
+from ddpo_lessons.config import DDPOConfig
 
 HOWTO = Path(__file__).parents[1] / "docs" / "howto"
 
@@ -58,6 +59,19 @@ def test_commands_train_what_the_page_says(page, monkeypatch, tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "sd35-small" / "model_index.json").touch()
     assert [settings(words, monkeypatch) for words in commands(page)] == EXPECTED[page]
+
+
+def test_defaults_of_flags_are_the_codes():
+    """Wherever a page says "the default of `--flag` is N"."""
+    found = [
+        (flag.replace("-", "_"), float(number))
+        for path in [HOWTO.parents[1] / "README.md", *HOWTO.parent.rglob("*.md")]
+        for flag, number in re.findall(
+            r"default of `--([\w-]+)` is (\d[\d.e-]*\d|\d)", " ".join(path.read_text("utf-8").split())
+        )
+    ]
+    assert found
+    assert found == [(name, DDPOConfig().to_dict()[name]) for name, _ in found]
 
 
 def test_memory_of_flow_models_is_the_committed_one():

@@ -64,6 +64,11 @@ def test_lessons_are_numbered_without_a_gap():
     assert PATHS
 
 
+def test_every_lesson_has_its_card_on_the_front_page():
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    assert re.findall(r":link: \.\./notebooks/(\w+)", index) == [path.stem for path in PATHS]
+
+
 @every_notebook
 def test_every_cell_was_executed_once_in_order(path):
     """A cell without its count is never compared by nbval, silently."""

