@@ -49,7 +49,7 @@ check: lint ## the same in two minutes, without the slow tests and the notebooks
 mutate: .venv/all.stamp ## put faults into a copy of the package, one at a time: tests must catch each
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations
 
-torture: .venv/all.stamp ## kills, full disks, damage, bad input: counted in tests/torture/counts.json
+torture: .venv/all.stamp ## attack runs: kills, full disks, damaged files, wrong inputs
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.torture $(ARGS)
 
 gpu: ## tests, lessons, demo and epochs of large models on a CUDA machine, without a network: 40 minutes at most

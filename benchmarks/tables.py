@@ -22,7 +22,7 @@ from ddpo_lessons.tiny import CHECKPOINTS
 from images.lessons import lesson_rows, setup_cell
 
 PAGES = (
-    "README.md", "benchmarks/NOTES.md", "tests/torture/README.md", "docs/beside-peers.md",
+    "README.md", "benchmarks/NOTES.md", "docs/beside-peers.md",
     "docs/tiny-sd.md", "docs/tiny-sd3.md", "docs/tiny-zoo.md", "docs/which-algorithm.md",
     "docs/howto/your-card.md", "docs/gallery.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/12_which_algorithm.ipynb",
@@ -258,25 +258,6 @@ def gallery_table(section: Section) -> str:
     return table(titles, "l" + "r" * (len(titles) - 1), rows)
 
 
-def torture_table(result: Row) -> str:
-    """Return the table of fault experiments: what was done, how often, what came of it."""
-    rows = []
-    for name, report in result["experiments"].items():
-        outcomes = "<br>".join(f"{count:,} × {outcome}" for outcome, count in report["outcomes"].items())
-        what = f"`{name}`: {report['what']}"
-        rows.append([what, f"{report['cases']:,}", outcomes, f"{report['seconds']:,.0f}"])
-    return table(["experiment", "cases", "what came of them", "seconds"], "lrlr", rows)
-
-
-def torture_totals(result: Row) -> str:
-    """Return how many cases there were, how long they took and how many failed."""
-    reports = result["experiments"].values()
-    cases, seconds = (sum(report[key] for report in reports) for key in ("cases", "seconds"))
-    failures = sum(len(report["failures"]) for report in reports)
-    totals = f"{cases:,} cases in {seconds / 60:.0f} minutes, {failures} failures"
-    return f"{totals}. Measured on: {result['machine']}."
-
-
 def speed_sentence(result: Row) -> str:
     """Return how much longer the peers' epochs take, in the batches that each documents."""
     documented = {"TRL": "TRL", "imageddpo": "gaussian-glasses"}
@@ -433,8 +414,6 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
             ("equal-search-edit", "edit"),
         )
     },
-    "torture": lambda: torture_table(read("tests/torture/counts.json")),
-    "torture-totals": lambda: torture_totals(read("tests/torture/counts.json")),
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),
     "peers": lambda: peers_table(read("benchmarks/speed/side_by_side.json")),
     "gpu": lambda: gpu_table(read_gpu()),

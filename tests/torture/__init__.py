@@ -1,1 +1,1 @@
-"""Experiments that try to break a training run, and count what happens: `make torture`."""
+"""Attacks on training runs, which `make torture` runs: kills, full disks, damaged files, wrong inputs."""

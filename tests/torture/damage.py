@@ -1,123 +1,103 @@
-"""Checkpoints and metrics with bytes flipped, cut off or exchanged."""
+"""Files of checkpoints and records that are cut, changed, exchanged or gone: never other weights."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import random
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import METRICS
-from tests.torture.harness import ALGORITHMS, Case, expect, is_clear, make_trainer, whole_run
+from tests.torture.harness import ALGORITHMS, finished, is_own
 
+RUN = {**ALGORITHMS["nft"], "num_checkpoint_limit": 3}  # its checkpoints hold an older policy too
 EPOCHS = 3
-RUN = ALGORITHMS["nft"]  # its checkpoints hold an older policy too
-executed: list[str] = []  # what Python itself reports of unpickling and of programs that were started
+ran: list[str] = []  # what Python itself reports of unpickling and of programs that were started
 
 
 def _audit(event: str, arguments: Any) -> None:
     if event in ("pickle.find_class", "os.system", "subprocess.Popen", "os.posix_spawn", "os.exec"):
-        executed.append(event)
+        ran.append(event)
 
 
-class _Payload:
+class Payload:
     """Runs a program when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("true",)
 
 
-def _flip(data: bytes, generator: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(generator.choice([1, 1, 1, 2, 8])):
-        changed[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
-    return bytes(changed)
+def at(part: float, change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Change 16 bytes that lie so far into a file."""
+
+    def damage(data: bytes) -> bytes:
+        start = int(part * len(data))
+        return data[:start] + change(data[start : start + 16]) + data[start + 16 :]
+
+    return damage
 
 
-def _replace(data: bytes, generator: random.Random) -> bytes:
-    """Exchange a block for zeros or noise, or leave it out."""
-    start, length = generator.randrange(len(data)), generator.choice([1, 16, 512])
-    block = generator.choice([b"", bytes(length), generator.randbytes(length)])
-    return data[:start] + block + data[start + length :]
-
-
-DAMAGES: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
-    "bits flipped": _flip,
-    "cut off": lambda data, generator: data[: generator.randrange(len(data))],
-    "a block replaced": _replace,
-    "bytes added": lambda data, generator: data + generator.randbytes(generator.choice([1, 100])),
-    "a pickle": lambda data, generator: pickle.dumps(_Payload()),
-    "removed": lambda data, generator: None,
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "a bit of the head flipped": at(0.02, lambda block: bytes([block[0] ^ 1]) + block[1:]),
+    "a bit of the middle flipped": at(0.5, lambda block: bytes([block[0] ^ 64]) + block[1:]),
+    "zeros written": at(0.9, lambda block: bytes(len(block))),
+    "bytes left out": at(0.4, lambda block: b""),
+    "cut off": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "bytes added": lambda data: data + b"more",
+    "a pickle": lambda data: pickle.dumps(Payload()),
+    "removed": lambda data: None,
 }
 
 
-def _spoil(path: Path, generator: random.Random) -> bool:
-    """Damage a file in one of these ways; tell whether it changed."""
-    before = path.read_bytes()
-    after = generator.choice(list(DAMAGES.values()))(before, generator)
-    if after is None:
-        path.unlink()
-    else:
-        path.write_bytes(after)
-    return after != before
-
-
-def _continued(place: Path, source: str = "latest") -> dict[str, Any]:
-    return whole_run(place, **RUN, num_epochs=EPOCHS + 1, resume_from=source, overwrite=False)
-
-
-def damage(folder: Path) -> Case:
-    """Damage the newest checkpoint or the metrics of a run, and continue it with resume_from='latest'."""
-    make_trainer(folder / "run", **RUN, num_epochs=EPOCHS, num_checkpoint_limit=3).train()
-    shutil.copytree(folder / "run", folder / "whole")
-    whole = _continued(folder / "whole")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of three epochs, and the result of one that went on to the fourth undamaged."""
+    folder, whole = (tmp_path_factory.mktemp(name) for name in ("run", "whole"))
+    finished(folder, **RUN, num_epochs=EPOCHS)
+    shutil.copytree(folder, whole, dirs_exist_ok=True)
     sys.addaudithook(_audit)
+    return folder, finished(whole, **RUN, num_epochs=EPOCHS + 1)
 
-    def case(generator: random.Random, place: Path) -> str:
-        shutil.copytree(folder / "run", place, dirs_exist_ok=True)
-        newest = place / checkpoint.name_of(EPOCHS)
-        path = generator.choice([*sorted(newest.iterdir()), place / METRICS, place / METRICS])
-        changed = _spoil(path, generator)
-        what = "metrics" if path.name == METRICS else "checkpoint"
-        falls_back = newest not in checkpoint.list_checkpoints(place)
-        executed.clear()
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_one_clear_error_or_changes_nothing(damage, runs, tmp_path):
+    """Of each file of the newest checkpoint and of the metrics; the error's advice leads to the whole run."""
+    original, whole = runs
+    newest = Path(checkpoint.name_of(EPOCHS))
+    for number, name in enumerate([*(newest / p.name for p in (original / newest).iterdir()), Path(METRICS)]):
+        place = shutil.copytree(original, tmp_path / str(number))
+        after = DAMAGES[damage]((place / name).read_bytes())
+        if after is None:
+            (place / name).unlink()
+        else:
+            (place / name).write_bytes(after)
+        falls_back, is_record = place / newest not in checkpoint.list_checkpoints(place), name.name == METRICS
+        again: dict[str, Any] = {**RUN, "num_epochs": EPOCHS + 1}
+        ran.clear()
+        error, result = None, {}
         try:
-            result = _continued(place)
-        except ValueError as error:
-            named = path.parent.name in str(error) and "damaged" in str(error)
-            expect(is_clear(error, ValueError) and named and changed, f"unclear: {error}")
-            if generator.random() < 0.8:
-                return f"{what}: clear error"
-            _follow_advice(place, what, whole)
-            return f"{what}: clear error; its advice followed: equal"
-        finally:
-            expect(not executed, f"code ran: {executed}")
-        for name in ("tensors", "counters"):
-            expect(result[name] == whole[name], f"a wrong resume: other {name}")
-        if what == "metrics":
-            if result["steps"] == whole["steps"]:
-                return "metrics: nothing that the checkpoint knows was changed, equal"
-            expect(result["steps"] == whole["steps"][-len(result["steps"]) :], "records changed unnoticed")
-            return "metrics: file removed: continued without the older records, weights equal"
-        expect(result == whole, "records differ")
-        if falls_back:
-            return "checkpoint: fell back to the one before, equal"
-        expect(path.name == checkpoint.MANIFEST or not changed, f"damage of {path.name} went unnoticed")
-        return "checkpoint: nothing but white space or the like was changed, equal"
-
-    return case
-
-
-def _follow_advice(place: Path, what: str, whole: dict[str, Any]) -> None:
-    """Resume from the checkpoint before, or move the metrics away; the weights must be those of the run."""
-    if what == "metrics":
-        (place / METRICS).unlink()
-        expect(_continued(place)["tensors"] == whole["tensors"], "the continued run differs")
-    else:
-        before = str(place / checkpoint.name_of(EPOCHS - 1))
-        expect(_continued(place, before) == whole, "the continued run differs")
+            result = finished(place, **again)
+        except ValueError as raised:
+            error = raised
+        assert ran == [], name
+        if error is None:
+            assert falls_back or is_record, f"{name}: the damage went unnoticed"
+            assert result["tensors"] == whole["tensors"], name
+            assert result == whole or after is None, name  # without metrics their older records are gone
+            continue
+        assert is_own(error), name
+        assert "damaged" in str(error), name
+        assert (METRICS if is_record else newest.name) in str(error)
+        if is_record:
+            (place / METRICS).unlink()
+            assert finished(place, **again)["tensors"] == whole["tensors"], name
+        else:
+            before = str(place / checkpoint.name_of(EPOCHS - 1))
+            assert finished(place, **again, resume_from=before) == whole, name

@@ -1,4 +1,4 @@
-"""What happens to runs: kill -9, a full disk, a folder that cannot be written, a second trainer."""
+"""What happens to runs: SIGKILL at any moment, a full disk, a folder that cannot be written."""
 
 from __future__ import annotations
 
@@ -8,147 +8,140 @@ import functools
 import io
 import os
 import random
+import re
+import signal
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from accelerate.utils import InitProcessGroupKwargs
 from accelerate.utils.other import get_free_port
 
-from benchmarks.common import Row
 from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
-from tests.torture.harness import (
-    ALGORITHMS,
-    Case,
-    brightness,
-    continue_run,
-    expect,
-    fork,
-    is_clear,
-    kill,
-    make_trainer,
-    result_of,
-    wait,
-    wait_for,
-    whole_run,
-)
+from ddpo_lessons.run.runlog import METRICS, read_metrics
+from tests.helpers import brightness
+from tests.torture.harness import ALGORITHMS, ended, finished, is_own, kill, make_trainer, result_of, start
 
-EPOCHS = 6
-RUN: Row = {"num_epochs": EPOCHS, "image_grid_freq": 2}
 NOBODY = 65534
 GENTLE = {"train_learning_rate": 1e-3, "train_adam_epsilon": 1e-2}  # or Adam enlarges what is rounding
 PEER_SECONDS = 60.0  # in which a process must notice that the other one is gone
 
 
-def _train(folder: Path, rank: int = 0, **changes: Any) -> None:
-    """Train to the end; the file "started-RANK" says when."""
-    trainer = make_trainer(folder, **RUN, **changes)
-    (folder / f"started-{rank}").touch()
-    trainer.train()
-
-
-def _start(folder: Path, **changes: Any) -> int:
-    """Start or continue the run; return its process when it trains."""
-    folder.mkdir(exist_ok=True)
-    (folder / "started-0").unlink(missing_ok=True)
-    process = fork(lambda: _train(folder, **changes))
-    wait_for(folder / "started-0")
-    return process
-
-
-def kills(folder: Path) -> Case:
-    """Kill a run of some algorithm once or twice, continue it, and compare with the whole run."""
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, Any], float]]:
+    """The result of an algorithm's run that nothing happens to, and its seconds."""
 
     @functools.cache
-    def whole_of(algorithm: str) -> tuple[Row, float]:
-        process, before = _start(folder / algorithm, **ALGORITHMS[algorithm]), time.monotonic()
-        expect(wait(process) == 0, "the run that is not killed failed")
-        return result_of(folder / algorithm), time.monotonic() - before
+    def of(algorithm: str) -> tuple[dict[str, Any], float]:
+        folder, before = tmp_path_factory.mktemp(algorithm), time.monotonic()
+        result = finished(folder, **ALGORITHMS[algorithm])
+        return result, time.monotonic() - before
 
-    def case(generator: random.Random, place: Path) -> str:
-        changes, was_alive = ALGORITHMS[algorithm := generator.choice(list(ALGORITHMS))], False
-        whole, seconds = whole_of(algorithm)
-        for _ in range(generator.choice([1, 1, 2])):
-            process = _start(place, **changes)
-            time.sleep(generator.random() * seconds)
-            was_alive |= kill(process)
-        half_saved, saved = any(place.glob(".checkpoint-*")), checkpoint.list_checkpoints(place)
-        expect(wait(fork(lambda: _train(place, **changes))) == 0, "the continued run failed")
-        expect(result_of(place) == whole, "the continued run differs from the one that was not killed")
-        if half_saved:
-            return "killed while saving: continued, equal"
-        if not was_alive:
-            return "ended before its kill: equal"
-        return (
-            f"{algorithm}: continued, equal" if saved else "killed before the first save: begun again, equal"
-        )
-
-    return case
+    return of
 
 
-# ----------------------------------------------------------------------------------------- two processes
-def _start_pair(folder: Path) -> list[int]:
+# ---------------------------------------------------------------------------------------------- SIGKILL
+FILES = {  # what Python reports before it touches a file: event, and a part of the path
+    "writing a checkpoint": ("open", ".new/optimizer"),
+    "renaming a checkpoint": ("os.rename", ".new"),
+    "deleting a checkpoint": ("shutil.rmtree", ".gone"),
+    "writing records": ("open", METRICS),
+}
+
+
+@pytest.mark.parametrize("moment", ["sampling", "training", *FILES])
+def test_a_run_that_is_killed_there_is_continued_as_if_nothing_had_been(moment, whole, tmp_path):
+    """In the third epoch, of which the reward tells how far the run is."""
+    rewards: list[None] = []
+
+    def reward(*arguments: Any) -> Any:
+        rewards.append(None)
+        return brightness(*arguments)
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def look() -> None:
+        if (moment, len(rewards), torch.is_grad_enabled()) in (("sampling", 2, False), ("training", 3, True)):
+            die()
+
+    def audit(event: str, arguments: Any) -> None:
+        if len(rewards) == 3 and event == FILES[moment][0] and FILES[moment][1] in str(arguments[0]):
+            die()
+
+    def work() -> None:
+        if moment in FILES:
+            sys.addaudithook(audit)  # which only the end of a process removes
+        finished(tmp_path, reward=reward, look=look)
+
+    assert ended(start(work)) == -signal.SIGKILL
+    assert finished(tmp_path) == whole("ddpo")[0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_kills_at_any_time_leave_what_an_algorithm_remembers(algorithm, whole, tmp_path):
+    """Twice, at times that were drawn: the continued run is killed too."""
+    changes, (result, seconds) = ALGORITHMS[algorithm], whole(algorithm)
+    generator = random.Random(algorithm)
+    for _ in range(2):
+        process = start(lambda: finished(tmp_path, **changes))
+        time.sleep(generator.random() * seconds / 2)
+        kill(process)
+    assert finished(tmp_path, **changes) == result
+
+
+def start_pair(folder: Path) -> list[ForkProcess]:
     """Start two processes that share each epoch's four samples, as accelerate launch does."""
-    folder.mkdir(exist_ok=True)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
     handlers = [InitProcessGroupKwargs(timeout=timedelta(seconds=PEER_SECONDS))]
     shared = {"train_batch_size": 2, "accelerator_kwargs": {"kwargs_handlers": handlers}}
 
     def work(rank: int) -> None:
         os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank), ACCELERATE_USE_CPU="true")
-        _train(folder, rank, **GENTLE, **shared)  # alone, one would refuse the other the folder
+        make_trainer(folder, **GENTLE, **shared).train()
 
-    return [fork(lambda rank=rank: work(rank)) for rank in (0, 1)]
-
-
-def _distance(mine: Row, theirs: Row) -> float:
-    """Return the largest difference between two runs' weights."""
-
-    def weights(run: Row) -> torch.Tensor:
-        found = (data for name, (_, data) in sorted(run["tensors"].items()) if name.startswith("policy|"))
-        return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32)
-
-    return (weights(mine) - weights(theirs)).abs().max().item()
+    return [start(lambda rank=rank: work(rank)) for rank in (0, 1)]
 
 
-def pairs(folder: Path) -> Case:
-    """Compare two processes with one; kill one of two, wait for the other, and continue."""
-    before = time.monotonic()
-    expect([wait(p) for p in _start_pair(folder / "two")] == [0, 0], "two processes failed")
-    whole, seconds = result_of(folder / "two"), time.monotonic() - before
-    alone = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4}
-    (folder / "one").mkdir()
-    expect(wait(fork(lambda: _train(folder / "one", **alone, **GENTLE))) == 0, "one process failed")
-    distance = _distance(whole, result_of(folder / "one"))
-
-    def case(generator: random.Random, place: Path) -> str:
-        expect(distance < 1e-6, f"two processes and one are {distance:.1e} apart")
-        victim, processes = generator.randrange(2), _start_pair(place)
-        for rank in (0, 1):
-            wait_for(place / f"started-{rank}")
-        time.sleep(generator.random() * seconds)
-        kill(processes[victim])
-        status = wait(processes[1 - victim], PEER_SECONDS)
-        # A process that was killed at its very end leaves the other nothing to wait for.
-        finished = (place / checkpoint.name_of(EPOCHS)).exists()
-        expect(status == 1 or (status == 0 and finished), f"the other ended with status {status}")
-        expect([wait(p) for p in _start_pair(place)] == [0, 0], "the continued run failed")
-        expect(result_of(place) == whole, "the continued run differs from the one that was not killed")
-        if status == 0:
-            return f"process {victim} killed after its work: equal"
-        return f"process {victim} killed: the other ended with an error, continued, equal"
-
-    return case
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("pair")
+    assert [ended(process) for process in start_pair(folder)] == [0, 0]
+    return result_of(folder)
 
 
-# ------------------------------------------------------------------------------------- disks and folders
-def _size(folder: Path) -> int:
+def weights(result: dict[str, Any]) -> torch.Tensor:
+    found = (data for name, (_, data) in sorted(result["tensors"].items()) if name.startswith("policy|"))
+    return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32)
+
+
+def test_two_processes_train_the_weights_of_one(pair, tmp_path):
+    alone = finished(tmp_path, sample_num_batches_per_epoch=2, train_batch_size=4, **GENTLE)
+    assert (weights(pair) - weights(alone)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_whose_peer_is_killed_ends_and_both_continue(victim, pair, tmp_path):
+    processes = start_pair(tmp_path)
+    while not (tmp_path / checkpoint.name_of(1)).exists():
+        time.sleep(0.002)
+    kill(processes[victim])
+    assert ended(processes[1 - victim], PEER_SECONDS) == 1
+    assert [ended(process) for process in start_pair(tmp_path)] == [0, 0]
+    assert result_of(tmp_path) == pair
+
+
+# ------------------------------------------------------------------------------------ disks and folders
+def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -159,7 +152,7 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
 
     class File(io.FileIO):
         def write(self, data: Any) -> int:
-            room = size - _size(folder)
+            room = size - size_of(folder)
             if room <= 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(bytes(data)[:room]) or 0
@@ -177,59 +170,52 @@ def small_disk(folder: Path, size: int) -> Iterator[None]:
         yield
 
 
-def full_disk(folder: Path) -> Case:
-    """Let the disk fill up at a random byte of the run; then make room and continue."""
-    whole, needed = whole_run(folder / "whole", **RUN), _size(folder / "whole")
-
-    def case(generator: random.Random, place: Path) -> str:
-        outcome = "the run fitted"
-        try:
-            with small_disk(place, generator.randrange(int(1.3 * needed))):
-                make_trainer(place, **RUN).train()
-        except OSError as error:
-            clear = is_clear(error, OSError) and error.errno == errno.ENOSPC and "make room" in str(error)
-            expect(clear, f"unclear: {error}")
-            what = "a checkpoint" if "checkpoint-" in str(error) else "another file"
-            outcome = f"no room for {what}: clear error, continued, equal"
-        expect(not list(place.glob(".checkpoint-*")), "half a checkpoint takes the space that is missing")
-        for path in checkpoint.list_checkpoints(place):
-            checkpoint.read(path)
-        read_metrics(place)
-        continue_run(place, whole, **RUN)
-        return outcome
-
-    return case
+@pytest.mark.parametrize("part", [0, 0.001, 0.2, 0.4, 0.6, 0.8, 0.99, 0.9999])
+def test_a_full_disk_is_one_clear_error_and_leaves_what_can_be_continued(part, whole, tmp_path):
+    """Where the disk has a part of what a whole run needs: at first for no record, then for no checkpoint."""
+    needed = tmp_path / "whole"
+    assert finished(needed) == whole("ddpo")[0]
+    place = tmp_path / "run"
+    with small_disk(place, int(part * size_of(needed))), pytest.raises(OSError, match="make room") as raised:
+        make_trainer(place).train()
+    assert is_own(raised.value)
+    assert raised.value.errno == errno.ENOSPC
+    assert list(place.glob(".checkpoint-*")) == []  # half a checkpoint would take the space that is missing
+    for path in checkpoint.list_checkpoints(place):
+        checkpoint.read(path)
+    read_metrics(place)
+    assert finished(place) == whole("ddpo")[0]
 
 
-def read_only(folder: Path) -> Case:
-    """Take the right to write away before the run or in the middle of it; then give it back and continue."""
-    whole = whole_run(folder / "whole", **RUN)
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
 
-    def case(generator: random.Random, place: Path) -> str:
-        run, epoch = place / "run", generator.randrange(-2, EPOCHS)  # before the first for -2 and -1
-        run.mkdir()
-        place.chmod(0o777)
 
-        def reward(*arguments: Any) -> Any:
-            if len(read_metrics(run, "epoch")) == epoch:
-                run.chmod(0o500)
-            return brightness(*arguments)
+@pytest.mark.parametrize("epoch", [-1, 0, 3], ids=["from the start", "in the first epoch", "in the fourth"])
+def test_a_folder_that_cannot_be_written_is_one_clear_error(epoch, whole, open_folder, capfd):
+    """As another user if this one is root, who may write everywhere."""
+    run = open_folder / "run"
+    run.mkdir()
 
-        def work() -> None:
-            if os.getuid() == 0:
-                os.setuid(NOBODY)
-            make_trainer(run, reward, **RUN).train()
-
-        if os.getuid() == 0:  # root may write everywhere, so the run is another user's then
-            os.chown(run, NOBODY, NOBODY)
-        if epoch < 0:
+    def reward(*arguments: Any) -> Any:
+        if len(read_metrics(run, "epoch")) == epoch:
             run.chmod(0o500)
-        expect(wait(fork(work, place / "error")) == 1, "the run did not notice")
-        message = (place / "error").read_text()
-        expect(message.startswith("PermissionError") and str(run) in message, f"unclear: {message}")
-        run.chmod(0o700)
-        continue_run(run, whole, **RUN)
-        when = "from the start" if epoch < 0 else "in the middle"
-        return f"read-only {when}: clear error, continued, equal"
+        return brightness(*arguments)
 
-    return case
+    def work() -> None:
+        if os.getuid() == 0:
+            os.setuid(NOBODY)
+        make_trainer(run, reward).train()
+
+    if os.getuid() == 0:
+        os.chown(run, NOBODY, NOBODY)
+    if epoch < 0:
+        run.chmod(0o500)
+    assert ended(start(work)) == 1
+    assert re.search(rf"^PermissionError: .*{run}", capfd.readouterr().err, re.MULTILINE)
+    run.chmod(0o700)
+    assert finished(run) == whole("ddpo")[0]
