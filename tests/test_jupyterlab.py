@@ -90,9 +90,8 @@ def test_there_is_one_command():
 
 
 def test_binder_opens_the_same_page():
-    [page] = re.findall(
-        r"choose \*URL\* instead of \*File\*, and enter `([^`]+)`", (ROOT / "README.md").read_text("utf-8")
-    )
+    readme = (ROOT / "README.md").read_text("utf-8")
+    [page] = re.findall(r"choose \*URL\* instead of \*File\*, and enter `([^`]+)`", readme)
     assert commands()[0].endswith(f"={page}")
 
 
