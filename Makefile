@@ -39,6 +39,8 @@ demo: .venv/core.stamp ## teach img2img to find an animal in confetti
 	$(BIN)/ddpo-lessons demo $(ARGS)
 
 test check: export OMP_NUM_THREADS = 1
+# The kernels of the lessons are on a machine with a GPU, which is made up: lessons stay on the CPU.
+test: export PYTHONSTARTUP = $(CURDIR)/tests/kernel_on_gpu.py
 
 test: lint ## lint, types, unit tests and every notebook
 	$(PYTEST) tests $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS)) $(ARGS)

@@ -76,29 +76,25 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def fake_device(has_float64: bool = True, is_asleep: bool = False) -> Iterator[Traffic]:
+def fake_device(has_float64: bool = True, is_refused: bool = False) -> Iterator[Traffic]:
     """Let accelerate choose a device that is not the host, for the time of a `with` block.
 
     Args:
         has_float64: false where the device refuses tensors of float64, as Apple's MPS does.
-        is_asleep: whether calls are looked at only from when accelerate chooses the device on; all that runs
-            on the CPU is faster so. Until then torch itself refuses a device that the machine does not have.
+        is_refused: whether it is an error that accelerate chooses the device. Calls of torch are not looked at
+            then, which is faster, because torch itself refuses a device that the machine does not have.
 
     Yields:
         The log, which counts until the block ends.
     """
     traffic = Traffic()
-    mode = _Device(traffic, has_float64)
 
     def synchronize(device: Any = None) -> None:
         _add(traffic.waits)
 
     def choose(state: PartialState) -> torch.device:
-        """Wake up, and name the device."""
-        nonlocal is_asleep
-        if is_asleep:
-            stack.enter_context(mode)
-            is_asleep = False
+        if is_refused:
+            raise RuntimeError("accelerate chooses the GPU of a machine that is made up: stay on the CPU")
         return torch.device(DEVICE.type)
 
     with contextlib.ExitStack() as stack:
@@ -113,8 +109,8 @@ def fake_device(has_float64: bool = True, is_asleep: bool = False) -> Iterator[T
             "torch.cuda.amp.common.amp_definitely_not_available": bool,
         }.items():
             stack.enter_context(mock.patch(name, replacement))
-        if not is_asleep:
-            stack.enter_context(mode)
+        if not is_refused:
+            stack.enter_context(_Device(traffic, has_float64))
         yield traffic
 
 

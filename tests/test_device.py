@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import diffusers
 import matplotlib.pyplot as plt
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator, PartialState
 from fake_device import DEVICE, HOST, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
@@ -58,13 +60,6 @@ def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(t
     assert any(line.startswith("rewards/base.py:") for line in traffic.waits)
 
 
-def test_a_device_that_is_asleep_wakes_when_accelerate_chooses_it():
-    with fake_device(is_asleep=True) as traffic:
-        device = Accelerator().device
-        assert torch.zeros(3).to(device).device == DEVICE
-        assert traffic.to_device.total() == 1
-
-
 def test_a_copy_of_tensors_of_both_sides_leaves_each_where_it_is(traffic):
     both = {"host": torch.zeros(3), "there": torch.ones(3).to(DEVICE)}
     copies = copy.deepcopy({"first": both, "again": both})
@@ -76,12 +71,14 @@ def test_a_copy_of_tensors_of_both_sides_leaves_each_where_it_is(traffic):
 # ------------------------------------------------------------------------------------------- lessons
 @pytest.fixture
 def own_environment(monkeypatch):
-    """Take back what `set_up` leaves in the environment."""
+    """Take back what `set_up` leaves in the environment and in libraries."""
     for name in ("ACCELERATE_USE_CPU", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     with plt.style.context("default"):
         yield
+    for library in (diffusers.utils.logging, transformers.utils.logging):
+        library.enable_progress_bar()
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])

@@ -1,44 +1,35 @@
-"""Every lesson from top to bottom on a machine with a GPU, which is made up: all of it stays on the CPU."""
+"""Lessons stay on the CPU of a machine with a GPU: nbval runs them in kernels that are on one, made up."""
 
-import json
-import multiprocessing
+import re
 from pathlib import Path
-from unittest import mock
 
+import nbformat
 import pytest
-from fake_device import fake_device
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
-from benchmarks.speed.lessons import LESSONS, first_failure
-
-pytestmark = pytest.mark.slow
-IMPORTED = ["test_lessons", "matplotlib.pyplot", "sklearn.datasets", "ddpo_lessons.app.demo"]  # take 4 s
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Processes that begin with the imports done, where the system can fork."""
-    can_fork = "forkserver" in multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if can_fork else "spawn")
-    context.set_forkserver_preload(IMPORTED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPLBACKEND", "agg")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield context
+ROOT = Path(__file__).parents[1]
+STARTUP = ROOT / "tests" / "kernel_on_gpu.py"
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
-def test_a_lesson_runs_on_the_cpu_of_a_machine_with_a_gpu(lesson, processes, tmp_path):
-    """In a process of its own, because a lesson changes settings of libraries, and tries faults."""
-    found = tmp_path / "found.json"
-    process = processes.Process(target=run, args=(lesson, found), daemon=True)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    assert json.loads(found.read_text("utf-8")) == {"failure": "", "to_device": {}}
+def run(*cells: str) -> str:
+    """Run cells in such a kernel; return what the last one printed."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    return "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
 
 
-def run(lesson: Path, found: Path) -> None:
-    """Write what stops a lesson, and what it puts on the device."""
-    with fake_device(is_asleep=True) as traffic, mock.patch("torch.cuda.is_available", return_value=True):
-        failure = first_failure(lesson)
-    found.write_text(json.dumps({"failure": failure, "to_device": traffic.to_device}), "utf-8")
+def test_make_test_starts_such_kernels():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    (path,) = re.findall(r"^test: export PYTHONSTARTUP = \$\(CURDIR\)/(\S+)$", makefile, re.MULTILINE)
+    assert ROOT / path == STARTUP
+
+
+@pytest.mark.slow
+def test_a_lesson_that_would_use_the_gpu_ends_in_an_error(monkeypatch):
+    monkeypatch.setenv("PYTHONSTARTUP", str(STARTUP))
+    ask = "from accelerate import Accelerator; print(Accelerator().device)"
+    with pytest.raises(CellExecutionError, match="a machine that is made up: stay on the CPU"):
+        run(ask)
+    assert run("from ddpo_lessons.lesson import set_up; set_up()", ask) == "cpu\n"
+    assert run("import torch; print(torch.cuda.is_available())") == "True\n"

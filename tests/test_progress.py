@@ -17,7 +17,14 @@ from ddpo_lessons.plan import summary
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "bars")
+
+
+@pytest.fixture
+def bars() -> None:
+    """Let runs print, also where another test has silenced them for its process."""
+    logging.enable_progress_bar()
+
 
 # 8 samples in minibatches of 2; two minibatches make an optimizer step; each sample is used twice.
 SIZES = {

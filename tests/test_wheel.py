@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command that knows nothing of this repository, and return what it printed."""
-    foreign = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    foreign = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     environment["HF_HUB_OFFLINE"] = "1"
     result = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)

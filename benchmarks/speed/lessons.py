@@ -1,6 +1,6 @@
 """Run a lesson from top to bottom, as Jupyter's "Run all" does, with IPython alone.
 
-`make gpu` runs this file where there may be no Jupyter; tests/test_lessons.py runs its function.
+`make gpu` runs this file where there may be no Jupyter.
 """
 
 import contextlib
