@@ -81,7 +81,7 @@ def fake_device(has_float64: bool = True, is_refused: bool = False) -> Iterator[
 
     Args:
         has_float64: false where the device refuses tensors of float64, as Apple's MPS does.
-        is_refused: whether it is an error that accelerate chooses the device. Calls of torch are not looked at
+        is_refused: whether it is an error that accelerate chooses the device. Calls of torch are not seen
             then, which is faster, because torch itself refuses a device that the machine does not have.
 
     Yields:
