@@ -22,12 +22,17 @@ def to_rewards(values: Any) -> torch.Tensor:
     TypeError, ValueError or RuntimeError, as numpy and torch do, for what is not numbers.
     """
     if isinstance(values, torch.Tensor):
+        if values.is_complex():
+            raise TypeError("a complex tensor holds no real numbers")
         wide = values.is_floating_point()
         return values.to(torch.promote_types(values.dtype, torch.float32)) if wide else values.cpu().double()
-    if isinstance(values, np.ndarray):  # torch takes neither negative strides nor another byte order
+    if hasattr(values, "__array__"):  # an array, or such as a column of a table
+        values = np.asarray(values)
+        if values.dtype.kind not in "biufO":
+            raise TypeError(f"an array of {values.dtype} holds no real numbers")
+        # Torch takes neither negative strides nor another byte order.
         kind = np.float32 if values.dtype.name in ("float16", "float32") else np.float64
-        values = np.ascontiguousarray(values, dtype=kind)
-        return torch.from_numpy(values)
+        return torch.from_numpy(np.array(values, dtype=kind, order="C"))
     return torch.as_tensor(values, dtype=torch.float64)
 
 

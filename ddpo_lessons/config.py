@@ -354,6 +354,10 @@ def _check_values(config: DDPOConfig) -> None:
 
 
 def _check_combinations(config: DDPOConfig) -> None:
+    if config.resume_from == "auto" and config.overwrite:
+        raise ValueError(
+            "resume_from='auto' continues the run there is, and overwrite=True replaces it: set one of them"
+        )
     if config.train_lora_from and not config.train_use_lora:
         raise ValueError(
             f"train_lora_from={config.train_lora_from!r} starts an adapter, and train_use_lora=False trains "

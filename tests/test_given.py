@@ -110,14 +110,54 @@ def note_in_metadata(images: torch.Tensor, prompts: Any, metadata: Any) -> torch
 
 
 def test_a_reward_may_add_to_the_metadata(tmp_path):
+    """Also where it holds itself."""
+    metadata: dict[str, Any] = {"id": 1}
+    metadata["self"] = metadata
     trainer = DDPOTrainer(
-        make_config(tmp_path), note_in_metadata, lambda: ("a red three", {"id": 1}), make_pipeline()
+        make_config(tmp_path), note_in_metadata, lambda: ("a red three", metadata), make_pipeline()
     )
     trainer.train()
 
 
 @pytest.mark.parametrize(
-    "reward", [write_into_images, write_into_metadata, replace_in_metadata, write_into_a_list]
+    "wrong", [np.array(["0.5", "0.7"]), torch.zeros(2, dtype=torch.complex64), [10**400, 1]]
+)
+def test_what_is_no_real_number_is_refused(wrong, tmp_path):
+    config = make_config(tmp_path, sample_batch_size=2)
+    trainer = DDPOTrainer(config, lambda *_: wrong, red_three, make_pipeline())
+    with pytest.raises(TypeError, match="must return numbers"):
+        trainer.step(0)
+
+
+def test_a_run_that_was_undone_leaves_a_fresh_pipeline(tmp_path):
+    """An epoch that fails after its optimizer steps has trained nothing."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("after all steps")
+
+    pipeline = make_pipeline()
+    with pytest.raises(OSError, match="after all steps"):
+        DDPOTrainer(make_config(tmp_path / "a"), brightness, red_three, pipeline, fail).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DDPOTrainer(make_config(tmp_path / "b"), brightness, red_three, pipeline)
+
+
+@pytest.mark.parametrize("kind", ["png", "webp"])
+def test_exif_that_cannot_be_read_turns_nothing(kind, tmp_path):
+    path = tmp_path / f"a.{kind}"
+    Image.new("RGB", (2, 1), (51, 51, 51)).save(path, exif=b"Exif\x00\x00broken")
+    assert to_tensor(open_image(path)).shape == (3, 1, 2)
+
+
+def write_by_numpy(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    pixels = np.asarray(metadata[0]["image"])  # the memory of a tensor, whose count of writes stays
+    pixels *= 0
+    return images.mean((1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "reward", [write_into_images, write_into_metadata, replace_in_metadata, write_into_a_list, write_by_numpy]
 )
 @pytest.mark.parametrize("as_array", [False, True])
 def test_a_reward_that_writes_into_what_it_is_given_is_refused(reward, as_array, tmp_path):

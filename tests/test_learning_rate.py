@@ -67,6 +67,13 @@ def test_a_resumed_run_is_on_the_curve(tmp_path):
     assert [lr for lr, _ in found] == pytest.approx([1e-3, 8.5355e-4, 5e-4, 1.4645e-4], rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_steps_beyond_the_plan_stay_at_the_end(name):
+    """As of an algorithm that takes more steps than its epoch was planned for: a cosine would rise again."""
+    config = DDPOConfig(train_learning_rate_schedule=name)
+    assert [learning_rate(config, step, 4) for step in (4, 5, 8)] == pytest.approx([0, 0, 0], abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("linear", [1e-3, 7.5e-4, 5e-4, 2.5e-4]), ("cosine", [1e-3, 8.5355e-4, 5e-4, 1.4645e-4])],

@@ -299,3 +299,16 @@ def test_a_policy_that_is_not_kept_is_an_error_and_not_the_newest_one(tmp_path):
         step(AsksForStart(), train_use_lora=False)
     with pytest.raises(RuntimeError, match="set keeps_old = True"):
         step(AsksForOld())
+
+
+class SaysANumber(DDPO):
+    """Returns a statistic that is no tensor."""
+
+    def loss(self, samples: Any, learner: Any, denoiser: Any, pairs: Any) -> Any:
+        loss, record = super().loss(samples, learner, denoiser, pairs)
+        return loss, {**record, "mine": 0.5}
+
+
+def test_a_statistic_may_be_a_number(tmp_path):
+    Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=SaysANumber()).step(0)
+    assert read_metrics(tmp_path, "step")[0]["mine"] == 0.5

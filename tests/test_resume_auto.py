@@ -113,3 +113,16 @@ def test_the_command_line_takes_it(tmp_path, model, capsys):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     train(Path(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGKILL), int(sys.argv[2]))
+
+
+def test_what_is_replaced_is_said_and_what_is_no_run_s_is_refused(tmp_path, capsys):
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", kill, 2)
+    train(tmp_path / "killed", seed=9)
+    assert "2 records of a run that ended before its first checkpoint are replaced" in capsys.readouterr().out
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is damaged"):
+        train(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": 1}\n'
+    with pytest.raises(ValueError, match=r"resume_from='auto' continues .* overwrite=True replaces it"):
+        train(tmp_path / "new", overwrite=True)

@@ -225,7 +225,7 @@ def test_a_stopped_run_says_where_it_stands_and_can_be_sampled(here, model, monk
     flags = ("train", *TINY, "--model", model, "--prompt", "", "--num-epochs", "3")
     run(*flags, status=128 + signal.SIGTERM)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "stopped after epoch 1 of 3; continue with the same flags and --resume-from latest"
+    assert last == "stopped after epoch 1 of 3; continue with the same flags and --resume-from auto"
     run(*flags, "--resume-from", "latest")
     assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2, 3]
     capsys.readouterr()

@@ -48,7 +48,7 @@ def run(arguments: Train) -> int:
         return 0
     if is_main:
         done, asked = trainer.epochs_done, trainer.config.num_epochs
-        print(f"stopped after epoch {done} of {asked}; continue with the same flags and --resume-from latest")
+        print(f"stopped after epoch {done} of {asked}; continue with the same flags and --resume-from auto")
     return 128 + trainer.stopped_by
 
 

@@ -3,7 +3,7 @@
 import inspect
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
 from ddpo_lessons.rewards.base import split_info
 
 PromptFunction = Callable[[], tuple[Any, ...]]
+DEPTH = 3  # of dicts and lists in the metadata that are looked into
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,13 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
 
     Returns [images, prompts, metadata, rewards (B,) of `to_rewards`, info], the peers' order. A TypeError
     refuses rewards that are no numbers; a ValueError those of another shape, and a function that writes into
-    what it is given: later rollouts start from the images in the metadata, and a judge looks at the same.
+    the tensors or arrays that it is given, because later rollouts start from the images in the metadata.
     """
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)
-    before = set(_marks((images, metadata)))
+    before = _marks(images, metadata)
     returned = reward_function(images, prompts, metadata)
-    if not before <= set(_marks((images, metadata))):
+    if not before <= _marks(images, metadata):
         raise ValueError(
             "reward_function writes into the images or the metadata that it is given: let it work on copies, "
             "such as image.clone()"
@@ -144,7 +145,7 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     rewards, info = split_info(returned)
     try:
         rewards = to_rewards(rewards).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         among = rewards if isinstance(rewards, list | tuple) else []
         wrong = next((entry for entry in among if not isinstance(entry, int | float | torch.Tensor)), rewards)
         pair = ": return them alone, or a pair of them and a dict" if isinstance(returned, tuple) else ""
@@ -157,15 +158,29 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     return [images, prompts, metadata, rewards, info]
 
 
-def _marks(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield a mark of each tensor and array in dicts and lists; another one once it was written into."""
+def _marks(images: torch.Tensor, metadata: Sequence[Any]) -> set[tuple[Any, ...]]:
+    """Mark the images, and each tensor and array in the metadata by its place; writing changes a mark."""
+    marks: set[tuple[Any, ...]] = {(_sum_of(images),)}
+    seen, left = set[int](), [(entry, 0) for entry in metadata]
+    while left:
+        holder, depth = left.pop()
+        if not isinstance(holder, dict | list | tuple) or depth == DEPTH or id(holder) in seen:
+            continue
+        seen.add(id(holder))  # samples of a group share their metadata
+        for name, value in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(value, torch.Tensor | np.ndarray):
+                marks.add((id(holder), name, id(value), _sum_of(value)))
+            left.append((value, depth + 1))
+    return marks
+
+
+def _sum_of(value: Any) -> int | None:
+    """Sum the bytes, since numpy may write into a tensor's memory; elsewhere take torch's count of writes."""
     if isinstance(value, torch.Tensor):
-        yield place, id(value), None if value.is_inference() else value._version
-    elif isinstance(value, np.ndarray):
-        yield place, id(value), zlib.crc32(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, dict | list | tuple):
-        for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _marks(entry, (*place, name))
+        if value.device.type != "cpu" or value.layout != torch.strided:
+            return None if value.is_inference() else value._version
+        value = value.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return zlib.crc32(np.ascontiguousarray(value).tobytes())
 
 
 def info_means(batches: list[list[Any]]) -> dict[str, float]:

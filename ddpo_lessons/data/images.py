@@ -1,5 +1,7 @@
 """Images as tensors: of what users hand over, and for people to look at."""
 
+import contextlib
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     whose hidden color it shows, and which here let a white ground through; photographs that a camera has
     marked as turned.
     """
-    image = ImageOps.exif_transpose(image)
+    with contextlib.suppress(SyntaxError, ValueError, struct.error):  # EXIF that cannot be read turns nothing
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.array(image) / 257).round().astype(np.uint8))  # 65535 becomes 255
     if image.mode in ("I", "F"):

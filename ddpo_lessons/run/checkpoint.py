@@ -113,7 +113,8 @@ def remove_leftovers(run_dir: Path) -> None:
             path.rename(place)
     for suffix in ("new", "old", "gone"):
         for path in run_dir.glob(f".checkpoint-*.{suffix}"):
-            shutil.rmtree(path)
+            if re.fullmatch(rf"\.checkpoint-[0-9]+\.{suffix}", path.name):  # and nothing of the user's
+                shutil.rmtree(path)
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

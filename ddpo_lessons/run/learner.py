@@ -232,7 +232,8 @@ class Learner:
     ) -> dict[str, float]:
         """Join the statistics of groups and processes into the record of one optimizer step, in one wait."""
         names = [*stats[0], "grad_norm"]
-        table = torch.stack([torch.stack([*row.values(), grad_norm]).float() for row in stats])  # (G, S)
+        rows = [[torch.as_tensor(value, device=grad_norm.device) for value in row.values()] for row in stats]
+        table = torch.stack([torch.stack([*row, grad_norm]).float() for row in rows])  # (G, S)
         tables = self.accelerator.gather(table[None]).cpu()  # (processes, G, S)
         weights = torch.tensor(shares)[:, None]  # (G, 1)
         is_max = torch.tensor([name.startswith(("max", "grad_norm")) for name in names])
@@ -281,7 +282,7 @@ def learning_rate(config: DDPOConfig, steps_done: int, num_steps: int) -> float:
         name, stand_in, num_warmup_steps=config.train_learning_rate_warmup_steps, num_training_steps=num_steps
     )
     (factor,) = factors.lr_lambdas
-    return config.train_learning_rate * factor(steps_done)
+    return config.train_learning_rate * factor(min(steps_done, num_steps))
 
 
 def move_together(groups: Sequence[Pairs], device: torch.device) -> list[Pairs]:

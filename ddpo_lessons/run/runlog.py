@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 from PIL import Image
+from tqdm.auto import tqdm
 
 from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import Context
@@ -66,6 +67,8 @@ def claim(config: DDPOConfig) -> Path | None:
         raise ValueError(f"output_dir={str(run_dir)!r} is a file: choose another output_dir")
     checkpoints = checkpoint.list_checkpoints(run_dir)
     if config.resume_from == "auto":
+        if not checkpoints:
+            read_metrics(run_dir)  # refuses a file of this name that is no run's
         return checkpoints[-1] if checkpoints else None
     if config.resume_from == "latest":
         if not checkpoints:
@@ -116,7 +119,12 @@ class RunLog:
         if claim(config) != source:
             raise RuntimeError(
                 f"another trainer has used {self.run_dir} since this one was made: make a new trainer with "
-                "resume_from='latest'"
+                "resume_from='auto'"
+            )
+        if source is None and config.resume_from == "auto" and (dropped := read_metrics(self.run_dir)):
+            tqdm.write(
+                f"starting {self.run_dir}: {len(dropped)} records of a run that ended before its first "
+                "checkpoint are replaced"
             )
         if not _is_inside(source, self.run_dir):
             epochs_done, mark = 0, NO_RECORDS

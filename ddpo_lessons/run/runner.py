@@ -330,6 +330,7 @@ class Trainer:
             }
             self._report_first(rewards)
             self._report(epoch, metrics, batches, contexts)
+        _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
         self.contexts.done()
         return metrics
 
@@ -411,7 +412,6 @@ class Trainer:
 
     def _record_step(self, epoch: int, number: int, record: dict[str, float]) -> None:
         """Write the record of an epoch's optimizer step, by its number from 0."""
-        _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
         if "max_ratio_error" in record:
             if number == 0:  # no update before it: the policies must agree
                 record["first_replay_max_ratio_error"] = record["max_ratio_error"]
