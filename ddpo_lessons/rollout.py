@@ -74,8 +74,22 @@ def _told(trajectory: Trajectory, name: str) -> torch.Tensor:
     return trajectory.conditioning.get(name, trajectory.conditioning[name.removeprefix("negative_")])
 
 
+# ------------------------------------------------------------------------------------------- seeds
+# What random numbers are drawn for. A seed is mixed from the run's seed, the number of the epoch (or of the
+# optimizer step), one of these, and the number of the sample, so that it depends neither on what was drawn
+# before nor on batch sizes or the number of processes.
+INITIAL_NOISE = 0  # (seed, epoch, purpose, sample or group)
+ACTIONS = 1  # (seed, epoch, purpose, sample)
+SHUFFLE = 2  # the order of training: (seed, epoch, purpose, inner epoch, process)
+FORWARD_PROCESS = 3  # timesteps and noise of training: (seed, purpose, optimizer step, 0, sample, column)
+WINDOW = 4  # which steps have noise: (seed, epoch, purpose)
+STEPS_WITH_GRADIENT = 5  # (seed, optimizer step, purpose)
+NEW_NOISE = 6  # of steps that are taken again with a gradient: (seed, optimizer step, purpose, sample)
+NO_EPOCH = -1  # in the place of an epoch, for images that are only looked at: (seed, -1, number)
+
+
 def sample_seed(*numbers: int) -> int:
-    """Mix numbers such as (seed, epoch, sample) into one 63-bit seed."""
+    """Mix numbers such as (seed, epoch, purpose, sample) into one 63-bit seed."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -227,44 +241,29 @@ def sample_trajectory(
     )
 
 
-def sample_images(
-    family: Family,
-    prompts: Sequence[str],
-    latents: torch.Tensor,
-    schedule: Schedule,
-    guidance_scale: float,
-    negative_prompt: str = "",
-    size: tuple[int, int] | None = None,
-    generator: Generators = None,
-    reduction: Literal["mean", "sum"] = "mean",
-    group_size: int = 1,
-    branches: int | None = None,
-    images: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Trajectory]:
-    """Tell the policy B prompts, run it from first states, and decode what it makes: (B, 3, H, W) in [0, 1].
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How images are sampled, beside the model, the prompts and the random numbers."""
 
-    `size` is (H, W) of the images, or None for the model's own; `images` (B, 3, H, W) are told beside the
-    prompts, if any; all else is that of `sample_trajectory`.
-    """
-    conditioning = family.condition(prompts, negative_prompt, guidance_scale, size, images)
-    trajectory = sample_trajectory(
-        family, latents, schedule, conditioning, guidance_scale, generator, reduction, group_size, branches
-    )
-    return family.decode(trajectory.final_latents), trajectory
+    num_inference_steps: int = 50  #: denoising steps of the whole schedule
+    #: w; at 1 and below, and where prompt and negative prompt agree, one forward pass a step predicts from
+    #: the prompt alone
+    guidance_scale: float = 5.0
+    #: η of DDIM, > 0; 1 gives DDPM's noise. Of a flow model its SDE's level of noise; 0 gives the ODE
+    eta: float = 1.0
+    negative_prompt: str = ""  #: what guidance leads away from
+    reduction: Literal["mean", "sum"] = "mean"  #: of the log-density over a latent, see `DDIMSchedule.step`
+    #: so many rollouts side by side have one context and one initial noise; what they share is computed once
+    group_size: int = 1
 
 
 def text2img_rollout(
     pipeline: Any,
     prompts: Sequence[str],
+    settings: SamplingSettings = SamplingSettings(),
     *,
-    num_inference_steps: int = 50,
-    guidance_scale: float = 5.0,
-    eta: float = 1.0,
-    negative_prompt: str = "",
-    reduction: Literal["mean", "sum"] = "mean",
     generator: Generators = None,
     initial_noise: torch.Tensor | None = None,
-    group_size: int = 1,
     size: tuple[int, int] | None = None,
     images: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Trajectory]:
@@ -273,16 +272,9 @@ def text2img_rollout(
     Args:
         pipeline: a diffusers pipeline of a known family; or a `Family`, which remembers prompts' embeddings.
         prompts: B prompts.
-        num_inference_steps: number of denoising steps.
-        guidance_scale: w; at 1 and below, and where prompt and negative prompt agree, one forward pass a
-            step predicts from the prompt alone.
-        eta: η of DDIM, > 0; 1 gives DDPM's noise. Of a flow model its SDE's level of noise; 0 gives the ODE.
-        negative_prompt: what guidance leads away from.
-        reduction: of the log-density over the latent's dimensions, see `DDIMSchedule.step`.
+        settings: steps, guidance, noise and groups.
         generator: one, or one per sample; decides noise and actions.
         initial_noise: x_T (B, C, h, w); drawn when not given.
-        group_size: so many rollouts side by side have one context and one initial noise; what they share is
-            computed once.
         size: (H, W) in pixels; that of `images`, or the model's own, if not given.
         images: (B, 3, H, W) in [0, 1], for a model that edits, such as FLUX.1 Kontext.
 
@@ -298,18 +290,15 @@ def text2img_rollout(
     if images is not None:
         _check_batch(family, images, prompts)
         size = size or (images.shape[2], images.shape[3])
-    _check_groups(group_size, prompts, images=images, initial_noise=initial_noise)
+    _check_groups(settings.group_size, prompts, images=images, initial_noise=initial_noise)
     if size is not None:
         check_size(size, *family.sides)
-    schedule = family.schedule(num_inference_steps, eta=eta, size=size)
+    schedule = family.schedule(settings.num_inference_steps, eta=settings.eta, size=size)
     if initial_noise is None:
         shape = (len(prompts), *family.latents_shape(size))
-        initial_noise = _first_noise(shape, generator, family.denoiser.device, group_size)
+        initial_noise = _first_noise(shape, generator, family.denoiser.device, settings.group_size)
     latents = from_noise(family, initial_noise)
-    return sample_images(
-        family, prompts, latents, schedule, guidance_scale, negative_prompt, size, generator, reduction,
-        group_size, images=images,
-    )  # fmt: skip
+    return _sample(family, prompts, latents, schedule, settings, generator, size, images)
 
 
 def img2img_rollout(
@@ -317,31 +306,42 @@ def img2img_rollout(
     prompts: Sequence[str],
     images: torch.Tensor,
     noise_strength: float,
+    settings: SamplingSettings = SamplingSettings(),
     *,
-    num_inference_steps: int = 50,
-    guidance_scale: float = 5.0,
-    eta: float = 1.0,
-    negative_prompt: str = "",
-    reduction: Literal["mean", "sum"] = "mean",
     generator: Generators = None,
     initial_noise: torch.Tensor | None = None,
-    group_size: int = 1,
 ) -> tuple[torch.Tensor, Trajectory]:
     """Encode images, add the noise that `noise_strength` names, and denoise (SDEdit, arXiv 2108.01073).
 
-    Images are (B, 3, H, W) float in [0, 1] with a prompt each; `noise_strength` in (0, 1] is the share of the
-    schedule of `num_inference_steps` that is run; `initial_noise` is ε of `from_images`. All else is that of
-    `text2img_rollout`. Raises TypeError if the pipeline is of no known family, or the images are not floats;
-    ValueError if images, noise_strength or eta do not fit, or the rollouts of a group do not have prompt,
-    image and noise in common.
+    Images are (B, 3, H, W) float in [0, 1] with a prompt each; `noise_strength` in (0, 1] is the fraction of
+    the schedule that is run; `initial_noise` is ε of `from_images`. All else is that of `text2img_rollout`.
+    Raises TypeError if the pipeline is of no known family, or the images are not floats; ValueError if
+    images, noise_strength or eta do not fit, or the rollouts of a group do not have prompt, image and noise
+    in common.
     """
     family = family_of(pipeline)
     _check_batch(family, images, prompts)
-    _check_groups(group_size, prompts, images=images, initial_noise=initial_noise)
+    _check_groups(settings.group_size, prompts, images=images, initial_noise=initial_noise)
     size = (images.shape[2], images.shape[3])
-    schedule = family.schedule(num_inference_steps, noise_strength, eta, size)
-    latents = from_images(family, images, schedule, initial_noise, generator, group_size)
-    return sample_images(
-        family, prompts, latents, schedule, guidance_scale, negative_prompt, size, generator, reduction,
-        group_size,
-    )  # fmt: skip
+    schedule = family.schedule(settings.num_inference_steps, noise_strength, settings.eta, size)
+    latents = from_images(family, images, schedule, initial_noise, generator, settings.group_size)
+    return _sample(family, prompts, latents, schedule, settings, generator, size)
+
+
+def _sample(
+    family: Family,
+    prompts: Sequence[str],
+    latents: torch.Tensor,
+    schedule: Schedule,
+    settings: SamplingSettings,
+    generator: Generators,
+    size: tuple[int, int] | None,
+    images: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, Trajectory]:
+    """Encode the prompts, run the policy from first states, and decode what it makes."""
+    scale = settings.guidance_scale
+    conditioning = family.condition(prompts, settings.negative_prompt, scale, size, images)
+    trajectory = sample_trajectory(
+        family, latents, schedule, conditioning, scale, generator, settings.reduction, settings.group_size
+    )
+    return family.decode(trajectory.final_latents), trajectory

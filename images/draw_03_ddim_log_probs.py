@@ -33,7 +33,7 @@ def denoise() -> None:
     import torch
 
     from ddpo_lessons.families import family_of
-    from ddpo_lessons.rollout import text2img_rollout
+    from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
     from ddpo_lessons.tiny import load_tiny_sd
 
     trained, untrained = load_tiny_sd(), load_tiny_sd()
@@ -43,8 +43,11 @@ def denoise() -> None:
             module.reset_parameters()
     rows, log_probs = [], []
     for pipeline in (trained, untrained):
-        draws, how = torch.Generator().manual_seed(5), {"num_inference_steps": 10, "guidance_scale": 1.0}
-        _, rolled = text2img_rollout(pipeline, [PROMPT], generator=draws, **how)
+        draws, settings = (
+            torch.Generator().manual_seed(5),
+            SamplingSettings(num_inference_steps=10, guidance_scale=1.0),
+        )
+        _, rolled = text2img_rollout(pipeline, [PROMPT], settings, generator=draws)
         states = torch.cat([rolled.latents[0], rolled.final_latents])  # (11, 4, 8, 8)
         rows.append(family_of(pipeline).decode(states))
         log_probs.append(rolled.log_probs[0].tolist())

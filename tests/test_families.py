@@ -42,7 +42,7 @@ from ddpo_lessons.families import FAMILIES, Family, family_of, load_pipeline
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import StableDiffusion, ddim_scheduler
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
-from ddpo_lessons.rollout import Trajectory, img2img_rollout, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
@@ -107,9 +107,12 @@ def test_text2img_draws_what_plain_diffusers_draws(guidance, zeros, negative):
         ).images  # fmt: skip
 
     images, trajectory = text2img_rollout(
-        pipeline, prompts, negative_prompt=negative, num_inference_steps=4, guidance_scale=guidance,
-        eta=0.7, generator=generators(1, 2, 3), initial_noise=noise,
-    )  # fmt: skip
+        pipeline,
+        prompts,
+        SamplingSettings(negative_prompt=negative, num_inference_steps=4, guidance_scale=guidance, eta=0.7),
+        generator=generators(1, 2, 3),
+        initial_noise=noise,
+    )
     torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-4, rtol=0)
     torch.testing.assert_close(images, theirs("pt"), atol=1e-4, rtol=0)
 
@@ -121,9 +124,14 @@ def test_img2img_draws_what_plain_diffusers_draws(guidance, zeros, negative):
     prompts, images = ["a red three", "a digit"], torch.rand(2, 3, HEIGHT, WIDTH, generator=generators(3)[0])
     noise = torch.randn(2, 4, 8, 12, generator=generators(5)[0])
     drawn, trajectory = img2img_rollout(
-        pipeline, prompts, images, 0.6, negative_prompt=negative, num_inference_steps=5,
-        guidance_scale=guidance, eta=0.7, generator=generators(1, 2), initial_noise=noise,
-    )  # fmt: skip
+        pipeline,
+        prompts,
+        images,
+        0.6,
+        SamplingSettings(negative_prompt=negative, num_inference_steps=5, guidance_scale=guidance, eta=0.7),
+        generator=generators(1, 2),
+        initial_noise=noise,
+    )
     with torch.no_grad():
         clean = pipeline.vae.encode(images * 2 - 1).latent_dist.mean * pipeline.vae.config.scaling_factor
     alpha_bar = pipeline.scheduler.alphas_cumprod[int(trajectory.timesteps[0, 0])]
@@ -151,9 +159,13 @@ def test_empty_prompts_take_one_pass_unless_the_negative_one_is_zeros(zeros, pas
     """Trajectories of one pass and of two then go together, and each is replayed as it was sampled."""
     family = family_of(make_xl(zeros))
     with counted_passes(family.denoiser) as sizes:
-        _, empty = text2img_rollout(family, [""], num_inference_steps=2, generator=generators(1))
+        _, empty = text2img_rollout(
+            family, [""], SamplingSettings(num_inference_steps=2), generator=generators(1)
+        )
     assert sizes == [passes] * 2
-    _, told = text2img_rollout(family, ["a red three"], num_inference_steps=2, generator=generators(1))
+    _, told = text2img_rollout(
+        family, ["a red three"], SamplingSettings(num_inference_steps=2), generator=generators(1)
+    )
     joined = Trajectory.cat([empty, told])
     assert set(joined.conditioning) == set(told.conditioning)
     with torch.no_grad():
@@ -230,9 +242,12 @@ def test_what_was_trained_draws_the_same_in_plain_diffusers(tmp_path, use_lora):
     trainer.train()
     trainer.save_pretrained(tmp_path / "export")
     _, trajectory = text2img_rollout(
-        trainer.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=3.0,
-        generator=generators(1), initial_noise=torch.randn(1, 4, 8, 8, generator=generators(2)[0]),
-    )  # fmt: skip
+        trainer.pipeline,
+        ["a red three"],
+        SamplingSettings(num_inference_steps=3, guidance_scale=3.0),
+        generator=generators(1),
+        initial_noise=torch.randn(1, 4, 8, 8, generator=generators(2)[0]),
+    )
     plain = make_xl_pipeline()
     assert (draw(plain) - trajectory.final_latents).abs().max() > 1e-2
     if use_lora:

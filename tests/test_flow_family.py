@@ -23,7 +23,7 @@ from ddpo_lessons.algorithms.pepg import PEPG
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import Family, family_of, load_pipeline
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.rollout import img2img_rollout, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import Trainer
@@ -75,9 +75,13 @@ def test_text2img_by_the_ode_draws_what_plain_diffusers_draws(guidance, t5):
         ).images  # fmt: skip
 
     images, trajectory = text2img_rollout(
-        pipeline, prompts, negative_prompt="a blue four", num_inference_steps=4, guidance_scale=guidance,
-        eta=0.0, initial_noise=noise,
-    )  # fmt: skip
+        pipeline,
+        prompts,
+        SamplingSettings(
+            negative_prompt="a blue four", num_inference_steps=4, guidance_scale=guidance, eta=0.0
+        ),
+        initial_noise=noise,
+    )
     torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-5, rtol=0)
     torch.testing.assert_close(images, theirs("pt"), atol=1e-5, rtol=0)
 
@@ -93,9 +97,13 @@ def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(guidance, strength)
     images = torch.rand(2, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(3))
     noise = noise_of(2, 4, 8, 12)
     drawn, trajectory = img2img_rollout(
-        pipeline, prompts, images, strength, num_inference_steps=5, guidance_scale=guidance, eta=0.0,
+        pipeline,
+        prompts,
+        images,
+        strength,
+        SamplingSettings(num_inference_steps=5, guidance_scale=guidance, eta=0.0),
         initial_noise=noise,
-    )  # fmt: skip
+    )
     with torch.no_grad():
         mean = pipeline.vae.encode(images * 2 - 1).latent_dist.mean
     sigma = trajectory.timesteps[0, 0] / 1000
@@ -222,5 +230,5 @@ def test_the_embedded_flow_model_has_two_ways_in():
     ours, plain = load_pipeline("tiny-sd3"), load_tiny_sd3()
     weights = plain.transformer.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in ours.transformer.state_dict().items())
-    images, _ = text2img_rollout(ours, ["a red three"], num_inference_steps=2, eta=0.0)
+    images, _ = text2img_rollout(ours, ["a red three"], SamplingSettings(num_inference_steps=2, eta=0.0))
     assert images.shape == (1, 3, 32, 32)

@@ -36,7 +36,7 @@ from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.families import Family, family_of, load_pipeline
 from ddpo_lessons.families.flux import Flux, FluxKontext, places_of, to_latents, to_tokens
 from ddpo_lessons.families.policy import loaded_dtype, prepare_policy, read_lora
-from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
 
@@ -116,9 +116,12 @@ def test_text2img_by_the_ode_draws_what_plain_diffusers_draws(size, is_told, gui
         ).images  # fmt: skip
 
     images, trajectory = text2img_rollout(
-        pipeline, prompts, num_inference_steps=4, guidance_scale=guidance, eta=0.0, initial_noise=noise,
+        pipeline,
+        prompts,
+        SamplingSettings(num_inference_steps=4, guidance_scale=guidance, eta=0.0),
+        initial_noise=noise,
         size=size,
-    )  # fmt: skip
+    )
     torch.testing.assert_close(to_tokens(trajectory.final_latents), theirs("latent"), atol=1e-5, rtol=0)
     torch.testing.assert_close(images, theirs("pt"), atol=1e-5, rtol=0)
     told = family_of(pipeline).condition(prompts, "", guidance)
@@ -130,7 +133,10 @@ def test_guidance_changes_the_picture_of_a_model_that_is_told_it():
     pipeline, noise = make_flux_pipeline(), noise_of(1, 4, 8, 8)
     drawn = [
         text2img_rollout(
-            pipeline, ["a digit"], num_inference_steps=2, guidance_scale=g, eta=0.0, initial_noise=noise
+            pipeline,
+            ["a digit"],
+            SamplingSettings(num_inference_steps=2, guidance_scale=g, eta=0.0),
+            initial_noise=noise,
         )[1].final_latents
         for g in (1.0, 1.0, 3.5)
     ]
@@ -156,9 +162,13 @@ def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(is_told, steps, str
     pipeline, prompts, images = make_flux_pipeline(guidance=is_told), ["a red three", "a digit"], None
     images, noise = images_of(2, 32, 48), noise_of(2, 4, 8, 12)
     drawn, trajectory = img2img_rollout(
-        pipeline, prompts, images, strength, num_inference_steps=steps, guidance_scale=1.0, eta=0.0,
+        pipeline,
+        prompts,
+        images,
+        strength,
+        SamplingSettings(num_inference_steps=steps, guidance_scale=1.0, eta=0.0),
         initial_noise=noise,
-    )  # fmt: skip
+    )
     assert trajectory.num_steps == actions
     with torch.no_grad():
         mean = pipeline.vae.encode(images * 2 - 1).latent_dist.mean
@@ -194,12 +204,16 @@ def test_kontext_edits_as_plain_diffusers_does(is_told, guidance):
         ).images  # fmt: skip
 
     settings: dict[str, Any] = {
-        "num_inference_steps": 4, "guidance_scale": guidance, "eta": 0.0, "initial_noise": noise,
+        "num_inference_steps": 4, "guidance_scale": guidance, "eta": 0.0,
     }  # fmt: skip
-    drawn, trajectory = text2img_rollout(pipeline, prompts, images=images, **settings)
+    drawn, trajectory = text2img_rollout(
+        pipeline, prompts, SamplingSettings(**settings), initial_noise=noise, images=images
+    )
     torch.testing.assert_close(to_tokens(trajectory.final_latents), theirs("latent"), atol=1e-5, rtol=0)
     torch.testing.assert_close(drawn, theirs("pt"), atol=1e-5, rtol=0)
-    without, _ = text2img_rollout(pipeline, prompts, size=(32, 48), **settings)
+    without, _ = text2img_rollout(
+        pipeline, prompts, SamplingSettings(**settings), initial_noise=noise, size=(32, 48)
+    )
     torch.testing.assert_close(without, theirs("pt", None), atol=1e-5, rtol=0)
     assert (drawn - without).abs().max() > 1e-3
 
@@ -335,9 +349,12 @@ def test_plain_diffusers_loads_the_adapter_and_draws_the_trained_pictures(tmp_pa
     trainer.save_pretrained(tmp_path / "lora")
     noise, images = noise_of(1, 4, 8, 8), None if start is None else images_of(1, 32, 32)
     _, trajectory = text2img_rollout(
-        trainer.pipeline, ["a red three"], num_inference_steps=3, guidance_scale=4.0, eta=0.0,
-        initial_noise=noise, images=images,
-    )  # fmt: skip
+        trainer.pipeline,
+        ["a red three"],
+        SamplingSettings(num_inference_steps=3, guidance_scale=4.0, eta=0.0),
+        initial_noise=noise,
+        images=images,
+    )
 
     def draw(pipeline: Any) -> torch.Tensor:
         editing = {} if images is None else {"image": images, "max_area": 32 * 32, "_auto_resize": False}

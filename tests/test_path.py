@@ -1,4 +1,4 @@
-"""How far it is from `train()` to the loss: calls of package functions, counted in a run."""
+"""How far it is from `train()` to the loss and to the network: package functions, counted in a run."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ from helpers import brightness, make_config, make_pipeline, red_three
 
 import ddpo_lessons
 from ddpo_lessons.algorithms import ddpo
+from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.trainer import DDPOTrainer
 
 PACKAGE = Path(ddpo_lessons.__file__).parent
@@ -37,3 +38,17 @@ def test_from_train_to_the_clipped_loss_are_four_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(ddpo, "clipped_surrogate", seen)
     DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
     assert stacks[0] == ["train", "step", "step", "loss", "clipped_surrogate"]
+
+
+def test_from_train_to_the_policy_are_four_calls(tmp_path, monkeypatch):
+    stacks = []
+    predict = StableDiffusion.predict
+
+    def seen(*arguments):
+        stacks.append([*package_functions(), "predict"])
+        return predict(*arguments)
+
+    monkeypatch.setattr(StableDiffusion, "predict", seen)
+    DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
+    assert stacks[0] == ["train", "step", "sample", "sample_trajectory", "predict"]
+    assert stacks[-1] == ["train", "step", "step", "loss", "replay", "predict"]

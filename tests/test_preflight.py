@@ -150,7 +150,11 @@ def test_a_fault_is_out_again_and_its_text_must_stand_in_one_function(tmp_path):
     with put_in(change):
         assert normalize([1, 1, 1, 1, 2.0]).tolist()[-1] > 1e6  # the first four do not differ
     assert normalize([1, 1, 1, 1, 2.0]).tolist() == pytest.approx([-0.5] * 4 + [2])
-    for right, says in (("nowhere", "0 times"), ("self", "times, not once"), ("SHUFFLE = 2", "no function")):
+    for right, says in (
+        ("nowhere", "0 times"),
+        ("self", "times, not once"),
+        ('name = "ddpo"', "no function"),
+    ):
         wrong = Fault("algorithms/ddpo.py", right, "0", "", "")
         with pytest.raises(ValueError, match=says), put_in(wrong):
             pass

@@ -1,5 +1,6 @@
 import math
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from helpers import (
 
 from ddpo_lessons.families import family_of
 from ddpo_lessons.families.stable_diffusion import decode, encode, make_schedule
-from ddpo_lessons.rollout import Trajectory, img2img_rollout, sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout, sample_seed, text2img_rollout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,9 +51,12 @@ def test_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha
         latents=noise, output_type="pt",
     ).images  # fmt: skip
     ours, _ = text2img_rollout(
-        pipeline, prompts, num_inference_steps=4, guidance_scale=3.0, generator=generators(1, 2),
+        pipeline,
+        prompts,
+        SamplingSettings(num_inference_steps=4, guidance_scale=3.0),
+        generator=generators(1, 2),
         initial_noise=noise,
-    )  # fmt: skip
+    )
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
@@ -67,9 +71,13 @@ def test_img2img_draws_the_images_of_plain_diffusers(spacing):
         guidance_scale=3.0, eta=1.0, generator=generators(1, 2), output_type="pt",
     ).images  # fmt: skip
     ours, trajectory = img2img_rollout(
-        pipeline, prompts, images, 0.6, num_inference_steps=5, guidance_scale=3.0,
+        pipeline,
+        prompts,
+        images,
+        0.6,
+        SamplingSettings(num_inference_steps=5, guidance_scale=3.0),
         generator=generators(1, 2),
-    )  # fmt: skip
+    )
     assert trajectory.num_steps == 3
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
@@ -77,9 +85,11 @@ def test_img2img_draws_the_images_of_plain_diffusers(spacing):
 def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
     pipeline = make_pipeline()
     images, trajectory = text2img_rollout(
-        pipeline, ["a red three", "a two"], num_inference_steps=3, guidance_scale=2.0,
+        pipeline,
+        ["a red three", "a two"],
+        SamplingSettings(num_inference_steps=3, guidance_scale=2.0),
         generator=generators(1, 2),
-    )  # fmt: skip
+    )
     assert trajectory.latents.shape == (2, 4, 4, 8, 8)
     assert trajectory.timesteps.tolist() == [[999, 666, 332]] * 2
     assert trajectory.log_probs.shape == (2, 3)
@@ -100,10 +110,17 @@ def test_a_sample_does_not_depend_on_its_batch():
     pipeline = make_pipeline()
     prompts, images = ["a red three", "", "a two"], random_images(3)
     settings = {"num_inference_steps": 4, "guidance_scale": 3.0}
-    together = img2img_rollout(pipeline, prompts, images, 0.8, generator=generators(1, 2, 3), **settings)
+    together = img2img_rollout(
+        pipeline, prompts, images, 0.8, SamplingSettings(**settings), generator=generators(1, 2, 3)
+    )
     for i, prompt in enumerate(prompts):
         alone = img2img_rollout(
-            pipeline, [prompt], images[i : i + 1], 0.8, generator=generators(i + 1), **settings
+            pipeline,
+            [prompt],
+            images[i : i + 1],
+            0.8,
+            SamplingSettings(**settings),
+            generator=generators(i + 1),
         )
         torch.testing.assert_close(alone[0][0], together[0][i], atol=1e-4, rtol=0)
         torch.testing.assert_close(alone[1].log_probs[0], together[1].log_probs[i], atol=1e-4, rtol=0)
@@ -124,9 +141,11 @@ def test_one_pass_where_one_is_enough(guidance, prompts, negative, batches):
     pipeline = make_pipeline()
     with counted_passes(pipeline.unet) as sizes:
         text2img_rollout(
-            pipeline, prompts, num_inference_steps=3, guidance_scale=guidance,
-            negative_prompt=negative, generator=generators(1, 2),
-        )  # fmt: skip
+            pipeline,
+            prompts,
+            SamplingSettings(num_inference_steps=3, guidance_scale=guidance, negative_prompt=negative),
+            generator=generators(1, 2),
+        )
     assert sizes == batches
 
 
@@ -147,7 +166,7 @@ def test_joining_guided_and_unguided_batches_keeps_what_each_predicts():
     pipeline = make_pipeline()
     settings = {"num_inference_steps": 2, "guidance_scale": 5.0}
     pieces = [
-        text2img_rollout(pipeline, [prompt], generator=generators(1), **settings)[1]
+        text2img_rollout(pipeline, [prompt], SamplingSettings(**settings), generator=generators(1))[1]
         for prompt in ("", "a two")
     ]
     joined, family = Trajectory.cat(pieces), family_of(pipeline)
@@ -206,7 +225,7 @@ def test_img2img_starts_from_the_image_noised_to_the_first_timestep():
     pipeline, images = make_pipeline(), random_images(2)
     noise = torch.randn(2, 4, 8, 8, generator=generators(1)[0])
     _, trajectory = img2img_rollout(
-        pipeline, ["", ""], images, 0.5, num_inference_steps=4, initial_noise=noise
+        pipeline, ["", ""], images, 0.5, SamplingSettings(num_inference_steps=4), initial_noise=noise
     )
     alpha_bar = pipeline.scheduler.alphas_cumprod[int(trajectory.timesteps[0, 0])]
     expected = alpha_bar.sqrt() * encode(pipeline.vae, images) + (1 - alpha_bar).sqrt() * noise
@@ -238,9 +257,16 @@ def test_a_schedule_that_begins_after_the_last_trained_timestep_is_refused():
 def test_a_deterministic_last_step_is_run_but_not_recorded():
     pipeline = make_pipeline(set_alpha_to_one=True)
     for rollout in (
-        lambda: text2img_rollout(pipeline, [""], num_inference_steps=3, generator=generators(1)),
+        lambda: text2img_rollout(
+            pipeline, [""], SamplingSettings(num_inference_steps=3), generator=generators(1)
+        ),
         lambda: img2img_rollout(
-            pipeline, [""], random_images(1), 1.0, num_inference_steps=3, generator=generators(1)
+            pipeline,
+            [""],
+            random_images(1),
+            1.0,
+            SamplingSettings(num_inference_steps=3),
+            generator=generators(1),
         ),
     ):
         with counted_passes(pipeline.unet) as sizes:
@@ -300,13 +326,13 @@ def test_a_prompt_that_is_too_long_is_named_once_with_what_is_cut():
 def test_images_that_do_not_fit_are_refused_before_any_pass(images, error, message):
     pipeline = make_pipeline()
     with counted_passes(pipeline.unet) as sizes, pytest.raises(error, match=message):
-        img2img_rollout(pipeline, ["a two"], images, 0.5, num_inference_steps=4)
+        img2img_rollout(pipeline, ["a two"], images, 0.5, SamplingSettings(num_inference_steps=4))
     assert sizes == []
 
 
 def test_images_of_any_size_that_the_vae_divides_are_taken():
     images, trajectory = img2img_rollout(
-        make_pipeline(), ["a two"], torch.rand(1, 3, 24, 40), 0.5, num_inference_steps=2
+        make_pipeline(), ["a two"], torch.rand(1, 3, 24, 40), 0.5, SamplingSettings(num_inference_steps=2)
     )
     assert images.shape == (1, 3, 24, 40)
     assert trajectory.latents.shape == (1, 2, 4, 6, 10)
@@ -314,7 +340,9 @@ def test_images_of_any_size_that_the_vae_divides_are_taken():
 
 def test_numbers_of_prompts_and_images_must_agree():
     with pytest.raises(ValueError, match="2 prompts for 1 images"):
-        img2img_rollout(make_pipeline(), ["", ""], random_images(1), 0.5, num_inference_steps=2)
+        img2img_rollout(
+            make_pipeline(), ["", ""], random_images(1), 0.5, SamplingSettings(num_inference_steps=2)
+        )
 
 
 def test_the_range_of_images_leaves_room_for_rounding():
@@ -335,13 +363,12 @@ def test_a_group_that_draws_its_own_noise_begins_in_one_state(from_images):
     rollout, start = text2img_rollout, ()
     if from_images:
         rollout, start = img2img_rollout, (random_images(2).repeat_interleave(2, dim=0), 0.7)
-    settings = {"num_inference_steps": 4, "guidance_scale": 3.0}
-    images, trajectory = rollout(
-        pipeline, prompts, *start, **settings, generator=generators(1)[0], group_size=2
-    )
+    settings = SamplingSettings(num_inference_steps=4, guidance_scale=3.0, group_size=2)
+    images, trajectory = rollout(pipeline, prompts, *start, settings, generator=generators(1)[0])
     (generator,) = generators(1)
     noise = torch.randn(4, 4, 8, 8, generator=generator)[::2].repeat_interleave(2, dim=0)
-    alone, _ = rollout(pipeline, prompts, *start, **settings, generator=generator, initial_noise=noise)
+    settings = replace(settings, group_size=1)
+    alone, _ = rollout(pipeline, prompts, *start, settings, generator=generator, initial_noise=noise)
     torch.testing.assert_close(images, alone, atol=1e-5, rtol=0)
     assert torch.equal(*trajectory.latents[:2, 0])
     assert not torch.equal(images[0], images[1])
@@ -358,7 +385,9 @@ def test_a_group_that_draws_its_own_noise_begins_in_one_state(from_images):
 )
 def test_groups_that_have_nothing_in_common_are_refused(prompts, size, noise, message):
     with pytest.raises(ValueError, match=message):
-        text2img_rollout(make_pipeline(), prompts, group_size=size, initial_noise=noise)
+        text2img_rollout(make_pipeline(), prompts, SamplingSettings(group_size=size), initial_noise=noise)
     images = torch.rand(len(prompts), 3, 32, 32) if noise is None else torch.zeros(2, 3, 32, 32)
     with pytest.raises(ValueError, match=message):
-        img2img_rollout(make_pipeline(), prompts, images, 0.5, group_size=size, initial_noise=noise)
+        img2img_rollout(
+            make_pipeline(), prompts, images, 0.5, SamplingSettings(group_size=size), initial_noise=noise
+        )

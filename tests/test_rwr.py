@@ -13,7 +13,7 @@ from helpers import NOT_CLIPPED, brightness, make_pipeline, noisy_image, red_thr
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.rwr import RWR, rwr_weights, sparse_rwr_weights
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.rollout import Trajectory, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, Trajectory, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
 
@@ -43,7 +43,10 @@ def test_the_last_latents_are_what_the_vae_decoded():
     pipeline = make_pipeline(set_alpha_to_one=True)
     generator = torch.Generator().manual_seed(0)
     images, trajectory = text2img_rollout(
-        pipeline, ["a two"] * 2, num_inference_steps=4, guidance_scale=1.0, generator=generator
+        pipeline,
+        ["a two"] * 2,
+        SamplingSettings(num_inference_steps=4, guidance_scale=1.0),
+        generator=generator,
     )
     latents = trajectory.final_latents / pipeline.vae.config.scaling_factor
     with torch.no_grad():

@@ -29,7 +29,7 @@ from helpers import (
 )
 
 from ddpo_lessons.algorithms.base import Samples
-from ddpo_lessons.rollout import Trajectory, img2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
@@ -154,7 +154,7 @@ def test_the_first_replay_tells_when_policies_differ(tmp_path):
 
 def test_a_reward_that_uses_the_pipeline_does_not_change_the_schedule_of_training(tmp_path):
     def meddling(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-        img2img_rollout(pipeline, prompts, images, 0.5, num_inference_steps=2)
+        img2img_rollout(pipeline, prompts, images, 0.5, SamplingSettings(num_inference_steps=2))
         return brightness(images, prompts, metadata)
 
     pipeline = make_pipeline()

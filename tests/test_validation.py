@@ -10,7 +10,7 @@ from PIL import Image
 
 from ddpo_lessons import Validation
 from ddpo_lessons.algorithms.awm import AWM
-from ddpo_lessons.rollout import sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.run.sampling import NO_EPOCH
 from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
@@ -92,7 +92,9 @@ def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_pat
         torch.Generator().manual_seed(sample_seed(0, NO_EPOCH, row)) for row in range(len(HELD_OUT))
     ]
     expected, _ = text2img_rollout(
-        load_tiny_sd3(), [prompt for prompt, _ in HELD_OUT], num_inference_steps=3, guidance_scale=1.0,
-        eta=0.0, generator=generators,
-    )  # fmt: skip
+        load_tiny_sd3(),
+        [prompt for prompt, _ in HELD_OUT],
+        SamplingSettings(num_inference_steps=3, guidance_scale=1.0, eta=0.0),
+        generator=generators,
+    )
     assert torch.allclose(images, expected, atol=1e-5)

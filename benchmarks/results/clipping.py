@@ -22,7 +22,7 @@ from ddpo_lessons.algorithms.base import Learner, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
-from ddpo_lessons.rollout import sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.trainer import Trainer
 
@@ -91,7 +91,9 @@ def look(pipeline: Any, seed: int) -> tuple[torch.Tensor, Row]:
     """Draw the pictures that every epoch of a seed is judged by, and judge them."""
     noise = [torch.Generator().manual_seed(sample_seed(seed, 99, row)) for row in range(PICTURES)]
     asked = [f"a {world.DIGITS[row % 10]}" for row in range(PICTURES)]
-    images = text2img_rollout(pipeline, asked, num_inference_steps=8, guidance_scale=1.0, generator=noise)[0]
+    images = text2img_rollout(
+        pipeline, asked, SamplingSettings(num_inference_steps=8, guidance_scale=1.0), generator=noise
+    )[0]
     right = load_judge()(images).argmax(1) == torch.arange(PICTURES) % 10  # (100,)
     red = redness(images)  # (100,)
     low, median = red.quantile(torch.tensor([0.05, 0.5])).tolist()

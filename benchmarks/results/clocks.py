@@ -28,7 +28,7 @@ from ddpo_lessons.advantages import normalize
 from ddpo_lessons.batching import Samples, shuffle_samples, shuffle_time
 from ddpo_lessons.data.images import image_grid
 from ddpo_lessons.families import Family, family_of
-from ddpo_lessons.rollout import Trajectory, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, Trajectory, text2img_rollout
 from ddpo_lessons.tiny import load_tiny_sd
 
 HERE = Path(__file__).parent
@@ -53,10 +53,11 @@ class Policy:
 
     def rollout(self, seed: int) -> tuple[torch.Tensor, Trajectory, Samples]:
         """Sample; the samples' rewards say how red a picture is."""
-        settings = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "generator": seeded(seed)}
-        images, made = text2img_rollout(self.family, [PROMPT] * SAMPLES, **settings)
+        settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=1.0)
+        draws = seeded(seed)
+        images, made = text2img_rollout(self.family, [PROMPT] * SAMPLES, settings, generator=draws)
         rewards = redness(images)  # (B,)
-        noise = torch.randn(made.final_latents.shape, generator=settings["generator"])  # (B, C, h, w)
+        noise = torch.randn(made.final_latents.shape, generator=draws)  # (B, C, h, w)
         samples = {
             "timesteps": made.timesteps,
             "latents": made.latents[:, :-1],

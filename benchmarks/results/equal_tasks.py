@@ -34,7 +34,7 @@ from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import RewardFunction, animal_alignment, prompt_alignment
 from ddpo_lessons.rewards.base import checked_reward, split_info
-from ddpo_lessons.rollout import sample_seed, sample_trajectory, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, sample_seed, sample_trajectory, text2img_rollout
 from ddpo_lessons.tiny.classifier import score_prompts
 from ddpo_lessons.zoo.judges import named
 
@@ -127,8 +127,9 @@ class TasteExam(Exam):
         return text2img_rollout(
             pipeline,
             prompts or self.prompts,
-            num_inference_steps=TASKS["taste"].settings["sample_num_steps"],
-            guidance_scale=1.0,
+            SamplingSettings(
+                num_inference_steps=TASKS["taste"].settings["sample_num_steps"], guidance_scale=1.0
+            ),
             generator=[torch.Generator().manual_seed(seed) for seed in seeds],
         )[0]
 

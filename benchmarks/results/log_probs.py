@@ -15,7 +15,7 @@ import torch
 from benchmarks.common import Row, parse, redness, run_all
 from ddpo_lessons.ddim import gaussian_log_prob
 from ddpo_lessons.families import Family, family_of
-from ddpo_lessons.rollout import Trajectory, sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, Trajectory, sample_seed, text2img_rollout
 from ddpo_lessons.tiny import load_judge, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
@@ -32,8 +32,8 @@ class Variant:
 
 def roll_out(pipeline: Any, count: int, *seed: int) -> tuple[torch.Tensor, Trajectory]:
     generator = torch.Generator().manual_seed(sample_seed(*seed))
-    settings: Row = {"num_inference_steps": 10, "guidance_scale": 1.0}
-    return text2img_rollout(pipeline, ["a three"] * count, **settings, generator=generator)
+    settings = SamplingSettings(num_inference_steps=10, guidance_scale=1.0)
+    return text2img_rollout(pipeline, ["a three"] * count, settings, generator=generator)
 
 
 def score(

@@ -14,7 +14,7 @@ from benchmarks.common import Row, redness, write_json
 from benchmarks.text.sweep import lesson_trainer
 from ddpo_lessons.advantages import gae, normalize
 from ddpo_lessons.families import family_of
-from ddpo_lessons.rollout import text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import read
 from ddpo_lessons.text.ppo import shape_rewards, token_log_probs
@@ -69,9 +69,12 @@ def text() -> Row:
 
 @torch.no_grad()
 def picture() -> Row:
-    family, settings = family_of(load_tiny_sd()), {"num_inference_steps": STEPS, "guidance_scale": 4.0}
+    family, settings = (
+        family_of(load_tiny_sd()),
+        SamplingSettings(num_inference_steps=STEPS, guidance_scale=4.0),
+    )
     made = [
-        text2img_rollout(family, [PROMPT], **settings, generator=torch.Generator().manual_seed(seed))[1]
+        text2img_rollout(family, [PROMPT], settings, generator=torch.Generator().manual_seed(seed))[1]
         for seed in range(PICTURES)
     ]
     finished = torch.cat([family.decode(trajectory.final_latents) for trajectory in made])  # (32, 3, H, W)

@@ -23,7 +23,7 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.rewards import jpeg_compressibility
-from ddpo_lessons.rollout import sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.tiny.world import to_pil
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
@@ -73,8 +73,8 @@ class Run:
 def paint(pipeline: Any, noise: int, prompt: str = PROMPT, count: int = PICTURES) -> torch.Tensor:
     """Draw the test pictures as training samples them, from noise that the seed decides, (N, 3, 64, 64)."""
     generators = [torch.Generator().manual_seed(sample_seed(noise, n)) for n in range(count)]
-    told: Row = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "generator": generators}
-    return text2img_rollout(pipeline, [prompt] * count, **told)[0]
+    settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=1.0)
+    return text2img_rollout(pipeline, [prompt] * count, settings, generator=generators)[0]
 
 
 def rewards(images: torch.Tensor) -> torch.Tensor:
@@ -150,9 +150,9 @@ def draw_loop() -> None:
 
     loop.png has a row for each: x_T to x_0 as three of the latent's four channels, and the picture.
     """
-    options: Row = {"num_inference_steps": STEPS, "guidance_scale": 1.0, "group_size": 8}
-    options["generator"] = torch.Generator().manual_seed(0)
-    images, trajectory = text2img_rollout(load_tiny_zoo(), [PROMPT] * 64, **options)
+    settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=1.0, group_size=8)
+    generator = torch.Generator().manual_seed(0)
+    images, trajectory = text2img_rollout(load_tiny_zoo(), [PROMPT] * 64, settings, generator=generator)
     scored = rewards(images)  # (64,)
     advantages = normalize_groups(scored, 8)
     order = scored[:8].argsort(descending=True).tolist()  # of the first group

@@ -33,7 +33,7 @@ from ddpo_lessons.rewards import (
     jpeg_incompressibility,
 )
 from ddpo_lessons.rewards.base import checked_reward, split_info
-from ddpo_lessons.rollout import sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.tiny.world import measure_background, to_pil
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
@@ -137,7 +137,7 @@ def draw(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> t
     """Draw a picture for each sentence as training samples them, from noise that the seed decides."""
     told = {"num_inference_steps": SETTINGS["sample_num_steps"], "guidance_scale": 1.0, **settings}
     noise = [torch.Generator().manual_seed(sample_seed(seed, n)) for n in range(len(prompts))]
-    return text2img_rollout(pipeline, prompts, **told, generator=noise)[0]
+    return text2img_rollout(pipeline, prompts, SamplingSettings(**told), generator=noise)[0]
 
 
 def scores(reward: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:

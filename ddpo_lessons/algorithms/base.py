@@ -13,9 +13,8 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rollout import Trajectory, sample_seed
+from ddpo_lessons.rollout import WINDOW, Trajectory, sample_seed
 
-WINDOW = 4  # purpose of a seed
 Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
 _OTHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args and **kwargs
 Loss = Callable[[Any, Pairs], tuple[torch.Tensor, dict[str, torch.Tensor]]]

@@ -32,9 +32,7 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
 from ddpo_lessons.families import Family
 from ddpo_lessons.ppo import check_finite, clipped_surrogate
-from ddpo_lessons.rollout import Trajectory, sample_seed
-
-SHUFFLE = 2  # purpose of a seed; sampling has 0 and 1
+from ddpo_lessons.rollout import SHUFFLE, Trajectory, sample_seed
 
 
 class DDPO(Algorithm):

@@ -21,9 +21,7 @@ from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Sample
 from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.families import Family, Schedule
-from ddpo_lessons.rollout import Trajectory, sample_seed
-
-SHUFFLE, STEPS, NOISE = 2, 5, 6  # purposes of seeds
+from ddpo_lessons.rollout import NEW_NOISE, SHUFFLE, STEPS_WITH_GRADIENT, Trajectory, sample_seed
 
 
 def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -108,14 +106,14 @@ class DRaFT(Algorithm):
         """Return K of an optimizer step, the same in all processes."""
         if not self.draws_steps:
             return self.last_steps
-        generator = torch.Generator().manual_seed(sample_seed(self.config.seed, step, STEPS))
+        generator = torch.Generator().manual_seed(sample_seed(self.config.seed, step, STEPS_WITH_GRADIENT))
         return 1 + int(torch.randint(self.last_steps, (1,), generator=generator))
 
     def draw_noise(self, samples: Samples, pairs: Pairs, steps: int, step: int) -> torch.Tensor:
         """Draw each sample's noise (N, K, C, h, w) of K steps from its own seed, whatever the grouping."""
         shape = steps, *samples.trajectory.final_latents.shape[1:]
         numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
-        seeds = [sample_seed(self.config.seed, step, NOISE, number) for number in numbers]
+        seeds = [sample_seed(self.config.seed, step, NEW_NOISE, number) for number in numbers]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         return torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators])
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Samples
-from ddpo_lessons.algorithms.ddpo import SHUFFLE, shuffled_pairs
+from ddpo_lessons.algorithms.ddpo import shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rollout import Trajectory, recorded_steps, sample_seed
+from ddpo_lessons.rollout import FORWARD_PROCESS, SHUFFLE, Trajectory, recorded_steps, sample_seed
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ForwardProcess(Algorithm):
         """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
         numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
         seeds = [
-            sample_seed(self.config.seed, 3, step, 0, number, column)
+            sample_seed(self.config.seed, FORWARD_PROCESS, step, 0, number, column)
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
         ]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]

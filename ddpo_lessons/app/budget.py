@@ -30,7 +30,7 @@ from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import Family, family_of
 from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.rollout import Trajectory, sample_trajectory
 from ddpo_lessons.run.learner import Learner
 from ddpo_lessons.run.processes import make_autocast
 from ddpo_lessons.run.sampling import Sampler, count_actions
@@ -263,9 +263,10 @@ class Rehearsal(Learner):
                 family.condition(*told, start.images(contexts))
             counter.flops = 0  # a prompt is embedded once
             generators = [torch.Generator()] * count
-            images, trajectory = sampler.render(
-                contexts * count, sampler.schedule(0, contexts), generators, None
-            )
+            beginning = sampler._beginning(contexts * count, sampler.schedule(0, contexts), generators, None)
+            with torch.no_grad(), self.autocast():
+                trajectory = sample_trajectory(family, **beginning)
+                images = family.decode(trajectory.final_latents)
         return trajectory, images, counter
 
     def train(self, piece: Trajectory) -> None:

@@ -29,7 +29,7 @@ from ddpo_lessons.data.prompts import hidden_animals
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import animal_alignment
-from ddpo_lessons.rollout import img2img_rollout, sample_seed
+from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed
 from ddpo_lessons.run.processes import loading_bars
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.zoo import load_judge, load_second_judge, load_tiny_zoo, world
@@ -105,9 +105,7 @@ def restore(
             [prompts[n] for n in numbers],
             images[numbers],
             noise_strength,
-            num_inference_steps=num_steps,
-            guidance_scale=guidance_scale,
-            eta=eta,
+            SamplingSettings(num_inference_steps=num_steps, guidance_scale=guidance_scale, eta=eta),
             generator=[torch.Generator().manual_seed(sample_seed(seed, int(n))) for n in numbers],
         )
         out.append(edited.cpu())

@@ -114,9 +114,12 @@ def _of_scoring(
 
 def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Tensor) -> Finding:
     """Make the first and the last group of samples by themselves, and score them one by one."""
-    schedule, size = trainer.sampler.schedule(0, list(contexts.values())), trainer.config.sample_group_size
+    sampler, size = trainer.sampler, trainer.config.sample_group_size
+    schedule = sampler.schedule(0, list(contexts.values()))
     first, last = list(range(size)), list(range(len(rewards) - size, len(rewards)))
-    images = torch.cat([trainer.sampler.rollout(0, rows, contexts, schedule)[0] for rows in (first, last)])
+    images = torch.cat(
+        [sampler.render(sampler.beginning(0, rows, contexts, schedule)) for rows in (first, last)]
+    )
     rows = [*first, *last]
     alone = _rescore(trainer, images, [contexts[row] for row in rows], 1)
     return _compared(

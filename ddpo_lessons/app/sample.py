@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ddpo_lessons.families import family_of, load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype, read_lora
 from ddpo_lessons.families.stable_diffusion import check_size, vae_factor
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rollout import img2img_rollout, sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.run.processes import loading_bars, make_autocast
 from ddpo_lessons.tiny.world import to_pil
 
@@ -69,7 +69,7 @@ def run(arguments: Sample) -> int:
     pipeline.to(Accelerator().device)  # which reads ACCELERATE_USE_CPU, as training does
     if files and not edits:  # refuses a strength that cannot work
         family_of(pipeline).schedule(
-            _settings(arguments, policy)["num_inference_steps"], _strength(arguments, policy), size=size
+            _settings(arguments, policy).num_inference_steps, _strength(arguments, policy), size=size
         )
     return _sample(arguments, policy, pipeline, jobs)
 
@@ -200,8 +200,10 @@ def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job
     folder.mkdir(parents=True, exist_ok=True)
     family, settings = family_of(pipeline), _settings(arguments, policy)  # a family remembers embeddings
     square = _size(arguments, policy)
-    if isinstance(family.schedule(settings["num_inference_steps"], size=square), FlowSchedule):
-        settings["eta"] = 0.0  # the noise of training only explores: plain diffusers' steps are the ODE's
+    if isinstance(family.schedule(settings.num_inference_steps, size=square), FlowSchedule):
+        settings = replace(
+            settings, eta=0.0
+        )  # the noise of training only explores: plain diffusers' steps are the ODE's
     size, done = 1 if arguments.keep_size else arguments.batch_size, 0  # sizes may differ
     side = image_size(pipeline) if square is None else square[0]
     low = loaded_dtype(policy.settings) == torch.bfloat16  # then as in training, LoRA in float32
@@ -212,15 +214,19 @@ def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job
             batch = [jobs[number] for number in numbers]
             inputs = [_load(arguments, policy, side, n, jobs[n]) for n in numbers]
             seeds = [sample_seed(arguments.seed, number) for number in numbers]
-            settings["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
+            noise = [torch.Generator().manual_seed(seed) for seed in seeds]
             prompts, given = [job.prompt for job in batch], [image for image in inputs if image is not None]
             with autocast():
                 if given and not family.takes_images:
                     strength = _strength(arguments, policy)
-                    made, _ = img2img_rollout(family, prompts, torch.stack(given), strength, **settings)
+                    made, _ = img2img_rollout(
+                        family, prompts, torch.stack(given), strength, settings, generator=noise
+                    )
                 else:
                     images = torch.stack(given) if given else None
-                    made, _ = text2img_rollout(family, prompts, size=square, images=images, **settings)
+                    made, _ = text2img_rollout(
+                        family, prompts, settings, generator=noise, size=square, images=images
+                    )
             for job, image, start in zip(batch, made.cpu(), inputs, strict=True):
                 _write(folder / job.name, to_pil(image))
                 tqdm.write(str(folder / job.name))
@@ -235,15 +241,15 @@ def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job
     return 0
 
 
-def _settings(arguments: Sample, policy: Policy) -> dict[str, Any]:
-    """Return the arguments of a rollout: the flags', or those that were trained with."""
+def _settings(arguments: Sample, policy: Policy) -> SamplingSettings:
+    """Return the settings of a rollout: the flags', or those that were trained with."""
     scale, trained = arguments.guidance_scale, policy.settings
-    return {
-        "num_inference_steps": arguments.steps or trained.sample_num_steps,
-        "guidance_scale": trained.sample_guidance_scale if scale is None else scale,
-        "eta": trained.sample_eta,
-        "negative_prompt": trained.negative_prompts,
-    }
+    return SamplingSettings(
+        num_inference_steps=arguments.steps or trained.sample_num_steps,
+        guidance_scale=trained.sample_guidance_scale if scale is None else scale,
+        eta=trained.sample_eta,
+        negative_prompt=trained.negative_prompts,
+    )
 
 
 def _size(arguments: Sample, policy: Policy) -> tuple[int, int] | None:

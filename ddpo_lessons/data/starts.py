@@ -38,7 +38,6 @@ class FromNoise:
 
     def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
         """Return the steps of a rollout, the whole schedule, for contexts that are all of one size."""
-        self.check_resolution(family)
         return family.schedule(config.sample_num_steps, eta=config.sample_eta, size=self.size(contexts))
 
     def count_train_timesteps(self, num_actions: int, config: DDPOConfig) -> int:

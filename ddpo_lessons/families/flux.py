@@ -40,30 +40,29 @@ class Flux(StableDiffusion3):
     def _is_told_guidance(self) -> bool:
         return bool(self.denoiser.config.guidance_embeds)
 
-    def _call(self, denoiser: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        def call(
-            latents: torch.Tensor,
-            timesteps: torch.Tensor,
-            prompt_embeds: torch.Tensor,
-            pooled_embeds: torch.Tensor,
-            guidance: torch.Tensor | None = None,
-            image_latents: torch.Tensor | None = None,
-        ) -> torch.Tensor:
-            images = [latents] if image_latents is None else [latents, image_latents]
-            tokens = [to_tokens(image) for image in images]
-            places = [places_of(image, number) for number, image in enumerate(images)]
-            out = denoiser(
-                hidden_states=torch.cat(tokens, dim=1),  # (N, L, 4C)
-                timestep=timesteps / self.num_train_timesteps,
-                guidance=guidance,
-                pooled_projections=pooled_embeds,
-                encoder_hidden_states=prompt_embeds,
-                txt_ids=prompt_embeds.new_zeros(prompt_embeds.shape[1], 3),
-                img_ids=torch.cat(places),
-            ).sample
-            return to_latents(out[:, : tokens[0].shape[1]], latents.shape[2])
-
-        return call
+    def _call(  # type: ignore[override]
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        prompt_embeds: torch.Tensor,
+        pooled_embeds: torch.Tensor,
+        guidance: torch.Tensor | None = None,
+        image_latents: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        images = [latents] if image_latents is None else [latents, image_latents]
+        tokens = [to_tokens(image) for image in images]
+        places = [places_of(image, number) for number, image in enumerate(images)]
+        out = denoiser(
+            hidden_states=torch.cat(tokens, dim=1),  # (N, L, 4C)
+            timestep=timesteps / self.num_train_timesteps,
+            guidance=guidance,
+            pooled_projections=pooled_embeds,
+            encoder_hidden_states=prompt_embeds,
+            txt_ids=prompt_embeds.new_zeros(prompt_embeds.shape[1], 3),
+            img_ids=torch.cat(places),
+        ).sample
+        return to_latents(out[:, : tokens[0].shape[1]], latents.shape[2])
 
     # ---------------------------------------------------------------------------------------- prompts
     def condition(

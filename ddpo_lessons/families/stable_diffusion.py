@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -80,14 +81,16 @@ class StableDiffusion:
         # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
         latents, timesteps = latents.to(dtype).contiguous(), timesteps.to(latents.device)
         told = {name: value.to(dtype) for name, value in conditioning.items()}
-        call = self._call(denoiser)
-        return guided(call, latents, timesteps, told, guidance_scale)
+        return guided(partial(self._call, denoiser), latents, timesteps, told, guidance_scale)
 
-    def _call(self, denoiser: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        def call(latents: torch.Tensor, timesteps: torch.Tensor, prompt_embeds: torch.Tensor) -> torch.Tensor:
-            return denoiser(latents, timesteps, encoder_hidden_states=prompt_embeds).sample
-
-        return call
+    def _call(
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        prompt_embeds: torch.Tensor,
+    ) -> torch.Tensor:
+        return denoiser(latents, timesteps, encoder_hidden_states=prompt_embeds).sample
 
     # ---------------------------------------------------------------------------------------- prompts
     def condition(

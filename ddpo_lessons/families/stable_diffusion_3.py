@@ -58,21 +58,20 @@ class StableDiffusion3(StableDiffusion):
         """T5 overflows in float16."""
         return frozenset({"text_encoder_3"})
 
-    def _call(self, denoiser: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        def call(
-            latents: torch.Tensor,
-            timesteps: torch.Tensor,
-            prompt_embeds: torch.Tensor,
-            pooled_embeds: torch.Tensor,
-        ) -> torch.Tensor:
-            return denoiser(
-                hidden_states=latents,
-                timestep=timesteps,
-                encoder_hidden_states=prompt_embeds,
-                pooled_projections=pooled_embeds,
-            ).sample
-
-        return call
+    def _call(  # type: ignore[override]
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        prompt_embeds: torch.Tensor,
+        pooled_embeds: torch.Tensor,
+    ) -> torch.Tensor:
+        return denoiser(
+            hidden_states=latents,
+            timestep=timesteps,
+            encoder_hidden_states=prompt_embeds,
+            pooled_projections=pooled_embeds,
+        ).sample
 
     # ---------------------------------------------------------------------------------------- prompts
     @torch.no_grad()

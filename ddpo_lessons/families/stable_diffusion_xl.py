@@ -27,20 +27,19 @@ class StableDiffusionXL(StableDiffusion):
         """Its autoencoder overflows in float16 (diffusers keeps it in float32 then, too)."""
         return frozenset({"vae"} if self.pipeline.vae.config.force_upcast else ())
 
-    def _call(self, denoiser: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        def call(
-            latents: torch.Tensor,
-            timesteps: torch.Tensor,
-            prompt_embeds: torch.Tensor,
-            pooled_embeds: torch.Tensor,
-            time_ids: torch.Tensor,
-        ) -> torch.Tensor:
-            added = {"text_embeds": pooled_embeds, "time_ids": time_ids}
-            return denoiser(
-                latents, timesteps, encoder_hidden_states=prompt_embeds, added_cond_kwargs=added
-            ).sample
-
-        return call
+    def _call(  # type: ignore[override]
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        prompt_embeds: torch.Tensor,
+        pooled_embeds: torch.Tensor,
+        time_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        added = {"text_embeds": pooled_embeds, "time_ids": time_ids}
+        return denoiser(
+            latents, timesteps, encoder_hidden_states=prompt_embeds, added_cond_kwargs=added
+        ).sample
 
     def condition(
         self,

@@ -15,33 +15,28 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context, RewardFunction, score, split_info
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.families import Family, Schedule
-from ddpo_lessons.rollout import Generators, Trajectory, recorded_steps, sample_images, sample_seed
+from ddpo_lessons.rollout import (
+    ACTIONS,
+    INITIAL_NOISE,
+    NO_EPOCH,
+    Generators,
+    Trajectory,
+    recorded_steps,
+    sample_seed,
+    sample_trajectory,
+)
 from ddpo_lessons.run.processes import Share, progress_bar
 
 # A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
 # with less noise than this, rounding alone can take a ratio out of the peers' clip range of 1e-4.
 MIN_STD = 2e-4
-INITIAL_NOISE, ACTIONS = 0, 1  # purposes of seeds
-NO_EPOCH = -1  # in the place of an epoch's number
-
-
-def schedule_of(
-    epoch: int,
-    family: Family,
-    start: FromNoise,
-    algorithm: Algorithm,
-    config: DDPOConfig,
-    contexts: Sequence[Context] = (),
-) -> Schedule:
-    """Return the steps that an epoch samples its contexts by; before there are any, those of the run."""
-    return algorithm.sampling_schedule(start.schedule(family, config, contexts), config, epoch)
 
 
 def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig) -> int:
     """Return how many steps of a rollout are recorded; a ValueError if it fails, or cannot be replayed."""
     start.check_resolution(family)
     try:
-        schedule = schedule_of(0, family, start, algorithm, config)
+        schedule = algorithm.sampling_schedule(start.schedule(family, config), config, epoch=0)
         first, end = recorded_steps(schedule)
     except ValueError as error:
         fields = f"sample_num_steps={config.sample_num_steps}, sample_eta={config.sample_eta}"
@@ -71,7 +66,8 @@ class Sampler:
 
     def schedule(self, epoch: int, contexts: Sequence[Context] = ()) -> Schedule:
         """Return the steps that an epoch samples its contexts by."""
-        return schedule_of(epoch, self.family, self.start, self.algorithm, self.config, contexts)
+        steps = self.start.schedule(self.family, self.config, contexts)
+        return self.algorithm.sampling_schedule(steps, self.config, epoch)
 
     def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
         """Sample and score this process's share: batches of `score`, trajectory, seconds of scoring."""
@@ -86,7 +82,10 @@ class Sampler:
             progress_bar(self.share.accelerator, "sampling", len(rows), leave=False) as bar,
         ):
             for group in rows.chunk(math.ceil(rows.numel() / size)):  # (G, B)
-                images, trajectory = self.rollout(epoch, group.flatten().tolist(), contexts, schedule)
+                beginning = self.beginning(epoch, group.flatten().tolist(), contexts, schedule)
+                with torch.no_grad(), self.autocast():
+                    trajectory = sample_trajectory(self.family, **beginning)
+                    images = self.family.decode(trajectory.final_latents)  # (G B, 3, H, W)
                 if images.is_cuda:
                     torch.cuda.synchronize(images.device)  # decoding is sampling, not reward
                 before = time.perf_counter()
@@ -98,13 +97,13 @@ class Sampler:
                 self.on_pass()
         return batches, Trajectory.cat(pieces), seconds
 
-    def rollout(
+    def beginning(
         self, epoch: int, rows: Sequence[int], contexts: dict[int, Context], schedule: Schedule
-    ) -> tuple[torch.Tensor, Trajectory]:
-        """Play some rollouts of an epoch, by their numbers in it."""
+    ) -> dict[str, Any]:
+        """Return the arguments of `sample_trajectory` for rollouts of an epoch, by their numbers in it."""
         config, shares = self.config, self.algorithm.shares_starts
         groups = [row // config.sample_group_size for row in rows] if shares else rows
-        return self.render(
+        return self._beginning(
             [contexts[row] for row in rows],
             schedule,
             [self._generator(epoch, INITIAL_NOISE, group) for group in groups],
@@ -119,16 +118,19 @@ class Sampler:
 
     def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
         """Draw a picture of each context (B, 3, H, W), from noise by number that no epoch draws."""
-        numbers = range(len(contexts)) if numbers is None else numbers
-        generators = self.generators(numbers)
-        return self.render(contexts, self.schedule(0, contexts), generators, generators)[0]
+        generators = self.generators(range(len(contexts)) if numbers is None else numbers)
+        return self.render(self._beginning(contexts, self.schedule(0, contexts), generators, generators))
+
+    def render(self, beginning: dict[str, Any]) -> torch.Tensor:
+        """Play rollouts, given the arguments of `sample_trajectory`, for their images (B, 3, H, W) alone."""
+        with torch.no_grad(), self.autocast():
+            return self.family.decode(sample_trajectory(self.family, **beginning).final_latents)
 
     def generators(self, numbers: Iterable[int]) -> list[torch.Generator]:
         """Return the generators of `draw`, each for the noise of a picture and then of its steps."""
         return [self._generator(NO_EPOCH, number) for number in numbers]
 
-    @torch.no_grad()
-    def render(
+    def _beginning(
         self,
         contexts: Sequence[Context],
         schedule: Schedule,
@@ -136,27 +138,29 @@ class Sampler:
         of_actions: Generators,
         group_size: int = 1,
         branches: int | None = None,
-    ) -> tuple[torch.Tensor, Trajectory]:
-        """Play B contexts' rollouts, see `sample_trajectory`, and decode them: (B, 3, H, W) in [0, 1]."""
+    ) -> dict[str, Any]:
+        """Draw the noise of B rollouts, make their first states of it, and encode their prompts."""
         config, family, size = self.config, self.family, self.start.size(contexts)
         shape = family.latents_shape(size)
         noise = torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in of_noise])
-        noise = noise.to(self.share.accelerator.device)
-        with self.autocast():
-            return sample_images(
-                family,
-                self.start.prompts(contexts, config),
-                self.start.first_states(family, contexts, schedule, noise, group_size),
-                schedule,
-                config.sample_guidance_scale,
-                config.negative_prompts,
-                size,
-                of_actions,
-                config.log_prob_reduction,
-                group_size,
-                branches,
-                self.start.images(contexts),
-            )
+        noise = noise.to(self.share.accelerator.device)  # (B, C, h, w)
+        with torch.no_grad(), self.autocast():
+            return {
+                "latents": self.start.first_states(family, contexts, schedule, noise, group_size),
+                "schedule": schedule,
+                "conditioning": family.condition(
+                    self.start.prompts(contexts, config),
+                    config.negative_prompts,
+                    config.sample_guidance_scale,
+                    size,
+                    self.start.images(contexts),
+                ),
+                "guidance_scale": config.sample_guidance_scale,
+                "generator": of_actions,
+                "reduction": config.log_prob_reduction,
+                "group_size": group_size,
+                "branches": branches,
+            }
 
 
 def scorer(
