@@ -70,9 +70,6 @@ class DDPOConfig:
     resume_from: str = ""
     """"auto" continues from the newest checkpoint if there is one, and starts the run otherwise; "latest"
     requires a checkpoint; a path names one. What the run did after it is dropped once training goes on."""
-    resume_anyway: bool = False
-    """Continue although reward, prompts or images are not those that the checkpoint names. New: without it
-    they are refused, as every setting is that decides the weights."""
 
     # --- sampling
     sample_num_steps: int = 50
@@ -276,9 +273,8 @@ _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
     "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
-    "resume_anyway", "torch_compile", "train_lora_from", "train_learning_rate",
-    "train_learning_rate_schedule", "train_learning_rate_warmup_steps", "train_forward_size",
-    "train_gradient_checkpointing",
+    "torch_compile", "train_lora_from", "train_learning_rate", "train_learning_rate_schedule",
+    "train_learning_rate_warmup_steps", "train_forward_size", "train_gradient_checkpointing",
 }  # fmt: skip
 _AT_LEAST_ONE = (
     "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",

@@ -664,7 +664,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", "--model", "./typo"], "--model ./typo is neither a folder"),
         (["train", "--model", "PHOTOS", "--reward", "colourfulness"], "holds no model_index.json"),
         (["train", "--resume-from", "latest", "--output-dir", "new"], "--resume-from auto starts the run"),
-        (["train", "--resume-from", "nowhere"], "--resume-from nowhere is not a folder"),
+        (["train", "--resume-from", "nowhere"], "--resume-from nowhere holds no state.json"),
         (["train", "--train-lora-from", "PHOTOS"], f"--train-lora-from PHOTOS holds no {LORA_FILE}"),
         (["train", "--output-dir", "PHOTOS/a.png"], "is a file: choose another --output-dir"),
         (["train", "--output-dir", "PHOTOS/a.png", "--dry-run"], "is a file: choose another --output-dir"),

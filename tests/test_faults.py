@@ -1,8 +1,5 @@
 import dataclasses
 import json
-import multiprocessing
-import os
-import random
 import signal
 import threading
 from collections.abc import Callable
@@ -274,12 +271,8 @@ def test_what_decides_no_weight_of_the_past_may_change_in_a_continuation(tmp_pat
     assert DDPOTrainer(config, brightness, red_three, make_pipeline()).epochs_done == 1
 
 
-def test_a_checkpoint_of_another_model_trainer_or_number_of_processes_is_refused(finished, monkeypatch):
+def test_a_checkpoint_of_another_algorithm_start_or_number_of_processes_is_refused(finished, monkeypatch):
     config = make_config(finished, resume_from="latest", num_epochs=2)
-    with pytest.raises(ValueError, match=r"another run.*denoiser weights"):
-        DDPOTrainer(config, brightness, red_three, make_pipeline(seed=1))
-    with pytest.raises(ValueError, match="scheduler"):
-        DDPOTrainer(config, brightness, red_three, make_pipeline(prediction_type="epsilon"))
     with pytest.raises(ValueError, match="algorithm: 'DDPO' there, 'RWR' here"):
         Trainer(
             dataclasses.replace(config, **NOT_CLIPPED), brightness, red_three, make_pipeline(),
@@ -300,7 +293,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_earlier_one_is_not(tmp_path):
     run(tmp_path, num_epochs=2)
     path = tmp_path / "checkpoint-000002" / "policy.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"policy\.safetensors is truncated or changed"):
+    with pytest.raises(ValueError, match=r"policy\.safetensors cannot be read"):
         run(tmp_path, resume_from="latest", num_epochs=3)
     run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"), num_epochs=2)
 
@@ -323,79 +316,6 @@ def test_training_runs_in_another_thread_which_gets_no_signals(tmp_path):
     thread.start()
     thread.join()
     assert checkpoint.list_checkpoints(tmp_path)
-
-
-# --------------------------------------------------------------------------------- runs in other processes
-@pytest.fixture(scope="module")
-def processes():
-    """Processes that start quickly: copies of one that has imported everything, where the system can."""
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        if method == "forkserver":
-            context.set_forkserver_preload(["helpers", "ddpo_lessons.trainer"])
-        yield context
-
-
-KILLED_RUN = {"num_epochs": 5, "num_checkpoint_limit": 2, "train_batch_size": 1}
-
-
-def die_at(event: str, occurrence: int) -> None:
-    """Kill this process, as kill -9 does, when it is about to do something for that many a time."""
-    left = occurrence
-
-    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **settings: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **settings)
-
-        return wrapped
-
-    owner: Any = torch.nn.Conv2d if event == "forward" else os
-    setattr(owner, event, counting(getattr(owner, event)))
-
-
-def train_until_killed(folder: Path, event: str, occurrence: int) -> None:
-    torch.set_num_threads(1)
-    resume = "latest" if checkpoint.list_checkpoints(folder) else ""
-    config = make_config(folder, resume_from=resume, overwrite=True, **KILLED_RUN)
-    trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
-    if event:
-        die_at(event, occurrence)
-    trainer.train()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no kill -9")
-def test_kills_during_computing_and_saving_leave_the_run_that_was_never_killed(tmp_path, processes):
-    """A save takes four fsyncs, one mkdir, one rename and, beyond the limit, a deletion."""
-    generator = random.Random(0)
-    kills = [
-        ("forward", generator.randint(1, 300)),
-        ("fsync", generator.randint(1, 8)),
-        ("rename", generator.randint(1, 3)),
-        ("unlink", generator.randint(1, 4)),
-        ("", 0),
-    ]
-    exits = []
-    for event, occurrence in kills:
-        process = processes.Process(target=train_until_killed, args=(tmp_path / "a", event, occurrence))
-        process.start()
-        process.join()
-        exits.append(process.exitcode)
-    assert exits == [-signal.SIGKILL] * 4 + [0]
-    run(tmp_path / "b", **KILLED_RUN)
-    found = [checkpoint.read(tmp_path / name / "checkpoint-000005")[0] for name in "ab"]
-    for stem, tensors in found[0].items():
-        assert all(torch.equal(tensors[name], found[1][stem][name]) for name in tensors)
-    steps = [read_metrics(tmp_path / name, "step") for name in "ab"]
-    assert steps[0] == steps[1]
-    assert not list((tmp_path / "a").glob(".checkpoint*"))
 
 
 # --------------------------------------------------------------------- functions and folders that are wrong

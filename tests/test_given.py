@@ -198,8 +198,8 @@ def test_a_second_trainer_of_one_pipeline_says_that_it_goes_on(use_lora, tmp_pat
     assert not torch.equal(first, second)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        train("second", resume_from="latest", num_epochs=2)  # whose weights come from the checkpoint
         if use_lora:
-            train("second", resume_from="latest", num_epochs=2)  # whose weights come from the checkpoint
             pipeline.unload_lora_weights()
             again = train("again")
             assert torch.equal(again, first)  # as of a fresh pipeline

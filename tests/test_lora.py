@@ -161,7 +161,7 @@ def test_a_resume_needs_the_text_encoder_s_adapter(tmp_path):
     whole, parts = (checkpoint.read(tmp_path / run / checkpoint.name_of(2))[0] for run in ("whole", "parts"))
     torch.testing.assert_close(parts, whole, rtol=0, atol=0)
     folder.rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"belongs to another run \(text_encoder weights"):
+    with pytest.raises(ValueError, match=r"frozen_with_an_adapter: \['text_encoder'\] there, \[\] here"):
         train("parts", 3, resume_from="latest")
 
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 from helpers import brightness, make_config, make_pipeline, noisy_image, red_three, weights_of
 
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import animals
+from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rewards import colourfulness
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.record import changed_sources, name_of, read_run
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.run.record import changes, name_of, read_run
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,22 +56,10 @@ def test_functions_have_names_and_a_lambda_has_none(function, name):
     assert name_of(function) == name
 
 
-def test_sources_are_compared_where_both_runs_know_them():
-    pics = {"folder": "/a", "files": 2, "digest": "12"}
-    saved = {"reward": "edit", "reward_function": "m:f.<locals>.g", "images": pics}
-    for mine in (
-        {},
-        {"reward_function": "another.module:f.<locals>.g"},
-        {"reward": "edit", "reward_function": "m:h"},  # the name tells more than the function
-        {"images": {**pics, "folder": "/moved/to/b"}},
-    ):
-        assert changed_sources(saved, mine) == {}
-    assert changed_sources(saved, {"reward": "jpeg"}) == {"reward": "reward: edit there, jpeg here"}
-    assert changed_sources(saved, {"reward_function": "m:h"}) == {
-        "reward": "reward: m:f.<locals>.g there, m:h here"
-    }
-    more = changed_sources(saved, {"images": {"folder": "/a", "files": 3, "digest": "34"}})
-    assert more["images"].endswith("folder '/a', files 3, digest '34' here")
+def test_what_changed_is_told_where_both_runs_know_it():
+    saved = {"seed": 0, "reward": "edit", "resume_from": ""}
+    assert changes(saved, {"seed": 0, "resume_from": "auto", "prompts": "fox"}) == []
+    assert changes(saved, {"seed": 1, "reward": "jpeg"}) == ["seed 0 → 1", "reward edit → jpeg"]
 
 
 # --------------------------------------------------------------------------------------- config.json
@@ -103,35 +93,46 @@ def test_an_unknown_field_is_told_which_may_be_meant():
 
 
 # ------------------------------------------------------------------------------------------- resuming
-def test_another_reward_is_refused_unless_it_is_meant(tmp_path):
+def test_another_reward_or_prompt_function_is_told_in_one_line(tmp_path, capsys):
     run(tmp_path)
-    both = "reward: helpers:brightness there, test_record:darkness here"
-    with pytest.raises(ValueError, match=both) as caught:
-        run(tmp_path, darkness, resume_from="latest", num_epochs=2)
-    assert "resume_anyway=True" in str(caught.value)
-    nameless = run(tmp_path, lambda i, p, m: -brightness(i, p, m), resume_from="latest", num_epochs=2)
-    assert nameless.epochs_done == 2
-    meant = run(tmp_path, darkness, resume_from="latest", num_epochs=3, resume_anyway=True)
-    assert meant.epochs_done == 3
+    config = make_config(tmp_path, resume_from="latest", num_epochs=2)
+    DDPOTrainer(config, darkness, animals(0), make_pipeline()).train()
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("continuing"))
+    assert "num_epochs 1 → 2; reward_function helpers:brightness → test_record:darkness; prompt_" in line
+    assert line.endswith(
+        "prompt_function helpers:red_three → ddpo_lessons.data.prompts:animals.<locals>.draw"
+    )
     assert read_run(tmp_path)[1]["reward_function"] == "test_record:darkness"
-    with pytest.raises(ValueError, match="darkness there, helpers:brightness here"):
-        run(tmp_path, resume_from="latest", num_epochs=4)
 
 
-def test_everything_that_differs_is_one_error(tmp_path):
-    run(tmp_path)
-    with pytest.raises(ValueError, match=r"seed: 0 there, 1 here; reward: .* here\).*train_lora_from"):
-        run(tmp_path, darkness, resume_from="latest", seed=1)
+def test_another_model_is_refused_and_one_that_was_moved_is_not(tmp_path):
+    """Models go by the last part of their names."""
+    for name in ("a/model", "b/model", "a/other"):
+        make_pipeline().save_pretrained(tmp_path / name)
+
+    def train(name: str, epochs: int, **changes: Any) -> None:
+        pipeline = type(make_pipeline()).from_pretrained(tmp_path / name)
+        config = make_config(tmp_path / "run", num_epochs=epochs, **changes)
+        DDPOTrainer(config, brightness, red_three, pipeline).train()
+
+    train("a/model", 1)
+    train("b/model", 2, resume_from="latest")
+    with pytest.raises(ValueError, match=r"another run \(model: 'model' there, 'other' here\)"):
+        train("a/other", 3, resume_from="latest")
+    with pytest.raises(ValueError, match=r"another run \(seed: 0 there, 1 here; model: 'model' there, None"):
+        run(tmp_path / "run", resume_from="latest", seed=1)
 
 
-def test_a_checkpoint_of_an_older_version_is_continued(tmp_path):
-    """It knows no names."""
-    run(tmp_path)
-    folder = tmp_path / "checkpoint-000001"
-    tensors, state = checkpoint.read(folder)
-    del state["run"]
-    checkpoint.write(tmp_path, 1, tensors, state)
-    assert run(tmp_path, darkness, resume_from="latest", num_epochs=2).epochs_done == 2
+def test_another_resolution_of_the_start_is_refused_in_either_direction(tmp_path):
+    for name, sides in (("a", (None, 16)), ("b", (16, None))):
+        for number, side in enumerate(sides):
+            config = make_config(tmp_path / name, num_epochs=1 + number, resume_from="auto")
+            parts = (config, brightness, red_three, make_pipeline())
+            if number == 0:
+                Trainer(*parts, algorithm=DDPO(), start=FromNoise(resolution=side)).train()
+                continue
+            with pytest.raises(ValueError, match=f"resolution: {sides[0]} there, {side} here"):
+                Trainer(*parts, algorithm=DDPO(), start=FromNoise(resolution=side))
 
 
 def test_a_resume_says_what_changed_and_what_there_is_to_do(tmp_path, capsys):

@@ -243,7 +243,7 @@ TINY = (
 )
 
 
-def test_a_sum_is_recorded_and_a_resume_tells_it_from_another(mine, model, clip_folder, capsys):
+def test_a_sum_is_recorded_and_a_resume_tells_of_another(mine, model, clip_folder, capsys):
     reward = f"clip_score@{clip_folder}=1,{mine}.py:red=0.2"
     flags = ["train", *TINY, "--model", model, "--prompt", "a red three"]
     assert cli.main([*flags, "--reward", reward]) == 0
@@ -253,10 +253,11 @@ def test_a_sum_is_recorded_and_a_resume_tells_it_from_another(mine, model, clip_
     assert epoch["reward_mean"] == pytest.approx(parts["clip_score"] + 0.2 * parts["red"], abs=1e-6)
     capsys.readouterr()
     other = reward.replace("0.2", "0.3")
-    assert cli.main([*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other]) == 2
-    message = capsys.readouterr().err
-    assert f"{mine}.py:red 0.2 " in message
-    assert f"{mine}.py:red 0.3 " in message
+    assert cli.main([*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other]) == 0
+    message = capsys.readouterr().out
+    assert "continuing run/checkpoint-000001 with changes: num_epochs 1 → 2; reward " in message
+    assert f"'{mine}.py:red': 0.2}} → " in message
+    assert f"'{mine}.py:red': 0.3}}" in message
 
 
 def test_images_are_checked_for_every_term(mine, model, capsys):

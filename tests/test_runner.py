@@ -175,9 +175,8 @@ def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "a")] == ["checkpoint-000001"]
     assert [r["epoch"] for r in read_metrics(tmp_path / "a", "step")] == [1, 1]
     resumed = DDPOTrainer.from_checkpoint(
-        tmp_path / "a" / "checkpoint-000001", brightness, Remembering(), make_pipeline(),
-        changes={"resume_anyway": True},
-    )  # fmt: skip
+        tmp_path / "a" / "checkpoint-000001", brightness, Remembering(), make_pipeline()
+    )
     resumed.train()
     assert resumed.stopped_by is None
     config = make_config(tmp_path / "b", num_epochs=3, save_freq=9, **TWO_PASSES)

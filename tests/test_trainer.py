@@ -806,6 +806,10 @@ def test_a_run_may_be_saved_before_it_begins(tmp_path):
     trainer.train()
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
     assert names == ["checkpoint-000000", "checkpoint-000001"]
+    other = make_config(tmp_path, overwrite=True, seed=1)
+    folder = DDPOTrainer(other, brightness, red_three, make_pipeline()).save()
+    assert checkpoint.list_checkpoints(tmp_path) == [folder]
+    assert checkpoint.read_state(folder)["config"]["seed"] == 1
 
 
 def test_from_checkpoint_takes_changes_that_decide_no_weight(tmp_path):

@@ -17,8 +17,8 @@ from ddpo_lessons.algorithms import ALGORITHMS
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.config import RUN, DDPOConfig
 
-# Of a run's config.json: what says where that run lies and how it was continued.
-_PLACES = {"output_dir", "logdir", "run_name", "exp_name", "resume_from", "resume_anyway", "overwrite"}
+# Of a run's config.json: what says where that run lies and what it resumed.
+_PLACES = {"output_dir", "logdir", "run_name", "exp_name", "resume_from", "overwrite"}
 _KINDS = {**get_type_hints(Train), **get_type_hints(DDPOConfig)}
 _LISTS = ("reward", "judge", "damage", "severity", "train_lora_target_modules")
 FLAGS = {spec.name for spec in dataclasses.fields(Train)} - {"basic", "advanced", "config"}

@@ -225,15 +225,9 @@ class Train:
         config.check_epoch(world_size())
         if self.images is not None and not self.images.is_dir():
             raise ValueError(f"--images {self.images} is not a folder")
-        if config.resume_from not in ("", "auto", "latest") and not Path(config.resume_from).is_dir():
-            raise ValueError(f"--resume-from {config.resume_from} is not a folder: give a checkpoint")
-        if (
-            config.resume_from not in ("", "auto", "latest")
-            and not Path(config.resume_from, "manifest.json").is_file()
-        ):
-            raise ValueError(
-                f"--resume-from {config.resume_from} holds no manifest.json: give a whole checkpoint"
-            )
+        source = config.resume_from
+        if source not in ("", "auto", "latest") and not Path(source, "state.json").is_file():
+            raise ValueError(f"--resume-from {source} holds no state.json: give the folder of a checkpoint")
         if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)

@@ -18,7 +18,6 @@ from ddpo_lessons.families import load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.run.processes import loading_bars, say
-from ddpo_lessons.run.record import digest_of
 from ddpo_lessons.run.runner import ImageSamplesHook
 from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Trainer
@@ -143,7 +142,7 @@ def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) ->
 def _about(
     arguments: Train, preset: Preset, images: ImageFolder | None, rewards: Sequence[reward_flag.Term]
 ) -> dict[str, Any]:
-    """Return what the command line knows of a run: names, and hashes that tell their contents apart."""
+    """Return what the command line knows of a run: by what names its parts go."""
     name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
     about: dict[str, Any] = {"preset": name, "reward": reward_flag.describe(rewards)}
     about["judge"] = arguments.judge
@@ -151,19 +150,16 @@ def _about(
     about["own_algorithm"] = algorithm if is_own(parse_algorithm(algorithm)[0]) else None
     if images is None:
         return {**about, "prompts": _prompt_source(arguments, preset)}
-    names = [file.relative_to(images.folder).as_posix() for file in images.files]
     damages = arguments.damage or preset.damages
     about["images"] = {
         "folder": str(images.folder.resolve()),
-        "files": len(names),
-        "digest": digest_of(names),
+        "files": len(images.files),
         "damages": damages,
         "severities": (arguments.severity or SEVERITIES) if damages else (),
     }
     about["prompts"] = {"prompt": arguments.prompt or ""}
     if images.captions is not None:
-        lines = [line for caption in images.captions for line in caption]
-        about["prompts"] = {"captions": len(lines), "digest": digest_of(lines)}
+        about["prompts"] = {"captions": sum(map(len, images.captions))}
     return about
 
 
@@ -171,9 +167,7 @@ def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
     if arguments.prompt is not None:
         return {"prompt": arguments.prompt}
     name = arguments.prompts or preset.prompts
-    if not Path(name).is_file():
-        return {"name": name}
-    return {"file": str(Path(name).resolve()), "digest": digest_of(read_prompts(name))}
+    return {"file": str(Path(name).resolve())} if Path(name).is_file() else {"name": name}
 
 
 def _print_places(trainer: Trainer) -> None:

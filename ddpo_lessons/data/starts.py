@@ -26,10 +26,7 @@ class FromNoise:
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, for checkpoints."""
-        return {"start": "noise", **self._resolution()}
-
-    def _resolution(self) -> dict[str, int]:
-        return {} if self.resolution is None else {"resolution": self.resolution}
+        return {"start": "noise", "resolution": self.resolution}
 
     def check_resolution(self, family: Family) -> None:
         """Refuse with a ValueError a resolution that the model cannot take."""
@@ -91,7 +88,7 @@ class WithImages(FromNoise):
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, for checkpoints."""
-        return {"start": "noise with images", **self._resolution()}
+        return {"start": "noise with images", "resolution": self.resolution}
 
     def context(self, drawn: Any, family: Family) -> Context:
         """Check what the prompt function returned."""
@@ -135,7 +132,7 @@ class FromImages(WithImages):
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, for checkpoints."""
-        return {"start": "images", "noise_strength": self.noise_strength, **self._resolution()}
+        return {"start": "images", "noise_strength": self.noise_strength, "resolution": self.resolution}
 
     def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
         """Return the steps of a rollout: the last part of the schedule."""

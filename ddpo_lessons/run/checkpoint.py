@@ -1,25 +1,23 @@
-"""Checkpoints that a kill at any moment cannot spoil: written aside, hashed, renamed; no pickle anywhere.
+"""Checkpoints that a kill at any moment cannot spoil: written aside, flushed, renamed; no pickle anywhere.
 
-A checkpoint is a folder `checkpoint-NNNNNN`, the number being the epochs done, with safetensors for tensors,
-JSON for the rest, and a manifest of SHA-256 sums that is checked before anything is read.
+A checkpoint is a folder `checkpoint-NNNNNN`, the number being the epochs done, with safetensors for tensors
+and JSON for the rest. It is whole once it has this name, since files get their place by renaming the folder.
 """
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import nn
 
-from ddpo_lessons.families import Family
-
-MANIFEST = "manifest.json"
+STATE = "state.json"
+T = TypeVar("T")
 
 
 def name_of(epochs_done: int) -> str:
@@ -27,27 +25,15 @@ def name_of(epochs_done: int) -> str:
     return f"checkpoint-{epochs_done:06d}"
 
 
-# What `write` moves aside until its successor is in place; a kill in between leaves it under this name.
-_REPLACED = re.compile(r"\.(checkpoint-[0-9]+)\.old")
-
-
 def epochs_of(folder: Path) -> int:
     """Return the number in a checkpoint's name."""
-    return int(folder.name.removesuffix(".old").rpartition("-")[2])
+    return int(folder.name.rpartition("-")[2])
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
     found = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch("checkpoint-[0-9]+", path.name)]
-    found += [path for path in run_dir.glob(".*.old") if _place_of_replaced(path) is not None]
-    return sorted([path for path in found if (path / MANIFEST).is_file()], key=epochs_of)
-
-
-def _place_of_replaced(folder: Path) -> Path | None:
-    """Return where a checkpoint belongs that a kill left moved aside, unless its successor is there."""
-    match = _REPLACED.fullmatch(folder.name)
-    place = folder.with_name(match[1]) if match else None
-    return None if place is None or place.exists() else place
+    return sorted([path for path in found if (path / STATE).is_file()], key=epochs_of)
 
 
 def write(
@@ -56,22 +42,22 @@ def write(
     """Write a checkpoint beside its place, flush it to disk, rename it into place, and return its folder.
 
     Each safetensors file, by its stem, has a dictionary of tensors; `state` is the rest, which JSON can hold.
+    One that a run has of these epochs already says the same, and stays.
     Raises OSError if the disk is full or the folder cannot be written; what was written of the checkpoint is
     deleted, and those before it are untouched.
     """
-    files = {f"{stem}.safetensors": save(_plain(group)) for stem, group in tensors.items()}
-    files["state.json"] = json.dumps(state).encode()
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    files[MANIFEST] = json.dumps({"sha256": sums}, indent=1).encode()
     target = run_dir / name_of(epochs_done)
+    if target in list_checkpoints(run_dir):
+        return target
+    files = {f"{stem}.safetensors": save(_plain(group)) for stem, group in tensors.items()}
+    files[STATE] = json.dumps({"tensors": list(tensors), **state}).encode()
     aside = run_dir / f".{target.name}.new"
     try:
         remove_leftovers(run_dir)
         _write_files(aside, files)
-        if target.exists():
-            target.rename(target.with_name(f".{target.name}.old"))
+        if target.exists():  # half of one, which was copied or deleted by hand
+            remove(target)
         aside.rename(target)
-        remove_leftovers(run_dir)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)  # on a full disk its space is needed
         raise OSError(
@@ -106,15 +92,10 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Delete what kills during `write` and `remove` have left; put back what has no successor yet."""
-    for path in run_dir.glob(".checkpoint-*.old"):
-        place = _place_of_replaced(path)
-        if place is not None:
-            path.rename(place)
-    for suffix in ("new", "old", "gone"):
-        for path in run_dir.glob(f".checkpoint-*.{suffix}"):
-            if re.fullmatch(rf"\.checkpoint-[0-9]+\.{suffix}", path.name):  # and nothing of the user's
-                shutil.rmtree(path)
+    """Delete what kills during `write` and `remove` have left."""
+    for path in run_dir.glob(".checkpoint-*"):
+        if re.fullmatch(r"\.checkpoint-[0-9]+\.(new|gone)", path.name):  # and nothing of the user's
+            shutil.rmtree(path)
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -129,40 +110,39 @@ def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
-    """Read a checkpoint after checking every byte of it.
+    """Read a checkpoint: the tensors of each safetensors file by its stem, and the state.
 
-    Returns the tensors of each safetensors file by its stem, and the state; a ValueError says that the folder
-    is no checkpoint, or that a file of it is missing, cut or changed.
+    A ValueError says that the folder is no checkpoint, or that a file is missing, cut or of another format.
     """
-    contents = _read_files(folder)
-    state = json.loads(contents.pop("state.json"))
-    return {Path(name).stem: load(data) for name, data in contents.items()}, state
+    state = read_state(folder)
+    return {stem: _read_file(folder / f"{stem}.safetensors", load) for stem in state.pop("tensors")}, state
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's state alone; a ValueError as in `read`."""
-    return json.loads(_read_files(folder, only="state.json")["state.json"])
-
-
-def _read_files(folder: Path, only: str = "") -> dict[str, bytes]:
-    """Read all files of a checkpoint, or one, and compare them with the manifest."""
-    if not (folder / MANIFEST).is_file():
+    """Read a checkpoint's state alone, with the stems of its files of tensors; a ValueError as in `read`."""
+    if not (folder / STATE).is_file():
         newest = list_checkpoints(folder)[-1:]  # where the folder of the run was given
         hint = f"; give one of its checkpoints, such as {newest[0]}" if newest else ""
-        raise ValueError(
-            f"{folder} holds no {MANIFEST}: it is not a complete checkpoint of this package{hint}"
-        )
+        raise ValueError(f"{folder} holds no {STATE}: it is not a complete checkpoint of this package{hint}")
+    return _read_file(folder / STATE, _parse_state)
+
+
+def _parse_state(data: bytes) -> dict[str, Any]:
+    state = json.loads(data)
+    if not isinstance(state, dict) or "tensors" not in state:
+        raise ValueError("it does not list the files of tensors")
+    return state
+
+
+def _read_file(path: Path, parse: Callable[[bytes], T]) -> T:
     try:
-        sums = json.loads((folder / MANIFEST).read_text())["sha256"]
-        contents = {name: (folder / name).read_bytes() for name in sums if only in ("", name)}
-        changed = [name for name, data in contents.items() if hashlib.sha256(data).hexdigest() != sums[name]]
-        reason = "state.json is not listed" if "state.json" not in contents else ""
-        reason = f"{changed[0]} is truncated or changed" if changed else reason
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        reason = str(error)
-    if reason:
-        raise ValueError(f"checkpoint {folder} is damaged: {reason}; resume from an earlier one")
-    return contents
+        return parse(path.read_bytes())
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"checkpoint {path.parent} is damaged: {path.name} cannot be read ({reason}); resume from an "
+            "earlier one"
+        ) from error
 
 
 def prune(run_dir: Path, limit: int) -> None:
@@ -194,74 +174,19 @@ def load_optimizer_tensors(
 
 
 # ------------------------------------------------------------------------- what a checkpoint belongs to
-VALUES = 4  # of each tensor that a fingerprint looks at
-
-
-def fingerprints(family: Family) -> dict[str, Any]:
-    """Return what tells models apart: of each network shapes and some values, without a trained adapter's."""
-    rules = {k: v for k, v in family.pipeline.scheduler.config.items() if not k.startswith("_")}
-    text = json.dumps(rules, sort_keys=True, default=str)
-    prints: dict[str, Any] = {"denoiser weights": fingerprint(family.denoiser)}
-    for part, network in family.frozen.items():  # an adapter of theirs is part of them
-        prints[f"{part} weights"] = fingerprint(network, "all")
-    zeros = family.pipeline.config.get("force_zeros_for_empty_prompt")
-    if zeros is not None:  # what guidance leads away from, in Stable Diffusion XL
-        prints["force_zeros_for_empty_prompt"] = zeros
-    return {**prints, "scheduler": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
-
-
-def fingerprint(module: nn.Module, which: Literal["base", "adapter", "all"] = "base") -> dict[str, Any]:
-    """Return {"shapes": hash of names and shapes, "values": first ones} of a network, its adapter or both."""
-    digest, values = hashlib.blake2b(digest_size=8), []
-    for name, tensor in sorted(module.state_dict().items()):
-        if which in ("all", "adapter" if "lora_" in name else "base"):
-            digest.update(f"{name.replace('.base_layer', '')}{tuple(tensor.shape)}".encode())
-            values.append(tensor.flatten()[:VALUES].float())
-    flat = torch.cat(values).tolist() if values else []
-    return {"shapes": digest.hexdigest(), "values": [float(f"{value:.6g}") for value in flat]}
-
-
-def is_same(saved: Any, mine: Any) -> bool:
-    """Compare two entries of an identity; weights that differ by the rounding of a load are the same.
-
-    A model loaded in float16 or bfloat16, or cast from one to the other, is off by at most one place of
-    bfloat16, and nearly always by none; another fine-tune of it is not.
-    """
-    if not (isinstance(saved, dict) and isinstance(mine, dict) and {"shapes", "values"} <= saved.keys()):
-        return saved == mine
-    if saved["shapes"] != mine["shapes"] or len(saved["values"]) != len(mine["values"]):
-        return False
-    if not mine["values"]:
-        return True
-    a, b = torch.tensor(saved["values"]), torch.tensor(mine["values"])
-    is_near = torch.allclose(a, b, rtol=2**-7, atol=2**-23)
-    agree = (a.bfloat16() == b.bfloat16()).float().mean()
-    return is_near and bool(agree > 0.9)
-
-
-def check_identity(
-    folder: Path, saved: dict[str, Any], mine: dict[str, Any], changed_sources: Sequence[str] = ()
-) -> None:
+def check_identity(folder: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """Refuse a checkpoint whose run differs from this one in anything that decides the weights.
 
-    `changed_sources` says which of reward, prompts and images differ. A ValueError names all that differs,
-    with both values.
+    A ValueError names all that differs, with both values.
     """
     mine = json.loads(json.dumps(mine))
-    names = [name for name in mine if name not in saved or not is_same(saved[name], mine[name])]
-    changed = [f"{name}: {_show(saved.get(name))} there, {_show(mine[name])} here" for name in names]
-    if not changed and not changed_sources:
-        return
-    remedy = "start a new run from its LoRA weights (train_lora_from)"
-    if not changed:
-        remedy = "say with resume_anyway=True that you mean it"
-    raise ValueError(
-        f"checkpoint {folder} belongs to another run ({'; '.join([*changed, *changed_sources])}): resume "
-        f"with what it was made with, or {remedy}"
-    )
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, dict) and "shapes" in value:
-        return f"{value['shapes']} {value['values'][:2]}..."
-    return repr(value)
+    changed = [
+        f"{name}: {saved.get(name)!r} there, {value!r} here"
+        for name, value in mine.items()
+        if saved.get(name) != value
+    ]
+    if changed:
+        raise ValueError(
+            f"checkpoint {folder} belongs to another run ({'; '.join(changed)}): resume with what it was "
+            "made with, or start a new run from its LoRA weights (train_lora_from)"
+        )

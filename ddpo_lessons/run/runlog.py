@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import math
 import os
@@ -27,7 +26,6 @@ from ddpo_lessons.run.record import METRICS as METRICS
 
 PREFLIGHT = "preflight.json"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of an epoch's rewards
-NO_RECORDS: dict[str, Any] = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 @contextlib.contextmanager
@@ -104,15 +102,13 @@ class RunLog:
         config: DDPOConfig,
         source: Path | None,
         epochs_done: int,
-        mark: Mapping[str, Any] = NO_RECORDS,
         record: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Write config.json; drop what older runs left here and the epochs that will be done again.
 
-        The checkpoint `source`, if any, is that of `epochs_done`, and `mark` is what `mark` returned when it
-        was written; `record` says what else the run was made with. Raises ValueError if the records that are
-        continued are not those that the checkpoint knows; RuntimeError if another trainer has used the folder
-        since `claim` looked at it.
+        The checkpoint `source`, if any, is that of `epochs_done`; `record` says what else the run was made
+        with. Raises ValueError if a record that is continued is damaged, or the last one is missing;
+        RuntimeError if another trainer has used the folder since `claim` looked at it.
         """
         self.run_dir, self.path = config.run_dir, config.run_dir / METRICS
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -127,8 +123,8 @@ class RunLog:
                 "checkpoint are replaced"
             )
         if not _is_inside(source, self.run_dir):
-            epochs_done, mark = 0, NO_RECORDS
-        kept = self._records_until(mark)
+            epochs_done = -1  # not even a checkpoint before the first epoch stays
+        kept = self._records_until(epochs_done)
         self._drop_after(epochs_done)
         _write(self.path, kept)
         made_with = {**config.to_dict(), RUN: dict(record)}
@@ -136,16 +132,20 @@ class RunLog:
         self._bytes = len(kept)
         self._warned = False  # of a grid that could not be written
 
-    def _records_until(self, mark: Mapping[str, Any]) -> bytes:
-        """Return the records that a checkpoint knows; none if the file was taken away."""
-        path = self.path
-        kept = path.read_bytes()[: mark["bytes"]] if path.exists() else b""
-        if path.exists() and hashlib.sha256(kept).hexdigest() != mark["sha256"]:
+    def _records_until(self, epochs_done: int) -> bytes:
+        """Return the lines of the epochs that were done; none if the file was taken away."""
+        kept, last = list[bytes](), 0
+        for line, record in _lines(self.path) if epochs_done > 0 else ():
+            if record.get("epoch", 0) > epochs_done:
+                break
+            kept.append(line + b"\n")
+            last = max(last, record.get("epoch", 0))
+        if kept and last < epochs_done:
             raise ValueError(
-                f"{path} is damaged: its first {mark['bytes']} bytes are not those that were written; "
+                f"{self.path} is damaged: it ends with epoch {last}, and the checkpoint has {epochs_done}; "
                 "restore the file, or move it away to continue without the older records"
             )
-        return kept
+        return b"".join(kept)
 
     def _drop_after(self, epochs_done: int) -> None:
         """Remove the checkpoints and images that a run wrote after that epoch, and nothing else."""
@@ -175,12 +175,10 @@ class RunLog:
                 raise
         self._bytes += len(line)
 
-    def mark(self) -> dict[str, Any]:
-        """Flush the records to disk; return their size and hash, by which a checkpoint knows them."""
+    def flush(self) -> None:
+        """Flush the records to disk; RuntimeError if another trainer has written to the file."""
         with self._append() as file:
             os.fsync(file.fileno())
-            records = self.path.read_bytes()
-        return {"bytes": len(records), "sha256": hashlib.sha256(records).hexdigest()}
 
     def position(self) -> int:
         """Return where the records end, for `rewind`."""
@@ -279,17 +277,22 @@ def _writing(path: Path, run_dir: Path) -> Iterator[None]:
 
 def read_metrics(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
     """Read a run's records (of a kind) in order, but a last line cut off; a ValueError names a bad one."""
-    path = Path(run_dir, METRICS)
+    records = (record for _, record in _lines(Path(run_dir, METRICS)))
+    return [record for record in records if kind is None or record["kind"] == kind]
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each line with its record; none if there is no file."""
     if not path.exists():
-        return []
+        return
     *lines, rest = path.read_bytes().split(b"\n")  # a record ends with a line break
-    records = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+    for number, line in enumerate(lines, start=1):
+        yield line, _parse(line, path, number)
     try:
-        records += [_parse(rest, path, len(lines) + 1)]
+        yield rest, _parse(rest, path, len(lines) + 1)
     except ValueError:
         if not _is_cut_off(rest):
             raise
-    return [record for record in records if kind is None or record["kind"] == kind]
 
 
 def _is_cut_off(line: bytes) -> bool:

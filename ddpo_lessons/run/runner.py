@@ -62,9 +62,9 @@ from ddpo_lessons.run.processes import (
     say,
     set_up_sharding,
 )
-from ddpo_lessons.run.runlog import NO_RECORDS, RunLog, claim, hold, spread, with_captions
+from ddpo_lessons.run.runlog import RunLog, claim, hold, spread, with_captions
 from ddpo_lessons.run.sampling import Sampler, count_actions, scorer
-from ddpo_lessons.run.state import State, Tensors, describe, fingerprints, identity, read_checkpoint
+from ddpo_lessons.run.state import State, Tensors, describe, first_weights, identity, read_checkpoint
 from ddpo_lessons.run.trackers import Trackers
 
 SHOWN_IMAGES = 32
@@ -97,8 +97,8 @@ class Trainer:
             tracker is None when none was asked for, or it could not start.
         algorithm: such as `DDPO()` or `RWR()`.
         start: `FromNoise()`, `FromImages(noise_strength)` or `WithImages()`.
-        about: more that config.json is to say of the run, such as {"reward": name}, and that a resume
-            compares, see `run.record`. Model, start, algorithm and the functions' names are found without it.
+        about: more that config.json is to say of the run, such as {"reward": name}; a resume prints what
+            changed of it. Model, start, algorithm and the functions' names are found without it.
 
     Raises:
         ValueError: if settings do not fit each other, the pipeline, the run's folder or the checkpoint.
@@ -153,15 +153,20 @@ class Trainer:
         self.state = State(self.learner, algorithm, self.contexts, self.accelerator.scaler)
         self.log: RunLog | None = None  # of the main process, once training starts
         self._log_is_open = False
-        self._metrics_mark: dict[str, Any] = NO_RECORDS  # what the resumed checkpoint knows of metrics.jsonl
         self._interrupt: DeferredInterrupt | None = None
         self._first: FirstEpoch | None = None  # what watches the first epoch
         self.preflight: list[Finding] = []  # what the first epoch showed
         self._warned = False  # of an epoch that teaches nothing
         self.stopped_by: int | None = None  # the number of the signal that ended `train` early
+        is_trained = any(weight in _TRAINED for weight in self.learner.trainable.values())
         if saved is not None:
+            if is_trained and algorithm.needs_reference(config):
+                raise ValueError(
+                    "an earlier trainer has trained this pipeline, and a KL penalty would hold on to what it "
+                    "has become: resume with a fresh pipeline"
+                )
             self._resume(*saved)
-        elif any(weight in _TRAINED for weight in self.learner.trainable.values()):
+        elif is_trained:
             warnings.warn(
                 "an earlier trainer has trained this pipeline, so this one goes on from its weights, and a "
                 "KL penalty holds on to them: load a fresh pipeline to begin anew",
@@ -184,38 +189,42 @@ class Trainer:
         self.plan = self.config.epoch_plan(self.num_train_timesteps, self.accelerator.num_processes)
         self.config.check_epoch(self.accelerator.num_processes)
 
-    def _read_checkpoint(self) -> tuple[Any, ...] | None:
+    def _read_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
         """Look at the run's folder and at the model; read the checkpoint that is resumed, if any."""
         config = self.config
         self._resumed_from = claim(config)
         is_gone = not Path(config.train_lora_from).is_dir()
         if config.train_lora_from and not (is_gone and self._resumed_from):  # a checkpoint has the weights
             load_adapter(self.family, config)
+        num_processes, frozen = self.accelerator.num_processes, self.family.frozen
+        adapted = [part for part, network in frozen.items() if getattr(network, "peft_config", None)]
         self._identity = identity(
-            config, self.algorithm, self.start, self.accelerator.num_processes, train_use_lora=self.use_lora,
-            **fingerprints(self.family, self.algorithm, config),
+            config, self.algorithm, self.start, num_processes, train_use_lora=self.use_lora,
+            frozen_with_an_adapter=adapted,
         )  # fmt: skip
-        if not all_same(self.accelerator, self._identity):
+        weights = first_weights(self.family) if num_processes > 1 else ()
+        if not all_same(self.accelerator, (self._identity, weights)):
             raise ValueError(
                 "each process has other settings, or has loaded another model: give all the same, and set "
                 "fsdp_cpu_ram_efficient_loading: false where they share the weights"
             )
         if self._resumed_from is None:
             return None
-        *saved, self.record = read_checkpoint(
-            self._resumed_from, config, self._identity, self.record, self.accelerator.is_main_process
-        )
-        return tuple(saved)
+        is_main = self.accelerator.is_main_process
+        return read_checkpoint(self._resumed_from, config, self._identity, self.record, is_main)
 
-    def _resume(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+    def _resume(self, tensors: Tensors, values: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
-        if set(tensors["policy"]) != set(self.learner.trainable):
+        there, here = (
+            {name: list(weight.shape) for name, weight in sorted(weights.items())}
+            for weights in (tensors["policy"], self.learner.trainable)
+        )
+        if there != here:
             raise ValueError(
                 f"checkpoint {self._resumed_from} trains other weights than this trainer: give the pipeline "
                 "the adapter that it had"
             )
         self.state.restore(tensors, values)
-        self._metrics_mark = values["metrics"]
 
     def _make_learner(self) -> Learner:
         """Build policy and optimizer and hand them to accelerate."""
@@ -439,9 +448,7 @@ class Trainer:
             return
         self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
         if self.accelerator.is_main_process:
-            self.log = RunLog(
-                self.config, self._resumed_from, self.epochs_done, self._metrics_mark, self.record
-            )
+            self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self.record)
         self.trackers.start(self.config)
         self._log_is_open = True
 
@@ -495,13 +502,10 @@ class Trainer:
             self._write_checkpoint(self.learner.tensors())  # waits for nobody: others may not have failed
 
     def _write_checkpoint(self, tensors: Tensors) -> None:
-        values = {
-            **self.state.values(),
-            "config": self.config.to_dict(),
-            "identity": self._identity,
-            RUN: self.record,
-            "metrics": self._metrics_mark if self.log is None else self.log.mark(),
-        }
+        if self.log is not None:
+            self.log.flush()  # so that a power cut leaves no checkpoint without its records
+        config = self.config.to_dict()
+        values = {**self.state.values(), "config": config, "identity": self._identity, RUN: self.record}
         checkpoint.write(self.config.run_dir, self.epochs_done, tensors, values)
         checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
 
@@ -519,9 +523,9 @@ class Trainer:
 
         The checkpoint is `<run>/checkpoint-NNNNNN`, and the run goes on in `<run>`; the pipeline is that
         which the run started from. `changes` are fields of the config that do not decide the weights, such as
-        `num_epochs`; `resume_anyway`, where reward, prompts or images have other names now; and objects in
-        `accelerator_kwargs` and the like, which the checkpoint holds as text only. All else is that of the
-        constructor. A ValueError says that the checkpoint is damaged or belongs to another model.
+        `num_epochs`, and objects in `accelerator_kwargs` and the like, which the checkpoint holds as text
+        only. All else is that of the constructor. A ValueError says that the checkpoint is damaged or belongs
+        to another model.
         """
         state = checkpoint.read_state(Path(folder))
         config = DDPOConfig.from_dict({**state["config"], **(changes or {})})

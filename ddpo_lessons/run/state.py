@@ -17,7 +17,7 @@ from ddpo_lessons.families import Family, model_name
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.contexts import ContextSource
 from ddpo_lessons.run.learner import Learner
-from ddpo_lessons.run.record import changed_fields, changed_sources, continued, name_of
+from ddpo_lessons.run.record import changes, name_of
 
 Tensors = dict[str, dict[str, torch.Tensor]]
 
@@ -52,7 +52,7 @@ class State:
         """Make everything what it was at a snapshot or checkpoint."""
         self.learner.load_tensors(tensors)
         self.learner.steps_done = values["global_step"]
-        self.learner.skipped_in_a_row = values.get("skipped_in_a_row", 0)  # older checkpoints have none
+        self.learner.skipped_in_a_row = values["skipped_in_a_row"]
         self.algorithm.load_state_dict(values["algorithm"])
         if self.scaler is not None:
             self.scaler.load_state_dict(values["grad_scaler"])
@@ -61,12 +61,10 @@ class State:
         self.contexts.load_state_dict(values["prompt_function"], self.epochs_done)
 
 
-def fingerprints(family: Family, algorithm: Algorithm, config: DDPOConfig) -> dict[str, Any]:
-    """Return what tells the model from others: its networks, and the adapter that a penalty holds on to."""
-    found = checkpoint.fingerprints(family)
-    if algorithm.needs_reference(config):
-        found["adapter at the start"] = checkpoint.fingerprint(family.denoiser, "adapter")
-    return found
+def first_weights(family: Family) -> list[list[float]]:
+    """Return the first values of each weight, in which processes that loaded other models differ."""
+    networks = (family.denoiser, *family.frozen.values())
+    return [tensor.flatten()[:4].tolist() for network in networks for tensor in network.state_dict().values()]
 
 
 def identity(
@@ -102,18 +100,18 @@ def describe(
 
 def read_checkpoint(
     folder: Path, config: DDPOConfig, identity: dict[str, Any], record: dict[str, Any], is_main: bool
-) -> tuple[Tensors, dict[str, Any], dict[str, Any]]:
-    """Read the checkpoint that a run continues: tensors, values, and the record of the continued run.
+) -> tuple[Tensors, dict[str, Any]]:
+    """Read the checkpoint that a run continues; return its tensors and values.
 
     The main process tells what the continuation does otherwise. A ValueError says that the checkpoint is
     damaged, or of another run.
     """
     tensors, values = checkpoint.read(folder)
-    before = values.get(RUN, {})  # older checkpoints have none
-    changed = changed_sources(before, record)
-    refused = [] if config.resume_anyway else list(changed.values())
-    checkpoint.check_identity(folder, values["identity"], identity, refused)
-    news = [*changed.values(), *changed_fields(values["config"], config)]
+    saved = values[RUN]
+    # A model is compared by the last part of its name, since its folder may have been moved.
+    there, here = (Path(known.get("model", "")).name or None for known in (saved, record))
+    checkpoint.check_identity(folder, {**values["identity"], "model": there}, {**identity, "model": here})
+    news = changes({**values["config"], **saved}, {**config.to_dict(), **record})
     if news and is_main:
         tqdm.write(f"continuing {folder} with changes: {'; '.join(news)}")
-    return tensors, values, continued(before, record, changed)
+    return tensors, values

@@ -6,5 +6,5 @@ from pathlib import Path
 import pytest
 
 if __name__ == "__main__":
-    files = [str(Path(__file__).parent / f"{name}.py") for name in ("runs", "damage", "inputs")]
+    files = [str(Path(__file__).parent / f"{name}.py") for name in ("runs", "inputs")]
     raise SystemExit(pytest.main([*files, "-p", "no:nbval", "--durations", "5", *sys.argv[1:]]))

@@ -56,7 +56,7 @@ def make_trainer(
     settings: dict[str, Any] = {
         "num_epochs": 6, "num_checkpoint_limit": 2, "image_grid_freq": 2, "sample_guidance_scale": 1.0,
         "train_batch_size": 1, "train_learning_rate": 1e-2, "resume_from": resume, "overwrite": not resume,
-        "resume_anyway": True, **changes,
+        **changes,
     }  # fmt: skip
     pipeline = copy.deepcopy(_pipeline(flow))
     if look is not None:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -14,20 +13,14 @@ from ddpo_lessons.app import cli
 
 TEXTS = {
     "empty.txt": "",
-    "numbers.json": "[1, 2]",
     "cut.json": '["a cat", ',
-    "nameless.csv": "a,b\ncat,dog\n",
     "broken.yaml": "num_epochs: [1\n",
     "typo.yaml": "num_epoch: 3\n",
-    "word.yaml": "num_epochs: many\n",
     "old/config.json": "{",
     "old/metrics.jsonl": "",
     "captioned/a.txt": " \n",
-    "table/metadata.csv": "name,text\na.png,a cat\n",
-    "lines/metadata.jsonl": '{"file_name": "a.png", "text": "a cat"\n',
     "pretends/a.jpg": "GIF89a, or not",
     "torture_mine.py": """import torch
-NUMBER = 5
 def two(images, prompts): return [0.0] * len(images)
 def a_dict(images, prompts, metadata): return {"red": 1.0}
 def one_more(images, prompts, metadata): return [0.0] * (len(images) + 1)
@@ -47,52 +40,35 @@ INPUTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train --num-epochs -3", ("--num-epochs -3", "at least 1")),
     ("train --mixed-precision fp32", ("--mixed-precision fp32", "bf16")),
     ("train --lr nan", ("--train-learning-rate nan", "finite")),
-    ("train --train-clip-range 0", ("--train-clip-range 0", "positive")),
     ("train --sample-group-size 3", ("--sample-group-size 3", "divide")),
     ("train --sample-num-steps 2000", ("--sample-num-steps 2000", "1000")),
-    ("train --train-lora-target-modules nothing", ("--train-lora-target-modules", "nothing")),
     ("train --overwrite yes", ("yes",)),
     ("train --algorithm ppo", ("--algorithm ppo", "ddpo")),
     ("train --algorithm nft:beta", ("--algorithm nft:beta", "KEY=VALUE")),
     ("train --algorithm flow_grpo", ("flow_grpo", "flow model")),
-    ("train --algorithm branching --sample-group-size 1", ("--sample-group-size",)),
-    ("train --algorithm draft --train-clip-range 0.1", ("--train-clip-range", "draft")),
-    ("demo --epochs 0", ("--epochs 0", "of at least 1")),
     # rewards by name
     ("train --reward ''", ("--reward is empty", "--help")),
     ("train --reward colourfulness=much", ("--reward colourfulness=much", "number")),
-    ("train --reward colourfulness@x", ("--reward colourfulness@x", "asks no model")),
-    ("train --reward torture_mine.py", ("--reward torture_mine.py", "torture_mine.py:FUNCTION")),
-    ("train --reward torture_mine.py:NUMBER", ("torture_mine.py:NUMBER", "function")),
     ("train --reward torture_mine.py:two", ("torture_mine.py:two", "three arguments")),
     ("train --judge torture_mine.py:gone", ("--judge torture_mine.py:gone", "it has a_dict, infinite")),
     ("train --reward torture_raises.py:red", ("torture_raises.py", "nowhere_installed", "line 1")),
     # folders and files
-    ("train --images photos --prompt 'a {label}'", ("--prompt", "photos", "subfolders")),
-    ("train --images photos --prompt a --noise-strength nan", ("--noise-strength nan", "(0, 1]")),
     ("train --images captioned", ("captioned", "write the prompt into a.txt")),
-    ("train --images table", ("metadata.csv", "file_name")),
-    ("train --images lines", ("metadata.jsonl, entry 1", "file_name")),
     ("train --images pretends --prompt a", ("a.jpg", "replace")),
-    ("train --images deep --prompt a", ("a.tiff", "8 or 16")),
     ("train --prompts empty.txt", ("--prompts empty.txt", "one prompt a line")),
-    ("train --prompts numbers.json", ("--prompts numbers.json, entry 1 is 1", '"a cat"')),
     ("train --prompts cut.json", ("--prompts cut.json", "mend it")),
-    ("train --prompts nameless.csv", ("--prompts nameless.csv", "named prompt")),
     ("train --config broken.yaml", ("--config broken.yaml", "YAML")),
     ("train --config typo.yaml", ("--config typo.yaml", "num_epochs")),
-    ("train --config word.yaml", ("--num-epochs", "'many' is not a whole number")),
     ("train --resume-from photos --output-dir new", ("--resume-from photos", "checkpoint")),
     ("sample --run old", ("config.json", "damaged")),
-    ("sample --prompt x --noise-strength 0.5", ("--noise-strength", "--images")),
     # what a function returns or raises
     (OWN + "a_dict", ("reward_function", "numbers")),
     (OWN + "one_more", ("(5,)", "one reward per image")),
     (OWN + "three", ("reward_function", "a pair of them and a dict")),
     (OWN + "infinite", ("-inf", "sample 0", "prompt", "finite")),
     (OWN + "nothing", ("None", "numbers")),
-    (OWN + "label", ("KeyError", "'label'", "torture_mine.py, line 9")),
-    (OWN + "opens", ("weights.bin", "torture_mine.py, line 10")),
+    (OWN + "label", ("KeyError", "'label'", "torture_mine.py, line 8")),
+    (OWN + "opens", ("weights.bin", "torture_mine.py, line 9")),
 )
 
 
@@ -102,11 +78,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Path]
     for name, text in TEXTS.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name in ("photos", "captioned", "table", "lines"):
+    for name in ("photos", "captioned"):
         (tmp_path / name).mkdir(exist_ok=True)
         Image.new("RGB", (40, 30), "teal").save(tmp_path / name / "a.png")
-    (tmp_path / "deep").mkdir()
-    Image.fromarray(np.zeros((32, 32), np.float32)).save(tmp_path / "deep" / "a.tiff")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     importlib.invalidate_caches()

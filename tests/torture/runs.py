@@ -1,4 +1,4 @@
-"""What happens to runs: SIGKILL at any moment, a full disk, a folder that cannot be written."""
+"""What happens to runs: SIGKILL at any moment, a full disk, a read-only folder, damaged files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import errno
 import functools
 import io
 import os
+import pickle
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -32,7 +34,6 @@ from tests.helpers import brightness
 from tests.torture.harness import ALGORITHMS, ended, finished, is_own, kill, make_trainer, result_of, start
 
 NOBODY = 65534
-GENTLE = {"train_learning_rate": 1e-3, "train_adam_epsilon": 1e-2}  # or Adam enlarges what is rounding
 PEER_SECONDS = 60.0  # in which a process must notice that the other one is gone
 
 
@@ -107,7 +108,7 @@ def start_pair(folder: Path) -> list[ForkProcess]:
 
     def work(rank: int) -> None:
         os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank), ACCELERATE_USE_CPU="true")
-        make_trainer(folder, **GENTLE, **shared).train()
+        make_trainer(folder, **shared).train()
 
     return [start(lambda rank=rank: work(rank)) for rank in (0, 1)]
 
@@ -117,16 +118,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("pair")
     assert [ended(process) for process in start_pair(folder)] == [0, 0]
     return result_of(folder)
-
-
-def weights(result: dict[str, Any]) -> torch.Tensor:
-    found = (data for name, (_, data) in sorted(result["tensors"].items()) if name.startswith("policy|"))
-    return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32)
-
-
-def test_two_processes_train_the_weights_of_one(pair, tmp_path):
-    alone = finished(tmp_path, sample_num_batches_per_epoch=2, train_batch_size=4, **GENTLE)
-    assert (weights(pair) - weights(alone)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -219,3 +210,57 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(epoch, whole, open_f
     assert re.search(rf"^PermissionError: .*{run}", capfd.readouterr().err, re.MULTILINE)
     run.chmod(0o700)
     assert finished(run) == whole("ddpo")[0]
+
+
+# -------------------------------------------------------------------------------------------- damaged files
+class Payload:
+    """Starts a program when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.kill, (os.getpid(), signal.SIGKILL)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut off": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "bytes added": lambda data: data + b"more",
+    "a pickle": lambda data: pickle.dumps(Payload()),
+}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of three epochs, whose checkpoints hold an older policy too; what the fourth makes of it."""
+    folder, longer = (tmp_path_factory.mktemp(name) for name in ("three", "four"))
+    finished(folder, **ALGORITHMS["nft"], num_epochs=3)
+    shutil.copytree(folder, longer, dirs_exist_ok=True)
+    return folder, finished(longer, **ALGORITHMS["nft"], num_epochs=4)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "removed"])
+def test_a_damaged_file_is_one_clear_error_whose_advice_leads_to_the_same_weights(damage, three, tmp_path):
+    """Each file of the newest checkpoint, and the records."""
+    folder, whole = three
+    newest = checkpoint.list_checkpoints(folder)[-1]
+    for path in (*newest.iterdir(), folder / METRICS):
+        place = shutil.copytree(folder, tmp_path / path.name)
+        damaged = place / path.relative_to(folder)
+        if damage == "removed":
+            damaged.unlink()
+        else:
+            damaged.write_bytes(DAMAGES[damage](damaged.read_bytes()))
+        again: dict[str, Any] = {**ALGORITHMS["nft"], "num_epochs": 4}
+        if damage == "removed" and path.suffix == ".json":  # then the folder is no checkpoint
+            assert finished(place, **again) == whole
+        elif path.name == METRICS and damage in ("emptied", "removed"):
+            assert finished(place, **again)["tensors"] == whole["tensors"]
+        else:
+            with pytest.raises(ValueError, match=f"{path.name}.*damaged|damaged.*{path.name}") as raised:
+                make_trainer(place, **again).train()
+            assert is_own(raised.value)
+            if path.name == METRICS:
+                damaged.unlink()
+                assert finished(place, **again)["tensors"] == whole["tensors"]
+            else:
+                earlier = str(place / checkpoint.name_of(2))
+                assert finished(place, **again, resume_from=earlier) == whole
