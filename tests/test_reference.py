@@ -110,3 +110,22 @@ def test_a_resumed_run_needs_the_reference_that_it_had(tmp_path):
     with pytest.raises(ValueError, match=r"KL penalty would hold on.*with a fresh pipeline"):
         DDPOTrainer(config, brightness, red_three, trainer.pipeline)
     DDPOTrainer(config, brightness, red_three, make_pipeline())
+
+
+def test_a_resumed_run_needs_the_adapter_that_is_its_reference(tmp_path):
+    """With a penalty; without one the checkpoint has all that is needed."""
+    first = DDPOTrainer(make_config(tmp_path / "first"), brightness, red_three, make_pipeline())
+    stir_adapter(first.learner.denoiser)
+    first.save_pretrained(folder := tmp_path / "start")
+
+    def train(epochs: int, **changes: object) -> None:
+        config = make_config(tmp_path / "run", num_epochs=epochs, train_kl_coefficient=0.1, **changes)
+        DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
+
+    train(1, train_lora_from=str(folder))
+    with pytest.raises(ValueError, match=r"train_lora_from: '.*start' there, '' here"):
+        train(2, resume_from="latest")
+    train(2, resume_from="latest", train_lora_from=str(folder))
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"train_lora_from='.*start' holds no"):
+        train(3, resume_from="latest", train_lora_from=str(folder))

@@ -1,9 +1,5 @@
 """resume_from="auto": the same script, started again and again, gives the run that never stopped."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,17 +68,6 @@ def test_a_run_that_ended_in_any_epoch_goes_on_by_the_same_script(epoch, saved, 
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("epoch", [2, 4])
-def test_a_killed_process_goes_on_by_the_same_script(epoch, tmp_path, whole):
-    program = [sys.executable, __file__, str(tmp_path)]
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    assert subprocess.run([*program, str(epoch)], env=environment).returncode == -signal.SIGKILL
-    assert subprocess.run([*program, "0"], env=environment).returncode == 0
-    check_equal(tmp_path, whole)
-
-
 def test_a_complete_run_has_nothing_to_do(tmp_path, capsys):
     train(tmp_path, num_epochs=2)
     before = (tmp_path / "metrics.jsonl").read_bytes()
@@ -108,11 +93,6 @@ def test_the_command_line_takes_it(tmp_path, model, capsys):
         assert main([*flags, "--num-epochs", str(epochs)]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert [record["epoch"] for record in read_metrics(tmp_path / "run", "epoch")] == [1, 2]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    train(Path(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGKILL), int(sys.argv[2]))
 
 
 def test_what_is_replaced_is_said_and_what_is_no_run_s_is_refused(tmp_path, capsys):

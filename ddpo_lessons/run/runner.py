@@ -193,14 +193,15 @@ class Trainer:
         """Look at the run's folder and at the model; read the checkpoint that is resumed, if any."""
         config = self.config
         self._resumed_from = claim(config)
-        is_gone = not Path(config.train_lora_from).is_dir()
-        if config.train_lora_from and not (is_gone and self._resumed_from):  # a checkpoint has the weights
+        is_gone, is_kept = not Path(config.train_lora_from).is_dir(), self.algorithm.needs_reference(config)
+        # A checkpoint has the weights, but not those that are the reference.
+        if config.train_lora_from and not (is_gone and self._resumed_from and not is_kept):
             load_adapter(self.family, config)
         num_processes, frozen = self.accelerator.num_processes, self.family.frozen
         adapted = [part for part, network in frozen.items() if getattr(network, "peft_config", None)]
         self._identity = identity(
             config, self.algorithm, self.start, num_processes, train_use_lora=self.use_lora,
-            frozen_with_an_adapter=adapted,
+            frozen_with_an_adapter=adapted, train_lora_from=config.train_lora_from if is_kept else "",
         )  # fmt: skip
         weights = first_weights(self.family) if num_processes > 1 else ()
         if not all_same(self.accelerator, (self._identity, weights)):

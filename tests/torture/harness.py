@@ -47,16 +47,14 @@ def make_trainer(
     folder: Path, reward: Any = brightness, algorithm: str = "ddpo", flow: bool = False,
     look: Any = None, **changes: Any,
 ) -> Trainer:  # fmt: skip
-    """Make a trainer of six epochs that continues what the folder holds, or begins anew.
+    """Make a trainer of six epochs that continues what the folder holds, or begins.
 
     Faults are put into rewards, so a run may have several by name. `look` is called before each forward pass.
     """
     AcceleratorState._reset_state(reset_partial_state=True)
-    resume = "latest" if checkpoint.list_checkpoints(folder) else ""
     settings: dict[str, Any] = {
         "num_epochs": 6, "num_checkpoint_limit": 2, "image_grid_freq": 2, "sample_guidance_scale": 1.0,
-        "train_batch_size": 1, "train_learning_rate": 1e-2, "resume_from": resume, "overwrite": not resume,
-        **changes,
+        "train_batch_size": 1, "train_learning_rate": 1e-2, "resume_from": "auto", **changes,
     }  # fmt: skip
     pipeline = copy.deepcopy(_pipeline(flow))
     if look is not None:
