@@ -124,13 +124,12 @@ def read_state(folder: Path) -> dict[str, Any]:
         newest = list_checkpoints(folder)[-1:]  # where the folder of the run was given
         hint = f"; give one of its checkpoints, such as {newest[0]}" if newest else ""
         raise ValueError(f"{folder} holds no {STATE}: it is not a complete checkpoint of this package{hint}")
-    return _read_file(folder / STATE, _parse_state)
-
-
-def _parse_state(data: bytes) -> dict[str, Any]:
-    state = json.loads(data)
+    state = _read_file(folder / STATE, json.loads)
     if not isinstance(state, dict) or "tensors" not in state:
-        raise ValueError("it does not list the files of tensors")
+        raise ValueError(
+            f"checkpoint {folder} does not list its files in {STATE}: resume with the version that wrote it, "
+            "or from another checkpoint"
+        )
     return state
 
 
