@@ -382,9 +382,9 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     calls: list[tuple[Any, ...]] = []
     draw = sample.img2img_rollout
 
-    def listen(pipeline: Any, prompts: Any, images: Any, strength: float, **settings: Any) -> Any:
-        calls.append((prompts, strength, settings["num_inference_steps"], settings["guidance_scale"]))
-        return draw(pipeline, prompts, images, strength, **settings)
+    def listen(pipeline: Any, prompts: Any, images: Any, strength: float, how: Any, **others: Any) -> Any:
+        calls.append((prompts, strength, how.num_inference_steps, how.guidance_scale))
+        return draw(pipeline, prompts, images, strength, how, **others)
 
     monkeypatch.setattr(sample, "img2img_rollout", listen)
     run(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:])

@@ -51,7 +51,10 @@ def calls(monkeypatch):
         draw = getattr(sample, name)
 
         def wrapped(family: Any, prompts: Any, *rest: Any, **settings: Any) -> Any:
-            seen.append({"kind": name, "prompts": list(prompts), "rest": rest, **settings})
+            *rest_before, how = rest
+            seen.append(
+                {"kind": name, "prompts": list(prompts), "rest": rest_before, **vars(how), **settings}
+            )
             return draw(family, prompts, *rest, **settings)
 
         return wrapped
