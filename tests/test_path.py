@@ -52,3 +52,22 @@ def test_from_train_to_the_policy_are_four_calls(tmp_path, monkeypatch):
     DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
     assert stacks[0] == ["train", "step", "sample", "sample_trajectory", "predict"]
     assert stacks[-1] == ["train", "step", "step", "loss", "replay", "predict"]
+
+
+def test_an_epoch_runs_at_most_150_functions_of_the_package(tmp_path):
+    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    trainer.step(0)  # the first one also opens the run's folder, and is watched for what a broken run shows
+    functions = set()
+
+    def profile(frame: FrameType, event: str, _):
+        code = frame.f_code
+        is_function = event == "call" and not code.co_name.startswith("<")  # no comprehension, no lambda
+        if is_function and Path(code.co_filename).is_relative_to(PACKAGE):
+            functions.add((code.co_filename, code.co_firstlineno))
+
+    sys.setprofile(profile)
+    try:
+        trainer.step(1)
+    finally:
+        sys.setprofile(None)
+    assert len(functions) <= 150
