@@ -23,6 +23,7 @@ _NAMES = {
     "data.folders": "find_images ImagePrompts",
     "families": "load_pipeline",
     "tiny": "load_tiny_sd",
+    "run.figure": "plot_run",
     "run.validation": "Validation",
     "app.presets": "PRESETS",
 }
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ddpo_lessons.rollout import Trajectory as Trajectory
     from ddpo_lessons.rollout import img2img_rollout as img2img_rollout
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
+    from ddpo_lessons.run.figure import plot_run as plot_run
     from ddpo_lessons.run.validation import Validation as Validation
     from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer

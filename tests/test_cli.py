@@ -774,7 +774,7 @@ def test_without_a_word_the_help_is_shown(capsys):
         assert caught.value.code == 0
         shown.append(capsys.readouterr())
     assert shown[0] == shown[1]
-    for name in ("demo", "preflight", "train", "sample", "report", "doctor"):
+    for name in ("demo", "preflight", "train", "sample", "plot", "doctor"):
         assert f"• {name} " in shown[0].out
     assert shown[0].err == ""
 

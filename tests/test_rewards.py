@@ -11,7 +11,7 @@ import torch
 from helpers import CLIP_MEAN as MEAN
 from helpers import CLIP_SIZE as SIZE
 from helpers import CLIP_STD as STD
-from helpers import write_clip, write_preprocessor, write_resnet
+from helpers import brightness, write_clip, write_preprocessor, write_resnet
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -20,6 +20,7 @@ from transformers import AutoModel, CLIPConfig, CLIPModel, CLIPTokenizer, ViTCon
 from ddpo_lessons import rewards, tiny
 from ddpo_lessons.app import reward_flag
 from ddpo_lessons.rewards import base, models
+from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.tiny import world
 from ddpo_lessons.tiny.world import COLOURS
 
@@ -586,3 +587,13 @@ def test_recolouring_prefers_the_right_answer_and_asks_for_both_colours():
     assert (right > somebody_elses + 1).all()
     with pytest.raises(ValueError, match="does not name ink and background"):
         reward(edits.targets, ["a red digit"] * 16, metadata)
+
+
+def test_a_judge_is_recorded_without_gradient():
+    images = torch.rand(3, 3, 4, 4, requires_grad=True)
+    rewards, info = judged(brightness, brightness)(images, ("",) * 3, ({},) * 3)
+    assert rewards.requires_grad
+    assert torch.equal(info["judge"], rewards.detach())
+    assert not info["judge"].requires_grad
+    with pytest.raises(ValueError, match="'judge' have shape"):
+        judged(brightness, lambda *_: torch.zeros(2))(images, ("",) * 3, ({},) * 3)

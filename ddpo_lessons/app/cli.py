@@ -1,4 +1,4 @@
-"""`ddpo-lessons demo · preflight · train · sample · report · doctor`: words become a call, errors a line.
+"""`ddpo-lessons demo · preflight · train · sample · plot · doctor`: words become a call, errors a line.
 
 What a command does is imported when it runs: torch takes seconds to load, and `doctor` runs where it does not
 load.
@@ -30,9 +30,9 @@ from tyro.constructors import (
 from ddpo_lessons import __version__
 from ddpo_lessons.app.config_file import expand
 from ddpo_lessons.app.flags import in_flags
-from ddpo_lessons.app.options import Demo, Doctor, Preflight, Report, Sample, Train
+from ddpo_lessons.app.options import Demo, Doctor, Plot, Preflight, Sample, Train
 
-Command = Demo | Preflight | Train | Sample | Report | Doctor
+Command = Demo | Preflight | Train | Sample | Plot | Doctor
 
 # -------------------------------------------------------------------------------------------- parsing
 # How values are written, where tyro's own way is another one.

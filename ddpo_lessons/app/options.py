@@ -395,17 +395,17 @@ class Sample:
 
 
 @dataclass
-class Report:
-    """Write runs as one page: curves, first epoch, pictures with prompts and rewards, settings."""
+class Plot:
+    """Draw the rewards and other curves of runs, and of one run its first and latest images."""
 
     runs: tyro.conf.Positional[list[Path]]
-    """Folders of runs; several are shown side by side."""
+    """Folders of runs, also of those that still go on; several share the panels."""
     output: Path | None = None
-    """The page; report.html in the first run's folder if not given."""
+    """The file, whose ending is its format; plot.png in the run's folder, or for several runs here."""
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError("report needs the folder of a run")
+            raise ValueError("plot needs the folder of a run")
 
 
 @dataclass

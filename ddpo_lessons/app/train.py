@@ -1,13 +1,12 @@
 """What `ddpo-lessons train` does once its flags are checked."""
 
 import shlex
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
-from ddpo_lessons.app import forecast, report, reward_flag
+from ddpo_lessons.app import forecast, reward_flag
 from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
@@ -19,6 +18,7 @@ from ddpo_lessons.families.policy import loaded_dtype
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.run.processes import loading_bars, say
 from ddpo_lessons.run.runner import ImageSamplesHook
+from ddpo_lessons.run.trackers import PLOT
 from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import Trainer
 
@@ -35,13 +35,12 @@ def run(arguments: Train) -> int:
     is_main = trainer.accelerator.is_main_process
     if is_main and images is not None:
         print(summary(images))
-    trainer.image_samples_hook = _report_hook(trainer)
+    trainer.image_samples_hook = _first_epoch_hook(trainer)
     if held_out is not None:
         trainer.image_samples_hook = make_validation(arguments, trainer, held_out)
     trainer.train()
     trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
     if is_main:
-        _write_report(trainer.config.run_dir)
         _print_places(trainer)
     if trainer.stopped_by is None:
         return 0
@@ -106,30 +105,14 @@ def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | 
     return Validation(trainer, samples, arguments.validation_freq, trainer.image_samples_hook)
 
 
-def _report_hook(trainer: Trainer) -> ImageSamplesHook:
-    """Make what says what the first epoch showed, and writes the run's page as often as a checkpoint."""
+def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
+    """Make what prints what the first epoch showed."""
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
-        config, epochs = trainer.config, trainer.epochs_done
-        if epochs == 1:
+        if trainer.epochs_done == 1:
             say(trainer.accelerator, "\n".join(map(str, trainer.preflight)))
-        if epochs % config.save_freq == 0:
-            _write_report(config.run_dir)
 
     return hook
-
-
-def _write_report(run_dir: Path) -> None:
-    """Write the run's page; a page that cannot be made costs a warning and no epoch."""
-    path = run_dir / report.FILE
-    try:
-        report.write(path, [report.read(run_dir)])
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        warnings.warn(
-            f"cannot write {path} ({reason}): the run goes on, and `ddpo-lessons report` writes it later",
-            stacklevel=1,  # the place where Python's filter sees that it was said before
-        )
 
 
 def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
@@ -172,7 +155,8 @@ def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
 
 def _print_places(trainer: Trainer) -> None:
     run_dir = trainer.config.run_dir
-    print(f"{run_dir / report.FILE}: the run as a page, for a browser")
+    if (run_dir / PLOT).is_file():  # a plot that failed was warned of
+        print(f"{run_dir / PLOT}: rewards and other curves of the run, and its images")
     print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from auto")
     folder = run_dir / ("lora" if trainer.use_lora else "pipeline")
     command = shlex.join(["ddpo-lessons", "sample", "--run", str(run_dir)])

@@ -86,7 +86,12 @@ def grid_bytes_per_pixel(side: int) -> float:
 
 
 def save_grid(grid: Image.Image, path: Path, side: int) -> None:
-    """Save a grid of images of this side as PATH.png, or as PATH.jpg if they are large."""
+    """Save a grid of images of this side as PATH.png, or as PATH.jpg if they are large.
+
+    It is written aside first, so that a plot of a run that goes on reads no half of it.
+    """
     is_large = side >= JPEG_FROM
     settings: dict[str, Any] = {"quality": JPEG_QUALITY} if is_large else {}
-    grid.save(path.with_name(path.name + (".jpg" if is_large else ".png")), **settings)
+    aside = path.with_name(f".{path.name}.new")
+    grid.save(aside, format="JPEG" if is_large else "PNG", **settings)
+    aside.replace(path.with_name(path.name + (".jpg" if is_large else ".png")))

@@ -509,6 +509,7 @@ class Trainer:
         values = {**self.state.values(), "config": config, "identity": self._identity, RUN: self.record}
         checkpoint.write(self.config.run_dir, self.epochs_done, tensors, values)
         checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
+        self.trackers.plot(self.config.run_dir)
 
     @classmethod
     def from_checkpoint(

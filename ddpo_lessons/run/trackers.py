@@ -1,7 +1,8 @@
-"""TensorBoard or W&B, if one is asked for: a copy of the records and grids, without which a run goes on."""
+"""Copies of the records and grids, without which a run goes on: plot.png, and TensorBoard or W&B."""
 
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from accelerate import Accelerator
 from PIL import Image
 
 from ddpo_lessons.config import DDPOConfig
+
+PLOT = "plot.png"  # of a run, in its folder
 
 
 class Trackers:
@@ -21,6 +24,7 @@ class Trackers:
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self._failed: list[Any] = []
+        self._plot_failed = False
 
     def start(self, config: DDPOConfig) -> None:
         """Start the tracker that the config asks for; every process must call it."""
@@ -52,6 +56,22 @@ class Trackers:
 
         self._send(send)
 
+    def plot(self, run_dir: Path) -> None:
+        """Draw the run into its folder; the first time that this fails, warn."""
+        path = run_dir / PLOT
+        try:
+            from ddpo_lessons.run import figure  # loads matplotlib
+
+            figure.write(path, run_dir)
+        except Exception as error:
+            if not self._plot_failed:
+                warnings.warn(
+                    f"cannot write {path} ({_reason(error)}): the run goes on, and `ddpo-lessons plot` draws "
+                    "it later",
+                    stacklevel=2,
+                )
+            self._plot_failed = True
+
     def _send(self, send: Callable[[Any], None]) -> None:
         for tracker in self.accelerator.trackers:
             if tracker in self._failed:
@@ -64,9 +84,12 @@ class Trackers:
 
 
 def _warn(name: str, error: Exception) -> None:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
     warnings.warn(
-        f"{name} failed ({reason}) and gets nothing more from this run; metrics.jsonl and images/ hold "
-        "everything",
+        f"{name} failed ({_reason(error)}) and gets nothing more from this run; metrics.jsonl and images/ "
+        "hold everything",
         stacklevel=4,
     )
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

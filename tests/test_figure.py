@@ -1,0 +1,297 @@
+"""The figure of runs: its lines are the records, and drawing it disturbs neither a run nor pyplot."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import nbformat
+import numpy as np
+import pytest
+import torch
+from helpers import brightness, make_config, make_pipeline, noisy_image
+from matplotlib.figure import Figure
+from nbclient import NotebookClient
+from PIL import Image
+
+from ddpo_lessons import plot_run
+from ddpo_lessons.app.cli import main
+from ddpo_lessons.data.images import image_grid, save_grid
+from ddpo_lessons.rewards import weighted_sum
+from ddpo_lessons.run import checkpoint, figure
+from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.run.validation import Validation
+from ddpo_lessons.trainer import ImageDDPOTrainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS = [
+    {"epoch": 1, "max_ratio_error": 0.5, "first_replay_max_ratio_error": 0.0, "clip_fraction": 0.0},
+    {"epoch": 1, "max_ratio_error": 0.25, "clip_fraction": 0.5},
+    {"epoch": 2, "max_ratio_error": None, "first_replay_max_ratio_error": 0.125, "clip_fraction": None},
+    {"epoch": 2, "max_ratio_error": 0.75, "clip_fraction": 1.0},
+]
+QUANTILES = {"reward_q05": -3.0, "reward_q25": 0.0, "reward_q75": 2.0, "reward_q95": 4.0}
+EPOCHS = [
+    {"epoch": 1, "reward_mean": 1.0, "reward/clip": 7.0, **QUANTILES},
+    {"epoch": 2, "reward_mean": 3.0, "reward/clip": 8.0, **QUANTILES},
+]
+
+
+def write_records(folder: Path, *, rest: str = "", **kinds: Sequence[dict[str, Any]]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"kind": kind, **row}) + "\n" for kind, rows in kinds.items() for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(lines) + rest)
+    return folder
+
+
+def write_grid(
+    folder: Path, name: str, colors: Sequence[float], side: int = 8, captions: bool = True
+) -> None:
+    """Write a grid of gray images."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    images = torch.tensor(colors)[:, None, None, None].expand(-1, 3, side, side)
+    save_grid(image_grid(images, min(8, len(colors))), folder / "images" / name, side)
+    if captions:
+        (folder / "images" / f"{name}.json").write_text(json.dumps([""] * len(colors)))
+
+
+def lines(drawn: Figure, key: str) -> list[tuple[list[float], list[float]]]:
+    """Return x and y of each run's line of a key."""
+    found = [line for axis in drawn.axes for line in axis.lines if line.get_label() == key]
+    return [(np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()) for line in found]
+
+
+def titles(drawn: Figure) -> list[str]:
+    return [axis.get_title() for axis in drawn.axes]
+
+
+def legend(drawn: Figure) -> list[str]:
+    return [text.get_text() for text in drawn.legends[0].get_texts()]
+
+
+def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path):
+    validation = [{"epoch": epoch, "validation_reward": epoch + 0.5} for epoch in (0, 2)]
+    drawn = plot_run(write_records(tmp_path / "run", validation=validation, step=STEPS, epoch=EPOCHS))
+    assert {key: lines(drawn, key) for key in ("reward_mean", "validation_reward", "reward/clip")} == {
+        "reward_mean": [([1, 2], [1.0, 3.0])],
+        "validation_reward": [([0, 2], [0.5, 2.5])],
+        "reward/clip": [([1, 2], [7.0, 8.0])],
+    }
+    assert lines(drawn, "max_ratio_error") == [([1, 2], [0.5, 0.75])]  # the maximum, without what is NaN
+    assert lines(drawn, "first_replay_max_ratio_error") == [([1, 2], [0.0, 0.125])]
+    assert lines(drawn, "clip_fraction") == [([1, 2], [0.25, 1.0])]  # the mean
+    assert titles(drawn) == [
+        "reward (line: mean, bands: middle 50% and 90%, dashed: validation)",
+        "reward/clip",
+        "largest |ratio − 1| (dashed: first step)",
+        "fraction of ratios that are clipped",
+    ]
+    assert legend(drawn) == ["run (epoch 2)"]
+
+
+def test_bands_of_one_run_are_two_and_of_several_one(tmp_path):
+    runs = [write_records(tmp_path / name, epoch=EPOCHS) for name in "ab"]
+    heights = {
+        count: [
+            (band.get_label(), {y for _, y in band.get_paths()[0].vertices.tolist()})
+            for band in plot_run(*runs[:count]).axes[0].collections
+        ]
+        for count in (1, 2)
+    }
+    middle, wide = ("reward_q25", {0.0, 2.0}), ("reward_q05", {-3.0, 4.0})
+    assert heights == {1: [middle, wide], 2: [middle, middle]}
+
+
+@pytest.mark.parametrize("rest", ["", '{"kind": "epo', '{"kind": "epoch", "epoch": 3, "rewa'])
+def test_a_run_that_goes_on_is_drawn_up_to_its_last_whole_record(tmp_path, rest):
+    step = {"epoch": 3, "clip_fraction": 0.5}
+    drawn = plot_run(write_records(tmp_path, epoch=EPOCHS, step=[step], rest=rest))
+    assert lines(drawn, "reward_mean") == [([1, 2], [1.0, 3.0])]
+    assert lines(drawn, "clip_fraction") == [([3], [0.5])]
+
+
+def test_missing_and_infinite_numbers_leave_gaps_and_no_panel_is_empty(tmp_path):
+    text = '{"kind": "epoch", "epoch": 4, "reward_mean": NaN}\n'
+    rows = [
+        {"epoch": 1, "reward_mean": 1.0, "reward/none": None},  # an older record, without quantiles
+        {"epoch": 2, "reward_mean": None, "reward/none": None, "reward/late": 2.0, **QUANTILES},
+        {"epoch": 3, "reward_mean": 3.0, "reward/none": None},
+    ]
+    drawn = plot_run(write_records(tmp_path, epoch=rows, mine=[{"reward_mean": 9.0}], rest=text))
+    ((x, y),) = lines(drawn, "reward_mean")
+    assert x == [1, 2, 3, 4]
+    assert [None if math.isnan(value) else value for value in y] == [1.0, None, 3.0, None]
+    assert lines(drawn, "reward/late") == [([2], [2.0])]
+    assert titles(drawn)[1:] == ["reward/late"]
+    drawn.savefig(tmp_path / "gaps.png")
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_run_that_has_just_begun_is_drawn(tmp_path, epochs):
+    older = [{"epoch": 1, "reward_mean": 1.0}][:epochs]
+    drawn = plot_run(write_records(tmp_path / "run", epoch=older))
+    assert titles(drawn) == ["reward (line: mean)"]
+    assert lines(drawn, "reward_mean") == [([1], [1.0])][:epochs]
+    assert legend(drawn) == [f"run (epoch {epochs})"]
+    drawn.savefig(tmp_path / "begun.png")
+
+
+def test_each_run_has_one_color_in_all_panels_and_a_name_that_tells_it_apart(tmp_path):
+    runs = [write_records(tmp_path / f"{n}/run", epoch=EPOCHS, step=STEPS) for n in range(8)]
+    drawn = plot_run(*runs)
+    by_panel = [[line.get_color() for line in axis.lines] for axis in drawn.axes]
+    assert (
+        by_panel[0]
+        == by_panel[1]
+        == by_panel[3]
+        == [line.get_color() for line in drawn.legends[0].get_lines()]
+    )
+    assert len(set(by_panel[0])) == 8
+    assert legend(drawn) == [f"{folder} (epoch 2)"[-79:] for folder in runs]
+
+
+@pytest.mark.parametrize("name", ["_hidden", "$x^$", "a<b & c", "x" * 200])
+def test_any_name_of_a_folder_and_of_a_term_is_drawn_as_it_is(tmp_path, name):
+    row = {"epoch": 1, "reward_mean": 1.0, f"reward/{name}": 2.0}
+    drawn = plot_run(write_records(tmp_path / name, epoch=[row]))
+    assert legend(drawn)[0][-30:] == f"{name} (epoch 1)"[-30:]
+    assert titles(drawn)[1] == f"reward/{name}"
+    drawn.savefig(tmp_path / "name.png")
+
+
+def test_images_are_the_first_and_the_latest_of_validation_before_those_of_training(tmp_path):
+    run = write_records(tmp_path, epoch=[{"epoch": 1, "reward_mean": 1.0}])
+    for epoch in (1, 2, 10):
+        write_grid(run, f"epoch-{epoch:06d}", [epoch / 10] * 2)
+    drawn = plot_run(run)
+    assert titles(drawn)[1:] == ["images of epoch 1", "images of epoch 10"]
+    shown = [axis.get_images()[0].get_array() for axis in drawn.axes[1:]]
+    assert [(set(np.unique(pixels)), pixels.shape) for pixels in shown] == [
+        ({round(255 / 10)}, (96, 192, 3)),
+        ({255}, (96, 192, 3)),
+    ]
+    write_grid(run, "validation-000000", [0.0])
+    assert titles(plot_run(run))[1:] == ["validation images of epoch 0"]
+    assert titles(plot_run(run, run))[1:] == []  # of one run only
+
+
+@pytest.mark.parametrize(
+    ("count", "captions", "tiles"),
+    [
+        (32, True, [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27]),
+        (3, True, [0, 1, 2]),
+        (10, True, [0, 1, 2, 3, 8, 9]),
+        (10, False, list(range(10))),  # an older run: nobody knows the number of columns
+    ],
+)
+@pytest.mark.parametrize("side", [8, 256])
+def test_the_tiles_that_are_shown_are_whole(count, captions, tiles, side, tmp_path):
+    run = write_records(tmp_path, epoch=EPOCHS)
+    write_grid(run, "epoch-000001", [number / 40 for number in range(count)], side, captions)
+    pixels = np.asarray(plot_run(run).axes[-1].get_images()[0].get_array())
+    size = 96 if side == 8 else 128 if count > 3 else 256  # large grids are decoded at half their size
+    middles = pixels[size // 2 :: size, size // 2 :: size, 0].flatten() / 255 * 40
+    found = [round(value, 0) for value in middles.tolist() if value < 39]  # without the white of the last row
+    assert found == tiles
+    assert set(pixels.shape[:2]) <= {size * n for n in range(1, 9)}
+
+
+def test_the_command_writes_a_file_or_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runs = [str(write_records(tmp_path / name, epoch=EPOCHS)) for name in "ab"]
+    for words, path in (
+        (runs[:1], f"{runs[0]}/plot.png"),
+        (runs, "plot.png"),
+        ([*runs, "--output", "both.PNG"], "both.PNG"),
+    ):
+        assert main(["plot", *words]) == 0
+        assert capsys.readouterr().out == f"{path}\n"
+        assert Image.open(path).width == 900
+    assert main(["plot", *runs, "--output", "both.svg"]) == 0
+    assert "<svg" in Path("both.svg").read_text()
+    Path("empty").mkdir()
+    for words, message in (
+        (["empty"], "error: empty holds no metrics.jsonl: give the folder of a run that has begun"),
+        ([runs[0], "--output", "no/a.png"], "name a file in a folder that exists, such as plot.png"),
+        ([runs[0], "--output", "a.xyz"], "'xyz' is not supported"),
+        ([], "plot needs the folder of a run"),
+    ):
+        assert main(["plot", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert list(tmp_path.glob(".*")) == []
+
+
+# ------------------------------------------------------------------------------------------- in a run
+def make_trainer(folder: Path, epochs: int = 2) -> ImageDDPOTrainer:
+    darkness = weighted_sum({"light": (1.0, brightness), "dark": (-0.5, brightness)})
+    config = make_config(folder, num_epochs=epochs, image_grid_freq=1)
+    trainer = ImageDDPOTrainer(config, darkness, noisy_image, make_pipeline(), noise_strength=1.0)
+    trainer.image_samples_hook = Validation(trainer, [("", torch.zeros(3, 32, 32), {})], every=1)
+    return trainer
+
+
+def test_a_run_draws_its_records_at_each_checkpoint(tmp_path, monkeypatch):
+    drawn = []
+    plot = figure.plot_run
+    monkeypatch.setattr(figure, "plot_run", lambda *folders: drawn.append(plot(*folders)) or drawn[-1])
+    before = dict(matplotlib.rcParams)
+    trainer = make_trainer(tmp_path / "run")
+    trainer.train()
+    assert matplotlib.rcParams == before
+    assert [legend(each) for each in drawn] == [["run (epoch 1)"], ["run (epoch 2)"]]
+    records = read_metrics(tmp_path / "run", "epoch")
+    for key in ("reward_mean", "reward/light", "reward/dark"):
+        assert lines(drawn[-1], key) == [([1, 2], [record[key] for record in records])]
+    held_out = [record["validation_reward"] for record in read_metrics(tmp_path / "run", "validation")]
+    assert lines(drawn[-1], "validation_reward") == [([0, 1, 2], held_out)]
+    assert titles(drawn[-1])[-2:] == ["validation images of epoch 0", "validation images of epoch 2"]
+    assert Image.open(tmp_path / "run" / "plot.png").width == 900
+
+
+def test_a_plot_that_cannot_be_written_is_warned_of_once_and_costs_no_epoch(tmp_path):
+    (tmp_path / "run" / "plot.png").mkdir(parents=True)  # where the plot would be
+    with pytest.warns(
+        UserWarning, match=r"cannot write .*plot\.png \(IsADirectoryError.*the run goes on"
+    ) as caught:
+        make_trainer(tmp_path / "run").train()
+    assert len(caught) == 1
+    done = [checkpoint.epochs_of(path) for path in checkpoint.list_checkpoints(tmp_path / "run")]
+    assert done == [1, 2]
+
+
+def test_nothing_loads_pyplot_and_matplotlib_only_where_something_is_drawn(tmp_path):
+    write_records(tmp_path, epoch=EPOCHS)
+    code = f"""
+import sys
+from ddpo_lessons.trainer import Trainer
+assert "matplotlib" not in sys.modules
+from ddpo_lessons import plot_run
+plot_run({str(tmp_path)!r})._repr_png_()
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_the_figure_once_before_and_after_pyplot_is_there(tmp_path):
+    write_records(tmp_path / "run", epoch=EPOCHS)
+    sources = [
+        "from ddpo_lessons import plot_run\nplot_run('run')",
+        "import matplotlib.pyplot as plt\nplt.style.use('dark_background')\nplot_run('run')",
+        "plt.plot([1, 2]); figure = plot_run('run')\nassert plt.gcf() is not figure",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook = NotebookClient(
+        notebook, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    shown = [
+        [output for output in cell.outputs if "image/png" in output.get("data", {})]
+        for cell in notebook.cells
+    ]
+    assert [len(outputs) for outputs in shown] == [1, 1, 1]
+    assert shown[2][0]["output_type"] == "display_data"  # that of pyplot
