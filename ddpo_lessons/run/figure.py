@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -24,11 +25,8 @@ from ddpo_lessons.data.images import grid_columns
 from ddpo_lessons.run.runlog import METRICS, read_metrics
 
 PIXELS, DPI = 900, 125  # of the width, and per inch: letters that a phone still shows
-STYLE: list[Any] = [
-    "default",
-    "ddpo_lessons.lesson",
-    {"figure.constrained_layout.use": False, "axes.titlesize": 10},
-]
+STYLE = ["default", "ddpo_lessons.lesson"]  # whatever the user's own is
+TITLE_Y = 1.03  # in heights of a panel
 TILES = 4  # columns and rows of a grid of images that are shown
 REWARD, RATIO = "reward_mean", "max_ratio_error"
 TITLES = {  # of the panels below those of the reward and its terms
@@ -65,18 +63,20 @@ def plot_run(*folders: str | Path) -> Figure:
     if not folders:
         raise ValueError("plot_run needs the folder of a run, such as plot_run('runs/edit')")
     runs = [_read(Path(folder)) for folder in folders]
-    grids = _first_and_latest(Path(folders[0])) if len(folders) == 1 else {}
+    grids = _first_and_latest(Path(folders[0])) if len(runs) == 1 else {}
+    terms = dict.fromkeys(key for run in runs for key in run if key.startswith("reward/"))
     with style.context(STYLE):
-        figure, axes = _lay_out(_panels(runs), grids, len(runs))
+        figure, axes = _lay_out([key for key in (*terms, *TITLES) if _has(runs, key)], grids, len(runs))
         colors = _colors(len(runs))
+        bands = BANDS[: max(0, 3 - len(runs))]  # those of many runs would hide each other
         last = max((epoch for run in runs for column in run.values() for epoch in column), default=1)
         for key, axis in axes.items():
             for run, color in zip(runs, colors, strict=True):
-                _draw(axis, run, key, color, BANDS[: 1 if len(runs) > 1 else 2])
+                _draw(axis, run, key, color, bands)
             axis.set_xlim(min(axis.dataLim.x0, 1) - 0.5, last + 0.5)
             if key in TITLES:
                 axis.set_ylim(bottom=0)
-        axes[REWARD].set_title(_reward_title(runs), y=1.03)
+        axes[REWARD].set_title(_reward_title(runs, len(bands)), y=TITLE_Y)
         _legend(figure, [Path(folder) for folder in folders], runs, colors)
     return figure
 
@@ -99,26 +99,16 @@ def _read(folder: Path) -> Columns:
             for key, value in record.items():
                 if value is None or isinstance(value, int | float):
                     found[key][record["epoch"]].append(math.nan if value is None else value)
-    return {
-        key: {epoch: _summary(key, values) for epoch, values in column.items()}
-        for key, column in found.items()
-    }
+    return {key: {n: _summary(key, values) for n, values in column.items()} for key, column in found.items()}
 
 
 def _summary(key: str, values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return math.nan
+    finite = [value for value in values if math.isfinite(value)] or [math.nan]
     return max(finite) if key.startswith("max") else statistics.fmean(finite)
 
 
 def _has(runs: Sequence[Columns], key: str) -> bool:
     return any(math.isfinite(value) for run in runs for value in run.get(key, {}).values())
-
-
-def _panels(runs: Sequence[Columns]) -> list[str]:
-    terms = dict.fromkeys(key for run in runs for key in run if key.startswith("reward/"))
-    return [REWARD, *(key for key in (*terms, *TITLES) if _has(runs, key))]
 
 
 # ------------------------------------------------------------------------------------------- images
@@ -133,35 +123,34 @@ def _first_and_latest(folder: Path) -> dict[str, Image.Image]:
 
 
 def _tiles(path: Path) -> Image.Image:
-    """Read the upper left tiles of a grid; a grid without captions is shown as it is."""
+    """Read the upper left tiles of a grid; one without captions is shown as it is."""
     captions = path.with_suffix(".json")
     with Image.open(path) as grid:
         grid.draft("RGB", (PIXELS, 1))  # a JPEG of photographs is decoded at this width
         width, height = grid.size
         if captions.is_file():
             count = len(json.loads(captions.read_text(encoding="utf-8")))
-            columns = grid_columns(count)
-            rows = -(-count // columns)
+            columns, rows = grid_columns(count), -(-count // grid_columns(count))
             width, height = width * min(TILES, columns) // columns, height * min(TILES, rows) // rows
         return grid.crop((0, 0, width, height))
 
 
 # ------------------------------------------------------------------------------------------ drawing
 def _lay_out(
-    panels: Sequence[str], grids: dict[str, Image.Image], lines: int
+    keys: Sequence[str], grids: dict[str, Image.Image], lines: int
 ) -> tuple[RunFigure, dict[str, Axes]]:
-    """Make the figure with its images; return the axes of the panels: the reward, then two in a row."""
-    first, *others = panels
-    pairs = [others[n : n + 2] for n in range(0, len(others), 2)]
-    rows: Any = [[first, first], *([pair[0], pair[-1]] for pair in pairs)]  # the last may fill its row
-    heights = [1.5] * len(rows)
+    """Make the figure with its images; return the axes of the reward, and below it two in a row."""
+    pairs = [keys[n : n + 2] for n in range(0, len(keys), 2)]
+    rows: Any = [[REWARD, REWARD], *([pair[0], pair[-1]] for pair in pairs)]  # the last may fill its row
+    heights, gap, head, foot = [1.5] * len(rows), 0.75, 0.5 + 0.2 * lines, 0.55  # inches
     if grids:
         rows.append([*grids, "."][:2])
         heights.append(max(2.85 * grid.height / grid.width for grid in grids.values()))
-    gap, head = 0.75, 0.5 + 0.2 * lines
-    height = sum(heights) + gap * (len(rows) - 1) + head + 0.55
+        foot = 0.15
+    height = sum(heights) + gap * (len(rows) - 1) + head + foot
     figure = RunFigure(figsize=(PIXELS / DPI, height), dpi=DPI)
-    place = {"left": 0.09, "right": 0.98, "top": 1 - head / height, "bottom": 0.55 / height}
+    figure.set_layout_engine("none")
+    place = {"left": 0.09, "right": 0.98, "top": 1 - head / height, "bottom": foot / height}
     place |= {"hspace": gap * len(rows) / sum(heights), "wspace": 0.25}
     axes: dict[str, Axes] = figure.subplot_mosaic(rows, height_ratios=heights, gridspec_kw=place)
     for title, grid in grids.items():
@@ -170,11 +159,11 @@ def _lay_out(
         axis.set(xticks=[], yticks=[], title=title, anchor="N")
         axis.spines[:].set_visible(False)
     for key, axis in axes.items():
-        # A place of its own for every text: to look for places that are free takes half of the time.
-        axis.set_title(TITLES.get(key, key), y=1.03, parse_math=False)
+        # Every text has its place, because to search for one takes matplotlib half of its time.
+        axis.set_title(TITLES.get(key, key), y=TITLE_Y, parse_math=False)
         axis.set_xlabel("epoch")
         axis.xaxis.set_label_coords(0.5, -0.17)
-        axis.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
         axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         if key == RATIO:
             axis.set_yscale("symlog", linthresh=1e-7)
@@ -185,20 +174,21 @@ def _lay_out(
 
 def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[str, str]]) -> None:
     """Draw the curves of a run in a panel; each has its key as its label."""
-    for name, look in ((key, ".-"), (DASHED.get(key, ""), "o--")):
+    for name, look, hollow in ((key, ".-", color), (DASHED.get(key, ""), "o--", axis.get_facecolor())):
         if name in run:
             x, y = list(run[name]), list(run[name].values())
-            axis.plot(x, y, look, color=color, label=name, linewidth=1.5, markersize=4, clip_on=False)
+            width, size = (1.5, 4) if len(x) <= 50 else (0.8, 1)
+            axis.plot(x, y, look, color=color, label=name, lw=width, ms=size, mfc=hollow, clip_on=False)
     for low, high in bands if key == REWARD else ():
         if low in run and high in run:
             bottom, top = ([run[name].get(epoch, math.nan) for epoch in run[key]] for name in (low, high))
-            axis.fill_between(list(run[key]), bottom, top, color=color, alpha=0.15, linewidth=0, label=low)
+            axis.fill_between(list(run[key]), bottom, top, color=color, alpha=0.15, lw=0, label=low)
 
 
-def _reward_title(runs: Sequence[Columns]) -> str:
+def _reward_title(runs: Sequence[Columns], bands: int) -> str:
     parts = ["reward (line: mean"]
-    if _has(runs, BANDS[0][0]):
-        parts.append("band: middle 50%" if len(runs) > 1 else "bands: middle 50% and 90%")
+    if bands and _has(runs, BANDS[0][0]):
+        parts.append("band: middle 50%" if bands == 1 else "bands: middle 50% and 90%")
     if _has(runs, DASHED[REWARD]):
         parts.append("dashed: validation")
     return ", ".join(parts) + ")"
@@ -206,9 +196,8 @@ def _reward_title(runs: Sequence[Columns]) -> str:
 
 def _colors(count: int) -> list[str]:
     palette = list(matplotlib.rcParams["axes.prop_cycle"].by_key()["color"])
-    if count <= len(palette):
-        return palette[:count]
-    return [matplotlib.colors.to_hex(matplotlib.colormaps["turbo"](n / (count - 1))) for n in range(count)]
+    many = matplotlib.colormaps["turbo"].resampled(count)
+    return palette[:count] if count <= len(palette) else [to_hex(many(n)) for n in range(count)]
 
 
 def _legend(figure: Figure, folders: Sequence[Path], runs: Sequence[Columns], colors: Sequence[str]) -> None:
@@ -216,9 +205,9 @@ def _legend(figure: Figure, folders: Sequence[Path], runs: Sequence[Columns], co
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    handles = [Line2D([], [], color=color, linewidth=3) for color in colors]
-    legend = figure.legend(handles, ["run"] * len(names), loc="upper left", fontsize=10)
+    handles = [Line2D([], [], color=color, linewidth=3, label="run") for color in colors]
+    legend = figure.legend(handles=handles, loc="upper left")
     for text, name, run in zip(legend.get_texts(), names, runs, strict=True):
-        epochs = max(run.get(REWARD, ()), default=0)
-        shown = name if len(name) < 70 else f"…{name[-69:]}"
-        text.set(text=f"{shown} (epoch {epochs})", parse_math=False)  # not as a label: names may begin with _
+        short = name if len(name) < 70 else f"…{name[-69:]}"
+        epoch = max(run.get(REWARD, ()), default=0)
+        text.set(text=f"{short} (epoch {epoch})", parse_math=False)  # as a label it might not begin with _

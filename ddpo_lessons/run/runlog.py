@@ -202,7 +202,7 @@ class RunLog:
             yield file
 
     def preflight(self, findings: Sequence[Mapping[str, Any]]) -> None:
-        """Write what the first epoch showed, a line each, for people and for `report`."""
+        """Write what the first epoch showed, a line each, for people."""
         _write(self.run_dir / PREFLIGHT, (json.dumps(findings, indent=1) + "\n").encode())
 
     def images(
