@@ -89,7 +89,7 @@ def test_lines_are_the_records_and_an_epoch_s_optimizer_steps_one_point(tmp_path
         "reward (line: mean, bands: middle 50% and 90%, dashed: validation)",
         "reward/clip",
         "largest |ratio − 1| (dashed: first step)",
-        "fraction of ratios that are clipped",
+        "fraction outside the clip range",
     ]
     assert legend(drawn) == ["run (epoch 2)"]
 
@@ -262,6 +262,7 @@ def test_a_plot_that_cannot_be_written_is_warned_of_once_and_costs_no_epoch(tmp_
     assert len(caught) == 1
     done = [checkpoint.epochs_of(path) for path in checkpoint.list_checkpoints(tmp_path / "run")]
     assert done == [1, 2]
+    assert not list((tmp_path / "run").glob(".plot*"))
 
 
 def test_nothing_loads_pyplot_and_matplotlib_only_where_something_is_drawn(tmp_path):

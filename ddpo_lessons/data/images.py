@@ -92,6 +92,6 @@ def save_grid(grid: Image.Image, path: Path, side: int) -> None:
     """
     is_large = side >= JPEG_FROM
     settings: dict[str, Any] = {"quality": JPEG_QUALITY} if is_large else {}
-    aside = path.with_name(f".{path.name}.new")
+    aside = path.with_name(f".{path.name}.part")
     grid.save(aside, format="JPEG" if is_large else "PNG", **settings)
     aside.replace(path.with_name(path.name + (".jpg" if is_large else ".png")))

@@ -31,7 +31,7 @@ TILES = 4  # columns and rows of a grid of images that are shown
 REWARD, RATIO = "reward_mean", "max_ratio_error"
 TITLES = {  # of the panels below those of the reward and its terms
     RATIO: "largest |ratio − 1| (dashed: first step)",
-    "clip_fraction": "fraction of ratios that are clipped",
+    "clip_fraction": "fraction outside the clip range",
     "approx_kl": "KL to the policy that sampled",
     "kl_reference": "KL to the policy before training",
 }
@@ -83,9 +83,12 @@ def plot_run(*folders: str | Path) -> Figure:
 
 def write(path: Path, *folders: str | Path) -> None:
     """Write the figure of runs into a file, whose ending is its format; it replaces an older one at once."""
-    aside = path.with_name(f".{path.name}.new")
-    plot_run(*folders).savefig(aside, format=path.suffix[1:] or "png", facecolor="auto")
-    aside.replace(path)
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        plot_run(*folders).savefig(aside, format=path.suffix[1:] or "png", facecolor="auto")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------ records
