@@ -1,8 +1,8 @@
-"""The figure of one or several runs, drawn from what their folders hold.
+"""The figure of one or several runs, drawn from what their folders hold; pyplot is left alone."""
 
-Import this module where a figure is drawn, because it loads matplotlib; it leaves pyplot alone.
-"""
+from __future__ import annotations
 
+import functools
 import io
 import json
 import math
@@ -10,23 +10,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-from matplotlib import style
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from ddpo_lessons.data.images import grid_columns
 from ddpo_lessons.run.runlog import METRICS, read_metrics
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 PIXELS, DPI = 900, 125  # of the width, and per inch: letters that a phone still shows
-STYLE = ["default", "ddpo_lessons.lesson"]  # whatever the user's own is
-TITLE_Y = 1.03  # in heights of a panel
+STYLE: list[Any] = ["default", "ddpo_lessons.lesson", {"axes.titley": 1.03}]  # whatever the user has set
 TILES = 4  # columns and rows of a grid of images that are shown
 REWARD, RATIO = "reward_mean", "max_ratio_error"
 TITLES = {  # of the panels below those of the reward and its terms
@@ -41,15 +37,6 @@ BANDS = (("reward_q25", "reward_q75"), ("reward_q05", "reward_q95"))
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
 
 
-class RunFigure(Figure):
-    """A figure that notebooks show as the last expression of a cell, also before pyplot is imported."""
-
-    def _repr_png_(self) -> bytes:
-        image = io.BytesIO()
-        self.savefig(image, format="png", facecolor="auto")
-        return image.getvalue()
-
-
 def plot_run(*folders: str | Path) -> Figure:
     """Draw the records of one or several runs over their epochs, and of one run its images.
 
@@ -62,8 +49,11 @@ def plot_run(*folders: str | Path) -> Figure:
     """
     if not folders:
         raise ValueError("plot_run needs the folder of a run, such as plot_run('runs/edit')")
-    runs = [_read(Path(folder)) for folder in folders]
-    grids = _first_and_latest(Path(folders[0])) if len(runs) == 1 else {}
+    from matplotlib import style
+
+    paths = [Path(folder) for folder in folders]
+    runs = [_read(path) for path in paths]
+    grids = _first_and_latest(paths[0]) if len(runs) == 1 else {}
     terms = dict.fromkeys(key for run in runs for key in run if key.startswith("reward/"))
     with style.context(STYLE):
         figure, axes = _lay_out([key for key in (*terms, *TITLES) if _has(runs, key)], grids, len(runs))
@@ -76,9 +66,16 @@ def plot_run(*folders: str | Path) -> Figure:
             axis.set_xlim(min(axis.dataLim.x0, 1) - 0.5, last + 0.5)
             if key in TITLES:
                 axis.set_ylim(bottom=0)
-        axes[REWARD].set_title(_reward_title(runs, len(bands)), y=TITLE_Y)
-        _legend(figure, [Path(folder) for folder in folders], runs, colors)
+        axes[REWARD].set_title(_reward_title(runs, len(bands)))
+        _legend(figure, paths, runs, colors)
+    figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows it, also without pyplot
     return figure
+
+
+def _png(figure: Figure) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", facecolor="auto")
+    return image.getvalue()
 
 
 def write(path: Path, *folders: str | Path) -> None:
@@ -139,10 +136,11 @@ def _tiles(path: Path) -> Image.Image:
 
 
 # ------------------------------------------------------------------------------------------ drawing
-def _lay_out(
-    keys: Sequence[str], grids: dict[str, Image.Image], lines: int
-) -> tuple[RunFigure, dict[str, Axes]]:
+def _lay_out(keys: Sequence[str], grids: dict[str, Image.Image], lines: int) -> tuple[Any, dict[str, Axes]]:
     """Make the figure with its images; return the axes of the reward, and below it two in a row."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     pairs = [keys[n : n + 2] for n in range(0, len(keys), 2)]
     rows: Any = [[REWARD, REWARD], *([pair[0], pair[-1]] for pair in pairs)]  # the last may fill its row
     heights, gap, head, foot = [1.5] * len(rows), 0.75, 0.5 + 0.2 * lines, 0.55  # inches
@@ -151,7 +149,7 @@ def _lay_out(
         heights.append(max(2.85 * grid.height / grid.width for grid in grids.values()))
         foot = 0.15
     height = sum(heights) + gap * (len(rows) - 1) + head + foot
-    figure = RunFigure(figsize=(PIXELS / DPI, height), dpi=DPI)
+    figure = Figure(figsize=(PIXELS / DPI, height), dpi=DPI)
     figure.set_layout_engine("none")
     place = {"left": 0.09, "right": 0.98, "top": 1 - head / height, "bottom": foot / height}
     place |= {"hspace": gap * len(rows) / sum(heights), "wspace": 0.25}
@@ -162,8 +160,8 @@ def _lay_out(
         axis.set(xticks=[], yticks=[], title=title, anchor="N")
         axis.spines[:].set_visible(False)
     for key, axis in axes.items():
-        # Every text has its place, because to search for one takes matplotlib half of its time.
-        axis.set_title(TITLES.get(key, key), y=TITLE_Y, parse_math=False)
+        # The places of title (in STYLE) and label are given: to find them takes half of the time.
+        axis.set_title(TITLES.get(key, key), parse_math=False)
         axis.set_xlabel("epoch")
         axis.xaxis.set_label_coords(0.5, -0.17)
         axis.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
@@ -198,6 +196,9 @@ def _reward_title(runs: Sequence[Columns], bands: int) -> str:
 
 
 def _colors(count: int) -> list[str]:
+    import matplotlib
+    from matplotlib.colors import to_hex
+
     palette = list(matplotlib.rcParams["axes.prop_cycle"].by_key()["color"])
     many = matplotlib.colormaps["turbo"].resampled(count)
     return palette[:count] if count <= len(palette) else [to_hex(many(n)) for n in range(count)]
@@ -205,6 +206,8 @@ def _colors(count: int) -> list[str]:
 
 def _legend(figure: Figure, folders: Sequence[Path], runs: Sequence[Columns], colors: Sequence[str]) -> None:
     """Name the runs by their folders, and by their paths where two folders have one name."""
+    from matplotlib.lines import Line2D
+
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]

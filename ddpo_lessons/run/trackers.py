@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from PIL import Image
 
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.run import figure
 
 PLOT = "plot.png"  # of a run, in its folder
 
@@ -60,8 +61,6 @@ class Trackers:
         """Draw the run into its folder; the first time that this fails, warn."""
         path = run_dir / PLOT
         try:
-            from ddpo_lessons.run import figure  # loads matplotlib
-
             figure.write(path, run_dir)
         except Exception as error:
             if not self._plot_failed:
