@@ -214,6 +214,7 @@ def test_the_command_writes_a_file_or_says_what_is_missing(tmp_path, monkeypatch
     assert "<svg" in Path("both.svg").read_text()
     Path("empty").mkdir()
     for words, message in (
+        (["nowhere"], "error: nowhere holds no metrics.jsonl"),
         (["empty"], "error: empty holds no metrics.jsonl: give the folder of a run that has begun"),
         ([runs[0], "--output", "no/a.png"], "name a file in a folder that exists, such as plot.png"),
         ([runs[0], "--output", "a.xyz"], "'xyz' is not supported"),

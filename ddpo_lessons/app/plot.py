@@ -11,7 +11,7 @@ def run(arguments: Plot) -> int:
     """Write the figure, and print its path."""
     folder = arguments.runs[0] if len(arguments.runs) == 1 else Path()
     path = arguments.output or folder / PLOT
-    if path.is_dir() or not path.parent.is_dir():
+    if arguments.output and (path.is_dir() or not path.parent.is_dir()):
         raise ValueError(f"--output {path}: name a file in a folder that exists, such as {PLOT}")
     figure.write(path, *arguments.runs)
     print(path)
