@@ -1,4 +1,4 @@
-"""What users write themselves: a function or class in a file or module of theirs. No torch here."""
+"""What users write themselves: a function or class in a file or module of theirs."""
 
 from __future__ import annotations
 

@@ -114,15 +114,8 @@ def test_an_algorithm_knows_no_trainer():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_stands_in_every_list(name):
-    """Help, reference, map, and the forecast's test."""
-    for path, entry in (
-        ("ddpo_lessons/app/options.py", rf"[ ,]{name}[ ,]"),
-        ("docs/api/algorithms.md", rf"algorithms\.{name}\n"),
-        ("docs/architecture.md", rf"`{name}\.py`"),
-        ("tests/test_budget.py", rf'\("{name}[":]'),
-    ):
-        assert re.search(entry, (ROOT / path).read_text("utf-8"), re.IGNORECASE), path
+def test_an_algorithm_has_a_page_in_the_reference(name):
+    assert f"algorithms.{name}\n" in (ROOT / "docs" / "api" / "algorithms.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -1,9 +1,9 @@
 """The command line, called in this process with tiny settings on a tiny random pipeline."""
 
 import dataclasses
+import importlib
 import json
 import logging
-import os
 import runpy
 import shlex
 import shutil
@@ -12,10 +12,9 @@ import sys
 import tomllib
 import typing
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import diffusers
-import docstring_parser
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
@@ -24,6 +23,7 @@ from PIL import Image
 
 import ddpo_lessons
 from ddpo_lessons import rewards
+from ddpo_lessons.algorithms import ALGORITHMS
 from ddpo_lessons.app import cli, demo, doctor, options, runs, sample, train
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
@@ -340,7 +340,7 @@ def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
 
         return reward
 
-    monkeypatch.setitem(rewards.REWARDS, "clip_change", clip_change)
+    monkeypatch.setitem(rewards.REWARDS, "clip_change", rewards.Registered(clip_change, ("image", "label")))
     sizes = ("--sample-num-batches-per-epoch", "1", "--train-gradient-accumulation-steps", "1")
     flags = ("--model", model, "--images", zoo, "--num-epochs", "1", "--mixed-precision", "no")
     flags = (*flags, "--sample-num-steps", "5")
@@ -363,7 +363,7 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
         seen.extend((entry["id"], text) for entry, text in zip(metadata, texts, strict=True))
         return score(images, texts, metadata)
 
-    monkeypatch.setitem(rewards.REWARDS, "edit", lambda: reward)
+    monkeypatch.setitem(rewards.REWARDS, "edit", rewards.Registered(lambda: reward, ("prompt", "image")))
     sizes = ("--sample-num-batches-per-epoch", "8", "--train-gradient-accumulation-steps", "4")
     short = ("--num-epochs", "1", "--sample-num-steps", "4", "--mixed-precision", "no")
     flags = ("--images", captioned, "--model", model, "--gpu-memory", "24", "--output-dir", "run")
@@ -398,20 +398,20 @@ NO_REWARD = "(no --reward is given, so it is the preset's)"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--images", "FOXES"], ["--reward prompt_alignment: prompts[0]='a fox' names no digit", NO_REWARD]),
+        (["--images", "FOXES"], ["reward='prompt_alignment': prompts[0]='a fox' names no digit", NO_REWARD]),
         (["--images", "FOXES", "--model", "tiny-zoo", "--reward", "recolouring"], ["no class subfolders"]),
         (["--images", "ZOO", "--prompt", "a {label}d fox"], ["names no digit", NO_REWARD]),
         (["--prompt", "a car", "--model", "tiny-zoo"], ["'a car', names no animal", NO_REWARD]),
         (["--prompts", "MIXED"], ["prompts[1]='a fox' names no digit"]),
         (
             ["--reward", "clip_change"],
-            ["--reward clip_change also looks at the input image", "give --images"],
+            ["reward='clip_change' also looks at the input image", "give a folder"],
         ),
         (
             ["--reward", "clip_margin", "--prompts", "digit_world"],
-            ["with their label, as those of --prompts"],
+            ["with their label, as those of prompts="],
         ),
-        (["--judge", "edit"], ["--judge edit also looks at the input image"]),
+        (["--judge", "edit"], ["reward='edit' also looks at the input image"]),
         (["--validation", "MIXED"], ["prompts[1]='a fox' names no digit"]),
     ],
 )
@@ -434,11 +434,11 @@ def test_a_reward_that_cannot_score_what_is_given_is_refused_before_any_model_lo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--images", "PHOTOS"], "--images PHOTOS has no captions"),
+        (["--images", "PHOTOS"], "the folder PHOTOS has no captions"),
         (["--images", "CAPTIONED", "--prompt", "a fox"], "drop the prompt"),
         (["--images", "HALF"], "write the prompt into b.txt"),
-        (["--images", "CAPTIONED", "--sample-group-size", "0"], "--sample-group-size 0"),
-        (["--images", "CAPTIONED", "--sample-group-size", "3", "--dry-run"], "--sample-group-size 3"),
+        (["--images", "CAPTIONED", "--sample-group-size", "0"], "sample_group_size=0"),
+        (["--images", "CAPTIONED", "--sample-group-size", "3", "--dry-run"], "sample_group_size=3"),
         (["--images", "CAPTIONED", "--noise-strength", "1.5"], "--noise-strength 1.5 must lie in (0, 1]"),
         ([], "--images FOLDER"),
     ],
@@ -467,40 +467,25 @@ def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
 
 def test_help_explains_every_field(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["train", "--help"])
-    assert caught.value.code == 0
+    assert cli.main(["train", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    basic, advanced = text.index("basic options"), text.index("advanced options")
-    assert (
-        basic
-        < text.index("--train-learning-rate FLOAT Learning rate. (default: 0.0003; for tiny-sd: 0.002)")
-        < advanced
-    )
-    assert text.index("--train-cfg, --no-train-cfg Train the guided policy") > advanced
+    assert "--train-learning-rate FLOAT Learning rate. (default: 0.0003; for tiny-sd: 0.002)" in text
     for field in dataclasses.fields(DDPOConfig):
         assert f" --{field.name.replace('_', '-')}" in text
-    assert all(name in text for name in PROMPTS)
+    for registry in (PRESETS, PROMPTS, ALGORITHMS, rewards.REWARDS, world.DAMAGES):
+        assert [name for name in registry if f"{name}, " not in text and f", {name}" not in text] == []
+    assert f"--epochs INT Epochs of training. (default: {demo.SETTINGS['num_epochs']})" in help_of_demo(
+        capsys
+    )
 
 
-@pytest.mark.parametrize("kind", get_args(cli.Command))
-def test_help_breaks_no_sentence(kind, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit):
-        cli.main([kind.__name__.lower(), "--help"])
-    text = capsys.readouterr().out
-    docs = docstring_parser.parse_from_object(kind).params
-    assert [doc.arg_name for doc in docs if " ".join((doc.description or "").split()) not in text] == []
-
-
-def test_names_of_flags_are_those_of_the_registries():
-    assert get_args(options.Damage) == tuple(world.DAMAGES)
-    assert options.Demo.epochs == demo.SETTINGS["num_epochs"]
-    assert set(options.BASIC) <= {field.name for field in dataclasses.fields(DDPOConfig)}
+def help_of_demo(capsys: Any) -> str:
+    cli.main(["demo", "--help"])
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):
-    monkeypatch.setitem(rewards.REWARDS, "mine", rewards.colourfulness)
+    monkeypatch.setitem(rewards.REWARDS, "mine", rewards.Registered(rewards.colourfulness))
     assert parse_train("--reward", "mine").reward == "mine"
 
 
@@ -508,7 +493,7 @@ def test_flags_become_values_of_their_fields():
     config = parse(
         *("--train-learning-rate", "2e-4", "--num-epochs", "7", "--exp-name", "x y"),
         *("--no-train-cfg", "--sample-guidance-scale", "1", "--per-prompt-stat-tracking"),
-        *("--train-lora-target-modules", "to_k, to_q", "--tracker-kwargs", '{"wandb": {"a": 1}}'),
+        *("--train-lora-target-modules", "to_k", "to_q", "--tracker-kwargs", '{"wandb": {"a": 1}}'),
         *("--log-prob-reduction", "sum", "--log-with", "wandb"),
     )
     changed = {
@@ -589,28 +574,16 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fly"], "no command 'fly': use one of demo, preflight, train"),
-        (["train", "--no-such-flag"], "--no-such-flag"),
-        (["train", "--train-learn", "1"], "--train-learning-rate"),  # no abbreviations
-        (["train", "--num-epochs", "many"], "--num-epochs: 'many' is not a whole number. For full"),
-        (["train", "--num-epochs", "1.5"], "--num-epochs: '1.5' is not a whole number"),
-        (["train", "--lr", "fast"], "'fast' is not a number"),
-        (
-            ["train", "--preset", "edti"],
-            "--preset edti does not exist (perhaps edit): use one of zoo, digit_",
-        ),
-        (["train", "--prompts", "LATIN"], "--prompts LATIN is not UTF-8 text (byte 3)"),
-        (["train", "--validation", "LATIN"], "--validation LATIN is not UTF-8 text (byte 3)"),
-        (["train", "--num-epochs", "0"], "--num-epochs 0 must be at least 1"),
-        (["train", "--mixed-precision", "fp8"], "--mixed-precision fp8 must be one of no, bf16, fp16"),
+        (["train", "--preset", "edti"], "preset=edti does not exist: use one of zoo, digit_world, "),
+        (["train", "--prompts", "LATIN"], "LATIN is not UTF-8 text (byte 3)"),
+        (["train", "--validation", "LATIN"], "LATIN is not UTF-8 text (byte 3)"),
+        (["train", "--num-epochs", "0"], "num_epochs=0 must be at least 1"),
+        (["train", "--mixed-precision", "fp8"], "mixed_precision='fp8' must be one of no, bf16, fp16"),
         (["train", "--log-with", "tensorbord"], "must be one of tensorboard, wandb"),
-        (["train", "--sample-eta", "0"], "--sample-eta 0 makes"),
-        (["train", "--preset", "nope"], "nope"),
+        (["train", "--sample-eta", "0"], "sample_eta=0 makes"),
         (["train", "--algorithm", "flow_gpro"], "does not exist (perhaps flow_grpo)"),
         (["train", "--algorithm", "nft:bta=1"], "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
-        (["train", "--log-prob-reduction", "max"], "--log-prob-reduction"),
-        (["train", "--project-kwargs", "[1]"], "--project-kwargs"),
-        (["train", "--project-kwargs", "{"], "not JSON"),
+        (["train", "--project-kwargs", "[1]"], "project_kwargs=[1] must be a dict"),
         (["train", "--reward", "happiness"], "jpeg_compressibility"),  # says which there are
         (["train", "--prompts", "poems", "--reward", "colourfulness"], "digit_world"),
         (["train", "--model", "MODEL", "--prompt", ""], "--reward"),
@@ -621,8 +594,6 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", "--severity", "1"], "--images"),
         (["train", "--images", "PHOTOS", "--severity", "1"], "--damage"),
         (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy, blurry"),
-        (["train", "--images", "PHOTOS", "--damage", ","], "noisy, blurry"),
-        (["train", "--images", "PHOTOS", "--damage", "foggy", "--severity", "0,1"], "1, 2, 3, 4, 5"),
         (["train", "--gpu-memory", "many"], "such as 24, or auto"),
         (["train", "--gpu-memory", "0"], "such as 24, or auto"),
         (["train", "--gpu-memory", "auto"], "there is none: give GB"),
@@ -633,7 +604,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", *TINY, "--validation", "no-file.txt"], "no-file.txt is not a file"),
         (
             ["train", *TINY, "--sample-group-size", "1", "--images", "PHOTOS", "--validation", "MODEL"],
-            "--validation MODEL holds no image",
+            "MODEL holds no image",
         ),
         (["train", "--train-use-8bit-adam"], "pip install bitsandbytes"),
         (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
@@ -648,7 +619,7 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", *TINY, "--model", "no/model", "--prompt", ""], "hf download"),
         (["sample"], "--prompt"),
         (["sample", "--prompt", "x", "--keep-size"], "--images"),
-        (["sample", "--prompt", "x", "--count", "0"], "--count"),
+        (["sample", "--prompt", "x", "--count", "0"], "count=0: use a number of at least 1"),
         (["sample", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan"),
         (["sample", "--prompt", "x", "--guidance-scale", "-3"], "--guidance-scale -3.0"),
         (["sample", "--images", "PHOTOS/a.png", "--count", "2"], "--count"),
@@ -657,18 +628,20 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["sample", "--model", "MODEL", "--prompt", "x", "--lora", "PHOTOS"], LORA_FILE),
         (
             ["sample", "--model", "MODEL", "--images", "PHOTOS/a.png", "--noise-strength", "0"],
-            "--noise-strength 0.0 must lie in",
+            "noise_strength=0.0 must lie in",
         ),
-        (["train", "--prompts", "no.txt"], "neither a file nor one of digit_world"),
+        (
+            ["train", "--prompts", "no.txt"],
+            "prompts='no.txt' does not exist: use one of activities, animals, ",
+        ),
         (["train", "--model", "nosuchfolder"], "--model nosuchfolder is neither a folder"),
         (["train", "--model", "./typo"], "--model ./typo is neither a folder"),
         (["train", "--model", "PHOTOS", "--reward", "colourfulness"], "holds no model_index.json"),
-        (["train", "--resume-from", "latest", "--output-dir", "new"], "--resume-from auto starts the run"),
+        (["train", "--resume-from", "latest", "--output-dir", "new"], "resume_from='auto' starts the run"),
         (["train", "--resume-from", "nowhere"], "--resume-from nowhere holds no state.json"),
         (["train", "--train-lora-from", "PHOTOS"], f"--train-lora-from PHOTOS holds no {LORA_FILE}"),
-        (["train", "--output-dir", "PHOTOS/a.png"], "is a file: choose another --output-dir"),
-        (["train", "--output-dir", "PHOTOS/a.png", "--dry-run"], "is a file: choose another --output-dir"),
-        (["train", "--dry-run=true"], "true belongs to no flag: --help has all; a switch such as"),
+        (["train", "--output-dir", "PHOTOS/a.png"], "is a file: choose another output_dir"),
+        (["train", "--output-dir", "PHOTOS/a.png", "--dry-run"], "is a file: choose another output_dir"),
         (["sample", "--prompt", "x", "--output-dir", "PHOTOS/a.png/b"], "PHOTOS/a.png is a file; choose"),
         (["demo", "--output-dir", "PHOTOS/a.png"], "PHOTOS/a.png is a file; choose another folder"),
         (["sample", "--run", "PHOTOS"], "holds no config.json"),
@@ -705,42 +678,39 @@ def test_bad_input_is_one_line_and_exit_status_2(
     assert set(here.iterdir()) == before
 
 
-@pytest.mark.parametrize(("encoding", "columns"), [("ascii", "20"), ("utf-8", "200")])
-def test_errors_look_the_same_on_every_terminal(encoding, columns):
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": columns}
-    command = [sys.executable, "-m", "ddpo_lessons.app.cli", "train", "--num-epoch", "3"]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert line == "error: there is no --num-epoch 3: perhaps --num-epochs; --help has all flags"
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("fly", ("fly", "demo, preflight, train")),
+        ("train --num-epoch 3", ("--num-epoch", "--num-epochs")),  # no abbreviations
+        ("train --num-epochs", ("--num-epochs",)),
+        ("train --num-epochs many", ("--num-epochs", "'many'")),
+        ("train --log-prob-reduction max", ("'max'", "--log-prob-reduction", "mean", "sum")),
+        ("train --project-kwargs {", ("--project-kwargs", "Expecting property name")),
+        ("train --damage foggy --severity 0 1", ("'0'", "--severity")),
+        ("train --dry-run=true", ("Unrecognized options: true",)),
+    ],
+)
+def test_what_tyro_cannot_read_ends_with_its_message_and_2(words, named, here, capsys):
+    assert cli.main(words.split()) == 2
+    shown = capsys.readouterr()
+    assert [name for name in named if name not in shown.err] == []
+    assert (shown.out, list(here.iterdir())) == ("", [])
 
 
 @pytest.mark.parametrize(
     ("key", "remedy"), [("image", ": metadata has an image only with --images FOLDER"), ("weight", "")]
 )
 def test_a_reward_that_misses_an_image_is_told_where_it_comes_from(key, remedy, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "run", lambda command: {}[key])
+    monkeypatch.setattr(cli, "run", lambda name, flags: {}[key])
     assert cli.main(["train"]) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith(f"error: your code raised KeyError({key!r}) ({__file__}, line ")
     assert error.rpartition(")")[2] == remedy
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        ("--learning-rate 1", "--train-learning-rate, --train-learning-rate-schedule, "),
-        ("--dry-runs", "--dry-run;"),
-        ("--batch-size 4", "--sample-batch-size, --train-batch-size;"),
-    ],
-)
-def test_a_flag_that_is_not_there_brings_those_that_may_be_meant(words, names, capsys):
-    assert cli.main(["train", *words.split()]) == 2
-    assert f"there is no {words}: perhaps {names}" in capsys.readouterr().err
-
-
 def test_the_learning_rate_has_a_short_name():
-    assert cli.parse(["train", "--lr", "1e-4"]).given == {"train_learning_rate": 1e-4}
+    assert cli.parse(["train", "--lr", "1e-4"]).settings == {"train_learning_rate": 1e-4}
 
 
 def test_odd_sizes_are_refused_when_sizes_are_kept(here, model, capsys):
@@ -769,14 +739,13 @@ def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypa
 def test_without_a_word_the_help_is_shown(capsys):
     shown = []
     for words in ([], ["--help"]):
-        with pytest.raises(SystemExit) as caught:
-            cli.main(words)
-        assert caught.value.code == 0
+        assert cli.main(words) == 0
         shown.append(capsys.readouterr())
     assert shown[0] == shown[1]
-    for name in ("demo", "preflight", "train", "sample", "plot", "doctor"):
-        assert f"• {name} " in shown[0].out
-    assert shown[0].err == ""
+    assert shown[0].out.isascii()  # for every terminal
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in shown[0].out
+        assert callable(importlib.import_module(f"ddpo_lessons.app.{name}").run)
 
 
 def test_ctrl_c_leaves_no_traceback(monkeypatch):
@@ -797,25 +766,14 @@ def test_doctor_and_demo_are_called(monkeypatch):
     assert (calls[0].epochs, calls[0].output_dir) == (3, Path("there"))
 
 
-WITHOUT_TORCH = """
-doctor; --help; train --help; train --no-such-flag; train --reward happiness; train --prompts poems
-train --num-epochs 0; train --images nowhere; train --model nowhere; train --preset nope
-train --resume-from nowhere; train --algorithm flow_gpro; train --algorithm nft:bta=1
-sample --images nowhere; sample --run nowhere; sample --keep-size
-"""
-
-
-def test_answers_that_need_no_torch_do_not_wait_for_it():
+def test_help_version_and_doctor_do_not_wait_for_torch():
     program = (
         "import sys\nfrom ddpo_lessons.app import cli, doctor\ndoctor.run = lambda _: 0\n"
-        "for words in sys.argv[1:]:\n"
-        "    try: cli.main(words.split())\n    except SystemExit: pass\n"
-        "    print(words, {'torch', 'diffusers', 'PIL', 'numpy'} & set(sys.modules), file=sys.stderr)"
+        "print([cli.main([word]) for word in sys.argv[1:]], {'torch', 'numpy'} & set(sys.modules))"
     )
-    words = [line.strip() for line in WITHOUT_TORCH.replace("\n", ";").split(";") if line]
-    command = [sys.executable, "-c", program, *words]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stderr.splitlines()
-    assert [line for line in lines if line.endswith(("set()", "}"))] == [f"{line} set()" for line in words]
+    command = [sys.executable, "-c", program, "--help", "--version", "doctor"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[0, 0, 0] set()"
 
 
 def test_the_version_is_the_package_s(capsys):

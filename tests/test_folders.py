@@ -78,6 +78,13 @@ def test_a_hidden_file_is_no_stray_caption(captioned):
     assert "._a.txt" not in str(caught.value)
 
 
+def test_no_folder_and_an_empty_one_are_refused(zoo):
+    with pytest.raises(ValueError, match="nowhere is not a folder"):
+        folders.find_images("nowhere")
+    with pytest.raises(ValueError, match="empty holds no image"):
+        folders.find_images(zoo / "empty")
+
+
 def test_a_folder_that_is_both_is_refused(zoo):
     write(zoo / "stray.png")
     with pytest.raises(ValueError, match="beside subfolders"):
@@ -91,27 +98,6 @@ def test_broken_files_in_subfolders_are_found(zoo):
 
 
 FLAG = re.compile("--[a-z]")
-
-
-def test_messages_name_no_flag(zoo, captioned):
-    """They are read in Python as well, where there are none; `app.flags` makes flags of `name=value`."""
-    images = folders.find_images(captioned)
-    flat = folders.ImageFolder(zoo, images.files, None)
-    refused = {
-        "folder='nowhere' is not a folder": lambda: folders.find_images("nowhere"),
-        f"folder='{zoo / 'empty'}' holds no image": lambda: folders.find_images(zoo / "empty"),
-        "reward='clip_change' also looks": lambda: folders.check_text("clip_change", ["a cat"], {}),
-        "reward='clip_margin' needs prompts": lambda: folders.check_text("clip_margin", ["a cat"], {}),
-        "reward='recolouring' reads digits": lambda: folders.check_needs("recolouring", images),
-        "reward='clip_margin' needs to know": lambda: folders.check_needs("clip_margin", flat),
-        "prompt='a dog' is one prompt": lambda: folders.check_prompt("edit", images, "a dog"),
-        "prompt='a {label}' names classes": lambda: folders.check_prompt("edit", flat, "a {label}"),
-        "reward='edit' scores what": lambda: folders.check_prompt("edit", flat, None),
-    }
-    for begins, call in refused.items():
-        with pytest.raises(ValueError, match="^" + re.escape(begins)) as caught:
-            call()
-        assert not FLAG.search(str(caught.value)), caught.value
 
 
 def test_only_the_command_line_names_its_flags():
@@ -242,7 +228,7 @@ def test_captions_of_metadata_jsonl(zoo):
     images = folders.find_images(zoo)
     assert images.captions == (("a white cat", "a striped cat"), ("ein grünes Kätzchen",), ("a black dog",))
     with pytest.raises(ValueError, match="has captions: drop the prompt"):
-        folders.check_prompt("edit", images, "a dog")
+        folders.check_prompt(images, "a dog")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +273,8 @@ def test_two_kinds_of_captions_are_refused(captioned):
 
 def test_a_prompt_names_the_class(zoo, tmp_path):
     images = folders.find_images(zoo)
-    folders.check_prompt("clip_score", images, "a photo of a {label}")
+    folders.check_prompt(images, "a photo of a {label}")
+    folders.check_reward("clip_score", images, "a photo of a {label}")
     sampler = folders.ImagePrompts(images, "a photo of a {label}", 16, seed=3)
     said = {(metadata["id"], prompt) for prompt, _, metadata in (sampler() for _ in range(30))}
     assert said == {
@@ -297,7 +284,7 @@ def test_a_prompt_names_the_class(zoo, tmp_path):
     }
     without = folders.ImageFolder(zoo, images.files, None)
     with pytest.raises(ValueError, match="names classes, but"):
-        folders.check_prompt("clip_score", without, "a photo of a {label}")
+        folders.check_prompt(without, "a photo of a {label}")
 
 
 # ---------------------------------------------------------------------------------- reading in parallel
@@ -353,11 +340,12 @@ def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo):
 def test_an_image_has_one_prompt_where_the_reward_scores_it(captioned, reward, with_captions, prompt, match):
     found = folders.find_images(captioned)
     images = found if with_captions else folders.ImageFolder(captioned, found.files, found.labels)
+    terms = reward_flag.parse(reward)
     if match is None:
-        folders.check_prompt(reward, images, prompt)
+        reward_flag.check(terms, images, prompt)
         return
     with pytest.raises(ValueError, match=match):
-        folders.check_prompt(reward, images, prompt)
+        reward_flag.check(terms, images, prompt)
 
 
 # -------------------------------------------------------------------------------------------- rewards
@@ -384,34 +372,28 @@ def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
 def test_rewards_find_what_they_need_or_are_refused(tmp_path, reward, classes, match):
     images = in_classes(tmp_path, *classes) if classes else flat(tmp_path)
     if match is None:
-        folders.check_needs(reward, images)
+        folders.check_reward(reward, images, "a red three on a blue background")
         return
     with pytest.raises(ValueError, match=match):
-        folders.check_needs(reward, images)
+        folders.check_reward(reward, images, "a red three on a blue background")
 
 
-def test_needs_name_rewards_that_exist_and_name_them_all():
-    """Called without metadata, a reward says which key it misses; text and CLIP need no more."""
-    assert set(folders.NEEDS) | set(folders.NEED_A_PROMPT) <= set(rewards.REWARDS)
-    images = torch.full((1, 3, 32, 32), 0.5)
-    for name, make in rewards.REWARDS.items():
-        if reward_flag.REWARDS[name]:  # models from the hub
-            continue
-        missing = ""
-        try:
-            make()(images, ["a red three on a blue background"], [{}])
-        except ValueError as error:
-            missing = str(error).partition("has no '")[2].partition("'")[0]
-        assert missing == folders.NEEDS.get(name, ""), name
-
-
-def test_rewards_that_compare_classes_get_those_of_the_folder(tmp_path, monkeypatch):
+def test_a_reward_that_a_program_registers_is_checked_and_made_as_those_of_the_package(tmp_path, monkeypatch):
     calls: list[Any] = []
-    monkeypatch.setitem(rewards.REWARDS, "clip_change", lambda **given: calls.append(given))
-    folders.make_reward("clip_change", in_classes(tmp_path, "cat", "dog", "cat"))
-    assert calls == [{"classes": ("cat", "dog")}]
-    bright = torch.full((1, 3, 8, 8), 0.5)
-    assert folders.make_reward("colourfulness", flat(tmp_path))(bright, [""], [{}]).item() == 0
+
+    def mine(**given: Any) -> Any:
+        calls.append(given)
+
+    monkeypatch.setitem(rewards.REWARDS, "mine", rewards.Registered(mine))  # put back after the test
+    rewards.register(needs=("label", "target"))(mine)
+    classes = in_classes(tmp_path, "cat", "dog", "cat")
+    with pytest.raises(ValueError, match="reward='mine' needs to know what the images show"):
+        reward_flag.check(reward_flag.parse("mine"), flat(tmp_path), None)
+    reward_flag.make(reward_flag.parse("mine"), classes)
+    reward_flag.make(reward_flag.parse("mine"), classes, ["foggy"])
+    reward_flag.make(reward_flag.parse("mine"))
+    known = {"classes": ("cat", "dog")}
+    assert calls == [{**known, "reference": "image"}, known, {}]
 
 
 # --------------------------------------------------------------------------------------------- damage

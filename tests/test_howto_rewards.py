@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from ddpo_lessons.app import cli
-from ddpo_lessons.app.reward_flag import REWARDS
+from ddpo_lessons.rewards import REWARDS
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
 
@@ -95,9 +95,9 @@ def test_the_page_names_the_models_that_are_asked():
     text = (ROOT / "docs" / "howto" / "own-reward.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, flags=re.MULTILINE))
     for name, models_of_row in rows.items():
-        assert len(models_of_row.split(" @ ")) == len(REWARDS[name]), name
+        assert len(models_of_row.split(" @ ")) == len(REWARDS[name].models), name
     in_prose = {"edit", "clip_margin", "clip_change"}
-    assert set(rows) | in_prose == {name for name, asked in REWARDS.items() if asked}
+    assert set(rows) | in_prose == {name for name, known in REWARDS.items() if known.models}
 
 
 # --------------------------------------------------------------------------------------- a service

@@ -7,7 +7,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ddpo_lessons.app.cli import Command
+from ddpo_lessons.app.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def test_a_codespace_s_build_is_a_script_of_things_that_are_there():
     ] == []
     python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python.endswith(f"/envs/{name}/bin/python")
-    commands = {kind.__name__.lower() for kind in get_args(Command)}
+    commands = set(COMMANDS)
     assert set(re.findall(r"ddpo-lessons ([a-z]+)", text)) - {"ddpo"} <= commands
 
 

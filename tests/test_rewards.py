@@ -18,7 +18,6 @@ from torch import nn
 from transformers import AutoModel, CLIPConfig, CLIPModel, CLIPTokenizer, ViTConfig, ViTModel
 
 from ddpo_lessons import rewards, tiny
-from ddpo_lessons.app import reward_flag
 from ddpo_lessons.rewards import base, models
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.tiny import world
@@ -416,10 +415,32 @@ def test_distance_penalty_refuses_a_network_without_maps(resnet_folder, tmp_path
         rewards.distance_penalty(tmp_path / "vit")
 
 
+@pytest.mark.parametrize("name", sorted(rewards.REWARDS.keys() - {"aesthetic_score"}))  # of another CLIP
+def test_a_reward_needs_no_more_of_the_metadata_than_it_declares(name, clip_folder, resnet_folder):
+    """Given what it declares, it scores; without a key of it, it says that the key is missing."""
+    known = rewards.REWARDS[name]
+    settings = {"classes": ("cat", "dog")} if "label" in known.needs else {}
+    reward = known.make(
+        *({"NETWORK": resnet_folder}.get(model, clip_folder) for model in known.models), **settings
+    )
+    size = 64 if name == "animal_alignment" else 32
+    images = torch.full((1, 3, size, size), 0.5)
+    whole: dict[str, Any] = {"image": images[0], "target": images[0], "label": "cat", "digit": 3}
+    given = {key: value for key, value in whole.items() if key in known.needs}
+    prompt = "a red three, a fox by Noto on a blue background" if "prompt" in known.needs else ""
+    reward(images, [prompt], [given])
+    for key in given:
+        with pytest.raises(ValueError, match=f"has no '{key}'"):
+            reward(images, [prompt], [{other: value for other, value in given.items() if other != key}])
+    if known.reads is not None:
+        with pytest.raises(ValueError, match="name"):
+            known.reads(["a fax"])
+
+
 def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    asking = [name for name, asked in reward_flag.REWARDS.items() if asked]
+    asking = [name for name, known in rewards.REWARDS.items() if known.models]
     assert len(asking) == 7
     for name in asking:
         with pytest.raises(RuntimeError) as caught:

@@ -1,6 +1,5 @@
 """What surrounds an algorithm: epochs that fail or are stopped, precision, exports, combinations."""
 
-import inspect
 import os
 import signal
 import sys
@@ -29,7 +28,7 @@ from helpers import (
 )
 
 from ddpo_lessons import compat
-from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm, settings_of
+from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -323,12 +322,6 @@ def test_a_checkpoint_goes_on_with_its_algorithm_and_start(tmp_path):
 def test_an_algorithm_is_made_by_its_name():
     assert {name: make_algorithm(name).name for name in ALGORITHMS} == {name: name for name in ALGORITHMS}
     assert make_algorithm("rwr", top_share=0.5).identity()["top_share"] == 0.5
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_settings_are_known_without_loading_the_algorithm(name):
-    known = list(inspect.signature(type(make_algorithm(name))).parameters)
-    assert list(settings_of(name)) == known
 
 
 FLOW = {"sample_num_steps": 4, "sample_guidance_scale": 1.0, "sample_group_size": 2}

@@ -1,18 +1,16 @@
 """Algorithms: how rewards weigh samples, and the loss; one file each, to be read from top to bottom.
 
-To add one, write a file with a subclass of `base.Algorithm` and register it here. Modules are imported when
-an algorithm is made: the command line has the names before torch loads.
+To add one, write a file with a subclass of `base.Algorithm` and register it in `ALGORITHMS`. Its module is
+imported when the algorithm is made, since diffusers takes seconds to load.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons import own
@@ -20,7 +18,7 @@ from ddpo_lessons import own
 if TYPE_CHECKING:
     from ddpo_lessons.algorithms.base import Algorithm
 
-ALGORITHMS = {  # module: class
+ALGORITHMS = {  # name, which is also the module's: class
     "ddpo": "DDPO",
     "branching": "Branching",
     "rwr": "RWR",
@@ -32,23 +30,6 @@ ALGORITHMS = {  # module: class
     "draft": "DRaFT",
     "refl": "ReFL",
 }
-
-
-def settings_of(name: str) -> dict[str, str]:
-    """Return an algorithm's settings and their types, read in its file: importing it would load torch."""
-    tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text("utf-8"))
-    made = [
-        function.args.args[1:]  # without self
-        for kind in tree.body
-        if isinstance(kind, ast.ClassDef) and kind.name == ALGORITHMS[name]
-        for function in kind.body
-        if isinstance(function, ast.FunctionDef) and function.name == "__init__"
-    ]
-    return {
-        argument.arg: ast.unparse(argument.annotation) if argument.annotation else "str"
-        for arguments in made
-        for argument in arguments
-    }
 
 
 def _similar(word: str, known: Iterable[str]) -> str:
@@ -69,8 +50,11 @@ def _check_settings(name: str, settings: Iterable[str], known: Mapping[str, str]
 _OWN = re.compile(r"(.+?):([^\W\d]\w*)(?::(.*))?")
 
 
-def _split(text: str) -> tuple[str, dict[str, str]]:
-    """Return name and settings as they are written; the name of a user's class is FILE.py:CLASS."""
+def parse_algorithm(text: str) -> tuple[str, dict[str, str]]:
+    """Return name and settings of "nft" or "nft:beta=0.1,max_decay=0", as they are written.
+
+    The name of a user's class is FILE.py:CLASS or MODULE:CLASS. A ValueError says what does not fit.
+    """
     name, _, listed = text.partition(":")
     if name not in ALGORITHMS:
         own_class = _OWN.fullmatch(text)
@@ -91,24 +75,9 @@ def _split(text: str) -> tuple[str, dict[str, str]]:
     return name, settings
 
 
-def parse_algorithm(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and settings of "nft" or "nft:beta=0.1,max_decay=0"; a ValueError names what there is.
-
-    Of a class of the user's, "FILE.py:CLASS" or "MODULE:CLASS:beta=0.1", settings stay as they are written:
-    only its file says of which types they are.
-    """
-    name, settings = _split(text)
-    return name, settings if is_own(name) else _read_all(name, settings, settings_of(name))
-
-
 def is_own(name: str) -> bool:
-    """Tell whether a name that `parse_algorithm` returned is that of a user's class."""
+    """Tell whether the name that `parse_algorithm` returns is that of a user's class."""
     return name not in ALGORITHMS
-
-
-def _read_all(name: str, settings: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    _check_settings(name, settings, kinds)
-    return {key: _read(key, value, kinds[key]) for key, value in settings.items()}
 
 
 def _read(key: str, value: str, kind: str) -> Any:
@@ -127,26 +96,15 @@ def _read(key: str, value: str, kind: str) -> Any:
 
 def make_algorithm(text: str, **settings: Any) -> Algorithm:
     """Make an algorithm of a text as `parse_algorithm` reads it; a ValueError says what does not fit."""
-    name, written = _split(text)
-    if is_own(name):
-        return _make_own(name, written, settings)
-    known = settings_of(name)
-    _check_settings(name, settings, known)
-    settings = {**_read_all(name, written, known), **settings}
-    kind = getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
-    try:
-        return kind(**settings)
-    except TypeError as error:  # a word in the place of a number
-        raise ValueError(f"algorithm={name!r} does not take {settings}: {error}") from error
-
-
-# -------------------------------------------------------------------------------- classes of the user's
-def _make_own(name: str, written: Mapping[str, str], settings: Mapping[str, Any]) -> Algorithm:
-    """Make an object of FILE.py:CLASS; a ValueError says what does not fit or its constructor refuses."""
-    kind = _load_own(name)
-    known = _settings_of_own(kind)
-    _check_settings(name, settings, known)
-    settings = {**_read_all(name, written, known), **settings}
+    name, written = parse_algorithm(text)
+    kind: type[Algorithm] = (
+        _load_own(name)
+        if is_own(name)
+        else getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
+    )
+    known = settings_of(kind)
+    _check_settings(name, [*written, *settings], known)
+    settings = {key: _read(key, value, known[key]) for key, value in written.items()} | settings
     try:
         algorithm = kind(**settings)
         kept = algorithm.identity()
@@ -158,6 +116,19 @@ def _make_own(name: str, written: Mapping[str, str], settings: Mapping[str, Any]
             "compares what stands there"
         )
     return algorithm
+
+
+def settings_of(kind: type[Algorithm]) -> dict[str, str]:
+    """Return the constructor's arguments and their types; of one without annotation that of its default."""
+    found = {}
+    for name, argument in inspect.signature(kind).parameters.items():
+        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
+            annotation: Any = argument.annotation
+            if annotation is argument.empty:
+                annotation = type(argument.default)
+            text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            found[name] = re.sub(r"(?:typing\.)?Optional\[(\w+)\]", r"\1 | None", text)
+    return found
 
 
 def _load_own(name: str) -> type[Algorithm]:
@@ -181,16 +152,3 @@ def _load_own(name: str) -> type[Algorithm]:
             "algorithms apart by their classes' names"
         )
     return kind
-
-
-def _settings_of_own(kind: type[Algorithm]) -> dict[str, str]:
-    """Return the constructor's arguments and their types; of one without annotation that of its default."""
-    found = {}
-    for name, argument in inspect.signature(kind).parameters.items():
-        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
-            annotation: Any = argument.annotation
-            if annotation is argument.empty:
-                annotation = type(argument.default)
-            text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-            found[name] = re.sub(r"(?:typing\.)?Optional\[(\w+)\]", r"\1 | None", text)
-    return found

@@ -1,147 +1,66 @@
 """`ddpo-lessons demo · preflight · train · sample · plot · doctor`: words become a call, errors a line.
 
-What a command does is imported when it runs: torch takes seconds to load, and `doctor` runs where it does not
-load.
+What a command needs is imported when it runs: torch takes a second to load, diffusers four, and `doctor` runs
+where they do not load.
 """
 
-import contextlib
-import difflib
+import functools
 import importlib
-import io
+import operator
 import os
-import re
 import sys
 import sysconfig
 import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
 import tyro
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    PrimitiveTypeInfo,
-    UnsupportedTypeAnnotationError,
-)
 
 from ddpo_lessons import __version__
-from ddpo_lessons.app.config_file import expand
-from ddpo_lessons.app.flags import in_flags
-from ddpo_lessons.app.options import Demo, Doctor, Plot, Preflight, Sample, Train
 
-Command = Demo | Preflight | Train | Sample | Plot | Doctor
-
-# -------------------------------------------------------------------------------------------- parsing
-# How values are written, where tyro's own way is another one.
-RULES = ConstructorRegistry()
-Spec = PrimitiveConstructorSpec | UnsupportedTypeAnnotationError
-
-
-@RULES.primitive_rule
-def _optional(info: PrimitiveTypeInfo) -> Spec | None:
-    """`X | None` is written as X: None is the flag that was not given."""
-    kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
-    if len(kinds) != 1 or NoneType not in get_args(info.type):
-        return None
-    return ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
+# Each has a function `run` in a module of its own, which takes its flags; these are a class of `options`.
+COMMANDS = {
+    "demo": "Teach img2img to find an animal in confetti.",
+    "preflight": "Do a run's first epoch aside, with train's flags, and look for faults that raise no error.",
+    "train": "Train a model on a reward; on several GPUs: accelerate launch -m ddpo_lessons.app.cli train",
+    "sample": "Use what was trained: --run RUN samples its policy, on prompts or images as in training.",
+    "plot": "Draw the records of runs as one PNG: rewards, ratio errors, clipping, KL, images.",
+    "doctor": "Say what works on this machine.",
+}
+HELP = "\n".join(
+    ["usage: ddpo-lessons COMMAND [FLAGS]; ddpo-lessons COMMAND --help has the flags\n"]
+    + [f"  {name:10} {about}" for name, about in COMMANDS.items()]
+)
 
 
-@RULES.primitive_rule
-def _number(info: PrimitiveTypeInfo) -> Spec | None:
-    """Refuse what is no number in words, not in Python's."""
-    kind = info.type
-    if kind not in (int, float):
-        return None
-
-    def parse(words: list[str]) -> Any:
-        try:
-            return kind(words[0])
-        except ValueError:
-            whole = " whole" if kind is int else ""
-            raise ValueError(f"{words[0]!r} is not a{whole} number") from None
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=kind.__name__.upper(),
-        instance_from_str=parse,
-        is_instance=lambda value: isinstance(value, int | float),
-        str_from_instance=lambda value: [str(value)],
-    )
+def _flags(name: str) -> Any:
+    module = "doctor" if name == "doctor" else "options"
+    return getattr(importlib.import_module(f"ddpo_lessons.app.{module}"), name.capitalize())
 
 
-@RULES.primitive_rule
-def _comma_list(info: PrimitiveTypeInfo) -> Spec | None:
-    """`tuple[X, ...]` is written A,B."""
-    if info.type_origin is not tuple:
-        return None
-    of_one = ConstructorRegistry.get_primitive_spec(
-        PrimitiveTypeInfo.make(get_args(info.type)[0], info.markers)
-    )
-    assert isinstance(of_one, PrimitiveConstructorSpec)
+def parse(argv: Sequence[str]) -> Any:
+    """Parse the words after the program's name into a command's flags.
 
-    def parse(words: list[str]) -> tuple[Any, ...]:
-        parts = [part.strip() for part in words[0].split(",") if part.strip()]
-        if not parts or (of_one.choices and not set(parts) <= set(of_one.choices)):
-            raise ValueError(f"{words[0]!r}: use one or more of {', '.join(of_one.choices or ('A', 'B'))}")
-        return tuple(of_one.instance_from_str([part]) for part in parts)
+    SystemExit ends `--help` with 0 and, after tyro's message, what tyro cannot read with 2; a ValueError says
+    what is wrong with the file of `--config`.
+    """
+    name, *words = argv
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+    if name not in COMMANDS:  # a shell's completion, or a mistake, which tyro names
+        return tyro.cli(
+            functools.reduce(operator.or_, map(_flags, COMMANDS)),
+            prog="ddpo-lessons",
+            args=argv,
+            config=config,
+        )
+    if name in ("train", "preflight"):
+        from ddpo_lessons.app.config_file import expand
 
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=f"{of_one.metavar},...",
-        instance_from_str=parse,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def parse(argv: Sequence[str]) -> Command:
-    """Parse the words after the program's name; a ValueError says what is wrong, and `--help` ends all."""
-    kinds = {kind.__name__.lower(): kind for kind in get_args(Command)}
-    if argv and argv[0] in kinds:
-        words = expand(argv[1:]) if issubclass(kinds[argv[0]], Train) else argv[1:]
-        return _parse(kinds[argv[0]], f"ddpo-lessons {argv[0]}", words)
-    if argv and not argv[0].startswith("-"):
-        raise ValueError(f"there is no command {argv[0]!r}: use one of {', '.join(kinds)}")
-    return _parse(Command, "ddpo-lessons", argv)
-
-
-def _parse(kind: Any, program: str, words: Sequence[str]) -> Any:
-    """Let tyro parse; the box of several lines that it prints of an error becomes an exception of one."""
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(
-                kind, prog=program, args=words, config=(tyro.conf.OmitArgPrefixes,), registry=RULES
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-    text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", " ", box.getvalue())  # without colours and sides
-    _, *parts = re.split("[─-]{5,}", text)  # a title, then what is wrong, then hints
-    raise ValueError(_plain(" ".join(" ".join(parts).split())))
-
-
-def _plain(message: str) -> str:
-    """Say what is wrong with a flag without its help, and which flag or choice may have been meant."""
-    unknown = re.match(r"Unrecognized options: (.*?) Perhaps you meant: (.*)", message)
-    if unknown is not None:  # each is "--flag" or "--short, --flag" or "--flag, --no-flag", then its help
-        found = re.findall(r"(?:^|\) )(--[\w-]+)(?:, (?!--no-)(--[\w-]+))?", unknown[2])
-        flags = ", ".join(long or first for first, long in found)
-        return f"there is no {unknown[1].replace(', ', ' ')}: perhaps {flags}; --help has all flags"
-    stray = re.match(r"Unrecognized options: (.*?) For full helptext", message)
-    if stray is not None:
-        return f"{stray[1]} belongs to no flag: --help has all; a switch such as --overwrite takes no value"
-    message = re.sub(r" Argument helptext: .*?(?= For full helptext|$)", ".", message)
-    choice = re.match(r"invalid choice '(.*?)' for argument '(.*?)'. Expected one of \((.*?)\)", message)
-    if choice is None:
-        return message
-    names = re.findall(r"'(.*?)'", choice[3])
-    close = difflib.get_close_matches(choice[1], names, n=1)
-    perhaps = f" (perhaps {close[0]})" if close else ""
-    return f"{choice[2]} {choice[1]} does not exist{perhaps}: use one of {', '.join(names)}"
+        words = expand(words)
+    about = COMMANDS[name]
+    return tyro.cli(_flags(name), prog=f"ddpo-lessons {name}", description=about, args=words, config=config)
 
 
 def _own_line(error: BaseException) -> str:
@@ -155,23 +74,23 @@ def _own_line(error: BaseException) -> str:
     return ""
 
 
-def run(command: Command) -> int:
+def run(name: str, flags: Any) -> int:
     """Check a command's flags, then do it; return the exit status."""
-    if isinstance(command, Demo | Train | Sample):
-        command.check()
-    status: int = importlib.import_module(f"ddpo_lessons.app.{type(command).__name__.lower()}").run(command)
+    if hasattr(flags, "check"):
+        flags.check()
+    status: int = importlib.import_module(f"ddpo_lessons.app.{name}").run(flags)
     return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, of the process's words if none are given, and return the exit status.
 
-    Without a word it prints the help, as pip does. 0; 2 after an error, which is printed in one line; 130
-    after Ctrl-C and 143 after SIGTERM, as shells count, also where what was done is saved.
+    Without a word it prints the help, as pip does. 0; 2 after an error, which is printed in one line, but for
+    tyro's; 130 after Ctrl-C and 143 after SIGTERM, as shells count, also where what was done is saved.
     """
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if argv == ["--version"]:
-        print(__version__)
+    if argv in (["--version"], ["--help"], ["-h"]):
+        print(__version__ if argv == ["--version"] else HELP)
         return 0
     warnings.formatwarning = lambda message, *place, **_: (
         f"warning: {message}\n"
@@ -180,16 +99,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     # At import, transformers warns of image processors without torchvision, which nothing here uses.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        return run(parse(argv))
+        try:
+            flags = parse(argv)
+        except SystemExit as end:
+            return int(end.code or 0)
+        return run(argv[0], flags)
     except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
-        message = in_flags(" ".join(str(error).split()), argv[0])
-        print(f"error: {message}{_own_line(error)}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}{_own_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # as shells count
     except (Exception, SystemExit) as end:
         place = _own_line(end)
-        if not place:  # of --help, or a fault of ours, whose traceback is wanted
+        if not place:  # a fault of ours, whose traceback is wanted
             raise
         did = "raised"
         if isinstance(end, KeyError) and end.args == ("image",):

@@ -21,7 +21,7 @@ from ddpo_lessons.config import RUN, DDPOConfig
 _PLACES = {"output_dir", "logdir", "run_name", "exp_name", "resume_from", "overwrite"}
 _KINDS = {**get_type_hints(Train), **get_type_hints(DDPOConfig)}
 _LISTS = ("reward", "judge", "damage", "severity", "train_lora_target_modules")
-FLAGS = {spec.name for spec in dataclasses.fields(Train)} - {"basic", "advanced", "config"}
+FLAGS = {spec.name for spec in dataclasses.fields(Train)} - {"settings", "config"}
 FIELDS = {spec.name for spec in dataclasses.fields(DDPOConfig)}
 
 
@@ -96,7 +96,8 @@ def _written(name: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [flag, json.dumps(value)]
     if isinstance(value, list):
-        return [flag, ",".join(map(str, value))]
+        words = list(map(str, value))
+        return [flag, ",".join(words)] if name in ("reward", "judge") else [flag, *words]
     return [flag, str(value)]
 
 

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,11 @@ MEMORY_NEEDED_GIB = 2.0  # the demo peaks at 0.9; the rest is room for the syste
 DISK_NEEDED_GIB = 1.0  # the demo writes megabytes
 DISK_FULL_SIZE_GIB = 10  # Stable Diffusion, CLIP, checkpoints and grids (paper_run.json)
 CHECKPOINT = Path(__file__).parents[1] / "tiny" / "checkpoint"
+
+
+@dataclass
+class Doctor:
+    """Flags of `doctor`: none."""
 
 
 class Check(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app import budget, memory, reward_flag
-from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import Preset, world_size
 from ddpo_lessons.app.sample import NOISE_STRENGTH, takes_images
@@ -45,7 +44,7 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
         )
     if arguments.gpu_memory is None:
         return config
-    if not preset.config and "mixed_precision" not in arguments.given:
+    if not preset.config and "mixed_precision" not in arguments.settings:
         config = replace(config, mixed_precision=memory.low_precision())
     named, model = arguments.gpu_memory, arguments.model or preset.model
     config, gigabytes = memory.fit(
@@ -55,7 +54,7 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
         make_algorithm(arguments.choose_algorithm(preset)),
         choose_start(arguments, preset, from_images, memory.find_pipeline(model)),
         memory.reward_bytes(arguments.reward or preset.reward),
-        keep_checkpointing="train_gradient_checkpointing" in arguments.given,
+        keep_checkpointing="train_gradient_checkpointing" in arguments.settings,
     )
     size = config.train_forward_size
     say(
@@ -70,15 +69,13 @@ def settle(arguments: Train, preset: Preset, from_images: bool) -> DDPOConfig:
 def check_rewards(arguments: Train, preset: Preset, images: ImageFolder | None) -> None:
     """Refuse a reward or a judge that does not go with the images or prompts, by a ValueError."""
     try:
-        with refused_by():
-            _check_terms(reward_flag.parse(arguments.reward or preset.reward), arguments, preset, images)
+        _check_terms(reward_flag.parse(arguments.reward or preset.reward), arguments, preset, images)
     except ValueError as error:
-        if arguments.reward is None and "--reward" in str(error):
+        if arguments.reward is None and "reward=" in str(error):
             raise ValueError(f"{error} (no --reward is given, so it is the preset's)") from error
         raise
     if arguments.judge is not None:
-        with refused_by(reward="judge"):
-            _check_terms(reward_flag.parse(arguments.judge), arguments, preset, images)
+        _check_terms(reward_flag.parse(arguments.judge), arguments, preset, images)
 
 
 def _check_terms(

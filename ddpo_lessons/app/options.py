@@ -1,14 +1,13 @@
-"""Flags of the commands: what they are, and every check of them that needs no torch.
+"""Flags of the commands, and every check of them that needs no model.
 
 Flags, their types and their help are the fields below and those of `DDPOConfig`, as tyro reads them.
 """
 
-import dataclasses
 import importlib.util
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_origin, get_type_hints
@@ -17,84 +16,41 @@ import docstring_parser
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
+from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.app import reward_flag
-from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.presets import PRESETS, Preset, divide, world_size
 from ddpo_lessons.app.runs import Policy, check_model, find_policy
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import PROMPTS, from_file, get_prompts
-
-# Names in a registry whose module loads torch; tests/test_cli.py compares them.
-Damage = Literal["noisy", "blurry", "foggy", "blocky", "faded", "dark"]
-
-JUDGE = (
-    "A second reward, written as --reward is, which is recorded as reward/judge and never trained on: where "
-    "it falls while the reward rises, the reward is being gamed."
-)
-# The fields of DDPOConfig that most runs set; `--help` shows the others below them.
-BASIC = (
-    "num_epochs", "seed", "output_dir", "overwrite", "resume_from", "mixed_precision", "sample_num_steps",
-    "sample_guidance_scale", "sample_batch_size", "sample_num_batches_per_epoch", "sample_group_size",
-    "train_batch_size", "train_gradient_accumulation_steps", "train_learning_rate", "train_lora_rank",
-    "train_lora_from",
-)  # fmt: skip
-SHORT = {"train_learning_rate": ("--lr",)}
-ADVANCED = tuple(spec.name for spec in dataclasses.fields(DDPOConfig) if spec.name not in BASIC)
-
-
-def _json_object(words: list[str]) -> dict[str, Any]:
-    try:
-        value = json.loads(words[0])
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{words[0]!r} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f'{words[0]!r} is not an object such as {{"key": 1}}')
-    return value
-
+from ddpo_lessons.tiny.world import DAMAGES
 
 JSON = PrimitiveConstructorSpec(
     nargs=1,
     metavar="JSON",
-    instance_from_str=_json_object,
+    instance_from_str=lambda words: json.loads(words[0]),
     is_instance=lambda value: isinstance(value, dict),
     str_from_instance=lambda value: [json.dumps(value)],
 )
 
 
-def _settings(names: Sequence[str]) -> Any:
+def _settings() -> Any:
     """Make the type of a dict of fields of `DDPOConfig`; tyro puts those in that are given."""
     hints, defaults = get_type_hints(DDPOConfig), DDPOConfig().to_dict()
     preset = PRESETS["digit_world"].config  # of tiny-sd, where no preset is asked for
-    docs = {doc.arg_name: doc.description for doc in docstring_parser.parse_from_object(DDPOConfig).params}
     flags = {}
-    for name in names:
-        shown = ",".join(defaults[name]) if isinstance(defaults[name], list) else str(defaults[name])
-        default = f"default: {shown or repr(shown)}"
-        if preset.get(name, defaults[name]) != defaults[name]:
-            default += f"; for tiny-sd: {preset[name]}"
+    for doc in docstring_parser.parse_from_object(DDPOConfig).params:
+        name, default = doc.arg_name, defaults[doc.arg_name]
+        hint = f"(default: {default or repr(default)}"
+        if preset.get(name, default) != default:
+            hint += f"; for tiny-sd: {preset[name]}"
         about = tyro.conf.arg(
-            help=" ".join(str(docs[name]).split()), help_behavior_hint=f"({default})", aliases=SHORT.get(name)
+            help=" ".join(str(doc.description).split()),
+            help_behavior_hint=f"{hint})",
+            aliases=("--lr",) if name == "train_learning_rate" else None,
         )
         written = (JSON,) if get_origin(hints[name]) is dict else ()
         flags[name] = Annotated[hints[name], about, *written]
     return TypedDict("Settings", flags, total=False)  # type: ignore[operator]
-
-
-def _one_of(names: Iterable[Any], default: Any = None) -> Any:
-    """Allow these values only."""
-    choice = tyro.extras.literal_type_from_choices(names)
-    return tyro.conf.arg(constructor=choice, help_behavior_hint=f"(default: {default})")
-
-
-def _in_one_line(kind: type) -> type:
-    """Join the lines of fields' docstrings: tyro keeps a break before a line that is indented."""
-    for doc in docstring_parser.parse_from_object(kind).params:
-        text = doc.description or ""
-        if "\n" in text:
-            about = tyro.conf.arg(help=" ".join(text.split()))
-            kind.__annotations__[doc.arg_name] = Annotated[kind.__annotations__[doc.arg_name], about]
-    return kind
 
 
 def check_packages(config: DDPOConfig) -> None:
@@ -106,16 +62,31 @@ def check_packages(config: DDPOConfig) -> None:
             raise ImportError(f"{name} needs a package that is not installed: pip install {package}")
 
 
-def check_resolution(resolution: int | None) -> None:
-    """Refuse a side that no image has; the model's own rules are looked at once it is loaded."""
-    if resolution is not None and resolution < 1:
-        raise ValueError(f"--resolution {resolution}: use a number of pixels, such as 512")
+def check_numbers(flags: Any, **least: int) -> None:
+    """Refuse a number that is given and below its least value, by a ValueError."""
+    for name, low in least.items():
+        if (number := getattr(flags, name)) is not None and number < low:
+            raise ValueError(f"{name}={number}: use a number of at least {low}")
 
 
 # ------------------------------------------------------------------------------------------- commands
+ALGORITHM = (
+    f"How rewards become updates: {', '.join(ALGORITHMS)}, with settings of its own as in "
+    "nft:beta=0.1,max_decay=0; or a subclass of Algorithm of your own, FILE.py:CLASS or MODULE:CLASS, whose "
+    "settings follow a second colon, my.py:RLOO:scale=2; the preset's, or ddpo."
+)
+NAMED = (
+    f"Named settings, which every other flag overrides: {', '.join(PRESETS)}; for an embedded model its own."
+)
+DAMAGE = f"With --images: damage to clean images, one of {', '.join(DAMAGES)}; the preset's if not given."
+PROMPT_SOURCES = (
+    f"{', '.join(PROMPTS)}; or a file: one a line, JSON, JSON lines, or a table with a column named prompt."
+)
+
+
 @dataclass
 class Demo:
-    """Teach img2img to find an animal in confetti."""
+    """Flags of `demo`."""
 
     seed: int = 0
     """Seed of training."""
@@ -128,40 +99,30 @@ class Demo:
 
     def check(self) -> None:
         """Raise a ValueError for numbers that no demo can have."""
-        for name, least in (("seed", 0), ("epochs", 1), ("eval_images", 1)):
-            if (number := getattr(self, name)) < least:
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} {number}: use a whole number of at least {least}")
+        check_numbers(self, seed=0, epochs=1, eval_images=1)
         for place in (self.output_dir, *self.output_dir.parents):
             if place.is_file():  # found out after minutes otherwise
                 raise ValueError(f"--output-dir {self.output_dir}: {place} is a file; choose another folder")
 
 
 @dataclass
-@_in_one_line
 class Train:
-    """Train a model on a reward; on several devices: accelerate launch -m ddpo_lessons.app.cli train ..."""
+    """Flags of `train`."""
 
-    basic: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings(BASIC))]
+    settings: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings())]
     """Fields of DDPOConfig."""
-    advanced: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings(ADVANCED))]
-    """More fields of DDPOConfig."""
     config: Path | None = None
     """Flags in a file: YAML, or the config.json of a run, to make another one like it; flags override it."""
     model: str | None = None
-    """Folder or name on the hub; tiny-sd, tiny-sd3 or tiny-zoo, which are in the package; tiny-sd if no
-    preset says another."""
-    preset: Annotated[str | None, _one_of(PRESETS)] = None
-    """Named settings, which every other flag overrides; for an embedded model its own."""
-    algorithm: str | None = None
-    """How rewards become updates: ddpo, branching, rwr, flow_grpo, awm, nft, pepg, dpo, draft or refl, with
-    settings of its own as in nft:beta=0.1,max_decay=0; or a subclass of Algorithm of your own, FILE.py:CLASS
-    or MODULE:CLASS, whose settings follow a second colon, my.py:RLOO:scale=2; the preset's, or ddpo."""
-    reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text(), metavar="REWARD")] = None
-    judge: Annotated[str | None, tyro.conf.arg(help=JUDGE, metavar="REWARD")] = None
-    prompts: str | None = None
-    """digit_world, digit_world_left_out, zoo, zoo_left_out, animals, activities; or a file: one a line,
-    JSON, JSON lines, or a table with a column named prompt."""
+    """Folder or name on the hub; tiny-sd, tiny-sd3 or tiny-zoo, which are in the package; the preset's, or
+    tiny-sd."""
+    preset: Annotated[str | None, tyro.conf.arg(help=NAMED)] = None
+    algorithm: Annotated[str | None, tyro.conf.arg(help=ALGORITHM)] = None
+    reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text())] = None
+    judge: str | None = None
+    """A second reward, written as --reward is, which is recorded as reward/judge and never trained on: where
+    it falls while the reward rises, the reward is being gamed."""
+    prompts: Annotated[str | None, tyro.conf.arg(help=PROMPT_SOURCES)] = None
     prompt: str | None = None
     """One prompt for everything."""
     images: Path | None = None
@@ -171,8 +132,7 @@ class Train:
     """With --images: share of the schedule that is run; the preset's, or 0.2."""
     resolution: int | None = None
     """Side of the images, in pixels; the preset's, or the model's own."""
-    damage: tuple[Damage, ...] | None = None
-    """With --images: damage to clean images, one for each; the preset's if not given."""
+    damage: Annotated[tuple[str, ...] | None, tyro.conf.arg(help=DAMAGE)] = None
     severity: tuple[Literal[1, 2, 3, 4, 5], ...] | None = None
     """Of the damage; any of them if not given."""
     validation: Path | None = None
@@ -202,8 +162,11 @@ class Train:
                 raise ValueError(f"--{name} is empty: leave it out, or say which, as --help does")
         if self.model is not None:
             check_model(self.model)
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"preset={self.preset} does not exist: use one of {', '.join(PRESETS)}")
+        if unknown := [name for name in self.damage or () if name not in DAMAGES]:
+            raise ValueError(f"damage={unknown[0]} does not exist: use one of {', '.join(DAMAGES)}")
         preset = self.choose_preset()
-        parse_algorithm(self.choose_algorithm(preset))
         if self.images is None:
             for name in ("noise_strength", "damage", "severity"):
                 if getattr(self, name) is not None:
@@ -213,7 +176,7 @@ class Train:
         if self.prompts is not None and (self.images, self.prompt) != (None, None):
             raise ValueError("--prompts does not go with --prompt or --images: leave it out")
         self.check_validation()
-        check_resolution(self.resolution)
+        check_numbers(self, resolution=1, validation_freq=1)
         if self.noise_strength is not None and not 0 < self.noise_strength <= 1:
             raise ValueError(f"--noise-strength {self.noise_strength} must lie in (0, 1]")
         if self.severity is not None and not (self.damage or preset.damages):
@@ -233,12 +196,11 @@ class Train:
         check_packages(config)
         self.check_gpu_memory()
         if self.judge is not None:
-            with refused_by(reward="judge"):
-                reward_flag.load_functions(reward_flag.parse(self.judge))
-        reward_flag.load_functions(terms)  # late, since a user's file may need torch
+            reward_flag.load_functions(reward_flag.parse(self.judge))
+        reward_flag.load_functions(terms)  # late, since a user's file may take long to load
         if self.images is None:
-            self.choose_prompts(preset, config.seed)  # late, since those of the digit world need torch
-        make_algorithm(self.choose_algorithm(preset)).check(config)  # last, since all of them do
+            self.choose_prompts(preset, config.seed)
+        make_algorithm(self.choose_algorithm(preset)).check(config)  # last: diffusers loads slowly
 
     def choose_algorithm(self, preset: Preset) -> str:
         """Return the algorithm asked for, or the preset's."""
@@ -256,35 +218,23 @@ class Train:
         """Refuse what cannot be validated on."""
         if self.validation is None:
             return
-        if self.validation_freq < 1:
-            raise ValueError(f"--validation-freq {self.validation_freq}: use a number of at least 1")
         if self.images is None and not self.validation.is_file():
             raise ValueError(f"--validation {self.validation} is not a file: give one, with a prompt a line")
         if self.images is not None and not self.validation.is_dir():
-            raise ValueError(
-                f"--validation {self.validation} is not a folder: give one of images, as --images"
-            )
+            raise ValueError(f"--validation {self.validation} is not a folder of images, as --images is")
         if self.images is not None and self.validation.resolve() == self.images.resolve():
-            raise ValueError(
-                f"--validation {self.validation} is what is trained on: take some of its images out into a "
-                "folder of their own"
-            )
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The fields of `DDPOConfig` that were given as flags."""
-        return {**self.basic, **self.advanced}
+            raise ValueError(f"--validation {self.validation} is what is trained on: keep some images apart")
 
     def make_config(self, preset: Preset) -> DDPOConfig:
         """Return the preset's settings for one of the processes, overridden by those that were given."""
-        settings = divide(preset, world_size(), self.given)
-        if self.given.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
+        settings = divide(preset, world_size(), self.settings)
+        if self.settings.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
             settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
         if self.algorithm is not None:  # which may not use all that the preset's does
             algorithm = make_algorithm(self.algorithm)
             unused = {*algorithm.unused, *(["sample_eta"] if algorithm.follows_ode else [])}
             settings = {name: value for name, value in settings.items() if name not in unused}
-        return DDPOConfig(**{**settings, **self.given})
+        return DDPOConfig(**{**settings, **self.settings})
 
     def check_gpu_memory(self) -> None:
         """Refuse a memory that is no number of GB, and flags that it would override."""
@@ -294,7 +244,7 @@ class Train:
         if self.gpu_memory != "auto" and not is_number:
             raise ValueError(f"--gpu-memory {self.gpu_memory}: give the GB of each GPU, such as 24, or auto")
         for name in ("sample_forward_size", "train_forward_size"):
-            if self.given.get(name):
+            if self.settings.get(name):
                 raise ValueError(f"--gpu-memory decides {name}: leave one of them out")
 
     def choose_prompts(self, preset: Preset, seed: int) -> Callable[[], tuple[str, dict[str, Any]]]:
@@ -305,24 +255,17 @@ class Train:
         name = self.prompts or preset.prompts
         if not name:
             raise ValueError("a model without a preset needs prompts: give --prompts, --prompt or --images")
-        if Path(name).is_file():
-            try:
-                return from_file(name, seed)
-            except ValueError as error:
-                raise ValueError(f"--prompts {error}") from error
-        if name not in PROMPTS:
-            raise ValueError(f"--prompts {name} is neither a file nor one of {', '.join(PROMPTS)}")
-        return get_prompts(name, seed)
+        return from_file(name, seed) if Path(name).is_file() else get_prompts(name, seed)
 
 
 @dataclass
 class Preflight(Train):
-    """Do a run's first epoch aside, with train's flags, and look for faults that raise no error."""
+    """Flags of `preflight`: those of `train`."""
 
 
 @dataclass
 class Sample:
-    """Use what was trained: --run RUN samples its policy, on prompts or images as in training."""
+    """Flags of `sample`."""
 
     run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
     """Folder of a run, which gives model, weights, prompts, images and settings that no flag below gives."""
@@ -365,12 +308,9 @@ class Sample:
 
     def check(self) -> None:
         """Raise a ValueError for values that cannot work and for flags that do not go together."""
-        for name in ("count", "steps", "batch_size"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {number}: use a number of at least 1")
+        check_numbers(self, count=1, steps=1, batch_size=1, resolution=1)
         if self.guidance_scale is not None and not 0 <= self.guidance_scale < math.inf:
             raise ValueError(f"--guidance-scale {self.guidance_scale}: use 1 for none, and 5 or so for more")
-        check_resolution(self.resolution)
         if self.resolution is not None and self.keep_size:
             raise ValueError("--keep-size and --resolution are two sizes: leave one of them out")
         for place in self.images:
@@ -406,8 +346,3 @@ class Plot:
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("plot needs the folder of a run")
-
-
-@dataclass
-class Doctor:
-    """Say what works on this machine."""

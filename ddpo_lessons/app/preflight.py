@@ -34,8 +34,12 @@ def run(arguments: Preflight) -> int:
     """Print a line a check; return 0, or 1 if one failed."""
     images = None if arguments.images is None else find_images(arguments.images)
     with tempfile.TemporaryDirectory() as folder:
-        arguments.basic |= {"output_dir": folder, "resume_from": ""}
-        arguments.advanced |= {"image_grid_freq": 0, "log_with": None}
+        arguments.settings |= {
+            "output_dir": folder,
+            "resume_from": "",
+            "image_grid_freq": 0,
+            "log_with": None,
+        }
         trainer = train.make_trainer(arguments, images)
         findings = [*fly(trainer), *of_snippet(trainer)]
     print(*findings, sep="\n")

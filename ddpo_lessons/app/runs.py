@@ -1,4 +1,4 @@
-"""Which policy `ddpo-lessons sample` uses: that of a run, of a LoRA folder or of a model. No torch here."""
+"""Which policy `ddpo-lessons sample` uses: that of a run, of a LoRA folder or of a model."""
 
 from dataclasses import dataclass
 from pathlib import Path

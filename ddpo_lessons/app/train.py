@@ -7,7 +7,6 @@ from typing import Any
 
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
 from ddpo_lessons.app import forecast, reward_flag
-from ddpo_lessons.app.flags import refused_by
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
@@ -83,15 +82,11 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
         return None
     rewards = arguments.choose_rewards(arguments.choose_preset())
     if arguments.images is None:
-        try:
-            prompts = read_prompts(arguments.validation)
-        except ValueError as error:
-            raise ValueError(f"--validation {error}") from error
+        prompts = read_prompts(arguments.validation)
         reward_flag.check_text(rewards, prompts, {})
         return prompts
-    with refused_by(images="validation"):
-        held_out = find_images(arguments.validation)
-        reward_flag.check(rewards, held_out, arguments.prompt)
+    held_out = find_images(arguments.validation)
+    reward_flag.check(rewards, held_out, arguments.prompt)
     return held_out
 
 

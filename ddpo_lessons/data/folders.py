@@ -12,7 +12,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,28 +21,11 @@ from typing import Any
 import torch
 from PIL import Image, ImageOps
 
-from ddpo_lessons.data.contexts import to_tensor
-from ddpo_lessons.data.images import to_rgb
+from ddpo_lessons.data.images import to_rgb, to_tensor
 from ddpo_lessons.data.prompts import PromptSampler
-from ddpo_lessons.rewards import RewardFunction, animals, digits, get_reward
+from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward
 from ddpo_lessons.tiny import world
 
-# What rewards read from the metadata.
-NEEDS = {
-    "clip_margin": "label",
-    "clip_change": "label",
-    "recolouring": "digit",
-}
-NEED_A_PROMPT = (  # rewards that score what it says
-    "clip_score", "pick_score", "prompt_alignment", "animal_alignment", "recolouring", "edit",
-)  # fmt: skip
-# Rewards that read some prompts only, and what reads them or refuses them by a ValueError.
-READERS: dict[str, Callable[[Sequence[str]], Any]] = {
-    "prompt_alignment": digits.described,
-    "recolouring": digits.described_colours,
-    "animal_alignment": lambda prompts: animals.described(prompts, [{}] * len(prompts)),
-}
-OF_IMAGES = ("clip_change", "distance_penalty", "recolouring", "edit")
 METADATA = ("metadata.jsonl", "metadata.csv")  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class
 CACHE_BYTES = 2**30  # of images that are kept fitted
@@ -79,14 +62,14 @@ def find_images(folder: str | Path) -> ImageFolder:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"folder='{folder}' is not a folder")
+        raise ValueError(f"{folder} is not a folder")
     flat = _image_files(folder)
     subfolders = [path for path in _visible(folder) if path.is_dir()]
     sorted_in = [(file, sub.name) for sub in subfolders for file in _image_files(sub)]
     if flat and sorted_in:
-        raise ValueError(f"folder='{folder}' holds images beside subfolders of images: move them into one")
+        raise ValueError(f"{folder} holds images beside subfolders of images: move them into one")
     if not flat and not sorted_in:
-        raise ValueError(f"folder='{folder}' holds no image, such as a .jpg or .png, nor do its subfolders")
+        raise ValueError(f"{folder} holds no image, such as a .jpg or .png, nor do its subfolders")
     files = tuple(flat or (file for file, _ in sorted_in))
     check_files(files)
     labels = None if flat else tuple(label for _, label in sorted_in)
@@ -138,7 +121,7 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
         return None
     if len(sources) > 1:
         names = " and in ".join(_name_files(folder, [source]) for source in sources)
-        raise ValueError(f"folder='{folder}' has captions in {names}: keep one kind")
+        raise ValueError(f"{folder} has captions in {names}: keep one kind")
     if sources[0].parent == folder and sources[0].name in METADATA:
         said = {folder / name: lines for name, lines in _read_metadata(sources[0])}
     else:
@@ -154,9 +137,7 @@ def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...],
             others = _name_files(folder, [texts[name] for name in sorted(strays)])
             remedy = f"write the prompt into {absent}"
             remedy += f" (no image has the name of {others})" if strays else ""
-        raise ValueError(
-            f"folder='{folder}' has captions, but not for all images: {remedy}, or take all captions out"
-        )
+        raise ValueError(f"{folder} has captions, but not for all images: {remedy}, or take all captions out")
     return tuple(said[file] for file in files)
 
 
@@ -235,80 +216,83 @@ def fit(image: Image.Image, size: int) -> torch.Tensor:
 
 
 # -------------------------------------------------------------------------------------------- rewards
-def check_needs(reward: str, images: ImageFolder) -> None:
-    """Refuse a reward of `REWARDS` that would not find in the metadata what it reads, with a ValueError."""
-    need = NEEDS.get(reward)
-    if need is not None and images.labels is None:
-        raise ValueError(
-            f"reward={reward!r} needs to know what the images show, but folder='{images.folder}' has no "
-            "class subfolders: sort the images into FOLDER/cat, FOLDER/dog, ..."
-        )
-    if need == "label" and len(images.classes) < 2:
-        raise ValueError(
-            f"reward={reward!r} compares classes, but folder='{images.folder}' has one subfolder, "
-            f"{images.classes[0]}: add another"
-        )
-    if need == "digit" and (others := [name for name in images.classes if name not in world.DIGITS]):
-        raise ValueError(
-            f"reward={reward!r} reads digits, but folder='{images.folder}' has the subfolder {others[0]}: "
-            f"name them {', '.join(world.DIGITS)}"
-        )
-
-
-def check_prompt(reward: str, images: ImageFolder, prompt: str | None) -> None:
-    """Refuse two prompts for an image, and none or others than the reward can score, with a ValueError."""
+def check_prompt(images: ImageFolder, prompt: str | None) -> None:
+    """Refuse a prompt beside captions, and one that names classes where there are none, by a ValueError."""
     if prompt is not None and LABEL in prompt and images.labels is None:
         raise ValueError(
-            f"prompt={prompt!r} names classes, but folder='{images.folder}' has no class subfolders: sort "
+            f"prompt={prompt!r} names classes, but the folder {images.folder} has no class subfolders: sort "
             "the images into FOLDER/cat, FOLDER/dog, ..."
         )
     if prompt is not None and images.captions is not None:
         raise ValueError(
-            f"prompt={prompt!r} is one prompt for all images, but folder='{images.folder}' has captions: "
+            f"prompt={prompt!r} is one prompt for all images, but the folder {images.folder} has captions: "
             "drop the prompt, or take them out"
         )
-    if reward in NEED_A_PROMPT and not (images.captions or (prompt or "").strip()):
+
+
+def check_reward(name: str, images: ImageFolder, prompt: str | None) -> None:
+    """Refuse a reward of `REWARDS` that needs what images and prompt do not have, by a ValueError."""
+    needs = REWARDS[name].needs
+    if {"label", "digit"} & set(needs) and images.labels is None:
         raise ValueError(
-            f"reward={reward!r} scores what the prompt says, but folder='{images.folder}' has no captions: "
+            f"reward={name!r} needs to know what the images show, but the folder {images.folder} has no "
+            "class subfolders: sort the images into FOLDER/cat, FOLDER/dog, ..."
+        )
+    if "label" in needs and len(images.classes) < 2:
+        raise ValueError(
+            f"reward={name!r} compares classes, but the folder {images.folder} has one subfolder, "
+            f"{images.classes[0]}: add another"
+        )
+    if "digit" in needs and (others := [label for label in images.classes if label not in world.DIGITS]):
+        raise ValueError(
+            f"reward={name!r} reads digits, but the folder {images.folder} has the subfolder {others[0]}: "
+            f"name them {', '.join(world.DIGITS)}"
+        )
+    if "prompt" in needs and not (images.captions or (prompt or "").strip()):
+        raise ValueError(
+            f"reward={name!r} scores what the prompt says, but the folder {images.folder} has no captions: "
             "write the prompt of NAME.png into NAME.txt beside it, or give prompt=TEXT for all"
         )
     said = [line for lines in images.captions or () for line in lines]
-    check_words(reward, said or [(prompt or "").replace(LABEL, name) for name in images.classes or ("",)])
+    check_words(name, said or [(prompt or "").replace(LABEL, label) for label in images.classes or ("",)])
 
 
-def check_words(reward: str, prompts: Sequence[str]) -> None:
-    """Refuse prompts that a reward of `REWARDS` cannot read, with a ValueError."""
-    if reward in READERS:
-        try:
-            READERS[reward](prompts)
-        except ValueError as error:
-            raise ValueError(f"reward={reward!r}: {error}") from error
+def check_words(name: str, prompts: Sequence[str]) -> None:
+    """Refuse prompts that a reward of `REWARDS` cannot read, by a ValueError."""
+    reads = REWARDS[name].reads
+    try:
+        if reads is not None:
+            reads(prompts)
+    except ValueError as error:
+        raise ValueError(f"reward={name!r}: {error}") from error
 
 
-def check_text(reward: str, prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
-    """Refuse a reward of `REWARDS` that text-to-image with such prompts cannot have, with a ValueError."""
-    if reward in OF_IMAGES:
-        raise ValueError(f"reward={reward!r} also looks at the input image: give folder=FOLDER")
-    if NEEDS.get(reward) == "label" and "label" not in metadata:
+def check_text(name: str, prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Refuse a reward of `REWARDS` that text-to-image with such prompts cannot have, by a ValueError."""
+    needs = REWARDS[name].needs
+    if {"image", "target"} & set(needs):
+        raise ValueError(f"reward={name!r} also looks at the input image: give a folder of images")
+    if "label" in needs and "label" not in metadata:
         raise ValueError(
-            f"reward={reward!r} needs prompts that come with their label, as those of prompts='animals' do"
+            f"reward={name!r} needs prompts that come with their label, as those of prompts='animals' do"
         )
-    check_words(reward, prompts)
+    check_words(name, prompts)
 
 
 def make_reward(
     name: str, images: ImageFolder | None, models: Sequence[str] = (), damages: Sequence[str] = ()
 ) -> RewardFunction:
-    """Make the reward of a name, of so many of the models that it asks as are given, by folder or name.
+    """Make the reward of a name, of so many of its models as are given, by folder or hub name.
 
-    Those that compare classes compare the folder's, and `distance_penalty` compares with the original image,
-    which is the input where nothing is damaged. Without images it is one of text-to-image. Raises ValueError
-    if the name does not exist; RuntimeError if the reward needs a model that cannot be had.
+    Those that compare classes compare the folder's, and those that compare with the clean image compare with
+    the input where nothing is damaged. Without images it is one of text-to-image. Raises ValueError if the
+    name does not exist; RuntimeError if the reward needs a model that cannot be had.
     """
     settings: dict[str, Any] = {}
-    if images is not None and NEEDS.get(name) == "label":
+    needs = REWARDS[name].needs if images is not None and name in REWARDS else ()
+    if images is not None and "label" in needs:
         settings["classes"] = images.classes
-    if images is not None and name == "distance_penalty" and not damages:
+    if "target" in needs and not damages:
         settings["reference"] = "image"
     return get_reward(name, *models, **settings)
 

@@ -5,38 +5,35 @@ Every factory here returns a function of `(images, prompts, metadata)`. It takes
 images' device, or `(rewards, info)` with a dict of named (B,) tensors. Rewards carry no gradient:
 DDPO uses their values only, so a reward may be anything that can be computed (Black et al. 2023,
 arXiv 2305.13301, section 5).
+
+To add one, write a factory under `@register(...)`, which gives it a name and says what it needs. Import its
+module here if it is new.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from ddpo_lessons.rewards.animals import animal_alignment
+from ddpo_lessons.rewards.animals import animal_alignment as animal_alignment
+from ddpo_lessons.rewards.base import REWARDS as REWARDS
 from ddpo_lessons.rewards.base import Metadata as Metadata
+from ddpo_lessons.rewards.base import Registered as Registered
 from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
 from ddpo_lessons.rewards.base import Rewards as Rewards
 from ddpo_lessons.rewards.base import check_images as check_images
-from ddpo_lessons.rewards.combined import edit
+from ddpo_lessons.rewards.base import register as register
+from ddpo_lessons.rewards.combined import edit as edit
 from ddpo_lessons.rewards.combined import weighted_sum as weighted_sum
-from ddpo_lessons.rewards.digits import prompt_alignment, recolouring
-from ddpo_lessons.rewards.models import (
-    aesthetic_score,
-    clip_change,
-    clip_margin,
-    clip_score,
-    distance_penalty,
-    pick_score,
-)
+from ddpo_lessons.rewards.digits import prompt_alignment as prompt_alignment
+from ddpo_lessons.rewards.digits import recolouring as recolouring
+from ddpo_lessons.rewards.models import aesthetic_score as aesthetic_score
+from ddpo_lessons.rewards.models import clip_change as clip_change
+from ddpo_lessons.rewards.models import clip_margin as clip_margin
+from ddpo_lessons.rewards.models import clip_score as clip_score
+from ddpo_lessons.rewards.models import distance_penalty as distance_penalty
 from ddpo_lessons.rewards.models import load_from_hub as load_from_hub
-from ddpo_lessons.rewards.pixels import colourfulness, jpeg_compressibility, jpeg_incompressibility
-
-REWARDS: dict[str, Callable[..., RewardFunction]] = {
-    make.__name__: make
-    for make in (
-        jpeg_compressibility, jpeg_incompressibility, colourfulness, prompt_alignment, animal_alignment,
-        clip_score, clip_margin, clip_change, aesthetic_score, pick_score, distance_penalty, recolouring,
-        edit,
-    )
-}  # fmt: skip
+from ddpo_lessons.rewards.models import pick_score as pick_score
+from ddpo_lessons.rewards.pixels import colourfulness as colourfulness
+from ddpo_lessons.rewards.pixels import jpeg_compressibility as jpeg_compressibility
+from ddpo_lessons.rewards.pixels import jpeg_incompressibility as jpeg_incompressibility
 
 
 def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
@@ -47,4 +44,4 @@ def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
     """
     if name not in REWARDS:
         raise ValueError(f"reward={name!r} does not exist: use one of {', '.join(sorted(REWARDS))}")
-    return REWARDS[name](*arguments, **settings)
+    return REWARDS[name].make(*arguments, **settings)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward
+from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward, register
 
 if TYPE_CHECKING:
     from ddpo_lessons.zoo.world import Description
 
 
+@register(needs=("prompt",), reads=lambda prompts: described(prompts, [{}] * len(prompts)))
 def animal_alignment(
     model: nn.Module | None = None,
     animal_weight: float = 1.0,

@@ -1,8 +1,9 @@
-"""What every reward has in common: its type, the checks of what comes in, and reading metadata."""
+"""What every reward has in common: its type, its registration, checks of inputs, and reading metadata."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -19,6 +20,41 @@ class RewardFunction(Protocol):
 
     def __call__(self, images: torch.Tensor, prompts: Any, metadata: Any, /) -> Any:
         """Score a batch of images."""
+
+
+# What a reward reads: the prompt, or a key of the metadata. On a folder of images the factory of one that
+# needs a "label" gets the argument `classes`, the folder's; of one that needs a "target", the clean image,
+# the argument `reference="image"` where no image is damaged.
+Need = Literal["prompt", "image", "target", "label", "digit"]
+Factory = TypeVar("Factory", bound=Callable[..., RewardFunction])
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A reward that `get_reward` and the command line know by name."""
+
+    make: Callable[..., RewardFunction]  #: returns the reward function; models are its first arguments
+    needs: tuple[Need, ...] = ()  #: what it reads beside the images
+    models: tuple[str, ...] = ()  #: what the models are that it takes by folder or hub name, such as "CLIP"
+    #: takes prompts, and raises a ValueError for those that it cannot score; None if it scores any
+    reads: Callable[[Sequence[str]], Any] | None = None
+
+
+REWARDS: dict[str, Registered] = {}
+
+
+def register(
+    needs: tuple[Need, ...] = (),
+    models: tuple[str, ...] = (),
+    reads: Callable[[Sequence[str]], Any] | None = None,
+) -> Callable[[Factory], Factory]:
+    """Register the decorated factory of rewards under its name, with what it needs; see `Registered`."""
+
+    def decorate(make: Factory) -> Factory:
+        REWARDS[make.__name__] = Registered(make, needs, models, reads)
+        return make
+
+    return decorate
 
 
 def split_info(returned: Any) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from ddpo_lessons.rewards.base import (
     RewardFunction,
     Rewards,
     checked_reward,
+    register,
     split_info,
 )
 from ddpo_lessons.rewards.models import CLIP_MODEL, PERCEPTUAL_MODEL, clip_score, distance_penalty
@@ -59,6 +60,7 @@ def weighted_sum(components: Mapping[str, tuple[float, RewardFunction]]) -> Rewa
     return reward
 
 
+@register(needs=("prompt", "image"), models=("CLIP", "NETWORK"))
 def edit(
     model: str | Path = CLIP_MODEL,
     perceptual_model: str | Path = PERCEPTUAL_MODEL,

@@ -16,6 +16,7 @@ from ddpo_lessons.rewards.base import (
     checked_reward,
     metadata_column,
     metadata_images,
+    register,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def described(prompts: Sequence[str]) -> list[Description]:
     return said
 
 
+@register(needs=("prompt",), reads=described)
 def prompt_alignment(
     model: nn.Module | None = None,
     digit_weight: float = 1.0,
@@ -127,6 +129,7 @@ def described_colours(prompts: Sequence[str]) -> list[Description]:
     return said
 
 
+@register(needs=("prompt", "image", "digit"), reads=described_colours)
 def recolouring(
     model: nn.Module | None = None, colour_weight: float = 10.0, shape_weight: float = 30.0
 ) -> RewardFunction:

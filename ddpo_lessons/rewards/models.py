@@ -18,6 +18,7 @@ from ddpo_lessons.rewards.base import (
     checked_reward,
     metadata_column,
     metadata_images,
+    register,
 )
 
 CLIP_MODEL = "openai/clip-vit-large-patch14"
@@ -145,6 +146,7 @@ def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
     return load_from_hub(processor or model, lambda folder: Clip(weights, folder), TEXT_FILES)
 
 
+@register(needs=("prompt",), models=("CLIP",))
 def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
     """Cosine of the embeddings of image and prompt by a CLIPModel on the hub, or its folder, in [-1, 1].
 
@@ -160,6 +162,7 @@ def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
     return reward
 
 
+@register(needs=("label",), models=("CLIP",))
 def clip_margin(
     model: str | Path = CLIP_MODEL, classes: Sequence[str] = ANIMALS, template: str = "a photo of a {}"
 ) -> RewardFunction:
@@ -192,6 +195,7 @@ def clip_margin(
     return reward
 
 
+@register(needs=("image", "label"), models=("CLIP",))
 def clip_change(
     model: str | Path = CLIP_MODEL, classes: Sequence[str] = ANIMALS, template: str = "a photo of a {}"
 ) -> RewardFunction:
@@ -209,6 +213,7 @@ def clip_change(
     return reward
 
 
+@register(needs=("prompt",), models=("MODEL", "PROCESSOR"))
 def pick_score(model: str | Path = PICK_SCORE, processor: str | Path = CLIP_H) -> RewardFunction:
     """PickScore: CLIP's logit of image and prompt, from a CLIP that was trained on people's choices.
 
@@ -246,6 +251,7 @@ def _load_aesthetic_head(path: Path) -> nn.Module:
     return head.eval().requires_grad_(False)
 
 
+@register(models=("CLIP", "HEAD"))
 def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD) -> RewardFunction:
     """LAION's aesthetic score, about 1 to 10: a small network on CLIP ViT-L/14's unit embedding.
 
@@ -287,6 +293,7 @@ class _Features(nn.Module):
         return [F.normalize(layer, dim=1) for layer in outputs.hidden_states]  # (B, C, H', W')
 
 
+@register(needs=("target",), models=("NETWORK",))
 def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "target") -> RewardFunction:
     """Minus a perceptual distance, LPIPS-style, to the image `metadata[reference]` (3, H, W).
 

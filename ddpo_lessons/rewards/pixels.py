@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, checked_reward
+from ddpo_lessons.rewards.base import Metadata, RewardFunction, checked_reward, register
 
 
 def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:
@@ -19,6 +19,7 @@ def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:
     return torch.tensor(sizes, dtype=torch.float32, device=images.device)  # (B,)
 
 
+@register()
 def jpeg_compressibility() -> RewardFunction:
     """Minus the size of the image as a JPEG of quality 95, in kB of 1000 bytes.
 
@@ -27,11 +28,13 @@ def jpeg_compressibility() -> RewardFunction:
     return checked_reward(lambda images, prompts, metadata: -_jpeg_kilobytes(images))
 
 
+@register()
 def jpeg_incompressibility() -> RewardFunction:
     """The size of the image as a JPEG of quality 95, in kB of 1000 bytes."""
     return checked_reward(lambda images, prompts, metadata: _jpeg_kilobytes(images))
 
 
+@register()
 def colourfulness() -> RewardFunction:
     """How colourful people find an image; 0 for greys, above 100 for the most vivid.
 
