@@ -59,6 +59,9 @@ class DDPOConfig:
     image_grid_freq: int = 1
     """A grid of the first images every so many epochs, also for the tracker; 0 for none. New: grids need no
     tracker."""
+    price_per_hour: float = 0.0
+    """Price of an hour on the machine, in any currency: the line after the first epoch then also says what
+    the run costs. New."""
     mixed_precision: str = "no"
     """"no", "bf16" or "fp16": precision of the networks. Latents and log-probs are float32 whatever it is.
     TRL's default is fp16, which asks for a GPU."""
@@ -275,6 +278,7 @@ _FREE = {
     "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
     "torch_compile", "train_lora_from", "train_learning_rate", "train_learning_rate_schedule",
     "train_learning_rate_warmup_steps", "train_forward_size", "train_gradient_checkpointing",
+    "price_per_hour",
 }  # fmt: skip
 _AT_LEAST_ONE = (
     "num_epochs", "save_freq", "num_checkpoint_limit", "sample_num_steps", "sample_batch_size",
@@ -287,8 +291,8 @@ _POSITIVE = (
     "train_clip_range",
 )  # fmt: skip
 _AT_LEAST_ZERO = (
-    "seed", "image_grid_freq", "sample_guidance_scale", "train_adam_weight_decay", "sample_forward_size",
-    "train_forward_size", "train_kl_coefficient", "train_learning_rate_warmup_steps",
+    "seed", "image_grid_freq", "price_per_hour", "sample_guidance_scale", "train_adam_weight_decay",
+    "sample_forward_size", "train_forward_size", "train_kl_coefficient", "train_learning_rate_warmup_steps",
 )  # fmt: skip
 _CHOICES = {
     "mixed_precision": ("no", "bf16", "fp16"),

@@ -103,6 +103,21 @@ def summary(plan: EpochPlan, num_epochs: int) -> str:
     )
 
 
+def counts(plan: EpochPlan, forward_passes: int, rewards: int = 1) -> dict[str, int]:
+    """Return what an epoch holds over all processes, by name.
+
+    `forward_passes` of the network and `rewards` are those of one sample. Rollouts that share a state take
+    fewer passes, and a model whose last step has no noise has fewer pairs.
+    """
+    return {
+        "samples": plan.total_samples,
+        "network forward passes in sampling, at most": plan.total_samples * forward_passes,
+        "reward evaluations": plan.total_samples * rewards,
+        "(sample, timestep) pairs to train on, at most": plan.total_pairs,
+        "optimizer steps": plan.optimizer_steps,
+    }
+
+
 def check_divides(name: str, value: int, total: int, things: str) -> None:
     """Refuse a value that does not divide a total of things; the ValueError names the nearest that does."""
     if value < 1 or total % value:

@@ -125,7 +125,7 @@ def card() -> Figure:
         memory.text(x, total + 0.4, f"{total:.1f}", ha="center", fontsize=9, fontweight="bold")
     memory.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     memory.set(ylabel="GB", ylim=(0, 46), xlim=(-0.5, 5.6), xlabel="pairs of a training pass", facecolor=CARD)
-    memory.set_title("memory of preset edit, on paper", fontsize=11)
+    memory.set_title("memory of preset edit, estimated", fontsize=11)
     handles, texts = memory.get_legend_handles_labels()
     memory.legend(handles[::-1], texts[::-1], frameon=False, fontsize=9, loc="upper left")
     runs = [row for row in PAPER["runs"] if row["run"] == "edit"]

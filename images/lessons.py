@@ -24,7 +24,7 @@ RLHF's PPO for text from its parts, GAE derived and written, reward hacking; wha
 can a number teach a painter? The whole loop, DDPO beside RWR, paths, the KL and early stopping
 07_img2img_ddpo | algorithms/branching rollout app/demo | 07-question
 which step deserves the praise? The edit of many steps: a bandit, credit by branching, honest baselines
-08_fails_in_silence | app/faults run/preflight app/preflight app/budget | 08-question
+08_fails_in_silence | app/faults run/preflight app/preflight | 08-question
 which of these runs is broken? Eleven faults without an error, preflight; memory, hours, money of a long run
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight
 where do an ODE's probabilities come from? A budget of noise, an SDE, groups, and what training buys

@@ -127,6 +127,14 @@ def quiet(pipeline: Any) -> Any:
     return pipeline
 
 
+def on_meta(pipeline: Any) -> Any:
+    """Move a pipeline's networks to the `meta` device, where they have shapes and no memory."""
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.to("meta")
+    return pipeline
+
+
 def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> StableDiffusionPipeline:
     """Make a pipeline of random weights, 32x32 images; `scheduler` overrides its config."""
     tokenizer = make_tokenizer()

@@ -17,8 +17,8 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
-from helpers import make_pipeline, write_clip, write_resnet
+from diffusers import FluxKontextPipeline, StableDiffusionPipeline
+from helpers import make_flux_pipeline, make_pipeline, write_clip, write_resnet
 from PIL import Image
 
 import ddpo_lessons
@@ -174,46 +174,53 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     assert "prompts: captions, 3 different ones: " in text
     steps = "optimizer steps: 3 per epoch, 18 in all"
     assert f"samples: 6 per epoch, 2 per optimizer step; {steps}" in text
-    # 6 samples, 7 steps, two passes of each
-    assert "denoiser passes an epoch: 84 of sampling, at most 84 of training" in text
-    assert "RTX 4090: " in text
-    assert "3 checkpoints of" in text
+    # 6 samples, 7 steps, two passes of each; six epochs, of which every second is saved
+    assert "steps of a rollout: 7 of 10\n" in text
+    assert "network forward passes in sampling, at most: 84 per epoch, 504 in all\n" in text
+    assert "reward evaluations: 6 per epoch, 36 in all\n" in text
+    assert "(sample, timestep) pairs to train on, at most: 42 per epoch, 252 in all\n" in text
+    assert "optimizer steps: 3 per epoch, 18 in all\n" in text
+    assert "checkpoints: 3, of which 3 are kept\n" in text
     assert list(here.iterdir()) == []
 
 
-def test_a_dry_run_of_a_flow_model_trains_its_window_only(here, capsys):
-    flags = ("--sample-guidance-scale", "2", "--dry-run")
-    run("train", "--model", "tiny-sd3", "--algorithm", "flow_grpo:window=3", *flags)
-    text = capsys.readouterr().out
-    assert "model: tiny-sd3; reward: prompt_alignment; algorithm: flow_grpo:window=3" in text
-    # 64 samples, two passes of each; ten steps, of which three are trained
-    assert "denoiser passes an epoch: 1280 of sampling, at most 384 of training" in text
-    assert "GB on each device" in text
+@pytest.mark.parametrize(
+    ("words", "passes", "pairs", "rewards"),
+    [  # 64 samples of ten steps, two passes of each
+        ("--model tiny-sd3 --algorithm flow_grpo:window=3", 1280, 192, 64),
+        ("--model tiny-sd3 --algorithm refl", 1280, 64, 128),
+        ("--algorithm draft --train-num-inner-epochs 2", 1280, 128, 192),
+        ("--train-timestep-fraction 0.5 --sample-guidance-scale 1", 640, 320, 64),
+        ("--model some/model --reward colourfulness --sample-num-batches-per-epoch 64", 6400, 3200, 64),
+    ],
+)
+def test_a_dry_run_counts_what_the_algorithm_does(words, passes, pairs, rewards, here, capsys):
     Path("prompts.txt").write_text("a red two\n\na blue three\n")
-    run("train", "--model", "tiny-sd3", "--algorithm", "refl", "--prompts", "prompts.txt", *flags)
+    guided = [] if "guidance" in words else ["--sample-guidance-scale", "2"]
+    run("train", *words.split(), *guided, "--prompts", "prompts.txt", "--dry-run")
     text = capsys.readouterr().out
     assert "prompts: prompts.txt, 2 prompts: 'a red two', 'a blue three'" in text
-    # 64 samples, of each one prediction; two passes of it
-    assert "denoiser passes an epoch: 1280 of sampling, at most 128 of training" in text
-    assert "GB on each device" in text
-    run(
-        "train", "--model", "some/model", "--prompts", "prompts.txt", "--reward", "colourfulness", "--dry-run"
-    )
-    text = capsys.readouterr().out
-    assert "denoiser passes, memory, hours and disk: not known, for the size of 'some/model' is not" in text
+    assert f"network forward passes in sampling, at most: {passes} per epoch" in text
+    assert f"(sample, timestep) pairs to train on, at most: {pairs} per epoch" in text
+    assert f"reward evaluations: {rewards} per epoch" in text
     assert [path.name for path in here.iterdir()] == ["prompts.txt"]
 
 
 @pytest.mark.parametrize(("model", "steps"), [("tiny-sd", 2), ("tiny-sd3", 3)])
-def test_a_dry_run_counts_the_steps_that_the_family_runs(zoo, model, steps, capsys):
+def test_a_dry_run_counts_the_most_steps_that_a_family_runs(zoo, model, steps, capsys):
     """A quarter of ten steps is rounded down by one family, up by the other."""
     load = {"tiny-sd": load_tiny_sd, "tiny-sd3": load_tiny_sd3}[model]
     assert len(family_of(load()).schedule(10, 0.25).timesteps) == steps
-    flags = ("--noise-strength", "0.25", "--sample-num-steps", "10", "--sample-guidance-scale", "1")
-    small = ("--sample-batch-size", "2", "--sample-num-batches-per-epoch", "4", "--train-batch-size", "2")
-    run("train", "--model", model, "--images", str(zoo), *small, *flags, "--reward", "colourfulness",
-        "--dry-run")  # fmt: skip
-    assert f"denoiser passes an epoch: {8 * steps} of sampling" in capsys.readouterr().out
+    flags = ("--noise-strength", "0.25", "--sample-num-steps", "10", "--reward", "colourfulness", "--dry-run")
+    run("train", "--model", model, "--images", str(zoo), *flags)
+    assert "steps of a rollout: 3 of 10\n" in capsys.readouterr().out
+
+
+def test_a_dry_run_of_a_model_that_edits_counts_all_steps(here, zoo, capsys):
+    make_flux_pipeline(kind=FluxKontextPipeline).save_pretrained(here / "kontext")
+    flags = ("--images", str(zoo), "--reward", "colourfulness", "--sample-num-steps", "10", "--dry-run")
+    run("train", "--model", str(here / "kontext"), *flags)
+    assert "steps of a rollout: 10 of 10\n" in capsys.readouterr().out
 
 
 def test_an_algorithm_leaves_out_what_the_preset_has_for_another():
@@ -344,14 +351,12 @@ def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
     sizes = ("--sample-num-batches-per-epoch", "1", "--train-gradient-accumulation-steps", "1")
     flags = ("--model", model, "--images", zoo, "--num-epochs", "1", "--mixed-precision", "no")
     flags = (*flags, "--sample-num-steps", "5")
-    run("train", "--preset", "camouflage", *flags, *sizes, "--gpu-memory", "4", "--output-dir", "run")
+    run("train", "--preset", "camouflage", *flags, *sizes, "--output-dir", "run")
     assert {classes for classes, _ in seen} == {("three", "two")}
     assert {label for _, label in seen} <= {"three", "two"}
     written = config_of(here / "run")
     assert written["sample_guidance_scale"] == 0
-    # The tiny model leaves room for all 4 samples of a step, beside the 1.7 GB of CLIP
     assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (4, 1)
-    assert (written["sample_forward_size"], written["train_forward_size"]) == (4, 4)
 
 
 def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, capsys):
@@ -366,7 +371,7 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     monkeypatch.setitem(rewards.REWARDS, "edit", rewards.Registered(lambda: reward, ("prompt", "image")))
     sizes = ("--sample-num-batches-per-epoch", "8", "--train-gradient-accumulation-steps", "4")
     short = ("--num-epochs", "1", "--sample-num-steps", "4", "--mixed-precision", "no")
-    flags = ("--images", captioned, "--model", model, "--gpu-memory", "24", "--output-dir", "run")
+    flags = ("--images", captioned, "--model", model, "--output-dir", "run")
     run("train", "--preset", "edit", *sizes, *short, *flags)
 
     written = config_of(here / "run")
@@ -594,11 +599,6 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
         (["train", "--severity", "1"], "--images"),
         (["train", "--images", "PHOTOS", "--severity", "1"], "--damage"),
         (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy, blurry"),
-        (["train", "--gpu-memory", "many"], "such as 24, or auto"),
-        (["train", "--gpu-memory", "0"], "such as 24, or auto"),
-        (["train", "--gpu-memory", "auto"], "there is none: give GB"),
-        (["train", "--gpu-memory", "8", "--train-forward-size", "2"], "leave one of them out"),
-        (["train", *TINY, "--model", "no/model", "--prompt", "", "--gpu-memory", "24"], "size of 'no/model'"),
         (["train", "--preset", "camouflage"], "--images FOLDER"),
         (["train", *TINY, "--images", "PHOTOS", "--validation", "PHOTOS"], "what is trained on"),
         (["train", *TINY, "--validation", "no-file.txt"], "no-file.txt is not a file"),

@@ -410,7 +410,7 @@ def test_on_a_device_nothing_crosses_or_waits_in_a_denoising_step_or_a_group_of_
 
 
 def test_kontext_runs_on_the_meta_device():
-    """So that a forecast can run the family's own code: nothing looks at values."""
+    """So that its memory can be estimated with the family's own code: nothing looks at values."""
     family = family_of(kontext())
     for network in (family.denoiser, *family.frozen.values()):
         network.to("meta")

@@ -1,4 +1,4 @@
-"""`make gpu` rehearsed on the CPU, with tiny models; and the runs that are worked out on paper."""
+"""`make gpu` rehearsed on the CPU, with tiny models; and the runs that are estimated."""
 
 import dataclasses
 import json
@@ -14,14 +14,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers.utils import logging
-from helpers import make_flux_pipeline, make_pipeline, make_sd3_pipeline, make_xl_pipeline
+from helpers import make_flux_pipeline, make_pipeline, make_sd3_pipeline, make_xl_pipeline, on_meta
 
 from benchmarks.common import Row
 from benchmarks.speed import gpu, paper_run
-from ddpo_lessons.algorithms.base import Algorithm
-from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
-from ddpo_lessons.app import budget, cli, forecast, memory, options
+from ddpo_lessons.app import cli, options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 
@@ -44,9 +41,9 @@ def tiny(monkeypatch):
 
     def published(name: str, device: str = "meta", dtype: torch.dtype = torch.float32) -> Any:
         pipeline = makers[name]()
-        return memory.like(pipeline) if device == "meta" else pipeline.to(dtype)
+        return on_meta(pipeline) if device == "meta" else pipeline.to(dtype)
 
-    monkeypatch.setattr(memory, "published", published)
+    monkeypatch.setattr(paper_run, "published", published)
     monkeypatch.setitem(vars(gpu.PRESETS["flux"]), "resolution", 32)  # of a dataclass that is frozen
 
 
@@ -74,11 +71,13 @@ def test_an_epoch_of_each_model_is_measured(part, tiny):
     config = DDPOConfig(**epoch.settings())
     plan = config.epoch_plan(num_timesteps=1)
     assert plan.total_samples == plan.samples_per_optimizer_step == epoch.samples
+    method, start = "flow_grpo", FromNoise(resolution=32)
     if epoch.preset == "edit":
-        task: tuple[Algorithm, FromNoise] = DDPO(), FromImages(0.5)
-    else:
-        task = FlowGRPO(), FromNoise(resolution=32)
-    assert row["paper_gb"] == budget.estimate(memory.published(epoch.model), config, *task).peak / 1e9
+        method, start = "ddpo", FromImages(0.5)
+    assert (
+        row["paper_gb"]
+        == paper_run.estimate(paper_run.published(epoch.model), config, method, start).peak / 1e9
+    )
 
 
 def test_settings_in_fp16_and_compiled_differ_in_that_alone():
@@ -229,7 +228,7 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd35_medium", "flux_dev"])
 def test_networks_are_made_in_the_precision_of_the_run(name):
-    pipeline = memory.published(name, dtype=torch.bfloat16)
+    pipeline = paper_run.published(name, dtype=torch.bfloat16)
     networks = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
     assert {weight.dtype for network in networks for weight in network.parameters()} == {torch.bfloat16}
     assert torch.get_default_dtype() == torch.float32
@@ -238,27 +237,17 @@ def test_networks_are_made_in_the_precision_of_the_run(name):
 SMOKE = r"^ddpo-lessons (train .* --num-epochs 10 [^`]*)^```"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "command"),
     [("smoke", SMOKE), ("edit", r"`ddpo-lessons (train --preset edit [^`]*)`")],
 )
-def test_runs_on_paper_are_the_lessons_commands(run, command):
+def test_estimated_runs_are_the_lessons_commands(run, command):
     cells = json.loads((ROOT / "notebooks" / "08_fails_in_silence.ipynb").read_text("utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells)
     (command,) = re.findall(command, text, re.MULTILINE)
     arguments = cli.parse(shlex.split(command.replace("\\\n", " ")))
     assert isinstance(arguments, options.Train)
-    preset = arguments.choose_preset()
-    config = forecast.settle(arguments, preset, from_images=True)
-    task = DDPO(), FromImages(0.5), memory.reward_bytes(preset.reward)
-    paper = budget.estimate(memory.published("sd15"), config, *task)
-    rows = json.loads(paper_run.RESULT.read_text("utf-8"))["runs"]
-    (row,) = [row for row in rows if (row["run"], row["card"]) == (run, "RTX 4090")]
-    assert (row["pairs"], row["checkpointing"]) == (
-        config.train_forward_size,
-        config.train_gradient_checkpointing,
-    )
-    assert (row["gpu_memory"], row["epochs"]) == (24, config.num_epochs)
-    assert row["peak_gb"] == pytest.approx(paper.peak / 1e9, rel=0.01)
-    assert row["training_s"] == pytest.approx(paper.seconds(165.2, 0.3)[1], rel=0.01)
+    config = arguments.make_config(arguments.choose_preset())
+    preset, changes = paper_run.RUNS[run]
+    expected = DDPOConfig(**{**gpu.PRESETS[preset].config, **changes, "output_dir": config.output_dir})
+    assert config == expected

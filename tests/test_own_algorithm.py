@@ -178,13 +178,13 @@ def test_a_run_s_own_file_makes_the_same_run_again(mine, here, model, capsys):
     assert cli.parse([*script, "--algorithm", "ddpo"]).algorithm == "ddpo"
 
 
-def test_forecast_memory_and_preflight_know_it(mine, here, model, capsys):
-    flags = ("--model", model, "--prompt", "a red three", "--gpu-memory", "24")
+def test_dry_run_and_preflight_know_it(mine, here, model, capsys):
+    flags = ("--model", model, "--prompt", "a red three")
     train(f"{mine}.py:RLOO", *flags, "--sample-guidance-scale", "1", "--dry-run")
     text = capsys.readouterr().out
     assert f"algorithm: {mine}.py:RLOO" in text
-    assert "denoiser passes an epoch: 12 of sampling" in text  # 4 samples of 3 steps
-    assert cli.main(["preflight", "--algorithm", f"{mine}.py:RLOO", *SMALL, *flags[:4]]) == 0
+    assert "forward passes in sampling, at most: 12 per epoch" in text  # 4 samples of 3 steps
+    assert cli.main(["preflight", "--algorithm", f"{mine}.py:RLOO", *SMALL, *flags]) == 0
 
 
 @pytest.mark.slow

@@ -1,19 +1,26 @@
-"""Presets: what they name exists, and cut passes leave their samples as they are."""
+"""Presets: what they name exists, and processes share an experiment."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.speed.paper_run import published
 from ddpo_lessons import rewards
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app import memory
-from ddpo_lessons.app.presets import PRESETS
+from ddpo_lessons.app.presets import PRESETS, divide
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data import prompts
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import make_schedule
 from ddpo_lessons.tiny import world
+
+SIZES = (
+    "sample_batch_size",
+    "sample_num_batches_per_epoch",
+    "train_batch_size",
+    "train_gradient_accumulation_steps",
+)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -84,25 +91,10 @@ def test_stable_diffusion_35_takes_the_settings_of_its_source():
     config = DDPOConfig(**PRESETS["sd35"].config)
     assert config.epoch_plan(1).total_samples == 16 * 16
     assert (config.sample_group_size, config.shared_starts) == (16, 1)
-    found = memory.published("sd35_medium").transformer
+    found = published("sd35_medium").transformer
     trained = prepare_policy(found, {}, config, use_lora=True, device=torch.device("meta"))
     # 23 blocks with eight layers of 1536 x 1536, and a last one whose text is given up: no to_add_out
     assert sum(p.numel() for p in trained.values()) == (23 * 8 + 7) * 32 * (1536 + 1536)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_cut_passes_change_no_count_of_samples(name):
-    whole = DDPOConfig(**PRESETS[name].config)
-    before = whole.epoch_plan(10)
-    for size in range(1, before.samples_per_optimizer_step + 1):
-        if before.samples_per_optimizer_step % size == 0:
-            cut = memory.with_passes(whole, size)
-            after = cut.epoch_plan(10)
-            for count in ("total_samples", "samples_per_optimizer_step", "optimizer_steps"):
-                assert getattr(after, count) == getattr(before, count)
-            changed = {key for key, value in vars(whole).items() if getattr(cut, key) != value}
-            sizes = {"sample_batch_size", "sample_num_batches_per_epoch"}
-            assert changed <= {*sizes, "sample_forward_size", "train_forward_size"}
 
 
 def settings_row(name: str) -> str:
@@ -123,3 +115,32 @@ def test_the_page_of_presets_is_theirs():
     page = Path(__file__).parents[1] / "docs" / "full-size.md"
     lines = page.read_text("utf-8").splitlines()
     assert [row for row in map(settings_row, PRESETS) if row not in lines] == []
+
+
+# ------------------------------------------------------------------------------------------- processes
+@pytest.mark.parametrize(
+    ("name", "processes", "expected"),
+    [
+        ("edit", 4, (4, 16, 4, 8)),  # 256 and 128 samples
+        ("edit", 1, (4, 64, 4, 32)),
+        ("aesthetic", 8, (8, 4, 4, 4)),  # as published
+        ("aesthetic", 2, (8, 16, 4, 16)),
+        ("aesthetic", 1, (8, 4, 4, 4)),  # alone: a process' share
+        ("alignment", 4, (8, 9, 4, 9)),  # 288 and 144 samples
+        ("digit_world", 4, (16, 1, 16, 1)),  # one batch: that is cut
+    ],
+)
+def test_processes_share_the_experiment(name, processes, expected):
+    config = DDPOConfig(**divide(PRESETS[name], processes))
+    assert tuple(getattr(config, field) for field in SIZES) == expected
+
+
+def test_processes_that_do_not_divide_the_experiment_are_refused():
+    with pytest.raises(ValueError, match="3 processes do not divide the preset's 256 samples of an epoch"):
+        divide(PRESETS["edit"], 3)
+
+
+def test_what_was_given_is_that_of_each_process():
+    given = {"sample_num_batches_per_epoch"}
+    assert divide(PRESETS["edit"], 4, given)["sample_num_batches_per_epoch"] == 64
+    assert divide(PRESETS["edit"], 4, given)["train_gradient_accumulation_steps"] == 8

@@ -14,6 +14,7 @@ from helpers import brightness, each_prompt, make_config, make_pipeline, make_sd
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.plan import summary
+from ddpo_lessons.run import runner
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
 
@@ -63,8 +64,30 @@ def test_without_a_terminal_an_epoch_is_a_line(tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     for number, (line, record) in enumerate(zip(lines, read_metrics(tmp_path, "epoch"), strict=True), 1):
         said = f"epoch {number} of 2: reward {record['reward_mean']:.4g} (std {record['reward_std']:.3g}); "
-        assert re.fullmatch(re.escape(said) + r"\d+\.\d s, \d\d:\d\d left", line), line
+        whole = r"; all 2 epochs take \d\d:\d\d" if number == 1 else ""
+        assert re.fullmatch(re.escape(said) + r"\d+\.\d s, \d\d:\d\d left" + whole, line), line
     assert lines[-1].endswith("00:00 left")
+
+
+@pytest.mark.parametrize("has_bars", [True, False])
+def test_the_first_epoch_that_is_timed_tells_hours_and_money(has_bars, tmp_path, capsys, monkeypatch):
+    """Epochs of half an hour: a resumed run of four takes two hours, which cost 6 at a price of 3."""
+    config = make_config(tmp_path, num_epochs=4, price_per_hour=3.0, save_freq=9)
+    trainer, clock = DDPOTrainer(config, brightness, red_three, make_pipeline()), [0]
+    trainer.step(0)
+
+    def step(epoch: int) -> dict[str, float]:
+        clock[0], trainer.state.epochs_done = clock[0] + 1800, epoch + 1
+        return {"reward_mean": 1.0, "reward_std": 0.0}
+
+    monkeypatch.setattr(runner, "draws_bars", lambda: has_bars)
+    monkeypatch.setattr(trainer, "step", step)
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+    trainer.train()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left" in line and "epoch " in line]
+    assert len(lines) == (1 if has_bars else 3)
+    assert lines[0].endswith("1800.0 s, 1:00:00 left; all 4 epochs take 2:00:00, 6.00 at 3 per hour")
+    assert not any("take" in line for line in lines[1:])
 
 
 def test_the_switch_of_diffusers_silences_numbers_bars_and_lines(tmp_path, capsys):

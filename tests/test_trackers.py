@@ -14,7 +14,6 @@ from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image
 from PIL import Image
 
 from ddpo_lessons import Validation
-from ddpo_lessons.app import forecast
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
@@ -84,16 +83,6 @@ def test_tensorboard_gets_every_record_and_every_grid(tmp_path):
             assert shown.shape == (96, 96 * tiles, 3)  # 32 pixels to a side are shown as 96
             saved = Image.open(tmp_path / "images" / f"{kind}-{epoch:06d}.png")
             assert np.array_equal(shown, np.array(saved))
-
-
-def test_the_forecast_counts_the_copies_of_tensorboard():
-    """Ten grids of 32 images of 512 pixels: 0.325 bytes per pixel as JPEG, 2.09 as PNG in an event file."""
-    pixels = 32 * 512 * 512
-    paper: Any = SimpleNamespace(images=12 * pixels, trained=0, moments=0)
-    sizes = {"num_epochs": 10, "image_grid_freq": 1, "sample_num_batches_per_epoch": 16}
-    for tracker, gigabytes in ((None, 0.325 * 10 * pixels / 1e9), ("tensorboard", 2.415 * 10 * pixels / 1e9)):
-        said = forecast._disk(make_config("run", **sizes, log_with=tracker), paper)
-        assert said.startswith(f"disk: {gigabytes:.2g} GB in run: ")
 
 
 def test_a_folder_that_tensorboard_cannot_make_costs_one_warning(tmp_path, plain):

@@ -1,4 +1,4 @@
-"""The day a GPU is there: `make gpu` measures, part by part, what the pages know on paper only.
+"""Measure on a GPU, part by part, what the pages only estimate: `make gpu`.
 
 The parts are `tests/test_gpu.py`, the lessons, the demo, and epochs at the shapes of published models. Their
 weights are random, which changes neither time nor memory, so nothing is downloaded. Each part is a process of
@@ -30,9 +30,9 @@ import torch
 from diffusers.utils import logging
 
 from benchmarks.common import ROOT, Row, machine, redness, scratch_config, write_json
-from benchmarks.speed import lessons
+from benchmarks.speed import lessons, paper_run
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app import budget, demo, memory
+from ddpo_lessons.app import demo
 from ddpo_lessons.app.options import Demo
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.app.sample import image_size
@@ -60,7 +60,7 @@ class Epoch:
     """An epoch of a preset, cut to a few samples in one optimizer step.
 
     Attributes:
-        model: a name of `memory.published`.
+        model: a name of `paper_run.published`.
         preset: a name of `PRESETS`.
         samples: of the epoch.
         size: samples of a pass.
@@ -86,10 +86,14 @@ class Epoch:
         return {**fields, "train_gradient_checkpointing": self.checkpointing}
 
     def rows(self) -> Iterator[Row]:
-        """Yield the settings and the forecast, then what is measured: of a failure, the first row stays."""
+        """Yield the settings and the estimate, then what is measured: of a failure, the first row stays."""
         yield {"precision": self.precision, "samples": self.samples, "size": self.size, "steps": self.steps}
         yield {"checkpointing": self.checkpointing, "compiled": self.compiled}
-        if on_gpu() and self.precision == "bf16" and memory.low_precision() != "bf16":
+        if (
+            on_gpu()
+            and self.precision == "bf16"
+            and not torch.cuda.is_bf16_supported(including_emulation=False)
+        ):
             yield {"result": "the card has no bf16"}
             return
         preset = PRESETS[self.preset]
@@ -97,11 +101,10 @@ class Epoch:
         if preset.noise_strength is not None:
             start = FromImages(preset.noise_strength)
         with scratch_config(self.settings()) as config:
-            algorithm = make_algorithm(preset.algorithm)
-            paper = budget.estimate(memory.published(self.model), config, algorithm, start)
-            flops = {"sampling": paper.sampling.flops, "training": paper.training.flops}
+            paper = paper_run.estimate(paper_run.published(self.model), config, preset.algorithm, start)
+            flops = {"sampling": paper.sampling_flops, "training": paper.training_flops}
             yield {"paper_gb": paper.peak / 1e9, **{f"{k}_tflop": v / 1e12 for k, v in flops.items()}}
-            pipeline = memory.published(self.model, "cuda" if on_gpu() else "cpu", DTYPES[self.precision])
+            pipeline = paper_run.published(self.model, "cuda" if on_gpu() else "cpu", DTYPES[self.precision])
             yield from measured(pipeline, config, make_algorithm(preset.algorithm), start)
 
 

@@ -115,8 +115,7 @@ class Algorithm(abc.ABC):
     def key(self, context: Context) -> Any:
         """Return what a sample is compared by: `metadata["id"]` or the prompt; None where it is not.
 
-        Checkpoints keep it: it is made of str, int, float, bool, None and tuples of these. A forecast asks
-        for the key of an empty prompt without metadata.
+        Checkpoints keep it: it is made of str, int, float, bool, None and tuples of these.
         """
         return context.key if self.config.per_prompt_stat_tracking else None
 

@@ -1,1 +1,1 @@
-"""The command line and what it offers: demo, train, sample, doctor; presets, figures, the budget of a run."""
+"""The command line and what it offers: demo, train, sample, doctor; presets, figures."""

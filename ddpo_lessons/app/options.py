@@ -6,7 +6,6 @@ Flags, their types and their help are the fields below and those of `DDPOConfig`
 import importlib.util
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,10 +139,8 @@ class Train:
     --images; without --images a file, a prompt a line."""
     validation_freq: int = 10
     """Epochs from one validation to the next; there is one before the first and after the last."""
-    gpu_memory: str | None = None
-    """GB of each GPU, or auto: cuts passes to what fits; samples per epoch and optimizer step stay."""
     dry_run: bool = False
-    """Say what the run would do and cost, and end; no weights are loaded."""
+    """Say what the run would do and count, and end; no weights are loaded."""
 
     def choose_preset(self) -> Preset:
         """Return the preset asked for; without one, the embedded models have theirs."""
@@ -194,7 +191,6 @@ class Train:
         if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
             raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
         check_packages(config)
-        self.check_gpu_memory()
         if self.judge is not None:
             reward_flag.load_functions(reward_flag.parse(self.judge))
         reward_flag.load_functions(terms)  # late, since a user's file may take long to load
@@ -235,17 +231,6 @@ class Train:
             unused = {*algorithm.unused, *(["sample_eta"] if algorithm.follows_ode else [])}
             settings = {name: value for name, value in settings.items() if name not in unused}
         return DDPOConfig(**{**settings, **self.settings})
-
-    def check_gpu_memory(self) -> None:
-        """Refuse a memory that is no number of GB, and flags that it would override."""
-        if self.gpu_memory is None:
-            return
-        is_number = re.fullmatch(r"\d+(\.\d+)?", self.gpu_memory) and float(self.gpu_memory) > 0
-        if self.gpu_memory != "auto" and not is_number:
-            raise ValueError(f"--gpu-memory {self.gpu_memory}: give the GB of each GPU, such as 24, or auto")
-        for name in ("sample_forward_size", "train_forward_size"):
-            if self.settings.get(name):
-                raise ValueError(f"--gpu-memory decides {name}: leave one of them out")
 
     def choose_prompts(self, preset: Preset, seed: int) -> Callable[[], tuple[str, dict[str, Any]]]:
         """Return the prompt function of text-to-image."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
-from ddpo_lessons.app import forecast, reward_flag
+from ddpo_lessons.app import dry_run, reward_flag
 from ddpo_lessons.app.options import Train
 from ddpo_lessons.app.presets import PRESETS, Preset
 from ddpo_lessons.app.sample import image_size
@@ -29,7 +29,7 @@ def run(arguments: Train) -> int:
     images = None if arguments.images is None else find_images(arguments.images)
     held_out = find_held_out(arguments)
     if arguments.dry_run:
-        return forecast.dry_run(arguments, images)
+        return dry_run.dry_run(arguments, images)
     trainer = make_trainer(arguments, images)
     is_main = trainer.accelerator.is_main_process
     if is_main and images is not None:
@@ -53,8 +53,8 @@ def run(arguments: Train) -> int:
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
     """Check everything that is cheap to check, then load models; return the trainer."""
     preset, from_images = arguments.choose_preset(), images is not None
-    forecast.check_rewards(arguments, preset, images)
-    config = forecast.settle(arguments, preset, from_images)
+    dry_run.check_rewards(arguments, preset, images)
+    config = dry_run.settle(arguments, preset)
     rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
     reward_function = reward_flag.make(rewards, images, damages)
     if arguments.judge is not None:
@@ -71,7 +71,7 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
         prompts,
         pipeline,
         algorithm=make_algorithm(arguments.choose_algorithm(preset)),
-        start=forecast.choose_start(arguments, preset, from_images, pipeline),
+        start=dry_run.choose_start(arguments, preset, from_images, pipeline),
         about=_about(arguments, preset, images, rewards),
     )
 

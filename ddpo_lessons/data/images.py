@@ -12,8 +12,6 @@ from PIL import Image, ImageOps
 JPEG_FROM = 256  # pixels to a side: a grid of larger images would take megabytes as a PNG
 JPEG_QUALITY = 90
 COLUMNS = 8  # of a full grid; even, so that input and result stay in one row
-# Bytes a pixel of a grid of photographs: 17.5 and 2.7 MB for 8 x 4 of 512 pixels (app/paper_run.json).
-PNG_BYTES, JPEG_BYTES = 2.09, 0.325
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -78,11 +76,6 @@ def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> 
 def grid_columns(count: int) -> int:
     """Return the number of columns of a run's grid of so many images: no column is empty."""
     return min(COLUMNS, count)
-
-
-def grid_bytes_per_pixel(side: int) -> float:
-    """Return what a grid of photographs of this side takes on disk, in bytes a pixel."""
-    return JPEG_BYTES if side >= JPEG_FROM else PNG_BYTES
 
 
 def save_grid(grid: Image.Image, path: Path, side: int) -> None:

@@ -54,6 +54,7 @@ class Learner:
         self._kind: tuple[bool, tuple[int, ...]]
         self._latents_shape: tuple[int, ...]
         self.steps_done = 0
+        self.forward_size = 1  # pairs in the largest group of the newest `split`
         self.old: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_old else {}
         keeps_start, self.is_fresh = needs_reference and not is_fresh, is_fresh
         self.start: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_start else {}
@@ -66,12 +67,14 @@ class Learner:
         """Get to know what is trained on: the shape of latents, by which forward passes are filled."""
         self._latents_shape = tuple(trajectory.latents.shape[2:])  # (C, h, w)
         self._kind = (trajectory.is_guided, self._latents_shape)
+        self.forward_size = 1
 
     def split(self, pairs: Pairs) -> list[Pairs]:
         """Cut pairs (N,) into groups of about one size: a small last one would waste time."""
         _, size = self.config.forward_sizes(math.prod(self._latents_shape))
         count = math.ceil(len(pairs["rows"]) / size)
         chunks = {name: tensor.chunk(count) for name, tensor in pairs.items()}
+        self.forward_size = len(chunks["rows"][0])
         return [{name: chunks[name][n] for name in pairs} for n in range(len(chunks["rows"]))]
 
     @contextlib.contextmanager

@@ -50,6 +50,7 @@ from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.contexts import Contexts, ContextSource
 from ddpo_lessons.run.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.run.learner import Learner
+from ddpo_lessons.run.memory import OutOfMemory, halve, sized
 from ddpo_lessons.run.preflight import Finding, FirstEpoch
 from ddpo_lessons.run.processes import (
     Share,
@@ -274,7 +275,7 @@ class Trainer:
         what was before it is saved. A second one stops at once. An epoch that fails is dropped too, and what
         was before it is saved. Raises RuntimeError if another trainer trains in the run's folder.
         """
-        config, self.stopped_by = self.config, None
+        config, self.stopped_by, first = self.config, None, self.epochs_done + 1
         if self.epochs_done < config.num_epochs:
             say(self.accelerator, summary(self.plan, config.num_epochs))
         elif self.accelerator.is_main_process:
@@ -289,11 +290,16 @@ class Trainer:
             try:
                 while self.epochs_done < config.num_epochs:
                     started = time.perf_counter()
-                    metrics = self.step(self.epochs_done)
+                    try:
+                        metrics = self.step(self.epochs_done)
+                    except OutOfMemory as error:
+                        self._halve(error)
+                        continue
                     bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
                     bar.update()
-                    if not draws_bars():
-                        self._print_epoch(metrics, time.perf_counter() - started)
+                    is_first = self.epochs_done == first < config.num_epochs
+                    if is_first or not draws_bars():
+                        self._print_epoch(metrics, time.perf_counter() - started, is_first)
                     if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
                         self.save()
             except Stopped:
@@ -304,13 +310,22 @@ class Trainer:
             finally:
                 self._interrupt = None
 
-    def _print_epoch(self, metrics: dict[str, float], seconds: float) -> None:
-        """Print a line in the place of bars: a file shows no bars."""
-        done, asked = self.epochs_done, self.config.num_epochs
+    def _print_epoch(self, metrics: dict[str, float], seconds: float, is_first: bool) -> None:
+        """Print a line in the place of bars, which a file does not show, and first what all epochs take."""
+        done, asked, price = self.epochs_done, self.config.num_epochs, self.config.price_per_hour
         reward = f"reward {metrics['reward_mean']:.4g} (std {metrics['reward_std']:.3g})"
-        left = tqdm.format_interval(seconds * (asked - done))
+        left, whole = (tqdm.format_interval(seconds * epochs) for epochs in (asked - done, asked))
         text = f"epoch {done} of {asked}: {reward}; {seconds:.1f} s, {left} left"
+        if is_first:
+            money = f", {seconds * asked / 3600 * price:.2f} at {price:g} per hour" if price else ""
+            text += f"; all {asked} epochs take {whole}{money}"
         say(self.accelerator, text, sys.stderr)
+
+    def _halve(self, error: OutOfMemory) -> None:
+        """Make smaller forward passes; the error passes where none are, and where other processes wait."""
+        if not error.smaller or self.accelerator.num_processes > 1:
+            raise error
+        say(self.accelerator, halve(self.config, error))
 
     def step(self, epoch: int) -> dict[str, float]:
         """Do one epoch, in the order of lesson 06; return its metrics. If it fails, it never was."""
@@ -326,7 +341,10 @@ class Trainer:
             sampled = time.perf_counter()
             # 5. The algorithm shuffles (sample, timestep) pairs. 6. Their loss, and an optimizer step.
             steps = self.algorithm.steps(self._samples(epoch, contexts, trajectory, advantages), self.learner)
-            with progress_bar(self.accelerator, "training", self.plan.optimizer_steps, leave=False) as bar:
+            with (
+                progress_bar(self.accelerator, "training", self.plan.optimizer_steps, leave=False) as bar,
+                sized(self.config, "train_forward_size", lambda: self.learner.forward_size),
+            ):
                 for number, (loss, groups) in enumerate(steps):
                     self._record_step(epoch, number, self.learner.step(loss, groups))
                     bar.update()

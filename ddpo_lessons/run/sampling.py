@@ -25,6 +25,7 @@ from ddpo_lessons.rollout import (
     sample_seed,
     sample_trajectory,
 )
+from ddpo_lessons.run.memory import sized
 from ddpo_lessons.run.processes import Share, progress_bar
 
 # A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
@@ -82,10 +83,11 @@ class Sampler:
             progress_bar(self.share.accelerator, "sampling", len(rows), leave=False) as bar,
         ):
             for group in rows.chunk(math.ceil(rows.numel() / size)):  # (G, B)
-                beginning = self.beginning(epoch, group.flatten().tolist(), contexts, schedule)
-                with torch.no_grad(), self.autocast():
-                    trajectory = sample_trajectory(self.family, **beginning)
-                    images = self.family.decode(trajectory.final_latents)  # (G B, 3, H, W)
+                with sized(self.config, "sample_forward_size", group.numel):
+                    beginning = self.beginning(epoch, group.flatten().tolist(), contexts, schedule)
+                    with torch.no_grad(), self.autocast():
+                        trajectory = sample_trajectory(self.family, **beginning)
+                        images = self.family.decode(trajectory.final_latents)  # (G B, 3, H, W)
                 if images.is_cuda:
                     torch.cuda.synchronize(images.device)  # decoding is sampling, not reward
                 before = time.perf_counter()
