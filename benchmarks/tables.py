@@ -18,7 +18,7 @@ from benchmarks.results.equal_terms import best_point, chosen
 from benchmarks.speed.gpu import EPOCHS
 from benchmarks.speed.gpu import RESULT as GPU_RESULT
 from benchmarks.speed.time_to_result import first_reached
-from ddpo_lessons.tiny import CHECKPOINTS
+from ddpo_lessons.embedded import CHECKPOINTS
 from images.lessons import lesson_rows, setup_cell
 
 PAGES = (

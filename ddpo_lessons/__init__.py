@@ -19,10 +19,10 @@ _NAMES = {
     "config": "DDPOConfig",
     "trainer": "Trainer DDPOTrainer ImageDDPOTrainer",
     "rewards": "get_reward",
-    "data.prompts": "get_prompts",
+    "named_prompts": "get_prompts",
     "data.folders": "find_images ImagePrompts",
     "families": "load_pipeline",
-    "tiny": "load_tiny_sd",
+    "worlds": "load_tiny_sd",
     "run.figure": "plot_run",
     "run.validation": "Validation",
     "app.presets": "PRESETS",
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from ddpo_lessons.config import DDPOConfig as DDPOConfig
     from ddpo_lessons.data.folders import ImagePrompts as ImagePrompts
     from ddpo_lessons.data.folders import find_images as find_images
-    from ddpo_lessons.data.prompts import get_prompts as get_prompts
     from ddpo_lessons.ddim import DDIMSchedule as DDIMSchedule
     from ddpo_lessons.families import load_pipeline as load_pipeline
+    from ddpo_lessons.named_prompts import get_prompts as get_prompts
     from ddpo_lessons.ppo import clipped_surrogate as clipped_surrogate
     from ddpo_lessons.rewards import get_reward as get_reward
     from ddpo_lessons.rollout import Trajectory as Trajectory
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
     from ddpo_lessons.run.figure import plot_run as plot_run
     from ddpo_lessons.run.validation import Validation as Validation
-    from ddpo_lessons.tiny import load_tiny_sd as load_tiny_sd
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
     from ddpo_lessons.trainer import Trainer as Trainer
+    from ddpo_lessons.worlds import load_tiny_sd as load_tiny_sd
 else:  # hidden from type checkers, for which every name would exist
 
     def __getattr__(name: str) -> Any:

@@ -25,10 +25,10 @@ from ddpo_lessons import config, trainer
 from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.starts import FromImages
+from ddpo_lessons.embedded import CHECKPOINTS
 from ddpo_lessons.families import family_of, load_pipeline
 from ddpo_lessons.families.policy import save_policy, with_adapters, with_parts
 from ddpo_lessons.families.stable_diffusion import make_schedule
-from ddpo_lessons.tiny import CHECKPOINTS
 
 
 # ---------------------------------------------------------------------------------------- pipelines

@@ -17,7 +17,7 @@ import torch
 from diffusers.utils.torch_utils import randn_tensor
 
 from ddpo_lessons.families import Family, Schedule, family_of
-from ddpo_lessons.families.stable_diffusion import check_size
+from ddpo_lessons.image import check_size
 
 Generators = torch.Generator | list[torch.Generator] | None
 

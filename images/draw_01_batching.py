@@ -8,7 +8,7 @@ from plots import minus, panels, picture, plain
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 from ddpo_lessons.batching import EpochPlan, Samples, minibatches, shuffle_samples
-from ddpo_lessons.tiny.world import COLOURS, handwriting, render
+from ddpo_lessons.worlds.digits import COLOURS, handwriting, render
 
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 PALE_BLUE, PALE_ORANGE = "#e6edf7", "#faebe0"

@@ -34,7 +34,7 @@ def denoise() -> None:
 
     from ddpo_lessons.families import family_of
     from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
-    from ddpo_lessons.tiny import load_tiny_sd
+    from ddpo_lessons.worlds import load_tiny_sd
 
     trained, untrained = load_tiny_sd(), load_tiny_sd()
     torch.manual_seed(0)

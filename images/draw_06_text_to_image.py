@@ -16,7 +16,7 @@ from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
 from style import INK, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.rewards import jpeg_compressibility
-from ddpo_lessons.zoo import load_judge, world
+from ddpo_lessons.worlds import animals
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 PICTURES = BENCHMARKS / "zoo/painter"  # a folder
@@ -53,7 +53,7 @@ def question() -> Figure:
         tiles = torch.from_numpy(pixels.copy()).view(TILE, 10, TILE, 3).permute(1, 3, 0, 2) / 255
         size = -jpeg_compressibility()(tiles, [""] * 10, [{}] * 10).mean()
         with torch.no_grad():
-            foxes = (load_judge()(tiles)[0].argmax(1) == world.ANIMALS.index("fox")).sum()
+            foxes = (animals.Judge.load()(tiles)[0].argmax(1) == animals.ANIMALS.index("fox")).sum()
         told = f"{size:.2f} kB\n{foxes} of 10 foxes"
         label(axes, left + width + 0.1, bottom + 0.36, told, size=10, align="left")
     return figure

@@ -37,9 +37,9 @@ def denoise() -> None:
     from ddpo_lessons.families import family_of
     from ddpo_lessons.rewards import animal_alignment
     from ddpo_lessons.rollout import from_images
-    from ddpo_lessons.zoo import load_tiny_zoo, world
+    from ddpo_lessons.worlds import animals, load_tiny_zoo
 
-    family, edits = family_of(load_tiny_zoo()), world.draw_edits(SHOWN + 1, VALIDATION)
+    family, edits = family_of(load_tiny_zoo()), animals.draw_edits(SHOWN + 1, VALIDATION)
     schedule = family.schedule(POLICY.steps, POLICY.strength)
     images = edits.images[SHOWN:].repeat(GROUP, 1, 1, 1)  # (8, 3, 64, 64)
     prompts, generator = edits.prompts[SHOWN:] * GROUP, torch.Generator().manual_seed(0)

@@ -21,7 +21,7 @@ from style import INK, MUTED, PALETTE, arrow, diagram, label, main, note, title
 from ddpo_lessons.advantages import normalize_groups
 from ddpo_lessons.flow import flow_coefficients
 from ddpo_lessons.rewards import prompt_alignment
-from ddpo_lessons.tiny import world
+from ddpo_lessons.worlds import digits
 
 BLUE, ORANGE, GREEN = PALETTE[:3]
 FRAMES = Path(__file__).parent / "09-frames.png"
@@ -37,7 +37,7 @@ LEVEL, LENGTH = 0.6, 0.1
 def denoise() -> None:
     """Run tiny-sd3 from one noise, eight times by each of three samplers, and keep the pictures."""
     from ddpo_lessons.families import family_of
-    from ddpo_lessons.tiny import load_tiny_sd3
+    from ddpo_lessons.worlds import load_tiny_sd3
 
     family: Any = family_of(load_tiny_sd3())
     conditioning, schedule = family.condition([PROMPT] * COUNT, "", 1.0), family.schedule(STEPS, eta=0.0)
@@ -67,7 +67,7 @@ def frames() -> np.ndarray:
 def italics(images: torch.Tensor) -> torch.Tensor:
     """The lesson's reward of pictures of the prompt, (B,)."""
     asked = prompt_alignment()(images, [PROMPT] * len(images), [{}] * len(images))[0]
-    return torch.as_tensor(asked) - 10 * (world.lean(images) - 0.25).abs()
+    return torch.as_tensor(asked) - 10 * (digits.lean(images) - 0.25).abs()
 
 
 def signed(value: float) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 from ddpo_lessons.app.demo import TEST
-from ddpo_lessons.zoo.world import draw_edits
+from ddpo_lessons.worlds.animals import draw_edits
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 SHOWN = 8

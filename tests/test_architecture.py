@@ -14,12 +14,12 @@ PACKAGE = ROOT / "ddpo_lessons"
 # From the bottom: a module imports its own floor and those below, never one above.
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
-        "tiny", "zoo", "plan", "animals", "lesson", "hub", "own",
+        "worlds", "embedded", "image", "damages", "plan", "words", "lesson", "hub", "own",
         "batching", "advantages", "ppo", "ddim", "flow",
     ),
     ("config", "rewards", "text"),
     ("families",),
-    ("rollout", "data"),
+    ("rollout", "data", "named_prompts"),
     ("algorithms",),
     ("run",),
     ("trainer",),
@@ -102,6 +102,21 @@ def test_imports_make_no_circle():
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
+def test_only_what_is_about_toy_worlds_imports_them():
+    """Their rewards and prompts, the demo, a lesson's runs, and the list of names that a user may import."""
+    known = modules()
+    inner = {name for name in known if room(name) not in ("worlds", "benchmarks")}
+    users = {
+        name
+        for name in inner
+        if any(room(other) == "worlds" for other in imports(known[name], known, at_load=False))
+    }
+    assert {name.removeprefix("ddpo_lessons.") for name in users} == {
+        "ddpo_lessons", "rewards.digit_world", "rewards.animal_world", "named_prompts",
+        "app.demo", "app.desk",
+    }  # fmt: skip
+
+
 def test_an_algorithm_knows_no_trainer():
     """Neither by import nor by name: no process, record, checkpoint or progress bar."""
     for path in (PACKAGE / "algorithms").glob("*.py"):
@@ -128,5 +143,5 @@ def test_the_page_shows_the_same_order():
     """docs/architecture.md lists the floors from the top."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| \d+ \| (.*?) \|", text, re.MULTILINE)
-    rooms = [re.findall(r"`([a-z]+)(?:/|\.py)`", line) for line in shown]
+    rooms = [re.findall(r"`([a-z_]+)(?:/|\.py)`", line) for line in shown]
     assert [set(line) for line in reversed(rooms)] == [set(floor) for floor in FLOORS]

@@ -27,12 +27,14 @@ from ddpo_lessons.algorithms import ALGORITHMS
 from ddpo_lessons.app import cli, demo, doctor, options, runs, sample, train
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
+from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data import folders
-from ddpo_lessons.data.prompts import PROMPTS
 from ddpo_lessons.families import family_of
+from ddpo_lessons.image import fit
+from ddpo_lessons.named_prompts import PROMPTS
 from ddpo_lessons.rollout import sample_seed
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import load_tiny_sd, load_tiny_sd3, world
+from ddpo_lessons.worlds import load_tiny_sd, load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -294,7 +296,7 @@ def test_the_middle_of_an_image_is_kept():
     striped = Image.new("RGB", (60, 20), "white")  # 20 black, 20 white, 20 black
     striped.paste("black", (0, 0, 20, 20))
     striped.paste("black", (40, 0, 60, 20))
-    assert folders.fit(striped, 20).min() == 1
+    assert fit(striped, 20).min() == 1
 
 
 def test_a_photograph_is_turned_upright(tmp_path):
@@ -477,7 +479,7 @@ def test_help_explains_every_field(capsys, monkeypatch):
     assert "--train-learning-rate FLOAT Learning rate. (default: 0.0003; for tiny-sd: 0.002)" in text
     for field in dataclasses.fields(DDPOConfig):
         assert f" --{field.name.replace('_', '-')}" in text
-    for registry in (PRESETS, PROMPTS, ALGORITHMS, rewards.REWARDS, world.DAMAGES):
+    for registry in (PRESETS, PROMPTS, ALGORITHMS, rewards.REWARDS, DAMAGES):
         assert [name for name in registry if f"{name}, " not in text and f", {name}" not in text] == []
     assert f"--epochs INT Epochs of training. (default: {demo.SETTINGS['num_epochs']})" in help_of_demo(
         capsys

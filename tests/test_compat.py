@@ -17,7 +17,7 @@ from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import load_tiny_sd3
+from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,7 +6,8 @@ import torch
 from helpers import brightness, counted_passes, make_config, make_pipeline
 from PIL import Image
 
-from ddpo_lessons.data.contexts import check_functions, check_key, info_means, score, text_context, to_tensor
+from ddpo_lessons.data.contexts import check_functions, check_key, info_means, score, text_context
+from ddpo_lessons.image import to_tensor
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

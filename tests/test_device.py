@@ -23,21 +23,18 @@ from ddpo_lessons.algorithms.branching import branch_advantages
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app import cli, demo, desk, options
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.prompts import get_prompts
+from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.lesson import set_up
+from ddpo_lessons.named_prompts import get_prompts
 from ddpo_lessons.rewards import colourfulness, prompt_alignment, recolouring
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.text.models import ValueModel, load_text_models
 from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
-from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd, world
-from ddpo_lessons.tiny.classifier import accuracy, judge_edits, score_prompts
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
-from ddpo_lessons.zoo import judges as zoo_judges
-from ddpo_lessons.zoo import load_judge as load_zoo_judge
-from ddpo_lessons.zoo import load_second_judge as load_second_zoo_judge
-from ddpo_lessons.zoo import world as zoo_world
+from ddpo_lessons.worlds import animals, digits, load_tiny_sd
+from ddpo_lessons.worlds.digits import accuracy, judge_edits, score_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -227,15 +224,15 @@ PLACES = [HOST, DEVICE]
 
 @pytest.fixture
 def pictures():
-    return world.draw_pictures(8, "test", 0, "foggy", 3)
+    return digits.draw_pictures(8, "test", 0, "foggy", 3)
 
 
 @pytest.mark.parametrize("digits_place", PLACES)
 @pytest.mark.parametrize("images_place", PLACES)
 @pytest.mark.parametrize("judge_place", PLACES)
 def test_accuracy_reads_pictures_of_any_device(judge_place, images_place, digits_place, pictures, traffic):
-    expected = accuracy(load_judge(), pictures.images, pictures.digits)
-    judge = load_judge().to(judge_place)
+    expected = accuracy(digits.Judge.load(), pictures.images, pictures.digits)
+    judge = digits.Judge.load().to(judge_place)
     assert accuracy(judge, pictures.images.to(images_place), pictures.digits.to(digits_place)) == expected
     assert next(judge.parameters()).device == judge_place
 
@@ -247,9 +244,9 @@ def on(place: torch.device, *models: torch.nn.Module) -> list[Any]:
 @pytest.mark.parametrize("images_place", PLACES)
 @pytest.mark.parametrize("judge_place", PLACES)
 def test_judges_of_the_digit_world_read_pictures_of_any_device(judge_place, images_place, traffic):
-    edits = world.draw_edits(8, "test", 0)
-    expected = judge_edits(edits.targets, edits, load_judge(), load_second_judge())
-    judge, second_judge = on(judge_place, load_judge(), load_second_judge())
+    edits = digits.draw_edits(8, "test", 0)
+    expected = judge_edits(edits.targets, edits, digits.Judge.load(), digits.SecondJudge.load())
+    judge, second_judge = on(judge_place, digits.Judge.load(), digits.SecondJudge.load())
     images = edits.targets.to(images_place)
     found = judge_edits(images, edits, judge, second_judge)
     assert {name: hits.tolist() for name, hits in found.items()} == {
@@ -257,33 +254,32 @@ def test_judges_of_the_digit_world_read_pictures_of_any_device(judge_place, imag
     }
     assert {hits.device for hits in found.values()} == {HOST}
     shown = edits.pictures.descriptions
-    assert score_prompts(judge, images, shown) == score_prompts(load_judge(), edits.targets, shown)
+    assert score_prompts(judge, images, shown) == score_prompts(digits.Judge.load(), edits.targets, shown)
 
 
 @pytest.mark.parametrize("images_place", PLACES)
 @pytest.mark.parametrize("judge_place", PLACES)
 def test_judges_of_the_animals_read_pictures_of_any_device(judge_place, images_place, traffic):
-    edits = zoo_world.draw_edits(6, 0)
+    edits = animals.draw_edits(6, 0)
     pictures = edits.wanted.images
-    expected = zoo_judges.judge_edits(pictures, edits, load_zoo_judge(), load_second_zoo_judge())
+    expected = animals.judge_edits(pictures, edits, animals.Judge.load(), animals.SecondJudge.load())
     exam = demo.Exam(edits)
     exam.judges = tuple(on(judge_place, *exam.judges))
-    found = zoo_judges.judge_edits(pictures.to(images_place), edits, *exam.judges)
+    found = animals.judge_edits(pictures.to(images_place), edits, *exam.judges)
     assert {name: hits.tolist() for name, hits in found.items()} == {
         name: hits.tolist() for name, hits in expected.items()
     }
     assert exam.shares(pictures.to(images_place))["all"] == expected["all"].double().mean()
-    distance = zoo_world.ground_distance(pictures.to(images_place), ["red"] * 6, edits.ground_masks)
+    distance = animals.ground_distance(pictures.to(images_place), ["red"] * 6, edits.ground_masks)
     torch.testing.assert_close(
-        distance.cpu(), zoo_world.ground_distance(pictures, ["red"] * 6, edits.ground_masks)
+        distance.cpu(), animals.ground_distance(pictures, ["red"] * 6, edits.ground_masks)
     )
 
 
-@pytest.mark.parametrize("damage", world.DAMAGES)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_pictures_of_the_device_are_damaged_as_those_of_the_host(damage, pictures, traffic):
     expected, found = (
-        world.DAMAGES[damage](pictures.clean.to(place), 3, torch.Generator().manual_seed(0))
-        for place in PLACES
+        DAMAGES[damage](pictures.clean.to(place), 3, torch.Generator().manual_seed(0)) for place in PLACES
     )
     assert found.device == DEVICE
     torch.testing.assert_close(found.cpu(), expected)
@@ -291,7 +287,9 @@ def test_pictures_of_the_device_are_damaged_as_those_of_the_host(damage, picture
 
 def test_textures_of_the_device_are_those_of_the_host(traffic):
     base = torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
-    expected, found = (world.texture(2, base.to(place), torch.Generator().manual_seed(1)) for place in PLACES)
+    expected, found = (
+        digits.texture(2, base.to(place), torch.Generator().manual_seed(1)) for place in PLACES
+    )
     assert found.device == DEVICE
     torch.testing.assert_close(found.cpu(), expected)
 
@@ -351,9 +349,9 @@ def test_training_needs_no_float64_on_the_device(run, tmp_path):
 
 def test_what_is_computed_in_float64_is_computed_on_the_host(pictures):
     rewards = torch.tensor([0.0, 1.0, 2.0, 5.0])
-    expected = branch_advantages(rewards, 2, 2), world.lean(pictures.clean)
+    expected = branch_advantages(rewards, 2, 2), digits.lean(pictures.clean)
     with fake_device(has_float64=False):
-        found = branch_advantages(rewards.to(DEVICE), 2, 2), world.lean(pictures.clean.to(DEVICE))
+        found = branch_advantages(rewards.to(DEVICE), 2, 2), digits.lean(pictures.clean.to(DEVICE))
         assert {tensor.device for tensor in found} == {DEVICE}
         torch.testing.assert_close([tensor.cpu() for tensor in found], list(expected))
 

@@ -140,7 +140,7 @@ def test_memory_and_disk_limits(monkeypatch):
 
 
 def test_checkpoint_present_truncated_and_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "CHECKPOINT", tmp_path)
+    monkeypatch.setitem(doctor.CHECKPOINTS, "tiny-sd", tmp_path)
     [check] = doctor.check_checkpoint()
     assert not check.ok
     assert "missing" in check.text

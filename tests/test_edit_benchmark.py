@@ -9,7 +9,7 @@ from benchmarks.common import read_rows
 from benchmarks.results import edit, recolour
 from benchmarks.results.recolour_steps import edit_partly
 from ddpo_lessons.app.demo import Img2Img
-from ddpo_lessons.tiny import load_tiny_sd, world
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 
 def test_rl_is_compared_with_the_best_of_the_committed_grid():
@@ -19,7 +19,7 @@ def test_rl_is_compared_with_the_best_of_the_committed_grid():
 
 
 def test_the_adapter_is_on_at_the_calls_that_are_named_and_calls_can_be_left_out():
-    edits = world.draw_edits(2, "validation", 0)
+    edits = digits.draw_edits(2, "validation", 0)
 
     def edited(pipeline: Any, trained: tuple[int, ...], calls: int = 2) -> torch.Tensor:
         return edit_partly(pipeline, edits.pictures.images, edits.prompts, recolour.POLICY, trained, calls)
@@ -36,7 +36,7 @@ def test_the_adapter_is_on_at_the_calls_that_are_named_and_calls_can_be_left_out
 
 
 def test_the_untrained_pipeline_is_that_of_diffusers_and_repeats_itself():
-    edits, pipeline = world.draw_edits(3, "validation", 0), load_tiny_sd()
+    edits, pipeline = digits.draw_edits(3, "validation", 0), load_tiny_sd()
     low, again, high = (
         recolour.untrained(pipeline, edits, Img2Img(strength, 4.0, 5)) for strength in (0.4, 0.4, 0.8)
     )

@@ -13,8 +13,7 @@ from benchmarks.results.equal_terms import LADDER, Run
 from benchmarks.zoo import edit
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.tiny import load_tiny_sd3
-from ddpo_lessons.zoo import load_tiny_zoo
+from ddpo_lessons.worlds import load_tiny_sd3, load_tiny_zoo
 from tests.helpers import make_sd3_pipeline
 
 # Network passes of an epoch's sample, by hand: what sampling needs, then three for each example that is

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ddpo_lessons import plot_run
 from ddpo_lessons.app.cli import main
-from ddpo_lessons.data.images import image_grid, save_grid
+from ddpo_lessons.image import image_grid, save_grid
 from ddpo_lessons.rewards import weighted_sum
 from ddpo_lessons.run import checkpoint, figure
 from ddpo_lessons.run.runlog import read_metrics

@@ -25,8 +25,8 @@ from ddpo_lessons.families import Family, family_of, load_pipeline
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

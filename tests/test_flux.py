@@ -31,11 +31,11 @@ from ddpo_lessons.algorithms.nft import NFT
 from ddpo_lessons.app import cli
 from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.families import Family, family_of, load_pipeline
 from ddpo_lessons.families.flux import Flux, FluxKontext, places_of, to_latents, to_tokens
 from ddpo_lessons.families.policy import loaded_dtype, prepare_policy, read_lora
+from ddpo_lessons.image import to_tensor
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer

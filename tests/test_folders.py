@@ -13,9 +13,9 @@ from PIL import Image
 
 from ddpo_lessons import rewards
 from ddpo_lessons.app import reward_flag
+from ddpo_lessons.damages import DAMAGES, blur
 from ddpo_lessons.data import folders
-from ddpo_lessons.data.images import to_tensor
-from ddpo_lessons.tiny import world
+from ddpo_lessons.image import to_tensor
 
 ROOT = Path(__file__).parents[1]
 
@@ -411,7 +411,7 @@ def test_damage_keeps_the_clean_image_as_the_target(zoo):
     assert all(torch.equal(again()[1], image) for image, _ in drawn)
 
 
-@pytest.mark.parametrize("name", world.DAMAGES)
+@pytest.mark.parametrize("name", DAMAGES)
 @pytest.mark.parametrize("size", [32, 512])
 def test_damage_works_at_every_size(name, size):
     image = torch.linspace(0, 1, size).expand(3, size, size) * 0.6 + 0.2
@@ -440,7 +440,7 @@ def test_blur_at_scale_one_is_the_kernel_of_seventeen_by_seventeen():
     kernel = (taps[:, None] * taps[None, :] / taps.sum() ** 2).expand(3, 1, 17, 17)
     padded = torch.nn.functional.pad(images, (8, 8, 8, 8), mode="reflect")
     expected = torch.nn.functional.conv2d(padded, kernel, groups=3)
-    torch.testing.assert_close(world.blur(images, 4, torch.Generator()), expected)
+    torch.testing.assert_close(blur(images, 4, torch.Generator()), expected)
 
 
 def test_unknown_damage_and_severity_are_named():

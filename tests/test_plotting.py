@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddpo_lessons.app.plotting import plot_dilemma
-from ddpo_lessons.data.images import image_grid
+from ddpo_lessons.image import image_grid
 from ddpo_lessons.lesson import slider
 
 

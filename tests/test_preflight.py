@@ -33,8 +33,8 @@ from ddpo_lessons.app.cli import main
 from ddpo_lessons.app.faults import FAULTS, Fault, put_in
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families.policy import with_parts
-from ddpo_lessons.tiny import load_tiny_sd
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import load_tiny_sd
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

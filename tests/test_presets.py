@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from benchmarks.speed.paper_run import published
-from ddpo_lessons import rewards
+from ddpo_lessons import named_prompts, rewards
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.app.presets import PRESETS, divide
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data import prompts
+from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.families.policy import prepare_policy
 from ddpo_lessons.families.stable_diffusion import make_schedule
-from ddpo_lessons.tiny import world
 
 SIZES = (
     "sample_batch_size",
@@ -27,9 +26,9 @@ SIZES = (
 def test_presets_name_what_exists(name):
     preset = PRESETS[name]
     assert preset.reward in rewards.REWARDS
-    assert set(preset.damages) <= set(world.DAMAGES)
+    assert set(preset.damages) <= set(DAMAGES)
     if preset.noise_strength is None:
-        assert preset.prompts in prompts.PROMPTS
+        assert preset.prompts in named_prompts.PROMPTS
         assert not preset.damages
     else:
         assert preset.prompts == ""

@@ -5,8 +5,10 @@ from collections import Counter
 import pytest
 
 from benchmarks.tiny.requests import edit_requests
+from ddpo_lessons import named_prompts
 from ddpo_lessons.data import prompts
-from ddpo_lessons.tiny import world
+from ddpo_lessons.worlds import digits
+from ddpo_lessons.worlds.judges import nearest
 
 
 def test_same_seed_same_sequence_and_other_seed_another():
@@ -16,15 +18,15 @@ def test_same_seed_same_sequence_and_other_seed_another():
     assert sequence != [other() for _ in range(30)]
 
 
-@pytest.mark.parametrize("name", sorted(prompts.PROMPTS))
+@pytest.mark.parametrize("name", sorted(named_prompts.PROMPTS))
 def test_resume_draws_what_the_uninterrupted_run_draws(name):
-    whole = prompts.get_prompts(name, seed=7)
+    whole = named_prompts.get_prompts(name, seed=7)
     expected = [whole() for _ in range(25)]
-    stopped = prompts.get_prompts(name, seed=7)
+    stopped = named_prompts.get_prompts(name, seed=7)
     for _ in range(10):
         stopped()
     state = json.loads(json.dumps(stopped.state_dict()))
-    resumed = prompts.get_prompts(name, seed=99)
+    resumed = named_prompts.get_prompts(name, seed=99)
     resumed.load_state_dict(state)
     assert [resumed() for _ in range(15)] == expected[10:]
 
@@ -44,33 +46,33 @@ def test_a_foreign_state_is_refused():
 
 @pytest.mark.parametrize("split", ["seen", "left_out", "all"])
 def test_digit_world_covers_its_split_and_says_what_the_metadata_says(split):
-    sampler = prompts.digit_world_prompts(3, split)
+    sampler = named_prompts.digit_world_prompts(3, split)
     drawn = [sampler() for _ in range(2000)]
     pairs = {(metadata["digit"], metadata["ink"]) for _, metadata in drawn}
-    left_out = set(world.LEFT_OUT)
+    left_out = set(digits.LEFT_OUT)
     assert len(pairs) == {"seen": 50, "left_out": 10, "all": 60}[split]
     assert len(pairs & left_out) == {"seen": 0, "left_out": 10, "all": 10}[split]
     for prompt, metadata in drawn[:200]:
-        said = world.parse_prompt(prompt)
+        said = digits.parse_prompt(prompt)
         assert metadata == {"digit": said.digit, "ink": said.ink, "background": said.background}
         assert said.ink != said.background
 
 
 def test_digit_world_backgrounds_are_uniform():
-    sampler = prompts.digit_world_prompts(0)
+    sampler = named_prompts.digit_world_prompts(0)
     backgrounds = Counter(sampler()[1]["background"] for _ in range(3000))
     # Every ink appears in about a sixth of the pairs, hence so does every background.
-    assert set(backgrounds) == set(world.COLOURS)
+    assert set(backgrounds) == set(digits.COLOURS)
     assert max(backgrounds.values()) < 1.4 * min(backgrounds.values())
 
 
 def test_digit_world_damage_and_bad_arguments():
-    prompt, _ = prompts.digit_world_prompts(0, damage="foggy")()
+    prompt, _ = named_prompts.digit_world_prompts(0, damage="foggy")()
     assert prompt.startswith("a foggy ")
     with pytest.raises(ValueError, match=r"split='test'.*seen.*left_out.*all"):
-        prompts.digit_world_prompts(0, split="test")
+        named_prompts.digit_world_prompts(0, split="test")
     with pytest.raises(ValueError, match=r"damage='fogy'.*foggy"):
-        prompts.digit_world_prompts(0, damage="fogy")
+        named_prompts.digit_world_prompts(0, damage="fogy")
 
 
 def test_animals_are_45_and_carry_the_right_article():
@@ -155,18 +157,20 @@ def test_a_table_without_prompts_is_refused(name, text, says, tmp_path):
 
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"prompts='cats'.*activities, animals, digit_world"):
-        prompts.get_prompts("cats", seed=0)
+        named_prompts.get_prompts("cats", seed=0)
 
 
 def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture():
     ask = edit_requests(4)
     drawn = [ask() for _ in range(20)]
     for prompt, image, metadata in drawn:
-        assert world.parse_prompt(prompt).digit is None
+        assert digits.parse_prompt(prompt).digit is None
         assert metadata["image"] is image
-        ink, background = (world.nearest_colour(c) for c in world.measure_colours(metadata["target"][None]))
-        wanted = world.Description(None, world.COLOUR_NAMES[ink], world.COLOUR_NAMES[background])
-        assert world.parse_prompt(prompt) == wanted
+        ink, background = (
+            nearest(c, digits.COLOURS) for c in digits.measure_colours(metadata["target"][None])
+        )
+        wanted = digits.Description(None, digits.COLOUR_NAMES[ink], digits.COLOUR_NAMES[background])
+        assert digits.parse_prompt(prompt) == wanted
     again = edit_requests(4)
     again.load_state_dict({"seed": 4, "drawn": 10})
     assert again()[0] == drawn[10][0]

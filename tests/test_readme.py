@@ -14,7 +14,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from ddpo_lessons.app.cli import main
-from ddpo_lessons.data.folders import find_images, fit
+from ddpo_lessons.data.folders import find_images
+from ddpo_lessons.image import fit
 from ddpo_lessons.run.runlog import read_metrics
 
 ROOT = Path(__file__).parents[1]

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, CLIPConfig, CLIPModel, CLIPTokenizer, ViTConfig, ViTModel
 
-from ddpo_lessons import rewards, tiny
+from ddpo_lessons import rewards
 from ddpo_lessons.rewards import base, models
 from ddpo_lessons.rewards.combined import judged
-from ddpo_lessons.tiny import world
-from ddpo_lessons.tiny.world import COLOURS
+from ddpo_lessons.worlds import digits
+from ddpo_lessons.worlds.digits import COLOURS
 
 NO_METADATA: list[dict[str, Any]] = [{}, {}]
 PROMPTS = ["a red three", "a cat"]
@@ -175,7 +175,7 @@ def test_a_missing_digit_is_named():
 
 
 def test_the_default_reader_is_the_tiny_reward_model(monkeypatch):
-    monkeypatch.setattr(tiny, "load_reward_model", PixelReader, raising=False)
+    monkeypatch.setattr(digits.RewardModel, "load", PixelReader)
     result, _ = rewards.get_reward("prompt_alignment")(showing(3), ["a three"], [{}])
     np.testing.assert_allclose(result, [math.log(0.55)], rtol=1e-5)
 
@@ -597,7 +597,7 @@ def test_recolouring_adds_up_digit_colours_and_shape():
 
 
 def test_recolouring_prefers_the_right_answer_and_asks_for_both_colours():
-    edits = world.draw_edits(16, "test", 2)
+    edits = digits.draw_edits(16, "test", 2)
     pairs = zip(edits.pictures.digits.tolist(), edits.pictures.images, strict=True)
     metadata = [{"digit": digit, "image": image} for digit, image in pairs]
     reward = rewards.recolouring()

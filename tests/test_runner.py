@@ -43,8 +43,8 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.run import checkpoint, learner
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import load_tiny_sd3
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,10 +12,10 @@ from PIL import Image
 from ddpo_lessons import rewards
 from ddpo_lessons.app import cli, sample
 from ddpo_lessons.config import LORA_FILE
+from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.prompts import activities
 from ddpo_lessons.run.record import read_run
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import world
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,7 +114,7 @@ def test_images_of_a_run_get_the_damage_that_it_was_trained_on(here, model, call
     images, strength = calls[0]["rest"]
     assert strength == 0.7
     clean = torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 32, 32)
-    dark = world.DAMAGES["dark"](clean[None], 5, torch.Generator())[0]
+    dark = DAMAGES["dark"](clean[None], 5, torch.Generator())[0]
     for image in images:
         torch.testing.assert_close(image, dark, atol=0.05, rtol=0)
     # Images that are given are taken as they are.

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from benchmarks.results import slope
-from ddpo_lessons.tiny import world
+from ddpo_lessons.worlds import digits
+from ddpo_lessons.worlds.judges import nearest
 
 
 def test_frechet_distance_of_unrelated_numbers_is_that_of_their_means_and_spreads():
@@ -30,11 +31,11 @@ def test_two_pictures_apart():
 
 
 def test_handwriting_has_its_prompts_digits_and_colours_and_other_digits_in_every_picture():
-    asked = [world.Description(3, "red", "blue")] * 3 + [world.Description(8, "white", "black")] * 3
+    asked = [digits.Description(3, "red", "blue")] * 3 + [digits.Description(8, "white", "black")] * 3
     drawn = slope.handwritten(asked, "test", 0)  # (6, 3, 32, 32)
-    ink, ground = world.measure_colours(drawn)
-    assert [world.COLOUR_NAMES[n] for n in world.nearest_colour(ink)] == ["red"] * 3 + ["white"] * 3
-    assert [world.COLOUR_NAMES[n] for n in world.nearest_colour(ground)] == ["blue"] * 3 + ["black"] * 3
+    ink, ground = digits.measure_colours(drawn)
+    assert [digits.COLOUR_NAMES[n] for n in nearest(ink, digits.COLOURS)] == ["red"] * 3 + ["white"] * 3
+    assert [digits.COLOUR_NAMES[n] for n in nearest(ground, digits.COLOURS)] == ["blue"] * 3 + ["black"] * 3
     assert all(slope.apart(drawn[n, None], drawn[m, None]) > 0.05 for n in range(3) for m in range(n))
 
 

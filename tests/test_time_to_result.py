@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 
 from benchmarks.speed.time_to_result import first_reached, load_adapter
-from ddpo_lessons.tiny import load_tiny_sd
+from ddpo_lessons.worlds import load_tiny_sd
 
 
 def run_of(*readings):

@@ -74,7 +74,7 @@ def test_architecture_page_has_the_sizes_of_the_wheel_and_its_folders(wheel):
     [paragraph] = re.findall(r"The wheel has ([\d.]+) MB, (.+?)\n\n", page, re.DOTALL)
     said = {
         f"ddpo_lessons/{name}/": float(size)
-        for name, size in re.findall(r"`([\w/]+)`\D+?([\d.]+)\b", paragraph[1])
+        for name, size in re.findall(r"`([\w/-]+)`\D+?([\d.]+)\b", paragraph[1])
     }
     with zipfile.ZipFile(wheel) as archive:
         files = archive.infolist()

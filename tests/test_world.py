@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from ddpo_lessons.tiny import world
+from ddpo_lessons.damages import DAMAGES
+from ddpo_lessons.worlds import digits
+from ddpo_lessons.worlds.judges import nearest
 
 
 def test_splits_share_no_handwriting_and_cover_everything():
-    sizes = {name: len(world.handwriting(name)[1]) for name in ("train", "test", "reward", "judge")}
+    sizes = {name: len(digits.handwriting(name)[1]) for name in ("train", "test", "reward", "judge")}
     assert sizes == {"train": 1297, "test": 500, "reward": 648, "judge": 649}
-    bitmaps = {name: {tuple(b.flatten().tolist()) for b in world.handwriting(name)[0]} for name in sizes}
+    bitmaps = {name: {tuple(b.flatten().tolist()) for b in digits.handwriting(name)[0]} for name in sizes}
     assert not bitmaps["test"] & bitmaps["train"]
     assert not bitmaps["reward"] & bitmaps["judge"]
     assert bitmaps["reward"] | bitmaps["judge"] == bitmaps["train"]
@@ -17,10 +19,10 @@ def test_splits_share_no_handwriting_and_cover_everything():
 
 def test_validation_is_handwriting_that_the_judge_does_not_know_and_nobody_practises_on():
     bitmaps = {
-        name: {tuple(b.flatten().tolist()) for b in world.handwriting(name)[0]}
+        name: {tuple(b.flatten().tolist()) for b in digits.handwriting(name)[0]}
         for name in ("train", "reward", "validation", "practice")
     }
-    assert len(world.handwriting("validation")[1]) == 200
+    assert len(digits.handwriting("validation")[1]) == 200
     assert bitmaps["validation"] <= bitmaps["reward"]
     assert not bitmaps["validation"] & bitmaps["practice"]
     assert bitmaps["validation"] | bitmaps["practice"] == bitmaps["train"]
@@ -28,41 +30,41 @@ def test_validation_is_handwriting_that_the_judge_does_not_know_and_nobody_pract
 
 def test_unknown_split_is_named():
     with pytest.raises(ValueError, match="split='valid'"):
-        world.handwriting("valid")
+        digits.handwriting("valid")
 
 
 def test_ten_pairs_are_left_out_one_for_each_digit():
-    assert [digit for digit, _ in world.LEFT_OUT] == list(range(10))
-    assert len(set(world.SEEN)) == 50
-    assert not set(world.SEEN) & set(world.LEFT_OUT)
+    assert [digit for digit, _ in digits.LEFT_OUT] == list(range(10))
+    assert len(set(digits.SEEN)) == 50
+    assert not set(digits.SEEN) & set(digits.LEFT_OUT)
 
 
 def test_render_blends_ink_and_background_by_coverage():
     bitmap = torch.ones(1, 8, 8)
     ink, background = torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[0.0, 0.5, 1.0]])
     still = torch.eye(2, 3)[None]
-    image = world.render(bitmap, ink, background, still)
+    image = digits.render(bitmap, ink, background, still)
     assert image.shape == (1, 3, 32, 32)
     assert torch.allclose(image[0, :, 16, 16], ink[0])  # full coverage shows the ink
-    empty = world.render(torch.zeros(1, 8, 8), ink, background, still)
+    empty = digits.render(torch.zeros(1, 8, 8), ink, background, still)
     assert torch.allclose(empty[0, :, 16, 16], background[0])
 
 
 def test_measured_colours_are_those_that_were_drawn():
-    pictures = world.draw_pictures(300, "train", seed=5)
-    ink, background = world.measure_colours(pictures.images)
-    names = world.COLOUR_NAMES
-    assert [names[i] for i in world.nearest_colour(ink)] == [d.ink for d in pictures.descriptions]
-    assert [names[i] for i in world.nearest_colour(background)] == [
+    pictures = digits.draw_pictures(300, "train", seed=5)
+    ink, background = digits.measure_colours(pictures.images)
+    names = digits.COLOUR_NAMES
+    assert [names[i] for i in nearest(ink, digits.COLOURS)] == [d.ink for d in pictures.descriptions]
+    assert [names[i] for i in nearest(background, digits.COLOURS)] == [
         d.background for d in pictures.descriptions
     ]
 
 
-@pytest.mark.parametrize("damage", [*world.DAMAGES, "camouflaged"])
+@pytest.mark.parametrize("damage", [*DAMAGES, "camouflaged"])
 def test_damage_keeps_the_range_and_grows_with_severity(damage):
     errors = []
     for severity in (1, 3, 5):
-        pictures = world.draw_pictures(32, "train", 7, damage, severity)
+        pictures = digits.draw_pictures(32, "train", 7, damage, severity)
         assert pictures.images.min() >= 0
         assert pictures.images.max() <= 1
         errors.append((pictures.images - pictures.clean).square().mean().item())
@@ -71,67 +73,67 @@ def test_damage_keeps_the_range_and_grows_with_severity(damage):
 
 
 def test_fade_takes_the_stated_share_of_contrast():
-    pictures = world.draw_pictures(16, "train", 3, "faded", 3)
-    before_ink, before_background = world.measure_colours(pictures.clean)
-    ink, background = world.measure_colours(pictures.images)
+    pictures = digits.draw_pictures(16, "train", 3, "faded", 3)
+    before_ink, before_background = digits.measure_colours(pictures.clean)
+    ink, background = digits.measure_colours(pictures.images)
     before = (before_ink - before_background).norm(dim=1)
     assert torch.allclose((ink - background).norm(dim=1) / before, torch.full((16,), 0.26), atol=0.01)
 
 
 def test_same_seed_same_pictures_other_seed_others():
-    first, again, other = (world.draw_pictures(8, "test", seed, "noisy") for seed in (1, 1, 2))
+    first, again, other = (digits.draw_pictures(8, "test", seed, "noisy") for seed in (1, 1, 2))
     assert torch.equal(first.images, again.images)
     assert not torch.equal(first.images, other.images)
 
 
 def test_wrong_damage_and_severity_are_named():
     with pytest.raises(ValueError, match="damage='wet'"):
-        world.draw_pictures(1, "train", 0, "wet")
+        digits.draw_pictures(1, "train", 0, "wet")
     with pytest.raises(ValueError, match="severity=6"):
-        world.draw_pictures(1, "train", 0, "foggy", 6)
+        digits.draw_pictures(1, "train", 0, "foggy", 6)
 
 
 def test_prompts_are_read_back():
     for description in (
-        world.Description(3, "red", "blue", "foggy"),
-        world.Description(None, None, "white", None),
-        world.Description(0, "black", None, "clear"),
+        digits.Description(3, "red", "blue", "foggy"),
+        digits.Description(None, None, "white", None),
+        digits.Description(0, "black", None, "clear"),
     ):
-        prompt = world.make_prompt(
+        prompt = digits.make_prompt(
             description.digit, description.ink, description.background, description.damage
         )
-        assert world.parse_prompt(prompt) == description
-    assert world.make_prompt(3, "red", "blue", "foggy") == "a foggy red three on a blue background"
-    assert world.parse_prompt("something else entirely") == world.Description()
+        assert digits.parse_prompt(prompt) == description
+    assert digits.make_prompt(3, "red", "blue", "foggy") == "a foggy red three on a blue background"
+    assert digits.parse_prompt("something else entirely") == digits.Description()
 
 
 def test_repaint_keeps_the_coverage_of_every_pixel():
     black, white = torch.zeros(1, 3), torch.ones(1, 3)
     red, green = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
     image = torch.tensor([0.0, 0.25, 1.0]).expand(1, 3, 1, 3)  # white ink on black, a quarter at the edge
-    repainted = world.repaint(image, (white, black), (red, green))
+    repainted = digits.repaint(image, (white, black), (red, green))
     expected = torch.tensor([[0.0, 1.0, 0.0], [0.25, 0.75, 0.0], [1.0, 0.0, 0.0]]).T[None, :, None]
     assert torch.allclose(repainted, expected)
 
 
 def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriting_in_them():
-    edits = world.draw_edits(200, "test", 3)
-    assert torch.equal(edits.pictures.images, world.draw_pictures(200, "test", 3).images)
+    edits = digits.draw_edits(200, "test", 3)
+    assert torch.equal(edits.pictures.images, digits.draw_pictures(200, "test", 3).images)
     for old, new, prompt in zip(edits.pictures.descriptions, edits.wanted, edits.prompts, strict=True):
         assert new.ink not in (old.ink, new.background)
         assert new.background != old.background
-        assert world.parse_prompt(prompt) == new
+        assert digits.parse_prompt(prompt) == new
         assert new.digit is None
-    measured = [world.nearest_colour(colour) for colour in world.measure_colours(edits.targets)]
+    measured = [nearest(colour, digits.COLOURS) for colour in digits.measure_colours(edits.targets)]
     names = [
-        (world.COLOUR_NAMES[ink], world.COLOUR_NAMES[ground]) for ink, ground in zip(*measured, strict=True)
+        (digits.COLOUR_NAMES[ink], digits.COLOUR_NAMES[ground]) for ink, ground in zip(*measured, strict=True)
     ]
     assert names == [(d.ink, d.background) for d in edits.wanted]
     old, new = (
-        (world.rgb([d.ink for d in said]), world.rgb([d.background for d in said]))
+        (digits.rgb([d.ink for d in said]), digits.rgb([d.background for d in said]))
         for said in (edits.pictures.descriptions, edits.wanted)
     )
-    back = world.repaint(edits.targets, new, old)
+    back = digits.repaint(edits.targets, new, old)
     assert torch.allclose(back, edits.pictures.images, atol=1e-5)
 
 
@@ -140,7 +142,7 @@ def slanted_stroke(slope, width=3.0):
     y = 15.5 - torch.arange(32)[:, None]  # upwards
     x = torch.arange(32) - 15.5
     ink = (width / 2 + 0.5 - (x - slope * y).abs()).clamp(0, 1) * (y.abs() < 10)
-    red, white = (torch.tensor(world.COLOURS[name])[:, None, None] for name in ("red", "white"))
+    red, white = (torch.tensor(digits.COLOURS[name])[:, None, None] for name in ("red", "white"))
     return ink * red + (1 - ink) * white
 
 
@@ -148,8 +150,8 @@ def slanted_stroke(slope, width=3.0):
 def test_lean_is_the_slope_of_a_stroke_wherever_it_stands(slope):
     stroke = slanted_stroke(slope)
     images = torch.stack([stroke, stroke.roll(3, dims=2), stroke.roll(2, dims=1), 1 - stroke])
-    assert torch.allclose(world.lean(images), torch.full((4,), slope), atol=0.01)
+    assert torch.allclose(digits.lean(images), torch.full((4,), slope), atol=0.01)
 
 
 def test_a_picture_without_ink_does_not_lean():
-    assert world.lean(torch.full((1, 3, 32, 32), 0.5)).tolist() == [0.0]
+    assert digits.lean(torch.full((1, 3, 32, 32), 0.5)).tolist() == [0.0]

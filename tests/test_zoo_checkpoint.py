@@ -7,17 +7,18 @@ import torch
 
 from benchmarks import recipes
 from benchmarks.zoo import recipe
-from ddpo_lessons import zoo
-from ddpo_lessons.zoo import world
-from ddpo_lessons.zoo.judges import named, verdicts
+from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.worlds import animals, load_tiny_zoo
+from ddpo_lessons.worlds.animals import verdicts
+from ddpo_lessons.worlds.judges import named
 
 
 def published() -> dict[str, dict[str, float]]:
-    return json.loads((zoo.CHECKPOINT / "evaluation.json").read_text())
+    return json.loads((CHECKPOINTS["tiny-zoo"] / "evaluation.json").read_text())
 
 
 def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt():
-    tokenizer = zoo.load_tiny_zoo().tokenizer
+    tokenizer = load_tiny_zoo().tokenizer
     for word in recipe.WORDS:
         assert len(tokenizer(word).input_ids) == 3, word
     prompt = "a hedgehog by Twemoji on an orange background"
@@ -32,18 +33,18 @@ def test_neighbours_are_merged_from_the_left():
 
 @pytest.mark.slow
 def test_text_decides_what_is_drawn():
-    wanted = world.draw_pictures(40, 11, world.SEEN)
-    images = recipes.generate(zoo.load_tiny_zoo(), wanted.prompts, 0, recipe.GUIDANCE_SCALE)
-    right = verdicts(images, wanted.labels, zoo.load_judge(), zoo.load_second_judge())
+    wanted = animals.draw_pictures(40, 11, animals.SEEN)
+    images = recipes.generate(load_tiny_zoo(), wanted.prompts, 0, recipe.GUIDANCE_SCALE)
+    right = verdicts(images, wanted.labels, animals.Judge.load(), animals.SecondJudge.load())
     for name, share in published()["generated, seen combinations"].items():
         # 40 pictures against 1,000: three standard errors
         tolerance = 3 * (share * (1 - share) / 40) ** 0.5 + 0.03
         assert right[name.replace(" ", "_")].float().mean().item() == pytest.approx(share, abs=tolerance)
 
 
-@pytest.mark.parametrize("load", [zoo.load_reward_model, zoo.load_judge, zoo.load_second_judge])
+@pytest.mark.parametrize("load", [animals.RewardModel.load, animals.Judge.load, animals.SecondJudge.load])
 def test_classifiers_name_what_held_out_pictures_show(load):
-    pictures = world.draw_pictures(400, 123_456_789)
+    pictures = animals.draw_pictures(400, 123_456_789)
     assert (named(load(), pictures.images) == pictures.labels).float().mean(dim=0).min() >= 0.97
 
 

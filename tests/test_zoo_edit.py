@@ -11,7 +11,7 @@ from ddpo_lessons.app import demo
 from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.app.options import Demo
 from ddpo_lessons.families import family_of
-from ddpo_lessons.zoo import load_tiny_zoo, world
+from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,7 +38,7 @@ def test_the_committed_grid_holds_every_setting_once_and_the_demo_has_its_best()
 
 
 def test_a_picture_has_its_own_noise_and_at_low_strength_hardly_changes():
-    exam, pipeline = demo.Exam(world.draw_edits(2, demo.VALIDATION)), load_tiny_zoo()
+    exam, pipeline = demo.Exam(animals.draw_edits(2, demo.VALIDATION)), load_tiny_zoo()
     low, again, other, high = (
         exam.images(pipeline, Img2Img(strength, 1.0, 8, 0.0), seed)
         for strength, seed in ((0.125, 0), (0.125, 0), (0.125, 5), (1.0, 0))
@@ -50,13 +50,13 @@ def test_a_picture_has_its_own_noise_and_at_low_strength_hardly_changes():
 
 
 def test_the_program_paints_over_what_reaches_the_frame_and_keeps_the_largest_piece():
-    edits = world.draw_edits(1, 0)
+    edits = animals.draw_edits(1, 0)
     image = torch.zeros(1, 3, 64, 64)  # one colour, which reaches the frame
     image[:, :, 20:40, 20:40] = 0.7  # the animal, in two colours
     image[:, :, 25:30, 25:30] = 0.2
     image[:, :, 50:53, 50:53] = 0.4  # a leftover
-    made = edit.by_program(world.Edits(image, edits.wanted))
-    ground = torch.tensor(world.GROUNDS[edits.wanted.descriptions[0].ground])[:, None, None]
+    made = edit.by_program(animals.Edits(image, edits.wanted))
+    ground = torch.tensor(animals.GROUNDS[edits.wanted.descriptions[0].ground])[:, None, None]
     expected = ground.repeat(1, 64, 64)
     expected[:, 20:40, 20:40] = image[0, :, 20:40, 20:40]
     assert torch.equal(made[0], expected)
@@ -73,7 +73,7 @@ def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
 
     monkeypatch.setattr(demo.Exam, "images", draw)
     monkeypatch.setattr(edit, "animal_alignment", lambda ground_weight: likes)
-    best = edit.best_of(4, world.draw_edits(3, 0))
+    best = edit.best_of(4, animals.draw_edits(3, 0))
     assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])
 
 
@@ -108,7 +108,7 @@ def test_the_ablations_are_runs_of_their_own_and_one_has_one_action():
 
 
 def test_one_network_call_is_decoded_without_any_step():
-    edits, pipeline = world.draw_edits(2, demo.VALIDATION), load_tiny_zoo()
+    edits, pipeline = animals.draw_edits(2, demo.VALIDATION), load_tiny_zoo()
     calls, predict = [], pipeline.unet.forward
     pipeline.unet.forward = lambda *args, **kwargs: calls.append(1) or predict(*args, **kwargs)
     images = edit_ablations.in_one_call(pipeline, edits)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from benchmarks.zoo import recipe
-from ddpo_lessons.zoo import judges, world
+from ddpo_lessons.worlds import animals
+from ddpo_lessons.worlds.judges import named
 
 
 class Says(torch.nn.Module):
@@ -15,18 +16,18 @@ class Says(torch.nn.Module):
         self.named = named
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        pairs = zip(self.named, judges.CLASSES, strict=True)
+        pairs = zip(self.named, animals.CLASSES, strict=True)
         return tuple(torch.eye(classes)[[index] * len(images)] for index, classes in pairs)
 
 
-@pytest.mark.parametrize("kind", [judges.RewardModel, judges.Judge, judges.SecondJudge])
+@pytest.mark.parametrize("kind", [animals.RewardModel, animals.Judge, animals.SecondJudge])
 def test_a_classifier_gives_logits_of_animal_artist_and_ground(kind):
     logits = kind().eval()(torch.rand(2, 3, 64, 64))
     assert [part.shape for part in logits] == [(2, 45), (2, 3), (2, 8)]
 
 
 def test_classifiers_share_no_architecture():
-    kinds = (judges.RewardModel, judges.Judge, judges.SecondJudge)
+    kinds = (animals.RewardModel, animals.Judge, animals.SecondJudge)
     shapes = [
         {tuple(weight.shape) for weight in kind().features.parameters() if weight.ndim == 4} for kind in kinds
     ]
@@ -36,16 +37,16 @@ def test_classifiers_share_no_architecture():
 
 
 def test_named_takes_the_largest_logit_in_any_number_of_batches():
-    assert judges.named(Says(44, 1, 7), torch.zeros(300, 3, 64, 64)).tolist() == [[44, 1, 7]] * 300
+    assert named(Says(44, 1, 7), torch.zeros(300, 3, 64, 64)).tolist() == [[44, 1, 7]] * 300
 
 
 def test_verdicts_by_hand():
     images = torch.zeros(4, 3, 64, 64)
     grounds = torch.tensor([4, 4, 4, 2])  # three are blue, the last one is yellow
-    images += torch.tensor(list(world.GROUNDS.values()))[grounds][:, :, None, None]
+    images += torch.tensor(list(animals.GROUNDS.values()))[grounds][:, :, None, None]
     labels = torch.tensor([[5, 1, 4], [6, 1, 4], [5, 2, 4], [5, 1, 4]])
     # The judge's own word for the ground, 0, does not count; that of the second judge does.
-    right = judges.verdicts(images, labels, Says(5, 1, 0), Says(5, 1, 4))
+    right = animals.verdicts(images, labels, Says(5, 1, 0), Says(5, 1, 4))
     assert {name: truth.tolist() for name, truth in right.items()} == {
         "animal": [True, False, True, True],
         "artist": [True, True, False, True],
@@ -53,20 +54,20 @@ def test_verdicts_by_hand():
         "all": [True, False, False, False],
         "second_judge": [True, False, False, True],
     }
-    wrong = judges.verdicts(images, labels, Says(5, 1, 4), Says(5, 1, 0))
+    wrong = animals.verdicts(images, labels, Says(5, 1, 4), Says(5, 1, 0))
     assert wrong["all"].tolist() == [True, False, False, False]
     assert not wrong["second_judge"].any()
 
 
 def test_edits_are_right_only_on_plain_ground():
-    edits = world.draw_edits(3, seed=0)
+    edits = animals.draw_edits(3, seed=0)
     (animal, artist, ground), *_ = edits.wanted.labels.tolist()
     images = edits.wanted.images.clone()
     images[:, :, :8] = edits.images[:, :, :8]
     by_hand = {"animal": True, "artist": True, "ground": False, "all": False, "second_judge": False}
     says = Says(animal, artist, ground)
     for shown, expected in ((images, by_hand), (edits.wanted.images, dict.fromkeys(by_hand, True))):
-        right = judges.judge_edits(shown, edits, says, says)
+        right = animals.judge_edits(shown, edits, says, says)
         assert {name: hits[0].item() for name, hits in right.items()} == expected
 
 

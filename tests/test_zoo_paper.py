@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common import read_rows
 from benchmarks.zoo import paper
-from ddpo_lessons.zoo import world
+from ddpo_lessons.worlds import animals
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("reward", paper.EXPERIMENTS)
 def test_a_test_asks_for_all_that_training_asks_for_equally_often(reward):
     asked, prompts = paper.questions(reward), paper.EXPERIMENTS[reward].prompts(0)
-    shown = {(world.parse_prompt(prompt).animal, world.parse_prompt(prompt).artist)
+    shown = {(animals.parse_prompt(prompt).animal, animals.parse_prompt(prompt).artist)
              for prompt, _ in (prompts() for _ in range(400))}  # fmt: skip
     counts = [sum((part.animal, part.artist) == pair for part in asked) for pair in shown]
     assert len(asked) == paper.PICTURES
@@ -24,15 +24,15 @@ def test_a_test_asks_for_all_that_training_asks_for_equally_often(reward):
 
 def test_the_right_pictures_are_judged_right_and_shuffled_ones_wrong():
     asked = paper.questions("alignment")
-    pairs = torch.tensor([[world.ANIMALS.index(a.animal), world.ARTISTS.index(a.artist)] for a in asked])
-    grounds = torch.tensor([world.GROUND_NAMES.index(a.ground) for a in asked])
-    images = world.render(pairs, grounds, world.placements(len(asked), torch.Generator().manual_seed(0)))
+    pairs = torch.tensor([[animals.ANIMALS.index(a.animal), animals.ARTISTS.index(a.artist)] for a in asked])
+    grounds = torch.tensor([animals.GROUND_NAMES.index(a.ground) for a in asked])
+    images = animals.render(pairs, grounds, animals.placements(len(asked), torch.Generator().manual_seed(0)))
     right, wrong = (paper.verdict("alignment", made, asked) for made in (images, images.roll(1, dims=0)))
     assert right["animal"] == right["all"] == 1
     assert wrong["animal"] == wrong["all"] == 0
     assert right["score"] > -0.3
     # What is not asked for is not judged: the same pictures, asked for by their animals alone.
-    open_asked = [world.Description(part.animal) for part in asked]
+    open_asked = [animals.Description(part.animal) for part in asked]
     assert paper.verdict("compressibility", images, open_asked)["all"] == 1
 
 

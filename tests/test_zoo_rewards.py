@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ddpo_lessons.data.prompts import hidden_animals, zoo_prompts
+from ddpo_lessons.named_prompts import hidden_animals, zoo_prompts
 from ddpo_lessons.rewards import animal_alignment
-from ddpo_lessons.zoo import world
+from ddpo_lessons.worlds import animals
 
 
 class Says(torch.nn.Module):
@@ -20,14 +20,14 @@ CAT, NOTO = torch.tensor(E2 / (E2 + 44)).log().item(), torch.tensor(E2 / (E2 + 2
 
 
 def green(count: int) -> torch.Tensor:
-    return torch.tensor(world.GROUNDS["green"])[None, :, None, None].repeat(count, 1, 64, 64)
+    return torch.tensor(animals.GROUNDS["green"])[None, :, None, None].repeat(count, 1, 64, 64)
 
 
 def test_the_reward_by_hand():
     prompts = ["a cat by Noto on a green background", "an animal by Noto on a red background", "a cat"]
     metadata = [{}, {"animal": "cat"}, {}]
     rewards, terms = animal_alignment(Says(), 2.0, 3.0, 10.0)(green(3), prompts, metadata)
-    far = torch.dist(torch.tensor(world.GROUNDS["green"]), torch.tensor(world.GROUNDS["red"])).item()
+    far = torch.dist(torch.tensor(animals.GROUNDS["green"]), torch.tensor(animals.GROUNDS["red"])).item()
     assert terms["ground_distance"].tolist() == pytest.approx([0, far, 0], abs=1e-6)
     expected = [2 * CAT + 3 * NOTO, 2 * CAT + 3 * NOTO - 10 * far, 2 * CAT]
     assert rewards.tolist() == pytest.approx(expected, abs=1e-5)
@@ -35,9 +35,9 @@ def test_the_reward_by_hand():
 
 def test_the_ground_is_measured_where_the_mask_says():
     images, mask = green(1), torch.zeros(64, 64, dtype=torch.bool)
-    images[0, :, 10, 10] = torch.tensor(world.GROUNDS["red"])
+    images[0, :, 10, 10] = torch.tensor(animals.GROUNDS["red"])
     mask[10, 9:13] = True  # four pixels, one of them red
-    far = torch.dist(torch.tensor(world.GROUNDS["green"]), torch.tensor(world.GROUNDS["red"])).item()
+    far = torch.dist(torch.tensor(animals.GROUNDS["green"]), torch.tensor(animals.GROUNDS["red"])).item()
     reward, prompt = animal_alignment(Says()), ["a cat on a green background"]
     for metadata, distance in (({}, 0), ({"ground_mask": mask}, far / 4), ({"ground_mask": ~mask}, 0)):
         _, terms = reward(images, prompt, [metadata])
@@ -55,8 +55,8 @@ def test_a_mask_that_does_not_fit_or_is_missing_is_refused(mask):
     ("size", "prompt", "metadata", "message"),
     [
         (64, "a three", {}, "names no animal, artist or ground"),
-        (64, "an animal", {"artist": "Rembrandt"}, "'Rembrandt': use a name of zoo.world.ARTISTS"),
-        (64, "by Noto", {"animal": "owl"}, "'owl': use a name of zoo.world.ANIMALS"),
+        (64, "an animal", {"artist": "Rembrandt"}, "'Rembrandt': use a name of worlds.animals.ARTISTS"),
+        (64, "by Noto", {"animal": "owl"}, "'owl': use a name of worlds.animals.ANIMALS"),
         (32, "a fox", {}, "images are 32x32"),
     ],
 )
@@ -74,7 +74,7 @@ def test_the_metadata_speaks_where_the_prompt_is_silent():
 
 
 def test_the_reward_model_prefers_what_is_asked_for():
-    edits = world.draw_edits(20, 3)
+    edits = animals.draw_edits(20, 3)
     reward = animal_alignment()
     asked, untouched = (
         reward(images, edits.prompts, edits.metadata)[0] for images in (edits.wanted.images, edits.images)
@@ -83,14 +83,14 @@ def test_the_reward_model_prefers_what_is_asked_for():
     assert untouched.max() < -1
 
 
-@pytest.mark.parametrize(("split", "pairs"), [("seen", world.SEEN), ("left_out", world.LEFT_OUT)])
+@pytest.mark.parametrize(("split", "pairs"), [("seen", animals.SEEN), ("left_out", animals.LEFT_OUT)])
 def test_prompts_are_of_their_split_and_say_what_the_metadata_says(split, pairs):
     sampler = zoo_prompts(0, split)
     for _ in range(50):
         prompt, metadata = sampler()
-        said = world.parse_prompt(prompt)
+        said = animals.parse_prompt(prompt)
         assert {"animal": said.animal, "artist": said.artist, "ground": said.ground} == metadata
-        assert (world.ANIMALS.index(said.animal), world.ARTISTS.index(said.artist)) in pairs
+        assert (animals.ANIMALS.index(said.animal), animals.ARTISTS.index(said.artist)) in pairs
     with pytest.raises(ValueError, match="split='test'"):
         zoo_prompts(0, "test")
 
@@ -99,9 +99,9 @@ def test_requests_leave_the_animal_out_and_continue_where_they_stood():
     sampler, other = hidden_animals(0), hidden_animals(7)
     draws = [sampler() for _ in range(3)]
     for prompt, image, metadata in draws:
-        assert world.parse_prompt(prompt).animal is None
-        assert world.ANIMALS.index(metadata["animal"]) in world.PRACTICE_ANIMALS
-        assert metadata["artist"] in world.ARTISTS
+        assert animals.parse_prompt(prompt).animal is None
+        assert animals.ANIMALS.index(metadata["animal"]) in animals.PRACTICE_ANIMALS
+        assert metadata["artist"] in animals.ARTISTS
         assert image.shape == metadata["target"].shape == (3, 64, 64)
     other.load_state_dict({"seed": 0, "drawn": 2})
     prompt, image, _ = other()

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.zoo import sheet
-from ddpo_lessons.zoo import world
+from ddpo_lessons.worlds import animals
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,9 +24,9 @@ def install(folder: Path, **versions: str) -> None:
 
 
 def test_the_script_and_the_world_agree():
-    assert sheet.SHEET == world.SHEET
-    assert sheet.SIZE == world.IMAGE_SIZE
-    assert [name.lower() in package for name, package in zip(world.ARTISTS, sheet.SETS, strict=True)] == [
+    assert sheet.SHEET == animals.SHEET
+    assert sheet.SIZE == animals.IMAGE_SIZE
+    assert [name.lower() in package for name, package in zip(animals.ARTISTS, sheet.SETS, strict=True)] == [
         True
     ] * 3
 

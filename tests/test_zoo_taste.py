@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.zoo import taste
-from ddpo_lessons.zoo import world
+from ddpo_lessons.worlds import animals
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,9 +53,9 @@ def test_a_rater_is_at_the_minimum_and_agrees_with_choices_that_it_never_saw():
 
 
 def test_the_persona_prefers_fluent_on_orange_to_twemoji_on_blue():
-    theta = world.placements(1, torch.Generator().manual_seed(0)).repeat(2, 1, 1)
-    pairs = torch.tensor([[10, world.ARTISTS.index(name)] for name in ("Fluent", "Twemoji")])
-    grounds = torch.tensor([world.GROUND_NAMES.index(name) for name in ("orange", "blue")])
-    liked, disliked = taste.utility(world.render(pairs, grounds, theta)).tolist()
+    theta = animals.placements(1, torch.Generator().manual_seed(0)).repeat(2, 1, 1)
+    pairs = torch.tensor([[10, animals.ARTISTS.index(name)] for name in ("Fluent", "Twemoji")])
+    grounds = torch.tensor([animals.GROUND_NAMES.index(name) for name in ("orange", "blue")])
+    liked, disliked = taste.utility(animals.render(pairs, grounds, theta)).tolist()
     assert liked == pytest.approx(0.96 - 0.22 + 1, abs=0.02)
     assert disliked == pytest.approx(0.31 - 0.90, abs=0.02)

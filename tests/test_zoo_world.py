@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from ddpo_lessons.tiny.world import measure_background
-from ddpo_lessons.zoo import world
+from ddpo_lessons.image import measure_background
+from ddpo_lessons.worlds import animals
+from ddpo_lessons.worlds.judges import nearest
 
 STILL = torch.eye(2, 3)
 PAPER = (  # simple_animals.txt of kvablack/ddpo-pytorch, line by line
@@ -22,42 +23,42 @@ PAPER = (  # simple_animals.txt of kvablack/ddpo-pytorch, line by line
 def sprite(animal: str, artist: str) -> Image.Image:
     """Cut a picture out of the sheet, by PIL alone."""
     row, column = PAPER.split().index(animal), ("Noto", "Twemoji", "Fluent").index(artist)
-    return Image.open(world.SHEET).crop((64 * column, 64 * row, 64 * column + 64, 64 * row + 64))
+    return Image.open(animals.SHEET).crop((64 * column, 64 * row, 64 * column + 64, 64 * row + 64))
 
 
 def draw(animal: str, artist: str, ground: str, theta: torch.Tensor = STILL) -> torch.Tensor:
     """Render one picture, (3, 64, 64)."""
-    pair = torch.tensor([[world.ANIMALS.index(animal), world.ARTISTS.index(artist)]])
-    return world.render(pair, torch.tensor([world.GROUND_NAMES.index(ground)]), theta[None])[0]
+    pair = torch.tensor([[animals.ANIMALS.index(animal), animals.ARTISTS.index(artist)]])
+    return animals.render(pair, torch.tensor([animals.GROUND_NAMES.index(ground)]), theta[None])[0]
 
 
 # -------------------------------------------------------------------------------------------- the sheet
 def test_sheet_is_a_small_png_with_a_picture_of_its_own_for_each_pair():
-    image = Image.open(world.SHEET)
+    image = Image.open(animals.SHEET)
     assert (image.format, image.mode, image.size) == ("PNG", "RGBA", (3 * 64, 45 * 64))
-    assert world.SHEET.stat().st_size <= 2.5e6
-    assert world.sprites().shape == (45, 3, 4, 64, 64)
-    alpha = world.sprites()[:, :, 3]
+    assert animals.SHEET.stat().st_size <= 2.5e6
+    assert animals.sprites().shape == (45, 3, 4, 64, 64)
+    alpha = animals.sprites()[:, :, 3]
     assert alpha.mean(dim=(2, 3)).min() > 0.1  # nobody is missing
-    assert world.sprites().flatten(2).flatten(0, 1).unique(dim=0).shape[0] == 135
+    assert animals.sprites().flatten(2).flatten(0, 1).unique(dim=0).shape[0] == 135
 
 
 def test_animals_are_those_of_the_paper():
-    assert tuple(PAPER.split()) == world.ANIMALS
+    assert tuple(PAPER.split()) == animals.ANIMALS
 
 
 def test_thirty_pairs_are_left_out_ten_an_artist_and_no_animal_twice():
-    assert len(set(world.LEFT_OUT)) == 30
-    assert Counter(artist for _, artist in world.LEFT_OUT) == {0: 10, 1: 10, 2: 10}
-    assert max(Counter(animal for animal, _ in world.LEFT_OUT).values()) == 1
+    assert len(set(animals.LEFT_OUT)) == 30
+    assert Counter(artist for _, artist in animals.LEFT_OUT) == {0: 10, 1: 10, 2: 10}
+    assert max(Counter(animal for animal, _ in animals.LEFT_OUT).values()) == 1
     every = set(itertools.product(range(45), range(3)))
-    assert len(world.SEEN) + len(world.LEFT_OUT) == len(every) == 135
-    assert set(world.SEEN) | set(world.LEFT_OUT) == every
+    assert len(animals.SEEN) + len(animals.LEFT_OUT) == len(every) == 135
+    assert set(animals.SEEN) | set(animals.LEFT_OUT) == every
 
 
 def test_nine_animals_are_new_and_the_others_for_practice():
-    assert len(world.NEW_ANIMALS) == 9
-    assert sorted(world.NEW_ANIMALS + world.PRACTICE_ANIMALS) == list(range(45))
+    assert len(animals.NEW_ANIMALS) == 9
+    assert sorted(animals.NEW_ANIMALS + animals.PRACTICE_ANIMALS) == list(range(45))
 
 
 # ------------------------------------------------------------------------------------------- rendering
@@ -76,7 +77,7 @@ def test_render_composes_as_pil_does():
         ("fly", "Fluent", "white"),
         ("zebra", "Twemoji", "red"),
     ):
-        colour = tuple(round(255 * part) for part in world.GROUNDS[ground])
+        colour = tuple(round(255 * part) for part in animals.GROUNDS[ground])
         expected = Image.alpha_composite(Image.new("RGBA", (64, 64), colour), sprite(animal, artist))
         difference = draw(animal, artist, ground) * 255 - torch.tensor(np.array(expected)[:, :, :3]).permute(
             2, 0, 1
@@ -94,7 +95,7 @@ def test_a_flip_mirrors_and_a_shift_moves_by_pixels():
 
 
 def test_placements_keep_their_ranges():
-    theta = world.placements(4000, torch.Generator().manual_seed(0))
+    theta = animals.placements(4000, torch.Generator().manual_seed(0))
     assert theta[:, 0, 1].abs().max() == theta[:, 1, 0].abs().max() == 0  # nothing is turned
     size, side = 1 / theta[:, 1, 1], theta[:, 0, 0].sign()
     torch.testing.assert_close(theta[:, 0, 0].abs(), theta[:, 1, 1])
@@ -110,22 +111,22 @@ def test_placements_keep_their_ranges():
 
 
 def test_measured_ground_is_the_one_that_was_drawn():
-    pictures = world.draw_pictures(1000, seed=5)
-    assert torch.equal(world.nearest_ground(measure_background(pictures.images)), pictures.labels[:, 2])
+    pictures = animals.draw_pictures(1000, seed=5)
+    assert torch.equal(nearest(measure_background(pictures.images), animals.GROUNDS), pictures.labels[:, 2])
     assert pictures.images.min() >= 0
     assert pictures.images.max() <= 1 + 1e-6
 
 
 def test_pictures_are_what_their_labels_say():
-    pictures = world.draw_pictures(20, seed=3)
+    pictures = animals.draw_pictures(20, seed=3)
     assert pictures.images.shape == (20, 3, 64, 64)
     for image, said, theta in zip(pictures.images, pictures.descriptions, pictures.theta, strict=True):
         torch.testing.assert_close(draw(said.animal, said.artist, said.ground, theta), image)
-    assert [world.parse_prompt(prompt) for prompt in pictures.prompts] == pictures.descriptions
+    assert [animals.parse_prompt(prompt) for prompt in pictures.prompts] == pictures.descriptions
 
 
 def test_same_seed_same_pictures_other_seed_others():
-    first, again, other = (world.draw_pictures(8, seed) for seed in (1, 1, 2))
+    first, again, other = (animals.draw_pictures(8, seed) for seed in (1, 1, 2))
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.labels, again.labels)
     assert not torch.equal(first.labels, other.labels)
@@ -133,50 +134,51 @@ def test_same_seed_same_pictures_other_seed_others():
 
 
 def test_pictures_show_the_pairs_that_were_asked_for_and_every_ground():
-    pictures = world.draw_pictures(300, 0, world.LEFT_OUT)
+    pictures = animals.draw_pictures(300, 0, animals.LEFT_OUT)
     pairs = {(animal, artist) for animal, artist, _ in pictures.labels.tolist()}
-    assert pairs == set(world.LEFT_OUT)
+    assert pairs == set(animals.LEFT_OUT)
     assert set(pictures.labels[:, 2].tolist()) == set(range(8))
 
 
 # ---------------------------------------------------------------------------------------------- prompts
 def test_prompts_are_read_back():
-    names = ((None, *kind) for kind in (world.ANIMALS, world.ARTISTS, world.GROUND_NAMES))
-    every = [world.Description(*said) for said in itertools.product(*names)]
-    prompts = [world.make_prompt(said.animal, said.artist, said.ground) for said in every]
+    names = ((None, *kind) for kind in (animals.ANIMALS, animals.ARTISTS, animals.GROUND_NAMES))
+    every = [animals.Description(*said) for said in itertools.product(*names)]
+    prompts = [animals.make_prompt(said.animal, said.artist, said.ground) for said in every]
     assert len(set(prompts)) == len(prompts) == 46 * 4 * 9
-    assert [world.parse_prompt(prompt) for prompt in prompts] == every
+    assert [animals.parse_prompt(prompt) for prompt in prompts] == every
 
 
 def test_prompts_carry_the_right_articles():
-    assert world.make_prompt("ant", "Noto", "orange") == "an ant by Noto on an orange background"
-    assert world.make_prompt("fox", None, "blue") == "a fox on a blue background"
-    assert world.make_prompt(None, "Fluent") == "an animal by Fluent"
-    assert world.parse_prompt("something else entirely") == world.Description()
+    assert animals.make_prompt("ant", "Noto", "orange") == "an ant by Noto on an orange background"
+    assert animals.make_prompt("fox", None, "blue") == "a fox on a blue background"
+    assert animals.make_prompt(None, "Fluent") == "an animal by Fluent"
+    assert animals.parse_prompt("something else entirely") == animals.Description()
 
 
 # ------------------------------------------------------------------------------------------------ edits
 def test_confetti_covers_all_in_colours_between_the_grounds():
-    pictures = world.draw_confetti(40, seed=3)
+    pictures = animals.draw_confetti(40, seed=3)
     assert pictures.shape == (40, 3, 64, 64)
-    palette = torch.tensor(list(world.GROUNDS.values()))
+    palette = torch.tensor(list(animals.GROUNDS.values()))
     assert (pictures >= palette.amin(dim=0)[:, None, None] - 1e-6).all()
     assert (pictures <= palette.amax(dim=0)[:, None, None] + 1e-6).all()
     for picture in pictures:  # discs of at least 4 pixels' radius: one row crosses several, none covers all
         assert 5 < len(picture[:, 32].T.unique(dim=0)) < 33
-    assert torch.equal(pictures, world.draw_confetti(40, seed=3))
-    assert not torch.equal(pictures, world.draw_confetti(40, seed=4))
+    assert torch.equal(pictures, animals.draw_confetti(40, seed=3))
+    assert not torch.equal(pictures, animals.draw_confetti(40, seed=4))
 
 
 def test_an_edit_shows_the_wanted_animal_in_its_place_over_confetti():
-    edits = world.draw_edits(300, seed=3)
+    edits = animals.draw_edits(300, seed=3)
     wanted = edits.wanted
-    assert torch.equal(wanted.images, world.render(wanted.labels[:, :2], wanted.labels[:, 2], wanted.theta))
-    assert {(animal, artist) for animal, artist, _ in wanted.labels.tolist()} <= set(world.SEEN)
-    assert set(wanted.labels[:, 0].tolist()) == set(world.PRACTICE_ANIMALS)
+    assert torch.equal(wanted.images, animals.render(wanted.labels[:, :2], wanted.labels[:, 2], wanted.theta))
+    assert {(animal, artist) for animal, artist, _ in wanted.labels.tolist()} <= set(animals.SEEN)
+    assert set(wanted.labels[:, 0].tolist()) == set(animals.PRACTICE_ANIMALS)
     # Where the animal covers everything, picture and answer agree, whatever lies behind.
     black, white = (
-        world.draw_over(torch.full((300, 3, 1, 1), c), wanted.labels[:, :2], wanted.theta) for c in (0.0, 1.0)
+        animals.draw_over(torch.full((300, 3, 1, 1), c), wanted.labels[:, :2], wanted.theta)
+        for c in (0.0, 1.0)
     )
     opaque = (black == white).expand(-1, 3, -1, -1)
     assert opaque.float().mean() > 0.2
@@ -185,17 +187,17 @@ def test_an_edit_shows_the_wanted_animal_in_its_place_over_confetti():
 
 
 def test_sentences_of_edits_leave_animal_and_artist_to_the_picture():
-    edits = world.draw_edits(50, seed=4)
+    edits = animals.draw_edits(50, seed=4)
     for prompt, (*_, ground) in zip(edits.prompts, edits.wanted.labels.tolist(), strict=True):
         assert prompt.startswith("an animal on a")
-        assert world.parse_prompt(prompt) == world.Description(ground=world.GROUND_NAMES[ground])
+        assert animals.parse_prompt(prompt) == animals.Description(ground=animals.GROUND_NAMES[ground])
 
 
 def test_a_ground_is_plain_if_nine_tenths_of_it_are():
-    edits = world.draw_edits(20, seed=5)
+    edits = animals.draw_edits(20, seed=5)
     assert edits.are_plain(edits.wanted.images).all()
     assert not edits.are_plain(edits.images).any()
-    ground = torch.tensor(list(world.GROUNDS.values()))[edits.wanted.labels[:, 2]][:, :, None, None]
+    ground = torch.tensor(list(animals.GROUNDS.values()))[edits.wanted.labels[:, 2]][:, :, None, None]
     plain = ground.repeat(1, 1, 64, 64)
     assert edits.are_plain(plain).all()  # where the animal should be does not count
     assert edits.are_plain(plain + 0.14 / 3**0.5).all()
@@ -208,17 +210,17 @@ def test_a_ground_is_plain_if_nine_tenths_of_it_are():
 
 
 def test_edits_repeat_themselves_and_show_the_animals_that_were_asked_for():
-    first, again, other = (world.draw_edits(40, seed, world.NEW_ANIMALS) for seed in (1, 1, 2))
+    first, again, other = (animals.draw_edits(40, seed, animals.NEW_ANIMALS) for seed in (1, 1, 2))
     assert torch.equal(first.images, again.images)
     assert not torch.equal(first.wanted.labels, other.wanted.labels)
-    assert set(first.wanted.labels[:, 0].tolist()) <= set(world.NEW_ANIMALS)
+    assert set(first.wanted.labels[:, 0].tolist()) <= set(animals.NEW_ANIMALS)
 
 
 # ----------------------------------------------------------------------------------------- measurements
 def test_the_distance_of_a_ground_by_hand():
-    red, blue = (torch.tensor(world.GROUNDS[name]) for name in ("red", "blue"))
+    red, blue = (torch.tensor(animals.GROUNDS[name]) for name in ("red", "blue"))
     images = red[None, :, None, None].repeat(3, 1, 64, 64)
     images[:, :, 3:-3, 3:-3] = 0  # inside does not count
     images[1, :, :32] = blue[:, None, None]  # half of the frame
-    found = world.ground_distance(images, ["red", "red", None])
+    found = animals.ground_distance(images, ["red", "red", None])
     assert found.tolist() == pytest.approx([0, torch.dist(red, blue).item() / 2, 0], abs=1e-6)

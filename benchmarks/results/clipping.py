@@ -20,11 +20,11 @@ import torch
 from benchmarks.common import Row, parse, redness, run_all, scratch_config
 from ddpo_lessons.algorithms.base import Learner, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
-from ddpo_lessons.data.images import image_grid
+from ddpo_lessons.image import image_grid
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
-from ddpo_lessons.tiny import load_judge, load_tiny_sd, world
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = (
@@ -90,11 +90,11 @@ class Loss(DDPO):
 def look(pipeline: Any, seed: int) -> tuple[torch.Tensor, Row]:
     """Draw the pictures that every epoch of a seed is judged by, and judge them."""
     noise = [torch.Generator().manual_seed(sample_seed(seed, 99, row)) for row in range(PICTURES)]
-    asked = [f"a {world.DIGITS[row % 10]}" for row in range(PICTURES)]
+    asked = [f"a {digits.DIGITS[row % 10]}" for row in range(PICTURES)]
     images = text2img_rollout(
         pipeline, asked, SamplingSettings(num_inference_steps=8, guidance_scale=1.0), generator=noise
     )[0]
-    right = load_judge()(images).argmax(1) == torch.arange(PICTURES) % 10  # (100,)
+    right = digits.Judge.load()(images).argmax(1) == torch.arange(PICTURES) % 10  # (100,)
     red = redness(images)  # (100,)
     low, median = red.quantile(torch.tensor([0.05, 0.5])).tolist()
     return images, {
@@ -111,7 +111,7 @@ def train(run: Variant) -> list[Row]:
         "seed": run.seed,
     }  # fmt: skip
     with scratch_config(SETTINGS, **changes) as config:
-        task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), pipeline)
+        task: Any = (redness, lambda: (f"a {random.choice(digits.DIGITS)}", {}), pipeline)
         trainer = Trainer(config, *task, algorithm=algorithm)
         for epoch in range(EPOCHS):
             trainer.step(epoch)

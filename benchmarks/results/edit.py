@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common import Row, parse, read_rows, run_all
 from benchmarks.results.recolour import Exam, untrained
 from ddpo_lessons.app.demo import Img2Img
-from ddpo_lessons.tiny import load_tiny_sd, world
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 GRID = Path(__file__).parent / "edit_grid.csv"
 SHARES = ("digit", "colours", "both", "second_judge")
@@ -31,7 +31,7 @@ def measure(setting: Img2Img) -> list[Row]:
 @functools.cache
 def loaded() -> tuple[Any, Exam]:
     """Load the pipeline and the judges once in a process."""
-    return load_tiny_sd(), Exam(world.draw_edits(100, "validation", 0))
+    return load_tiny_sd(), Exam(digits.draw_edits(100, "validation", 0))
 
 
 def grid() -> list[Img2Img]:

@@ -27,16 +27,17 @@ import torch
 from benchmarks.common import Row
 from benchmarks.zoo import taste
 from benchmarks.zoo.edit import by_program
-from ddpo_lessons import tiny, zoo
 from ddpo_lessons.app import demo
-from ddpo_lessons.data.prompts import animals, digit_world_prompts, hidden_animals
+from ddpo_lessons.data.prompts import animals as animal_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
+from ddpo_lessons.named_prompts import digit_world_prompts, hidden_animals
 from ddpo_lessons.rewards import RewardFunction, animal_alignment, prompt_alignment
 from ddpo_lessons.rewards.base import checked_reward, split_info
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, sample_trajectory, text2img_rollout
-from ddpo_lessons.tiny.classifier import score_prompts
-from ddpo_lessons.zoo.judges import named
+from ddpo_lessons.worlds import animals, digits, load_tiny_sd3, load_tiny_zoo
+from ddpo_lessons.worlds.digits import score_prompts
+from ddpo_lessons.worlds.judges import named
 
 BEST_OF = (2, 4, 8)
 STRENGTHS = (0.45, 0.625, 0.75, 0.875)  # of edits by the untrained policy
@@ -118,9 +119,9 @@ class TasteExam(Exam):
 
     def __init__(self, split: str) -> None:
         self.first_seed = {"validation": 20_000, "test": 10_000}[split]
-        self.prompts = [zoo.world.make_prompt(animal) for animal in zoo.world.ANIMALS]
+        self.prompts = [animals.make_prompt(animal) for animal in animals.ANIMALS]
         self.metadata = [{} for _ in self.prompts]
-        self.reward, self.judge = rating(), zoo.load_judge()
+        self.reward, self.judge = rating(), animals.Judge.load()
 
     def draw(self, pipeline: Any, noise: int, prompts: Sequence[str] = ()) -> torch.Tensor:
         seeds = [sample_seed(self.first_seed + noise, n) for n in range(len(self.prompts))]
@@ -143,8 +144,8 @@ class TasteExam(Exam):
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
         """Say artist and ground in the sentence."""
         ways = {}
-        for artist, ground in itertools.product(zoo.world.ARTISTS, zoo.world.GROUND_NAMES):
-            prompts = [zoo.world.make_prompt(animal, artist, ground) for animal in zoo.world.ANIMALS]
+        for artist, ground in itertools.product(animals.ARTISTS, animals.GROUND_NAMES):
+            prompts = [animals.make_prompt(animal, artist, ground) for animal in animals.ANIMALS]
             ways[f'"by {artist} on {ground}"'] = functools.partial(self.draw, pipeline, prompts=prompts)
         return ways
 
@@ -156,7 +157,7 @@ class EditExam(Exam):
 
     def __init__(self, split: str) -> None:
         count, seed = {"validation": (100, demo.VALIDATION), "test": (200, demo.TEST)}[split]
-        self.exam = demo.Exam(zoo.world.draw_edits(count, seed))
+        self.exam = demo.Exam(animals.draw_edits(count, seed))
         self.prompts, self.metadata = self.exam.edits.prompts, self.exam.edits.metadata
         self.reward = animal_alignment(ground_weight=demo.GROUND_WEIGHT)
 
@@ -192,14 +193,14 @@ class PromptExam(Exam):
 
     def __init__(self, split: str) -> None:
         self.descriptions = [
-            tiny.world.Description(digit, ink, background)
-            for digit, ink in tiny.world.LEFT_OUT
-            for background in tiny.world.COLOUR_NAMES
+            digits.Description(digit, ink, background)
+            for digit, ink in digits.LEFT_OUT
+            for background in digits.COLOUR_NAMES
             if background != ink
         ]
-        self.prompts = [tiny.world.make_prompt(d.digit, d.ink, d.background) for d in self.descriptions]
+        self.prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in self.descriptions]
         self.metadata = [{} for _ in self.prompts]
-        self.reward, self.judge = prompt_alignment(), tiny.load_judge()
+        self.reward, self.judge = prompt_alignment(), digits.Judge.load()
         self.seed = {"validation": 10_001, "test": 10_002}[split]
 
     def draw(self, pipeline: Any, noise: int, steps: int = 10, guidance: float = 1.0) -> torch.Tensor:
@@ -215,18 +216,17 @@ class PromptExam(Exam):
 
     def real(self) -> dict[str, torch.Tensor]:
         """Return handwriting of the test split in the colours that the prompts name."""
-        bitmaps, labels = tiny.world.handwriting("test")
+        bitmaps, labels = digits.handwriting("test")
         generator = torch.Generator().manual_seed(self.seed)
         drawn = []
         for _ in range(self.noises):
             by_digit = [torch.nonzero(labels == d.digit).flatten() for d in self.descriptions]
             chosen = [int(own[torch.randint(len(own), (1,), generator=generator)]) for own in by_digit]
             ink, ground = (
-                tiny.world.rgb([getattr(d, part) for d in self.descriptions])
-                for part in ("ink", "background")
+                digits.rgb([getattr(d, part) for d in self.descriptions]) for part in ("ink", "background")
             )
-            theta = tiny.world.placements(len(chosen), generator)
-            drawn.append(tiny.world.render(bitmaps[chosen], ink, ground, theta))
+            theta = digits.placements(len(chosen), generator)
+            drawn.append(digits.render(bitmaps[chosen], ink, ground, theta))
         return {"handwriting": torch.stack(drawn)}
 
     def judged(self, images: torch.Tensor) -> dict[str, float]:
@@ -339,8 +339,8 @@ def prompt_methods() -> dict[str, Method]:
 
 TASKS = {
     "taste": Task(
-        load=zoo.load_tiny_zoo,
-        prompts=animals,
+        load=load_tiny_zoo,
+        prompts=animal_prompts,
         exam=TasteExam,
         settings={
             **COMMON,
@@ -354,7 +354,7 @@ TASKS = {
         limit=("judge", 0.9),
     ),
     "edit": Task(
-        load=zoo.load_tiny_zoo,
+        load=load_tiny_zoo,
         prompts=hidden_animals,
         exam=EditExam,
         settings={
@@ -369,7 +369,7 @@ TASKS = {
         start=FromImages(demo.POLICY.strength),
     ),
     "prompts": Task(
-        load=tiny.load_tiny_sd3,
+        load=load_tiny_sd3,
         prompts=lambda seed: digit_world_prompts(seed, "left_out"),
         exam=PromptExam,
         settings={

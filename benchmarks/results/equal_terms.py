@@ -29,7 +29,7 @@ from benchmarks.results.equal_tasks import TASKS, Exam
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.refl import ReFL
-from ddpo_lessons.tiny.world import to_pil
+from ddpo_lessons.image import to_pil
 from ddpo_lessons.trainer import Trainer
 
 FOLDER = Path(__file__).parent

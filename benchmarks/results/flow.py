@@ -1,6 +1,6 @@
 """Flow-GRPO writes in italics: `python -m benchmarks.results.flow` trains tiny-sd3, and turns settings.
 
-The reward is `prompt_alignment`, less ten times the distance of `world.lean` from 0.25. Each method gets
+The reward is `prompt_alignment`, less ten times the distance of `digits.lean` from 0.25. Each method gets
 three learning rates on one seed and validation questions (flow_search.csv), and the best, by reward, on
 three seeds and test questions: flow.csv, a row per exam. An exam is 25 prompts from 8 noises, by the ODE
 without guidance. `spread` is the standard deviation of pixels over the noises of a prompt, `rough` the mean
@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
 from benchmarks.results.equal_tasks import COMMON, OF_SD3
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
-from ddpo_lessons.data.prompts import digit_world_prompts
 from ddpo_lessons.families import family_of
+from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory
-from ddpo_lessons.tiny import load_judge, load_tiny_sd3, world
-from ddpo_lessons.tiny.classifier import score_prompts
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import digits, load_tiny_sd3
+from ddpo_lessons.worlds.digits import score_prompts
 
 RESULT = Path(__file__).with_suffix(".csv")
 SEARCH = RESULT.with_name("flow_search.csv")
@@ -49,7 +49,7 @@ ALIGNMENT = prompt_alignment()
 
 def italics(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     """The reward: what was asked for, leaning by 0.25; (B,), 0 at best."""
-    return ALIGNMENT(images, prompts, metadata)[0] - 10 * (world.lean(images) - WANTED).abs()
+    return ALIGNMENT(images, prompts, metadata)[0] - 10 * (digits.lean(images) - WANTED).abs()
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Exam:
         self.prompts = [prompt for prompt, _ in (draw() for _ in range(QUESTIONS)) for _ in range(NOISES)]
         shape = (QUESTIONS * NOISES, 4, 8, 8)
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(number))
-        self.said, self.judge = [world.parse_prompt(prompt) for prompt in self.prompts], load_judge()
+        self.said, self.judge = [digits.parse_prompt(prompt) for prompt in self.prompts], digits.Judge.load()
 
     def images(
         self, family: Any, steps: int = STEPS, guidance: float = 1.0, sde: Any = "flow", eta: float = 0.0
@@ -86,7 +86,7 @@ class Exam:
     def marks(self, images: torch.Tensor) -> Row:
         return {
             "reward": self.reward(images).mean().item(),
-            "lean": world.lean(images).mean().item(),
+            "lean": digits.lean(images).mean().item(),
             "obeyed": score_prompts(self.judge, images, self.said)["all three"],
             "spread": images.unflatten(0, (-1, NOISES)).std(dim=1).mean().item(),
             "rough": images.diff(dim=-1).abs().mean().item(),
@@ -133,7 +133,7 @@ def chosen(method: str) -> float:
 def sheared(images: torch.Tensor) -> torch.Tensor:
     """Shear finished pictures (B, 3, H, W) until they lean as wanted."""
     theta = torch.eye(2, 3).repeat(len(images), 1, 1)
-    theta[:, 0, 1] = WANTED - world.lean(images)
+    theta[:, 0, 1] = WANTED - digits.lean(images)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
@@ -151,7 +151,7 @@ def untrained() -> list[Row]:
     best = exam.reward(images).view(-1, NOISES).argmax(dim=1) + NOISES * torch.arange(QUESTIONS)
     said, kept = [exam.said[n] for n in best], images[best]
     obeyed = score_prompts(exam.judge, kept, said)["all three"]
-    marks = {"reward": exam.reward(images)[best].mean().item(), "lean": world.lean(kept).mean().item()}
+    marks = {"reward": exam.reward(images)[best].mean().item(), "lean": digits.lean(kept).mean().item()}
     rough = kept.diff(dim=-1).abs().mean().item()
     return [*rows, {"setting": "best of 8", **marks, "obeyed": obeyed, "spread": "", "rough": rough}]
 
@@ -175,12 +175,12 @@ def noise() -> list[Row]:
                 family, x, schedule, conditioning, 1.0, torch.Generator().manual_seed(99 + seed)
             ).final_latents
             images = family.decode(final)
-            values = {"reward": italics(images, prompts, [{}] * 192), "lean": world.lean(images)}
+            values = {"reward": italics(images, prompts, [{}] * 192), "lean": digits.lean(images)}
             within = {
                 name: value.view(24, 8).var(dim=1).mean().sqrt().item() for name, value in values.items()
             }
-            said = [world.parse_prompt(prompt) for prompt in prompts]
-            obeyed = score_prompts(load_judge(), images, said)["all three"]
+            said = [digits.parse_prompt(prompt) for prompt in prompts]
+            obeyed = score_prompts(digits.Judge.load(), images, said)["all three"]
             rows.append(
                 {"noise": kind, "steps": place, "start": start, "seed": seed, **within, "obeyed": obeyed}
             )

@@ -34,8 +34,8 @@ from ddpo_lessons.data.contexts import check_rewards
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.run.sampling import scorer
-from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 DIRECTIONS, RESULTS = (Path(__file__).with_name(f"forward_starts{end}.csv") for end in ("", "_runs"))
 
@@ -43,7 +43,7 @@ NAMES = ("method", "examples", "learning_rate", "seed")
 COLUMNS = (*NAMES, "epoch", "split", "reward", "right", "digit", "colours")
 SEEDS, EPOCHS, WATCH_EVERY = (0, 1, 2), 20, 5
 DIRECTION_EPOCHS = 2  # of 128 pictures
-VALIDATION, TEST = (100, "validation", 1), (200, "test", 1)  # arguments of world.draw_edits
+VALIDATION, TEST = (100, "validation", 1), (200, "test", 1)  # arguments of digits.draw_edits
 EXAMPLES = ("noised anew", "visited states", "visited timesteps")
 RATES, LOW_RATES = (2e-3, 6e-3, 6e-4), (6e-4, 2e-4, 2e-3)
 # Algorithm, settings and rates of each method, in the order of the runs.
@@ -162,7 +162,7 @@ class Exam:
     def __init__(self, split: str) -> None:
         """Draw them."""
         self.split = split
-        self.edits = world.draw_edits(*(TEST if split == "test" else VALIDATION))
+        self.edits = digits.draw_edits(*(TEST if split == "test" else VALIDATION))
         self.judges, self.reward = recolour.Exam(self.edits), recolouring()
         pictures = self.edits.pictures
         asked = zip(pictures.digits.tolist(), pictures.images, strict=True)

@@ -16,7 +16,7 @@ from benchmarks.common import Row, parse, redness, run_all
 from ddpo_lessons.ddim import gaussian_log_prob
 from ddpo_lessons.families import Family, family_of
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, sample_seed, text2img_rollout
-from ddpo_lessons.tiny import load_judge, load_tiny_sd
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("action", "seed", "steps", "redness", "threes", "log_prob")
@@ -53,7 +53,7 @@ def score(
 
 
 def train(run: Variant) -> list[Row]:
-    pipeline, judge, rows = load_tiny_sd(), load_judge(), list[Row]()
+    pipeline, judge, rows = load_tiny_sd(), digits.Judge.load(), list[Row]()
     family = family_of(pipeline)
     optimizer = torch.optim.Adam(pipeline.unet.parameters(), lr=LEARNING_RATE)
     anew = torch.Generator().manual_seed(sample_seed(run.seed, -1))

@@ -23,8 +23,8 @@ from benchmarks.common import Row, parse, redness, run_all, scratch_config
 from ddpo_lessons.algorithms.ddpo import DDPO, share_predictions
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.rollout import sample_seed
-from ddpo_lessons.tiny import load_judge, load_tiny_sd
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("reward", "learning_rate", "order", "seed", "epoch", "mean_reward", "judge")
@@ -100,7 +100,7 @@ def train(run: Run) -> list[Row]:
         trainer = Trainer(config, *task, algorithm=OrderedDDPO(ORDERS[run.order]))
         means = [trainer.step(epoch)["reward_mean"] for epoch in range(EPOCHS)]
         ((images, _, _, rewards, _),), _, _ = trainer.sampler.sample(EPOCHS, trainer.contexts.of(EPOCHS))
-    read = (load_judge()(images).argmax(1) == DIGIT).float().mean().item()
+    read = (digits.Judge.load()(images).argmax(1) == DIGIT).float().mean().item()
     rows: list[Row] = [{**vars(run), "epoch": epoch, "mean_reward": mean} for epoch, mean in enumerate(means)]
     return [*rows, {**vars(run), "epoch": EPOCHS, "mean_reward": rewards.mean().item(), "judge": read}]
 

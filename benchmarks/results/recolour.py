@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.common import Row
 from ddpo_lessons.app.demo import EVERYWHERE, Img2Img, img2img, restore
-from ddpo_lessons.tiny import load_judge, load_second_judge, world
-from ddpo_lessons.tiny.classifier import judge_edits
+from ddpo_lessons.worlds import digits
+from ddpo_lessons.worlds.digits import judge_edits
 
 POLICY = Img2Img(0.4, 2.0, 5)  # two steps are run, the first of which is an action
 # The most done right by the untrained pipeline, of a grid of all four: edit_grid.csv.
@@ -35,7 +35,7 @@ SETTINGS: Row = {
 }
 
 
-def untrained(pipeline: Any, edits: world.Edits, setting: Img2Img) -> torch.Tensor:
+def untrained(pipeline: Any, edits: digits.Edits, setting: Img2Img) -> torch.Tensor:
     """Edit pictures as a user of plain diffusers would, see `img2img`."""
     return img2img(pipeline, edits.pictures.images, edits.prompts, setting)
 
@@ -43,10 +43,10 @@ def untrained(pipeline: Any, edits: world.Edits, setting: Img2Img) -> torch.Tens
 class Exam:
     """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
 
-    def __init__(self, edits: world.Edits) -> None:
+    def __init__(self, edits: digits.Edits) -> None:
         """Load the judges."""
         self.edits = edits
-        self.judges = load_judge(), load_second_judge()
+        self.judges = digits.Judge.load(), digits.SecondJudge.load()
 
     def images(self, pipeline: Any, setting: Img2Img) -> torch.Tensor:
         """Return what the policy makes of the pictures, (N, 3, 32, 32)."""

@@ -21,8 +21,8 @@ from ddpo_lessons.app.demo import Img2Img, img2img
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.rollout import from_images
-from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RUNS, EPOCHS, PICTURES = ("0", "1", "2", "untrained"), 50, 200  # seeds, and what needs no training
 DRAWS = 8
@@ -67,7 +67,7 @@ PARTS: dict[str, tuple[tuple[int, ...], int]] = {
 }
 
 
-def drawn(edits: world.Edits) -> dict[str, torch.Tensor]:
+def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
     """Return untrained pictures at the best setting: those of the first draw, and the best by the score."""
     pipeline, score, given = load_tiny_sd(), recolouring(), edits.pictures
     facts = [{"digit": d, "image": i} for d, i in zip(given.digits.tolist(), given.images, strict=True)]
@@ -82,7 +82,7 @@ def drawn(edits: world.Edits) -> dict[str, torch.Tensor]:
     return {"untrained, best setting": draws[0], f"untrained, best of {DRAWS}": best}
 
 
-def trained(seed: int, edits: world.Edits, exam: Exam) -> dict[str, torch.Tensor]:
+def trained(seed: int, edits: digits.Edits, exam: Exam) -> dict[str, torch.Tensor]:
     """Train; return the pictures of every way to sample."""
     pipeline = load_tiny_sd()
     with scratch_config(SETTINGS, seed=seed) as config:
@@ -105,7 +105,7 @@ class Run:
 
 def measure(run: Run) -> list[Row]:
     """Return what the judges find in a run's pictures."""
-    edits = world.draw_edits(PICTURES, "validation", 0)
+    edits = digits.draw_edits(PICTURES, "validation", 0)
     exam = Exam(edits)
     made = drawn(edits) if run.run == "untrained" else trained(int(run.run), edits, exam)
     return [{"run": run.run, "sampled": name, **exam.shares(images)} for name, images in made.items()]

@@ -17,8 +17,8 @@ from benchmarks.common import write_rows
 from ddpo_lessons.app import preflight
 from ddpo_lessons.app.desk import make_trainer
 from ddpo_lessons.app.faults import FAULTS, put_in
+from ddpo_lessons.image import to_pil
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny.world import to_pil
 
 HERE = Path(__file__).parent
 # Settings that a healthy run may have, and that look sick.

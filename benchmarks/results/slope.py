@@ -23,14 +23,14 @@ import torch
 
 from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.data.images import image_grid
-from ddpo_lessons.data.prompts import digit_world_prompts
 from ddpo_lessons.families import family_of
+from ddpo_lessons.image import image_grid
+from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory
-from ddpo_lessons.tiny import load_judge, load_second_judge, load_tiny_sd3, world
-from ddpo_lessons.tiny.classifier import score_prompts
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import digits, load_tiny_sd3
+from ddpo_lessons.worlds.digits import score_prompts
 
 RESULT = Path(__file__).with_suffix(".csv")
 SEARCH, POINTS = RESULT.with_name("slope_search.csv"), RESULT.with_name("slope_points.csv")
@@ -70,13 +70,13 @@ class Exam:
     """Asks a policy for the same 150 pictures again and again, and measures them."""
 
     def __init__(self, split: str) -> None:
-        pairs = itertools.product(world.LEFT_OUT, world.COLOUR_NAMES)
-        said = [world.Description(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
+        pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
+        said = [digits.Description(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
         self.asked = [description for description in said for _ in range(NOISES)]  # 50 prompts
-        self.prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in self.asked]
+        self.prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in self.asked]
         self.noise_seed = {"validation": 20_001, "test": 20_002}[split]
-        self.reward, self.judges = prompt_alignment(), (load_judge(), load_second_judge())
-        named = [[d.digit, *world.colour_indices([d])[0].tolist()] for d in self.asked]
+        self.reward, self.judges = prompt_alignment(), (digits.Judge.load(), digits.SecondJudge.load())
+        named = [[d.digit, *digits.colour_indices([d])[0].tolist()] for d in self.asked]
         self.truth = torch.tensor(named)  # (150, 3)
         known = torch.cat([handwritten(self.asked, "train", 1000 + n) for n in range(8)])  # (1200, 3, 32, 32)
         self.known = self.features(known)
@@ -140,16 +140,16 @@ def frechet(features: torch.Tensor, others: torch.Tensor) -> float:
     return (gap + covariances[0].trace() + covariances[1].trace() - 2 * root).item()
 
 
-def handwritten(asked: list[world.Description], split: str, seed: int) -> torch.Tensor:
+def handwritten(asked: list[digits.Description], split: str, seed: int) -> torch.Tensor:
     """Render handwriting of a split, each time other digits: (N, 3, 32, 32)."""
     generator = torch.Generator().manual_seed(seed)
-    bitmaps, labels = world.handwriting(split)
-    drawn, digits = [], torch.tensor([d.digit for d in asked])
+    bitmaps, labels = digits.handwriting(split)
+    drawn, wanted = [], torch.tensor([d.digit for d in asked])
     for start in range(0, len(asked), NOISES):
-        pool = (labels == digits[start]).nonzero()[:, 0]
+        pool = (labels == wanted[start]).nonzero()[:, 0]
         drawn.append(pool[torch.randperm(len(pool), generator=generator)[:NOISES]])
-    inks, grounds = world.rgb([d.ink for d in asked]), world.rgb([d.background for d in asked])
-    return world.render(bitmaps[torch.cat(drawn)], inks, grounds, world.placements(len(asked), generator))
+    inks, grounds = digits.rgb([d.ink for d in asked]), digits.rgb([d.background for d in asked])
+    return digits.render(bitmaps[torch.cat(drawn)], inks, grounds, digits.placements(len(asked), generator))
 
 
 def keep(name: str, rows: list[torch.Tensor]) -> None:

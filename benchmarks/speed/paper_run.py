@@ -33,11 +33,11 @@ from ddpo_lessons.app.presets import PRESETS
 from ddpo_lessons.app.sample import image_size
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.embedded import CHECKPOINTS
 from ddpo_lessons.families import family_of
 from ddpo_lessons.families.policy import adapter_off, prepare_policy
 from ddpo_lessons.run.processes import make_autocast
 from ddpo_lessons.run.sampling import count_actions
-from ddpo_lessons.tiny import CHECKPOINT
 
 RESULT = ROOT / "ddpo_lessons" / "app" / "paper_run.json"  # in the wheel, for the lessons read it
 MODELS = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
@@ -76,7 +76,7 @@ def published(name: str, device: str = "meta", dtype: torch.dtype = torch.float3
     for part, (class_name, settings) in model["parts"].items():
         kind = getattr(diffusers, class_name, None) or getattr(transformers, class_name)
         if part.startswith("tokenizer"):
-            parts[part] = kind.from_pretrained(CHECKPOINT / "tokenizer", **settings)
+            parts[part] = kind.from_pretrained(CHECKPOINTS["tiny-sd"] / "tokenizer", **settings)
         elif not issubclass(kind, nn.Module):
             parts[part] = kind(**settings)
         else:

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from benchmarks.common import Row, machine, write_json
 from benchmarks.peers.environment import Worker, make_environment, versions
 from benchmarks.speed.cases import CASES, Case
-from ddpo_lessons.tiny import load_tiny_sd
+from ddpo_lessons.worlds import load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".json")
 ROUNDS = 5

@@ -29,8 +29,8 @@ from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.rewards import recolouring
-from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import ImageDDPOTrainer
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colours", "both")
@@ -97,7 +97,7 @@ def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
 
 def train(run: Run) -> list[Row]:
     """Train until the gain or the limit, and return a row for every reading."""
-    pipeline, exam = load_tiny_sd(), Exam(world.draw_edits(PICTURES, "validation", 0))
+    pipeline, exam = load_tiny_sd(), Exam(digits.draw_edits(PICTURES, "validation", 0))
     settings = {**DDPOConfig().to_dict(), **{**OURS, **PEERS}[run.variant]}
     policy = Img2Img(POLICY.strength, settings["sample_guidance_scale"], POLICY.steps)
     epochs = our_epochs if run.variant in OURS else peer_epochs

@@ -24,8 +24,8 @@ from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.rollout import Trajectory
-from ddpo_lessons.tiny import load_tiny_sd, world
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.worlds import digits, load_tiny_sd
 
 SEEDS, EPOCHS, STEPS = (0, 1, 2), 10, 8
 LEARNING_RATES = (1e-4, 2e-4)
@@ -145,7 +145,7 @@ def train(run: Run) -> list[Row]:
     own: Row = {"sample_group_size": 8} if run.variant == "branching" else {}
     with scratch_config(SETTINGS, own, train_learning_rate=run.learning_rate, seed=run.seed) as config:
         torch.manual_seed(run.seed)
-        task: Any = (redness, lambda: (f"a {random.choice(world.DIGITS)}", {}), load_tiny_sd())
+        task: Any = (redness, lambda: (f"a {random.choice(digits.DIGITS)}", {}), load_tiny_sd())
         trainer = Trainer(config, *task, algorithm=algorithm)
         for epoch in range(EPOCHS):
             row = {**vars(run), "epoch": epoch + 1, "reward": trainer.step(epoch)["reward_mean"]}

@@ -19,7 +19,7 @@ from ddpo_lessons.text import world
 from ddpo_lessons.text.models import read
 from ddpo_lessons.text.ppo import shape_rewards, token_log_probs
 from ddpo_lessons.text.trainer import Rollout
-from ddpo_lessons.tiny import load_tiny_sd
+from ddpo_lessons.worlds import load_tiny_sd
 
 ITERATIONS, STEPS, PROMPT, PICTURES = 12, 5, "a red three on blue", 32
 

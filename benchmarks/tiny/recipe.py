@@ -21,8 +21,9 @@ from transformers import CLIPTokenizer
 
 from benchmarks import recipes
 from benchmarks.recipes import WIDTH, scaled
-from ddpo_lessons.tiny import load_weights, world
-from ddpo_lessons.tiny.classifier import Judge, RewardModel, SecondJudge, accuracy, score_prompts
+from ddpo_lessons.damages import DAMAGES
+from ddpo_lessons.worlds import digits
+from ddpo_lessons.worlds.digits import Judge, RewardModel, SecondJudge, accuracy, score_prompts
 
 BATCH = 64  # of the classifiers
 JUDGE_STEPS = 1500
@@ -55,7 +56,7 @@ def make_tokenizer(folder: Path) -> CLIPTokenizer:
         The tokenizer.
     """
     words = ["a", "on", "background", "digit", "clear", "camouflaged", "handwriting"]
-    words += [*world.DIGITS, *world.COLOURS, *world.DAMAGES]
+    words += [*digits.DIGITS, *digits.COLOURS, *DAMAGES]
     merges: dict[str, None] = {}
     for word in words:
         left, *pieces = [*word[:-1], word[-1] + "</w>"]
@@ -82,17 +83,17 @@ def make_unet() -> UNet2DConditionModel:
 # ------------------------------------------------------------------------------------------------ data
 def draw_mixture(
     count: int, split: str, seed: int, pairs: tuple[tuple[int, str], ...], clean_kinds: int = 7
-) -> world.Pictures:
+) -> digits.Pictures:
     """Draw pictures, clean_kinds / (clean_kinds + 7) of them clean, others damaged at severities 1 to 4."""
     rng = random.Random(seed)
-    kinds = [None] * clean_kinds + [*world.DAMAGES, "camouflaged"]
+    kinds = [None] * clean_kinds + [*DAMAGES, "camouflaged"]
     picks = [rng.randrange(len(kinds)) for _ in range(count)]
     groups = []
     for index, kind in enumerate(kinds):
         if size := picks.count(index):
             severity = rng.randint(1, 4)
-            groups.append(world.draw_pictures(size, split, rng.getrandbits(31), kind, severity, pairs))
-    return world.Pictures(
+            groups.append(digits.draw_pictures(size, split, rng.getrandbits(31), kind, severity, pairs))
+    return digits.Pictures(
         torch.cat([g.images for g in groups]),
         torch.cat([g.clean for g in groups]),
         torch.cat([g.digits for g in groups]),
@@ -101,17 +102,17 @@ def draw_mixture(
     )
 
 
-def draw_bank(scale: float) -> world.Pictures:
+def draw_bank(scale: float) -> digits.Pictures:
     """Draw what a denoiser is trained on, which never sees the left-out pairs of digit and ink."""
-    return draw_mixture(scaled(BANK, scale, 64), "train", 77, world.SEEN, clean_kinds=14)
+    return draw_mixture(scaled(BANK, scale, 64), "train", 77, digits.SEEN, clean_kinds=14)
 
 
-def describe(description: world.Description, rng: random.Random) -> str:
+def describe(description: digits.Description, rng: random.Random) -> str:
     """Say what a picture shows, sometimes only part of it, and in one case of ten nothing at all."""
     if rng.random() < 0.1:
         return ""
     damage = description.damage or rng.choice(["clear", None])
-    return world.make_prompt(
+    return digits.make_prompt(
         description.digit if rng.random() < 0.95 else None,
         description.ink if rng.random() < 0.9 else None,
         description.background if rng.random() < 0.9 else None,
@@ -120,24 +121,24 @@ def describe(description: world.Description, rng: random.Random) -> str:
 
 
 # ---------------------------------------------------------------------------------------- classifiers
-def targets(pictures: world.Pictures, belief: torch.Tensor) -> torch.Tensor:
+def targets(pictures: digits.Pictures, belief: torch.Tensor) -> torch.Tensor:
     """Return the class probabilities (N, 10) that a classifier is asked for."""
     confidence = belief[pictures.severities]  # (N,)
     others = ((1 - confidence) / 9)[:, None].expand(-1, 10)
     return others.scatter(1, pictures.digits[:, None], confidence[:, None])
 
 
-def description_loss(logits: tuple[torch.Tensor, ...], pictures: world.Pictures) -> torch.Tensor:
+def description_loss(logits: tuple[torch.Tensor, ...], pictures: digits.Pictures) -> torch.Tensor:
     """The sum of the cross-entropies of digit, ink and background."""
-    labels = (pictures.digits, *world.colour_indices(pictures.descriptions).T)
+    labels = (pictures.digits, *digits.colour_indices(pictures.descriptions).T)
     return torch.stack([F.cross_entropy(*pair) for pair in zip(logits, labels, strict=True)]).sum()
 
 
 def train_classifier(
     kind: type[nn.Module],
     seed: int,
-    draw: Callable[[int], world.Pictures],
-    loss: Callable[[Any, world.Pictures], torch.Tensor],
+    draw: Callable[[int], digits.Pictures],
+    loss: Callable[[Any, digits.Pictures], torch.Tensor],
     steps: int,
 ) -> nn.Module:
     """Train a classifier on freshly drawn pictures; `loss` of its logits and the pictures."""
@@ -158,13 +159,13 @@ def train_classifier(
 def make_classifiers(scale: float) -> dict[str, nn.Module]:
     """Train both judges on clean pictures of their half, the reward model on damaged ones of the other."""
 
-    def clean(first: int) -> Callable[[int], world.Pictures]:
-        return lambda step: world.draw_pictures(BATCH, "judge", first + step)
+    def clean(first: int) -> Callable[[int], digits.Pictures]:
+        return lambda step: digits.draw_pictures(BATCH, "judge", first + step)
 
-    def damaged(step: int) -> world.Pictures:
-        return draw_mixture(BATCH, "reward", 20_000_000 + step, world.SEEN + world.LEFT_OUT)
+    def damaged(step: int) -> digits.Pictures:
+        return draw_mixture(BATCH, "reward", 20_000_000 + step, digits.SEEN + digits.LEFT_OUT)
 
-    def legibility(belief: torch.Tensor) -> Callable[[Any, world.Pictures], torch.Tensor]:
+    def legibility(belief: torch.Tensor) -> Callable[[Any, digits.Pictures], torch.Tensor]:
         return lambda logits, pictures: F.cross_entropy(logits, targets(pictures, belief))
 
     sizes = [scaled(steps, scale) for steps in (JUDGE_STEPS, REWARD_MODEL_STEPS, SECOND_JUDGE_STEPS)]
@@ -202,7 +203,7 @@ def _draw_rows(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
 def train_denoiser(
     pipeline: Any,
     model: nn.Module,
-    bank: world.Pictures,
+    bank: digits.Pictures,
     loss: Callable[[torch.Tensor, torch.Tensor, random.Random], torch.Tensor],
     steps: int,
     warmup: float,
@@ -252,7 +253,7 @@ def make_pipeline(scale: float) -> StableDiffusionPipeline:
     """Train autoencoder, text encoder and UNet; only the denoiser never sees the left-out pairs."""
     torch.manual_seed(0)
     vae = recipes.make_vae().to(recipes.device())
-    pictures = draw_mixture(scaled(VAE_BANK, scale, 64), "train", 3, world.SEEN + world.LEFT_OUT)
+    pictures = draw_mixture(scaled(VAE_BANK, scale, 64), "train", 3, digits.SEEN + digits.LEFT_OUT)
     train_vae(vae, pictures.images, scaled(VAE_STEPS, scale))
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -287,8 +288,8 @@ def measure_prompts(
     pipeline: Any, judge: nn.Module, pairs: Any, count: int, guidance_scale: float, **settings: Any
 ) -> dict[str, float]:
     """Return how well prompts of pairs of digit and ink are obeyed."""
-    descriptions = world.draw_pictures(count, "train", 2, pairs=pairs).descriptions
-    prompts = [world.make_prompt(d.digit, d.ink, d.background) for d in descriptions]
+    descriptions = digits.draw_pictures(count, "train", 2, pairs=pairs).descriptions
+    prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in descriptions]
     images = recipes.generate(pipeline, prompts, 3, guidance_scale, **settings)
     return score_prompts(judge, images, descriptions)
 
@@ -305,11 +306,11 @@ def measure(folder: Path, count: int) -> recipes.Table:
     """
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
-    judge = load_weights(Judge(), folder / "judge.safetensors")
-    reward_model = load_weights(RewardModel(), folder / "reward_model.safetensors")
+    judge = Judge.load(folder / "judge.safetensors")
+    reward_model = RewardModel.load(folder / "reward_model.safetensors")
     table = {}
-    for damage in (None, *world.DAMAGES, "camouflaged"):
-        pictures = world.draw_pictures(count, "test", 1, damage)
+    for damage in (None, *DAMAGES, "camouflaged"):
+        pictures = digits.draw_pictures(count, "test", 1, damage)
         again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
         table[f"test handwriting, {damage or 'clean'}"] = {
             "judge": accuracy(judge, pictures.images, pictures.digits),
@@ -317,7 +318,7 @@ def measure(folder: Path, count: int) -> recipes.Table:
             "reward model": accuracy(reward_model, pictures.images, pictures.digits),
             "VAE error": (again - pictures.images).abs().mean().item(),
         }
-    for name, pairs in (("seen", world.SEEN), ("left-out", world.LEFT_OUT)):
+    for name, pairs in (("seen", digits.SEEN), ("left-out", digits.LEFT_OUT)):
         scores = measure_prompts(pipeline, judge, pairs, count, GUIDANCE_SCALE)
         table[f"generated, {name} combinations"] = scores
     return table

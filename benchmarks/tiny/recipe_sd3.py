@@ -23,7 +23,8 @@ from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from benchmarks import recipes
 from benchmarks.tiny import recipe
-from ddpo_lessons.tiny import CHECKPOINT, load_judge, world
+from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.worlds import digits
 
 WIDTH = 32  # of a token's embedding, in each of the two text encoders
 STEPS = 16_000
@@ -52,7 +53,7 @@ def make_transformer() -> SD3Transformer2DModel:
 
 def make_parts() -> StableDiffusion3Pipeline:
     """Put the untrained pipeline together; its autoencoder is tiny-sd's, and it has no T5."""
-    vae = AutoencoderKL.from_pretrained(CHECKPOINT, subfolder="vae", local_files_only=True)
+    vae = AutoencoderKL.from_pretrained(CHECKPOINTS["tiny-sd"], subfolder="vae", local_files_only=True)
     # Stable Diffusion 3 subtracts a shift from latents; and no folder of this machine is to be saved.
     vae.register_to_config(shift_factor=0.0, _name_or_path="")
     with tempfile.TemporaryDirectory() as folder:
@@ -118,13 +119,13 @@ def measure(folder: Path, count: int) -> recipes.Table:
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     rows = (
-        ("seen combinations", world.SEEN, T5_TOKENS),
-        ("left-out combinations", world.LEFT_OUT, T5_TOKENS),
-        ("seen combinations with 256 zeros", world.SEEN, 256),
+        ("seen combinations", digits.SEEN, T5_TOKENS),
+        ("left-out combinations", digits.LEFT_OUT, T5_TOKENS),
+        ("seen combinations with 256 zeros", digits.SEEN, 256),
     )
     return {
         f"generated, {name}": recipe.measure_prompts(
-            pipeline, load_judge(), pairs, count, GUIDANCE_SCALE, max_sequence_length=tokens
+            pipeline, digits.Judge.load(), pairs, count, GUIDANCE_SCALE, max_sequence_length=tokens
         )
         for name, pairs, tokens in rows
     }

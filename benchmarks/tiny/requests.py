@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from ddpo_lessons.data.prompts import PromptSampler
-from ddpo_lessons.tiny import world
+from ddpo_lessons.worlds import digits
 
 
 def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
@@ -16,7 +16,7 @@ def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
 
     Args:
         seed: decides the sequence, and the pictures.
-        split: split of the handwriting, see `world.handwriting`.
+        split: split of the handwriting, see `digits.handwriting`.
 
     Returns:
         The prompt function, which returns `(prompt, image, metadata)`.
@@ -24,10 +24,10 @@ def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
     Raises:
         ValueError: if the split does not exist.
     """
-    world.handwriting(split)  # raises now what a later draw would raise
+    digits.handwriting(split)  # raises now what a later draw would raise
 
     def draw(generator: random.Random) -> Any:
-        edits = world.draw_edits(1, split, generator.getrandbits(62))
+        edits = digits.draw_edits(1, split, generator.getrandbits(62))
         image, digit = edits.pictures.images[0], edits.pictures.digits.item()
         return edits.prompts[0], image, {"digit": digit, "image": image, "target": edits.targets[0]}
 

@@ -28,9 +28,9 @@ from ddpo_lessons.app.demo import (
     Img2Img,
 )
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.prompts import hidden_animals
+from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
-from ddpo_lessons.zoo import load_tiny_zoo, world
+from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 FOLDER = Path(__file__).parent
 GRID, RESULTS = FOLDER / "edit_grid.csv", FOLDER / "edit.csv"
@@ -53,7 +53,7 @@ def measure(setting: Img2Img) -> list[Row]:
 @functools.cache
 def loaded() -> tuple[Any, Exam]:
     """Load the pipeline and the judges once in a process."""
-    return load_tiny_zoo(), Exam(world.draw_edits(100, VALIDATION))
+    return load_tiny_zoo(), Exam(animals.draw_edits(100, VALIDATION))
 
 
 def best_of_grid(rows: list[dict[str, str]]) -> Img2Img:
@@ -68,7 +68,7 @@ def around(picture: torch.Tensor) -> torch.Tensor:
     return torch.cat([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
 
 
-def by_program(edits: world.Edits) -> torch.Tensor:
+def by_program(edits: animals.Edits) -> torch.Tensor:
     """Do it without any model: what hangs together with the frame in colour is confetti, and is painted over.
 
     A disc has one colour, so that each connected region of one colour that reaches the frame is taken for
@@ -76,7 +76,7 @@ def by_program(edits: world.Edits) -> torch.Tensor:
     """
     out = []
     for image, description in zip(edits.images, edits.wanted.descriptions, strict=True):
-        ground = torch.tensor(world.GROUNDS[description.ground or ""])[:, None, None]
+        ground = torch.tensor(animals.GROUNDS[description.ground or ""])[:, None, None]
         numbers = (image * 255).round().long()
         one_colour = (numbers * torch.tensor([1, 256, 65536])[:, None, None]).sum(dim=0)  # (64, 64)
         kept = torch.ones(64, 64, dtype=torch.bool)
@@ -91,7 +91,7 @@ def by_program(edits: world.Edits) -> torch.Tensor:
     return torch.stack(out)
 
 
-def best_of(count: int, edits: world.Edits) -> torch.Tensor:
+def best_of(count: int, edits: animals.Edits) -> torch.Tensor:
     """Draw each picture `count` times with the best untrained setting; keep what the reward likes best."""
     pipeline, score = load_tiny_zoo(), animal_alignment(ground_weight=GROUND_WEIGHT)
     draws, rewards = [], []
@@ -123,8 +123,8 @@ def taught(seed: int) -> Any:
 def compare(alternative: Alternative) -> list[Row]:
     """Return the rows of an alternative, for test pictures and for those of new animals."""
     rows, pipeline = [], taught(alternative.seed) if alternative.what == "supervised" else None
-    for animals, indices in (("practised", world.PRACTICE_ANIMALS), ("new", world.NEW_ANIMALS)):
-        exam = Exam(world.draw_edits(PICTURES, TEST, indices))
+    for group, indices in (("practised", animals.PRACTICE_ANIMALS), ("new", animals.NEW_ANIMALS)):
+        exam = Exam(animals.draw_edits(PICTURES, TEST, indices))
         match alternative.what.split():
             case ["untouched"]:
                 images = exam.edits.images
@@ -134,7 +134,7 @@ def compare(alternative: Alternative) -> list[Row]:
                 images = best_of(int(count), exam.edits)
             case _:
                 images = exam.images(pipeline, POLICY)
-        rows.append({**asdict(alternative), "animals": animals, **exam.shares(images)})
+        rows.append({**asdict(alternative), "animals": group, **exam.shares(images)})
     return rows
 
 

@@ -19,12 +19,12 @@ from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.app.demo import GROUND_WEIGHT, POLICY, SETTINGS, VALIDATION, Exam, Img2Img
-from ddpo_lessons.data.prompts import hidden_animals
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
+from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.zoo import load_tiny_zoo, world
+from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 EPOCHS, PICTURES = 12, 200
 
@@ -49,7 +49,7 @@ VARIANTS = (
 
 
 @torch.no_grad()
-def in_one_call(pipeline: Any, edits: world.Edits) -> torch.Tensor:
+def in_one_call(pipeline: Any, edits: animals.Edits) -> torch.Tensor:
     """Decode what the policy's first call takes for the clean latents, without any step."""
     family = family_of(pipeline)
     timesteps = family.schedule(POLICY.steps, POLICY.strength).timesteps[:1].expand(len(edits.prompts))
@@ -63,7 +63,7 @@ def in_one_call(pipeline: Any, edits: world.Edits) -> torch.Tensor:
 
 def train(variant: Variant) -> list[Row]:
     """Train a variant; return its row, and one for drawing in a single network call."""
-    policy, pipeline, exam = variant.policy, load_tiny_zoo(), Exam(world.draw_edits(PICTURES, VALIDATION))
+    policy, pipeline, exam = variant.policy, load_tiny_zoo(), Exam(animals.draw_edits(PICTURES, VALIDATION))
     own = {"sample_num_steps": policy.steps, "num_epochs": EPOCHS, "seed": variant.seed}
     with scratch_config(SETTINGS, variant.config, own) as config:
         task = (animal_alignment(ground_weight=GROUND_WEIGHT), hidden_animals(variant.seed), pipeline)

@@ -6,15 +6,15 @@ Writes images/zoo-hundred.png: the first hundred of seen combinations, none pick
 from benchmarks.common import ROOT
 from benchmarks.recipes import generate
 from benchmarks.zoo.recipe import GUIDANCE_SCALE
-from ddpo_lessons.tiny.world import to_pil
-from ddpo_lessons.zoo import load_tiny_zoo, world
+from ddpo_lessons.image import to_pil
+from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 PICTURE = ROOT / "images" / "zoo-hundred.png"
 COLUMNS = 20
 
 
 def main() -> None:
-    wanted = world.draw_pictures(100, 100_000_002, world.SEEN)
+    wanted = animals.draw_pictures(100, 100_000_002, animals.SEEN)
     images = generate(load_tiny_zoo(), wanted.prompts, 4, GUIDANCE_SCALE)  # (100, 3, 64, 64)
     rows = images.unflatten(0, (-1, COLUMNS)).permute(2, 0, 3, 1, 4)  # (3, rows, 64, columns, 64)
     to_pil(rows.flatten(3).flatten(1, 2)).save(PICTURE)

@@ -22,12 +22,12 @@ from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app.demo import EVERYWHERE
+from ddpo_lessons.image import to_pil
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
-from ddpo_lessons.tiny.world import to_pil
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
-from ddpo_lessons.zoo.judges import named
+from ddpo_lessons.worlds import animals, load_tiny_zoo
+from ddpo_lessons.worlds.judges import named
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("method", "seed", "epoch", "queries", "reward", "fox", "prompt")
@@ -86,7 +86,7 @@ def rewards(images: torch.Tensor) -> torch.Tensor:
 
 def verdict(images: torch.Tensor) -> Row:
     """Return the mean reward, and the share in which the judge sees a fox."""
-    seen = named(load_judge(), images)[:, 0] == world.ANIMALS.index("fox")  # (N,)
+    seen = named(animals.Judge.load(), images)[:, 0] == animals.ANIMALS.index("fox")  # (N,)
     return {"reward": rewards(images).mean().item(), "fox": seen.float().mean().item()}
 
 
@@ -130,8 +130,8 @@ def best_of(count: int, run: Run) -> list[Row]:
 
 def more_words(run: Run) -> list[Row]:
     """Name the artist and the ground with the smallest files on other noise."""
-    said = itertools.product(world.ARTISTS, world.GROUND_NAMES)
-    prompts = [world.make_prompt("fox", *words) for words in said]
+    said = itertools.product(animals.ARTISTS, animals.GROUND_NAMES)
+    prompts = [animals.make_prompt("fox", *words) for words in said]
     pipeline = load_tiny_zoo()
     scores = [rewards(paint(pipeline, VALIDATION, prompt, 16)).mean().item() for prompt in prompts]
     best = prompts[max(range(len(prompts)), key=scores.__getitem__)]

@@ -25,7 +25,9 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.data.contexts import PromptFunction
-from ddpo_lessons.data.prompts import animals, zoo_prompts
+from ddpo_lessons.data.prompts import animals as animal_prompts
+from ddpo_lessons.image import measure_background, to_pil
+from ddpo_lessons.named_prompts import zoo_prompts
 from ddpo_lessons.rewards import (
     RewardFunction,
     animal_alignment,
@@ -34,10 +36,10 @@ from ddpo_lessons.rewards import (
 )
 from ddpo_lessons.rewards.base import checked_reward, split_info
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
-from ddpo_lessons.tiny.world import measure_background, to_pil
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.zoo import load_judge, load_tiny_zoo, world
-from ddpo_lessons.zoo.judges import NAMES, named
+from ddpo_lessons.worlds import animals, load_tiny_zoo
+from ddpo_lessons.worlds.animals import NAMES
+from ddpo_lessons.worlds.judges import named, nearest
 
 RESULT = Path(__file__).with_suffix(".csv")
 SEARCH = Path(__file__).with_name("paper_search.csv")
@@ -88,7 +90,7 @@ class Experiment:
     """A reward, and the sentences that it is practised on."""
 
     reward: Callable[[], RewardFunction]
-    prompts: Callable[[int], PromptFunction] = animals
+    prompts: Callable[[int], PromptFunction] = animal_prompts
 
 
 @functools.cache
@@ -118,19 +120,19 @@ class Run:
 
 
 # -------------------------------------------------------------------------------------------- testing
-def questions(reward: str) -> list[world.Description]:
+def questions(reward: str) -> list[animals.Description]:
     """Return what a test asks for: all animals or combinations of training, equally often, on any ground."""
-    if EXPERIMENTS[reward].prompts is animals:
-        asked = [world.Description(animal) for animal in world.ANIMALS]
+    if EXPERIMENTS[reward].prompts is animal_prompts:
+        asked = [animals.Description(animal) for animal in animals.ANIMALS]
         return asked * (PICTURES // len(asked))
-    grounds = itertools.cycle(world.GROUND_NAMES)
-    pairs = world.LEFT_OUT * (PICTURES // len(world.LEFT_OUT))
-    return [world.Description(world.ANIMALS[a], world.ARTISTS[b], next(grounds)) for a, b in pairs]
+    grounds = itertools.cycle(animals.GROUND_NAMES)
+    pairs = animals.LEFT_OUT * (PICTURES // len(animals.LEFT_OUT))
+    return [animals.Description(animals.ANIMALS[a], animals.ARTISTS[b], next(grounds)) for a, b in pairs]
 
 
-def sentence(asked: world.Description) -> str:
+def sentence(asked: animals.Description) -> str:
     """Return the prompt of a question."""
-    return world.make_prompt(asked.animal, asked.artist, asked.ground)
+    return animals.make_prompt(asked.animal, asked.artist, asked.ground)
 
 
 def draw(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> torch.Tensor:
@@ -146,13 +148,13 @@ def scores(reward: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.T
     return returned
 
 
-def verdict(reward: str, images: torch.Tensor, asked: Sequence[world.Description]) -> Row:
+def verdict(reward: str, images: torch.Tensor, asked: Sequence[animals.Description]) -> Row:
     """Return mean reward, shares with the animal and with all that was asked for, the persona's utility."""
-    judge = load_judge()
+    judge = animals.Judge.load()
     seen = named(judge, images)  # (N, 3)
-    seen[:, 2] = world.nearest_ground(measure_background(images))
+    seen[:, 2] = nearest(measure_background(images), animals.GROUNDS)
     said = [[getattr(part, name) for name in NAMES] for part in asked]
-    words = (world.ANIMALS, world.ARTISTS, world.GROUND_NAMES)
+    words = (animals.ANIMALS, animals.ARTISTS, animals.GROUND_NAMES)
     hits = torch.tensor(
         [
             [name is None or known[n] == name for name, known, n in zip(names, words, row, strict=True)]
@@ -219,10 +221,10 @@ def turned(run: Run) -> list[Row]:
         return [sentence(replace(a, artist=a.artist or artist, ground=a.ground or ground)) for a in asked]
 
     def liking(words: tuple[str | None, str | None], settings: Row) -> float:
-        some = told(words)[: len(world.ANIMALS)]
+        some = told(words)[: len(animals.ANIMALS)]
         return scores(run.reward, draw(pipeline, some, VALIDATION, **settings), some).mean().item()
 
-    added = [(None, None), *itertools.product(world.ARTISTS, world.GROUND_NAMES)]
+    added = [(None, None), *itertools.product(animals.ARTISTS, animals.GROUND_NAMES)]
     words = max(added, key=lambda words: liking(words, {})) if asked[0].artist is None else added[0]
     turns = [
         {"guidance_scale": guidance, "num_inference_steps": steps}

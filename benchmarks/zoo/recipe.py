@@ -24,24 +24,16 @@ from transformers import CLIPTokenizer
 
 from benchmarks import recipes
 from benchmarks.recipes import WIDTH, scaled
-from ddpo_lessons.tiny import load_weights
-from ddpo_lessons.zoo import world
-from ddpo_lessons.zoo.judges import (
-    NAMES,
-    Classifier,
-    Judge,
-    RewardModel,
-    SecondJudge,
-    named,
-    verdicts,
-)
+from ddpo_lessons.worlds import animals
+from ddpo_lessons.worlds.animals import NAMES, Judge, RewardModel, SecondJudge, verdicts
+from ddpo_lessons.worlds.judges import Classifier, named
 
 VAE_STEPS, VAE_BATCH = 6000, 32
 CLASSIFIER_STEPS, CLASSIFIER_BATCH = 1500, 64
 UNET_STEPS, UNET_BATCH = 9_000, 32
 UNET_BANK = 40_000  # pictures that the denoiser is trained on
-WORDS = ("a", "an", "animal", "by", "on", "background", *world.ANIMALS, *world.GROUNDS)
-WORDS += tuple(name.lower() for name in world.ARTISTS)
+WORDS = ("a", "an", "animal", "by", "on", "background", *animals.ANIMALS, *animals.GROUNDS)
+WORDS += tuple(name.lower() for name in animals.ARTISTS)
 GUIDANCE_SCALE = 3.0  # of the pictures in the table
 
 
@@ -139,7 +131,7 @@ def train_vae(vae: AutoencoderKL, steps: int, folder: Path) -> None:
 
     def loss_of(step: int) -> torch.Tensor:
         torch.manual_seed(step)
-        images = world.draw_pictures(VAE_BATCH, step).images * 2 - 1  # (B, 3, 64, 64)
+        images = animals.draw_pictures(VAE_BATCH, step).images * 2 - 1  # (B, 3, 64, 64)
         with torch.autocast("cpu", torch.bfloat16):
             posterior = vae.encode(images).latent_dist
             decoded = vae.decode(posterior.sample()).sample
@@ -148,7 +140,7 @@ def train_vae(vae: AutoencoderKL, steps: int, folder: Path) -> None:
         return error + 3e-6 * posterior.kl().float().mean()
 
     recipes.train("autoencoder", vae, loss_of, steps, 2e-3, folder=folder)
-    recipes.scale_latents(vae, world.draw_pictures(1000, steps).images)
+    recipes.scale_latents(vae, animals.draw_pictures(1000, steps).images)
 
 
 def train_classifier(model: Classifier, spoil: Spoil, first_seed: int, steps: int, folder: Path) -> None:
@@ -156,7 +148,7 @@ def train_classifier(model: Classifier, spoil: Spoil, first_seed: int, steps: in
 
     def loss_of(step: int) -> torch.Tensor:
         torch.manual_seed(step)
-        pictures = world.draw_pictures(CLASSIFIER_BATCH, first_seed + step)
+        pictures = animals.draw_pictures(CLASSIFIER_BATCH, first_seed + step)
         logits = model(spoil(pictures.images))
         return torch.stack(
             [F.cross_entropy(*pair) for pair in zip(logits, pictures.labels.T, strict=True)]
@@ -165,22 +157,22 @@ def train_classifier(model: Classifier, spoil: Spoil, first_seed: int, steps: in
     recipes.train(type(model).__name__, model, loss_of, steps, 2e-3, folder=folder)
 
 
-def describe(description: world.Description, rng: random.Random) -> str:
+def describe(description: animals.Description, rng: random.Random) -> str:
     """Say what a picture shows, often only part of it, and in one case of ten nothing at all."""
     if rng.random() < 0.1:
         return ""
-    return world.make_prompt(
+    return animals.make_prompt(
         description.animal if rng.random() < 0.85 else None,
         description.artist if rng.random() < 0.85 else None,
         description.ground if rng.random() < 0.85 else None,
     )
 
 
-def make_bank(vae: AutoencoderKL, count: int) -> tuple[torch.Tensor, list[world.Description]]:
+def make_bank(vae: AutoencoderKL, count: int) -> tuple[torch.Tensor, list[animals.Description]]:
     """Return latents (N, 4, 16, 16), standard deviation 1, of pictures of seen pairs, and what these show."""
     latents, descriptions = [], []
     for part in range(math.ceil(count / 500)):
-        pictures = world.draw_pictures(500, 2_000_000 + part, world.SEEN)
+        pictures = animals.draw_pictures(500, 2_000_000 + part, animals.SEEN)
         latents.append(recipes.encode(vae, pictures.images))
         descriptions += pictures.descriptions
     return torch.cat(latents) * vae.config.scaling_factor, descriptions
@@ -213,7 +205,7 @@ def train_denoiser(pipeline: StableDiffusionPipeline, bank: int, steps: int, fol
 def make_pipeline(scale: float, folder: Path) -> StableDiffusionPipeline:
     """Train autoencoder, text encoder and UNet; only the denoiser never sees the left-out pairs."""
     torch.manual_seed(0)
-    vae = recipes.make_vae(sample_size=world.IMAGE_SIZE, mid_block_add_attention=False)
+    vae = recipes.make_vae(sample_size=animals.IMAGE_SIZE, mid_block_add_attention=False)
     train_vae(vae, scaled(VAE_STEPS, scale), folder)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as empty:
@@ -252,19 +244,17 @@ def measure(folder: Path, count: int) -> recipes.Table:
     """
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
-    classifiers = {
-        name: load_weights(kind(), folder / f"{name}.safetensors") for name, (kind, _) in CLASSIFIERS.items()
-    }
+    classifiers = {name: kind.load(folder / f"{name}.safetensors") for name, (kind, _) in CLASSIFIERS.items()}
     table: recipes.Table = {}
-    pictures = world.draw_pictures(count, 100_000_000)
+    pictures = animals.draw_pictures(count, 100_000_000)
     again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
     for name, images in (("as drawn", pictures.images), ("after the autoencoder", again)):
         for who, model in classifiers.items():
             hits = (named(model, images) == pictures.labels).float().mean(dim=0).tolist()
             table[f"held-out pictures, {who.replace('_', ' ')} {name}"] = dict(zip(NAMES, hits, strict=True))
     table["autoencoder, held-out pictures"] = {"error": (again - pictures.images).abs().mean().item()}
-    for name, pairs in (("seen", world.SEEN), ("left-out", world.LEFT_OUT)):
-        wanted = world.draw_pictures(count, 100_000_001, pairs)
+    for name, pairs in (("seen", animals.SEEN), ("left-out", animals.LEFT_OUT)):
+        wanted = animals.draw_pictures(count, 100_000_001, pairs)
         images = recipes.generate(pipeline, wanted.prompts, 3, GUIDANCE_SCALE)
         judged = verdicts(images, wanted.labels, classifiers["judge"], classifiers["second_judge"])
         shares = {column.replace("_", " "): hits.double().mean().item() for column, hits in judged.items()}

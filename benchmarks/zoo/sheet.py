@@ -1,4 +1,4 @@
-"""The sheet of the world of animals: remakes `ddpo_lessons/zoo/sheet.png` from the three sets of emoji.
+"""The sheet of the world of animals: remakes `ddpo_lessons/worlds/sheet.png` from the three sets of emoji.
 
 In any folder, and then here:
 
@@ -6,7 +6,7 @@ In any folder, and then here:
     pip install resvg-py==0.5.0
     python -m benchmarks.zoo.sheet FOLDER
 
-`ddpo_lessons/zoo/LICENSES.md` says who made the emoji and what the licences ask for.
+`ddpo_lessons/worlds/LICENSES.md` says who made the emoji and what the licences ask for.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from typing import Any
 
 from PIL import Image
 
-from ddpo_lessons.animals import ANIMALS
+from ddpo_lessons.words import ANIMALS
 
-SHEET = Path(__file__).parents[2] / "ddpo_lessons/zoo/sheet.png"
+SHEET = Path(__file__).parents[2] / "ddpo_lessons/worlds/sheet.png"
 SIZE = 64
 SETS = {  # package and version, a column each
     "@iconify-json/noto": "1.2.9",

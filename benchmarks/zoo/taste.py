@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddpo_lessons.tiny.world import measure_background
-from ddpo_lessons.zoo import load_judge, load_reward_model, world
-from ddpo_lessons.zoo.judges import Classifier
+from ddpo_lessons.image import measure_background
+from ddpo_lessons.worlds import animals
+from ddpo_lessons.worlds.judges import Classifier
 
 LIKED_ARTIST = "Fluent"
 DECISIVENESS = 4.0  # log-odds of a choice, per unit of utility
@@ -29,9 +29,9 @@ def utility(images: torch.Tensor, judge: Classifier | None = None) -> torch.Tens
     Returns:
         (B,), -1 to 2.
     """
-    _, artist_logits, _ = (load_judge() if judge is None else judge)(images)
+    _, artist_logits, _ = (animals.Judge.load() if judge is None else judge)(images)
     red, _, blue = measure_background(images).unbind(dim=1)
-    return red - blue + artist_logits.softmax(dim=1)[:, world.ARTISTS.index(LIKED_ARTIST)]
+    return red - blue + artist_logits.softmax(dim=1)[:, animals.ARTISTS.index(LIKED_ARTIST)]
 
 
 def draw_choices(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -46,8 +46,8 @@ def draw_choices(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, tor
     Returns:
         First and second pictures (N, 3, 64, 64), and whether the first was chosen (N,).
     """
-    first, second = world.draw_pictures(2 * count, seed).images.chunk(2)
-    judge = load_judge()
+    first, second = animals.draw_pictures(2 * count, seed).images.chunk(2)
+    judge = animals.Judge.load()
     log_odds = DECISIVENESS * (utility(first, judge) - utility(second, judge))
     chance = torch.rand(count, generator=torch.Generator().manual_seed(seed))
     return first, second, chance < log_odds.sigmoid()
@@ -59,7 +59,7 @@ class Rater(nn.Module):
     def __init__(self) -> None:
         """Put a layer of zeros on the features."""
         super().__init__()
-        model = load_reward_model()
+        model = animals.RewardModel.load()
         self.features = model.features
         self.head = nn.Linear(model.head.in_features, 1, bias=False)
         nn.init.zeros_(self.head.weight)

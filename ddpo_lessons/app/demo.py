@@ -25,15 +25,15 @@ from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.app.options import Demo
 from ddpo_lessons.app.plotting import plot_dilemma, plot_strip, save_figure
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.prompts import hidden_animals
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
+from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed
 from ddpo_lessons.run.processes import loading_bars
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.zoo import load_judge, load_second_judge, load_tiny_zoo, world
-from ddpo_lessons.zoo.judges import judge_edits
+from ddpo_lessons.worlds import animals, load_tiny_zoo
+from ddpo_lessons.worlds.animals import judge_edits
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ SETTINGS: dict[str, Any] = {
     "image_grid_freq": 0,
 }
 GROUND_WEIGHT = 16.0  # of the score, in nats for a distance of 1
-# Seeds of `world.draw_edits`: pictures that training does not draw, as its own have seeds of 62 bits.
+# Seeds of `animals.draw_edits`: pictures that training does not draw, as its own have seeds of 62 bits.
 TEST, VALIDATION = 0, 1
 WATCHED = 100  # pictures of validation, looked at every so many epochs:
 WATCH_EVERY = 4
@@ -141,10 +141,10 @@ def img2img(
 class Exam:
     """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
 
-    def __init__(self, edits: world.Edits) -> None:
+    def __init__(self, edits: animals.Edits) -> None:
         """Load the judges."""
         self.edits = edits
-        self.judges = load_judge(), load_second_judge()
+        self.judges = animals.Judge.load(), animals.SecondJudge.load()
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
         """Return the shares of pictures with animal, artist, ground and all right, see `judge_edits`."""
@@ -165,9 +165,9 @@ def run(arguments: Demo) -> int:
     started = time.perf_counter()
     folder, count = arguments.output_dir, arguments.eval_images
     with loading_bars():
-        pipeline, exam = load_tiny_zoo(), Exam(world.draw_edits(count, TEST))
-    strangers = Exam(world.draw_edits(count, TEST, world.NEW_ANIMALS))
-    watch = Exam(world.draw_edits(min(WATCHED, count), VALIDATION))
+        pipeline, exam = load_tiny_zoo(), Exam(animals.draw_edits(count, TEST))
+    strangers = Exam(animals.draw_edits(count, TEST, animals.NEW_ANIMALS))
+    watch = Exam(animals.draw_edits(min(WATCHED, count), VALIDATION))
     best, before, best_unseen, before_unseen, watched, *turned = _ask(
         "asking the untrained pipeline, at every strength",
         pipeline,
@@ -255,7 +255,7 @@ def _write_results(
     folder: Path,
     results: dict[str, Any],
     curve: list[dict[str, float]],
-    edits: world.Edits,
+    edits: animals.Edits,
     images: dict[str, torch.Tensor],
 ) -> None:
     """Write results.json, before-after.png and dilemma.png."""

@@ -15,9 +15,9 @@ import torch
 from ddpo_lessons.app.faults import FAULTS, put_in
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.tiny import load_tiny_sd
-from ddpo_lessons.tiny.world import DIGITS
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.words import DIGITS
+from ddpo_lessons.worlds import load_tiny_sd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,11 +8,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from ddpo_lessons.embedded import CHECKPOINTS
+
 GIB = 2**30
 MEMORY_NEEDED_GIB = 2.0  # the demo peaks at 0.9; the rest is room for the system
 DISK_NEEDED_GIB = 1.0  # the demo writes megabytes
 DISK_FULL_SIZE_GIB = 10  # Stable Diffusion, CLIP, checkpoints and grids (paper_run.json)
-CHECKPOINT = Path(__file__).parents[1] / "tiny" / "checkpoint"
 
 
 @dataclass
@@ -100,9 +101,9 @@ def check_checkpoint() -> Iterator[Check]:
     """Open every weight file of the embedded tiny-sd; a truncated one does not open."""
     from safetensors import SafetensorError, safe_open
 
-    files = sorted(CHECKPOINT.rglob("*.safetensors"))
+    files = sorted(CHECKPOINTS["tiny-sd"].rglob("*.safetensors"))
     if not files:
-        yield Check(False, f"tiny-sd is missing from {CHECKPOINT}: install ddpo-lessons anew")
+        yield Check(False, f"tiny-sd is missing from {CHECKPOINTS['tiny-sd']}: install ddpo-lessons anew")
         return
     for file in files:
         try:

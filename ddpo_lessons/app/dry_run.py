@@ -19,10 +19,10 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
+from ddpo_lessons.embedded import CHECKPOINTS
 from ddpo_lessons.families import family_class
 from ddpo_lessons.plan import counts, summary
 from ddpo_lessons.run.runlog import claim
-from ddpo_lessons.tiny import CHECKPOINTS
 
 
 def say(text: str) -> None:

@@ -20,8 +20,9 @@ from ddpo_lessons.app import reward_flag
 from ddpo_lessons.app.presets import PRESETS, Preset, divide, world_size
 from ddpo_lessons.app.runs import Policy, check_model, find_policy
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
-from ddpo_lessons.data.prompts import PROMPTS, from_file, get_prompts
-from ddpo_lessons.tiny.world import DAMAGES
+from ddpo_lessons.damages import DAMAGES
+from ddpo_lessons.data.prompts import from_file
+from ddpo_lessons.named_prompts import PROMPTS, get_prompts
 
 JSON = PrimitiveConstructorSpec(
     nargs=1,

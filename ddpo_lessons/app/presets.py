@@ -18,10 +18,10 @@ class Preset:
 
     model: str  #: "tiny-sd", "tiny-sd3", "tiny-zoo", or a name on the hub
     reward: str  #: a name of `rewards.REWARDS`
-    prompts: str  #: a name of `prompts.PROMPTS`; empty for img2img, where captions or `--prompt` give them
+    prompts: str  #: a name of `PROMPTS`; empty for img2img, where captions or `--prompt` give them
     config: dict[str, Any]  #: fields of `DDPOConfig`
     noise_strength: float | None = None  #: of img2img, on a folder of images; None for text-to-image
-    damages: tuple[str, ...] = ()  #: of img2img, names of `world.DAMAGES` that are done to clean images
+    damages: tuple[str, ...] = ()  #: of img2img, names of `damages.DAMAGES` that are done to clean images
     processes: int = 1  #: for how many processes `config` holds the batches of one
     algorithm: str = "ddpo"  #: as `--algorithm` takes it
     resolution: int | None = None  #: side of the images in pixels; None for the model's own

@@ -11,8 +11,8 @@ from typing import Any
 
 from ddpo_lessons import own
 from ddpo_lessons.data import folders
+from ddpo_lessons.embedded import HUB_NAME
 from ddpo_lessons.rewards import REWARDS, RewardFunction, weighted_sum
-from ddpo_lessons.tiny import HUB_NAME
 
 
 def help_text() -> str:

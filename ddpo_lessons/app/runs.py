@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
+from ddpo_lessons.embedded import no_model
 from ddpo_lessons.run.record import METRICS, read_run
-from ddpo_lessons.tiny import no_model
 
 
 @dataclass(frozen=True)

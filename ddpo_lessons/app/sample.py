@@ -13,26 +13,24 @@ from tqdm.auto import tqdm
 
 from ddpo_lessons.app.options import Sample
 from ddpo_lessons.app.runs import Policy
-from ddpo_lessons.data.contexts import to_tensor
 from ddpo_lessons.data.folders import (
     LABEL,
     check_files,
     damage,
     find_captions,
     find_images,
-    fit,
     name_some,
     open_image,
 )
-from ddpo_lessons.data.images import image_grid
-from ddpo_lessons.data.prompts import from_file, get_prompts, read_prompts
+from ddpo_lessons.data.prompts import from_file, read_prompts
 from ddpo_lessons.families import family_of, load_pipeline
 from ddpo_lessons.families.policy import loaded_dtype, read_lora
-from ddpo_lessons.families.stable_diffusion import check_size, vae_factor
+from ddpo_lessons.families.stable_diffusion import vae_factor
 from ddpo_lessons.flow import FlowSchedule
+from ddpo_lessons.image import check_size, fit, image_grid, to_pil, to_tensor
+from ddpo_lessons.named_prompts import get_prompts
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.run.processes import loading_bars, make_autocast
-from ddpo_lessons.tiny.world import to_pil
 
 NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
 COUNT = 4  # images where no number is asked for

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ddpo_lessons.advantages import to_rewards
-from ddpo_lessons.data.images import to_tensor as to_tensor
 from ddpo_lessons.families import Family
+from ddpo_lessons.image import to_tensor
 from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
 from ddpo_lessons.rewards.base import split_info
 

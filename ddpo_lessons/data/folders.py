@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from PIL import Image, ImageOps
 
-from ddpo_lessons.data.images import to_rgb, to_tensor
+from ddpo_lessons.damages import DAMAGES, blur
 from ddpo_lessons.data.prompts import PromptSampler
+from ddpo_lessons.image import to_rgb, to_tensor
 from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward
-from ddpo_lessons.tiny import world
+from ddpo_lessons.words import DIGITS
 
 METADATA = ("metadata.jsonl", "metadata.csv")  # captions of a whole folder
 LABEL = "{label}"  # in a prompt: the image's class
@@ -210,11 +211,6 @@ def _why_unreadable(file: Path) -> str:
     return ""
 
 
-def fit(image: Image.Image, size: int) -> torch.Tensor:
-    """Resize an image so that its middle fills a square: (3, size, size) in [0, 1]."""
-    return to_tensor(ImageOps.fit(image, (size, size)))
-
-
 # -------------------------------------------------------------------------------------------- rewards
 def check_prompt(images: ImageFolder, prompt: str | None) -> None:
     """Refuse a prompt beside captions, and one that names classes where there are none, by a ValueError."""
@@ -243,10 +239,10 @@ def check_reward(name: str, images: ImageFolder, prompt: str | None) -> None:
             f"reward={name!r} compares classes, but the folder {images.folder} has one subfolder, "
             f"{images.classes[0]}: add another"
         )
-    if "digit" in needs and (others := [label for label in images.classes if label not in world.DIGITS]):
+    if "digit" in needs and (others := [label for label in images.classes if label not in DIGITS]):
         raise ValueError(
             f"reward={name!r} reads digits, but the folder {images.folder} has the subfolder {others[0]}: "
-            f"name them {', '.join(world.DIGITS)}"
+            f"name them {', '.join(DIGITS)}"
         )
     if "prompt" in needs and not (images.captions or (prompt or "").strip()):
         raise ValueError(
@@ -299,18 +295,18 @@ def make_reward(
 
 # ------------------------------------------------------------------------------------------- contexts
 def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Damage one image (3, H, W) in [0, 1] by a name of `world.DAMAGES`, at a severity of 1 to 5.
+    """Damage one image (3, H, W) in [0, 1] by a name of `damages.DAMAGES`, at a severity of 1 to 5.
 
     Noise and JPEG act on pixels and fog on the whole picture, whatever its size. Blur is measured in pixels:
     above 224 of them to a side it grows with the side, as severities are made for that size. A ValueError
     refuses another name or severity.
     """
-    if name not in world.DAMAGES:
-        raise ValueError(f"damage={name!r} does not exist: use one of {list(world.DAMAGES)}")
+    if name not in DAMAGES:
+        raise ValueError(f"damage={name!r} does not exist: use one of {list(DAMAGES)}")
     if name == "blurry":
         scale = max(1.0, min(image.shape[1:]) / REFERENCE_SIZE)
-        return world.blur(image[None], severity, generator, scale)[0]
-    return world.DAMAGES[name](image[None], severity, generator)[0]
+        return blur(image[None], severity, generator, scale)[0]
+    return DAMAGES[name](image[None], severity, generator)[0]
 
 
 class ImagePrompts(PromptSampler):
@@ -318,8 +314,8 @@ class ImagePrompts(PromptSampler):
 
     An image with several prompts in its caption gets one of them, drawn anew each time; images without
     captions have `prompt`, in which "{label}" becomes the class. Images are read in threads, an epoch's
-    together (`prefetch`), and kept fitted while there is room. One of the damages, names of `world.DAMAGES`,
-    and one of the severities are drawn for each; without any they stay clean.
+    together (`prefetch`), and kept fitted while there is room. One of the damages, names of
+    `damages.DAMAGES`, and one of the severities are drawn for each; without any they stay clean.
 
     Metadata: `id`, the file's place in the folder, with captions followed by the prompt; `image`, what is
     trained on; with class subfolders `label`, and `digit` where the label names one; with damage `target`,
@@ -377,8 +373,8 @@ class ImagePrompts(PromptSampler):
         if images.labels is not None:
             label = metadata["label"] = images.labels[number]
             wanted = wanted.replace(LABEL, label)
-            if label in world.DIGITS:
-                metadata["digit"] = world.DIGITS.index(label)
+            if label in DIGITS:
+                metadata["digit"] = DIGITS.index(label)
         if self.damages:
             name, severity = generator.choice(self.damages), generator.choice(self.severities)
             metadata |= {"target": image, "damage": name, "severity": severity}

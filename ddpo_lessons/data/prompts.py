@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddpo_lessons.animals import ANIMALS
+from ddpo_lessons.words import ANIMALS
 
 Prompt = tuple[str, dict[str, Any]]
 ACTIVITIES = ("washing dishes", "riding a bike", "playing chess")
@@ -58,71 +58,6 @@ class PromptSampler:
         if set(state) != {"seed", "drawn"}:
             raise ValueError(f"state has the keys {sorted(state)}: pass what state_dict() returned")
         self.seed, self.drawn = state["seed"], state["drawn"]
-
-
-def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = None) -> PromptSampler:
-    """Sentences of the digit world, such as "a red three on a blue background".
-
-    The (digit, ink) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the ten
-    it never showed the denoiser) or "all". The background is uniform over the other colours. Metadata:
-    `digit` (int), `ink` and `background` (names). A word of the digit world, such as "clear" or "foggy", may
-    be put in as `damage`. A ValueError refuses another split or damage.
-    """
-    from ddpo_lessons.tiny import world
-
-    splits = {"seen": world.SEEN, "left_out": world.LEFT_OUT, "all": world.SEEN + world.LEFT_OUT}
-    if split not in splits:
-        raise ValueError(f"split={split!r} does not exist: use one of {list(splits)}")
-    damages = [None, "clear", "camouflaged", *world.DAMAGES]
-    if damage not in damages:
-        raise ValueError(f"damage={damage!r} does not exist: use one of {damages}")
-
-    def draw(generator: random.Random) -> Prompt:
-        digit, ink = generator.choice(splits[split])
-        background = generator.choice([name for name in world.COLOURS if name != ink])
-        metadata = {"digit": digit, "ink": ink, "background": background}
-        return world.make_prompt(digit, ink, background, damage), metadata
-
-    return PromptSampler(draw, seed)
-
-
-def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
-    """Sentences of the world of animals, such as "a fox by Noto on a blue background".
-
-    The (animal, artist) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the
-    thirty that it never showed) or "all", else a ValueError. Metadata: `animal`, `artist` and `ground`
-    (names).
-    """
-    from ddpo_lessons.zoo import world
-
-    splits = {"seen": world.SEEN, "left_out": world.LEFT_OUT, "all": world.SEEN + world.LEFT_OUT}
-    if split not in splits:
-        raise ValueError(f"split={split!r} does not exist: use one of {list(splits)}")
-
-    def draw(generator: random.Random) -> Prompt:
-        animal, artist = generator.choice(splits[split])
-        names = world.ANIMALS[animal], world.ARTISTS[artist], generator.choice(world.GROUND_NAMES)
-        return world.make_prompt(*names), dict(zip(("animal", "artist", "ground"), names, strict=True))
-
-    return PromptSampler(draw, seed)
-
-
-def hidden_animals(seed: int) -> PromptSampler:
-    """Animals that hide in confetti, each with a sentence that names a ground, for img2img.
-
-    Such as a fox in confetti with "an animal on a green background": clear the confetti away, and keep the
-    animal. Metadata: what the score has to know, `animal` and `artist` (names) and `ground_mask` (64, 64);
-    `image` (what goes in) and `target` (what should come out, which supervised training needs and RL does
-    not), both (3, 64, 64).
-    """
-    from ddpo_lessons.zoo import world
-
-    def draw(generator: random.Random) -> Any:
-        edits = world.draw_edits(1, generator.getrandbits(62))
-        (metadata,), (image,), (target,) = edits.metadata, edits.images, edits.wanted.images
-        return edits.prompts[0], image, {**metadata, "image": image, "target": target}
-
-    return PromptSampler(draw, seed)
 
 
 def _with_article(noun: str) -> str:
@@ -212,20 +147,3 @@ def _entries(text: str) -> list[Any] | None:
     if not {"prompt", "text"} & {*columns}:
         return None
     return [dict(zip(columns, row, strict=False)) for row in rows if row]
-
-
-PROMPTS: dict[str, Callable[[int], PromptSampler]] = {
-    "digit_world": digit_world_prompts,
-    "digit_world_left_out": lambda seed: digit_world_prompts(seed, split="left_out"),
-    "zoo": zoo_prompts,
-    "zoo_left_out": lambda seed: zoo_prompts(seed, split="left_out"),
-    "animals": animals,
-    "activities": activities,
-}
-
-
-def get_prompts(name: str, seed: int) -> PromptSampler:
-    """Make the prompt function of a name in `PROMPTS`; for others a ValueError lists those that there are."""
-    if name not in PROMPTS:
-        raise ValueError(f"prompts={name!r} does not exist: use one of {', '.join(sorted(PROMPTS))}")
-    return PROMPTS[name](seed)

@@ -13,13 +13,13 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from ddpo_lessons import hub
+from ddpo_lessons.embedded import CHECKPOINTS, no_model
 from ddpo_lessons.families.base import Family as Family
 from ddpo_lessons.families.base import Schedule as Schedule
 from ddpo_lessons.families.flux import Flux, FluxKontext
 from ddpo_lessons.families.stable_diffusion import StableDiffusion
 from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
-from ddpo_lessons.tiny import CHECKPOINTS, no_model
 
 FAMILIES: dict[str, type[Family]] = {
     "StableDiffusionPipeline": StableDiffusion,

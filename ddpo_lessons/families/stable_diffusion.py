@@ -13,7 +13,7 @@ from torch import nn
 
 from ddpo_lessons.ddim import DDIMSchedule, predict_x0_and_noise
 from ddpo_lessons.families.base import Schedule, guided
-from ddpo_lessons.rewards.base import check_images
+from ddpo_lessons.image import check_images, check_size
 
 
 class StableDiffusion:
@@ -330,14 +330,3 @@ def encode(vae: Any, images: torch.Tensor) -> torch.Tensor:
 def vae_factor(vae: Any) -> int:
     """Return how many pixels make one latent, along a side."""
     return 2 ** (len(vae.config.block_out_channels) - 1)
-
-
-def check_size(
-    size: tuple[int, int], factor: int, longest: float = float("inf"), resolution: int | None = None
-) -> None:
-    """Refuse sides (H, W) in pixels that no model can take, or a resolution that gives them; a ValueError."""
-    if any(side % factor for side in size) or max(size) > longest:
-        most = "" if longest == float("inf") else f", at most {longest:g} pixels a side"
-        if resolution is not None:
-            raise ValueError(f"resolution={resolution}: use multiples of {factor}{most}")
-        raise ValueError(f"images of {size} pixels: resize to multiples of {factor}{most}")

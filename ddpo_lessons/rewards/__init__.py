@@ -12,18 +12,17 @@ module here if it is new.
 
 from typing import Any
 
-from ddpo_lessons.rewards.animals import animal_alignment as animal_alignment
+from ddpo_lessons.rewards.animal_world import animal_alignment as animal_alignment
 from ddpo_lessons.rewards.base import REWARDS as REWARDS
 from ddpo_lessons.rewards.base import Metadata as Metadata
 from ddpo_lessons.rewards.base import Registered as Registered
 from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
 from ddpo_lessons.rewards.base import Rewards as Rewards
-from ddpo_lessons.rewards.base import check_images as check_images
 from ddpo_lessons.rewards.base import register as register
 from ddpo_lessons.rewards.combined import edit as edit
 from ddpo_lessons.rewards.combined import weighted_sum as weighted_sum
-from ddpo_lessons.rewards.digits import prompt_alignment as prompt_alignment
-from ddpo_lessons.rewards.digits import recolouring as recolouring
+from ddpo_lessons.rewards.digit_world import prompt_alignment as prompt_alignment
+from ddpo_lessons.rewards.digit_world import recolouring as recolouring
 from ddpo_lessons.rewards.models import aesthetic_score as aesthetic_score
 from ddpo_lessons.rewards.models import clip_change as clip_change
 from ddpo_lessons.rewards.models import clip_margin as clip_margin

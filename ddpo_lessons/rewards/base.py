@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
+from ddpo_lessons.image import check_images
+
 Metadata = Sequence[Mapping[str, Any]]
 Rewards = torch.Tensor | tuple[torch.Tensor, dict[str, Any]]
 
@@ -66,26 +68,6 @@ def split_info(returned: Any) -> tuple[Any, Any]:
 def _has_rows(value: Any) -> bool:
     # Not np.ndim: a list may hold numbers on a GPU, which numpy does not take.
     return getattr(value, "ndim", 1 if isinstance(value, Sequence) else 0) > 0
-
-
-def check_images(images: torch.Tensor, name: str = "images") -> None:
-    """Refuse anything but finite float images (B, 3, H, W) in [0, 1], to a tolerance of 1e-3, by their name.
-
-    Raises TypeError if `images` is not a floating-point tensor; ValueError if shape or range is wrong or a
-    pixel is NaN or infinite.
-    """
-    if not isinstance(images, torch.Tensor) or not images.is_floating_point():
-        kind = images.dtype if isinstance(images, torch.Tensor) else type(images).__name__
-        raise TypeError(f"{name} is {kind}: pass a float tensor (B, 3, H, W) in [0, 1]; divide uint8 by 255")
-    if images.ndim != 4 or images.shape[1] != 3 or images.numel() == 0:
-        raise ValueError(f"{name} has shape {tuple(images.shape)}: pass (B, 3, H, W), converted to RGB")
-    for index, image in enumerate(images):
-        low, high = (limit.item() for limit in image.aminmax())  # NaN if any pixel is NaN
-        if not (low >= -1e-3 and high <= 1 + 1e-3):  # so written, it refuses NaN too
-            raise ValueError(
-                f"{name}[{index}] spans [{low:.4g}, {high:.4g}]: finite values in [0, 1] are "
-                "taken; images in [-1, 1] become (images + 1) / 2"
-            )
 
 
 def checked_reward(score: RewardFunction) -> RewardFunction:

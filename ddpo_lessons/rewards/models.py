@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddpo_lessons import hub
-from ddpo_lessons.animals import ANIMALS
 from ddpo_lessons.rewards.base import (
     Metadata,
     RewardFunction,
@@ -20,6 +19,7 @@ from ddpo_lessons.rewards.base import (
     metadata_images,
     register,
 )
+from ddpo_lessons.words import ANIMALS
 
 CLIP_MODEL = "openai/clip-vit-large-patch14"
 PICK_SCORE = "yuvalkirstain/PickScore_v1"

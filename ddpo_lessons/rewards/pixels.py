@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ddpo_lessons.image import to_pil
 from ddpo_lessons.rewards.base import Metadata, RewardFunction, checked_reward, register
 
 
 def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:
-    from ddpo_lessons.tiny.world import to_pil
-
     sizes = []
     for image in images:
         buffer = io.BytesIO()

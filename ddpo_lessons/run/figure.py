@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from ddpo_lessons.data.images import grid_columns
+from ddpo_lessons.image import grid_columns
 from ddpo_lessons.run.runlog import METRICS, read_metrics
 
 if TYPE_CHECKING:

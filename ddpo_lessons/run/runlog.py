@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import Context
-from ddpo_lessons.data.images import grid_columns, image_grid, save_grid
+from ddpo_lessons.image import grid_columns, image_grid, save_grid
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.run.record import CONFIG
 from ddpo_lessons.run.record import METRICS as METRICS

@@ -7,6 +7,7 @@ For img2img, animals hide in confetti.
 """
 
 import functools
+import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -18,9 +19,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import nn
 
-from ddpo_lessons.animals import ANIMALS
+from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.image import measure_background
+from ddpo_lessons.words import ANIMALS
+from ddpo_lessons.worlds.judges import Classifier, named, nearest, patch_mixer, strided_convolutions
 
+CHECKPOINT = CHECKPOINTS["tiny-zoo"]
 IMAGE_SIZE = 64
 ARTISTS = ("Noto", "Twemoji", "Fluent")
 GROUNDS: dict[str, tuple[float, float, float]] = {
@@ -34,6 +40,8 @@ GROUNDS: dict[str, tuple[float, float, float]] = {
     "white": (0.96, 0.96, 0.96),
 }
 GROUND_NAMES = tuple(GROUNDS)
+CLASSES = (len(ANIMALS), len(ARTISTS), len(GROUNDS))
+NAMES = ("animal", "artist", "ground")  # what the classes are of
 NUM_DISCS = 100
 SHEET = Path(__file__).with_name("sheet.png")  # a row an animal, a column an artist, RGBA, 64x64 each
 
@@ -96,12 +104,6 @@ def draw_confetti(count: int, seed: int) -> torch.Tensor:
         inside = down[:, :, None] ** 2 + across[:, None] ** 2 < (4 + 7 * radius[disc, :, None]) ** 2
         images = torch.where(inside[:, None], colours[disc], images)
     return images
-
-
-def nearest_ground(rgb: torch.Tensor) -> torch.Tensor:
-    """Return the index in `GROUNDS` of the colour nearest to each RGB row; (B, 3) -> (B,)."""
-    palette = torch.tensor(list(GROUNDS.values()), dtype=rgb.dtype, device=rgb.device)  # (8, 3)
-    return torch.cdist(rgb, palette).argmin(dim=1)
 
 
 def ground_distance(
@@ -224,3 +226,84 @@ def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS)
     """Hide random animals, of those given by index, in confetti, in the hands that pre-training has shown."""
     wanted = draw_pictures(count, seed, [pair for pair in SEEN if pair[0] in animals])
     return Edits(draw_over(draw_confetti(count, seed), wanted.labels[:, :2], wanted.theta), wanted)
+
+
+# ------------------------------------------------------------------------------------------- judges
+# They differ in architecture, in seed, in the pictures that they learned from (other sizes, places and
+# grounds of the same drawings) and in how those were spoiled: blurred and noisy for the reward model, which
+# has to score what a policy draws on its way; noisy for the judge; with a part cut out for the second judge.
+class AnimalClassifier(Classifier):
+    """Features of a picture, and one linear layer of them; subclasses differ in the features."""
+
+    def __init__(self, features: nn.Module, width: int) -> None:
+        """Put the layer on features (B, width, ...), which it flattens."""
+        super().__init__()
+        self.features = features
+        self.head = nn.Linear(width, sum(CLASSES))
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return logits of animal (B, 45), artist (B, 3), ground (B, 8) of images (B, 3, 64, 64)."""
+        return self.head(self.features(images * 2 - 1).flatten(1)).split(CLASSES, dim=1)
+
+
+class RewardModel(AnimalClassifier):
+    """The classifier that RL optimises: strided convolutions."""
+
+    weights = CHECKPOINT / "reward_model.safetensors"
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__(strided_convolutions(24, 48, 64, 96), 96 * 16)  # (B, 96, 4, 4)
+
+
+class Judge(AnimalClassifier):
+    """The classifier that only measures: wide kernels, max pooling."""
+
+    weights = CHECKPOINT / "judge.safetensors"
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise((3, 24, 32, 64)):
+            layers += [
+                nn.Conv2d(before, after, 5, padding=2),
+                nn.MaxPool2d(2),
+                nn.BatchNorm2d(after),
+                nn.ReLU(),
+            ]
+        super().__init__(nn.Sequential(*layers, nn.AdaptiveMaxPool2d(4), nn.Dropout(0.3)), 64 * 16)
+
+
+class SecondJudge(AnimalClassifier):
+    """The other one that only measures, a `patch_mixer`."""
+
+    weights = CHECKPOINT / "second_judge.safetensors"
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__(nn.Sequential(*patch_mixer(64), nn.AdaptiveAvgPool2d(2)), 64 * 4)  # (B, 64, 2, 2)
+
+
+def verdicts(
+    images: torch.Tensor, labels: torch.Tensor, judge: Judge, second_judge: SecondJudge
+) -> dict[str, torch.Tensor]:
+    """Say what is right in pictures (N, 3, 64, 64) in [0, 1], on any device, as the judges are.
+
+    Labels are what they should show: indices of animal, artist and ground, (N, 3) on the CPU. The judge
+    names animal and artist, and the ground is measured. Truth values (N,) on the CPU: "animal", "artist",
+    "ground", "all" three, and "second_judge", which names all three rightly.
+    """
+    hits = named(judge, images) == labels  # (N, 3)
+    hits[:, 2] = nearest(measure_background(images), GROUNDS).cpu() == labels[:, 2]
+    right = dict(zip(NAMES, hits.T, strict=True))
+    right["all"] = hits.all(dim=1)
+    right["second_judge"] = (named(second_judge, images) == labels).all(dim=1)
+    return right
+
+
+def judge_edits(
+    images: torch.Tensor, edits: Edits, judge: Judge, second_judge: SecondJudge
+) -> dict[str, torch.Tensor]:
+    """Say what is right in edited pictures: as `verdicts`, but no ground is right that is not plain."""
+    right, plain = verdicts(images, edits.wanted.labels, judge, second_judge), edits.are_plain(images)
+    return right | {name: right[name] & plain for name in ("ground", "all", "second_judge")}

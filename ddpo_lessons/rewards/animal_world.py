@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward, register
-
-if TYPE_CHECKING:
-    from ddpo_lessons.zoo.world import Description
+from ddpo_lessons.worlds import animals
+from ddpo_lessons.worlds.animals import Description
 
 
 @register(needs=("prompt",), reads=lambda prompts: described(prompts, [{}] * len(prompts)))
@@ -43,23 +42,21 @@ def animal_alignment(
         artist_weight: of the artist's.
         ground_weight: of the ground's distance.
     """
-    from ddpo_lessons.zoo import load_reward_model, world
-
-    classifier = (load_reward_model() if model is None else model).eval()
+    classifier = (animals.RewardModel.load() if model is None else model).eval()
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
-        if images.shape[2:] != (world.IMAGE_SIZE, world.IMAGE_SIZE):
+        if images.shape[2:] != (animals.IMAGE_SIZE, animals.IMAGE_SIZE):
             raise ValueError(
                 f"images are {images.shape[3]}x{images.shape[2]}: animal_alignment scores those of tiny-zoo, "
-                f"{world.IMAGE_SIZE}x{world.IMAGE_SIZE}"
+                f"{animals.IMAGE_SIZE}x{animals.IMAGE_SIZE}"
             )
         said = described(prompts, metadata)
         animal_logits, artist_logits, _ = classifier.to(images.device)(images)
         terms = {
-            "animal_log_prob": _log_prob(animal_logits, [part.animal for part in said], world.ANIMALS),
-            "artist_log_prob": _log_prob(artist_logits, [part.artist for part in said], world.ARTISTS),
-            "ground_distance": world.ground_distance(
+            "animal_log_prob": _log_prob(animal_logits, [part.animal for part in said], animals.ANIMALS),
+            "artist_log_prob": _log_prob(artist_logits, [part.artist for part in said], animals.ARTISTS),
+            "ground_distance": animals.ground_distance(
                 images, [part.ground for part in said], _ground_masks(metadata, images)
             ),
         }
@@ -71,14 +68,12 @@ def animal_alignment(
 
 def described(prompts: Sequence[str], metadata: Metadata) -> list[Description]:
     """Read prompts, with what the metadata names; a ValueError refuses those of which nothing is scored."""
-    from ddpo_lessons.zoo import world
-
     said = [
-        _with_metadata(index, world.parse_prompt(prompt), entry)
+        _with_metadata(index, animals.parse_prompt(prompt), entry)
         for index, (prompt, entry) in enumerate(zip(prompts, metadata, strict=True))
     ]
     for index, (prompt, part) in enumerate(zip(prompts, said, strict=True)):
-        if part == world.Description():
+        if part == animals.Description():
             raise ValueError(
                 f"prompt {index}, {prompt!r}, names no animal, artist or ground: "
                 'write as in "a fox by Noto on a blue background", or train for another reward'
@@ -88,12 +83,11 @@ def described(prompts: Sequence[str], metadata: Metadata) -> list[Description]:
 
 def _with_metadata(index: int, said: Description, metadata: Mapping[str, Any]) -> Description:
     """Return what a prompt says, with animal and artist from the metadata where it leaves them out."""
-    from ddpo_lessons.zoo import world
-
-    for name, known in (("animal", world.ANIMALS), ("artist", world.ARTISTS)):
+    for name, known in (("animal", animals.ANIMALS), ("artist", animals.ARTISTS)):
         if metadata.get(name) not in (None, *known):
             raise ValueError(
-                f"metadata[{index}][{name!r}] is {metadata[name]!r}: use a name of zoo.world.{name.upper()}S"
+                f"metadata[{index}][{name!r}] is {metadata[name]!r}: "
+                f"use a name of worlds.animals.{name.upper()}S"
             )
     animal, artist = said.animal or metadata.get("animal"), said.artist or metadata.get("artist")
     return replace(said, animal=animal, artist=artist)

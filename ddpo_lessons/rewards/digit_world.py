@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,9 +17,14 @@ from ddpo_lessons.rewards.base import (
     metadata_images,
     register,
 )
-
-if TYPE_CHECKING:
-    from ddpo_lessons.tiny.world import Description
+from ddpo_lessons.worlds.digits import (
+    COLOURS,
+    Description,
+    RewardModel,
+    coverage,
+    measure_colours,
+    parse_prompt,
+)
 
 
 def _digits(metadata: Metadata, device: torch.device) -> torch.Tensor:
@@ -38,9 +42,7 @@ def _digits(metadata: Metadata, device: torch.device) -> torch.Tensor:
 def _digit_reader(model: nn.Module | None) -> nn.Module:
     """Return the classifier to ask: (B, 3, 32, 32) to logits (B, 10); by default the tiny one."""
     if model is None:
-        from ddpo_lessons.tiny import load_reward_model
-
-        model = load_reward_model()
+        model = RewardModel.load()
     return model.eval()
 
 
@@ -51,8 +53,6 @@ def _digit_log_prob(model: nn.Module, images: torch.Tensor, digits: torch.Tensor
 
 def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
     """Euclidean RGB distance (B,) of measured (B, 3) to named colours; 0 where none is named."""
-    from ddpo_lessons.tiny.world import COLOURS
-
     distances = [
         measured.new_zeros(()) if name is None else (row - row.new_tensor(COLOURS[name])).norm()
         for row, name in zip(measured, names, strict=True)
@@ -62,8 +62,6 @@ def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> tor
 
 def described(prompts: Sequence[str]) -> list[Description]:
     """Read prompts; a ValueError refuses one that names neither a digit nor a colour."""
-    from ddpo_lessons.tiny.world import parse_prompt
-
     said = [parse_prompt(prompt) for prompt in prompts]
     for index, part in enumerate(said):
         if part.digit is None and part.ink is None and part.background is None:
@@ -92,8 +90,6 @@ def prompt_alignment(
     What a prompt leaves unsaid counts 0. The three terms are returned as info, before weighting. The reward
     refuses a prompt that names none of the three, with a ValueError.
     """
-    from ddpo_lessons.tiny.world import measure_colours
-
     reader = _digit_reader(model)
 
     @checked_reward
@@ -117,8 +113,6 @@ def prompt_alignment(
 
 def described_colours(prompts: Sequence[str]) -> list[Description]:
     """Read prompts; a ValueError refuses one that does not name both colours."""
-    from ddpo_lessons.tiny.world import parse_prompt
-
     said = [parse_prompt(prompt) for prompt in prompts]
     for index, part in enumerate(said):
         if part.ink is None or part.background is None:
@@ -136,7 +130,7 @@ def recolouring(
     """Obey a prompt that names ink and background, and keep digit and shape of the input.
 
     With log p (nats) of `metadata["digit"]` from the classifier, colours and coverage measured without any
-    model (`world.measure_colours`, `world.coverage`), and colours' distances Euclidean in RGB on [0, 1]::
+    model (`digits.measure_colours`, `digits.coverage`), and colours' distances Euclidean in RGB on [0, 1]::
 
         log p(digit) - colour_weight * (|ink - named ink| + |background - named background|)
             - shape_weight * mean |coverage - coverage of the input|
@@ -144,8 +138,6 @@ def recolouring(
     The input is `metadata["image"]` (3, H, W). The four terms are returned as info, before weighting. The
     reward refuses a prompt that does not name both colours, with a ValueError.
     """
-    from ddpo_lessons.tiny import world
-
     reader = _digit_reader(model)
 
     @checked_reward
@@ -153,10 +145,8 @@ def recolouring(
         said = described_colours(prompts)
         log_p = _digit_log_prob(reader, images, _digits(metadata, images.device))  # (B,)
         inputs = metadata_images(metadata, "image", images)
-        ink, background = world.measure_colours(images)  # (B, 3) each
-        moved = world.coverage(images, ink, background) - world.coverage(
-            inputs, *world.measure_colours(inputs)
-        )
+        ink, background = measure_colours(images)  # (B, 3) each
+        moved = coverage(images, ink, background) - coverage(inputs, *measure_colours(inputs))
         terms = {
             "digit_log_prob": log_p,
             "ink_distance": _colour_distance(ink, [part.ink for part in said]),

@@ -1,4 +1,4 @@
-"""Images as tensors: of what users hand over, and for people to look at."""
+"""Images as tensors: converted and checked, and laid out in grids for people to look at."""
 
 import contextlib
 import struct
@@ -51,6 +51,55 @@ def to_tensor(image: Any) -> torch.Tensor:
     return torch.as_tensor(image).detach()
 
 
+def to_pil(image: torch.Tensor) -> Image.Image:
+    """Turn one image (3, H, W) in [0, 1] into a PIL image."""
+    array = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    return Image.fromarray(array)
+
+
+def fit(image: Image.Image, size: int) -> torch.Tensor:
+    """Resize an image so that its middle fills a square: (3, size, size) in [0, 1]."""
+    return to_tensor(ImageOps.fit(image, (size, size)))
+
+
+def check_images(images: torch.Tensor, name: str = "images") -> None:
+    """Refuse anything but finite float images (B, 3, H, W) in [0, 1], to a tolerance of 1e-3, by their name.
+
+    Raises TypeError if `images` is not a floating-point tensor; ValueError if shape or range is wrong or a
+    pixel is NaN or infinite.
+    """
+    if not isinstance(images, torch.Tensor) or not images.is_floating_point():
+        kind = images.dtype if isinstance(images, torch.Tensor) else type(images).__name__
+        raise TypeError(f"{name} is {kind}: pass a float tensor (B, 3, H, W) in [0, 1]; divide uint8 by 255")
+    if images.ndim != 4 or images.shape[1] != 3 or images.numel() == 0:
+        raise ValueError(f"{name} has shape {tuple(images.shape)}: pass (B, 3, H, W), converted to RGB")
+    for index, image in enumerate(images):
+        low, high = (limit.item() for limit in image.aminmax())  # NaN if any pixel is NaN
+        if not (low >= -1e-3 and high <= 1 + 1e-3):  # so written, it refuses NaN too
+            raise ValueError(
+                f"{name}[{index}] spans [{low:.4g}, {high:.4g}]: finite values in [0, 1] are "
+                "taken; images in [-1, 1] become (images + 1) / 2"
+            )
+
+
+def check_size(
+    size: tuple[int, int], factor: int, longest: float = float("inf"), resolution: int | None = None
+) -> None:
+    """Refuse sides (H, W) in pixels that no model can take, or a resolution that gives them; a ValueError."""
+    if any(side % factor for side in size) or max(size) > longest:
+        most = "" if longest == float("inf") else f", at most {longest:g} pixels a side"
+        if resolution is not None:
+            raise ValueError(f"resolution={resolution}: use multiples of {factor}{most}")
+        raise ValueError(f"images of {size} pixels: resize to multiples of {factor}{most}")
+
+
+def measure_background(images: torch.Tensor) -> torch.Tensor:
+    """Measure the background (B, 3) of (B, 3, H, W): the median of the outermost pixels, in RGB."""
+    border = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
+    border[1:-1, 1:-1] = False
+    return images.float()[:, :, border].median(dim=2).values
+
+
 def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> Image.Image:
     """Lay images (N, 3, H, W) in [0, 1] out in rows of `columns`, the last of them filled with white.
 
@@ -65,10 +114,9 @@ def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> 
     _, _, height, width = images.shape
     rows = -(-len(images) // columns)
     canvas = torch.ones(rows * columns, 3, height, width)
-    canvas[: len(images)] = images.float().cpu().clamp(0, 1)
-    sheet = canvas.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)  # (R, H, C, W, 3)
-    pixels = (sheet.reshape(rows * height, columns * width, 3) * 255).round().to(torch.uint8)
-    picture = Image.fromarray(pixels.numpy())
+    canvas[: len(images)] = images.float().cpu()
+    sheet = canvas.view(rows, columns, 3, height, width).permute(2, 0, 3, 1, 4)  # (3, R, H, C, W)
+    picture = to_pil(sheet.reshape(3, rows * height, columns * width))
     scale = scale or max(1, -(-96 // height))
     return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
 

@@ -7,19 +7,24 @@ The world is small enough to be scored exactly: colours are measured, digits are
 """
 
 import functools
-import io
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from torch import nn
 
+from ddpo_lessons.damages import DAMAGES
+from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.image import measure_background
+from ddpo_lessons.words import DIGITS
+from ddpo_lessons.worlds.judges import Classifier, named, nearest, patch_mixer, strided_convolutions
+
+CHECKPOINT = CHECKPOINTS["tiny-sd"]
 IMAGE_SIZE = 32
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.13, 0.15),
     "green": (0.10, 0.60, 0.22),
@@ -96,18 +101,11 @@ def render(
     return coverage * ink[:, :, None, None] + (1 - coverage) * background
 
 
-def measure_background(images: torch.Tensor) -> torch.Tensor:
-    """Measure the background (B, 3) of (B, 3, H, W): the median of the outermost pixels, in RGB."""
-    border = torch.ones(images.shape[2:], dtype=torch.bool, device=images.device)
-    border[1:-1, 1:-1] = False
-    return images.float()[:, :, border].median(dim=2).values
-
-
 def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Measure ink and background colour, RGB (B, 3) each, of (B, 3, H, W), without any learned model.
 
-    The background is that of `measure_background`; the ink is the mean of the 5% of pixels that lie farthest
-    from it, so that soft edges do not count.
+    The background is that of `image.measure_background`; the ink is the mean of the 5% of pixels that lie
+    farthest from it, so that soft edges do not count.
     """
     flat = images.float().flatten(2)  # (B, 3, H*W)
     background = measure_background(images)  # (B, 3)
@@ -115,12 +113,6 @@ def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     farthest = distance.topk(max(1, flat.shape[2] // 20), dim=1).indices  # (B, K)
     ink = flat.gather(2, farthest[:, None].expand(-1, 3, -1)).mean(dim=2)  # (B, 3)
     return ink, background
-
-
-def nearest_colour(rgb: torch.Tensor) -> torch.Tensor:
-    """Return the index in `COLOURS` of the colour nearest to each RGB row; (B, 3) -> (B,)."""
-    palette = torch.tensor(list(COLOURS.values()), dtype=rgb.dtype, device=rgb.device)  # (6, 3)
-    return torch.cdist(rgb, palette).argmin(dim=1)
 
 
 def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
@@ -159,70 +151,7 @@ def repaint(
     return share * ink + (1 - share) * background
 
 
-# --------------------------------------------------------------------------------------------- damage
-def _amount(severity: int, amounts: tuple[float, ...]) -> float:
-    if severity not in (1, 2, 3, 4, 5):
-        raise ValueError(f"severity={severity!r}: use 1, 2, 3, 4 or 5")
-    return amounts[severity - 1]
-
-
-def noise(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Add Gaussian pixel noise; standard deviation 0.10 to 0.50."""
-    sigma = _amount(severity, (0.10, 0.18, 0.26, 0.36, 0.50))
-    return (images + sigma * torch.randn(images.shape, generator=generator).to(images.device)).clamp(0, 1)
-
-
-def blur(images: torch.Tensor, severity: int, generator: torch.Generator, scale: float = 1.0) -> torch.Tensor:
-    """Blur with a Gaussian of 1.0 to 3.4 pixels, times `scale`: images of many pixels need a wider one."""
-    sigma, radius = scale * _amount(severity, (1.0, 1.5, 2.0, 2.6, 3.4)), round(8 * scale)
-    taps = torch.exp(-(torch.arange(-radius, radius + 1, device=images.device) ** 2) / (2 * sigma**2))
-    kernel = (taps[:, None] * taps[None, :] / taps.sum() ** 2).expand(3, 1, -1, -1)
-    return F.conv2d(F.pad(images, (radius,) * 4, mode="reflect"), kernel, groups=3)
-
-
-def fog(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Blend with light grey fog of slowly varying thickness; mean thickness 0.45 to 0.85."""
-    thickness = _amount(severity, (0.45, 0.55, 0.65, 0.75, 0.85))
-    coarse = torch.rand(len(images), 1, 3, 3, generator=generator) * 2 - 1
-    clouds = F.interpolate(coarse, images.shape[2:], mode="bicubic", align_corners=True)
-    amount = (thickness + 0.08 * clouds).clamp(0, 0.95).to(images.device)  # (B, 1, H, W)
-    return images * (1 - amount) + 0.78 * amount
-
-
-def jpeg(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Compress as JPEG of quality 30 to 3 and decode again."""
-    quality = int(_amount(severity, (30, 18, 11, 6, 3)))
-    out = []
-    for image in images:
-        buffer = io.BytesIO()
-        to_pil(image).save(buffer, format="JPEG", quality=quality)
-        out.append(torch.from_numpy(np.array(Image.open(buffer))).permute(2, 0, 1) / 255)
-    return torch.stack(out).float().to(images.device)
-
-
-def fade(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Wash the ink out towards the background; 55% to 90% of the contrast is lost."""
-    amount = _amount(severity, (0.55, 0.65, 0.74, 0.82, 0.90))
-    background = measure_colours(images)[1][:, :, None, None]
-    return images * (1 - amount) + background * amount
-
-
-def darken(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Take away light; 45% down to 12% of it is left."""
-    return images * _amount(severity, (0.45, 0.34, 0.25, 0.18, 0.12))
-
-
-Damage = Callable[[torch.Tensor, int, torch.Generator], torch.Tensor]
-DAMAGES: dict[str, Damage] = {
-    "noisy": noise,
-    "blurry": blur,
-    "foggy": fog,
-    "blocky": jpeg,
-    "faded": fade,
-    "dark": darken,
-}
-
-
+# ----------------------------------------------------------------------------------------- camouflage
 def texture(count: int, base: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw blotchy textures around base colours; (N, 3) -> (N, 3, 32, 32), for camouflage."""
     coarse = torch.randn(count, 3, 8, 8, generator=generator)
@@ -367,7 +296,107 @@ def draw_edits(count: int, split: str, seed: int) -> Edits:
     return Edits(pictures, wanted, repaint(pictures.images, *colours))
 
 
-def to_pil(image: torch.Tensor) -> Image.Image:
-    """Turn one image (3, H, W) in [0, 1] into a PIL image."""
-    array = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    return Image.fromarray(array)
+# ------------------------------------------------------------------------------------------- judges
+# They share neither architecture, seed nor half of the training handwriting. The judge, like any
+# off-the-shelf classifier, has seen clean pictures only. The reward model has seen damaged ones too, with
+# targets that say how legible they are, so that its log-probability of the true digit has a gradient
+# wherever a picture can become more legible. A reward may measure colours by the rule that the verdict uses;
+# no training ever uses the second judge.
+class RewardModel(Classifier):
+    """The classifier that RL optimises: strided convolutions; (B, 3, 32, 32) to logits (B, 10)."""
+
+    weights = CHECKPOINT / "reward_model.safetensors"
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__()
+        self.features = strided_convolutions(32, 48, 64, 96, first_stride=1)  # (B, 96, 4, 4)
+        self.head = nn.Linear(96 * 16, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 10) of images (B, 3, 32, 32) in [0, 1]."""
+        return self.head(self.features(images * 2 - 1).flatten(1))
+
+
+class Judge(Classifier):
+    """The classifier that only measures: wide kernels, max pooling; (B, 3, 32, 32) to logits (B, 10)."""
+
+    weights = CHECKPOINT / "judge.safetensors"
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 24, 5, padding=2), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(24, 48, 5, padding=2), nn.BatchNorm2d(48), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(48, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveMaxPool2d(4),
+        )  # fmt: skip
+        self.head = nn.Sequential(nn.Linear(64 * 16, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 10) of images (B, 3, 32, 32) in [0, 1]."""
+        return self.head(self.features(images - 0.5).flatten(1))
+
+
+class SecondJudge(Classifier):
+    """The other one that only measures, a `patch_mixer`.
+
+    (B, 3, 32, 32) to logits of the digit (B, 10), the ink (B, 6) and the background (B, 6).
+    """
+
+    weights = CHECKPOINT / "second_judge.safetensors"
+
+    def __init__(self) -> None:
+        """Make the untrained network."""
+        super().__init__()
+        self.features = nn.Sequential(*patch_mixer(64))  # (B, 64, 8, 8)
+        self.head = nn.Linear(64, 10 + 2 * len(COLOURS))
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return logits of digit, ink and background of images (B, 3, 32, 32) in [0, 1]."""
+        logits = self.head(self.features(images - 0.5).mean(dim=(2, 3)))  # (B, 22)
+        return logits.split([10, len(COLOURS), len(COLOURS)], dim=1)
+
+
+def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
+    """Return the share of images (N, 3, 32, 32), on any device, whose digit (N,) the model reads rightly."""
+    return (named(model, images)[:, 0] == digits.cpu()).float().mean().item()
+
+
+@torch.no_grad()
+def _hits(images: torch.Tensor, truth: torch.Tensor, judge: nn.Module) -> torch.Tensor:
+    """Say whether digit (by the judge), ink and background (measured) are the true ones, (N, 3)."""
+    colours = [nearest(colour, COLOURS).cpu() for colour in measure_colours(images)]
+    return torch.stack([named(judge, images)[:, 0], *colours], dim=1) == truth
+
+
+def score_prompts(
+    judge: nn.Module, images: torch.Tensor, descriptions: list[Description]
+) -> dict[str, float]:
+    """Return how often digit, ink, background, and all three, are what the prompt says.
+
+    Images (N, 3, 32, 32) in [0, 1] and the judge may be on any device.
+    """
+    digits = torch.tensor([d.digit for d in descriptions])
+    hits = _hits(images, torch.cat([digits[:, None], colour_indices(descriptions)], dim=1), judge)
+    right = {"digit": hits[:, 0], "ink": hits[:, 1], "background": hits[:, 2], "all three": hits.all(dim=1)}
+    return {name: part.float().mean().item() for name, part in right.items()}
+
+
+def judge_edits(
+    images: torch.Tensor, edits: Edits, judge: Judge, second_judge: SecondJudge
+) -> dict[str, torch.Tensor]:
+    """Say which pictures obey their sentence and kept their digit.
+
+    Of images (N, 3, 32, 32) in [0, 1] that edits became, on any device as the judges are, these truth values
+    (N,) on the CPU: "digit", the judge reads the digit of the input; "colours", measured ink and background
+    are nearest to those named; "both"; "second_judge", it names all three rightly.
+    """
+    truth = torch.cat([edits.pictures.digits[:, None], colour_indices(edits.wanted)], dim=1)  # (N, 3)
+    hits = _hits(images, truth, judge)
+    return {
+        "digit": hits[:, 0],
+        "colours": hits[:, 1:].all(dim=1),
+        "both": hits.all(dim=1),
+        "second_judge": (named(second_judge, images) == truth).all(dim=1),
+    }

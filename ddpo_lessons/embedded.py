@@ -1,0 +1,27 @@
+"""The models in this package, by name, and what else may name a model. No torch here."""
+
+import difflib
+import re
+from pathlib import Path
+
+WORLDS = Path(__file__).with_name("worlds")
+CHECKPOINTS = {name: WORLDS / name for name in ("tiny-sd", "tiny-sd3", "tiny-zoo")}
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+
+
+def no_model(model: str) -> str:
+    """Say why a text names no pipeline; nothing where it may: a folder of one, a name here or on the hub."""
+    if Path(model).is_dir():
+        is_whole = Path(model, "model_index.json").is_file()
+        return "" if is_whole else f"{model} holds no model_index.json: give a folder of a diffusers pipeline"
+    if Path(model).is_file():
+        return f"{model} is a file: give the folder of a diffusers pipeline, which holds model_index.json"
+    if model in CHECKPOINTS or HUB_NAME.fullmatch(model):
+        return ""
+    close = difflib.get_close_matches(model, CHECKPOINTS, n=1)
+    perhaps = f" (perhaps {close[0]})" if close else ""
+    return (
+        f"{model} is neither a folder (there is no {Path(model).absolute()}), nor OWNER/NAME on the hub, nor "
+        f"{' or '.join(CHECKPOINTS)}{perhaps}: on a machine with a network `hf download OWNER/NAME "
+        "--local-dir FOLDER` makes a folder"
+    )

@@ -1,0 +1,92 @@
+"""Prompt functions by name, as `--prompts` takes it, and those of the worlds of digits and animals."""
+
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ddpo_lessons.damages import DAMAGES
+from ddpo_lessons.data import prompts
+from ddpo_lessons.data.prompts import Prompt, PromptSampler
+from ddpo_lessons.worlds import animals, digits
+
+
+def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = None) -> PromptSampler:
+    """Sentences of the digit world, such as "a red three on a blue background".
+
+    The (digit, ink) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the ten
+    it never showed the denoiser) or "all". The background is uniform over the other colours. Metadata:
+    `digit` (int), `ink` and `background` (names). A word of the digit world, such as "clear" or "foggy", may
+    be put in as `damage`. A ValueError refuses another split or damage.
+    """
+    pairs = _pairs(digits, split)
+    damages = [None, "clear", "camouflaged", *DAMAGES]
+    if damage not in damages:
+        raise ValueError(f"damage={damage!r} does not exist: use one of {damages}")
+
+    def draw(generator: random.Random) -> Prompt:
+        digit, ink = generator.choice(pairs)
+        background = generator.choice([name for name in digits.COLOURS if name != ink])
+        metadata = {"digit": digit, "ink": ink, "background": background}
+        return digits.make_prompt(digit, ink, background, damage), metadata
+
+    return PromptSampler(draw, seed)
+
+
+def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
+    """Sentences of the world of animals, such as "a fox by Noto on a blue background".
+
+    The (animal, artist) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the
+    thirty that it never showed) or "all", else a ValueError. Metadata: `animal`, `artist` and `ground`
+    (names).
+    """
+    pairs = _pairs(animals, split)
+
+    def draw(generator: random.Random) -> Prompt:
+        animal, artist = generator.choice(pairs)
+        names = animals.ANIMALS[animal], animals.ARTISTS[artist], generator.choice(animals.GROUND_NAMES)
+        return animals.make_prompt(*names), dict(zip(("animal", "artist", "ground"), names, strict=True))
+
+    return PromptSampler(draw, seed)
+
+
+def _pairs(world: ModuleType, split: str) -> tuple[tuple[int, Any], ...]:
+    """Return the pairs of a world that pre-training has shown, has not, or all; others are a ValueError."""
+    splits = {"seen": world.SEEN, "left_out": world.LEFT_OUT, "all": world.SEEN + world.LEFT_OUT}
+    if split not in splits:
+        raise ValueError(f"split={split!r} does not exist: use one of {list(splits)}")
+    return splits[split]
+
+
+def hidden_animals(seed: int) -> PromptSampler:
+    """Animals that hide in confetti, each with a sentence that names a ground, for img2img.
+
+    Such as a fox in confetti with "an animal on a green background": clear the confetti away, and keep the
+    animal. Metadata: what the score has to know, `animal` and `artist` (names) and `ground_mask` (64, 64);
+    `image` (what goes in) and `target` (what should come out, which supervised training needs and RL does
+    not), both (3, 64, 64).
+    """
+
+    def draw(generator: random.Random) -> Any:
+        edits = animals.draw_edits(1, generator.getrandbits(62))
+        (metadata,), (image,), (target,) = edits.metadata, edits.images, edits.wanted.images
+        return edits.prompts[0], image, {**metadata, "image": image, "target": target}
+
+    return PromptSampler(draw, seed)
+
+
+PROMPTS: dict[str, Callable[[int], PromptSampler]] = {
+    "digit_world": digit_world_prompts,
+    "digit_world_left_out": lambda seed: digit_world_prompts(seed, split="left_out"),
+    "zoo": zoo_prompts,
+    "zoo_left_out": lambda seed: zoo_prompts(seed, split="left_out"),
+    "animals": prompts.animals,
+    "activities": prompts.activities,
+}
+
+
+def get_prompts(name: str, seed: int) -> PromptSampler:
+    """Make the prompt function of a name in `PROMPTS`; for others a ValueError lists those that there are."""
+    if name not in PROMPTS:
+        raise ValueError(f"prompts={name!r} does not exist: use one of {', '.join(sorted(PROMPTS))}")
+    return PROMPTS[name](seed)
