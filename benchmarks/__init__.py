@@ -1,1 +1,1 @@
-"""Scripts that measure: recordings of the peers and long experiments. Not in the wheel."""
+"""Scripts that measure: speed beside other trainers, and long experiments. Not in the wheel."""

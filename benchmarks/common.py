@@ -2,6 +2,8 @@
 
 import argparse
 import csv
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -9,7 +11,7 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from diffusers.utils import logging
 
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.image import image_grid
 
 ROOT = Path(__file__).resolve().parents[1]
 Row = dict[str, Any]
@@ -45,6 +48,18 @@ def scratch_config(*settings: Row, **changes: Any) -> Iterator[DDPOConfig]:
         yield DDPOConfig(**merged, output_dir=folder)
 
 
+@contextmanager
+def trainer_of(task: Sequence[Any], *settings: Row, **parts: Any) -> Iterator[Any]:
+    """Make a `Trainer` of a config of settings and a task: reward, prompt function and pipeline.
+
+    `parts` are its algorithm and its start.
+    """
+    from ddpo_lessons.trainer import Trainer  # the other trainers' environment has not all that it needs
+
+    with scratch_config(*settings) as config:
+        yield Trainer(config, *task, **parts)
+
+
 def redness(images: torch.Tensor, prompts: Any = None, metadata: Any = None) -> torch.Tensor:
     """A reward: red less the mean of green and blue, (B,)."""
     red, green, blue = images.mean((2, 3)).unbind(1)
@@ -66,6 +81,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def write_once(path: Path, measure: Callable[[], list[Row]]) -> None:
+    """Write a CSV of what is measured, unless it is there."""
+    if not path.exists():
+        quiet_thread()
+        write_rows(path, measure())
+
+
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write a CSV with the columns of the first row; decimals are rounded."""
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -83,34 +105,59 @@ def parse(doc: str | None, **choices: list[Any]) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def readings(trainer: Any, epochs: Collection[int], measure: Callable[[], Row]) -> list[Row]:
+    """Train up to the last of the epochs, and measure after so many of them; 0 is before training."""
+    rows = list[Row]()
+    for epoch in range(max(epochs) + 1):
+        if epoch in epochs:
+            rows.append({"epoch": epoch, **measure()})
+        if epoch < max(epochs):
+            trainer.step(epoch)
+    return rows
+
+
+def best(rows: Sequence[Row], column: str) -> Row:
+    """Return the row with the largest number in a column, the first of equals."""
+    return max(rows, key=lambda row: float(row[column]))
+
+
+def save_grid(images: torch.Tensor, columns: int, path: Path) -> None:
+    """Save images (N, 3, H, W) in rows, at their own size."""
+    path.parent.mkdir(exist_ok=True)
+    image_grid(images, columns, scale=1).save(path)
+
+
+def product(**choices: Iterable[Any]) -> list[Row]:
+    """Return a run for every combination of the choices; the last one changes fastest."""
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
 def run_all(
-    train: Callable[[Any], list[Row]],
-    runs: Sequence[Any],
-    columns: Sequence[str],
-    names: int,
-    path: Path,
+    train: Callable[[Row], list[Row]], runs: Sequence[Row], columns: Sequence[str], path: Path,
     processes: int,
-) -> None:
+) -> None:  # fmt: skip
     """Run what a CSV does not hold yet, in this order, and append each run's rows when it ends.
 
     Args:
-        train: turns a run into its rows; runs in a process of its own.
-        runs: what names a run are its attributes of the first columns' names.
+        train: turns a run into its rows, in a process of its own; what names the run is added to each.
+        runs: what names each of them, some columns of the CSV.
         columns: of the CSV.
-        names: how many of them name a run.
         path: the CSV.
         processes: how many runs at a time.
     """
-    named = columns[:names]
-    held = {tuple(row[name] for name in named) for row in read_rows(path)} if path.exists() else set()
-    todo = [run for run in runs if tuple(str(getattr(run, name)) for name in named) not in held]
+    held = {tuple(row[name] for name in runs[0]) for row in read_rows(path)} if path.exists() else set()
+    todo = [run for run in runs if tuple(map(str, run.values())) not in held]
     pool = multiprocessing.get_context("spawn").Pool(processes, quiet_thread)
     with open(path, "a", newline="", encoding="utf-8") as file, pool:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         if not file.tell():
             writer.writeheader()
-        for rows in pool.imap_unordered(train, todo):
+        for rows in pool.imap_unordered(functools.partial(_named, train), todo):
             for row in rows:
                 writer.writerow({k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()})
             file.flush()
             print(*rows[-1].values(), flush=True)
+
+
+def _named(train: Callable[[Row], list[Row]], run: Row) -> list[Row]:
+    return [{**run, **row} for row in train(run)]

@@ -79,7 +79,6 @@ SECTIONS = {
 
 
 def shown(section: Section) -> list[list[str]]:
-    """Return the titles of a section's table and its rows."""
     rows = [row for row in read_rows(ROOT / section.csv) if str(row.get("seed")) == "0"]
 
     def find(chosen: dict[str, str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline
 from diffusers.training_utils import EMAModel
 from safetensors.torch import save_file
@@ -37,17 +38,11 @@ def write_tokenizer(folder: Path, merges: list[str]) -> CLIPTokenizer:
 def make_text_encoder(tokenizer: CLIPTokenizer, kind: Any = CLIPTextModel, width: int = WIDTH) -> Any:
     """Make an untrained text encoder of a class of transformers: two layers, heads of width 16."""
     config = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=2,
-        num_attention_heads=width // 16,
-        max_position_embeddings=LENGTH,
-        projection_dim=width,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
+        num_attention_heads=width // 16, max_position_embeddings=LENGTH, projection_dim=width,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )
+    )  # fmt: skip
     text_encoder = kind(config)
     # Ten times CLIP's start: words then differ from each other more than positions do, and the UNet
     # finds the one word that names the digit among those that are always there.
@@ -58,14 +53,10 @@ def make_text_encoder(tokenizer: CLIPTokenizer, kind: Any = CLIPTextModel, width
 def make_vae(**changes: Any) -> AutoencoderKL:
     """Make the untrained autoencoder, which divides both sides by four: images (3, 32, 32) to (4, 8, 8)."""
     settings: dict[str, Any] = {
-        "block_out_channels": (16, 32, 64),
-        "down_block_types": ("DownEncoderBlock2D",) * 3,
-        "up_block_types": ("UpDecoderBlock2D",) * 3,
-        "layers_per_block": 1,
-        "latent_channels": 4,
-        "norm_num_groups": 8,
-        "sample_size": 32,
-    }
+        "block_out_channels": (16, 32, 64), "down_block_types": ("DownEncoderBlock2D",) * 3,
+        "up_block_types": ("UpDecoderBlock2D",) * 3, "layers_per_block": 1, "latent_channels": 4,
+        "norm_num_groups": 8, "sample_size": 32,
+    }  # fmt: skip
     return AutoencoderKL(**settings | changes)
 
 
@@ -76,20 +67,20 @@ def make_scheduler() -> DDIMScheduler:
     and since a log-prob's gradient grows as 1 / std, that step would drown all the others.
     """
     return DDIMScheduler(
-        beta_schedule="squaredcos_cap_v2",
-        prediction_type="v_prediction",
-        timestep_spacing="trailing",
+        beta_schedule="squaredcos_cap_v2", prediction_type="v_prediction", timestep_spacing="trailing",
         steps_offset=1,  # trailing steps ignore it, and StableDiffusionPipeline insists on it
-        clip_sample=False,
-        set_alpha_to_one=True,
-    )
+        clip_sample=False, set_alpha_to_one=True,
+    )  # fmt: skip
 
 
-def assemble(**parts: Any) -> StableDiffusionPipeline:
-    """Put a Stable Diffusion pipeline together that has no safety checker."""
-    return StableDiffusionPipeline(
-        **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
-    )
+def assemble(
+    vae: AutoencoderKL, tokenizer: CLIPTokenizer, make_unet: Callable[[], Any]
+) -> StableDiffusionPipeline:
+    """Put a Stable Diffusion pipeline together, with an untrained text encoder and no safety checker."""
+    parts = {"vae": vae, "text_encoder": make_text_encoder(tokenizer), "tokenizer": tokenizer}
+    parts["unet"] = make_unet()  # after the encoder: the order of the random weights
+    none = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    return StableDiffusionPipeline(**parts, scheduler=make_scheduler(), **none)
 
 
 # ------------------------------------------------------------------------------------------- training
@@ -174,6 +165,16 @@ def scale_latents(vae: AutoencoderKL, images: torch.Tensor) -> None:
     vae.register_to_config(scaling_factor=1 / encode(vae, images).std().item())
 
 
+def velocity_loss(pipeline: Any, clean: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the mean squared error of v at timesteps 1000 u^0.6, u uniform."""
+    scheduler = pipeline.scheduler
+    timesteps = (scheduler.config.num_train_timesteps * draw_times(len(clean))).long().to(clean.device)
+    noise = torch.randn_like(clean)
+    noisy = scheduler.add_noise(clean, noise, timesteps)
+    predicted = pipeline.unet(noisy, timesteps, pipeline.text_encoder(tokens)[0]).sample
+    return F.mse_loss(predicted, scheduler.get_velocity(clean, noise, timesteps))
+
+
 def draw_times(count: int) -> torch.Tensor:
     """Draw u^0.6 in [0, 1], u uniform: where noise hides the picture, only the prompt says what it shows."""
     return torch.rand(count) ** 0.6
@@ -215,7 +216,6 @@ def markdown(table: Table) -> str:
 
 # ----------------------------------------------------------------------------------------- the recipe
 def scaled(count: int, scale: float, least: int = 2) -> int:
-    """Return a share of a number of steps or pictures."""
     return max(least, int(count * scale))
 
 
@@ -242,15 +242,7 @@ def run(
 ) -> int:
     """Read the flags that all recipes take, make a checkpoint, and print its table.
 
-    Args:
-        argv: command line.
-        doc: what `--help` says.
-        output: the folder to write to, if no flag names one.
-        make: trains and writes the checkpoint.
-        measure: the checkpoint's folder and a number of images to the table.
-
-    Returns:
-        0.
+    `make` trains and writes the checkpoint, `measure` takes its folder and a number of images to the table.
     """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--output", type=Path, default=Path(output), help="folder to write to")

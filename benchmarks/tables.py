@@ -13,7 +13,6 @@ from benchmarks.gallery import SECTIONS as GALLERY
 from benchmarks.gallery import Section, shown
 from benchmarks.recipes import markdown
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
-from benchmarks.results.equal_terms import SEEDS as EQUAL_SEEDS
 from benchmarks.results.equal_terms import best_point, chosen
 from benchmarks.speed.gpu import EPOCHS
 from benchmarks.speed.gpu import RESULT as GPU_RESULT
@@ -51,6 +50,10 @@ def mean(rows: Sequence[Row], column: str) -> float:
     return statistics.mean(float(row[column]) for row in rows)
 
 
+def where(rows: Iterable[Row], **values: str) -> list[Row]:
+    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+
+
 def best_setting(best: Row) -> str:
     return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
 
@@ -83,28 +86,21 @@ def edit_table(found: Mapping[str, Sequence[Row]], columns: Mapping[str, str] = 
 def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Row]]:
     """Return what does the demo's task, by name, for animals that RL practised or for new ones."""
     runs = result["runs"] if animals == "practised" else [run["new_animals"] for run in result["runs"]]
-
-    def own(what: str) -> list[Row]:
-        return [row for row in rows if (row["what"], row["animals"]) == (what, animals)]
-
+    own = by(where(rows, animals=animals), "what")
     best = result["runs"][0]["untrained_best"]
     return {
-        "the picture that goes in": own("untouched"),
-        "a program for this world": own("program"),
+        "the picture that goes in": own["untouched"], "a program for this world": own["program"],
         f"turning the knobs ({best_setting(best)})": [runs[0]["untrained_best"]],
-        "the best of 8 of these by RL's reward": own("best of 8"),
-        "supervised, on 2,560 pairs": own("supervised"),
-        "RL, from a score": [run["after"] for run in runs],
-    }
+        "the best of 8 of these by RL's reward": own["best of 8"],
+        "supervised, on 2,560 pairs": own["supervised"], "RL, from a score": [run["after"] for run in runs],
+    }  # fmt: skip
 
 
 def by(rows: list[Row], column: str) -> dict[str, list[Row]]:
-    """Return rows by what stands in a column."""
-    return {name: [row for row in rows if row[column] == name] for name in unique(rows, column)}
+    return {name: where(rows, **{column: name}) for name in unique(rows, column)}
 
 
 def unique(rows: list[Row], column: str) -> list[str]:
-    """Return the values of a column, each once, in their order."""
     return list(dict.fromkeys(row[column] for row in rows))
 
 
@@ -112,12 +108,11 @@ def paper_table(rows: list[Row]) -> str:
     """Return the paper's experiments: what each way ends at, means of the seeds, with their range."""
     titles = ["reward", "", "reward of test pictures", "right", "the persona's utility"]
     lines = []
-    for reward in unique(rows, "reward"):
-        own = [row for row in rows if row["reward"] == reward]
-        ways = {"untrained": [row for row in own if row["epoch"] == "0" and row["method"] == "DDPO"]}
+    for reward, own in by(rows, "reward").items():
+        ways = {"untrained": where(own, epoch="0", method="DDPO")}
         for method in ("DDPO", "branching", "RWR", "best of 8", "turned"):
-            measured = [row for row in own if row["method"] == method]
-            ways[method] = [row for row in measured if row["epoch"] == measured[-1]["epoch"]]
+            measured = where(own, method=method)
+            ways[method] = where(measured, epoch=measured[-1]["epoch"])
         turned = ways.pop("turned")
         ways[f"turned: {turned[0]['setting']}"] = turned
         for way, measured in ways.items():
@@ -133,13 +128,7 @@ def spread(rows: Sequence[Row], column: str, form: str = ".2f") -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def steps_table(rows: list[Row]) -> str:
-    """Return what recolour_steps.py found: means of the seeds, and what there is without training."""
-    return edit_table(by(rows, "sampled"))
-
-
 def lesson_table(times: Row) -> str:
-    """Return the table of lessons, with the time that each took."""
     lessons = table(["lesson", "what you learn", "runs in", "figure"], "llrl", lesson_rows(times["seconds"]))
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
@@ -149,7 +138,13 @@ PERSONA = "persona", ".2f"
 SECOND = {"taste": PERSONA, "few": PERSONA, "edit": ("second judge", ".1%")}
 
 
-def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
+def at_the_end(task: str, method: str) -> list[Row]:
+    """Return the rows of equal_terms.csv at the length that the search chose; none without a search."""
+    found = where(read(f"{EQUAL}.csv"), task=task, method=method)
+    return where(found, queries=str(chosen(task, method)[1])) if found else []
+
+
+def equal_table(task: str) -> str:
     """Return a task's methods at the chosen lengths, and what there is without training."""
     second, form = SECOND.get(task, ("", ""))
     titles = ["", "rate", "queries", "passes", *("reward", "judge", second, "diversity")]
@@ -158,37 +153,32 @@ def equal_table(task: str, rows: list[Row], untrained: list[Row]) -> str:
     def measured(rows: list[Row]) -> list[str]:
         return [spread(rows, name, form) if rows[0][name] else "" for name, form in forms.items()]
 
-    lines = [[row["setting"], "", "", "", *measured([row])] for row in untrained if row["task"] == task]
+    untrained = where(read(f"{EQUAL}_untrained.csv"), task=task)
+    lines = [[row["setting"], "", "", "", *measured([row])] for row in untrained]
     for method in EQUAL_TASKS[task].methods:
-        own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
-        if len(unique(own, "seed")) == len(EQUAL_SEEDS):
+        if at := at_the_end(task, method):
             rate, length = chosen(task, method)
-            at = [row for row in own if int(row["queries"]) == length]
             lines.append([method, f"{rate:g}", f"{length}", f"{mean(at, 'passes'):,.0f}", *measured(at)])
     kept = [n for n in range(len(titles)) if n == 0 or any(line[n] for line in lines)]
     cells = [[line[n] for n in kept] for line in lines]
     return table([titles[n] for n in kept], "l" + "r" * (len(kept) - 1), cells)
 
 
-def search_table(task: str, rows: list[Row]) -> str:
+def search_table(task: str) -> str:
     """Return what a search found at each rate: the highest mean reward within the limit, and its queries."""
-    rows = [row for row in rows if row["task"] == task]
-    rates = sorted({float(row["learning_rate"]) for row in rows})
+    rows = where(read(f"{EQUAL}_search.csv"), task=task)
+    rates = sorted(unique(rows, "learning_rate"), key=float)
     lines = []
     for method in EQUAL_TASKS[task].methods:
         cells = []
         for rate in rates:
-            own = [r for r in rows if (r["method"], float(r["learning_rate"])) == (method, rate)]
-            if own:
-                reward, queries = best_point(task, own)
-                cells.append(f"{reward:.2f} after {queries}")
-            else:
-                cells.append("")
+            own = where(rows, method=method, learning_rate=rate)
+            cells.append("{:.2f} after {}".format(*best_point(task, own)) if own else "")
         lines += [[method, *cells]] if any(cells) else []
-    return table(["", *(f"{rate:g}" for rate in rates)], "l" + "r" * len(rates), lines)
+    return table(["", *(f"{float(rate):g}" for rate in rates)], "l" + "r" * len(rates), lines)
 
 
-def results_table(rows: list[Row], untrained: list[Row]) -> str:
+def results_table() -> str:
     """Return lesson 12's table: the two searched tasks side by side, untrained and at chosen lengths."""
     titles = ["", "taste: reward", "animals", "passes", "edit: all right", "passes"]
     forms = {"taste": {"reward": ".2f", "judge": ".0%"}, "edit": {"judge": ".0%"}}
@@ -200,17 +190,12 @@ def results_table(rows: list[Row], untrained: list[Row]) -> str:
         return [*(spread(own, name, form) for name, form in forms[task].items()), passes]
 
     lines = []
-    before = [[row for row in untrained if row["task"] == task] for task in forms]
+    before = [where(read(f"{EQUAL}_untrained.csv"), task=task) for task in forms]
     for one, other in zip(*before, strict=False):  # the edit's program stands alone, on the page
         name = one["setting"] if one["setting"] == other["setting"] else "said in the prompt; a setting"
         lines.append([name, *measured("taste", [one]), *measured("edit", [other])])
     for method in EQUAL_TASKS["edit"].methods:
-        cells = []
-        for task in forms:
-            length = chosen(task, method)[1] if method in EQUAL_TASKS[task].methods else -1
-            own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
-            cells += measured(task, [row for row in own if int(row["queries"]) == length])
-        lines.append([method, *cells])
+        lines.append([method, *(cell for task in forms for cell in measured(task, at_the_end(task, method)))])
     return table(titles, "l" + "r" * (len(titles) - 1), lines)
 
 
@@ -222,11 +207,6 @@ def guide_table() -> str:
     words = next(row for (task, name), row in untrained.items() if task == "taste" and '"' in name)
     turned = next(row for (task, name), row in untrained.items() if task == "edit" and "guidance" in name)
     kept = untrained["edit", "best of 8"]
-
-    def at_the_end(task: str, method: str) -> list[Row]:
-        length = chosen(task, method)[1]
-        rows = [row for row in read(f"{EQUAL}.csv") if (row["task"], row["method"]) == (task, method)]
-        return [row for row in rows if int(row["queries"]) == length]
 
     def taste(*methods: str, task: str = "taste") -> str:
         found = {method: mean(at_the_end(task, method), "reward") for method in methods}
@@ -371,7 +351,6 @@ def result_table(rows: list[Row], about: Row) -> str:
 
 
 def read(name: str) -> Any:
-    """Return a committed result."""
     path = ROOT / name
     return read_rows(path) if path.suffix == ".csv" else json.loads(path.read_text("utf-8"))
 
@@ -379,7 +358,7 @@ def read(name: str) -> Any:
 EQUAL = "benchmarks/results/equal_terms"
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
-    "steps": lambda: steps_table(read("benchmarks/results/recolour_steps.csv")),
+    "steps": lambda: edit_table(by(read("benchmarks/results/recolour_steps.csv"), "sampled")),
     "demo-ablations": lambda: edit_table(
         by(read("benchmarks/zoo/edit_ablations.csv"), "variant"), ANIMAL_SHARES
     ),
@@ -395,25 +374,15 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
         name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
         for name, folder in CHECKPOINTS.items()
     },
-    **{
-        f"equal-{task}": lambda task=task: equal_table(
-            task, read(f"{EQUAL}.csv"), read(f"{EQUAL}_untrained.csv")
-        )
-        for task in EQUAL_TASKS
-    },
+    **{f"equal-{task}": lambda task=task: equal_table(task) for task in EQUAL_TASKS},
     **{
         f"gallery-{name}": lambda section=section: gallery_table(section) for name, section in GALLERY.items()
     },
     "guide": guide_table,
-    "equal-results": lambda: results_table(read(f"{EQUAL}.csv"), read(f"{EQUAL}_untrained.csv")),
-    **{
-        name: lambda task=task: search_table(task, read(f"{EQUAL}_search.csv"))
-        for name, task in (
-            ("equal-search", "taste"),
-            ("equal-search-few", "few"),
-            ("equal-search-edit", "edit"),
-        )
-    },
+    "equal-results": results_table,
+    "equal-search": lambda: search_table("taste"),
+    "equal-search-few": lambda: search_table("few"),
+    "equal-search-edit": lambda: search_table("edit"),
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")),
     "peers": lambda: peers_table(read("benchmarks/speed/side_by_side.json")),
     "gpu": lambda: gpu_table(read_gpu()),
@@ -425,7 +394,6 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
 
 
 def filled(text: str) -> str:
-    """Return the text with every table between its marks made anew."""
     for name, table in TABLES.items():
         if f"<!-- {name} -->" in text:
             block = f"<!-- {name} -->\n{table()}\n<!-- /{name} -->"

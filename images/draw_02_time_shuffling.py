@@ -26,12 +26,10 @@ def _recorded() -> Samples:
     """The notebook's four samples of three steps, with the number of each sample and step."""
     numbers, steps = torch.arange(4)[:, None], torch.arange(3)
     return {
-        "id": numbers[:, 0],
-        "step": steps.expand(4, 3),
+        "id": numbers[:, 0], "step": steps.expand(4, 3),
         "timesteps": torch.tensor([[1000, 800, 100 * (n + 1)] for n in range(4)]),
-        "latents": 100 * numbers + 10 * (steps + 1),
-        "next_latents": 100 * numbers + 10 * (steps + 2),
-    }
+        "latents": 100 * numbers + 10 * (steps + 1), "next_latents": 100 * numbers + 10 * (steps + 2),
+    }  # fmt: skip
 
 
 def _stages() -> tuple[Samples, Samples, Samples]:
@@ -184,12 +182,10 @@ def draw_lengths() -> Figure:
 
 # The orders of orders.py: letter in the opening, colour, short name.
 KEPT = {
-    "three, individual orders": ("A", BLUE, "three, own orders"),
-    "first three": ("B", ORANGE, "first three"),
-    "all seven": ("C", INK, "all seven"),
-    "last three": ("D", GREEN, "last three"),
+    "three, individual orders": ("A", BLUE, "three, own orders"), "first three": ("B", ORANGE, "first three"),
+    "all seven": ("C", INK, "all seven"), "last three": ("D", GREEN, "last three"),
     "three, shared order": ("E", PALETTE[3], "three, shared order"),
-}
+}  # fmt: skip
 
 
 def _curves(reward: str, rate: str) -> dict[str, list[list[float]]]:
@@ -246,12 +242,10 @@ def draw_question() -> Figure:
 
     shared = some()
     rows = (
-        ("1  first three", [[0, 1, 2]] * 4),
-        ("2  last three", [[4, 5, 6]] * 4),
-        ("3  three, one shared order", [shared] * 4),
-        ("4  three, own orders", [some() for _ in range(4)]),
+        ("1  first three", [[0, 1, 2]] * 4), ("2  last three", [[4, 5, 6]] * 4),
+        ("3  three, one shared order", [shared] * 4), ("4  three, own orders", [some() for _ in range(4)]),
         ("5  all seven", [list(range(7))] * 4),
-    )
+    )  # fmt: skip
     for number, (name, steps) in enumerate(rows):
         x, y = 5.4 + 2.4 * (number % 2), 2.86 - 1.08 * (number // 2)
         label(card, x, y + 0.31, name, size=9.5, align="left")

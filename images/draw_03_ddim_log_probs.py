@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import minus, picture, plain, read_rows
+from plots import minus, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
@@ -235,7 +235,7 @@ def teaches() -> Figure:
         panel = figure.add_axes((left, 0.25, 0.265, 0.5))
         for action, color in colors.items():
             for seed in "012":
-                run = [row for row in rows if (row["action"], row["seed"]) == (action, seed)]
+                run = where(rows, action=action, seed=seed)
                 steps, values = (np.array([float(row[name]) for row in run]) for name in ("steps", column))
                 panel.plot(steps, values, color=color, linewidth=1.6)
         plain(panel, colors=MUTED, labelsize=9.5)

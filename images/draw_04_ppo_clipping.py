@@ -23,11 +23,9 @@ SHOWN = (0, 2, 4, 6)  # of these rows on the cover
 CLIP_RANGE = 0.2
 REWARDS, RATIOS = (17.0, 11.0, 9.0, 3.0), (1.5, 0.5, 1.1, 0.5)
 VERDICTS = (
-    "good, already 50% likelier:\nenough",
-    "good, but it became rarer:\nraise it",
-    "bad, and 10% likelier:\npush it down",
-    "bad, already half as likely:\nenough",
-)
+    "good, already 50% likelier:\nenough", "good, but it became rarer:\nraise it",
+    "bad, and 10% likelier:\npush it down", "bad, already half as likely:\nenough",
+)  # fmt: skip
 
 
 def _signed(value: float, digits: int = 2) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from plots import BENCHMARKS, minus, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
@@ -124,15 +124,11 @@ def strip() -> Figure:
     """Draw every number that text PPO makes of one review, token by token."""
     text = STRIP["text"]
     rows = (
-        ("log_prob", r"log $\pi_\theta$"),
-        ("ref_log_prob", r"log $\pi_\mathrm{ref}$"),
-        ("kl", "KL, their difference"),
-        ("reward", r"$r_j$ = − KL (β = 1), score at the end"),
-        ("value", r"$V_j$, before the token"),
-        ("delta", r"$\delta_j = r_j + V_{j+1} - V_j$"),
-        ("advantage", r"$A_j = \delta_j + 0.95\, A_{j+1}$"),
-        ("return", r"$R_j = A_j + V_j$"),
-    )
+        ("log_prob", r"log $\pi_\theta$"), ("ref_log_prob", r"log $\pi_\mathrm{ref}$"),
+        ("kl", "KL, their difference"), ("reward", r"$r_j$ = − KL (β = 1), score at the end"),
+        ("value", r"$V_j$, before the token"), ("delta", r"$\delta_j = r_j + V_{j+1} - V_j$"),
+        ("advantage", r"$A_j = \delta_j + 0.95\, A_{j+1}$"), ("return", r"$R_j = A_j + V_j$"),
+    )  # fmt: skip
     figure, axes = diagram(9.6, 4.75)
     left, width, height, top = 3.0, 0.645, 0.4, 3.55
     title(axes, 0.3, 4.45, f"query: {' '.join(text['query'])}", 11)
@@ -214,7 +210,7 @@ def hacking() -> Figure:
     places = {"plain": (-0.1, "right"), "beta 0.3": (0.15, "left"), "beta 0": (0.1, "left")}
     for plot, column, scale in zip(plots, ("score", "positive"), (1, 100), strict=True):
         for variant, (text, color) in names.items():
-            rows = [row for row in read_rows("text/sweep.csv") if row["variant"] == variant]
+            rows = where(read_rows("text/sweep.csv"), variant=variant)
             curves = [[(kl**0.5, scale * value) for kl, value in curve] for curve in runs(rows, "kl", column)]
             x, y = seeds(plot, curves, color, marker="o")
             aside, align = places[variant]
@@ -233,9 +229,9 @@ def bridge() -> Figure:
     names |= {"falling": ("fixed, falling", GREEN), "rising": ("fixed, rising", MUTED)}
     steps = range(1, 8)
     for variant, (_, color) in names.items():
-        mine = [row for row in read_rows("text/bridge.csv") if row["variant"] == variant]
+        mine = where(read_rows("text/bridge.csv"), variant=variant)
         for plot, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
-            seeds(plot, runs([row for row in mine if row["learning_rate"] == rate], "epoch", "reward"), color)
+            seeds(plot, runs(where(mine, learning_rate=rate), "epoch", "reward"), color)
         sizes = [[float(row[f"weight {step}"] or 1) for step in steps] for row in mine]  # empty: one for all
         right.plot(steps, np.mean(sizes, axis=0), color=color, linewidth=2.2)
     for plot, rate in zip(plots, ("1e-4", "2e-4"), strict=True):

@@ -5,14 +5,12 @@ Pictures and numbers are those that `python -m benchmarks.zoo.painter` measured.
 
 import itertools
 import json
-from collections import defaultdict
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from plots import BENCHMARKS, Row, band, by_seed, minus, panels, picture, plain, read_rows, where
 from style import INK, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.rewards import jpeg_compressibility
@@ -33,7 +31,6 @@ ROWS = {  # files of the first figure
 LEVELS = (-2.1, -1.9)
 TILE = 64  # pixels
 TICKS = {"labelsize": 9.5, "colors": INK}
-Row = dict[str, str]
 
 
 def read_picture(name: str) -> np.ndarray:
@@ -64,11 +61,9 @@ def loop() -> Figure:
     figure, axes = diagram(10, 5.6)
     epoch, pixels = json.loads((PICTURES / "loop.json").read_text()), read_picture("loop")
     heads = (
-        (0.82, "1  ask", BLUE, 1.36),
-        (4.05, "2  sample, and record", BLUE, 4.7),
-        (7.22, "3  score", GREEN, 1.2),
-        (8.85, "4  advantage", GREEN, 1.7),
-    )
+        (0.82, "1  ask", BLUE, 1.36), (4.05, "2  sample, and record", BLUE, 4.7),
+        (7.22, "3  score", GREEN, 1.2), (8.85, "4  advantage", GREEN, 1.7),
+    )  # fmt: skip
     for x, text, color, width in heads:
         box(axes, x - width / 2, 5.05, width, 0.4, text, color=color, size=10.5)
     size, xs = 0.72, [1.75 + 0.83 * n for n in range(6)]
@@ -111,16 +106,6 @@ def loop() -> Figure:
 
 
 # ------------------------------------------------------------------------------------------- numbers
-def bands(axes: Axes, rows: list[Row], x: str, y: str, scale: float, color: str, name: str) -> None:
-    """Draw a column over another: the seeds' mean, and the band from the lowest to the highest seed."""
-    points: dict[int, list[float]] = defaultdict(list)
-    for row in rows:
-        points[int(row[x])].append(scale * float(row[y]))
-    places, seeds = list(points), np.array(list(points.values()))  # (E,), (E, seeds)
-    axes.plot(places, seeds.mean(axis=1), color=color, label=name, linewidth=1.8)
-    axes.fill_between(places, seeds.min(axis=1), seeds.max(axis=1), color=color, alpha=0.15, linewidth=0)
-
-
 def kept_at(path: list[tuple[float, float]], reward: float) -> float | None:
     """Return the share kept where a path first reaches a reward, None if it never does."""
     for (before, kept_before), (there, kept) in itertools.pairwise(path):
@@ -145,8 +130,9 @@ def curves() -> Figure:
     figure, (left, right) = panels(2, (9, 3.4))
     for axes, column, scale in ((left, "reward", 1), (right, "fox", 100)):
         for method in ("DDPO", "RWR"):
-            own = [row for row in rows if row["method"] == method]
-            bands(axes, own, "queries", column, scale, METHODS[method], NAMES[method])
+            x, seeds = by_seed(where(rows, method=method), "queries", column, scale)
+            axes.plot(x, seeds.mean(axis=1), color=METHODS[method], label=NAMES[method], linewidth=1.8)
+            band(axes, x, seeds, METHODS[method], alpha=0.15)
         for method, style in (("best of 8", "--"), ("more words", ":")):
             value = untrained(rows)[method][column == "fox"]
             axes.axhline(value, color=PURPLE, linestyle=style, linewidth=1.2, label=method)
@@ -168,9 +154,9 @@ def paths() -> Figure:
     what = "foxes kept where a path first\nreaches this reward, each seed, %"
     label(table, 0, 9.4, what, size=9, align="left")
     for number, (method, color) in enumerate(METHODS.items()):
-        own = [row for row in rows if row["method"] == method]
+        own = where(rows, method=method)
         seeds = sorted({row["seed"] for row in own})
-        found = [[point(row) for row in own if row["seed"] == seed] for seed in seeds]
+        found = [[point(row) for row in where(own, seed=seed)] for seed in seeds]
         for path in map(np.array, found):  # (E, 2)
             axes.plot(*path.T, "o-", color=color, linewidth=1.3, markersize=4, alpha=0.8, label=NAMES[method])
         title(table, 0, 8.1 - 1.9 * number, NAMES[method], 9.5, ink=color)

@@ -5,7 +5,6 @@ The pictures in the first are of one rollout of tiny-zoo that happened: `denoise
 """
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from plots import BENCHMARKS, band, by_seed, minus, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.app.plotting import CURVE_COLORS
@@ -90,19 +89,17 @@ def question() -> Figure:
     for number, name in zip("123", ("falling", "branching", "one advantage"), strict=True):
         x_values, values = epochs(name, "0.0001")
         inset.plot(x_values, values.mean(1), color=INK, linewidth=1.8)
-        inset.fill_between(x_values, values.min(1), values.max(1), color=MUTED, alpha=0.16, linewidth=0)
+        band(inset, x_values, values, MUTED, alpha=0.16)
         end = x_values[-1] + 0.12, values[-1].mean()
         inset.text(*end, number, fontsize=11, weight="bold", va="center", color=INK)
     inset.set(xlabel="epoch", ylabel="mean score", xlim=(1, 10.5))
     tidy(inset)
     lines = (
-        "Three rules that divide a score among steps,",
-        "on another task, three seeds each:",
+        "Three rules that divide a score among steps,", "on another task, three seeds each:",
         "A praises or blames all steps of a picture alike.",
         "B lets one step differ, and praises or blames that one.",
-        "C weighs the steps by a fixed rule: 7, 6, … 1.",
-        "Which curve belongs to which rule?",
-    )
+        "C weighs the steps by a fixed rule: 7, 6, … 1.", "Which curve belongs to which rule?",
+    )  # fmt: skip
     for n, text in enumerate(lines):
         label(axes, 6.25, 2.35 - 0.3 * n, text, size=10, align="left", weight="bold" if n == 5 else "normal")
     return figure
@@ -110,11 +107,8 @@ def question() -> Figure:
 
 def epochs(variant: str, rate: str) -> tuple[list[int], np.ndarray]:
     """Return epochs and rewards (epochs, seeds) of benchmarks/text/bridge.csv."""
-    found = defaultdict(list)
-    for row in read_rows("text/bridge.csv"):
-        if (row["variant"], row["learning_rate"]) == (variant, rate):
-            found[int(row["epoch"])].append(float(row["reward"]))
-    return list(found), np.array(list(found.values()))
+    rows = where(read_rows("text/bridge.csv"), variant=variant, learning_rate=rate)
+    return by_seed(rows, "epoch", "reward")
 
 
 def tidy(axes: Axes) -> None:
@@ -130,7 +124,7 @@ def credit() -> Figure:
         for line, (variant, name) in enumerate(NAMES.items()):
             x, values = epochs(variant, rate)
             axes.plot(x, values.mean(1), color=COLORS[variant], linewidth=2)
-            axes.fill_between(x, values.min(1), values.max(1), color=COLORS[variant], alpha=0.17, linewidth=0)
+            band(axes, x, values, COLORS[variant], alpha=0.17)
             axes.text(1, 0.72 - 0.075 * line, name, color=COLORS[variant], fontsize=10.5, weight="bold")
         axes.set_title(f"learning rate {float(rate):.0e}".replace("e-0", "e-"), fontsize=11, color=INK)
         axes.set_xlabel("epoch of 32 pictures", color=INK)
@@ -145,11 +139,9 @@ def start() -> Figure:
     figure, axes = diagram(9.4, 4.6)
     title(axes, 0.25, 4.32, "The picture is the first state", 12.5)
     stages = (
-        (0.25, 1.3, "picture\n(3, 64, 64)", BLUE),
-        (2.45, 1.3, "clean latent x₀\n(4, 16, 16)", BLUE),
-        (4.65, 1.8, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", ORANGE),
-        (7.85, 1.3, "result\n(3, 64, 64)", GREEN),
-    )
+        (0.25, 1.3, "picture\n(3, 64, 64)", BLUE), (2.45, 1.3, "clean latent x₀\n(4, 16, 16)", BLUE),
+        (4.65, 1.8, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", ORANGE), (7.85, 1.3, "result\n(3, 64, 64)", GREEN),
+    )  # fmt: skip
     for x, width, text, color in stages:
         box(axes, x, 3.1, width, 0.85, text, color=color, size=10.5)
     ways = ("encode,", "scale"), ("add", "noise ε"), ("denoise,", "decode")
@@ -212,9 +204,9 @@ def point(shares: dict[str, Any]) -> tuple[float, float]:
 def dilemma() -> Figure:
     """Draw animal kept against ground obeyed: turning the knobs, the best of eight, RL, and what else."""
     figure, (axes,) = panels(1, (7.4, 5.4))
-    grid = [row for row in read_rows("zoo/edit_grid.csv") if (row["steps"], row["eta"]) == ("8", "1.0")]
+    grid = where(read_rows("zoo/edit_grid.csv"), steps="8", eta="1.0")
     for guidance, color in zip(("1.0", "3.0", "6.0", "12.0"), CURVE_COLORS, strict=True):
-        own = sorted((r for r in grid if r["guidance"] == guidance), key=lambda row: float(row["strength"]))
+        own = sorted(where(grid, guidance=guidance), key=lambda row: float(row["strength"]))
         places = [point(row) for row in own]
         name = f"untrained, guidance {float(guidance):g}"
         axes.plot(*zip(*places, strict=True), "o-", color=color, markersize=3.5, linewidth=1, label=name)
@@ -227,7 +219,7 @@ def dilemma() -> Figure:
     names |= {"supervised": "supervised on pairs, three seeds"}
     dot = {"markeredgecolor": INK, "linestyle": "none"}
     for marker, what in zip("^DP", ("best of 8", "supervised", "program"), strict=True):
-        places = [point(row) for row in rows if (row["what"], row["animals"]) == (what, "practised")]
+        places = [point(row) for row in where(rows, what=what, animals="practised")]
         axes.plot(*zip(*places, strict=True), marker, color=GREEN, markersize=8, label=names[what], **dot)
     for run in runs:
         way = [point(shares) for shares in run["run"]["path"]]

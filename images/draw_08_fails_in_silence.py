@@ -1,6 +1,5 @@
 """Diagrams of lesson 08: three runs, faults and checks, what a card holds, and what is kept in float32."""
 
-import csv
 import json
 import textwrap
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from plots import read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 from ddpo_lessons.app.desk import DESKS
@@ -22,11 +22,9 @@ PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN
 HOPED, PUBLISHED = 0.3, 0.19  # shares of a card's peak speed
 RECORDS = {
     "|ρ − 1|, first step of epoch 10": ("first_ratio_error", ".0e"),
-    "|ρ − 1|, last step": ("last_ratio_error", ".0e"),
-    "clip fraction, last step": ("clip_fraction", ".2f"),
-    "gradient's norm, last step": ("grad_norm", ".3f"),
-    "loss, last step": ("loss", ".2f"),
-}
+    "|ρ − 1|, last step": ("last_ratio_error", ".0e"), "clip fraction, last step": ("clip_fraction", ".2f"),
+    "gradient's norm, last step": ("grad_norm", ".3f"), "loss, last step": ("loss", ".2f"),
+}  # fmt: skip
 
 
 def strip(axes: Axes, name: str, row: int) -> None:
@@ -39,12 +37,11 @@ def strip(axes: Axes, name: str, row: int) -> None:
 
 def question() -> Figure:
     """Draw rewards, records and pictures of the three runs."""
-    with open(RESULTS / "silent_runs.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows("results/silent_runs.csv")
     figure = Figure(figsize=(10, 5.4), facecolor=CARD, layout="constrained")
     grid = figure.subplots(4, 3, height_ratios=[2.1, 1.5, 0.62, 0.62])
     for column, (name, color) in zip(grid.T, zip("XYZ", (BLUE, GREEN, PURPLE), strict=True), strict=True):
-        own = [row for row in rows if row["run"] == name]
+        own = where(rows, run=name)
         epochs, rewards = ([float(row[key]) for row in own] for key in ("epoch", "reward"))
         column[0].plot(epochs, rewards, "o-", color=color)
         column[0].set(title=f"run {name}", xlabel="epoch", xticks=epochs, facecolor=CARD, ylim=(-0.25, 0.01))

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
-from plots import minus, panels, picture, plain, read_rows
+from plots import band, by_seed, minus, panels, picture, plain, read_rows, where
 from style import INK, MUTED, PALETTE, arrow, diagram, label, main, note, title
 
 from ddpo_lessons.advantages import normalize_groups
@@ -146,10 +146,8 @@ def curves() -> Figure:
     styles = {"3 steps": ":", "guidance 4": "-.", "best of 8": "--", "sheared": (0, (1, 3))}
     for axis, measure in zip(axes, ("reward", "lean", "obeyed"), strict=True):
         for method, color in (("flow", ORANGE), ("CPS", GREEN)):
-            mine = [row for row in rows if row["method"] == method]
-            epochs = sorted({int(row["epoch"]) for row in mine})
-            found = np.array([[float(r[measure]) for r in mine if int(r["epoch"]) == e] for e in epochs])
-            axis.fill_between(epochs, found.min(1), found.max(1), color=color, alpha=0.2, linewidth=0)
+            epochs, found = by_seed(where(rows, method=method), "epoch", measure)
+            band(axis, epochs, found, color, alpha=0.2)
             axis.plot(epochs, found.mean(1), "o-", color=color, markersize=3.5, label=method)
         for n, (name, style) in zip((0, 3, 4, 5), styles.items(), strict=True):
             value = float(settings[name][measure])
@@ -166,7 +164,7 @@ def floor() -> Figure:
     rows = read_rows("results/flow_floor.csv")
     for axis, replayed in zip(axes, ("bfloat16 weights", "float32"), strict=True):
         for action, color in ((1, BLUE), (5, ORANGE), (9, GREEN)):
-            mine = [row for row in rows if (row["replayed"], row["action"]) == (replayed, str(action))]
+            mine = where(rows, replayed=replayed, action=str(action))
             dims = np.array([int(row["dims"]) for row in mine])
             found = np.array([float(row["difference"]) for row in mine])
             axis.plot(dims, found, "o-", color=color, markersize=4, label=f"action {action}")

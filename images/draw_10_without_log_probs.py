@@ -120,10 +120,8 @@ def img2img() -> Figure:
     methods = ["AWM", "NFT", "RWR", "all alike", "PEPG", "DDPO"]
     figure, grid = panels(3, (11, 3.2), sharey=True)
     titles = {
-        "2.0": "before, guidance 2",
-        "1.0": "before, no guidance",
-        "": "after 2,560 pictures, guidance 2",
-    }
+        "2.0": "before, guidance 2", "1.0": "before, no guidance", "": "after 2,560 pictures, guidance 2",
+    }  # fmt: skip
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):
         for place, method in enumerate(methods):
             for kind, (marker, colour) in {**kinds, "recorded actions": ("D", INK)}.items():

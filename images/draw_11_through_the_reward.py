@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, minus, picture, plain, read_rows
+from plots import BENCHMARKS, minus, picture, plain, read_rows, where
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
@@ -26,7 +26,7 @@ def _points() -> dict[str, Row]:
 
 def _paths(method: str) -> list[list[Row]]:
     """Return a method's readings, a list for each seed; all of them begin untrained."""
-    rows = [row for row in read_rows("results/slope.csv") if row["method"] == method]
+    rows = where(read_rows("results/slope.csv"), method=method)
     return [
         [_points()["untrained"]]
         + [{name: float(row[name]) for name in MEASURES} for row in rows if row["seed"] == seed]

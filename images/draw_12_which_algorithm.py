@@ -3,23 +3,21 @@
 The numbers are those of `python -m benchmarks.results.equal_terms`.
 """
 
-import csv
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
+from plots import BENCHMARKS, by_seed, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 from ddpo_lessons.app.demo import TEST
 from ddpo_lessons.worlds.animals import draw_edits
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = BENCHMARKS / "results"
 SHOWN = 8
 STYLES = {  # one colour for a kind of method: log-probs, the forward process, the slope
     "DDPO": (PALETTE[0], "-"),
@@ -52,25 +50,17 @@ WITHOUT = {  # a part of the setting's name: marker and name
 }
 
 
-def read(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV."""
-    with open(RESULTS / f"equal_terms{name}.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def plane(*panels: tuple[str, str]) -> Figure:
     """Draw reward against what training does not see, along training, one panel for each (task, measure)."""
-    rows, untrained = read(""), read("_untrained")
+    rows, untrained = (read_rows(f"results/equal_terms{end}.csv") for end in ("", "_untrained"))
     figure = Figure(figsize=(4.4 * len(panels), 5.4), facecolor=CARD, layout="constrained")
     found = dict[str, Artist]()
     for axes, (task, column) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for method, (color, style) in STYLES.items():
-            own = [row for row in rows if (row["task"], row["method"]) == (task, method)]
+            own = where(rows, task=task, method=method)
             _paths(axes, own, column, method, color, style)
-        _points(axes, [row for row in untrained if row["task"] == task], column)
-        axes.set_facecolor(CARD)
-        axes.tick_params(colors=MUTED, labelsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
+        _points(axes, where(untrained, task=task), column)
+        plain(axes, colors=MUTED, labelsize=9)
         axes.set_title(f"{TITLES[task]}\n{MEASURES[column]}", fontsize=11, color=INK)
         axes.set_xlabel("reward of test questions", color=INK)
         found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -87,15 +77,10 @@ def plane(*panels: tuple[str, str]) -> Figure:
 
 def _paths(axes: Axes, rows: list[dict[str, str]], column: str, method: str, color: str, style: str) -> None:
     """Draw the path of the seeds' mean, with a dot where it is measured, and each seed thin."""
-    points: dict[int, list[dict[str, str]]] = defaultdict(list)
-    for row in rows:
-        points[int(row["queries"])].append(row)
-    seeds = {row["seed"] for row in rows}
-    if len(seeds) < 3:
+    if len({row["seed"] for row in rows}) < 3:
         return
-    at = [points[queries] for queries in sorted(points)]
-    x = np.array([[float(row["reward"]) for row in point] for point in at])  # (points, seeds)
-    y = SCALES[column] * np.array([[float(row[column]) for row in point] for point in at])
+    _, x = by_seed(rows, "queries", "reward")  # (points, seeds)
+    _, y = by_seed(rows, "queries", column, SCALES[column])
     axes.plot(x, y, color=color, linewidth=0.6, alpha=0.35)
     axes.plot(
         x.mean(1), y.mean(1), style, color=color, label=method, linewidth=1.9, marker="o", markersize=3.5
@@ -113,7 +98,7 @@ def _points(axes: Axes, rows: list[dict[str, str]], column: str) -> None:
 
 def pictures(task: str, judged: str) -> Figure:
     """Draw the first test pictures of seed 0 where its run ended, from the same noise, least reward first."""
-    rows = [row for row in read("") if (row["task"], row["seed"]) == (task, "0")]
+    rows = where(read_rows("results/equal_terms.csv"), task=task, seed="0")
     length = max(int(row["queries"]) for row in rows)
     ends = {row["method"]: row for row in rows if int(row["queries"]) == length}
     strips = dict[str, tuple[np.ndarray, str]]()

@@ -4,13 +4,12 @@ Numbers and pictures are those that `python -m benchmarks.zoo.paper` measured an
 """
 
 import itertools
-from collections import defaultdict
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, picture, plain, read_rows
+from plots import BENCHMARKS, band, by_seed, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
@@ -30,7 +29,7 @@ def curves() -> Figure:
     figure = Figure(figsize=(11, 5.5), facecolor=CARD, layout="constrained")
     grid = figure.subplots(2, len(TITLES), sharex=True)
     for upper, lower, (reward, (scored, column, asked)) in zip(*grid, TITLES.items(), strict=True):
-        own = [row for row in rows if row["reward"] == reward]
+        own = where(rows, reward=reward)
         for axes, name, scale in ((upper, "score", 1), (lower, column, 1 if column == "utility" else 100)):
             draw(axes, own, name, scale)
             plain(axes, labelsize=8, colors=INK)
@@ -48,15 +47,11 @@ def curves() -> Figure:
 def draw(axes: Axes, rows: list[dict[str, str]], column: str, scale: float) -> None:
     """Draw a column of the CSV."""
     for method, color in METHODS.items():
-        found = defaultdict(list)
-        for row in rows:
-            if row["method"] == method:
-                found[int(row["queries"])].append(scale * float(row[column]))
-        x, seeds = list(found), np.array(list(found.values()))
+        x, seeds = by_seed(where(rows, method=method), "queries", column, scale)
         axes.plot(x, seeds.mean(axis=1), color=color, label=method)
-        axes.fill_between(x, seeds.min(axis=1), seeds.max(axis=1), color=color, alpha=0.2, linewidth=0)
+        band(axes, x, seeds, color, alpha=0.2)
     for method, (color, style) in LINES.items():
-        (value,) = (scale * float(row[column]) for row in rows if row["method"] == method)
+        (value,) = (scale * float(row[column]) for row in where(rows, method=method))
         axes.axhline(value, color=color, linestyle=style, linewidth=1.2, label=method)
 
 

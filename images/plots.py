@@ -1,14 +1,17 @@
 """What the figures share of pictures, panels and numbers."""
 
 import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from style import CARD
 
+Row = dict[str, str]
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -44,7 +47,25 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def read_rows(name: str) -> list[dict[str, str]]:
+def where(rows: Iterable[Row], **values: str) -> list[Row]:
+    """Return the rows of a CSV with these values in these columns."""
+    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+
+
+def by_seed(rows: Iterable[Row], x: str, y: str, scale: float = 1) -> tuple[list[int], np.ndarray]:
+    """Return the places of a column, and of another all values there, times a scale: (E, seeds)."""
+    points: dict[int, list[float]] = {}
+    for row in rows:
+        points.setdefault(int(row[x]), []).append(scale * float(row[y]))
+    return list(points), np.array(list(points.values()))
+
+
+def band(axes: Axes, x: Sequence[float], seeds: np.ndarray, color: str, **style: Any) -> None:
+    """Fill from the lowest to the highest seed; seeds (E, seeds)."""
+    axes.fill_between(x, seeds.min(axis=1), seeds.max(axis=1), color=color, linewidth=0, **style)
+
+
+def read_rows(name: str) -> list[Row]:
     """Return the rows of a CSV of benchmarks/."""
     with open(BENCHMARKS / name, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -79,11 +79,8 @@ NEW, OLD, FIRST = Net(0.5, 0.3), Net(0.3, 0.1), Net(0.1, -0.2)
 X0, NOISE = wave(3, 2, 2, 2), wave(3, 2, 2, 2, phase=1.0)
 TIMES = torch.tensor([0.1, 0.45, 0.9], dtype=torch.float64)
 PAIRS: dict[str, Any] = {
-    "rows": torch.arange(3),
-    "columns": torch.zeros(3),
-    "timesteps": 1000 * TIMES,
-    "noise": NOISE,
-}
+    "rows": torch.arange(3), "columns": torch.zeros(3), "timesteps": 1000 * TIMES, "noise": NOISE,
+}  # fmt: skip
 ADVANTAGES = [1.5, -0.5, -7.0]  # the last one is clipped to -5
 
 
@@ -348,10 +345,8 @@ def test_the_loss_of_dpo_by_hand():
 
 def test_dpo_begins_with_weights_of_one_and_minus_one():
     dpo, samples, pairs = (
-        begun(DPO(beta=1000.0)),
-        samples_of([0, 0, 0]),
-        {**PAIRS, "worst": PAIRS["rows"].flip(0)},
-    )
+        begun(DPO(beta=1000.0)), samples_of([0, 0, 0]), {**PAIRS, "worst": PAIRS["rows"].flip(0)},
+    )  # fmt: skip
     loss, _ = dpo.loss(samples, learner_with(reference=NEW), NEW, pairs)
     best, worst = (dpo.example(samples, pairs, rows=rows).error(NEW) for rows in ("rows", "worst"))
     torch.testing.assert_close(gradient(loss), gradient(1000 / 4 * (best - worst).mean()), rtol=1e-9, atol=0)
@@ -389,14 +384,9 @@ def last_states(count: int = 2) -> tuple[Samples, torch.Tensor]:
     schedule = FlowSchedule(sigmas, 0.0, "cpu")
     latents = wave(count, 5, 2, 2, 2).float()
     trajectory = Trajectory(
-        latents,
-        schedule.timesteps.expand(count, -1),
-        torch.zeros(count, 4),
-        {},
-        1.0,
-        schedule,
+        latents, schedule.timesteps.expand(count, -1), torch.zeros(count, 4), {}, 1.0, schedule,
         latents[:, -1],
-    )
+    )  # fmt: skip
     return Samples(0, 0, 0, torch.arange(count), trajectory, torch.zeros(count), squares), sigmas
 
 
@@ -847,11 +837,7 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("awm", {"error_power": 0.0}, r"error_power=0\.0 must be a number above 0"),
         ("awm", {"lag_coefficient": -1.0}, r"lag_coefficient=-1\.0 must be a number, 0 or more"),
         ("awm", {"max_decay": 0.5}, r"max_decay=0\.5 do nothing without a lag_coefficient"),
-        (
-            "awm",
-            {"lag_coefficient": 1.0, "decay_rate": 0.0},
-            "decay_rate=0.0, max_decay=0.3: nothing lags",
-        ),
+        ("awm", {"lag_coefficient": 1.0, "decay_rate": 0.0}, "decay_rate=0.0, max_decay=0.3: nothing lags"),
         (
             "nft",
             {"logit_normal": True, "visited_states": True},

@@ -46,13 +46,9 @@ def test_agrees_with_diffusers(
 ) -> None:
     for steps_offset, eta, num_steps in itertools.product([0, 1], [0.3, 1.0], [7, 20]):
         scheduler = make_scheduler(
-            num_steps,
-            set_alpha_to_one=set_alpha_to_one,
-            timestep_spacing=spacing,
-            prediction_type=prediction_type,
-            steps_offset=steps_offset,
-            **LIMITS[limit],
-        )
+            num_steps, set_alpha_to_one=set_alpha_to_one, timestep_spacing=spacing,
+            prediction_type=prediction_type, steps_offset=steps_offset, **LIMITS[limit],
+        )  # fmt: skip
         for timestep in scheduler.timesteps:
             model_output, sample = random_step(seed=int(timestep))
             expected = scheduler.step(model_output, timestep, sample, eta, generator=seeded())

@@ -15,7 +15,7 @@ from ddpo_lessons.worlds import digits, load_tiny_sd
 def test_rl_is_compared_with_the_best_of_the_committed_grid():
     rows = read_rows(edit.GRID)
     assert len(rows) == len(edit.grid())
-    assert edit.best_of_grid(rows) == recolour.UNTRAINED_BEST
+    assert edit.best_of_grid(rows, "both") == recolour.UNTRAINED_BEST
 
 
 def test_the_adapter_is_on_at_the_calls_that_are_named_and_calls_can_be_left_out():

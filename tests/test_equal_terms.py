@@ -9,7 +9,7 @@ import torch
 from benchmarks.common import read_rows, write_rows
 from benchmarks.results import equal_tasks, equal_terms
 from benchmarks.results.equal_tasks import TASKS
-from benchmarks.results.equal_terms import LADDER, Run
+from benchmarks.results.equal_terms import LADDER
 from benchmarks.zoo import edit
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
@@ -19,22 +19,15 @@ from tests.helpers import make_sd3_pipeline
 # Network passes of an epoch's sample, by hand: what sampling needs, then three for each example that is
 # trained on. DRaFT samples up to where its K steps begin, ReFL up to the step that it jumps from.
 PASSES = {
-    ("taste", "DDPO"): 1 / 8
-    + 4
+    ("taste", "DDPO"): 1 / 8 + 4
     + 3 * 2 * (1 / 4 * 1 / 8 + 3 / 4),  # on average: a group shares its first state
-    ("taste", "RWR"): 5 + 3 * 2,
-    ("taste", "AWM"): 5 + (3 + 1) * 2,  # the lagging policy is asked too
-    ("taste", "DiffusionNFT"): 5 + (3 + 1) * 2,
-    ("taste", "PEPG"): 5 + (3 + 1) * 2,
+    ("taste", "RWR"): 5 + 3 * 2, ("taste", "AWM"): 5 + (3 + 1) * 2,  # the lagging policy is asked too
+    ("taste", "DiffusionNFT"): 5 + (3 + 1) * 2, ("taste", "PEPG"): 5 + (3 + 1) * 2,
     ("taste", "online DPO"): 5 + 2 / 8 * (3 + 1) * 2,  # two of eight samples; the first policy is asked too
-    ("taste", "DRaFT"): 2 + 3 * 3,
-    ("taste", "ReFL"): 5 - 2 + 3,
-    ("edit", "PEPG"): 5 + (3 + 1) * 2,
-    ("prompts", "RWR"): 10 + 3 * 3,
-    ("prompts", "DiffusionNFT"): 10 + (3 + 1) * 3,
-    ("prompts", "DRaFT"): 5 + 3 * 5,
-    ("prompts", "ReFL"): 10 - 4 + 3,
-}
+    ("taste", "DRaFT"): 2 + 3 * 3, ("taste", "ReFL"): 5 - 2 + 3, ("edit", "PEPG"): 5 + (3 + 1) * 2,
+    ("prompts", "RWR"): 10 + 3 * 3, ("prompts", "DiffusionNFT"): 10 + (3 + 1) * 3,
+    ("prompts", "DRaFT"): 5 + 3 * 5, ("prompts", "ReFL"): 10 - 4 + 3,
+}  # fmt: skip
 SHARED = {("taste", "DDPO")}  # by chance more or fewer of the kept states are in common
 
 
@@ -50,7 +43,7 @@ def short(monkeypatch):
 @pytest.mark.parametrize(("task", "method"), PASSES)
 def test_passes_are_those_counted_by_hand(task, method, short, monkeypatch):
     monkeypatch.setattr(equal_terms, "look", lambda exam, pipeline: (torch.zeros(1, 8, 3, 4, 4), {}))
-    (row,) = equal_terms.train(Run(task, method, 1e-4, 1))
+    (row,) = equal_terms.train({"task": task, "method": method, "learning_rate": 1e-4, "seed": 1})
     tolerance = 0.15 if (task, method) in SHARED else 1e-9
     assert row["queries"] == 8
     assert row["passes"] / 8 == pytest.approx(PASSES[task, method], rel=tolerance)

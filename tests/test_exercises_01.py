@@ -3,11 +3,9 @@
 from tests.helpers import cells_of, edited, exercise_tests
 
 ARGUMENTS = {
-    1: "log, plan, advantages",
-    2: "plan, generator",
-    3: "policy, optimizer, samples, plan, generator, min_share",
-    4: "plan, limit",
-}
+    1: "log, plan, advantages", 2: "plan, generator",
+    3: "policy, optimizer, samples, plan, generator, min_share", 4: "plan, limit",
+}  # fmt: skip
 IMPORTS = "import math\nfrom collections import Counter\n"
 COLLECT = """
 def f(log, plan, advantages):

@@ -3,10 +3,8 @@
 from tests.helpers import edited, exercise_tests
 
 ARGUMENTS = {
-    1: "how, b, t, k, generator",
-    2: "samples, rewards, replay_function",
-    3: "lengths, num_kept, generator",
-}
+    1: "how, b, t, k, generator", 2: "samples, rewards, replay_function", 3: "lengths, num_kept, generator",
+}  # fmt: skip
 PARTS = {
     "FIRST": "time[:k].expand(b, -1)",
     "LAST": "time[-k:].expand(b, -1)",

@@ -86,26 +86,18 @@ FORMULA, LOG_PROB = "d * z - d**2 / 2", "over_latent(each(action, mean, std))"
 ETA_ONE = "(lambda b, a: (1 - b / a) / (1 - b))(*alpha_bars(torch.tensor([499])))"
 UNITS = "over_latent(-(((action - mean) / std) ** 2) / 2 - std.log() - 0.5 * math.log(2 * math.pi))"
 RIGHT = [
-    (1, LOG_PROB),
-    (1, "gaussian_log_prob(action, mean, std, 'mean')"),
+    (1, LOG_PROB), (1, "gaussian_log_prob(action, mean, std, 'mean')"),
     (1, "gaussian_log_prob(action, mean, std, 'sum') / action[0].numel()"),
     (1, "torch.stack([Normal(m, s).log_prob(a).mean() for a, m, s in zip(action, mean, std)])"),
-    (1, BY_DENSITIES),
-    (1, "over_latent(each(action.double(), mean.double(), std.double()))"),
-    (1, BY_TORCHS_LOSS),
-    (2, ratio("(z**2 - (z - d) ** 2) / 2")),
-    (2, ratio("d.double() * z - d.double() ** 2 / 2")),
-    (2, ratio("d * (z - d / 2)")),
-    (2, "log_prob_of(new, action) - log_prob_of(old, action)"),
-    (2, "new.log_prob - old.log_prob"),
-    (2, ratio("d * z", "over_latent({}) - gaussian_kl(new, old)")),
-    (3, BY_THE_PACKAGE),
-    (3, step()),
-    (3, step(log_prob=f"{SCORE}.double()")),
-    (3, step(log_prob=UNITS)),
+    (1, BY_DENSITIES), (1, "over_latent(each(action.double(), mean.double(), std.double()))"),
+    (1, BY_TORCHS_LOSS), (2, ratio("(z**2 - (z - d) ** 2) / 2")),
+    (2, ratio("d.double() * z - d.double() ** 2 / 2")), (2, ratio("d * (z - d / 2)")),
+    (2, "log_prob_of(new, action) - log_prob_of(old, action)"), (2, "new.log_prob - old.log_prob"),
+    (2, ratio("d * z", "over_latent({}) - gaussian_kl(new, old)")), (3, BY_THE_PACKAGE), (3, step()),
+    (3, step(log_prob=f"{SCORE}.double()")), (3, step(log_prob=UNITS)),
     (3, step(drawn="mean + std * z", log_prob=score("action.detach()"), returned="action.detach()")),
     (3, step(kept="(1 - after - std**2).clamp(min=0).sqrt()")),
-]
+]  # fmt: skip
 WRONG = [
     (1, "gaussian_log_prob(action, mean, std, 'sum')", "take the mean"),
     (1, "each(action, mean, std)", "shape"),

@@ -83,22 +83,12 @@ def f(rewards, mask):
     return torch.stack([a * m.float() for a, m in zip(each, mask)])
 """
 RIGHT = [
-    (1, BACKWARDS),
-    (1, BY_SUMS),
-    (1, BY_A_MATRIX),
-    (1, MIXED),
-    (1, "gae(torch.tensor(rewards), torch.tensor(values), gamma=1.0, lam=lam)[0]"),
-    (2, BY_WEIGHTS),
-    (2, BY_OUTER),
-    (2, SCALED_LAST),
-    (2, COLUMNS),
-    (2, LISTS),
-    (3, FILLED),
-    (3, "normalize(rewards.sum(1))[:, None] * mask"),
-    (3, BY_WHERE),
-    (3, ROW_BY_ROW),
+    (1, BACKWARDS), (1, BY_SUMS), (1, BY_A_MATRIX), (1, MIXED),
+    (1, "gae(torch.tensor(rewards), torch.tensor(values), gamma=1.0, lam=lam)[0]"), (2, BY_WEIGHTS),
+    (2, BY_OUTER), (2, SCALED_LAST), (2, COLUMNS), (2, LISTS), (3, FILLED),
+    (3, "normalize(rewards.sum(1))[:, None] * mask"), (3, BY_WHERE), (3, ROW_BY_ROW),
     (3, "(normalize(rewards.sum(1))[:, None] * mask).numpy()"),
-]
+]  # fmt: skip
 TD, ADD = "r + next_value - v", "insert(0, next_advantage)"
 LINE, WEIGHED, UNIT = "torch.arange(num_steps, 0, -1).float()", "a[:, None] * w", "normalize(rewards)"
 TOTAL, EXPANDED = "rewards.sum(1)", "each[:, None].expand(mask.shape)"
@@ -117,19 +107,15 @@ def same(*changes):
 
 
 WRONG = [
-    (1, given(ADD, "append(next_advantage)"), "order"),
-    (1, given(TD, "r"), "minus its value"),
-    (1, given(TD, f"(1 - lam) * ({TD})"), "average"),
-    (1, given(TD, "v - r - next_value"), "sign"),
-    (1, given("lam * next", "next"), "λ = 0"),
-    (1, given(" + lam * next_advantage", ""), "λ = 1"),
+    (1, given(ADD, "append(next_advantage)"), "order"), (1, given(TD, "r"), "minus its value"),
+    (1, given(TD, f"(1 - lam) * ({TD})"), "average"), (1, given(TD, "v - r - next_value"), "sign"),
+    (1, given("lam * next", "next"), "λ = 0"), (1, given(" + lam * next_advantage", ""), "λ = 1"),
     (1, given("lam * next", "lam ** 2 * next"), "A of the next"),
     (1, given("return advantages", "return advantages[:-1]"), "shape"),
     (1, given("return advantages", "return [float('nan')] * len(rewards)"), "NaN"),
     (1, given("return advantages", "return torch.tensor(advantages).abs()"), "below 0"),
     (1, given("    return", "    rewards.clear()\n    return"), "work on copies"),
-    (2, falling(WEIGHED, "w"), "pictures"),
-    (2, falling(LINE, "torch.ones(num_steps)"), "fall"),
+    (2, falling(WEIGHED, "w"), "pictures"), (2, falling(LINE, "torch.ones(num_steps)"), "fall"),
     (2, falling(LINE, "0.7 ** torch.arange(num_steps)"), "weighed"),
     (2, falling(UNIT, "rewards"), "use normalize"),
     (2, falling(UNIT, "rewards - rewards.mean()"), "mean square"),
@@ -141,13 +127,12 @@ WRONG = [
     (3, same(f"{EXPANDED}.masked_fill(~mask, 0)", "each"), "shape"),
     (3, same(EXPANDED, "each.expand(mask.shape)"), "same number"),
     (3, same(".masked_fill(~mask, 0)", ""), "did not choose"),
-    (3, same(TOTAL, "rewards[:, -1]"), "sum of all"),
-    (3, same(f"normalize({TOTAL})", TOTAL), "mean 0"),
+    (3, same(TOTAL, "rewards[:, -1]"), "sum of all"), (3, same(f"normalize({TOTAL})", TOTAL), "mean 0"),
     (3, same(f"normalize({TOTAL})", "rewards.sum(1) - rewards.sum(1).mean()"), "mean square"),
     (3, same("each[:, None]", "-each[:, None]"), "sign"),
     (3, same("each[:, None]", "(each / 0)[:, None]"), "NaN"),
     (3, same(TOTAL, "rewards.mul_(mask).sum(1)"), "work on copies"),
-]
+]  # fmt: skip
 
 
 test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint = exercise_tests(

@@ -134,19 +134,10 @@ def f(value, num_steps):
 WHOLE, NONE = "value[frozenset(range(num_steps))]", "value[frozenset()]"
 EACH = "[{} for j in range(num_steps)]"
 RIGHT = [
-    (1, LEAF_BY_LEAF),
-    (1, FROM_THE_LEAVES),
-    (1, BY_MATRICES),
-    (1, BY_SHAPES),
-    (2, ROLLOUT_BY_ROLLOUT),
-    (2, BY_NUMBERS),
-    (2, BY_WHERE),
-    (2, BY_CAT),
-    (3, BY_WEIGHTS),
-    (3, BY_DIVIDENDS),
-    (3, BY_RECURSION),
+    (1, LEAF_BY_LEAF), (1, FROM_THE_LEAVES), (1, BY_MATRICES), (1, BY_SHAPES), (2, ROLLOUT_BY_ROLLOUT),
+    (2, BY_NUMBERS), (2, BY_WHERE), (2, BY_CAT), (3, BY_WEIGHTS), (3, BY_DIVIDENDS), (3, BY_RECURSION),
     (3, BY_ORDERS.format(added="value[on | {j}] - value[on]", count="len(orders)")),
-]
+]  # fmt: skip
 MEAN = "mean(1)"
 STEPS = "values.diff(dim=1)"
 WRONG = [

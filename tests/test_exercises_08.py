@@ -24,11 +24,9 @@ def f(steps):
     return "fine"
 """
 PARTS = {
-    "FIRST": "firsts[0] > 1e-4",
-    "LATER": "any(error > 1e-4 for error in firsts[1:])",
-    "MOVED": 'any(before["lr"] > 0 for before in epoch[:n])',
-    "STAYS": "replayed and max(replayed) <= 1e-6",
-}
+    "FIRST": "firsts[0] > 1e-4", "LATER": "any(error > 1e-4 for error in firsts[1:])",
+    "MOVED": 'any(before["lr"] > 0 for before in epoch[:n])', "STAYS": "replayed and max(replayed) <= 1e-6",
+}  # fmt: skip
 
 
 def by_epochs(**changes):

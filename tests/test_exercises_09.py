@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from tests.helpers import exercise_tests
 
-ARGUMENTS = {
-    1: "x, v, sigma",
-    2: "action, x, v, sigma, length, level",
-    3: "sigmas, eta",
-    4: "new, old",
-}
+ARGUMENTS = {1: "x, v, sigma", 2: "action, x, v, sigma, length, level", 3: "sigmas, eta", 4: "new, old"}
 BY_PICTURE = """
 def f(x, v, sigma):
     clean = x - sigma * v
@@ -104,23 +99,13 @@ def f(new, old):
     return torch.stack(ratios)
 """
 RIGHT = [
-    (1, BY_PICTURE),
-    (1, IN_FLOAT32),
-    (1, "-x / sigma - (1 / sigma - 1) * v"),
-    (1, "torch.stack([-(a + b - sigma * b) / sigma for a, b in zip(x, v)])"),
-    (2, BY_WEIGHTS),
-    (2, FLOAT32),
-    (2, BY_PARTS),
-    (2, log_prob_of()),
-    (3, exact()),
-    (3, exact(kind="float")),
-    (3, KAPPA),
-    (3, exact(kept="after * torch.nan_to_num((1 - (std / after) ** 2).clamp(min=0).sqrt())")),
-    (4, BY_NOISE),
-    (4, BY_SAMPLE),
-    (4, f"(({LOG} + {MOVED} / (2 * old.std**2)) * old.std).exp()"),
+    (1, BY_PICTURE), (1, IN_FLOAT32), (1, "-x / sigma - (1 / sigma - 1) * v"),
+    (1, "torch.stack([-(a + b - sigma * b) / sigma for a, b in zip(x, v)])"), (2, BY_WEIGHTS), (2, FLOAT32),
+    (2, BY_PARTS), (2, log_prob_of()), (3, exact()), (3, exact(kind="float")), (3, KAPPA),
+    (3, exact(kept="after * torch.nan_to_num((1 - (std / after) ** 2).clamp(min=0).sqrt())")), (4, BY_NOISE),
+    (4, BY_SAMPLE), (4, f"(({LOG} + {MOVED} / (2 * old.std**2)) * old.std).exp()"),
     (4, f"torch.exp({LOG} * new.std + {MOVED} / new.std / 2)"),
-]
+]  # fmt: skip
 WRONG = [
     (1, "(x + (1 - sigma) * v) / sigma", "sign"),
     (1, "-(x + (1 - sigma) * v)", "units"),

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from tests.helpers import exercise_tests
 
-ARGUMENTS = {
-    1: "old, targets, advantages, zeta",
-    2: "push, rate, weight, decay",
-    3: "noisy, clean, levels",
-}
+ARGUMENTS = {1: "old, targets, advantages, zeta", 2: "push, rate, weight, decay", 3: "noisy, clean, levels"}
 BY_AUTOGRAD = """
 def f(old, targets, advantages, zeta):
     v = torch.tensor(float(old), requires_grad=True)

@@ -80,11 +80,9 @@ def f(family, denoiser, trajectory, rows, steps):
     return latents, asked
 """
 PARTS = {
-    "FIRST": "total - steps",
-    "INPUT": "latents.detach()",
-    "OUTPUT": "output",
+    "FIRST": "total - steps", "INPUT": "latents.detach()", "OUTPUT": "output",
     "NEXT": "schedule.step(output, timesteps, latents, noise=torch.zeros_like(latents)).mean",
-}
+}  # fmt: skip
 MEAN = PARTS["NEXT"]
 BY_GAINS = "latents + (schedule.sigmas[number + 1] - schedule.sigmas[number]) * output"
 
@@ -94,21 +92,15 @@ def replayed(**changes):
 
 
 RIGHT = [
-    (1, BY_AUTOGRAD),
-    (1, TERM_BY_TERM),
+    (1, BY_AUTOGRAD), (1, TERM_BY_TERM),
     (1, "-(steps / total) * length * total * (1 - length * theta) ** (total - 1)"),
     (1, "np.float32(-steps * length) * math.pow(1 - length * theta, total - 1)"),
     (1, "torch.tensor(-steps * length * (1 - length * theta) ** (total - 1), requires_grad=True)"),
-    (2, sees()),
-    (2, sees(SIGNS)),
+    (2, sees()), (2, sees(SIGNS)),
     (2, sees(returned="bool((claims / measured.norm() - measured / measured.norm()).norm() < 0.05)")),
-    (2, ALL_AXES),
-    (2, ONE_BY_ONE),
-    (3, replayed()),
-    (3, replayed(INPUT="torch.tensor(latents.tolist())")),
-    (3, replayed(NEXT=BY_GAINS)),
-    (3, replayed(NEXT=f"latents.clone() + ({BY_GAINS} - latents)")),
-]
+    (2, ALL_AXES), (2, ONE_BY_ONE), (3, replayed()), (3, replayed(INPUT="torch.tensor(latents.tolist())")),
+    (3, replayed(NEXT=BY_GAINS)), (3, replayed(NEXT=f"latents.clone() + ({BY_GAINS} - latents)")),
+]  # fmt: skip
 KEEP = "(1 - length * theta)"
 WRONG = [
     (1, f"steps * length * {KEEP} ** (total - 1)", "sign"),

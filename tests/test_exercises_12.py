@@ -52,19 +52,14 @@ def f(training, n, steps):
 EACH = "(sampled + trained * (3 + frozen))"
 ALLOWED = "[p for p in record if p[2] >= share * record[0][2]]"
 RIGHT = [
-    (1, EPOCH_BY_EPOCH),
-    (1, f"purse // {EACH} // batch * batch"),
+    (1, EPOCH_BY_EPOCH), (1, f"purse // {EACH} // batch * batch"),
     (1, f"float(batch * math.floor(purse / {EACH} / batch))"),
-    (1, f"purse // {EACH} - purse // {EACH} % batch"),
-    (2, LOOP),
-    (2, TENSORS),
+    (1, f"purse // {EACH} - purse // {EACH} % batch"), (2, LOOP), (2, TENSORS),
     (2, f"sorted({ALLOWED}, key=lambda p: (-p[1], p[0]))[0][0]"),
-    (2, "max((p[1], -p[0]) for p in record if p[2] / record[0][2] >= share)[1] * -1"),
-    (3, TRYING),
-    (3, "math.floor(training / (steps * (n - 1)) + 1)"),
-    (3, "-(-(training + 1) // ((n - 1) * steps))"),
+    (2, "max((p[1], -p[0]) for p in record if p[2] / record[0][2] >= share)[1] * -1"), (3, TRYING),
+    (3, "math.floor(training / (steps * (n - 1)) + 1)"), (3, "-(-(training + 1) // ((n - 1) * steps))"),
     (3, "float(1 + training // (n * steps - steps))"),
-]
+]  # fmt: skip
 WRONG = [
     (1, "purse // ((sampled + trained * (2 + frozen)) * batch) * batch", "three in all"),
     (1, "purse // ((sampled + trained * (1 + frozen)) * batch) * batch", "two more"),

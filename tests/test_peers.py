@@ -1,4 +1,4 @@
-"""Our functions beside numbers recorded from TRL 0.21 and imageddpo (benchmarks/peers/record.py).
+"""Our functions beside numbers recorded from TRL 0.21 and imageddpo (golden/peers.json).
 
 docs/peers.md lists the peers' defects; the test of a defect shows what the peer gave and what we give. The
 other tests cover what the peers get right, where we must agree.
@@ -15,7 +15,11 @@ import torch
 from diffusers import StableDiffusionPipeline
 from helpers import ddim_step
 
-from benchmarks.peers.inputs import (
+from ddpo_lessons.advantages import PerPromptStatTracker, normalize
+from ddpo_lessons.batching import EpochPlan
+from ddpo_lessons.ddim import DDIMStep
+from ddpo_lessons.ppo import clipped_surrogate
+from tests.peer_inputs import (
     DDIMCase,
     fifty_steps,
     make_tiny_folder,
@@ -23,10 +27,6 @@ from benchmarks.peers.inputs import (
     steps_of_size,
     tiny_noise_pred,
 )
-from ddpo_lessons.advantages import PerPromptStatTracker, normalize
-from ddpo_lessons.batching import EpochPlan
-from ddpo_lessons.ddim import DDIMStep
-from ddpo_lessons.ppo import clipped_surrogate
 
 PEERS: dict[str, Any] = json.loads((Path(__file__).parent / "golden/peers.json").read_text("utf-8"))
 CLIP_RANGE = 1e-4  # the peers' default

@@ -197,11 +197,9 @@ class ReadsThree(nn.Module):
 def test_prompt_alignment_adds_up_what_the_prompt_says():
     images = torch.stack([picture("red", "blue")] * 4)
     prompts = [
-        "a red three on a blue background",
-        "a green five on a blue background",
-        "a red digit on a white background",
-        "a three",
-    ]
+        "a red three on a blue background", "a green five on a blue background",
+        "a red digit on a white background", "a three",
+    ]  # fmt: skip
     result = rewards.prompt_alignment(ReadsThree(), 2.0, 3.0, 5.0)(images, prompts, [{}] * 4)
     assert isinstance(result, tuple)
     score, info = result

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.peers.environment import Worker
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.our_epochs import Floor
+from benchmarks.speed.peer_environment import Worker
 from benchmarks.speed.side_by_side import outcome
 
 

@@ -300,11 +300,7 @@ def test_runs_repeat_with_the_seed_and_learn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"minibatch_size": 3}, "minibatch_size=3"),
-        ({"batch_size": 0}, "batch_size=0"),
-    ],
+    ("changes", "message"), [({"minibatch_size": 3}, "minibatch_size=3"), ({"batch_size": 0}, "batch_size=0")]
 )
 def test_settings_that_cannot_work_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

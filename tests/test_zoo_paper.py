@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("reward", paper.EXPERIMENTS)
 def test_a_test_asks_for_all_that_training_asks_for_equally_often(reward):
-    asked, prompts = paper.questions(reward), paper.EXPERIMENTS[reward].prompts(0)
+    asked, prompts = paper.questions(reward), paper.EXPERIMENTS[reward][1](0)
     shown = {(animals.parse_prompt(prompt).animal, animals.parse_prompt(prompt).artist)
              for prompt, _ in (prompts() for _ in range(400))}  # fmt: skip
     counts = [sum((part.animal, part.artist) == pair for part in asked) for pair in shown]

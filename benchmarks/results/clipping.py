@@ -9,21 +9,17 @@ actions whose gradient the clip takes away (or would take). Pictures of two runs
 clipping_*.png, a row per epoch; images/draw_04_ppo_clipping.py draws all of it.
 """
 
-import itertools
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, redness, run_all, scratch_config
+from benchmarks.common import Row, parse, product, readings, redness, run_all, save_grid, trainer_of
 from ddpo_lessons.algorithms.base import Learner, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
-from ddpo_lessons.image import image_grid
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
@@ -38,14 +34,6 @@ SETTINGS: Row = {
     "sample_num_batches_per_epoch": 1, "train_batch_size": 8, "train_use_lora": False, "image_grid_freq": 0,
     "num_epochs": EPOCHS, "accelerator_kwargs": {"cpu": True},
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Variant:
-    variant: str  # "clipped" or "not clipped"
-    learning_rate: float
-    inner_epochs: int
-    seed: int
 
 
 class Loss(DDPO):
@@ -69,12 +57,10 @@ class Loss(DDPO):
         stats, advantages = ratio_stats(log_ratio, CLIP_RANGE), samples.advantages[pairs["rows"]]
         wanted = log_ratio * advantages > 0  # (N,) moved as its advantage asks
         self.moved = {
-            "drift": drift.square().mean().sqrt().item(),
-            "log_ratio": log_ratio.mean().item(),
-            "approx_kl": stats.approx_kl.item(),
-            "outside": stats.clip_fraction.item(),
+            "drift": drift.square().mean().sqrt().item(), "log_ratio": log_ratio.mean().item(),
+            "approx_kl": stats.approx_kl.item(), "outside": stats.clip_fraction.item(),
             "halted": (wanted & ((stats.ratio - 1).abs() > CLIP_RANGE)).float().mean().item(),
-        }
+        }  # fmt: skip
 
     @torch.no_grad()
     def _replay(self, learner: Any, samples: Samples, pairs: Any) -> Any:
@@ -102,31 +88,27 @@ def look(pipeline: Any, seed: int) -> tuple[torch.Tensor, Row]:
     }  # fmt: skip
 
 
-def train(run: Variant) -> list[Row]:
-    pipeline, algorithm = load_tiny_sd(), Loss(run.variant == "clipped")
-    images, found = look(pipeline, run.seed)
-    rows, strips = [{**vars(run), "epoch": 0, **found}], [images[:10]]
-    changes = {
-        "train_learning_rate": run.learning_rate, "train_num_inner_epochs": run.inner_epochs,
-        "seed": run.seed,
-    }  # fmt: skip
-    with scratch_config(SETTINGS, **changes) as config:
-        task: Any = (redness, lambda: (f"a {random.choice(digits.DIGITS)}", {}), pipeline)
-        trainer = Trainer(config, *task, algorithm=algorithm)
-        for epoch in range(EPOCHS):
-            trainer.step(epoch)
-            if epoch + 1 not in LOOKED_AT:
-                continue
-            images, found = look(pipeline, run.seed)
-            rows.append({**vars(run), "epoch": epoch + 1, **found, **algorithm.moved})
-            strips.append(images[:10])
-    if (run.seed, run.learning_rate, run.inner_epochs) == (0, 2e-4, 4):
-        name = f"clipping_{run.variant.replace(' ', '_')}.png"
-        image_grid(torch.cat(strips), 10, scale=1).save(RESULT.with_name(name))  # a row per epoch
+def train(run: Row) -> list[Row]:
+    names = ("variant", "learning_rate", "inner_epochs", "seed")
+    variant, learning_rate, inner_epochs, seed = (run[name] for name in names)
+    pipeline, algorithm, strips = load_tiny_sd(), Loss(variant == "clipped"), list[torch.Tensor]()
+
+    def measure() -> Row:
+        images, found = look(pipeline, seed)
+        strips.append(images[:10])
+        return {**found, **algorithm.moved}
+
+    task = (redness, lambda: (f"a {random.choice(digits.DIGITS)}", {}), pipeline)
+    own = {"train_learning_rate": learning_rate, "train_num_inner_epochs": inner_epochs, "seed": seed}
+    with trainer_of(task, SETTINGS, own, algorithm=algorithm) as trainer:
+        rows = readings(trainer, (0, *LOOKED_AT), measure)
+    if (seed, learning_rate, inner_epochs) == (0, 2e-4, 4):
+        name = f"clipping_{variant.replace(' ', '_')}.png"
+        save_grid(torch.cat(strips), 10, RESULT.with_name(name))  # a row per epoch
     return rows
 
 
 if __name__ == "__main__":
-    variants = itertools.product((2e-4, 5e-5), (4, 1), (0, 1, 2), ("clipped", "not clipped"))
-    compared = [Variant(name, *setting) for *setting, name in variants]
-    run_all(train, compared, COLUMNS, 4, RESULT, parse(__doc__).processes)
+    rates = {"learning_rate": (2e-4, 5e-5), "inner_epochs": (4, 1)}
+    runs = product(**rates, seed=(0, 1, 2), variant=("clipped", "not clipped"))
+    run_all(train, runs, COLUMNS, RESULT, parse(__doc__).processes)

@@ -43,8 +43,6 @@ def seeded(seed: int) -> torch.Generator:
 
 
 class Policy:
-    """tiny-sd with the weights that it comes with."""
-
     def __init__(self) -> None:
         pipeline = load_tiny_sd()
         pipeline.unet.eval()
@@ -59,17 +57,11 @@ class Policy:
         rewards = redness(images)  # (B,)
         noise = torch.randn(made.final_latents.shape, generator=draws)  # (B, C, h, w)
         samples = {
-            "timesteps": made.timesteps,
-            "latents": made.latents[:, :-1],
-            "next_latents": made.latents[:, 1:],
-            "log_probs": made.log_probs,
-            "noise": noise[:, None].expand(-1, made.num_steps, -1, -1, -1),
-            "id": torch.arange(SAMPLES),
-            "rewards": rewards,
-            "advantages": normalize(rewards),
-            "final": made.final_latents,
-            "prompt_embeds": made.conditioning["prompt_embeds"],
-        }
+            "timesteps": made.timesteps, "latents": made.latents[:, :-1], "next_latents": made.latents[:, 1:],
+            "log_probs": made.log_probs, "noise": noise[:, None].expand(-1, made.num_steps, -1, -1, -1),
+            "id": torch.arange(SAMPLES), "rewards": rewards, "advantages": normalize(rewards),
+            "final": made.final_latents, "prompt_embeds": made.conditioning["prompt_embeds"],
+        }  # fmt: skip
         return images, made, samples
 
     def predict(self, latents: torch.Tensor, batch: Samples) -> torch.Tensor:
@@ -86,11 +78,9 @@ class Policy:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.weights)])
 
     def ddpo(self, made: Trajectory, batch: Samples) -> torch.Tensor:
-        """Return the gradient of the mean of −A ρ."""
         return self.gradient(-(batch["advantages"] * self.log_ratio(made, batch).exp()).mean())
 
     def denoising(self, batch: Samples) -> torch.Tensor:
-        """Return the gradient of the control."""
         given = batch["final"], batch["noise"], batch["timesteps"]
         target, noisy = self.family.denoising_target(*given), self.family.add_noise(*given)
         return self.gradient((self.predict(noisy, batch) - target).square().mean())
@@ -175,7 +165,7 @@ def across(alike: torch.Tensor) -> Row:
     return {"mean": round(mean(numbers), 4), "error": round(float(error), 4)}
 
 
-def main() -> None:
+if __name__ == "__main__":
     policy, found, wholes = Policy(), list[Row](), list[torch.Tensor]()
     tears = torn(policy)
     for seed in range(ROLLOUTS):
@@ -184,14 +174,8 @@ def main() -> None:
         wholes.append(whole / whole.norm())
         print(seed, one["time order"]["neighbours"], one["shuffled"]["neighbours"], flush=True)
     result = {
-        "torn": tears,
-        "machine": machine(),
+        "torn": tears, "machine": machine(),
         "timesteps": policy.family.schedule(STEPS).timesteps[: STEPS - 1].tolist(),
-        "across": across(torch.stack(wholes) @ torch.stack(wholes).T),
-        "rollouts": found,
-    }
+        "across": across(torch.stack(wholes) @ torch.stack(wholes).T), "rollouts": found,
+    }  # fmt: skip
     write_json(HERE / "clocks.json", result)
-
-
-if __name__ == "__main__":
-    main()

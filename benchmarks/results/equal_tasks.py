@@ -33,7 +33,7 @@ from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.families import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts, hidden_animals
 from ddpo_lessons.rewards import RewardFunction, animal_alignment, prompt_alignment
-from ddpo_lessons.rewards.base import checked_reward, split_info
+from ddpo_lessons.rewards.base import split_info
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, sample_trajectory, text2img_rollout
 from ddpo_lessons.worlds import animals, digits, load_tiny_sd3, load_tiny_zoo
 from ddpo_lessons.worlds.digits import score_prompts
@@ -105,13 +105,6 @@ class Exam(abc.ABC):
         return found
 
 
-@functools.cache
-def rating() -> RewardFunction:
-    """Return the score of a rater that saw two thousand choices."""
-    rater = taste.fit_rater(*taste.draw_choices(2_000, seed=0))
-    return checked_reward(lambda images, prompts, metadata: rater(images))
-
-
 class TasteExam(Exam):
     """All 45 animals; the judge is asked for the animal, and the persona for her liking."""
 
@@ -121,28 +114,20 @@ class TasteExam(Exam):
         self.first_seed = {"validation": 20_000, "test": 10_000}[split]
         self.prompts = [animals.make_prompt(animal) for animal in animals.ANIMALS]
         self.metadata = [{} for _ in self.prompts]
-        self.reward, self.judge = rating(), animals.Judge.load()
+        self.reward, self.judge = taste.rating(), animals.Judge.load()
 
     def draw(self, pipeline: Any, noise: int, prompts: Sequence[str] = ()) -> torch.Tensor:
         seeds = [sample_seed(self.first_seed + noise, n) for n in range(len(self.prompts))]
-        return text2img_rollout(
-            pipeline,
-            prompts or self.prompts,
-            SamplingSettings(
-                num_inference_steps=TASKS["taste"].settings["sample_num_steps"], guidance_scale=1.0
-            ),
-            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-        )[0]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        steps = TASKS["taste"].settings["sample_num_steps"]
+        settings = SamplingSettings(num_inference_steps=steps, guidance_scale=1.0)
+        return text2img_rollout(pipeline, prompts or self.prompts, settings, generator=generators)[0]
 
     def judged(self, images: torch.Tensor) -> dict[str, float]:
-        seen = named(self.judge, images)[:, 0] == torch.arange(len(images))
-        return {
-            "judge": seen.double().mean().item(),
-            "second": taste.utility(images, self.judge).mean().item(),
-        }
+        seen = (named(self.judge, images)[:, 0] == torch.arange(len(images))).double()
+        return {"judge": seen.mean().item(), "second": taste.utility(images, self.judge).mean().item()}
 
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
-        """Say artist and ground in the sentence."""
         ways = {}
         for artist, ground in itertools.product(animals.ARTISTS, animals.GROUND_NAMES):
             prompts = [animals.make_prompt(animal, artist, ground) for animal in animals.ANIMALS]
@@ -169,7 +154,6 @@ class EditExam(Exam):
         return {"judge": shares["all"], "second": shares["second_judge"]}
 
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
-        """Turn strength, guidance and steps."""
         return {
             f"strength {strength:g}, guidance {guidance:g}, {steps} steps": functools.partial(
                 self.draw, pipeline, setting=demo.Img2Img(strength, guidance, steps)
@@ -182,7 +166,6 @@ class EditExam(Exam):
         return functools.partial(self.draw, pipeline, setting=demo.UNTRAINED_BEST)
 
     def real(self) -> dict[str, torch.Tensor]:
-        """Return what a program makes of the pictures."""
         return {"a program": by_program(self.exam.edits)[None]}
 
 
@@ -192,12 +175,9 @@ class PromptExam(Exam):
     noises = 6
 
     def __init__(self, split: str) -> None:
-        self.descriptions = [
-            digits.Description(digit, ink, background)
-            for digit, ink in digits.LEFT_OUT
-            for background in digits.COLOUR_NAMES
-            if background != ink
-        ]
+        pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
+        said = [(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
+        self.descriptions = [digits.Description(*words) for words in said]
         self.prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in self.descriptions]
         self.metadata = [{} for _ in self.prompts]
         self.reward, self.judge = prompt_alignment(), digits.Judge.load()
@@ -210,9 +190,8 @@ class PromptExam(Exam):
         latents = torch.randn(shape, generator=generator)[:, noise % self.noises]
         conditioning = family.condition(self.prompts, "", guidance)
         schedule = family.schedule(steps, eta=0.0)
-        return family.decode(
-            sample_trajectory(family, latents, schedule, conditioning, guidance).final_latents
-        )
+        made = sample_trajectory(family, latents, schedule, conditioning, guidance)
+        return family.decode(made.final_latents)
 
     def real(self) -> dict[str, torch.Tensor]:
         """Return handwriting of the test split in the colours that the prompts name."""
@@ -222,9 +201,8 @@ class PromptExam(Exam):
         for _ in range(self.noises):
             by_digit = [torch.nonzero(labels == d.digit).flatten() for d in self.descriptions]
             chosen = [int(own[torch.randint(len(own), (1,), generator=generator)]) for own in by_digit]
-            ink, ground = (
-                digits.rgb([getattr(d, part) for d in self.descriptions]) for part in ("ink", "background")
-            )
+            parts = ([getattr(d, part) for d in self.descriptions] for part in ("ink", "background"))
+            ink, ground = map(digits.rgb, parts)
             theta = digits.placements(len(chosen), generator)
             drawn.append(digits.render(bitmaps[chosen], ink, ground, theta))
         return {"handwriting": torch.stack(drawn)}
@@ -233,7 +211,6 @@ class PromptExam(Exam):
         return {"judge": score_prompts(self.judge, images, self.descriptions)["all three"]}
 
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
-        """Turn guidance and steps."""
         return {
             f"guidance {guidance:g}, {steps} steps": functools.partial(
                 self.draw, pipeline, steps=steps, guidance=guidance
@@ -275,14 +252,16 @@ class Task:
 
 
 COMMON: Row = {
-    "sample_guidance_scale": 1.0,
-    "sample_num_batches_per_epoch": 1,
-    "train_lora_rank": 16,
-    "train_lora_alpha": 16,
-    "image_grid_freq": 0,
-    "num_epochs": 10_000,  # the last point ends a run
-}
+    "sample_guidance_scale": 1.0, "sample_num_batches_per_epoch": 1, "train_lora_rank": 16,
+    "train_lora_alpha": 16, "image_grid_freq": 0, "num_epochs": 10_000,  # the last point ends a run
+}  # fmt: skip
 GROUPS: Row = {"sample_group_size": 8}
+
+
+def settings(steps: int, samples: int, layers: Sequence[str]) -> Row:
+    """Return settings of an epoch of so many samples in four optimizer steps."""
+    own = {"sample_num_steps": steps, "sample_batch_size": samples, "train_batch_size": samples // 4}
+    return {**COMMON, **own, "train_lora_target_modules": layers}
 
 
 TWO: Row = {"train_timestep_fraction": 0.5}  # of the steps
@@ -300,14 +279,10 @@ def denoising_methods(batch: int) -> dict[str, Method]:
     return {
         "DDPO": Method("ddpo", {**TWO, **GROUPS, **clip}),
         "branching": Method("branching", {**GROUPS, **clip}),  # trains on one action of each sample
-        "RWR": Method("rwr", TWO),
-        "AWM": awm(batch),
-        "DiffusionNFT": Method("nft", {**TWO, **GROUPS}),
-        "PEPG": Method("pepg", {**TWO, **GROUPS}),
-        "online DPO": Method("dpo", {**TWO, **GROUPS}),
-        "DRaFT": Method("draft:last_steps=3", {}),
-        "ReFL": Method("refl:last_steps=3", {}),
-    }
+        "RWR": Method("rwr", TWO), "AWM": awm(batch), "DiffusionNFT": Method("nft", {**TWO, **GROUPS}),
+        "PEPG": Method("pepg", {**TWO, **GROUPS}), "online DPO": Method("dpo", {**TWO, **GROUPS}),
+        "DRaFT": Method("draft:last_steps=3", {}), "ReFL": Method("refl:last_steps=3", {}),
+    }  # fmt: skip
 
 
 # Attention of pictures and of words, and feed-forward layers.
@@ -316,7 +291,6 @@ OF_SD3 += ("net.0.proj", "net.2")
 
 
 def prompt_methods() -> dict[str, Method]:
-    """Return those for a flow model."""
     third, noise = {"train_timestep_fraction": 0.34}, {"sample_eta": 0.7}  # Flow-GRPO's own noise
     return {
         "Flow-GRPO": Method("flow_grpo", {**noise, **third, **GROUPS, "train_clip_range": 2e-3}),
@@ -342,13 +316,8 @@ TASKS = {
         load=load_tiny_zoo,
         prompts=animal_prompts,
         exam=TasteExam,
-        settings={
-            **COMMON,
-            "sample_num_steps": 5,  # of six the last keeps a noise of 0.0064, see NOTES.md
-            "sample_batch_size": 32,
-            "train_batch_size": 8,  # four optimizer steps an epoch
-            "train_lora_target_modules": demo.EVERYWHERE,
-        },
+        # Five steps: of six the last keeps a noise of 0.0064, see NOTES.md.
+        settings=settings(5, 32, demo.EVERYWHERE),
         methods=denoising_methods(8),
         points=(0, 64, 128, 256, 384),
         limit=("judge", 0.9),
@@ -357,13 +326,7 @@ TASKS = {
         load=load_tiny_zoo,
         prompts=hidden_animals,
         exam=EditExam,
-        settings={
-            **COMMON,
-            "sample_num_steps": demo.POLICY.steps,  # five are run
-            "sample_batch_size": 128,
-            "train_batch_size": 32,  # four optimizer steps an epoch
-            "train_lora_target_modules": demo.EVERYWHERE,
-        },
+        settings=settings(demo.POLICY.steps, 128, demo.EVERYWHERE),  # five steps are run
         methods={**denoising_methods(32), "AWM, visited states": awm(32, "visited_states=true")},
         points=(0, 256, 512, 768, 1024),
         start=FromImages(demo.POLICY.strength),
@@ -372,13 +335,7 @@ TASKS = {
         load=load_tiny_sd3,
         prompts=lambda seed: digit_world_prompts(seed, "left_out"),
         exam=PromptExam,
-        settings={
-            **COMMON,
-            "sample_num_steps": 10,
-            "sample_batch_size": 64,
-            "train_batch_size": 16,  # four optimizer steps an epoch
-            "train_lora_target_modules": OF_SD3,
-        },
+        settings=settings(10, 64, OF_SD3),
         methods=prompt_methods(),
         points=(0, 512, 960, 1472, 1920),
         rate=3e-3,

@@ -16,55 +16,42 @@ and the first pictures of seed 0 at the chosen length, and at the end. Finished 
 """
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
+from benchmarks.common import (
+    Row,
+    parse,
+    product,
+    quiet_thread,
+    read_rows,
+    run_all,
+    trainer_of,
+    write_rows,
+)
 from benchmarks.results.equal_tasks import TASKS, Exam
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.image import to_pil
-from ddpo_lessons.trainer import Trainer
 
 FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
 UNTRAINED, PICTURES = FOLDER / "equal_terms_untrained.csv", FOLDER / "equal_terms"
 SEEDS, SEARCH_SEEDS, SHOWN = (0, 1, 2), (100, 101), 8
 LADDER = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+VARIED = {"train_learning_rate": "learning_rate", "seed": "seed"}  # fields of the config, and of a run
 BEGIN = (3, 4)  # places on the ladder
-NAMES = ("task", "method", "learning_rate", "seed")
 MEASURES = ("task", "setting", "reward", "judge", "second", "diversity")
-COLUMNS = (*NAMES, "queries", "passes", "seconds", *MEASURES[2:])
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training run; `length` is the chosen number of queries, where there is one already."""
-
-    task: str
-    method: str
-    learning_rate: float
-    seed: int
-    length: int = 0
-
-
-@dataclass(frozen=True)
-class Search:
-    """The search of a method's learning rate."""
-
-    task: str
-    method: str
+COLUMNS = ("task", "method", "learning_rate", "seed", "queries", "passes", "seconds", *MEASURES[2:])
 
 
 @contextmanager
 def counted_passes(denoiser: Any) -> Iterator[list[float]]:
-    """Count the samples that pass the network."""
     count = [0.0]
 
     def add(module: Any, args: Any, kwargs: Any) -> None:
@@ -89,18 +76,15 @@ def passes_for_the_record(algorithm: Any) -> float:
     return algorithm.last_steps if isinstance(algorithm, DRaFT) else 0.0
 
 
-@contextmanager
-def make_trainer(run: Run) -> Iterator[Trainer]:
-    """Make the trainer of a run."""
-    task = TASKS[run.task]
-    method, own = task.methods[run.method], {"train_learning_rate": run.learning_rate, "seed": run.seed}
-    with scratch_config(task.settings, method.config, own) as config:
-        parts = (config, task.exam("validation").reward, task.prompts(run.seed), task.load())
-        yield Trainer(*parts, algorithm=make_algorithm(method.algorithm), start=task.start)
+def make_trainer(run: Row) -> AbstractContextManager[Any]:
+    task = TASKS[run["task"]]
+    method, own = task.methods[run["method"]], {name: run[key] for name, key in VARIED.items()}
+    parts = (task.exam("validation").reward, task.prompts(run["seed"]), task.load())
+    algorithm = make_algorithm(method.algorithm)
+    return trainer_of(parts, task.settings, method.config, own, algorithm=algorithm, start=task.start)
 
 
 def look(exam: Exam, pipeline: Any) -> tuple[torch.Tensor, Row]:
-    """Return a policy's answers and their marks."""
     images = exam.images(pipeline)
     return images, exam.measure(images)
 
@@ -111,24 +95,25 @@ def at_the_start(task: str, split: str) -> tuple[torch.Tensor, Row]:
     return look(TASKS[task].exam(split), TASKS[task].load())
 
 
-def train(run: Run) -> list[Row]:
+def train(run: Row) -> list[Row]:
     """Train until the queries are used up; return marks along the way, none after numbers broke."""
-    task, rows, seconds = TASKS[run.task], list[Row](), 0.0
-    split = "validation" if run.seed in SEARCH_SEEDS else "test"
+    task, rows, seconds = TASKS[run["task"]], list[Row](), 0.0
+    split = "validation" if run["seed"] in SEARCH_SEEDS else "test"
     with make_trainer(run) as trainer, counted_passes(trainer.family.denoiser) as count:
+        length = chosen(run["task"], run["method"])[1] if split == "test" else None
         exam, size = task.exam(split), trainer.config.sample_batch_size
         saved = passes_for_the_record(trainer.algorithm) * size
         passes, strips = 0.0, list[torch.Tensor]()
         for epoch in range(task.points[-1] // size + 1):
             queries = epoch * size
             if queries in task.points:
-                start = at_the_start(run.task, split) if epoch == 0 else None
+                start = at_the_start(run["task"], split) if epoch == 0 else None
                 images, marks = start or look(exam, trainer.pipeline)
                 at = {"queries": queries, "passes": passes, "seconds": seconds}
-                rows.append({**{name: getattr(run, name) for name in NAMES}, **at, **marks})
-                if split == "validation" and not holds(run.task, rows[-1], rows[0]):
+                rows.append({**at, **marks})
+                if split == "validation" and not holds(run["task"], rows[-1], rows[0]):
                     break
-                if queries in (run.length, task.points[-1]):
+                if queries in (length, task.points[-1]):
                     strips.append(torch.cat(list(images[0, :SHOWN]), dim=2))
             if queries == task.points[-1]:
                 break
@@ -141,13 +126,12 @@ def train(run: Run) -> list[Row]:
                 break
             passes += count[0] - before - saved
             seconds += sum(metrics[f"seconds_{part}"] for part in ("sampling", "reward", "training"))
-    if run.seed == SEEDS[0] and run.task != "few":
-        keep(strips, f"{run.task}_{run.method}")
+    if run["seed"] == SEEDS[0] and run["task"] != "few":
+        keep(strips, f"{run['task']}_{run['method']}")
     return rows
 
 
 def keep(strips: Sequence[torch.Tensor], name: str) -> None:
-    """Write rows of pictures, one below the other."""
     PICTURES.mkdir(exist_ok=True)
     to_pil(torch.cat(list(strips), dim=1)).save(PICTURES / f"{name.replace(',', '').replace(' ', '_')}.png")
 
@@ -162,9 +146,7 @@ def holds(task: str, row: Row, first: Row) -> bool:
 def best_point(task: str, rows: Sequence[Row]) -> tuple[float, int]:
     """Return the highest mean reward of a rate's runs where the limit holds for each, and when that was.
 
-    Args:
-        task: gives the limit.
-        rows: of the runs, one for each seed; points that a run did not reach do not count.
+    Points that the run of a seed did not reach do not count.
     """
     points: dict[int, list[Row]] = {}
     for row in rows:
@@ -191,14 +173,25 @@ def next_rate(tried: dict[float, float]) -> float | None:
     return next((rate for rate in beside if rate not in tried), None)
 
 
-def search(method: Search) -> list[Row]:
-    """Try rates until the best lies between two others; return the rows of all runs."""
+def climb(train: Callable[[float], list[Row]], mark: Callable[[list[Row]], float]) -> list[Row]:
+    """Try rates until the best lies between two others; return the rows of all runs, with their rates.
+
+    `mark` is of the rows of a rate.
+    """
     rows, tried = list[Row](), dict[float, float]()
     while (rate := next_rate(tried)) is not None:
-        own = [row for s in SEARCH_SEEDS for row in train(Run(method.task, method.method, rate, s))]
-        tried[rate] = best_point(method.task, own)[0]
+        own = [{"learning_rate": rate, **row} for row in train(rate)]
+        tried[rate] = mark(own)
         rows += own
     return rows
+
+
+def search(method: Row) -> list[Row]:
+    def of_both(rate: float) -> list[Row]:
+        runs = [{**method, "learning_rate": rate, "seed": seed} for seed in SEARCH_SEEDS]
+        return [{"seed": run["seed"], **row} for run in runs for row in train(run)]
+
+    return climb(of_both, lambda rows: best_point(method["task"], rows)[0])
 
 
 def chosen(task: str, method: str) -> tuple[float, int]:
@@ -233,26 +226,17 @@ def untrained(name: str) -> list[Row]:
     return [{"task": name, "setting": what, **exam.measure(images)} for what, images in found.items()]
 
 
-def main() -> None:
-    """Search, then compare, all methods of a seed before the next seed."""
+if __name__ == "__main__":
     every = sorted({method for task in TASKS.values() for method in task.methods})
     arguments = parse(__doc__, tasks=list(TASKS), methods=every)
     quiet_thread()
     for task in arguments.tasks:
         methods = [method for method in TASKS[task].methods if method in arguments.methods]
         if TASKS[task].rate is None:
-            searches = [Search(task, method) for method in methods]
-            run_all(search, searches, COLUMNS, 2, SEARCH, arguments.processes)
-        choices = {method: chosen(task, method) for method in methods}
-        runs = [
-            Run(task, method, rate, seed, length)
-            for seed in SEEDS
-            for method, (rate, length) in choices.items()
-        ]
-        run_all(train, runs, COLUMNS, len(NAMES), RESULTS, arguments.processes)
+            searches = product(task=(task,), method=methods)
+            run_all(search, searches, COLUMNS, SEARCH, arguments.processes)
+        runs = product(task=(task,), seed=SEEDS, method=methods)
+        runs = [{**run, "learning_rate": chosen(task, run["method"])[0]} for run in runs]
+        run_all(train, runs, COLUMNS, RESULTS, arguments.processes)
     rows = [row for task in TASKS if task != "few" for row in untrained(task)]  # few's are the taste's
     write_rows(UNTRAINED, [{**dict.fromkeys(MEASURES, ""), **row} for row in rows])
-
-
-if __name__ == "__main__":
-    main()

@@ -5,27 +5,25 @@ three learning rates on one seed and validation questions (flow_search.csv), and
 three seeds and test questions: flow.csv, a row per exam. An exam is 25 prompts from 8 noises, by the ODE
 without guidance. `spread` is the standard deviation of pixels over the noises of a prompt, `rough` the mean
 difference of neighbouring pixels. flow_untrained.csv has what needs no training: other numbers of steps,
-guidance, the best of eight, the picture sheared afterwards. flow_noise.csv says where noise makes a group's
-rewards differ. flow_floor.csv replays 256 rollouts in another precision and takes 1, 4, 16, … latents as
-one: mean |Δ log p| and the means of its two terms. Finished runs are skipped.
+guidance, the best of eight, the picture sheared afterwards. flow_floor.csv replays 256 rollouts in another
+precision and takes 1, 4, 16, … latents as one: mean |Δ log p| and the means of its two terms. Finished runs
+are skipped.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
+from benchmarks.common import Row, best, parse, product, read_rows, readings, run_all, trainer_of, write_once
 from benchmarks.results.equal_tasks import COMMON, OF_SD3
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.families import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import digits, load_tiny_sd3
 from ddpo_lessons.worlds.digits import score_prompts
 
@@ -50,13 +48,6 @@ ALIGNMENT = prompt_alignment()
 def italics(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     """The reward: what was asked for, leaning by 0.25; (B,), 0 at best."""
     return ALIGNMENT(images, prompts, metadata)[0] - 10 * (digits.lean(images) - WANTED).abs()
-
-
-@dataclass(frozen=True)
-class Run:
-    method: str
-    learning_rate: float
-    seed: int
 
 
 class Exam:
@@ -94,40 +85,31 @@ class Exam:
 
 
 class Windowed(FlowGRPO):
-    """Flow-GRPO whose window stays where it is."""
-
     def sampling_schedule(self, schedule: Any, config: Any, epoch: int) -> Any:
         return schedule.with_noise(sde=self.sde, window=EARLY)
 
 
-def train(run: Run, split: str, looked_at: Sequence[int]) -> list[Row]:
+def train(run: Row, split: str, looked_at: Collection[int]) -> list[Row]:
     """Train, and return the marks of the exams after so many epochs."""
-    exam, rows, (sde, eta) = Exam(split), list[Row](), METHODS[run.method]
-    own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed, "sample_eta": eta}
-    with scratch_config(SETTINGS, own) as config:
-        parts: Any = (config, italics, digit_world_prompts(run.seed), load_tiny_sd3())
-        trainer = Trainer(*parts, algorithm=Windowed(sde))
-        for epoch in range(looked_at[-1] + 1):
-            if epoch in looked_at:
-                marks = exam.marks(exam.images(trainer.family))
-                rows.append({**vars(run), "epoch": epoch, "queries": 64 * epoch, **marks})
-            if epoch < looked_at[-1]:
-                trainer.step(epoch)
-    return rows
+    exam, (sde, eta) = Exam(split), METHODS[run["method"]]
+    own = {"train_learning_rate": run["learning_rate"], "seed": run["seed"], "sample_eta": eta}
+    task = (italics, digit_world_prompts(run["seed"]), load_tiny_sd3())
+    with trainer_of(task, SETTINGS, own, algorithm=Windowed(sde)) as trainer:
+        rows = readings(trainer, looked_at, lambda: exam.marks(exam.images(trainer.family)))
+    return [{**row, "queries": 64 * row["epoch"]} for row in rows]
 
 
-def search(run: Run) -> list[Row]:
+def search(run: Row) -> list[Row]:
     return train(run, "validation", [SEARCH_EPOCHS])
 
 
-def compare(run: Run) -> list[Row]:
+def compare(run: Row) -> list[Row]:
     return train(run, "test", range(0, EPOCHS + 1, 4))
 
 
 def chosen(method: str) -> float:
-    """Return the learning rate with the highest reward of the search."""
-    rows = [row for row in read_rows(SEARCH) if row["method"] == method]
-    return float(max(rows, key=lambda row: float(row["reward"]))["learning_rate"])
+    own = [row for row in read_rows(SEARCH) if row["method"] == method]
+    return float(best(own, "reward")["learning_rate"])
 
 
 def sheared(images: torch.Tensor) -> torch.Tensor:
@@ -154,37 +136,6 @@ def untrained() -> list[Row]:
     marks = {"reward": exam.reward(images)[best].mean().item(), "lean": digits.lean(kept).mean().item()}
     rough = kept.diff(dim=-1).abs().mean().item()
     return [*rows, {"setting": "best of 8", **marks, "obeyed": obeyed, "spread": "", "rough": rough}]
-
-
-def noise() -> list[Row]:
-    """Return the standard deviation of rewards and lean within groups, by where the noise is; three draws."""
-    family: Any = family_of(load_tiny_sd3())
-    rows = list[Row]()
-    places = {"1 to 9": None, "1 to 3": (0, 3), "4 to 6": (3, 6), "7 to 9": (6, 9)}
-    kinds: dict[str, tuple[Any, float]] = {"as in flow": ("flow", 0.7), "σ = 0.35": ("dance", 1.05)}
-    tried = [(kind, place, "common") for kind in kinds for place in places]
-    for seed in (0, 1, 2):
-        draw, generator = digit_world_prompts(seed), torch.Generator().manual_seed(seed)
-        prompts = [prompt for prompt, _ in (draw() for _ in range(24)) for _ in range(8)]
-        conditioning, own = family.condition(prompts, "", 1.0), torch.randn(192, 4, 8, 8, generator=generator)
-        for kind, place, start in [*tried, ("as in flow", "1 to 9", "own"), ("none", "1 to 9", "own")]:
-            sde, eta = kinds.get(kind, ("flow", 0.0))
-            schedule = family.schedule(STEPS, eta=eta).with_noise(sde=sde, window=places[place])
-            x = own if start == "own" else own[::8].repeat_interleave(8, 0)
-            final = sample_trajectory(
-                family, x, schedule, conditioning, 1.0, torch.Generator().manual_seed(99 + seed)
-            ).final_latents
-            images = family.decode(final)
-            values = {"reward": italics(images, prompts, [{}] * 192), "lean": digits.lean(images)}
-            within = {
-                name: value.view(24, 8).var(dim=1).mean().sqrt().item() for name, value in values.items()
-            }
-            said = [digits.parse_prompt(prompt) for prompt in prompts]
-            obeyed = score_prompts(digits.Judge.load(), images, said)["all three"]
-            rows.append(
-                {"noise": kind, "steps": place, "start": start, "seed": seed, **within, "obeyed": obeyed}
-            )
-    return rows
 
 
 @torch.no_grad()
@@ -229,12 +180,10 @@ def floor() -> list[Row]:
 
 if __name__ == "__main__":
     processes = parse(__doc__).processes
-    tried = [Run(name, rate, SEARCH_SEED) for rate in (3e-3, 1e-2, 1e-3) for name in METHODS]
-    run_all(search, tried, COLUMNS, 3, SEARCH, processes)
-    runs = [Run(name, chosen(name), seed) for seed in (0, 1, 2) for name in METHODS]
-    run_all(compare, runs, COLUMNS, 3, RESULT, processes)
-    quiet_thread()
-    for measure in (untrained, noise, floor):
-        path = RESULT.with_name(f"flow_{measure.__name__}.csv")
-        if not path.exists():
-            write_rows(path, measure())
+    tried = product(seed=(SEARCH_SEED,), learning_rate=(3e-3, 1e-2, 1e-3), method=METHODS)
+    run_all(search, tried, COLUMNS, SEARCH, processes)
+    rates = {method: chosen(method) for method in METHODS}
+    runs = [{**run, "learning_rate": rates[run["method"]]} for run in product(seed=(0, 1, 2), method=METHODS)]
+    run_all(compare, runs, COLUMNS, RESULT, processes)
+    for measure in (untrained, floor):
+        write_once(RESULT.with_name(f"flow_{measure.__name__}.csv"), measure)

@@ -17,14 +17,14 @@ setting of edit_grid.csv. What the files hold already is not measured again.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, run_all, scratch_config
+from benchmarks.common import Row, parse, product, run_all, trainer_of
 from benchmarks.results import recolour
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms import make_algorithm
@@ -34,13 +34,13 @@ from ddpo_lessons.data.contexts import check_rewards
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.run.sampling import scorer
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 DIRECTIONS, RESULTS = (Path(__file__).with_name(f"forward_starts{end}.csv") for end in ("", "_runs"))
 
-NAMES = ("method", "examples", "learning_rate", "seed")
-COLUMNS = (*NAMES, "epoch", "split", "reward", "right", "digit", "colours")
+COLUMNS = (
+    "method", "examples", "learning_rate", "seed", "epoch", "split", "reward", "right", "digit", "colours",
+)  # fmt: skip
 SEEDS, EPOCHS, WATCH_EVERY = (0, 1, 2), 20, 5
 DIRECTION_EPOCHS = 2  # of 128 pictures
 VALIDATION, TEST = (100, "validation", 1), (200, "test", 1)  # arguments of digits.draw_edits
@@ -48,13 +48,12 @@ EXAMPLES = ("noised anew", "visited states", "visited timesteps")
 RATES, LOW_RATES = (2e-3, 6e-3, 6e-4), (6e-4, 2e-4, 2e-3)
 # Algorithm, settings and rates of each method, in the order of the runs.
 METHODS: dict[str, tuple[str, Row, tuple[float, ...]]] = {
-    "AWM": ("awm", {"train_clip_range": 0.1}, RATES),
-    "RWR": ("rwr", {"sample_group_size": 1}, LOW_RATES),
+    "AWM": ("awm", {"train_clip_range": 0.1}, RATES), "RWR": ("rwr", {"sample_group_size": 1}, LOW_RATES),
     "all alike": ("rwr:temperature=1e9", {"sample_group_size": 1}, LOW_RATES[:1]),
-    "DDPO": ("ddpo", {"train_clip_range": 0.01}, RATES),
-    "NFT": ("nft", {}, RATES),
+    "DDPO": ("ddpo", {"train_clip_range": 0.01}, RATES), "NFT": ("nft", {}, RATES),
     "PEPG": ("pepg", {}, RATES),
-}
+}  # fmt: skip
+START = FromImages(recolour.POLICY.strength)
 SETTINGS: Row = {
     **{name: value for name, value in recolour.SETTINGS.items() if name != "train_clip_range"},
     "num_epochs": EPOCHS,
@@ -67,7 +66,6 @@ class AtTimesteps(ForwardProcess):
     """Examples with fresh noise at the timesteps that sampling visited."""
 
     def visited_examples(self, trajectory: Any, rows: torch.Tensor, generators: Any) -> Pairs:
-        """Replace the noise that leads to the state."""
         examples = super().visited_examples(trajectory, rows, generators)
         shape = trajectory.final_latents.shape[1:]
         return {**examples, "noise": torch.stack([torch.randn(shape, generator=g) for g in generators])}
@@ -84,14 +82,6 @@ def make(name: str, examples: str) -> Algorithm:
 
 
 # -------------------------------------------------------------------------------------------- directions
-@dataclass(frozen=True)
-class Direction:
-    """What names a measurement of directions."""
-
-    guidance: float
-    seed: int
-
-
 def gradient(algorithm: Algorithm, samples: Samples, learner: Any, config: Any) -> torch.Tensor:
     """Return the gradient of an algorithm's loss on samples as one vector; no step is taken."""
     algorithm.begin(config, learner.family, 1)
@@ -110,7 +100,7 @@ def gradient(algorithm: Algorithm, samples: Samples, learner: Any, config: Any) 
     return torch.stack(found).mean(0)
 
 
-def directions(run: Direction) -> list[Row]:
+def directions(run: Row) -> list[Row]:
     """Return the cosine of each loss's descent with the gradient of the mean reward, before training."""
     kinds = {(name, kind): make(name.lower(), kind) for name in ("AWM", "NFT", "RWR") for kind in EXAMPLES}
     for kind in EXAMPLES:
@@ -121,17 +111,13 @@ def directions(run: Direction) -> list[Row]:
         ("DDPO", "actions"): make_algorithm("ddpo"),
         ("reward", ""): make_algorithm("draft", last_steps=2),
     }
-    own: Row = {"seed": run.seed, "sample_guidance_scale": run.guidance}
-    with scratch_config(SETTINGS, own) as config:
-        parts = (config, recolouring(), edit_requests(run.seed), load_tiny_sd())
-        start = FromImages(recolour.POLICY.strength)
-        trainer = Trainer(*parts, algorithm=make_algorithm("awm"), start=start)
+    own: Row = {"seed": run["seed"], "sample_guidance_scale": run["guidance"]}
+    task = (recolouring(), edit_requests(run["seed"]), load_tiny_sd())
+    with trainer_of(task, SETTINGS, own, algorithm=make_algorithm("awm"), start=START) as trainer:
         learner = SimpleNamespace(
-            denoiser=trainer.learner.denoiser,
-            trainable=trainer.learner.trainable,
-            old_policy=trainer.learner.old_policy,
-            family=trainer.family,
-        )
+            denoiser=trainer.learner.denoiser, trainable=trainer.learner.trainable,
+            old_policy=trainer.learner.old_policy, family=trainer.family,
+        )  # fmt: skip
         sums: dict[Any, Any] = dict.fromkeys(kinds, 0.0)
         for epoch in range(DIRECTION_EPOCHS):
             contexts = trainer.contexts.draw(epoch)
@@ -139,28 +125,17 @@ def directions(run: Direction) -> list[Row]:
             rows, scored = torch.arange(len(contexts)), scorer(trainer.reward_function, [*contexts.values()])
             samples = Samples(epoch, 2 * epoch, 0, rows, trajectory, check_rewards(batches), scored)
             for name, algorithm in kinds.items():
-                sums[name] = sums[name] + gradient(algorithm, samples, learner, config)
+                sums[name] = sums[name] + gradient(algorithm, samples, learner, trainer.config)
     climb = sums.pop(("reward", ""))
     cosines = {name: torch.cosine_similarity(found, climb, dim=0).item() for name, found in sums.items()}
-    return [{**vars(run), "method": m, "examples": e, "cosine": c} for (m, e), c in cosines.items()]
+    return [{"method": m, "examples": e, "cosine": c} for (m, e), c in cosines.items()]
 
 
 # ---------------------------------------------------------------------------------------------- training
-@dataclass(frozen=True)
-class Run:
-    """One training run."""
-
-    method: str
-    examples: str
-    learning_rate: float
-    seed: int
-
-
 class Exam:
     """The same pictures and sentences again and again, from the same noise."""
 
     def __init__(self, split: str) -> None:
-        """Draw them."""
         self.split = split
         self.edits = digits.draw_edits(*(TEST if split == "test" else VALIDATION))
         self.judges, self.reward = recolour.Exam(self.edits), recolouring()
@@ -169,7 +144,6 @@ class Exam:
         self.metadata: Sequence[Row] = [{"digit": digit, "image": image} for digit, image in asked]
 
     def marks(self, images: torch.Tensor) -> Row:
-        """Return reward and the judges' shares."""
         rewards, _ = self.reward(images, self.edits.prompts, self.metadata)
         shares = self.judges.shares(images)
         found = {"right": shares["both"], "digit": shares["digit"], "colours": shares["colours"]}
@@ -182,44 +156,36 @@ class Exam:
         return self.marks(recolour.untrained(pipeline, self.edits, setting))
 
 
-def train(run: Run) -> list[Row]:
+def train(run: Row) -> list[Row]:
     """Train a run; return its marks, up to where gradients stop being finite if they do."""
     pipeline, rows = load_tiny_sd(), list[Row]()
     watch, test = Exam("validation"), Exam("test")
-    if run.method == "untrained":
-        setting = None if run.examples == "before training" else recolour.UNTRAINED_BEST
-        return [{**vars(run), "epoch": 0, **exam.ask(pipeline, setting)} for exam in (watch, test)]
-    name, config, _ = METHODS[run.method]
-    own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed}
-    with scratch_config(SETTINGS, config, own) as settings:
-        parts = (settings, recolouring(), edit_requests(run.seed), pipeline)
-        start = FromImages(recolour.POLICY.strength)
-        trainer = Trainer(*parts, algorithm=make(name, run.examples), start=start)
+    if run["method"] == "untrained":
+        setting = None if run["examples"] == "before training" else recolour.UNTRAINED_BEST
+        return [{"epoch": 0, **exam.ask(pipeline, setting)} for exam in (watch, test)]
+    name, config, _ = METHODS[run["method"]]
+    own: Row = {"train_learning_rate": run["learning_rate"], "seed": run["seed"]}
+    task, algorithm = (recolouring(), edit_requests(run["seed"]), pipeline), make(name, run["examples"])
+    with trainer_of(task, SETTINGS, config, own, algorithm=algorithm, start=START) as trainer:
         for epoch in range(1, EPOCHS + 1):
             try:
                 trainer.step(epoch - 1)
             except RuntimeError as error:
                 if "finite" not in str(error):
                     raise
-                return [*rows, {**vars(run), "epoch": epoch, "reward": math.nan}]
+                return [*rows, {"epoch": epoch, "reward": math.nan}]
             if epoch % WATCH_EVERY == 0:
-                rows.append({**vars(run), "epoch": epoch, **watch.ask(pipeline)})
-    return [*rows, {**vars(run), "epoch": EPOCHS, **test.ask(pipeline)}]
-
-
-def main() -> None:
-    """Compare directions, then train."""
-    processes = parse(__doc__).processes
-    columns = ("guidance", "seed", "method", "examples", "cosine")
-    asked = [Direction(guidance, seed) for guidance in (2.0, 1.0) for seed in SEEDS]
-    run_all(directions, asked, columns, 2, DIRECTIONS, processes)
-    runs = [Run("untrained", name, 0.0, 0) for name in ("before training", "best of a grid")]
-    for place, method in itertools.product(range(len(RATES)), METHODS):  # what decides comes first
-        kinds = ("actions",) if method == "DDPO" else EXAMPLES
-        for rate, seed, kind in itertools.product(METHODS[method][2][place : place + 1], SEEDS, kinds):
-            runs.append(Run(method, kind, rate, seed))
-    run_all(train, runs, COLUMNS, len(NAMES), RESULTS, processes)
+                rows.append({"epoch": epoch, **watch.ask(pipeline)})
+    return [*rows, {"epoch": EPOCHS, **test.ask(pipeline)}]
 
 
 if __name__ == "__main__":
-    main()
+    processes = parse(__doc__).processes
+    columns = ("guidance", "seed", "method", "examples", "cosine")
+    run_all(directions, product(guidance=(2.0, 1.0), seed=SEEDS), columns, DIRECTIONS, processes)
+    places = ("before training", "best of a grid")
+    runs = product(method=("untrained",), examples=places, learning_rate=(0.0,), seed=(0,))
+    for place, method in itertools.product(range(len(RATES)), METHODS):  # what decides comes first
+        kinds, rates = ("actions",) if method == "DDPO" else EXAMPLES, METHODS[method][2][place : place + 1]
+        runs += product(method=(method,), learning_rate=rates, seed=SEEDS, examples=kinds)
+    run_all(train, runs, COLUMNS, RESULTS, processes)

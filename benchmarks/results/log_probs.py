@@ -6,13 +6,12 @@ pictures from the same draws, redness, the share that a judge reads as a three, 
 own steps. `images/draw_03_ddim_log_probs.py` draws it.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, redness, run_all
+from benchmarks.common import Row, parse, product, redness, run_all
 from ddpo_lessons.ddim import gaussian_log_prob
 from ddpo_lessons.families import Family, family_of
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, sample_seed, text2img_rollout
@@ -22,12 +21,6 @@ RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("action", "seed", "steps", "redness", "threes", "log_prob")
 ACTIONS = ("stored", "drawn anew", "attached")
 STEPS, ROLLOUTS, PICTURES, LEARNING_RATE = 10, 32, 64, 3e-4
-
-
-@dataclass(frozen=True)
-class Variant:
-    action: str
-    seed: int
 
 
 def roll_out(pipeline: Any, count: int, *seed: int) -> tuple[torch.Tensor, Trajectory]:
@@ -52,27 +45,26 @@ def score(
     return gaussian_log_prob(step.mean + draw, step.mean, step.std, "mean")
 
 
-def train(run: Variant) -> list[Row]:
+def train(run: Row) -> list[Row]:
     pipeline, judge, rows = load_tiny_sd(), digits.Judge.load(), list[Row]()
     family = family_of(pipeline)
     optimizer = torch.optim.Adam(pipeline.unet.parameters(), lr=LEARNING_RATE)
-    anew = torch.Generator().manual_seed(sample_seed(run.seed, -1))
+    anew = torch.Generator().manual_seed(sample_seed(run["seed"], -1))
     for done in range(STEPS + 1):
         images, seen = roll_out(pipeline, PICTURES, 99)
         threes = (judge(images).argmax(1) == 3).float().mean().item()
         found = {"redness": redness(images).mean().item(), "log_prob": seen.log_probs.mean().item()}
-        rows.append({**vars(run), "steps": done, **found, "threes": threes})
-        images, rolled = roll_out(pipeline, ROLLOUTS, run.seed, done)
+        rows.append({"steps": done, **found, "threes": threes})
+        images, rolled = roll_out(pipeline, ROLLOUTS, run["seed"], done)
         rewards = redness(images)  # (B,)
         advantages = (rewards - rewards.mean()) / rewards.std()
         optimizer.zero_grad()
         for k in range(rolled.num_steps):
-            log_probs = score(family, rolled, k, run.action, anew)
+            log_probs = score(family, rolled, k, run["action"], anew)
             (-(advantages * log_probs).mean()).backward()
         optimizer.step()
     return rows
 
 
 if __name__ == "__main__":
-    compared = [Variant(action, seed) for seed in (0, 1, 2) for action in ACTIONS]
-    run_all(train, compared, COLUMNS, 2, RESULT, parse(__doc__).processes)
+    run_all(train, product(seed=(0, 1, 2), action=ACTIONS), COLUMNS, RESULT, parse(__doc__).processes)

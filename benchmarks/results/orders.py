@@ -12,18 +12,16 @@ of CPU time per run on one thread.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, redness, run_all, scratch_config
+from benchmarks.common import Row, parse, product, redness, run_all, trainer_of
 from ddpo_lessons.algorithms.ddpo import DDPO, share_predictions
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.rollout import sample_seed
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
@@ -55,30 +53,23 @@ def individual(kept: int, samples: int, steps: int, generator: torch.Generator) 
 
 
 ORDERS: dict[str, Columns] = {
-    "first three": partial(in_time, 0, 3),
-    "last three": partial(in_time, 4, 7),
-    "three, shared order": partial(shared, 3),
-    "three, individual orders": partial(individual, 3),
+    "first three": partial(in_time, 0, 3), "last three": partial(in_time, 4, 7),
+    "three, shared order": partial(shared, 3), "three, individual orders": partial(individual, 3),
     "all seven": partial(individual, 7),
-}
+}  # fmt: skip
 
 
 class OrderedDDPO(DDPO):
     """DDPO whose optimizer steps take the pairs that an order says."""
 
-    def __init__(self, order: Columns) -> None:
+    def __init__(self, order: str) -> None:
         self.order = order
 
-    def identity(self) -> dict[str, Any]:
-        """Return the name of the order."""
-        return {"order": self.order.__name__}
-
     def steps(self, samples: Any, learner: Any) -> Any:
-        """Yield the optimizer steps of an epoch."""
         generator = torch.Generator().manual_seed(sample_seed(self.config.seed, samples.epoch, 2))
         count, steps = samples.trajectory.log_probs.shape
         rows = torch.randperm(count, generator=generator)  # (B,)
-        columns = self.order(count, steps, generator)  # (B, K)
+        columns = ORDERS[self.order](count, steps, generator)  # (B, K)
         kept, size = columns.shape[1], self.config.train_batch_size
         for some, theirs in zip(rows.split(size), columns.split(size), strict=True):
             pairs = {"rows": some.repeat_interleave(kept), "columns": theirs.flatten()}
@@ -86,30 +77,22 @@ class OrderedDDPO(DDPO):
             yield partial(self.loss, samples, learner), parts
 
 
-@dataclass(frozen=True)
-class Run:
-    reward: str
-    learning_rate: float
-    order: str
-    seed: int
-
-
-def train(run: Run) -> list[Row]:
-    task: Any = (REWARDS[run.reward](), lambda: (PROMPT, {}), load_tiny_sd())
-    with scratch_config(SETTINGS, seed=run.seed, train_learning_rate=run.learning_rate) as config:
-        trainer = Trainer(config, *task, algorithm=OrderedDDPO(ORDERS[run.order]))
+def train(run: Row) -> list[Row]:
+    task = (REWARDS[run["reward"]](), lambda: (PROMPT, {}), load_tiny_sd())
+    own = {"seed": run["seed"], "train_learning_rate": run["learning_rate"]}
+    with trainer_of(task, SETTINGS, own, algorithm=OrderedDDPO(run["order"])) as trainer:
         means = [trainer.step(epoch)["reward_mean"] for epoch in range(EPOCHS)]
         ((images, _, _, rewards, _),), _, _ = trainer.sampler.sample(EPOCHS, trainer.contexts.of(EPOCHS))
     read = (digits.Judge.load()(images).argmax(1) == DIGIT).float().mean().item()
-    rows: list[Row] = [{**vars(run), "epoch": epoch, "mean_reward": mean} for epoch, mean in enumerate(means)]
-    return [*rows, {**vars(run), "epoch": EPOCHS, "mean_reward": rewards.mean().item(), "judge": read}]
-
-
-def runs() -> list[Run]:
-    """Return all runs, those that the lesson's question needs first."""
-    tasks = [("redness", 3e-3), ("compressibility", 3e-3), ("redness", 1e-3)]
-    return [Run(*task, order, seed) for task in tasks for seed in SEEDS for order in ORDERS]
+    rows: list[Row] = [{"epoch": epoch, "mean_reward": mean} for epoch, mean in enumerate(means)]
+    return [*rows, {"epoch": EPOCHS, "mean_reward": rewards.mean().item(), "judge": read}]
 
 
 if __name__ == "__main__":
-    run_all(train, runs(), COLUMNS, 4, RESULT, parse(__doc__).processes)
+    tasks = (("redness", 3e-3), ("compressibility", 3e-3), ("redness", 1e-3))  # what decides comes first
+    runs = [
+        {"reward": reward, "learning_rate": rate, **run}
+        for reward, rate in tasks
+        for run in product(seed=SEEDS, order=ORDERS)
+    ]
+    run_all(train, runs, COLUMNS, RESULT, parse(__doc__).processes)

@@ -17,22 +17,14 @@ POLICY = Img2Img(0.4, 2.0, 5)  # two steps are run, the first of which is an act
 # The most done right by the untrained pipeline, of a grid of all four: edit_grid.csv.
 UNTRAINED_BEST = Img2Img(0.4, 30.0, 10)
 SETTINGS: Row = {
-    "num_epochs": 150,
-    "sample_num_steps": POLICY.steps,
-    "sample_guidance_scale": POLICY.guidance,
-    "sample_batch_size": 128,
-    "sample_num_batches_per_epoch": 2,
+    "num_epochs": 150, "sample_num_steps": POLICY.steps, "sample_guidance_scale": POLICY.guidance,
+    "sample_batch_size": 128, "sample_num_batches_per_epoch": 2,
     "sample_group_size": 8,  # rollouts of a picture from one noise: only the actions explain the rewards
     "train_batch_size": 256,  # one optimizer step an epoch
     # The peers' 3e-4 and 1e-4 hardly move a model this small.
-    "train_learning_rate": 2e-3,
-    "train_clip_range": 5e-3,
-    "train_lora_rank": 16,
-    "train_lora_alpha": 16,
-    "train_lora_target_modules": EVERYWHERE,
-    "save_freq": 50,
-    "image_grid_freq": 0,
-}
+    "train_learning_rate": 2e-3, "train_clip_range": 5e-3, "train_lora_rank": 16, "train_lora_alpha": 16,
+    "train_lora_target_modules": EVERYWHERE, "save_freq": 50, "image_grid_freq": 0,
+}  # fmt: skip
 
 
 def untrained(pipeline: Any, edits: digits.Edits, setting: Img2Img) -> torch.Tensor:
@@ -44,21 +36,15 @@ class Exam:
     """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
 
     def __init__(self, edits: digits.Edits) -> None:
-        """Load the judges."""
         self.edits = edits
         self.judges = digits.Judge.load(), digits.SecondJudge.load()
 
     def images(self, pipeline: Any, setting: Img2Img) -> torch.Tensor:
         """Return what the policy makes of the pictures, (N, 3, 32, 32)."""
         return restore(
-            pipeline,
-            self.edits.pictures.images,
-            setting.strength,
-            setting.steps,
-            self.edits.prompts,
-            guidance_scale=setting.guidance,
-            eta=setting.eta,
-        )
+            pipeline, self.edits.pictures.images, setting.strength, setting.steps, self.edits.prompts,
+            guidance_scale=setting.guidance, eta=setting.eta,
+        )  # fmt: skip
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
         """Return the shares of pictures with the digit, the colours and both right, see `judge_edits`."""

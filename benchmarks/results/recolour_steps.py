@@ -8,20 +8,21 @@ recolour_steps.csv, run by run; runs that it holds are skipped.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, run_all, scratch_config
+from benchmarks.common import Row, parse, run_all, trainer_of
 from benchmarks.results.recolour import POLICY, SETTINGS, UNTRAINED_BEST, Exam
 from benchmarks.tiny.requests import edit_requests
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.app.demo import Img2Img, img2img
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.rollout import from_images
-from ddpo_lessons.trainer import ImageDDPOTrainer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RUNS, EPOCHS, PICTURES = ("0", "1", "2", "untrained"), 50, 200  # seeds, and what needs no training
@@ -83,11 +84,9 @@ def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
 
 
 def trained(seed: int, edits: digits.Edits, exam: Exam) -> dict[str, torch.Tensor]:
-    """Train; return the pictures of every way to sample."""
     pipeline = load_tiny_sd()
-    with scratch_config(SETTINGS, seed=seed) as config:
-        task = (recolouring(), edit_requests(seed), pipeline)
-        trainer = ImageDDPOTrainer(config, *task, noise_strength=POLICY.strength)
+    task, start = (recolouring(), edit_requests(seed), pipeline), FromImages(POLICY.strength)
+    with trainer_of(task, SETTINGS, {"seed": seed}, algorithm=DDPO(), start=start) as trainer:
         for epoch in range(EPOCHS):
             trainer.step(epoch)
     made = {f"in {steps} steps": exam.images(pipeline, replace(POLICY, steps=steps)) for steps in STEPS}
@@ -96,21 +95,13 @@ def trained(seed: int, edits: digits.Edits, exam: Exam) -> dict[str, torch.Tenso
     return made
 
 
-@dataclass(frozen=True)
-class Run:
-    """A seed of training, or "untrained"."""
-
-    run: str
-
-
-def measure(run: Run) -> list[Row]:
-    """Return what the judges find in a run's pictures."""
+def measure(run: Row) -> list[Row]:
     edits = digits.draw_edits(PICTURES, "validation", 0)
     exam = Exam(edits)
-    made = drawn(edits) if run.run == "untrained" else trained(int(run.run), edits, exam)
-    return [{"run": run.run, "sampled": name, **exam.shares(images)} for name, images in made.items()]
+    made = drawn(edits) if run["run"] == "untrained" else trained(int(run["run"]), edits, exam)
+    return [{"sampled": name, **exam.shares(images)} for name, images in made.items()]
 
 
 if __name__ == "__main__":
     path = Path(__file__).with_suffix(".csv")
-    run_all(measure, [Run(name) for name in RUNS], COLUMNS, 1, path, parse(__doc__).processes)
+    run_all(measure, [{"run": name} for name in RUNS], COLUMNS, path, parse(__doc__).processes)

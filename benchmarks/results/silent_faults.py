@@ -23,11 +23,9 @@ from ddpo_lessons.run.runlog import read_metrics
 HERE = Path(__file__).parent
 # Settings that a healthy run may have, and that look sick.
 HEALTHY: dict[str, dict[str, Any]] = {
-    "healthy": {},
-    "one step an epoch": {"train_gradient_accumulation_steps": 8},
-    "warm-up": {"train_learning_rate_warmup_steps": 8},
-    "high rate": {"train_learning_rate": 0.01},
-}
+    "healthy": {}, "one step an epoch": {"train_gradient_accumulation_steps": 8},
+    "warm-up": {"train_learning_rate_warmup_steps": 8}, "high rate": {"train_learning_rate": 0.01},
+}  # fmt: skip
 RUNS = {"X": ("empty file", {}), "Y": (None, HEALTHY["one step an epoch"]), "Z": (None, {"seed": 1})}
 SHOWN = 6
 
@@ -54,30 +52,18 @@ def long_run(name: str) -> list[dict[str, Any]]:
         rows.append(preflight.draw_saved(trainer, shown, Path(folder, "lora"))[1])
         strip = torch.cat([torch.cat(list(images), dim=2) for images in rows], dim=1)  # (3, 3 H, SHOWN W)
         to_pil(strip).save(HERE / f"silent_{name}.png")
-        steps = read_metrics(folder, "step")
-        return [
-            {
-                "run": name,
-                "epoch": epoch["epoch"],
-                "reward": epoch["reward_mean"],
-                "first_ratio_error": own[0]["max_ratio_error"],
-                "last_ratio_error": own[-1]["max_ratio_error"],
-                "clip_fraction": own[-1]["clip_fraction"],
-                "grad_norm": own[-1]["grad_norm"],
-                "loss": own[-1]["loss"],
-            }
-            for epoch in read_metrics(folder, "epoch")
-            for own in [[step for step in steps if step["epoch"] == epoch["epoch"]]]
-        ]
+        steps, epochs = (read_metrics(folder, kind) for kind in ("step", "epoch"))
+    rows = []
+    for epoch in epochs:
+        first, *_, last = 2 * [step for step in steps if step["epoch"] == epoch["epoch"]]
+        row = {"run": name, "epoch": epoch["epoch"], "reward": epoch["reward_mean"]}
+        row |= {"first_ratio_error": first["max_ratio_error"], "last_ratio_error": last["max_ratio_error"]}
+        rows.append(row | {key: last[key] for key in ("clip_fraction", "grad_norm", "loss")})
+    return rows
 
 
-def main() -> None:
-    """Run all, and write the files."""
+if __name__ == "__main__":
     write_rows(HERE / "silent_runs.csv", [row for name in RUNS for row in long_run(name)])
     found = {name: failed_checks(None, **changes) for name, changes in HEALTHY.items()}
     found |= {name: failed_checks(name) for name in FAULTS}
     (HERE / "silent_faults.json").write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,20 +15,29 @@ draws), guidance, four steps, and the best by reward of n pictures. Learning rat
 
 import functools
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, quiet_thread, read_rows, run_all, scratch_config, write_rows
+from benchmarks.common import (
+    Row,
+    best,
+    parse,
+    product,
+    read_rows,
+    readings,
+    run_all,
+    save_grid,
+    trainer_of,
+    write_once,
+)
+from benchmarks.results.equal_tasks import OF_SD3
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.families import family_of
-from ddpo_lessons.image import image_grid
 from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import digits, load_tiny_sd3
 from ddpo_lessons.worlds.digits import score_prompts
 
@@ -39,10 +48,7 @@ MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet", "second_f
 SEEDS, SEARCH_SEED, RATES, BATCH = (0, 1, 2), 100, (1e-3, 3e-3, 1e-2), 64
 READINGS, SEARCHED = (64, 128, 256, 512), 256  # queries
 NOISES, STEPS, GUIDANCE, BEST_OF = 3, 10, (1.5, 2.0, 4.0), (2, 3, 4)
-OF_SD3 = (
-    "to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out",
-    "net.0.proj", "net.2",
-)  # attention of pictures and of words, and feed-forward layers  # fmt: skip
+COLUMNS = ("method", "learning_rate", "seed", "queries", *MEASURES)
 SETTINGS: Row = {
     "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": BATCH,
     "sample_num_batches_per_epoch": 1, "train_batch_size": 16, "train_lora_rank": 16,
@@ -57,13 +63,6 @@ METHODS: dict[str, tuple[str, Row, str]] = {
     "DRaFT-10": ("draft:last_steps=10", {}, "DRaFT-3"),
     "ReFL": ("refl:last_steps=5", {}, "DRaFT-3"),
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    method: str
-    learning_rate: float
-    seed: int
 
 
 class Exam:
@@ -110,12 +109,10 @@ class Exam:
         pairs = itertools.combinations(by_prompt.unbind(1), 2)
         near = [frechet(*two) for two in zip(self.features(images), self.known, strict=True)]
         values = (
-            self.scores(images).mean().item(),
-            score_prompts(judge, images, self.asked)["all three"],
+            self.scores(images).mean().item(), score_prompts(judge, images, self.asked)["all three"],
             (seen == self.truth).all(1).float().mean().item(),
-            torch.stack([apart(*pair) for pair in pairs]).mean().item(),
-            *near,
-        )
+            torch.stack([apart(*pair) for pair in pairs]).mean().item(), *near,
+        )  # fmt: skip
         return dict(zip(MEASURES, values, strict=True))
 
 
@@ -155,39 +152,35 @@ def handwritten(asked: list[digits.Description], split: str, seed: int) -> torch
 def keep(name: str, rows: list[torch.Tensor]) -> None:
     """Save two pictures of one prompt of every digit, in rows."""
     shown = [5 * NOISES * digit + NOISES * (digit % 5) + n for digit in range(10) for n in range(2)]
-    PICTURES.mkdir(exist_ok=True)
-    image_grid(torch.cat([images[shown] for images in rows]), 20, scale=1).save(PICTURES / f"{name}.png")
+    save_grid(torch.cat([images[shown] for images in rows]), 20, PICTURES / f"{name}.png")
 
 
-def train(run: Run) -> list[Row]:
-    is_search = run.seed == SEARCH_SEED
-    readings = (SEARCHED,) if is_search else READINGS
-    exam = make_exam("validation" if is_search else "test")
-    name, changes, _ = METHODS[run.method]
-    rows, seen = list[Row](), list[torch.Tensor]()
-    own: Row = {"train_learning_rate": run.learning_rate, "seed": run.seed}
-    with scratch_config(SETTINGS, changes, own) as config:
-        task: Any = (config, prompt_alignment(), digit_world_prompts(run.seed, "left_out"), load_tiny_sd3())
-        trainer = Trainer(*task, algorithm=make_algorithm(name))
-        for epoch in range(readings[-1] // BATCH):
-            trainer.step(epoch)
-            queries = BATCH * (epoch + 1)
-            if queries in readings:
-                seen.append(exam.images(trainer.pipeline))
-                rows.append({**vars(run), "queries": queries, **exam.measure(seen[-1])})
-    if run.seed == SEEDS[0]:
-        keep(run.method, seen)
-    return rows
+def train(run: Row) -> list[Row]:
+    searched = run["seed"] == SEARCH_SEED
+    exam = make_exam("validation" if searched else "test")
+    name, changes, _ = METHODS[run["method"]]
+    own: Row = {"train_learning_rate": run["learning_rate"], "seed": run["seed"]}
+    task = (prompt_alignment(), digit_world_prompts(run["seed"], "left_out"), load_tiny_sd3())
+    seen = list[torch.Tensor]()
+
+    def measure() -> Row:
+        seen.append(exam.images(trainer.pipeline))
+        return exam.measure(seen[-1])
+
+    with trainer_of(task, SETTINGS, changes, own, algorithm=make_algorithm(name)) as trainer:
+        at = (SEARCHED,) if searched else READINGS
+        rows = readings(trainer, [queries // BATCH for queries in at], measure)
+    if run["seed"] == SEEDS[0]:
+        keep(run["method"], seen)
+    return [{"queries": BATCH * row.pop("epoch"), **row} for row in rows]
 
 
 def chosen(method: str) -> float:
-    """Return the learning rate of a method: that with the highest reward in the search."""
-    rows = [row for row in read_rows(SEARCH) if row["method"] == METHODS[method][2]]
-    return float(max(rows, key=lambda row: float(row["reward"]))["learning_rate"])
+    own = [row for row in read_rows(SEARCH) if row["method"] == METHODS[method][2]]
+    return float(best(own, "reward")["learning_rate"])
 
 
 def points() -> list[Row]:
-    """Measure what needs no training."""
     exam, pipeline = make_exam("test"), load_tiny_sd3()
     candidates = torch.stack([exam.images(pipeline, candidate=n) for n in range(max(BEST_OF))])
     scores, numbers = torch.stack([exam.scores(images) for images in candidates]), range(len(exam.asked))
@@ -200,17 +193,11 @@ def points() -> list[Row]:
     return [{"point": name, **exam.measure(images)} for name, images in found.items()]
 
 
-def main() -> None:
-    processes = parse(__doc__).processes
-    columns = ("method", "learning_rate", "seed", "queries", *MEASURES)
-    trials = [Run(method, rate, SEARCH_SEED) for method in ("DRaFT-3", "Flow-GRPO") for rate in RATES]
-    run_all(train, trials, columns, 3, SEARCH, processes)
-    runs = [Run(method, chosen(method), seed) for seed in SEEDS for method in METHODS]
-    run_all(train, runs, columns, 3, RESULT, processes)
-    if not POINTS.exists():
-        quiet_thread()
-        write_rows(POINTS, points())
-
-
 if __name__ == "__main__":
-    main()
+    processes = parse(__doc__).processes
+    trials = product(method=("DRaFT-3", "Flow-GRPO"), learning_rate=RATES, seed=(SEARCH_SEED,))
+    run_all(train, trials, COLUMNS, SEARCH, processes)
+    rates = {method: chosen(method) for method in METHODS}
+    runs = [{**run, "learning_rate": rates[run["method"]]} for run in product(seed=SEEDS, method=METHODS)]
+    run_all(train, runs, COLUMNS, RESULT, processes)
+    write_once(POINTS, points)

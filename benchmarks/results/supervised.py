@@ -24,11 +24,8 @@ def train_supervised(
 ) -> list[float]:
     """Train an adapter on as many pairs as a run of RL has samples, each used once; return the losses.
 
-    Args:
-        pipeline: gets the adapter.
-        prompt_function: returns `(prompt, image, metadata)`, with the right result in `metadata["target"]`.
-        noise_strength: as of RL.
-        config: of the run of RL; what only RL has is not read.
+    The prompt function has the right result in `metadata["target"]`; what only RL has of the config is not
+    read.
     """
     torch.manual_seed(config.seed)  # decides the adapter's first weights
     family = family_of(pipeline)

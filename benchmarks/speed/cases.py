@@ -47,15 +47,10 @@ class Case:
     def settings(self, size: str) -> dict[str, Any]:
         """Fields that TRL's DDPOConfig and ours share."""
         return {
-            **dict(zip(NUMBERS, SIZES[size], strict=True)),
-            "num_epochs": 1000,
-            "save_freq": 1000,
-            "sample_num_steps": self.num_steps,
-            "sample_guidance_scale": self.guidance_scale,
-            "train_learning_rate": 3e-4,
-            "mixed_precision": "no",
-            "seed": 0,
-        }
+            **dict(zip(NUMBERS, SIZES[size], strict=True)), "num_epochs": 1000, "save_freq": 1000,
+            "sample_num_steps": self.num_steps, "sample_guidance_scale": self.guidance_scale,
+            "train_learning_rate": 3e-4, "mixed_precision": "no", "seed": 0,
+        }  # fmt: skip
 
 
 TEXT: dict[str, Any] = {"sizes": ("TRL", "large")}

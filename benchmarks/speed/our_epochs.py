@@ -14,8 +14,8 @@ from diffusers.utils import logging
 from safetensors.torch import load_file
 
 from benchmarks.common import Row, redness, seconds_of
-from benchmarks.peers.environment import serve
 from benchmarks.speed.cases import CASES, SIZES, Case, picture
+from benchmarks.speed.peer_environment import serve
 from ddpo_lessons.algorithms.base import Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
@@ -52,14 +52,10 @@ def trajectory_of(tensors: dict[str, torch.Tensor], case: Case, schedule: Schedu
     latents = torch.cat([states, outcomes[:, -1:]], dim=1)  # (B, T+1, C, h, w)
     embeds = ("prompt_embeds", "negative_prompt_embeds")[: case.evaluations]
     return Trajectory(
-        latents=latents,
-        timesteps=sample["timesteps"][rows, order],
-        log_probs=sample["log_probs"][rows, order],
-        conditioning={name: sample[name] for name in embeds},
-        guidance_scale=case.guidance_scale,
-        schedule=schedule,
-        final_latents=latents[:, -1],
-    )
+        latents=latents, timesteps=sample["timesteps"][rows, order],
+        log_probs=sample["log_probs"][rows, order], conditioning={name: sample[name] for name in embeds},
+        guidance_scale=case.guidance_scale, schedule=schedule, final_latents=latents[:, -1],
+    )  # fmt: skip
 
 
 def step_gradient(trainer: Trainer, trajectory: Trajectory, advantages: torch.Tensor) -> list[torch.Tensor]:
@@ -114,7 +110,6 @@ class Floor:
         self.passes = [(run, self._fastest(run)) for run in (self._forward, self._backward)]
 
     def _fastest(self, run: Callable[[int], None]) -> list[int]:
-        """Return the sizes of an epoch's passes."""
         fastest = min(GROUP_SIZES, key=lambda size: self._rate(run, size))
         groups = torch.arange(self.evaluations).chunk(math.ceil(self.evaluations / fastest))
         return [len(group) for group in groups]

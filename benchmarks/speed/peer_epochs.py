@@ -4,15 +4,29 @@ import itertools
 import statistics
 import sys
 import time
+import warnings
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from benchmarks.common import Row, redness, seconds_of
-from benchmarks.peers.environment import serve
-from benchmarks.peers.worker import peer_trainer
 from benchmarks.speed.cases import CASES, Case, picture
+from benchmarks.speed.peer_environment import serve
+
+
+def peer_trainer(peer: str, config: Row, folder: str, *task: Any, **extra: Any) -> Any:
+    """Make the trainer of "TRL" or "imageddpo" for a reward and a prompt function, with LoRA."""
+    import imageddpo
+    import trl
+
+    trainer, pipeline = {
+        "TRL": (trl.DDPOTrainer, trl.DefaultDDPOStableDiffusionPipeline),
+        "imageddpo": (imageddpo.ImageDDPOTrainer, imageddpo.I2IDDPOStableDiffusionPipeline),
+    }[peer]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return trainer(trl.DDPOConfig(**config), *task, pipeline(folder, use_lora=True), **extra)
 
 
 def make_trainer(case: Case, size: str, folder: str) -> Any:
@@ -24,7 +38,7 @@ def make_trainer(case: Case, size: str, folder: str) -> Any:
     }
     image, extra = ((), {}) if case.peer == "TRL" else ((picture(),), {"noise_strength": case.noise_strength})
     task = (lambda images, *_: (redness(images.float()), {}), lambda: (case.prompt, *image, {}))
-    return peer_trainer(case.peer.lower(), config, folder, *task, **extra)
+    return peer_trainer(case.peer, config, folder, *task, **extra)
 
 
 def timed(owner: Any, name: str, seconds: dict[str, float], phase: str) -> None:
@@ -41,7 +55,6 @@ def timed(owner: Any, name: str, seconds: dict[str, float], phase: str) -> None:
 
 
 def trainable(trainer: Any) -> dict[str, torch.Tensor]:
-    """The adapter's weights by name."""
     return {name: p for name, p in trainer.sd_pipeline.unet.named_parameters() if p.requires_grad}
 
 

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.common import Row, seconds_of
-from benchmarks.peers.environment import serve
-from benchmarks.peers.worker import IMAGE, peer_trainer
 from benchmarks.results.recolour import POLICY, SETTINGS
-from benchmarks.speed.peer_epochs import trainable
+from benchmarks.speed.peer_environment import serve
+from benchmarks.speed.peer_epochs import peer_trainer, trainable
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.rewards import recolouring
 
@@ -52,7 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     variant, seed, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     settings, task = {**NEEDED, **VARIANTS[variant], "seed": seed}, (recolouring(), edit_requests(seed))
-    trainer = peer_trainer(IMAGE, settings, folder, *task, noise_strength=POLICY.strength)
+    trainer = peer_trainer("imageddpo", settings, folder, *task, noise_strength=POLICY.strength)
     trainer.sd_pipeline.set_progress_bar_config(disable=True)
     samples = trainer.config.sample_batch_size * trainer.config.sample_num_batches_per_epoch
     numbers = itertools.count()

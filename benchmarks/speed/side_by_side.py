@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 
 from benchmarks.common import Row, machine, write_json
-from benchmarks.peers.environment import Worker, make_environment, versions
 from benchmarks.speed.cases import CASES, Case
+from benchmarks.speed.peer_environment import Worker, make_environment, versions
 from ddpo_lessons.worlds import load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".json")
@@ -79,7 +79,6 @@ def outcome(step: Row, workers: dict[str, Worker], recording: str) -> Row:
 
 
 def summary(epochs: list[dict[str, float]]) -> Row:
-    """Median, smallest and largest seconds of every phase."""
     columns = {phase: [epoch[phase] for epoch in epochs] for phase in PHASES}
     return {phase: [round(f(c), 4) for f in (statistics.median, min, max)] for phase, c in columns.items()}
 
@@ -100,7 +99,7 @@ def tiny_folder(folder: Path) -> Path:
     return folder
 
 
-def main() -> None:
+if __name__ == "__main__":
     python, rows = make_environment(), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = tiny_folder(Path(scratch, "tiny-sd"))
@@ -113,7 +112,3 @@ def main() -> None:
     result["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
     write_json(RESULT, result)
     print(f"wrote {RESULT}; now run: benchmarks.tables, images/draw_peers.py")
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from benchmarks.common import Row, machine, parse, run_all, scratch_config, seconds_of, write_json
-from benchmarks.peers.environment import Worker, make_environment, versions
+from benchmarks.common import Row, machine, parse, product, run_all, seconds_of, trainer_of, write_json
 from benchmarks.results.recolour import POLICY, SETTINGS, Exam
+from benchmarks.speed.peer_environment import Worker, make_environment, versions
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
 from benchmarks.tiny.requests import edit_requests
+from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rewards import recolouring
-from ddpo_lessons.trainer import ImageDDPOTrainer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
@@ -47,22 +48,11 @@ READ_EVERY = SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_ep
 Epoch = Callable[[], dict[str, float]]  # trains an epoch; returns its seconds and its samples
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training run, with what it needs to know of this machine."""
-
-    variant: str
-    seed: int
-    python: str
-    folder: str
-
-
 @contextmanager
-def our_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
-    """Train the pipeline with our trainer."""
-    with scratch_config(OURS[run.variant], seed=run.seed) as config:
-        task = (recolouring(), edit_requests(run.seed), pipeline)
-        trainer = ImageDDPOTrainer(config, *task, noise_strength=POLICY.strength)
+def our_epochs(run: Row, pipeline: Any) -> Iterator[Epoch]:
+    task, start = (recolouring(), edit_requests(run["seed"]), pipeline), FromImages(POLICY.strength)
+    settings = (OURS[run["variant"]], {"seed": run["seed"]})
+    with trainer_of(task, *settings, algorithm=DDPO(), start=start) as trainer:
 
         def epoch() -> dict[str, float]:
             seconds = seconds_of(lambda: trainer.step(trainer.epochs_done))
@@ -72,11 +62,11 @@ def our_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
 
 
 @contextmanager
-def peer_epochs(run: Run, pipeline: Any) -> Iterator[Epoch]:
+def peer_epochs(python: str, tiny: str, run: Row, pipeline: Any) -> Iterator[Epoch]:
     """Let imageddpo train in a process of its own, and load its adapter into the pipeline."""
     attention = ["to_k", "to_q", "to_v", "to_out.0"]
     pipeline.unet.add_adapter(LoraConfig(r=4, lora_alpha=4, target_modules=attention))
-    command = [run.python, "-m", "benchmarks.speed.result_peer", run.variant, str(run.seed), run.folder]
+    command = [python, "-m", "benchmarks.speed.result_peer", run["variant"], str(run["seed"]), tiny]
     with tempfile.TemporaryDirectory() as folder, Worker(command) as peer:
         path = f"{folder}/lora.safetensors"
 
@@ -95,13 +85,13 @@ def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
         raise RuntimeError(f"the peer trains other weights than expected: {wrong}")
 
 
-def train(run: Run) -> list[Row]:
+def train(python: str, tiny: str, run: Row) -> list[Row]:
     """Train until the gain or the limit, and return a row for every reading."""
     pipeline, exam = load_tiny_sd(), Exam(digits.draw_edits(PICTURES, "validation", 0))
-    settings = {**DDPOConfig().to_dict(), **{**OURS, **PEERS}[run.variant]}
+    settings = {**DDPOConfig().to_dict(), **{**OURS, **PEERS}[run["variant"]]}
     policy = Img2Img(POLICY.strength, settings["sample_guidance_scale"], POLICY.steps)
-    epochs = our_epochs if run.variant in OURS else peer_epochs
-    row = {"variant": run.variant, "seed": run.seed, "epoch": 0, "seconds": 0.0, "samples": 0}
+    epochs = our_epochs if run["variant"] in OURS else partial(peer_epochs, python, tiny)
+    row = {"epoch": 0, "seconds": 0.0, "samples": 0}
     rows: list[Row] = []
 
     def read() -> None:
@@ -125,8 +115,7 @@ def first_reached(rows: Sequence[Row]) -> Row | None:
     return next(reached, None)
 
 
-def main() -> None:
-    """Run all variants of a seed before the next seed."""
+if __name__ == "__main__":
     processes, python = parse(__doc__).processes, make_environment()
     about = {"machine": machine(), "gain": GAIN, "peers": versions(python)}
     header = RESULT.with_suffix(".json")
@@ -135,9 +124,5 @@ def main() -> None:
     write_json(header, about)
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(tiny_folder(Path(scratch, "tiny-sd")))
-        runs = [Run(variant, seed, python, folder) for seed in SEEDS for variant in (*OURS, *PEERS)]
-        run_all(train, runs, COLUMNS, 2, RESULT, processes)
-
-
-if __name__ == "__main__":
-    main()
+        runs = product(seed=SEEDS, variant=(*OURS, *PEERS))
+        run_all(partial(train, python, folder), runs, COLUMNS, RESULT, processes)

@@ -9,22 +9,20 @@ reward and what the steps weighed go to bridge.csv, appended run by run; runs th
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.common import Row, parse, redness, run_all, scratch_config
+from benchmarks.common import Row, parse, product, redness, run_all, trainer_of
 from ddpo_lessons.advantages import gae, masked_whiten
 from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.rollout import Trajectory
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 SEEDS, EPOCHS, STEPS = (0, 1, 2), 10, 8
@@ -33,15 +31,10 @@ LAM, VALUE_STEPS, VALUE_RATE = 0.95, 40, 1e-3
 WEIGHTS = tuple(f"weight {step}" for step in range(1, STEPS))  # the last denoising step adds no noise
 COLUMNS = ("variant", "learning_rate", "seed", "epoch", "reward", "first", "last", *WEIGHTS)
 SETTINGS: Row = {
-    "sample_num_steps": STEPS,
-    "sample_guidance_scale": 1.0,
-    "sample_batch_size": 32,
-    "sample_num_batches_per_epoch": 1,
-    "train_batch_size": 8,
-    "train_use_lora": False,
-    "train_clip_range": 5e-3,
-    "image_grid_freq": 0,
-}
+    "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": 32,
+    "sample_num_batches_per_epoch": 1, "train_batch_size": 8, "train_use_lora": False,
+    "train_clip_range": 5e-3, "image_grid_freq": 0,
+}  # fmt: skip
 
 
 class ValueNetwork(nn.Module):
@@ -71,7 +64,6 @@ class PerStep(DDPO):
     explained: torch.Tensor | None = None
 
     def spread(self, samples: Samples) -> torch.Tensor:
-        """Return the samples' advantages, (B, T)."""
         raise NotImplementedError
 
     def steps(self, samples: Samples, learner: Learner) -> Any:
@@ -125,42 +117,28 @@ class ValueDDPO(PerStep):
 
 
 VARIANTS: dict[str, Callable[[], DDPO]] = {
-    "one advantage": DDPO,
-    "value": ValueDDPO,
-    "falling": lambda: WeightedDDPO(falling=True),
-    "rising": lambda: WeightedDDPO(falling=False),
-    "branching": Branching,
-}
+    "one advantage": DDPO, "value": ValueDDPO, "falling": lambda: WeightedDDPO(falling=True),
+    "rising": lambda: WeightedDDPO(falling=False), "branching": Branching,
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Run:
-    variant: str
-    learning_rate: float
-    seed: int
-
-
-def train(run: Run) -> list[Row]:
-    algorithm, rows = VARIANTS[run.variant](), list[Row]()
-    own: Row = {"sample_group_size": 8} if run.variant == "branching" else {}
-    with scratch_config(SETTINGS, own, train_learning_rate=run.learning_rate, seed=run.seed) as config:
-        torch.manual_seed(run.seed)
-        task: Any = (redness, lambda: (f"a {random.choice(digits.DIGITS)}", {}), load_tiny_sd())
-        trainer = Trainer(config, *task, algorithm=algorithm)
+def train(run: Row) -> list[Row]:
+    algorithm, rows = VARIANTS[run["variant"]](), list[Row]()
+    own: Row = {"train_learning_rate": run["learning_rate"], "seed": run["seed"]}
+    own |= {"sample_group_size": 8} if run["variant"] == "branching" else {}
+    torch.manual_seed(run["seed"])
+    task = (redness, lambda: (f"a {random.choice(digits.DIGITS)}", {}), load_tiny_sd())
+    with trainer_of(task, SETTINGS, own, algorithm=algorithm) as trainer:
         for epoch in range(EPOCHS):
-            row = {**vars(run), "epoch": epoch + 1, "reward": trainer.step(epoch)["reward_mean"]}
+            row = {"epoch": epoch + 1, "reward": trainer.step(epoch)["reward_mean"]}
             if isinstance(algorithm, PerStep):
-                row |= zip(WEIGHTS, algorithm.sizes.tolist(), strict=True)
+                row |= dict(zip(WEIGHTS, algorithm.sizes.tolist(), strict=True))
                 if algorithm.explained is not None:
                     row |= {"first": algorithm.explained[0].item(), "last": algorithm.explained[-1].item()}
             rows.append(row)
     return rows
 
 
-def main() -> None:
-    runs = [Run(*names) for names in product(VARIANTS, LEARNING_RATES, SEEDS)]
-    run_all(train, runs, COLUMNS, 3, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)
-
-
 if __name__ == "__main__":
-    main()
+    runs = product(variant=VARIANTS, learning_rate=LEARNING_RATES, seed=SEEDS)
+    run_all(train, runs, COLUMNS, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)

@@ -62,11 +62,7 @@ def train(name: str, seed: int) -> Row:
     return row
 
 
-def main() -> None:
+if __name__ == "__main__":
     torch.set_num_threads(1)
     rows = [train(name, seed) for seed in SEEDS for name in TEXTS]
     write_rows(Path(__file__).with_suffix(".csv"), rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -26,21 +26,11 @@ TARGETS: dict[world.Sentiment, float] = {"positive": 1.0, "mixed": 0.5, "negativ
 
 
 def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
-    """Describe a GPT-2 of a width and depth for the review world."""
     return GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=64,
-        n_embd=width,
-        n_layer=layers,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **more,
-    )
+        vocab_size=len(tokenizer), n_positions=64, n_embd=width, n_layer=layers, n_head=4, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **more,
+    )  # fmt: skip
 
 
 def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:
@@ -81,15 +71,9 @@ def train_reward_model(tokenizer: Any, steps: int, seed: int) -> Any:
 
 
 def evaluate(models: TextModels, count: int) -> dict[str, float]:
-    """Measure both models on test texts.
+    """Measure both models on `count` test texts each.
 
-    Args:
-        models: as loaded from the checkpoint.
-        count: texts of each measurement.
-
-    Returns:
-        The reward model's accuracy on positive and negative reviews, on those of them that negate, and its
-        mean score of each sentiment; what the policy's answers to test queries are like.
+    The reward model's accuracy is on positive and negative reviews, and on those of them that negate.
     """
     pairs = world.reviews(count, "test", seed=10)
     scores = models.reward([text for text, _ in pairs])
@@ -109,7 +93,6 @@ def evaluate(models: TextModels, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Train, save and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=CHECKPOINT)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the training steps")

@@ -51,15 +51,10 @@ def text() -> Row:
     rewards = shape_rewards(scores, kl, t.mask, config.kl_coef)
     advantages, returns = gae(rewards, values, config.gamma, config.lam, t.mask)
     columns = {
-        "log_prob": log_probs,
-        "ref_log_prob": ref_log_probs,
-        "kl": kl,
-        "reward": rewards,
-        "value": values,
-        "delta": gae(rewards, values, config.gamma, 0.0, t.mask)[0],
-        "advantage": advantages,
+        "log_prob": log_probs, "ref_log_prob": ref_log_probs, "kl": kl, "reward": rewards, "value": values,
+        "delta": gae(rewards, values, config.gamma, 0.0, t.mask)[0], "advantage": advantages,
         "return": returns,
-    }
+    }  # fmt: skip
     kept = {name: numbers(column[row][t.mask[row]]) for name, column in columns.items()}
     whole = rollout.input_ids[row][rollout.attention_mask[row].bool()]
     words, count = models.tokenizer.convert_ids_to_tokens(whole), int(t.mask[row].sum())
@@ -84,19 +79,13 @@ def picture() -> Row:
     images = torch.cat([family.decode(state[None]) for state in states])
     pixels = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8)  # (states, H, W, 3)
     return {
-        "prompt": PROMPT,
-        "timesteps": first.timesteps[0].tolist(),
-        "log_probs": numbers(first.log_probs[0]),
+        "prompt": PROMPT, "timesteps": first.timesteps[0].tolist(), "log_probs": numbers(first.log_probs[0]),
         "size": pixels.shape[1],
         "states": [base64.b64encode(image.numpy().tobytes()).decode() for image in pixels],
         "advantage": round(advantages[0].item(), 2),
-    }
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    write_json(Path(__file__).with_suffix(".json"), {"text": text(), "picture": picture()})
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    write_json(Path(__file__).with_suffix(".json"), {"text": text(), "picture": picture()})

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.common import Row, parse, run_all
+from benchmarks.common import Row, parse, product, run_all
 from ddpo_lessons.advantages import masked_whiten, normalize
 from ddpo_lessons.text import world
 from ddpo_lessons.text.models import ValueModel, generate, load_text_models, read
@@ -24,12 +24,6 @@ from ddpo_lessons.text.trainer import Rollout, TextPPOConfig, TextPPOTrainer, me
 SEEDS = [0, 1, 2]
 ITERATIONS, EVERY, TEST_QUERIES = 30, 6, 128
 COLUMNS = ("variant", "seed", "iteration", "kl", "score", "parses", "positive", "distinct")
-
-
-@dataclass(frozen=True)
-class Run:
-    variant: str
-    seed: int
 
 
 class SameForEveryToken(TextPPOTrainer):
@@ -74,24 +68,18 @@ class SharedTrunk(nn.Module):
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the lesson's run."""
-
     settings: Row = field(default_factory=dict)
     trainer: type[TextPPOTrainer] = TextPPOTrainer
     value: Callable[[Any], nn.Module] | None = None  # of the policy; else a copy of the reward model
 
 
 VARIANTS = {
-    "plain": Variant(),
-    "beta 0": Variant({"kl_coef": 0.0}),
-    "lambda 0": Variant({"lam": 0.0}),
-    "lambda 1": Variant({"lam": 1.0}),
-    "same for every token": Variant(trainer=SameForEveryToken),
-    "beta 0.3": Variant({"kl_coef": 0.3}),
-    "reward to go": Variant(trainer=RewardToGo),
+    "plain": Variant(), "beta 0": Variant({"kl_coef": 0.0}), "lambda 0": Variant({"lam": 0.0}),
+    "lambda 1": Variant({"lam": 1.0}), "same for every token": Variant(trainer=SameForEveryToken),
+    "beta 0.3": Variant({"kl_coef": 0.3}), "reward to go": Variant(trainer=RewardToGo),
     "value from the policy": Variant(value=ValueModel.from_policy),
     "shared trunk": Variant(value=SharedTrunk),
-}
+}  # fmt: skip
 
 
 @torch.no_grad()
@@ -108,29 +96,24 @@ def look(policy: Any, models: Any, reference: Any, queries: Sequence[str]) -> di
 
 
 def lesson_trainer(variant: Variant = VARIANTS["plain"], **settings: Any) -> tuple[Any, TextPPOTrainer]:
-    """Return the lesson's models, and a trainer of them."""
     models, queries = load_text_models(), world.queries(2000, "train", seed=1)
     value: Any = variant.value(models.policy) if variant.value else models.value
     config = TextPPOConfig(**variant.settings, **settings)
     return models, variant.trainer(config, models.policy, value, models.tokenizer, models.reward, queries)
 
 
-def train(run: Run) -> list[Row]:
-    models, trainer = lesson_trainer(VARIANTS[run.variant], seed=run.seed)
+def train(run: Row) -> list[Row]:
+    models, trainer = lesson_trainer(VARIANTS[run["variant"]], seed=run["seed"])
     test, rows = world.queries(TEST_QUERIES, "test", seed=2), []
     for iteration in range(ITERATIONS + 1):
         if iteration % EVERY == 0:
             measured = look(models.policy, models, trainer.reference, test)
-            rows.append({**vars(run), "iteration": iteration, **measured})
+            rows.append({"iteration": iteration, **measured})
         if iteration < ITERATIONS:
             trainer.step()
     return rows
 
 
-def main() -> None:
-    runs = [Run(variant, seed) for seed in SEEDS for variant in VARIANTS]
-    run_all(train, runs, COLUMNS, 2, Path(__file__).with_suffix(".csv"), parse(__doc__).processes)
-
-
 if __name__ == "__main__":
-    main()
+    path = Path(__file__).with_suffix(".csv")
+    run_all(train, product(seed=SEEDS, variant=VARIANTS), COLUMNS, path, parse(__doc__).processes)

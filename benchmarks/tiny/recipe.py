@@ -48,12 +48,7 @@ def make_tokenizer(folder: Path) -> CLIPTokenizer:
     """Make a CLIP tokenizer that knows each word of the digit world as one token.
 
     Byte-pair merges build every word letter by letter, so any other text still splits into characters.
-
-    Args:
-        folder: an empty folder for vocab.json and merges.txt.
-
-    Returns:
-        The tokenizer.
+    vocab.json and merges.txt go to the folder.
     """
     words = ["a", "on", "background", "digit", "clear", "camouflaged", "handwriting"]
     words += [*digits.DIGITS, *digits.COLOURS, *DAMAGES]
@@ -69,15 +64,10 @@ def make_tokenizer(folder: Path) -> CLIPTokenizer:
 def make_unet() -> UNet2DConditionModel:
     """Make the untrained UNet: 2.8 million parameters on latents (4, 8, 8)."""
     return UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(64, 96),
-        down_block_types=("CrossAttnDownBlock2D",) * 2,
-        up_block_types=("CrossAttnUpBlock2D",) * 2,
-        layers_per_block=1,
-        cross_attention_dim=WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=16,
-    )
+        sample_size=8, block_out_channels=(64, 96), down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2, layers_per_block=1, cross_attention_dim=WIDTH,
+        attention_head_dim=4, norm_num_groups=16,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ data
@@ -94,12 +84,10 @@ def draw_mixture(
             severity = rng.randint(1, 4)
             groups.append(digits.draw_pictures(size, split, rng.getrandbits(31), kind, severity, pairs))
     return digits.Pictures(
-        torch.cat([g.images for g in groups]),
-        torch.cat([g.clean for g in groups]),
-        torch.cat([g.digits for g in groups]),
-        torch.cat([g.severities for g in groups]),
+        torch.cat([g.images for g in groups]), torch.cat([g.clean for g in groups]),
+        torch.cat([g.digits for g in groups]), torch.cat([g.severities for g in groups]),
         [d for g in groups for d in g.descriptions],
-    )
+    )  # fmt: skip
 
 
 def draw_bank(scale: float) -> digits.Pictures:
@@ -113,11 +101,9 @@ def describe(description: digits.Description, rng: random.Random) -> str:
         return ""
     damage = description.damage or rng.choice(["clear", None])
     return digits.make_prompt(
-        description.digit if rng.random() < 0.95 else None,
-        description.ink if rng.random() < 0.9 else None,
-        description.background if rng.random() < 0.9 else None,
-        damage,
-    )
+        description.digit if rng.random() < 0.95 else None, description.ink if rng.random() < 0.9 else None,
+        description.background if rng.random() < 0.9 else None, damage,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- classifiers
@@ -214,13 +200,7 @@ def train_denoiser(
     its mean gradient over all colours is zero, and the digit's name is ignored for a long time. The first
     steps therefore show bright ink on dark ground only.
 
-    Args:
-        pipeline: its tokenizer and its autoencoder are used.
-        model: what is trained.
-        bank: pictures with their descriptions.
-        loss: of clean latents (B, 4, 8, 8) and token ids (B, L), with a generator of Python's.
-        steps: number of optimizer steps.
-        warmup: share of them until the highest learning rate.
+    `loss` is of clean latents (B, 4, 8, 8) and token ids (B, L), with a generator of Python's.
     """
     latents = recipes.encode(pipeline.vae, bank.images) * pipeline.vae.config.scaling_factor
     rng, everything = random.Random(0), range(len(latents))
@@ -236,19 +216,6 @@ def train_denoiser(
     recipes.train("denoiser", model, loss_of, steps, 1e-3, warmup=warmup, ema_decay=0.999)
 
 
-def velocity_loss(
-    pipeline: StableDiffusionPipeline, clean: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
-    """Return the mean squared error of v at timesteps 1000 u^0.6, u uniform."""
-    scheduler = pipeline.scheduler
-    timesteps = (scheduler.config.num_train_timesteps * recipes.draw_times(len(clean))).long()
-    timesteps = timesteps.to(clean.device)
-    noise = torch.randn_like(clean)
-    noisy = scheduler.add_noise(clean, noise, timesteps)
-    predicted = pipeline.unet(noisy, timesteps, pipeline.text_encoder(tokens)[0]).sample
-    return F.mse_loss(predicted, scheduler.get_velocity(clean, noise, timesteps))
-
-
 def make_pipeline(scale: float) -> StableDiffusionPipeline:
     """Train autoencoder, text encoder and UNet; only the denoiser never sees the left-out pairs."""
     torch.manual_seed(0)
@@ -258,22 +225,13 @@ def make_pipeline(scale: float) -> StableDiffusionPipeline:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = make_tokenizer(Path(folder))
-    pipeline = recipes.assemble(
-        vae=vae,
-        text_encoder=recipes.make_text_encoder(tokenizer),
-        tokenizer=tokenizer,
-        unet=make_unet(),
-        scheduler=recipes.make_scheduler(),
-    ).to(recipes.device())
+    pipeline = recipes.assemble(vae, tokenizer, make_unet).to(recipes.device())
     pipeline.unet.to(memory_format=torch.channels_last)
     train_denoiser(
-        pipeline,
-        nn.ModuleList([pipeline.unet, pipeline.text_encoder]),
-        draw_bank(scale),
-        lambda clean, tokens, rng: velocity_loss(pipeline, clean, tokens),
-        scaled(STEPS, scale),
+        pipeline, nn.ModuleList([pipeline.unet, pipeline.text_encoder]), draw_bank(scale),
+        lambda clean, tokens, rng: recipes.velocity_loss(pipeline, clean, tokens), scaled(STEPS, scale),
         warmup=0.02,
-    )
+    )  # fmt: skip
     pipeline.unet.to(memory_format=torch.contiguous_format)  # safetensors stores no other layout
     return pipeline
 
@@ -295,15 +253,7 @@ def measure_prompts(
 
 
 def measure(folder: Path, count: int) -> recipes.Table:
-    """Measure a checkpoint on handwriting of the test split and on generated pictures.
-
-    Args:
-        folder: the checkpoint's.
-        count: pictures of each row.
-
-    Returns:
-        For every row of the table its columns.
-    """
+    """Measure a checkpoint on handwriting of the test split and on generated pictures, `count` a row."""
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     judge = Judge.load(folder / "judge.safetensors")
@@ -325,7 +275,6 @@ def measure(folder: Path, count: int) -> recipes.Table:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the checkpoint and print its table."""
     return recipes.run(argv, __doc__, "tiny-sd", make, measure)
 
 

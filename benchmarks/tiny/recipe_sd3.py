@@ -36,19 +36,10 @@ GUIDANCE_SCALE = 4.0  # of the pictures in the table
 def make_transformer() -> SD3Transformer2DModel:
     """Make the untrained transformer: 3.5 million parameters on latents (4, 8, 8), 16 tokens of 2×2."""
     return SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=6,
-        num_attention_heads=4,
-        attention_head_dim=32,
-        caption_projection_dim=128,
-        joint_attention_dim=2 * WIDTH,
-        pooled_projection_dim=2 * WIDTH,
-        pos_embed_max_size=4,
-        qk_norm="rms_norm",
-    )
+        sample_size=8, patch_size=2, in_channels=4, out_channels=4, num_layers=6, num_attention_heads=4,
+        attention_head_dim=32, caption_projection_dim=128, joint_attention_dim=2 * WIDTH,
+        pooled_projection_dim=2 * WIDTH, pos_embed_max_size=4, qk_norm="rms_norm",
+    )  # fmt: skip
 
 
 def make_parts() -> StableDiffusion3Pipeline:
@@ -60,16 +51,12 @@ def make_parts() -> StableDiffusion3Pipeline:
         tokenizer = recipe.make_tokenizer(Path(folder))
         third = CLIPTokenizer.from_pretrained(folder, model_max_length=T5_TOKENS)
     return StableDiffusion3Pipeline(
-        transformer=make_transformer(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae.float(),
+        transformer=make_transformer(), scheduler=FlowMatchEulerDiscreteScheduler(), vae=vae.float(),
         text_encoder=recipes.make_text_encoder(tokenizer, CLIPTextModelWithProjection, WIDTH),
         tokenizer=tokenizer,
         text_encoder_2=recipes.make_text_encoder(tokenizer, CLIPTextModelWithProjection, WIDTH),
-        tokenizer_2=tokenizer,
-        text_encoder_3=None,
-        tokenizer_3=third,
-    )
+        tokenizer_2=tokenizer, text_encoder_3=None, tokenizer_3=third,
+    )  # fmt: skip
 
 
 def embed(
@@ -104,13 +91,10 @@ def make(arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     pipeline = make_parts().to(recipes.device())
     recipe.train_denoiser(
-        pipeline,
-        nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]),
-        recipe.draw_bank(arguments.scale),
-        lambda clean, tokens, rng: flow_loss(pipeline, clean, tokens, rng),
-        recipes.scaled(STEPS, arguments.scale),
-        warmup=0.05,
-    )
+        pipeline, nn.ModuleList([pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]),
+        recipe.draw_bank(arguments.scale), lambda clean, tokens, rng: flow_loss(pipeline, clean, tokens, rng),
+        recipes.scaled(STEPS, arguments.scale), warmup=0.05,
+    )  # fmt: skip
     recipes.save(pipeline, arguments.output)
 
 
@@ -132,7 +116,6 @@ def measure(folder: Path, count: int) -> recipes.Table:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the checkpoint and print its table."""
     return recipes.run(argv, __doc__, "tiny-sd3", make, measure)
 
 

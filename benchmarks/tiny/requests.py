@@ -14,15 +14,8 @@ def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
     Metadata: `digit` (int), `image` (what goes in) and `target` (what should come out, which supervised
     training needs and RL does not), both (3, 32, 32).
 
-    Args:
-        seed: decides the sequence, and the pictures.
-        split: split of the handwriting, see `digits.handwriting`.
-
-    Returns:
-        The prompt function, which returns `(prompt, image, metadata)`.
-
-    Raises:
-        ValueError: if the split does not exist.
+    The seed decides the sequence, and the pictures; a ValueError refuses a split that `digits.handwriting`
+    has not.
     """
     digits.handwriting(split)  # raises now what a later draw would raise
 

@@ -26,15 +26,10 @@ def train(seed: int) -> Row:
         return {"seed": seed, "seconds": results["run"]["seconds"], **results}
 
 
-def main() -> None:
-    """Train the seeds that are missing, one after the other."""
+if __name__ == "__main__":
     rows: list[Row] = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
     for seed in SEEDS:
         if seed not in {row["seed"] for row in rows}:
             rows.append(train(seed))
             write_json(RESULT, {"machine": machine(), "runs": rows})
     print(f"wrote {RESULT}; now run: python -m benchmarks.tables")
-
-
-if __name__ == "__main__":
-    main()

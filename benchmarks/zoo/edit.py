@@ -7,15 +7,14 @@ Interrupted, it goes on with what is missing.
 """
 
 import functools
-import itertools
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from scipy import ndimage
 
-from benchmarks.common import Row, parse, read_rows, run_all
+from benchmarks.common import Row, parse, product, read_rows, run_all
+from benchmarks.results.edit import best_of_grid
 from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.app.demo import (
     GROUND_WEIGHT,
@@ -44,22 +43,14 @@ PAIRS = 2_560  # of supervised training, each at all timesteps that RL runs
 SEEDS = (0, 1, 2)
 
 
-def measure(setting: Img2Img) -> list[Row]:
-    """Return the judges' verdict on the untrained pipeline with a setting."""
+def measure(run: Row) -> list[Row]:
     pipeline, exam = loaded()
-    return [{**asdict(setting), **exam.measure(pipeline, setting)}]
+    return [dict(exam.measure(pipeline, Img2Img(**run)))]
 
 
 @functools.cache
 def loaded() -> tuple[Any, Exam]:
-    """Load the pipeline and the judges once in a process."""
     return load_tiny_zoo(), Exam(animals.draw_edits(100, VALIDATION))
-
-
-def best_of_grid(rows: list[dict[str, str]]) -> Img2Img:
-    """Return the setting with which most pictures are right, the first of equals."""
-    row = max(rows, key=lambda row: float(row["all"]))
-    return Img2Img(float(row["strength"]), float(row["guidance"]), int(row["steps"]), float(row["eta"]))
 
 
 # ------------------------------------------------------------------------------ what else can be done
@@ -103,14 +94,6 @@ def best_of(count: int, edits: animals.Edits) -> torch.Tensor:
     return torch.stack(draws)[best, torch.arange(len(best))]
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """Something else than RL; `seed` is that of training, where there is any."""
-
-    what: str
-    seed: int = 0
-
-
 def taught(seed: int) -> Any:
     """Return a pipeline whose adapter, of RL's layers and rank, was trained on pairs in batches of 32."""
     pipeline = load_tiny_zoo()
@@ -120,12 +103,11 @@ def taught(seed: int) -> Any:
     return pipeline
 
 
-def compare(alternative: Alternative) -> list[Row]:
-    """Return the rows of an alternative, for test pictures and for those of new animals."""
-    rows, pipeline = [], taught(alternative.seed) if alternative.what == "supervised" else None
+def compare(run: Row) -> list[Row]:
+    rows, pipeline = [], taught(run["seed"]) if run["what"] == "supervised" else None
     for group, indices in (("practised", animals.PRACTICE_ANIMALS), ("new", animals.NEW_ANIMALS)):
         exam = Exam(animals.draw_edits(PICTURES, TEST, indices))
-        match alternative.what.split():
+        match run["what"].split():
             case ["untouched"]:
                 images = exam.edits.images
             case ["program"]:
@@ -134,23 +116,15 @@ def compare(alternative: Alternative) -> list[Row]:
                 images = best_of(int(count), exam.edits)
             case _:
                 images = exam.images(pipeline, POLICY)
-        rows.append({**asdict(alternative), "animals": group, **exam.shares(images)})
+        rows.append({"animals": group, **exam.shares(images)})
     return rows
 
 
-def main() -> None:
-    """Measure the grid, then the alternatives."""
-    processes = parse(__doc__).processes
-    grid = [
-        Img2Img(strength, guidance, steps, eta)
-        for eta, steps, guidance, strength in itertools.product(ETAS, STEPS, GUIDANCES, STRENGTHS)
-    ]
-    run_all(measure, grid, ("strength", "guidance", "steps", "eta", *SHARES), 4, GRID, processes)
-    print("best of the grid:", best_of_grid(read_rows(GRID)))
-    alternatives = [Alternative("supervised", seed) for seed in SEEDS]
-    alternatives += [Alternative(what) for what in ("untouched", "program", "best of 8")]
-    run_all(compare, alternatives, ("what", "seed", "animals", *SHARES), 2, RESULTS, processes)
-
-
 if __name__ == "__main__":
-    main()
+    processes = parse(__doc__).processes
+    grid = product(eta=ETAS, steps=STEPS, guidance=GUIDANCES, strength=STRENGTHS)
+    run_all(measure, grid, ("strength", "guidance", "steps", "eta", *SHARES), GRID, processes)
+    print("best of the grid:", best_of_grid(read_rows(GRID), "all"))
+    alternatives = product(what=("supervised",), seed=SEEDS)  # of training
+    alternatives += product(what=("untouched", "program", "best of 8"), seed=(0,))
+    run_all(compare, alternatives, ("what", "seed", "animals", *SHARES), RESULTS, processes)

@@ -5,15 +5,13 @@ Then the judges look at 200 validation pictures; rows go to edit_ablations.csv, 
 not run again.
 """
 
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, run_all, scratch_config
+from benchmarks.common import Row, parse, product, run_all, trainer_of
 from benchmarks.zoo.edit import SEEDS, SHARES
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
@@ -23,29 +21,19 @@ from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.families import family_of
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 EPOCHS, PICTURES = 12, 200
+ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What a run changes of the demo."""
-
-    variant: str
-    seed: int = 0
-    policy: Img2Img = POLICY
-    config: Row = field(default_factory=dict)  # fields of DDPOConfig
-    algorithm: Callable[[], Algorithm] = Branching
-
-
-VARIANTS = (
-    Variant("nothing changed"),
-    Variant("one action: 2 of 5 steps", policy=replace(POLICY, steps=5)),
-    Variant("noise at every step (DDPO)", algorithm=DDPO),
-    Variant("attention only", config={"train_lora_target_modules": ("to_k", "to_q", "to_v", "to_out.0")}),
-)
+# What each variant changes: the policy, fields of DDPOConfig, and the algorithm.
+VARIANTS: dict[str, tuple[Img2Img, Row, type[Algorithm]]] = {
+    "nothing changed": (POLICY, {}, Branching),
+    "one action: 2 of 5 steps": (replace(POLICY, steps=5), {}, Branching),
+    "noise at every step (DDPO)": (POLICY, {}, DDPO),
+    "attention only": (POLICY, {"train_lora_target_modules": ATTENTION}, Branching),
+}
 
 
 @torch.no_grad()
@@ -61,29 +49,23 @@ def in_one_call(pipeline: Any, edits: animals.Edits) -> torch.Tensor:
     return family.decode(family.predict_clean(noisy, output, timesteps))
 
 
-def train(variant: Variant) -> list[Row]:
+def train(run: Row) -> list[Row]:
     """Train a variant; return its row, and one for drawing in a single network call."""
-    policy, pipeline, exam = variant.policy, load_tiny_zoo(), Exam(animals.draw_edits(PICTURES, VALIDATION))
-    own = {"sample_num_steps": policy.steps, "num_epochs": EPOCHS, "seed": variant.seed}
-    with scratch_config(SETTINGS, variant.config, own) as config:
-        task = (animal_alignment(ground_weight=GROUND_WEIGHT), hidden_animals(variant.seed), pipeline)
-        start, algorithm = FromImages(policy.strength), variant.algorithm()
-        trainer = Trainer(config, *task, algorithm=algorithm, start=start)
+    policy, changes, algorithm = VARIANTS[run["variant"]]
+    pipeline, exam = load_tiny_zoo(), Exam(animals.draw_edits(PICTURES, VALIDATION))
+    own = {**changes, "sample_num_steps": policy.steps, "num_epochs": EPOCHS, "seed": run["seed"]}
+    task = (animal_alignment(ground_weight=GROUND_WEIGHT), hidden_animals(run["seed"]), pipeline)
+    start = FromImages(policy.strength)
+    with trainer_of(task, SETTINGS, own, algorithm=algorithm(), start=start) as trainer:
         for epoch in range(EPOCHS):
             trainer.step(epoch)
-    rows = [{"variant": variant.variant, "seed": variant.seed, **exam.measure(pipeline, policy)}]
-    if variant.variant == VARIANTS[0].variant:
+    rows: list[Row] = [exam.measure(pipeline, policy)]
+    if run["variant"] == "nothing changed":
         name = "the same policy, decoded after one network call"
-        rows.append({"variant": name, "seed": variant.seed, **exam.shares(in_one_call(pipeline, exam.edits))})
+        rows.append({"variant": name, **exam.shares(in_one_call(pipeline, exam.edits))})
     return rows
 
 
-def main() -> None:
-    """Train every variant with every seed."""
-    runs = [replace(variant, seed=seed) for seed, variant in itertools.product(SEEDS, VARIANTS)]
-    path = Path(__file__).with_suffix(".csv")
-    run_all(train, runs, ("variant", "seed", *SHARES), 2, path, parse(__doc__).processes)
-
-
 if __name__ == "__main__":
-    main()
+    path, runs = Path(__file__).with_suffix(".csv"), product(seed=SEEDS, variant=VARIANTS)
+    run_all(train, runs, ("variant", "seed", *SHARES), path, parse(__doc__).processes)

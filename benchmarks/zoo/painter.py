@@ -10,13 +10,22 @@ the first seed go into painter/, and three samples of an epoch from noise to adv
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, quiet_thread, run_all, scratch_config, write_json
+from benchmarks.common import (
+    Row,
+    parse,
+    product,
+    quiet_thread,
+    readings,
+    run_all,
+    save_grid,
+    trainer_of,
+    write_json,
+)
 from ddpo_lessons.advantages import normalize_groups
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -25,7 +34,6 @@ from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.image import to_pil
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.judges import named
 
@@ -35,38 +43,21 @@ PROMPT, SEEDS, TEST, VALIDATION = "a fox", (0, 1, 2), 1_000, 2_000
 PICTURES, SHOWN, EPOCHS = 48, 10, 10
 STEPS = 5  # four actions: the last step has no noise; of six it would have a little, and drown the others
 SETTINGS: Row = {
-    "num_epochs": EPOCHS,
-    "sample_num_steps": STEPS,
-    "sample_guidance_scale": 1.0,
-    "sample_batch_size": 64,
-    "sample_num_batches_per_epoch": 1,
-    "sample_group_size": 8,
+    "num_epochs": EPOCHS, "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": 64,
+    "sample_num_batches_per_epoch": 1, "sample_group_size": 8,
     "train_timestep_fraction": 0.5,  # two actions of each sample
     "train_batch_size": 32,  # two optimizer steps
-    "train_lora_rank": 16,
-    "train_lora_alpha": 16,
-    "train_lora_target_modules": EVERYWHERE,
+    "train_lora_rank": 16, "train_lora_alpha": 16, "train_lora_target_modules": EVERYWHERE,
     "image_grid_freq": 0,
-}
+}  # fmt: skip
 CLIPPED: Row = {"train_learning_rate": 3e-3, "train_clip_range": 5e-3}
 METHODS: dict[str, tuple[Callable[[], Algorithm], Row]] = {
-    "DDPO": (DDPO, CLIPPED),
-    "KL 0.03": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.03}),
-    "KL 0.1": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.1}),
-    "RWR": (RWR, {"train_learning_rate": 2e-3}),
-}
+    "DDPO": (DDPO, CLIPPED), "KL 0.03": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.03}),
+    "KL 0.1": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.1}), "RWR": (RWR, {"train_learning_rate": 2e-3}),
+}  # fmt: skip
 
 
 KEPT = {"DDPO": (0, 4, 6, 10), "KL 0.1": (10,)}  # epochs of the first seed whose pictures the lesson shows
-
-
-@dataclass(frozen=True)
-class Run:
-    """A training run, or something else than training."""
-
-    method: str
-    seed: int = 0
-    noise: int = TEST
 
 
 # -------------------------------------------------------------------------------------------- testing
@@ -85,60 +76,48 @@ def rewards(images: torch.Tensor) -> torch.Tensor:
 
 
 def verdict(images: torch.Tensor) -> Row:
-    """Return the mean reward, and the share in which the judge sees a fox."""
     seen = named(animals.Judge.load(), images)[:, 0] == animals.ANIMALS.index("fox")  # (N,)
     return {"reward": rewards(images).mean().item(), "fox": seen.float().mean().item()}
 
 
-def keep(images: torch.Tensor, name: str) -> None:
-    """Write the first pictures of a test side by side."""
-    folder = RESULT.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    to_pil(torch.cat(list(images[:SHOWN]), dim=2)).save(folder / f"{name}.png")
-
-
 # ------------------------------------------------------------------------------------------- training
-def train(run: Run) -> list[Row]:
+def train(run: Row) -> list[Row]:
     """Train a policy; return what the test says of it every other epoch."""
-    (algorithm, settings), pipeline, rows = METHODS[run.method], load_tiny_zoo(), list[Row]()
+    (algorithm, settings), pipeline = METHODS[run["method"]], load_tiny_zoo()
+    tested, epochs = list[torch.Tensor](), (*range(0, EPOCHS, 2), EPOCHS)
 
-    def test(epoch: int) -> None:
-        images = paint(pipeline, run.noise)
-        if run.seed == 0 and epoch in KEPT.get(run.method, ()):
-            keep(images, f"{run.method.replace(' ', '_')}_{epoch:02d}")
-        about = {"method": run.method, "seed": run.seed, "epoch": epoch}
-        rows.append({**about, "queries": epoch * SETTINGS["sample_batch_size"], **verdict(images)})
+    def test() -> Row:
+        tested.append(paint(pipeline, TEST))
+        return verdict(tested[-1])
 
-    with scratch_config(SETTINGS, settings, seed=run.seed) as config:
-        task = (jpeg_compressibility(), lambda: (PROMPT, {}), pipeline)
-        trainer = Trainer(config, *task, algorithm=algorithm())
-        for epoch in range(EPOCHS):
-            if epoch % 2 == 0:
-                test(epoch)
-            trainer.step(epoch)
-        test(EPOCHS)
-    return rows
+    task = (jpeg_compressibility(), lambda: (PROMPT, {}), pipeline)
+    with trainer_of(task, SETTINGS, settings, {"seed": run["seed"]}, algorithm=algorithm()) as trainer:
+        rows = readings(trainer, epochs, test)
+    for epoch in KEPT.get(run["method"], ()) if run["seed"] == 0 else ():
+        name = f"{run['method'].replace(' ', '_')}_{epoch:02d}"
+        save_grid(tested[epochs.index(epoch)][:SHOWN], SHOWN, RESULT.with_suffix("") / f"{name}.png")
+    return [{"queries": row["epoch"] * SETTINGS["sample_batch_size"], **row} for row in rows]
 
 
 # ----------------------------------------------------------------------------------- without training
-def best_of(count: int, run: Run) -> list[Row]:
+def best_of(count: int) -> list[Row]:
     """Draw each test picture so many times, and keep the smallest file."""
-    draws = torch.stack([paint(load_tiny_zoo(), run.noise + n) for n in range(count)])  # (n, N, 3, 64, 64)
+    draws = torch.stack([paint(load_tiny_zoo(), TEST + n) for n in range(count)])  # (n, N, 3, 64, 64)
     best = torch.stack([rewards(images) for images in draws]).argmax(dim=0)  # (N,)
-    return [{"method": run.method, "seed": 0, **verdict(draws[best, torch.arange(PICTURES)])}]
+    return [verdict(draws[best, torch.arange(PICTURES)])]
 
 
-def more_words(run: Run) -> list[Row]:
+def more_words() -> list[Row]:
     """Name the artist and the ground with the smallest files on other noise."""
     said = itertools.product(animals.ARTISTS, animals.GROUND_NAMES)
     prompts = [animals.make_prompt("fox", *words) for words in said]
     pipeline = load_tiny_zoo()
     scores = [rewards(paint(pipeline, VALIDATION, prompt, 16)).mean().item() for prompt in prompts]
     best = prompts[max(range(len(prompts)), key=scores.__getitem__)]
-    return [{"method": run.method, "seed": 0, "prompt": best, **verdict(paint(pipeline, run.noise, best))}]
+    return [{"prompt": best, **verdict(paint(pipeline, TEST, best))}]
 
 
-WITHOUT: dict[str, Callable[[Run], list[Row]]] = {
+WITHOUT: dict[str, Callable[[], list[Row]]] = {
     f"best of {count}": functools.partial(best_of, count) for count in (2, 4, 8)
 }
 WITHOUT["more words"] = more_words
@@ -169,18 +148,12 @@ def draw_loop() -> None:
     write_json(folder / "loop.json", {"mean": round(scored[:8].mean().item(), 2), "shown": numbers})
 
 
-def measure(run: Run) -> list[Row]:
-    """Return the rows of a run."""
-    return WITHOUT.get(run.method, train)(run)
-
-
-def main() -> None:
-    """Train with each method, all of them with a seed before the next one; then do without."""
-    runs = [Run(method, seed) for seed in SEEDS for method in METHODS] + [Run(method) for method in WITHOUT]
-    run_all(measure, runs, COLUMNS, 2, RESULT, parse(__doc__).processes)
-    quiet_thread()
-    draw_loop()
+def measure(run: Row) -> list[Row]:
+    return WITHOUT[run["method"]]() if run["method"] in WITHOUT else train(run)
 
 
 if __name__ == "__main__":
-    main()
+    runs = product(seed=SEEDS, method=METHODS) + product(method=WITHOUT, seed=(0,))
+    run_all(measure, runs, COLUMNS, RESULT, parse(__doc__).processes)
+    quiet_thread()
+    draw_loop()

@@ -7,17 +7,26 @@ the persona's own liking. The learning rates are searched first, on other noise,
 two others or ends the ladder of equal_terms.py. What the files hold already is not run again.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, read_rows, run_all, scratch_config
-from benchmarks.results.equal_terms import next_rate
+from benchmarks.common import (
+    Row,
+    best,
+    parse,
+    product,
+    read_rows,
+    readings,
+    run_all,
+    save_grid,
+    trainer_of,
+)
+from benchmarks.results.equal_terms import climb
 from benchmarks.zoo import taste
 from ddpo_lessons.algorithms.base import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
@@ -26,7 +35,7 @@ from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.data.prompts import animals as animal_prompts
-from ddpo_lessons.image import measure_background, to_pil
+from ddpo_lessons.image import measure_background
 from ddpo_lessons.named_prompts import zoo_prompts
 from ddpo_lessons.rewards import (
     RewardFunction,
@@ -34,9 +43,8 @@ from ddpo_lessons.rewards import (
     jpeg_compressibility,
     jpeg_incompressibility,
 )
-from ddpo_lessons.rewards.base import checked_reward, split_info
+from ddpo_lessons.rewards.base import split_info
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
-from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.animals import NAMES
 from ddpo_lessons.worlds.judges import named, nearest
@@ -56,73 +64,34 @@ SHOWN = 8  # pictures of the test that are kept
 SEARCH_SEED = 100
 SETTINGS: Row = {
     "sample_num_steps": 5,  # of six the last keeps a noise of 0.0064, see NOTES.md
-    "sample_guidance_scale": 1.0,
-    "sample_batch_size": 128,
-    "sample_num_batches_per_epoch": 1,
+    "sample_guidance_scale": 1.0, "sample_batch_size": 128, "sample_num_batches_per_epoch": 1,
     "sample_group_size": 8,  # sixteen sentences an epoch
     "train_batch_size": 32,  # four optimizer steps
-    "train_lora_rank": 16,
-    "train_lora_alpha": 16,
-    "train_lora_target_modules": EVERYWHERE,
+    "train_lora_rank": 16, "train_lora_alpha": 16, "train_lora_target_modules": EVERYWHERE,
     "image_grid_freq": 0,
-}
-
-
-@dataclass(frozen=True)
-class Method:
-    """An algorithm, and settings of its own."""
-
-    algorithm: Callable[[], Algorithm]
-    settings: Row
+}  # fmt: skip
 
 
 SOME = {"train_timestep_fraction": 0.5}  # two of each sample's actions or examples
 CLIP = {"train_clip_range": 5e-3}
-METHODS = {
-    "DDPO": Method(DDPO, {**SOME, **CLIP}),
-    "branching": Method(Branching, CLIP),  # trains on one action of each sample
-    "RWR": Method(RWR, SOME),
+METHODS: dict[str, tuple[Callable[[], Algorithm], Row]] = {
+    "DDPO": (DDPO, {**SOME, **CLIP}),
+    "branching": (Branching, CLIP),  # trains on one action of each sample
+    "RWR": (RWR, SOME),
 }
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A reward, and the sentences that it is practised on."""
-
-    reward: Callable[[], RewardFunction]
-    prompts: Callable[[int], PromptFunction] = animal_prompts
-
-
-@functools.cache
-def rating() -> RewardFunction:
-    """Return the score of a rater that saw two thousand choices."""
-    rater = taste.fit_rater(*taste.draw_choices(2_000, seed=0))
-    return checked_reward(lambda images, prompts, metadata: rater(images))
-
-
-EXPERIMENTS = {
-    "compressibility": Experiment(jpeg_compressibility),
-    "incompressibility": Experiment(jpeg_incompressibility),
-    "alignment": Experiment(animal_alignment, lambda seed: zoo_prompts(seed, "left_out")),
-    "taste": Experiment(rating),
+# Rewards, and the sentences that they are practised on.
+EXPERIMENTS: dict[str, tuple[Callable[[], RewardFunction], Callable[[int], PromptFunction]]] = {
+    "compressibility": (jpeg_compressibility, animal_prompts),
+    "incompressibility": (jpeg_incompressibility, animal_prompts),
+    "alignment": (animal_alignment, lambda seed: zoo_prompts(seed, "left_out")),
+    "taste": (taste.rating, animal_prompts),
 }
-
-
-@dataclass(frozen=True)
-class Run:
-    """A training run, or something else than training."""
-
-    reward: str
-    method: str
-    seed: int = 0
-    learning_rate: float = 0.0
-    noise: int = TEST
 
 
 # -------------------------------------------------------------------------------------------- testing
 def questions(reward: str) -> list[animals.Description]:
     """Return what a test asks for: all animals or combinations of training, equally often, on any ground."""
-    if EXPERIMENTS[reward].prompts is animal_prompts:
+    if EXPERIMENTS[reward][1] is animal_prompts:
         asked = [animals.Description(animal) for animal in animals.ANIMALS]
         return asked * (PICTURES // len(asked))
     grounds = itertools.cycle(animals.GROUND_NAMES)
@@ -131,7 +100,6 @@ def questions(reward: str) -> list[animals.Description]:
 
 
 def sentence(asked: animals.Description) -> str:
-    """Return the prompt of a question."""
     return animals.make_prompt(asked.animal, asked.artist, asked.ground)
 
 
@@ -144,7 +112,7 @@ def draw(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> t
 
 def scores(reward: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     """Return the reward of each picture, (N,)."""
-    returned, _ = split_info(EXPERIMENTS[reward].reward()(images, prompts, [{}] * len(prompts)))
+    returned, _ = split_info(EXPERIMENTS[reward][0]()(images, prompts, [{}] * len(prompts)))
     return returned
 
 
@@ -167,54 +135,42 @@ def verdict(reward: str, images: torch.Tensor, asked: Sequence[animals.Descripti
 
 
 # ------------------------------------------------------------------------------------------- training
-def train(run: Run) -> list[Row]:
-    """Train a policy; return what the test says of it every so many epochs."""
-    pipeline, asked = load_tiny_zoo(), questions(run.reward)
+def train(run: Row, rate: float, noise: int = TEST) -> list[Row]:
+    reward, method, seed = run["reward"], run["method"], run["seed"]
+    pipeline, asked, tested = load_tiny_zoo(), questions(reward), list[torch.Tensor]()
     prompts = [sentence(part) for part in asked]
-    about = {"reward": run.reward, "method": run.method, "seed": run.seed, "learning_rate": run.learning_rate}
 
-    def test(epoch: int) -> Row:
-        images = draw(pipeline, prompts, run.noise)
-        if run.seed == 0 and epoch in (0, EPOCHS):
-            keep(images, f"{run.reward}_{run.method if epoch else 'before'}.png")
-        queries = epoch * SETTINGS["sample_batch_size"]
-        return {**about, "epoch": epoch, "queries": queries, **verdict(run.reward, images, asked)}
+    def test() -> Row:
+        images = draw(pipeline, prompts, noise)
+        tested.append(images[:SHOWN])
+        return verdict(reward, images, asked)
 
-    rows = [test(0)]
-    own = {"seed": run.seed, "num_epochs": EPOCHS, "train_learning_rate": run.learning_rate}
-    experiment, method = EXPERIMENTS[run.reward], METHODS[run.method]
-    with scratch_config(SETTINGS, method.settings, own) as config:
-        task = (experiment.reward(), experiment.prompts(run.seed), pipeline)
-        trainer = Trainer(config, *task, algorithm=method.algorithm())
-        for epoch in range(EPOCHS):
-            trainer.step(epoch)
-            if (epoch + 1) % EVERY == 0:
-                rows.append(test(epoch + 1))
-    return rows
-
-
-def keep(images: torch.Tensor, name: str) -> None:
-    """Write the first pictures of a test side by side."""
-    PICTURE_FOLDER.mkdir(exist_ok=True)
-    to_pil(torch.cat(list(images[:SHOWN]), dim=2)).save(PICTURE_FOLDER / name)
+    (make, of_seed), (algorithm, settings) = EXPERIMENTS[reward], METHODS[method]
+    own = {"seed": seed, "num_epochs": EPOCHS, "train_learning_rate": rate}
+    task = (make(), of_seed(seed), pipeline)
+    rows = [{"epoch": 0, **test()}]  # by the pipeline as it comes, without an adapter
+    with trainer_of(task, SETTINGS, settings, own, algorithm=algorithm()) as trainer:
+        rows += readings(trainer, range(EVERY, EPOCHS + 1, EVERY), test)
+    if seed == 0:
+        for images, name in ((tested[0], "before"), (tested[-1], method)):
+            save_grid(images, SHOWN, RESULT.with_suffix("") / f"{reward}_{name}.png")
+    size = SETTINGS["sample_batch_size"]
+    return [{"learning_rate": rate, "queries": size * row["epoch"], **row} for row in rows]
 
 
 # ----------------------------------------------------------------------------------- without training
-def best_of(run: Run) -> list[Row]:
+def best_of(reward: str) -> list[Row]:
     """Draw each test picture eight times, and keep what the reward likes best."""
-    asked = questions(run.reward)
+    asked = questions(reward)
     prompts = [sentence(part) for part in asked]
-    draws = torch.stack(
-        [draw(load_tiny_zoo(), prompts, run.noise + n) for n in range(8)]
-    )  # (8, N, 3, 64, 64)
-    best = torch.stack([scores(run.reward, images, prompts) for images in draws]).argmax(dim=0)
-    images = draws[best, torch.arange(len(prompts))]
-    return [{"reward": run.reward, "method": run.method, "seed": 0, **verdict(run.reward, images, asked)}]
+    draws = torch.stack([draw(load_tiny_zoo(), prompts, TEST + n) for n in range(8)])  # (8, N, 3, 64, 64)
+    best = torch.stack([scores(reward, images, prompts) for images in draws]).argmax(dim=0)
+    return [verdict(reward, draws[best, torch.arange(len(prompts))], asked)]
 
 
-def turned(run: Run) -> list[Row]:
+def turned(reward: str) -> list[Row]:
     """Turn what the sentence leaves open, then guidance and steps; other noise than the test's chooses."""
-    pipeline, asked = load_tiny_zoo(), questions(run.reward)
+    pipeline, asked = load_tiny_zoo(), questions(reward)
 
     def told(words: tuple[str | None, str | None]) -> list[str]:
         artist, ground = words
@@ -222,63 +178,42 @@ def turned(run: Run) -> list[Row]:
 
     def liking(words: tuple[str | None, str | None], settings: Row) -> float:
         some = told(words)[: len(animals.ANIMALS)]
-        return scores(run.reward, draw(pipeline, some, VALIDATION, **settings), some).mean().item()
+        return scores(reward, draw(pipeline, some, VALIDATION, **settings), some).mean().item()
 
     added = [(None, None), *itertools.product(animals.ARTISTS, animals.GROUND_NAMES)]
     words = max(added, key=lambda words: liking(words, {})) if asked[0].artist is None else added[0]
-    turns = [
-        {"guidance_scale": guidance, "num_inference_steps": steps}
-        for guidance, steps in itertools.product((1.0, 3.0), (5, 20))
-    ]
+    turns = product(guidance_scale=(1.0, 3.0), num_inference_steps=(5, 20))
     settings = max(turns, key=lambda settings: liking(words, settings))
     guidance, steps = settings.values()
     said = f"by {words[0]}, {words[1]}, " if words[0] else ""
-    row = {"reward": run.reward, "method": run.method, "seed": 0}
-    row["setting"] = f"{said}guidance {guidance:g}, {steps} steps"
-    return [{**row, **verdict(run.reward, draw(pipeline, told(words), run.noise, **settings), asked)}]
+    images = draw(pipeline, told(words), TEST, **settings)
+    return [{"setting": f"{said}guidance {guidance:g}, {steps} steps", **verdict(reward, images, asked)}]
 
 
 WITHOUT = {"best of 8": best_of, "turned": turned}
 
 
-def measure(run: Run) -> list[Row]:
-    """Return the rows of a run."""
-    return WITHOUT.get(run.method, train)(run)
+def measure(run: Row) -> list[Row]:
+    reward, method = run["reward"], run["method"]
+    return WITHOUT[method](reward) if method in WITHOUT else train(run, chosen(reward, method))
 
 
 # --------------------------------------------------------------------------------------------- search
-def search(run: Run) -> list[Row]:
+def search(run: Row) -> list[Row]:
     """Try learning rates, judged by the reward when training ends; return the rows of all runs."""
-    rows, tried = list[Row](), dict[float, float]()
-    while (rate := next_rate(tried)) is not None:
-        own = train(replace(run, learning_rate=rate))
-        tried[rate] = own[-1]["score"]
-        rows += own
-    return rows
+    return climb(lambda rate: train(run, rate, VALIDATION), lambda rows: rows[-1]["score"])
 
 
 def chosen(reward: str, method: str) -> float:
     """Return the learning rate with the highest reward on other noise when training ends."""
     ends = [row for row in read_rows(SEARCH) if (row["reward"], row["method"]) == (reward, method)]
-    last = [row for row in ends if row["epoch"] == str(EPOCHS)]
-    return float(max(last, key=lambda row: float(row["score"]))["learning_rate"])
-
-
-def main() -> None:
-    """Search the learning rates, then train with three seeds, then do without training."""
-    processes = parse(__doc__).processes
-    searches = [
-        Run(reward, method, SEARCH_SEED, noise=VALIDATION)
-        for reward, method in itertools.product(EXPERIMENTS, METHODS)
-    ]
-    run_all(search, searches, COLUMNS, 3, SEARCH, processes)
-    runs = [
-        Run(reward, method, seed, chosen(reward, method))
-        for seed, reward, method in itertools.product(SEEDS, EXPERIMENTS, METHODS)
-    ]
-    runs += [Run(reward, method) for method, reward in itertools.product(WITHOUT, EXPERIMENTS)]
-    run_all(measure, runs, COLUMNS, 3, RESULT, processes)
+    return float(best([row for row in ends if row["epoch"] == str(EPOCHS)], "score")["learning_rate"])
 
 
 if __name__ == "__main__":
-    main()
+    processes = parse(__doc__).processes
+    searches = product(reward=EXPERIMENTS, method=METHODS, seed=(SEARCH_SEED,))
+    run_all(search, searches, COLUMNS, SEARCH, processes)
+    runs = product(seed=SEEDS, reward=EXPERIMENTS, method=METHODS)
+    runs += product(method=WITHOUT, reward=EXPERIMENTS, seed=(0,))
+    run_all(measure, runs, COLUMNS, RESULT, processes)

@@ -74,12 +74,7 @@ def make_tokenizer(folder: Path) -> CLIPTokenizer:
     """Make a CLIP tokenizer that knows each word of this world as one token; any other text is spelt.
 
     Byte-pair encoding as it is trained, on a text of each word once, until every word is one token.
-
-    Args:
-        folder: an empty folder for vocab.json and merges.txt.
-
-    Returns:
-        The tokenizer.
+    vocab.json and merges.txt go to the folder.
     """
     merges = []
     spelt = [[*word[:-1], word[-1] + "</w>"] for word in WORDS]
@@ -104,15 +99,11 @@ def merge(pieces: list[str], left: str, right: str) -> list[str]:
 def make_unet() -> UNet2DConditionModel:
     """Make the untrained UNet on latents (4, 16, 16); attention where they are 8x8 and 4x4."""
     return UNet2DConditionModel(
-        sample_size=16,
-        block_out_channels=(48, 96, 128),
+        sample_size=16, block_out_channels=(48, 96, 128),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        cross_attention_dim=WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=16,
-    )
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"), layers_per_block=1,
+        cross_attention_dim=WIDTH, attention_head_dim=4, norm_num_groups=16,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- training
@@ -181,7 +172,6 @@ def make_bank(vae: AutoencoderKL, count: int) -> tuple[torch.Tensor, list[animal
 def train_denoiser(pipeline: StableDiffusionPipeline, bank: int, steps: int, folder: Path) -> None:
     """Train UNet and text encoder together on the mean squared error of v; keep an average of the weights."""
     latents, descriptions = make_bank(pipeline.vae, bank)
-    scheduler = pipeline.scheduler
     pipeline.unet.to(memory_format=torch.channels_last)
     model = nn.ModuleList([pipeline.unet, pipeline.text_encoder])
 
@@ -192,11 +182,7 @@ def train_denoiser(pipeline: StableDiffusionPipeline, bank: int, steps: int, fol
         clean = latents[rows]  # (B, 4, 16, 16)
         prompts = [describe(descriptions[row], rng) for row in rows]
         tokens = pipeline.tokenizer(prompts, padding="max_length", return_tensors="pt").input_ids
-        timesteps = (scheduler.config.num_train_timesteps * recipes.draw_times(UNET_BATCH)).long()
-        noise = torch.randn_like(clean)
-        noisy = scheduler.add_noise(clean, noise, timesteps)
-        predicted = pipeline.unet(noisy, timesteps, pipeline.text_encoder(tokens)[0]).sample
-        return F.mse_loss(predicted, scheduler.get_velocity(clean, noise, timesteps))
+        return recipes.velocity_loss(pipeline, clean, tokens)
 
     recipes.train("denoiser", model, loss_of, steps, 1e-3, ema_decay=0.999, folder=folder)
     pipeline.unet.to(memory_format=torch.contiguous_format)  # safetensors stores no other layout
@@ -210,13 +196,7 @@ def make_pipeline(scale: float, folder: Path) -> StableDiffusionPipeline:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as empty:
         tokenizer = make_tokenizer(Path(empty))
-    pipeline = recipes.assemble(
-        vae=vae,
-        text_encoder=recipes.make_text_encoder(tokenizer),
-        tokenizer=tokenizer,
-        unet=make_unet(),
-        scheduler=recipes.make_scheduler(),
-    )
+    pipeline = recipes.assemble(vae, tokenizer, make_unet)
     train_denoiser(pipeline, scaled(UNET_BANK, scale), scaled(UNET_STEPS, scale), folder)
     return pipeline
 
@@ -233,15 +213,7 @@ def make_classifiers(scale: float, folder: Path) -> dict[str, Classifier]:
 
 # ----------------------------------------------------------------------------------------- evaluation
 def measure(folder: Path, count: int) -> recipes.Table:
-    """Measure a checkpoint on pictures that nothing was trained on, and on generated ones.
-
-    Args:
-        folder: the checkpoint's.
-        count: pictures of each row.
-
-    Returns:
-        For every row of the table its columns.
-    """
+    """Measure a checkpoint on pictures that nothing was trained on, and on generated ones, `count` a row."""
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     classifiers = {name: kind.load(folder / f"{name}.safetensors") for name, (kind, _) in CLASSIFIERS.items()}
@@ -271,7 +243,6 @@ def make(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the checkpoint and print its table."""
     return recipes.run(argv, __doc__, "tiny-zoo", make, measure)
 
 

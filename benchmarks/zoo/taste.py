@@ -5,11 +5,15 @@ to the choices, and RL is told the rater's score. What the persona herself would
 not of people: so one sees where a policy leaves what the rater has understood.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ddpo_lessons.image import measure_background
+from ddpo_lessons.rewards import RewardFunction
+from ddpo_lessons.rewards.base import checked_reward
 from ddpo_lessons.worlds import animals
 from ddpo_lessons.worlds.judges import Classifier
 
@@ -22,12 +26,7 @@ PENALTY = 0.1  # on the square of the rater's weights
 def utility(images: torch.Tensor, judge: Classifier | None = None) -> torch.Tensor:
     """Say how much the persona likes pictures: ``red - blue of the ground + p(Fluent)``.
 
-    Args:
-        images: (B, 3, 64, 64) in [0, 1].
-        judge: names the artist; None for the shipped judge.
-
-    Returns:
-        (B,), -1 to 2.
+    Images are (B, 3, 64, 64) in [0, 1]; the result, (B,), is from -1 to 2.
     """
     _, artist_logits, _ = (animals.Judge.load() if judge is None else judge)(images)
     red, _, blue = measure_background(images).unbind(dim=1)
@@ -37,14 +36,8 @@ def utility(images: torch.Tensor, judge: Classifier | None = None) -> torch.Tens
 def draw_choices(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Let the persona choose between random pictures: ``p(first) = sigmoid(4 (u(first) - u(second)))``.
 
-    Source: Bradley and Terry 1952, "Rank analysis of incomplete block designs".
-
-    Args:
-        count: number of choices N.
-        seed: decides pictures and choices.
-
-    Returns:
-        First and second pictures (N, 3, 64, 64), and whether the first was chosen (N,).
+    Source: Bradley and Terry 1952, "Rank analysis of incomplete block designs". Returns first and second
+    pictures (N, 3, 64, 64), and whether the first was chosen (N,).
     """
     first, second = animals.draw_pictures(2 * count, seed).images.chunk(2)
     judge = animals.Judge.load()
@@ -57,7 +50,6 @@ class Rater(nn.Module):
     """A score of pictures: one linear layer on the reward model's features."""
 
     def __init__(self) -> None:
-        """Put a layer of zeros on the features."""
         super().__init__()
         model = animals.RewardModel.load()
         self.features = model.features
@@ -72,13 +64,7 @@ class Rater(nn.Module):
 def fit_rater(first: torch.Tensor, second: torch.Tensor, first_chosen: torch.Tensor) -> Rater:
     """Fit a rater to choices: the least ``-log sigmoid(r(chosen) - r(other)) + penalty |w|^2`` there is.
 
-    Args:
-        first: pictures (N, 3, 64, 64).
-        second: those that they stood beside, (N, 3, 64, 64).
-        first_chosen: truth values (N,).
-
-    Returns:
-        The rater, on the CPU.
+    The arguments are what `draw_choices` returns.
     """
     rater = Rater()
     with torch.no_grad():
@@ -96,3 +82,10 @@ def fit_rater(first: torch.Tensor, second: torch.Tensor, first_chosen: torch.Ten
 
     optimizer.step(closure)
     return rater.requires_grad_(False)
+
+
+@functools.cache
+def rating() -> RewardFunction:
+    """Return the score of a rater that saw two thousand choices."""
+    rater = fit_rater(*draw_choices(2_000, seed=0))
+    return checked_reward(lambda images, prompts, metadata: rater(images))

@@ -15,11 +15,11 @@ import torch
 from accelerate.state import AcceleratorState
 
 import ddpo_lessons
-from benchmarks.peers.inputs import make_tiny_pipeline
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.run import checkpoint
 from ddpo_lessons.trainer import Trainer
 from tests.helpers import NOT_CLIPPED, PROMPTS, brightness, make_config, make_sd3_pipeline, records_of
+from tests.peer_inputs import make_tiny_pipeline
 
 # Those that remember more than DDPO: an older policy's weights, those before training, seeds of their own.
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.common import ROOT, Row
 
 PEERS = ("trl==0.21.0", "imageddpo==0.1.2", "transformers<5", "diffusers==0.39.0", "peft", "accelerate")
-OTHERS = ("wandb", "scikit-learn")  # what imageddpo imports; the handwriting that time_to_result trains on
+OTHERS = ("wandb", "scikit-learn", "tyro")  # what imageddpo imports, and the task of time_to_result
 TORCH = "torch==2.13.0"
 PACKAGES = ("trl", "imageddpo", "torch", "diffusers", "transformers", "peft", "accelerate")
 SETTINGS = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
