@@ -21,11 +21,11 @@ _NAMES = {
     "rewards": "get_reward",
     "named_prompts": "get_prompts",
     "data.folders": "find_images ImagePrompts",
-    "families": "load_pipeline",
+    "models": "load_pipeline",
     "worlds": "load_tiny_sd",
-    "run.figure": "plot_run",
-    "run.validation": "Validation",
-    "app.presets": "PRESETS",
+    "training.figure": "plot_run",
+    "validation": "Validation",
+    "cli.presets": "PRESETS",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_HOMES]
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from ddpo_lessons.advantages import PerPromptStatTracker as PerPromptStatTracker
     from ddpo_lessons.advantages import gae as gae
     from ddpo_lessons.advantages import normalize as normalize
-    from ddpo_lessons.app.presets import PRESETS as PRESETS
     from ddpo_lessons.batching import EpochPlan as EpochPlan
+    from ddpo_lessons.cli.presets import PRESETS as PRESETS
     from ddpo_lessons.config import DDPOConfig as DDPOConfig
     from ddpo_lessons.data.folders import ImagePrompts as ImagePrompts
     from ddpo_lessons.data.folders import find_images as find_images
     from ddpo_lessons.ddim import DDIMSchedule as DDIMSchedule
-    from ddpo_lessons.families import load_pipeline as load_pipeline
+    from ddpo_lessons.models import load_pipeline as load_pipeline
     from ddpo_lessons.named_prompts import get_prompts as get_prompts
     from ddpo_lessons.ppo import clipped_surrogate as clipped_surrogate
     from ddpo_lessons.rewards import get_reward as get_reward
     from ddpo_lessons.rollout import Trajectory as Trajectory
     from ddpo_lessons.rollout import img2img_rollout as img2img_rollout
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
-    from ddpo_lessons.run.figure import plot_run as plot_run
-    from ddpo_lessons.run.validation import Validation as Validation
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
     from ddpo_lessons.trainer import Trainer as Trainer
+    from ddpo_lessons.training.figure import plot_run as plot_run
+    from ddpo_lessons.validation import Validation as Validation
     from ddpo_lessons.worlds import load_tiny_sd as load_tiny_sd
 else:  # hidden from type checkers, for which every name would exist
 

@@ -26,9 +26,9 @@ from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.embedded import CHECKPOINTS
-from ddpo_lessons.families import family_of, load_pipeline
-from ddpo_lessons.families.policy import save_policy, with_adapters, with_parts
-from ddpo_lessons.families.stable_diffusion import make_schedule
+from ddpo_lessons.models import family_of, load_pipeline
+from ddpo_lessons.models.policy import save_policy, with_adapters, with_parts
+from ddpo_lessons.models.stable_diffusion import make_schedule
 
 
 # ---------------------------------------------------------------------------------------- pipelines

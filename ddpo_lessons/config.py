@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_origin, get_type_hints
 from ddpo_lessons.plan import EpochPlan
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # of the adapter, as diffusers names it
-RUN = "run"  # beside the fields in config.json: what else a run was made with, see run/record.py
+RUN = "run"  # beside the fields in config.json: what else a run was made with, see training/record.py
 FORWARD_NUMEL = 64 * 256  # elements of latents that a forward pass is filled up to, where its size is 0
 
 
@@ -88,9 +88,9 @@ class DDPOConfig:
     sample_group_size: int = 1
     """Rollouts of each context from one initial noise. New: within such a group only the actions explain the
     rewards, so advantages are normalised in it (as GRPO does). Must divide the samples of an epoch."""
-    sample_forward_size: int = 0
+    sample_micro_batch_size: int = 0
     """Samples that are denoised together, in whole batches; 0 picks: one batch, and more where latents are
-    small. New, see `train_forward_size`."""
+    small. New, see `train_micro_batch_size`."""
     negative_prompts: str = ""
     """What guidance leads away from."""
 
@@ -153,10 +153,10 @@ class DDPOConfig:
     price of one more forward pass (DPOK, arXiv 2305.16381)."""
     train_timestep_fraction: float = 1.0
     """Share of each sample's timesteps, drawn at random, that is trained on."""
-    train_forward_size: int = 0
+    train_micro_batch_size: int = 0
     """(sample, timestep) pairs of one forward pass; 0 picks: `train_batch_size`, and more where latents are
     small. New: a knob of speed and memory that changes no result in float32. In bf16 and fp16 networks round
-    differently in batches of different sizes: the `sample_forward_size` that sampled replays exactly."""
+    differently in batches of different sizes: the `sample_micro_batch_size` that sampled replays exactly."""
 
     # --- advantages
     per_prompt_stat_tracking: bool = False
@@ -232,14 +232,14 @@ class DDPOConfig:
         size = self.sample_group_size
         return size if self.sample_batch_size % size == 0 else 1
 
-    def forward_sizes(self, latents_numel: int) -> tuple[int, int]:
+    def micro_batch_sizes(self, latents_numel: int) -> tuple[int, int]:
         """Return how many samples are denoised, and how many pairs trained on, in one forward pass.
 
         Latents of a sample have so many elements, C h w. The samples are a multiple of `sample_batch_size`.
         """
         fitting = FORWARD_NUMEL // latents_numel
-        batches = max(1, (self.sample_forward_size or fitting) // self.sample_batch_size)
-        pairs = self.train_forward_size or max(self.train_batch_size, fitting)
+        batches = max(1, (self.sample_micro_batch_size or fitting) // self.sample_batch_size)
+        pairs = self.train_micro_batch_size or max(self.train_batch_size, fitting)
         return min(batches, self.sample_num_batches_per_epoch) * self.sample_batch_size, pairs
 
     def to_dict(self) -> dict[str, Any]:
@@ -275,9 +275,9 @@ def _similar(name: str) -> str:
 _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
-    "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_forward_size",
+    "num_checkpoint_limit", "image_grid_freq", "allow_tf32", "resume_from", "sample_micro_batch_size",
     "torch_compile", "train_lora_from", "train_learning_rate", "train_learning_rate_schedule",
-    "train_learning_rate_warmup_steps", "train_forward_size", "train_gradient_checkpointing",
+    "train_learning_rate_warmup_steps", "train_micro_batch_size", "train_gradient_checkpointing",
     "price_per_hour",
 }  # fmt: skip
 _AT_LEAST_ONE = (
@@ -292,7 +292,8 @@ _POSITIVE = (
 )  # fmt: skip
 _AT_LEAST_ZERO = (
     "seed", "image_grid_freq", "price_per_hour", "sample_guidance_scale", "train_adam_weight_decay",
-    "sample_forward_size", "train_forward_size", "train_kl_coefficient", "train_learning_rate_warmup_steps",
+    "sample_micro_batch_size", "train_micro_batch_size", "train_kl_coefficient",
+    "train_learning_rate_warmup_steps",
 )  # fmt: skip
 _CHOICES = {
     "mixed_precision": ("no", "bf16", "fp16"),

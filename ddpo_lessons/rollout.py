@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from diffusers.utils.torch_utils import randn_tensor
 
-from ddpo_lessons.families import Family, Schedule, family_of
 from ddpo_lessons.image import check_size
+from ddpo_lessons.models import Family, Schedule, family_of
 
 Generators = torch.Generator | list[torch.Generator] | None
 

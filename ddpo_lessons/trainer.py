@@ -1,20 +1,563 @@
-"""Lessons 06 to 12: `Trainer` of `run/runner.py`, and DDPO by the names of TRL's and imageddpo's trainers.
+"""The machinery of a run around an algorithm: `Trainer.step` is one epoch.
 
-Algorithm and start are arguments, so that other combinations need no class of their own:
-`Trainer(..., algorithm=RWR(), start=FromImages(0.4))`. Each algorithm is a file in `algorithms/`.
+All randomness is drawn from (seed, epoch, sample), never from what happened before: an epoch can be done
+again, resumed or spread over processes and comes out the same. An epoch that fails or is interrupted leaves
+everything as it was before it. What surrounds an epoch has modules of its own: `contexts` (what is asked
+for), `sampling`, `learner` (optimizer steps), `state` (snapshots and checkpoints), `processes`.
 """
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import copy
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
 
+import torch
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+from tqdm.auto import tqdm
+
+from ddpo_lessons.algorithms.algorithm import Algorithm, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.data.contexts import PromptFunction, RewardFunction, check_hook
-from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.run.runner import ImageSamplesHook as ImageSamplesHook
-from ddpo_lessons.run.runner import Trainer as Trainer
+from ddpo_lessons.config import RUN, DDPOConfig
+from ddpo_lessons.data.contexts import (
+    PromptFunction,
+    RewardFunction,
+    check_functions,
+    check_hook,
+    check_rewards,
+    info_means,
+)
+from ddpo_lessons.data.starts import FromImages, FromNoise
+from ddpo_lessons.models import family_of
+from ddpo_lessons.models.policy import (
+    load_adapter,
+    make_optimizer,
+    originals,
+    prepare_policy,
+    save_policy,
+    unwrap_forward,
+)
+from ddpo_lessons.plan import summary
+from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.context_source import Contexts, ContextSource
+from ddpo_lessons.training.first_epoch import Finding, FirstEpoch
+from ddpo_lessons.training.interrupt import DeferredInterrupt, Stopped
+from ddpo_lessons.training.learner import Learner
+from ddpo_lessons.training.memory import OutOfMemory, halve, sized
+from ddpo_lessons.training.processes import (
+    Share,
+    all_same,
+    check_sharding,
+    draws_bars,
+    make_accelerator,
+    make_autocast,
+    progress_bar,
+    say,
+    set_up_sharding,
+)
+from ddpo_lessons.training.runlog import RunLog, claim, hold, spread, with_captions
+from ddpo_lessons.training.sampler import Sampler, count_actions, scorer
+from ddpo_lessons.training.state import State, Tensors, describe, first_weights, identity, read_checkpoint
+from ddpo_lessons.training.trackers import Trackers
+
+SHOWN_IMAGES = 32
+_TRAINED: Any = WeakIdKeyDictionary()  # weights that optimizer steps of this process have changed
 
 DebugHook = Callable[[Any, float, int], None]  # (sd_pipeline, noise_strength, global_step), as by imageddpo
+# Called as (batches, global_step, tracker), as by the peers.
+ImageSamplesHook = Callable[[list[list[Any]], int, Any], None]
+
+
+class Trainer:
+    """Runs an algorithm on a model, from a start, for as many epochs as the config says.
+
+    Several processes give the weights of one with the same samples and timesteps in each optimizer step; that
+    is so where a step takes all of the epoch (and `train_timestep_fraction` is 1). Otherwise each process
+    shuffles its own samples.
+
+    Args:
+        config: the settings; the trainer keeps a copy, its `config`.
+        reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
+            (B, 3, H, W) float in [0, 1]. The means of what a dict `info` holds for every sample are recorded
+            as `reward/NAME`. What it raises ends the run, as do rewards that are not finite, and nothing is
+            trained on that epoch.
+        prompt_function: returns what `start` says. If it holds state, give it `state_dict()` and
+            `load_state_dict()`; without them a resumed run calls it as often as the old run did. With
+            `skip()` beside them a process leaves out what others sample, and makes its own images only. A
+            `prefetch(calls)` is told before each epoch which of its draws will be calls, and which skipped.
+        sd_pipeline: a plain diffusers pipeline, or a wrapper of `ddpo_lessons.compat`.
+        image_samples_hook: called after every epoch as `(batches, global_step, tracker)`, where each batch
+            is `[images, prompts, metadata, rewards, info]`, `global_step` counts optimizer steps, and the
+            tracker is None when none was asked for, or it could not start.
+        algorithm: such as `DDPO()` or `RWR()`.
+        start: `FromNoise()`, `FromImages(noise_strength)` or `WithImages()`.
+        about: more that config.json is to say of the run, such as {"reward": name}; a resume prints what
+            changed of it. Model, start, algorithm and the functions' names are found without it.
+
+    Raises:
+        ValueError: if settings do not fit each other, the pipeline, the run's folder or the checkpoint.
+        TypeError: if the pipeline or a function is not what it has to be.
+    """
+
+    def __init__(
+        self,
+        config: DDPOConfig,
+        reward_function: RewardFunction,
+        prompt_function: PromptFunction,
+        sd_pipeline: Any,
+        image_samples_hook: ImageSamplesHook | None = None,
+        *,
+        algorithm: Algorithm,
+        start: FromNoise = FromNoise(),
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Check everything, build the policy and, when asked, resume."""
+        check_functions(reward_function, prompt_function)
+        check_hook("image_samples_hook", image_samples_hook)
+        config = copy.copy(config)  # an adapter that is loaded sets its rank, and the caller's stays
+        config.check()
+        algorithm.check(config)
+        self.config, self.algorithm, self.start = config, algorithm, start
+        self.reward_function, self.prompt_function = reward_function, prompt_function
+        self.image_samples_hook = image_samples_hook
+        self.sd_pipeline = sd_pipeline
+        self.pipeline = getattr(sd_pipeline, "sd_pipeline", sd_pipeline)
+        self.family = family_of(self.pipeline)
+        self.use_lora = getattr(sd_pipeline, "use_lora", config.train_use_lora)
+        actions = count_actions(self.family, start, algorithm, config)
+        self.num_train_timesteps = start.count_train_timesteps(actions, config)
+        algorithm.begin(config, self.family, self.num_train_timesteps)
+        self.accelerator = make_accelerator(config)
+        self.trackers = Trackers(self.accelerator)
+        check_sharding(self.accelerator, config, self.use_lora)
+        self._check_plan()
+        self.record = describe(
+            self.pipeline, algorithm, start, about,
+            reward_function=reward_function, prompt_function=prompt_function,
+        )  # fmt: skip
+        saved = self._read_checkpoint()
+        self.autocast = make_autocast(config.mixed_precision, self.accelerator.device)
+        self.learner = self._make_learner()
+        share = Share(self.accelerator, self.plan.total_samples, config.sample_batch_size)
+        self.contexts = ContextSource(prompt_function, start, self.family, algorithm, config, share)
+        self.sampler = Sampler(
+            config, self.family, start, algorithm, reward_function, self.autocast, share, self.learner,
+            self._stop_if_asked,
+        )  # fmt: skip
+        self.state = State(self.learner, algorithm, self.contexts, self.accelerator.scaler)
+        self.log: RunLog | None = None  # of the main process, once training starts
+        self._log_is_open = False
+        self._interrupt: DeferredInterrupt | None = None
+        self._first: FirstEpoch | None = None  # what watches the first epoch
+        self.preflight: list[Finding] = []  # what the first epoch showed
+        self._warned = False  # of an epoch that teaches nothing
+        self.stopped_by: int | None = None  # the number of the signal that ended `train` early
+        is_trained = any(weight in _TRAINED for weight in self.learner.trainable.values())
+        if saved is not None:
+            if is_trained and algorithm.needs_reference(config):
+                raise ValueError(
+                    "an earlier trainer has trained this pipeline, and a KL penalty would hold on to what it "
+                    "has become: resume with a fresh pipeline"
+                )
+            self._resume(*saved)
+        elif is_trained:
+            warnings.warn(
+                "an earlier trainer has trained this pipeline, so this one goes on from its weights, and a "
+                "KL penalty holds on to them: load a fresh pipeline to begin anew",
+                stacklevel=3,
+            )
+
+    @property
+    def epochs_done(self) -> int:
+        """Number of epochs that were done."""
+        return self.state.epochs_done
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps that were taken."""
+        return self.learner.steps_done
+
+    # ------------------------------------------------------------------------------------ preparation
+    def _check_plan(self) -> None:
+        """Work out the epoch, and refuse one that teaches nothing."""
+        self.plan = self.config.epoch_plan(self.num_train_timesteps, self.accelerator.num_processes)
+        self.config.check_epoch(self.accelerator.num_processes)
+
+    def _read_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
+        """Look at the run's folder and at the model; read the checkpoint that is resumed, if any."""
+        config = self.config
+        self._resumed_from = claim(config)
+        is_gone, is_kept = not Path(config.train_lora_from).is_dir(), self.algorithm.needs_reference(config)
+        # A checkpoint has the weights, but not those that are the reference.
+        if config.train_lora_from and not (is_gone and self._resumed_from and not is_kept):
+            load_adapter(self.family, config)
+        num_processes, frozen = self.accelerator.num_processes, self.family.frozen
+        adapted = [part for part, network in frozen.items() if getattr(network, "peft_config", None)]
+        self._identity = identity(
+            config, self.algorithm, self.start, num_processes, train_use_lora=self.use_lora,
+            frozen_with_an_adapter=adapted, train_lora_from=config.train_lora_from if is_kept else "",
+        )  # fmt: skip
+        weights = first_weights(self.family) if num_processes > 1 else ()
+        if not all_same(self.accelerator, (self._identity, weights)):
+            raise ValueError(
+                "each process has other settings, or has loaded another model: give all the same, and set "
+                "fsdp_cpu_ram_efficient_loading: false where they share the weights"
+            )
+        if self._resumed_from is None:
+            return None
+        is_main = self.accelerator.is_main_process
+        return read_checkpoint(self._resumed_from, config, self._identity, self.record, is_main)
+
+    def _resume(self, tensors: Tensors, values: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        there, here = (
+            {name: list(weight.shape) for name, weight in sorted(weights.items())}
+            for weights in (tensors["policy"], self.learner.trainable)
+        )
+        if there != here:
+            raise ValueError(
+                f"checkpoint {self._resumed_from} trains other weights than this trainer: give the pipeline "
+                "the adapter that it had"
+            )
+        self.state.restore(tensors, values)
+
+    def _make_learner(self) -> Learner:
+        """Build policy and optimizer and hand them to accelerate."""
+        config, family, accelerator = self.config, self.family, self.accelerator
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.allow_tf32
+        set_seed(config.seed % 2**32)  # numpy takes no larger one
+        unet: Any = family.denoiser
+        unwrap_forward(unet)
+        self.had_adapter = bool(getattr(unet, "peft_config", None))
+        self._originals = originals(family, config, self.use_lora)
+        # A network that is sharded goes to the device block by block, for all of it may not fit there.
+        place = torch.device("cpu") if accelerator.is_fsdp2 else accelerator.device
+        trainable = prepare_policy(unet, family.frozen, config, self.use_lora, place, family.keeps_float32)
+        for network in family.frozen.values():
+            network.to(accelerator.device)
+        if config.torch_compile:
+            unet.compile(dynamic=False)  # a graph for every shape, so all are compared
+        else:
+            unet._compiled_call_impl = None  # of an earlier trainer: nn.Module has no other way
+        optimizer = make_optimizer(config, list(trainable.values()))
+        if accelerator.is_fsdp2:
+            set_up_sharding(accelerator, unet)
+        # In one process this is the family's denoiser itself; in several it synchronises gradients.
+        denoiser: nn.Module
+        denoiser, optimizer = accelerator.prepare(unet, optimizer)
+        denoiser.eval()
+        trainable = {name: p for name, p in unet.named_parameters() if name in trainable}  # parts, if sharded
+        return Learner(
+            config,
+            accelerator,
+            denoiser,
+            optimizer,
+            trainable,
+            self.algorithm.needs_reference(config),
+            self.use_lora and not self.had_adapter,
+            self.autocast,
+            steps_per_epoch=self.plan.optimizer_steps,
+            keeps_old=self.algorithm.keeps_old,
+        )
+
+    # ----------------------------------------------------------------------------------------- epochs
+    def train(self) -> None:
+        """Run the epochs that are left.
+
+        Ctrl-C or SIGTERM ends the run within a sampling pass or an optimizer step: the epoch is dropped, and
+        what was before it is saved. A second one stops at once. An epoch that fails is dropped too, and what
+        was before it is saved. Raises RuntimeError if another trainer trains in the run's folder.
+        """
+        config, self.stopped_by, first = self.config, None, self.epochs_done + 1
+        if self.epochs_done < config.num_epochs:
+            say(self.accelerator, summary(self.plan, config.num_epochs))
+        elif self.accelerator.is_main_process:
+            asked = config.num_epochs
+            tqdm.write(f"nothing to do: the run has {self.epochs_done} epochs, and {asked} are asked for")
+        message = "stopping: dropping this epoch, then saving; once more to stop at once"
+        with (
+            hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
+            DeferredInterrupt(message) as self._interrupt,
+            progress_bar(self.accelerator, "epochs", config.num_epochs, initial=self.epochs_done) as bar,
+        ):
+            try:
+                while self.epochs_done < config.num_epochs:
+                    started = time.perf_counter()
+                    try:
+                        metrics = self.step(self.epochs_done)
+                    except OutOfMemory as error:
+                        self._halve(error)
+                        continue
+                    bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
+                    bar.update()
+                    is_first = self.epochs_done == first < config.num_epochs
+                    if is_first or not draws_bars():
+                        self._print_epoch(metrics, time.perf_counter() - started, is_first)
+                    if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
+                        self.save()
+            except Stopped:
+                self.save()
+            except Exception:
+                self._save_what_was_before()
+                raise
+            finally:
+                self._interrupt = None
+
+    def _print_epoch(self, metrics: dict[str, float], seconds: float, is_first: bool) -> None:
+        """Print a line in the place of bars, which a file does not show, and first what all epochs take."""
+        done, asked, price = self.epochs_done, self.config.num_epochs, self.config.price_per_hour
+        reward = f"reward {metrics['reward_mean']:.4g} (std {metrics['reward_std']:.3g})"
+        left, whole = (tqdm.format_interval(seconds * epochs) for epochs in (asked - done, asked))
+        text = f"epoch {done} of {asked}: {reward}; {seconds:.1f} s, {left} left"
+        if is_first:
+            money = f", {seconds * asked / 3600 * price:.2f} at {price:g} per hour" if price else ""
+            text += f"; all {asked} epochs take {whole}{money}"
+        say(self.accelerator, text, sys.stderr)
+
+    def _halve(self, error: OutOfMemory) -> None:
+        """Make smaller forward passes; the error passes where none are, and where other processes wait."""
+        if not error.smaller or self.accelerator.num_processes > 1:
+            raise error
+        say(self.accelerator, halve(self.config, error))
+
+    def step(self, epoch: int) -> dict[str, float]:
+        """Do one epoch, in the order of lesson 06; return its metrics. If it fails, it never was."""
+        contexts = self.contexts.of(epoch)  # 1. prompts, for img2img with their images
+        with self._undone_if_it_fails():
+            started = time.perf_counter()
+            # 2. Sample, and 3. call the reward function.
+            batches, trajectory, reward_seconds = self.sampler.sample(epoch, contexts)
+            rewards = self.sampler.share.gather_rewards(check_rewards(batches))  # (N,)
+            # 4. Advantages, of the samples of all processes.
+            advantages = self.algorithm.advantages(rewards, self.contexts.keys(contexts))  # (N,) or (N, T)
+            self._warn_if_constant(epoch, rewards, advantages)
+            sampled = time.perf_counter()
+            # 5. The algorithm shuffles (sample, timestep) pairs. 6. Their loss, and an optimizer step.
+            steps = self.algorithm.steps(self._samples(epoch, contexts, trajectory, advantages), self.learner)
+            with (
+                progress_bar(self.accelerator, "training", self.plan.optimizer_steps, leave=False) as bar,
+                sized(self.config, "train_micro_batch_size", lambda: self.learner.micro_batch_size),
+            ):
+                for number, (loss, groups) in enumerate(steps):
+                    self._record_step(epoch, number, self.learner.step(loss, groups))
+                    bar.update()
+                    self._stop_if_asked()
+            # 7. Record what happened.
+            self.state.epochs_done = epoch + 1
+            metrics = self._metrics(rewards, batches, advantages) | {
+                "seconds_sampling": sampled - started - reward_seconds,
+                "seconds_reward": reward_seconds,
+                "seconds_training": time.perf_counter() - sampled,
+            }
+            self._report_first(rewards)
+            self._report(epoch, metrics, batches, contexts)
+        _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
+        self.contexts.done()
+        return metrics
+
+    @contextlib.contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """Undo a `with` block that raises; watch it, if it is the first of the run that trains."""
+        self._open_log()
+        before, position = self.state.snapshot(), None if self.log is None else self.log.position()
+        self._first = None if self.global_step else FirstEpoch(self.learner, before[0]["policy"])
+        try:
+            with contextlib.nullcontext() if self._first is None else self._first.watch():
+                yield
+        except BaseException:
+            self.state.restore(*before)
+            if self.log is not None and position is not None:
+                self.log.rewind(position)
+            raise
+        self._first = None  # its copy of the weights goes with it
+
+    def _samples(
+        self, epoch: int, contexts: Contexts, trajectory: Trajectory, advantages: torch.Tensor
+    ) -> Samples:
+        """Put together what this process trains on."""
+        numbers = self.sampler.share.rows.flatten()  # (B,)
+        if self.config.torch_compile:  # parts that share predictions would all differ in shape
+            trajectory = replace(trajectory, group_size=1)
+        self.learner.begin_epoch(trajectory)
+        return Samples(
+            epoch=epoch,
+            first_step=self.global_step,
+            process=self.accelerator.process_index,
+            numbers=numbers,
+            trajectory=trajectory,
+            advantages=advantages[numbers].float().to(self.accelerator.device),
+            score=scorer(self.reward_function, [contexts[number] for number in numbers.tolist()]),
+        )
+
+    def _metrics(
+        self, rewards: torch.Tensor, batches: list[list[Any]], advantages: torch.Tensor
+    ) -> dict[str, Any]:
+        """Describe the samples of the whole epoch."""
+        info = self.sampler.share.gather_means(info_means(batches))
+        return {
+            "epoch": self.epochs_done,
+            "reward_mean": rewards.mean().item(),
+            **spread("reward", rewards),
+            **{f"reward/{name}": mean for name, mean in info.items()},
+            "advantage_mean": advantages.mean().item(),
+            "samples_seen": self.epochs_done * self.plan.total_samples,
+        }
+
+    def _report_first(self, rewards: torch.Tensor) -> None:
+        """Keep what the first epoch of the run showed, if this is it; warn of what failed."""
+        if self._first is None:
+            return
+        self._first.rewards = rewards
+        clip_range = None if "train_clip_range" in self.algorithm.unused else self.config.train_clip_range
+        self.preflight = self._first.findings(self.config.sample_group_size, clip_range)
+        if self.log is not None:
+            self.log.preflight([vars(finding) for finding in self.preflight])
+            for finding in self.preflight:
+                if not finding.passed and not self._warned:
+                    warnings.warn(f"the first epoch looks broken: {finding}", stacklevel=3)
+
+    def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
+        """Say it once where an epoch teaches nothing, because nothing was better than anything else."""
+        constant = bool(rewards.min() == rewards.max())
+        if self._warned or (advantages.any() and not constant):
+            return
+        self._warned = True
+        if not self.accelerator.is_main_process:
+            return
+        what = f"all {len(rewards)} rewards are {rewards[0]:g}" if constant else "all advantages are 0"
+        warnings.warn(
+            f"epoch {epoch + 1} teaches nothing: {what}; look at the reward function, and at whether what it "
+            "scores differs within an epoch (or within a group)",
+            stacklevel=4,
+        )
+
+    def _record_step(self, epoch: int, number: int, record: dict[str, float]) -> None:
+        """Write the record of an epoch's optimizer step, by its number from 0."""
+        if "max_ratio_error" in record:
+            if number == 0:  # no update before it: the policies must agree
+                record["first_replay_max_ratio_error"] = record["max_ratio_error"]
+            if self._first is not None:
+                self._first.replay_errors.append(record["max_ratio_error"])
+        inner_epoch = number * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
+        position = {"epoch": epoch + 1, "inner_epoch": inner_epoch, "step": self.global_step}
+        self.write_record("step", {**position, **record})
+
+    def _stop_if_asked(self) -> None:
+        if self._interrupt is None:
+            return
+        asked = self._interrupt.requested
+        if self.accelerator.num_processes > 1:
+            numbers = torch.tensor([float(asked)], device=self.accelerator.device)
+            asked = int(self.accelerator.gather(numbers).max())
+        if asked:
+            self.stopped_by = asked
+            raise Stopped
+
+    # ----------------------------------------------------------------------------------- what is kept
+    def _open_log(self) -> None:
+        """Open metrics.jsonl and start the trackers, and drop what an older run left; only once."""
+        if self._log_is_open:
+            return
+        self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
+        if self.accelerator.is_main_process:
+            self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self.record)
+        self.trackers.start(self.config)
+        self._log_is_open = True
+
+    def write_record(self, kind: str, values: dict[str, float]) -> None:
+        """Write a record to metrics.jsonl and to the trackers, in the main process."""
+        if self.log is not None:
+            self.log.record(kind, values)
+            self.trackers.log(kind, values, self.global_step)
+
+    def write_grid(self, kind: str, epoch: int, images: torch.Tensor, captions: Sequence[str]) -> None:
+        """Write a grid of images (N, 3, H, W) to images/ and to the trackers, in the main process."""
+        if self.log is not None:
+            grid = self.log.images(epoch, images, kind, captions)
+            self.trackers.log_grid(kind, grid, self.global_step)
+
+    def _report(
+        self, epoch: int, metrics: dict[str, float], batches: list[list[Any]], contexts: Contexts
+    ) -> None:
+        frequency = self.config.image_grid_freq
+        if self.log is not None and frequency and epoch % frequency == 0:
+            needed = batches[: math.ceil(SHOWN_IMAGES / self.config.sample_batch_size)]
+            images = torch.cat([batch[0] for batch in needed])
+            own = [contexts[number] for number in self.sampler.share.rows.flatten().tolist()]
+            count = min(len(images), SHOWN_IMAGES // (1 if own[0].image is None else 2))
+            rewards = torch.cat([batch[3] for batch in needed]).tolist()
+            tiles, captions = with_captions(own[:count], images[:count], rewards[:count])
+            self.write_grid("epoch", self.epochs_done, tiles, captions)
+        self.write_record("epoch", metrics)  # after the grid, which TensorBoard then writes to disk, too
+        hook = self.image_samples_hook
+        if hook is not None and (self.accelerator.is_main_process or hasattr(hook, "in_every_process")):
+            tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None
+            hook(batches, self.global_step, tracker)
+
+    def save(self) -> Path:
+        """Write a checkpoint; every process must call it. Return its folder."""
+        self._open_log()  # also where nothing was trained yet
+        self.accelerator.wait_for_everyone()
+        folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
+        tensors = self.learner.tensors()
+        if self.accelerator.is_main_process:
+            self._write_checkpoint(tensors)
+        self.accelerator.wait_for_everyone()
+        return folder
+
+    def _save_what_was_before(self) -> None:
+        """Write the epochs before one that failed; what failed is told, not what fails here on top of it."""
+        folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
+        if self.log is None or self.epochs_done == 0 or folder.exists() or self.accelerator.is_fsdp2:
+            return
+        with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a folder that is another's by now
+            self._write_checkpoint(self.learner.tensors())  # waits for nobody: others may not have failed
+
+    def _write_checkpoint(self, tensors: Tensors) -> None:
+        if self.log is not None:
+            self.log.flush()  # so that a power cut leaves no checkpoint without its records
+        config = self.config.to_dict()
+        values = {**self.state.values(), "config": config, "identity": self._identity, RUN: self.record}
+        checkpoint.write(self.config.run_dir, self.epochs_done, tensors, values)
+        checkpoint.prune(self.config.run_dir, self.config.num_checkpoint_limit)
+        self.trackers.plot(self.config.run_dir)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        folder: str | Path,
+        reward_function: RewardFunction,
+        prompt_function: PromptFunction,
+        sd_pipeline: Any,
+        changes: dict[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Make a trainer that continues a checkpoint with the config that it was written with.
+
+        The checkpoint is `<run>/checkpoint-NNNNNN`, and the run goes on in `<run>`; the pipeline is that
+        which the run started from. `changes` are fields of the config that do not decide the weights, such as
+        `num_epochs`, and objects in `accelerator_kwargs` and the like, which the checkpoint holds as text
+        only. All else is that of the constructor. A ValueError says that the checkpoint is damaged or belongs
+        to another model.
+        """
+        state = checkpoint.read_state(Path(folder))
+        config = DDPOConfig.from_dict({**state["config"], **(changes or {})})
+        config.resume_from, config.output_dir = str(folder), str(Path(folder).parent)
+        return cls(config, reward_function, prompt_function, sd_pipeline, **arguments)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the trained weights for plain diffusers, see `save_policy`; every process must call it."""
+        with self.learner.averaged_policy():
+            save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)
 
 
 class DDPOTrainer(Trainer):

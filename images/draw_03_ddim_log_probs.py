@@ -32,7 +32,7 @@ def denoise() -> None:
     """Run tiny-sd and a network of random weights with the same draws; keep pictures, log-probs, shares."""
     import torch
 
-    from ddpo_lessons.families import family_of
+    from ddpo_lessons.models import family_of
     from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
     from ddpo_lessons.worlds import load_tiny_sd
 

@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 from plots import BENCHMARKS, band, by_seed, minus, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
-from ddpo_lessons.app.plotting import CURVE_COLORS
+from ddpo_lessons.lessons.plotting import CURVE_COLORS
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
 FRAMES = Path(__file__).parent / "07-frames.png"
@@ -32,8 +32,8 @@ COLORS = {"one advantage": BLUE, "falling": GREEN, "branching": ORANGE}
 @torch.no_grad()
 def denoise() -> None:
     """Edit one picture eight times; keep what the first run showed after each call, and all rewards."""
-    from ddpo_lessons.app.demo import GROUND_WEIGHT, POLICY, VALIDATION
-    from ddpo_lessons.families import family_of
+    from ddpo_lessons.lessons.demo import GROUND_WEIGHT, POLICY, VALIDATION
+    from ddpo_lessons.models import family_of
     from ddpo_lessons.rewards import animal_alignment
     from ddpo_lessons.rollout import from_images
     from ddpo_lessons.worlds import animals, load_tiny_zoo

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from plots import read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
-from ddpo_lessons.app.desk import DESKS
+from ddpo_lessons.lessons.desk import DESKS
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"  # python -m benchmarks.results.silent_faults
 # `python -m benchmarks.speed.paper_run`
-PAPER: dict[str, Any] = json.loads((ROOT / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))
+PAPER: dict[str, Any] = json.loads((ROOT / "ddpo_lessons/lessons/paper_run.json").read_text("utf-8"))
 PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
 HOPED, PUBLISHED = 0.3, 0.19  # shares of a card's peak speed
 RECORDS = {

@@ -36,7 +36,7 @@ LEVEL, LENGTH = 0.6, 0.1
 @torch.no_grad()
 def denoise() -> None:
     """Run tiny-sd3 from one noise, eight times by each of three samplers, and keep the pictures."""
-    from ddpo_lessons.families import family_of
+    from ddpo_lessons.models import family_of
     from ddpo_lessons.worlds import load_tiny_sd3
 
     family: Any = family_of(load_tiny_sd3())

@@ -18,7 +18,7 @@ from torch import nn
 
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms.forward_process import Example
-from ddpo_lessons.lesson import SEED, seeded
+from ddpo_lessons.lessons import SEED, seeded
 from ddpo_lessons.ppo import clipped_loss
 
 ROOT = Path(__file__).parents[1]

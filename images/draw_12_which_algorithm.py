@@ -14,7 +14,7 @@ from PIL import Image
 from plots import BENCHMARKS, by_seed, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
-from ddpo_lessons.app.demo import TEST
+from ddpo_lessons.lessons.demo import TEST
 from ddpo_lessons.worlds.animals import draw_edits
 
 RESULTS = BENCHMARKS / "results"

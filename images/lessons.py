@@ -18,13 +18,13 @@ should you shuffle time? Every sample's denoising steps in their own order, torn
 how likely was this step? its log-prob, replaying it, and which log-probs teach
 04_ppo_clipping | ppo advantages | 04-clipping
 what does clipping buy? Advantages, the clipped surrogate, drift and clip range, curves over ten epochs
-05_text_ppo_with_gae | text/ppo text/trainer | 05-two-mdps
+05_text_ppo_with_gae | text/text_ppo text/text_trainer | 05-two-mdps
 RLHF's PPO for text from its parts, GAE derived and written, reward hacking; what takes GAE's place in DDPO
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-question
 can a number teach a painter? The whole loop, DDPO beside RWR, paths, the KL and early stopping
-07_img2img_ddpo | algorithms/branching rollout app/demo | 07-question
+07_img2img_ddpo | algorithms/branching rollout lessons/demo | 07-question
 which step deserves the praise? The edit of many steps: a bandit, credit by branching, honest baselines
-08_fails_in_silence | app/faults run/preflight app/preflight | 08-question
+08_fails_in_silence | lessons/faults training/first_epoch cli/preflight | 08-question
 which of these runs is broken? Eleven faults without an error, preflight; memory, hours, money of a long run
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight
 where do an ODE's probabilities come from? A budget of noise, an SDE, groups, and what training buys
@@ -45,7 +45,7 @@ from pathlib import Path
 SOURCE = {source}  # what pip installs instead, once the project is published
 if importlib.util.find_spec("ddpo_lessons") is None:
     files = [path for path in Path().resolve().glob("ddpo[-_]lessons*") if path.suffix in (".whl", ".zip")]
-    here = ".." if Path("../ddpo_lessons/lesson.mplstyle").exists() else max(files, default=None)
+    here = ".." if Path("../ddpo_lessons/lessons/lesson.mplstyle").exists() else max(files, default=None)
     source = f"{{here}}[lessons]" if here else SOURCE
     if source is None:
         raise ModuleNotFoundError("ddpo_lessons: put its wheel or zip beside this notebook, and run again")

@@ -49,9 +49,9 @@ from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
-from ddpo_lessons.lesson import why_not
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.lessons import why_not
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 SCHEDULE: dict[str, Any] = {
     "beta_schedule": "squaredcos_cap_v2",

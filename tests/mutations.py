@@ -56,13 +56,13 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("lengths = self.sigmas[:-1] - self.sigmas[1:]", "lengths = self.sigmas[:-1]"),
         ("(1 - places).clamp", "places.clamp"),
     ]),
-    ("families/flux.py", "test_flux.py -k plain_diffusers_d", [
+    ("models/flux.py", "test_flux.py -k plain_diffusers_d", [
         ("range(number, number + 1)", "range(0, 1)"),
         ("out[:, : tokens[0].shape[1]]", "out[:, -tokens[0].shape[1] :]"),
         ("(len(prompts),), guidance_scale,", "(len(prompts),), 1.0,"),
         ("self.latents_shape(size)", "self.latents_shape()"),
     ]),
-    ("run/sampling.py", "test_flux.py -k 'tells_kontext or noise_levels_of'", [
+    ("training/sampler.py", "test_flux.py -k 'tells_kontext or noise_levels_of'", [
         ("self.start.images(contexts),", "None,"),
         ("self.schedule(epoch, known)", "self.schedule(epoch)"),
     ]),
@@ -139,12 +139,12 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("algorithms/draft.py", "test_draft.py", [
         ("latents[rows, total - steps]", "latents[rows, total - steps - 1]"),
     ]),
-    ("run/learner.py", "test_algorithms.py -k 'old_policy or old_weights'", [
+    ("training/learner.py", "test_algorithms.py -k 'old_policy or old_weights'", [
         ("self._use(new)", "pass"),
         ("lerp_(part_of(self.trainable[name]), 1 - decay)", "lerp_(part_of(self.trainable[name]), decay)"),
         ("torch.clear_autocast_cache()", "pass"),
     ]),
-    ("run/learner.py", "test_rwr.py -k grouping_changes", [
+    ("training/learner.py", "test_rwr.py -k grouping_changes", [
         ("backward(value * share)", "backward(value / len(groups))"),
     ]),
 ]  # fmt: skip

@@ -19,9 +19,9 @@ import torch
 from diffusers import FluxKontextPipeline
 
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
-from ddpo_lessons.app import preflight
-from ddpo_lessons.app.faults import Fault, put_in
+from ddpo_lessons.cli import preflight
 from ddpo_lessons.data.starts import WithImages
+from ddpo_lessons.lessons.faults import Fault, put_in
 from ddpo_lessons.trainer import Trainer
 from tests.helpers import NOT_CLIPPED, brightness, each_prompt, flow_trainer, make_config, make_pipeline
 from tests.helpers import make_flux_pipeline as make_flux

@@ -21,8 +21,8 @@ from helpers import (
 from torch import nn
 
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
+from ddpo_lessons.algorithms.algorithm import Algorithm, Samples
 from ddpo_lessons.algorithms.awm import AWM
-from ddpo_lessons.algorithms.base import Algorithm, Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.algorithms.dpo import DPO
 from ddpo_lessons.algorithms.draft import DRaFT
@@ -33,14 +33,14 @@ from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.families.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.rewards.base import checked_reward
+from ddpo_lessons.models.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.rewards.pixels import jpeg_compressibility
+from ddpo_lessons.rewards.reward import checked_reward
 from ddpo_lessons.rollout import Trajectory
-from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.run.sampling import scorer
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.runlog import read_metrics
+from ddpo_lessons.training.sampler import scorer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -604,7 +604,7 @@ def test_how_draft_is_grouped_changes_nothing_where_steps_have_noise(tmp_path):
     """The noise belongs to the sample."""
     weights = []
     for size in (1, 2):
-        changes = {"train_forward_size": size, "train_adam_epsilon": 1e-2}  # Adam would magnify rounding
+        changes = {"train_micro_batch_size": size, "train_adam_epsilon": 1e-2}  # Adam would magnify rounding
         trainer = make_trainer(tmp_path / str(size), DRaFT(2), "sd", **changes)
         trainer.train()
         weights.append(weights_of(trainer))
@@ -851,7 +851,7 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("draft", {"last_steps": 2.0}, r"last_steps=2\.0 must be a whole number"),
         ("flow_grpo", {"window": 2.0}, r"window=2\.0 must be a whole number"),
         ("refl", {"last_steps": 0}, "last_steps=0 must be a whole number, at least 1"),
-        ("nft", {"beta": "small"}, "algorithm='nft' does not take {'beta': 'small'}"),
+        ("nft", {"beta": "small"}, "algorithm='nft' cannot be made of {'beta': 'small'}"),
         ("draft:draws_steps=no", {}, "draws_steps=no must be true or false"),
         ("draft:last_steps=1.5", {}, "last_steps=1.5 must be a whole number"),
         ("nft:beta=small", {}, "beta=small must be a number"),

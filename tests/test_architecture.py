@@ -14,17 +14,18 @@ PACKAGE = ROOT / "ddpo_lessons"
 # From the bottom: a module imports its own floor and those below, never one above.
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
-        "worlds", "embedded", "image", "damages", "plan", "words", "lesson", "hub", "own",
+        "worlds", "embedded", "image", "damages", "plan", "words", "hub", "own",
         "batching", "advantages", "ppo", "ddim", "flow",
     ),
     ("config", "rewards", "text"),
-    ("families",),
+    ("models",),
     ("rollout", "data", "named_prompts"),
     ("algorithms",),
-    ("run",),
+    ("training",),
     ("trainer",),
-    ("compat",),
-    ("app",),
+    ("compat", "validation"),
+    ("cli",),
+    ("lessons",),
     ("benchmarks",),
 )  # fmt: skip
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -83,6 +84,11 @@ def test_every_module_has_a_floor():
     assert {room(name) for name in modules()} - FLOOR.keys() == {"ddpo_lessons"}
 
 
+def test_no_two_modules_have_one_name():
+    names = [path.stem for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_nobody_imports_from_the_tests():
     """The attacks of tests/torture import benchmarks/, so the other way would be a circle."""
     tests = {
@@ -113,7 +119,7 @@ def test_only_what_is_about_toy_worlds_imports_them():
     }
     assert {name.removeprefix("ddpo_lessons.") for name in users} == {
         "ddpo_lessons", "rewards.digit_world", "rewards.animal_world", "named_prompts",
-        "app.demo", "app.desk",
+        "lessons.demo", "lessons.desk",
     }  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from helpers import brightness, check_resume, make_config, make_pipeline, red_th
 from safetensors.torch import load_file
 
 from ddpo_lessons.config import LORA_FILE
-from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.validation import Validation
 
 DECAY = 0.75
 pytestmark = pytest.mark.usefixtures("one_thread")

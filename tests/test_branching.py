@@ -17,11 +17,11 @@ from ddpo_lessons.algorithms.branching import Branching, branch_advantages
 from ddpo_lessons.algorithms.ddpo import replay, share_predictions
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.ddim import DDIMSchedule
-from ddpo_lessons.families import family_of
+from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rollout import sample_trajectory
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpo_lessons.run import checkpoint
+from ddpo_lessons.training import checkpoint
 
 TENSORS = {
     "policy": {"layer.weight": torch.arange(6.0).view(2, 3), "bias": torch.tensor([1e-30, -0.0])},

@@ -24,16 +24,18 @@ from PIL import Image
 import ddpo_lessons
 from ddpo_lessons import rewards
 from ddpo_lessons.algorithms import ALGORITHMS
-from ddpo_lessons.app import cli, demo, doctor, options, runs, sample, train
-from ddpo_lessons.app.presets import PRESETS
+from ddpo_lessons.cli import doctor, options, runs, sample, train
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli.presets import PRESETS
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data import folders
-from ddpo_lessons.families import family_of
 from ddpo_lessons.image import fit
+from ddpo_lessons.lessons import demo
+from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import PROMPTS
 from ddpo_lessons.rollout import sample_seed
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.worlds import load_tiny_sd, load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -457,7 +459,7 @@ def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr(train, "load_pipeline", load)
-    monkeypatch.setattr("ddpo_lessons.rewards.models.load_from_hub", load)
+    monkeypatch.setattr("ddpo_lessons.rewards.learned.load_from_hub", load)
     half = here / "half"
     half.mkdir()
     for name in ("a", "b"):
@@ -747,7 +749,8 @@ def test_without_a_word_the_help_is_shown(capsys):
     assert shown[0].out.isascii()  # for every terminal
     for name in cli.COMMANDS:
         assert f"\n  {name} " in shown[0].out
-        assert callable(importlib.import_module(f"ddpo_lessons.app.{name}").run)
+        home = "lessons" if name == "demo" else "cli"
+        assert callable(importlib.import_module(f"ddpo_lessons.{home}.{name}").run)
 
 
 def test_ctrl_c_leaves_no_traceback(monkeypatch):
@@ -770,7 +773,8 @@ def test_doctor_and_demo_are_called(monkeypatch):
 
 def test_help_version_and_doctor_do_not_wait_for_torch():
     program = (
-        "import sys\nfrom ddpo_lessons.app import cli, doctor\ndoctor.run = lambda _: 0\n"
+        "import sys\nfrom ddpo_lessons.cli import doctor\nfrom ddpo_lessons.cli import main as cli\n"
+        "doctor.run = lambda _: 0\n"
         "print([cli.main([word]) for word in sys.argv[1:]], {'torch', 'numpy'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", program, "--help", "--version", "doctor"]
@@ -782,7 +786,7 @@ def test_the_version_is_the_package_s(capsys):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == ddpo_lessons.__version__ == project["version"]
-    assert project["scripts"] == {"ddpo-lessons": "ddpo_lessons.app.cli:main"}
+    assert project["scripts"] == {"ddpo-lessons": "ddpo_lessons.cli.main:main"}
 
 
 def test_public_names_exist():

@@ -12,11 +12,11 @@ from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline, StableDiffu
 from helpers import brightness, make_config, make_pipeline, noisy_image, red_three, stir_adapter
 from safetensors.torch import load_file
 
-from ddpo_lessons import compat, families
+from ddpo_lessons import compat, models
 from ddpo_lessons.config import LORA_FILE
-from ddpo_lessons.families.stable_diffusion import StableDiffusion
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.models.stable_diffusion import StableDiffusion
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -539,7 +539,7 @@ def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(tmp_path, name,
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(RuntimeError) as caught:
-        families.load_pipeline(name)
+        models.load_pipeline(name)
     message = str(caught.value)
     assert "\n" not in message
     assert name in message
@@ -552,10 +552,10 @@ def test_pickled_weights_are_refused(tmp_path, model):
     pipeline.save_pretrained(tmp_path, safe_serialization=False)
     assert list(tmp_path.glob("unet/*.bin"))
     with pytest.raises(RuntimeError, match="safetensors"):
-        families.load_pipeline(tmp_path)
+        models.load_pipeline(tmp_path)
 
 
 def test_tiny_sd_is_a_name(model, monkeypatch):
-    monkeypatch.setitem(families.CHECKPOINTS, "tiny-sd", Path(model))
-    loaded = families.load_pipeline("tiny-sd")
+    monkeypatch.setitem(models.CHECKPOINTS, "tiny-sd", Path(model))
+    loaded = models.load_pipeline("tiny-sd")
     assert torch.equal(loaded.unet.conv_in.weight, make_pipeline().unet.conv_in.weight)

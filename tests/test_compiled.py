@@ -13,9 +13,9 @@ import torch
 from helpers import brightness, make_config, make_pipeline, red_three
 from torch import nn
 
-from ddpo_lessons.run import learner
-from ddpo_lessons.run.compiled import WrongGradientsError, check_gradients
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.training import learner
+from ddpo_lessons.training.compiled import WrongGradientsError, check_gradients
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_compiled_training_gives_the_same_weights_and_compares_each_shape_once(m
     for torch_compile in (True, False):
         # 2 samples of 3 timesteps, 4 pairs at most: groups of 3 and 3 pairs. The second epoch's prompts are
         # empty, so that its passes hold 3 pairs instead of 6.
-        settings = {"num_epochs": 2, "train_forward_size": 4, "torch_compile": torch_compile}
+        settings = {"num_epochs": 2, "train_micro_batch_size": 4, "torch_compile": torch_compile}
         trainer = make_trainer(traced, **settings)
         trainer.prompt_function = lambda trainer=trainer: ("" if trainer.epochs_done else "a red three", {})
         trainer.train()

@@ -61,7 +61,7 @@ def test_a_buffer_that_never_fills_is_refused():
         ("train_lora_rank", 0, "at least 1"),
         ("train_lora_rank", 2**70, r"less than 2\*\*31"),
         ("num_epochs", 2**31, r"less than 2\*\*31"),
-        ("train_forward_size", -1, "not be negative"),
+        ("train_micro_batch_size", -1, "not be negative"),
         ("sample_guidance_scale", -0.5, "not be negative"),
         ("seed", -1, "not be negative"),
         ("sample_eta", -1.0, "positive"),

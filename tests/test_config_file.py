@@ -7,7 +7,8 @@ import yaml
 from helpers import brightness, make_config, make_pipeline, red_three
 
 from ddpo_lessons.algorithms.nft import NFT
-from ddpo_lessons.app import cli, options, train
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli import options, train
 from ddpo_lessons.trainer import DDPOTrainer
 
 SMALL = "--sample-num-steps 3 --sample-batch-size 2 --train-batch-size 2 --sample-num-batches-per-epoch 2"

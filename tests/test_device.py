@@ -21,18 +21,19 @@ from PIL import Image
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.branching import branch_advantages
 from ddpo_lessons.algorithms.rwr import RWR
-from ddpo_lessons.app import cli, demo, desk, options
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli import options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.lesson import set_up
+from ddpo_lessons.lessons import demo, desk, set_up
 from ddpo_lessons.named_prompts import get_prompts
 from ddpo_lessons.rewards import colourfulness, prompt_alignment, recolouring
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.text.models import ValueModel, load_text_models
-from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer
+from ddpo_lessons.text.language_models import ValueModel, load_text_models
+from ddpo_lessons.text.text_trainer import TextPPOConfig, TextPPOTrainer
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.worlds import animals, digits, load_tiny_sd
 from ddpo_lessons.worlds.digits import accuracy, judge_edits, score_prompts
 
@@ -54,7 +55,7 @@ def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(t
     assert float(there.sum()) == there.cpu().sum() == 0
     assert [counter.total() for counter in vars(traffic).values()] == [1, 1, 1]
     colourfulness()(there.expand(2, 3, 8, 3), ["", ""], [{}, {}])
-    assert any(line.startswith("rewards/base.py:") for line in traffic.waits)
+    assert any(line.startswith("rewards/reward.py:") for line in traffic.waits)
 
 
 def test_a_copy_of_tensors_of_both_sides_leaves_each_where_it_is(traffic):
@@ -171,8 +172,8 @@ RUNS: dict[str, tuple[Callable[..., Trainer], dict[str, Any]]] = {
 def crossings(run: str, folder: Path, **changes: Any) -> int:
     """Count transfers and waits of a second epoch: eight samples in passes of two, two optimizer steps."""
     kind, settings = RUNS[run]
-    shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "train_forward_size": 4}
-    config = make_config(folder, **{**shape, "sample_forward_size": 2, **settings, **changes})
+    shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "train_micro_batch_size": 4}
+    config = make_config(folder, **{**shape, "sample_micro_batch_size": 2, **settings, **changes})
     draw = noisy_image if kind is ImageDDPOTrainer else each_prompt()
     with fake_device() as traffic:
         extra = {"noise_strength": 1.0} if kind is ImageDDPOTrainer else {}
@@ -188,10 +189,10 @@ def crossings(run: str, folder: Path, **changes: Any) -> int:
 def test_what_crosses_or_waits_is_counted_by_epoch_pass_and_step(run, tmp_path):
     """Nothing in a group of pairs or a denoising step; little in the rest."""
     usual = crossings(run, tmp_path / "usual")
-    assert crossings(run, tmp_path / "groups", train_forward_size=1) == usual  # 12 groups a step, not 3
-    assert crossings(run, tmp_path / "long", sample_num_steps=6, train_forward_size=8) == usual
+    assert crossings(run, tmp_path / "groups", train_micro_batch_size=1) == usual  # 12 groups a step, not 3
+    assert crossings(run, tmp_path / "long", sample_num_steps=6, train_micro_batch_size=8) == usual
     per_step = (crossings(run, tmp_path / "steps", train_batch_size=2) - usual) / 2
-    per_pass = (usual - crossings(run, tmp_path / "passes", sample_forward_size=8)) / 3
+    per_pass = (usual - crossings(run, tmp_path / "passes", sample_micro_batch_size=8)) / 3
     assert per_step <= 2
     assert per_pass <= 10
     assert usual - 2 * per_step - 4 * per_pass <= 20
@@ -380,7 +381,7 @@ def test_sample_draws_on_the_device(start, tmp_path, traffic):
     assert cli.main(["sample", *flags[start], "--steps", "4", "--output-dir", str(out)]) == 0
     made = {"image": "picture.png", "noise": "sample-000.png"}
     assert Image.open(out / made[start]).size == (32, 32)
-    assert any(line.startswith("app/sample.py") for line in traffic.to_host)
+    assert any(line.startswith("cli/sample.py") for line in traffic.to_host)
 
 
 def test_sample_stays_on_the_cpu_where_training_does(tmp_path, traffic, monkeypatch):

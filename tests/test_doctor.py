@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 import ddpo_lessons.hub as hub_module
-from ddpo_lessons.app import doctor
+from ddpo_lessons.cli import doctor
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from peft import LoraConfig
 from benchmarks.common import read_rows
 from benchmarks.results import edit, recolour
 from benchmarks.results.recolour_steps import edit_partly
-from ddpo_lessons.app.demo import Img2Img
+from ddpo_lessons.lessons.demo import Img2Img
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 

@@ -37,14 +37,14 @@ from helpers import (
     noisy_image,
 )
 
-from ddpo_lessons.app import cli
-from ddpo_lessons.families import FAMILIES, Family, family_of, load_pipeline
-from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.families.stable_diffusion import StableDiffusion, ddim_scheduler
-from ddpo_lessons.families.stable_diffusion_xl import StableDiffusionXL
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.models import FAMILIES, Family, family_of, load_pipeline
+from ddpo_lessons.models.policy import prepare_policy
+from ddpo_lessons.models.stable_diffusion import StableDiffusion, ddim_scheduler
+from ddpo_lessons.models.stable_diffusion_xl import StableDiffusionXL
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout, text2img_rollout
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -443,7 +443,7 @@ def test_autocast_is_switched_off_where_the_vae_is_and_not_where_images_are(way,
     """Images come from the host: that autocast of another device is off there is of no use."""
     family = family_of(make_xl_pipeline())
     family.pipeline = SimpleNamespace(vae=SimpleNamespace(device=torch.device("cuda")))
-    module = f"ddpo_lessons.families.{place}.{way}"
+    module = f"ddpo_lessons.models.{place}.{way}"
     monkeypatch.setattr(module, lambda vae, tensor: torch.is_autocast_enabled("cuda"))
     before = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)

@@ -19,11 +19,12 @@ from helpers import (
     red_three,
 )
 
+import ddpo_lessons.trainer
 from ddpo_lessons.algorithms.rwr import RWR
-from ddpo_lessons.run import checkpoint, runner
-from ddpo_lessons.run.runlog import METRICS, RunLog, read_metrics
-from ddpo_lessons.run.state import identity
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import METRICS, RunLog, read_metrics
+from ddpo_lessons.training.state import identity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -262,7 +263,7 @@ def test_a_checkpoint_of_another_config_is_refused_by_field(finished, changes, f
 
 @pytest.mark.parametrize(
     "changes",
-    [{"train_forward_size": 1}, {"train_learning_rate": 1e-2}, {"torch_compile": True}],
+    [{"train_micro_batch_size": 1}, {"train_learning_rate": 1e-2}, {"torch_compile": True}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_decides_no_weight_of_the_past_may_change_in_a_continuation(tmp_path, finished, changes):
@@ -284,7 +285,7 @@ def test_a_checkpoint_of_another_algorithm_start_or_number_of_processes_is_refus
     def as_two(*parts: Any, **more: Any) -> dict[str, Any]:
         return {**identity(*parts, **more), "num_processes": 2}
 
-    monkeypatch.setattr(runner, "identity", as_two)
+    monkeypatch.setattr(ddpo_lessons.trainer, "identity", as_two)
     with pytest.raises(ValueError, match="num_processes: 1 there, 2 here"):
         DDPOTrainer(config, brightness, red_three, make_pipeline())
 

@@ -17,13 +17,13 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from ddpo_lessons import plot_run
-from ddpo_lessons.app.cli import main
+from ddpo_lessons.cli.main import main
 from ddpo_lessons.image import image_grid, save_grid
 from ddpo_lessons.rewards import weighted_sum
-from ddpo_lessons.run import checkpoint, figure
-from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.run.validation import Validation
 from ddpo_lessons.trainer import ImageDDPOTrainer
+from ddpo_lessons.training import checkpoint, figure
+from ddpo_lessons.training.runlog import read_metrics
+from ddpo_lessons.validation import Validation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,15 +17,15 @@ from helpers import (
     red_three,
 )
 
-from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.pepg import PEPG
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.families import Family, family_of, load_pipeline
-from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.models import Family, family_of, load_pipeline
+from ddpo_lessons.models.policy import prepare_policy
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, text2img_rollout
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -28,17 +28,17 @@ from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.algorithms.nft import NFT
-from ddpo_lessons.app import cli
-from ddpo_lessons.app.presets import PRESETS
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli.presets import PRESETS
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
-from ddpo_lessons.families import Family, family_of, load_pipeline
-from ddpo_lessons.families.flux import Flux, FluxKontext, places_of, to_latents, to_tokens
-from ddpo_lessons.families.policy import loaded_dtype, prepare_policy, read_lora
 from ddpo_lessons.image import to_tensor
+from ddpo_lessons.models import Family, family_of, load_pipeline
+from ddpo_lessons.models.flux import Flux, FluxKontext, places_of, to_latents, to_tokens
+from ddpo_lessons.models.policy import loaded_dtype, prepare_policy, read_lora
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -395,7 +395,7 @@ def test_on_a_device_nothing_crosses_or_waits_in_a_denoising_step_or_a_group_of_
 
     def crossings(name: str, **changes: Any) -> int:
         with fake_device() as traffic:
-            shape = {"sample_num_steps": 3, "train_batch_size": 2, "train_forward_size": 2}
+            shape = {"sample_num_steps": 3, "train_batch_size": 2, "train_micro_batch_size": 2}
             trainer = flow_trainer(
                 tmp_path / name, FlowGRPO(), WithImages(), kontext(), **{**shape, **changes}
             )
@@ -405,8 +405,8 @@ def test_on_a_device_nothing_crosses_or_waits_in_a_denoising_step_or_a_group_of_
             return sum(sum(counter.values()) for counter in vars(traffic).values())
 
     usual = crossings("usual")
-    assert crossings("groups", train_forward_size=1) == usual
-    assert crossings("long", sample_num_steps=5, train_forward_size=4) == usual
+    assert crossings("groups", train_micro_batch_size=1) == usual
+    assert crossings("long", sample_num_steps=5, train_micro_batch_size=4) == usual
 
 
 def test_kontext_runs_on_the_meta_device():

@@ -21,8 +21,8 @@ from PIL import Image
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.folders import open_image
 from ddpo_lessons.image import to_tensor
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -27,9 +27,9 @@ from torch import nn
 from benchmarks.speed.gpu import count_waits
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -41,10 +41,10 @@ MODELS = {"sd": make_pipeline, "xl": make_xl_pipeline, "sd3": make_sd3_pipeline,
 
 def make_trainer(folder: Path, model: str = "sd", pipeline: Any = None, **changes: Any) -> Any:
     """Make a trainer of eight samples in passes of two, two optimizer steps."""
-    shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "sample_forward_size": 2}
+    shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "sample_micro_batch_size": 2}
     is_flow = model in ("sd3", "flux")
     eta = {"sample_eta": 0.7} if is_flow else {}
-    config = make_config(folder, **{**shape, "train_forward_size": 2, **eta, **changes})
+    config = make_config(folder, **{**shape, "train_micro_batch_size": 2, **eta, **changes})
     algorithm = FlowGRPO() if is_flow else DDPO()
     return Trainer(config, brightness, red_three, pipeline or MODELS[model](), algorithm=algorithm)
 
@@ -126,7 +126,9 @@ def test_a_compiled_network_has_the_gradients_of_its_own(precision, tmp_path, mo
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_waits_within_a_group_of_pairs(model, tmp_path):
     def waits(size: int) -> int:
-        trainer = make_trainer(tmp_path / f"{size}", model, train_forward_size=size, mixed_precision="fp16")
+        trainer = make_trainer(
+            tmp_path / f"{size}", model, train_micro_batch_size=size, mixed_precision="fp16"
+        )
         trainer.step(0)
         epoch: Callable[[], Any] = functools.partial(trainer.step, 1)
         return count_waits(epoch)

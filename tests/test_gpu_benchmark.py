@@ -18,7 +18,8 @@ from helpers import make_flux_pipeline, make_pipeline, make_sd3_pipeline, make_x
 
 from benchmarks.common import Row
 from benchmarks.speed import gpu, paper_run
-from ddpo_lessons.app import cli, options
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli import options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpo_lessons.app.cli import parse
-from ddpo_lessons.app.options import Train
+from ddpo_lessons.cli.main import parse
+from ddpo_lessons.cli.options import Train
 from ddpo_lessons.config import DDPOConfig
 
 HOWTO = Path(__file__).parents[1] / "docs" / "howto"
@@ -75,7 +75,7 @@ def test_defaults_of_flags_are_the_codes():
 
 
 def test_memory_of_flow_models_is_the_committed_one():
-    found = json.loads((HOWTO.parents[1] / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))
+    found = json.loads((HOWTO.parents[1] / "ddpo_lessons/lessons/paper_run.json").read_text("utf-8"))
     columns = ("networks", "reward", "samples", "activations", "peak", "card")
     rows = [(row, [row["resolution"], row["cards"]]) for row in found["flux"]]
     for row in found["sd35"]:
@@ -86,7 +86,7 @@ def test_memory_of_flow_models_is_the_committed_one():
 
 
 def test_hours_on_a_card_are_the_committed_ones():
-    runs = json.loads((HOWTO.parents[1] / "ddpo_lessons/app/paper_run.json").read_text("utf-8"))["runs"]
+    runs = json.loads((HOWTO.parents[1] / "ddpo_lessons/lessons/paper_run.json").read_text("utf-8"))["runs"]
     smoke = {run["card"]: run for run in runs if run["run"] == "smoke"}
     for run in (run for run in runs if run["run"] == "edit"):
         both = ((smoke[run["card"]]["hours"], ".2f"), (run["hours"], ".0f"))  # at 0.3 of the peak

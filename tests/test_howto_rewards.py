@@ -37,10 +37,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ddpo_lessons.app import cli
+from ddpo_lessons.cli import main as cli
 from ddpo_lessons.rewards import REWARDS
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,9 +7,9 @@ from helpers import brightness, make_config, make_pipeline, red_three
 
 from ddpo_lessons import compat
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.run.learner import learning_rate
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.training.learner import learning_rate
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

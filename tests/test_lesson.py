@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddpo_lessons.lesson import check_mine, why_not
+from ddpo_lessons.lessons import check_mine, why_not
 
 
 def check_half(f):

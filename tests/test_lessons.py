@@ -31,5 +31,5 @@ def test_a_lesson_that_would_use_the_gpu_ends_in_an_error(monkeypatch):
     ask = "from accelerate import Accelerator; print(Accelerator().device)"
     with pytest.raises(CellExecutionError, match="a machine that is made up: stay on the CPU"):
         run(ask)
-    assert run("from ddpo_lessons.lesson import set_up; set_up()", ask) == "cpu\n"
+    assert run("from ddpo_lessons.lessons import set_up; set_up()", ask) == "cpu\n"
     assert run("import torch; print(torch.cuda.is_available())") == "True\n"

@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
-from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families.lora import SummedConv2d, SummedLinear, use_summed_weights
-from ddpo_lessons.families.policy import LORA_FILE, prepare_policy
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.lessons.demo import EVERYWHERE
+from ddpo_lessons.models.lora import SummedConv2d, SummedLinear, use_summed_weights
+from ddpo_lessons.models.policy import LORA_FILE, prepare_policy
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -142,7 +142,7 @@ def test_one_quiet_set_up_cell_folded_everywhere(path):
         ([], "https://github.com/some/where", "ddpo-lessons[lessons] @ git+https://github.com/some/where"),
         (["ddpo_lessons-1-py3-none-any.whl"], "https://github.com/some/where", "{}[lessons]"),
         (["ddpo-lessons-main.zip"], None, "{}[lessons]"),
-        (["../ddpo_lessons/lesson.mplstyle", "ddpo_lessons-1-py3-none-any.whl"], None, "..[lessons]"),
+        (["../ddpo_lessons/lessons/lesson.mplstyle", "ddpo_lessons-1-py3-none-any.whl"], None, "..[lessons]"),
     ],
 )
 def test_set_up_cell_installs_what_lies_nearest(there, address, installed, tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_set_up_cell_installs_what_lies_nearest(there, address, installed, tmp_p
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     for name in there:
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     monkeypatch.setattr(lessons, "address", lambda: address)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -12,8 +12,8 @@ from helpers import brightness, each_prompt, flow_trainer, launch, make_config, 
 
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread", "bars")
 
@@ -58,14 +58,14 @@ def test_training_is_halved_until_it_fits_and_trains_the_same_weights(tmp_path, 
     trainer.train()
     # 24 pairs in one pass, then 12, 6 and 3, which fit: the second epoch begins there.
     assert full.failures == 3
-    assert trainer.config.train_forward_size == 3
+    assert trainer.config.train_micro_batch_size == 3
     said = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
     assert [line.split(":")[0] for line in said] == ["out of memory in training"] * 3
     assert said[0] == (
-        "out of memory in training: train_forward_size 24 -> 12, and the epoch begins again; "
-        "set train_forward_size=12 so that the next run starts there"
+        "out of memory in training: train_micro_batch_size 24 -> 12, and the epoch begins again; "
+        "set train_micro_batch_size=12 so that the next run starts there"
     )
-    small = make(tmp_path / "small", train_forward_size=3)
+    small = make(tmp_path / "small", train_micro_batch_size=3)
     small.train()
     assert torch.equal(weights_of(trainer), weights_of(small))
     halved, same = (read_metrics(tmp_path / name, "step") for name in ("halved", "small"))
@@ -78,9 +78,9 @@ def test_sampling_is_halved_in_whole_batches(tmp_path, capsys):
     full = Full(trainer.family.denoiser, sampling=3)
     trainer.train()
     assert full.failures == 2  # 8 samples, 4, 2
-    assert (trainer.config.sample_forward_size, trainer.config.train_forward_size) == (2, 0)
-    assert "out of memory in sampling: sample_forward_size 4 -> 2, " in capsys.readouterr().out
-    small = make(tmp_path / "small", sample_forward_size=2)
+    assert (trainer.config.sample_micro_batch_size, trainer.config.train_micro_batch_size) == (2, 0)
+    assert "out of memory in sampling: sample_micro_batch_size 4 -> 2, " in capsys.readouterr().out
+    small = make(tmp_path / "small", sample_micro_batch_size=2)
     small.train()
     assert torch.equal(weights_of(trainer), weights_of(small))
 
@@ -93,10 +93,10 @@ def test_both_are_halved_in_a_later_epoch_and_a_resumed_run_starts_there(tmp_pat
     full = Full(trainer.family.denoiser, sampling=4, training=12)
     trainer.train()
     assert full.failures == 2
-    assert (trainer.config.sample_forward_size, trainer.config.train_forward_size) == (4, 12)
+    assert (trainer.config.sample_micro_batch_size, trainer.config.train_micro_batch_size) == (4, 12)
     assert not torch.equal(before, weights_of(trainer))
     state = json.loads((tmp_path / "checkpoint-000002" / "state.json").read_text("utf-8"))
-    assert state["config"]["train_forward_size"] == 12
+    assert state["config"]["train_micro_batch_size"] == 12
     resumed = DDPOTrainer.from_checkpoint(
         tmp_path / "checkpoint-000001", brightness, each_prompt(), make_pipeline(), {"num_epochs": 2}
     )
@@ -119,16 +119,16 @@ def test_algorithms_that_predict_elsewhere_are_halved_too(name, tmp_path):
         return trainer
 
     halved = train(limit=3)
-    size = halved.config.train_forward_size
+    size = halved.config.train_micro_batch_size
     assert 1 <= size <= 3
-    assert torch.equal(weights_of(halved), weights_of(train(train_forward_size=size)))
+    assert torch.equal(weights_of(halved), weights_of(train(train_micro_batch_size=size)))
 
 
 def test_a_flow_model_is_halved(tmp_path):
     trainer = flow_trainer(tmp_path, make_algorithm("flow_grpo"), None, None, num_epochs=1)
     Full(trainer.family.denoiser, training=2)
     trainer.train()
-    assert trainer.config.train_forward_size == 2
+    assert trainer.config.train_micro_batch_size == 2
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_other_errors_are_not_taken_for_it(kind, tmp_path):
     trainer.sampler.family.denoiser.register_forward_pre_hook(broken)
     with pytest.raises(kind, match="CUDA error"):
         trainer.train()
-    assert trainer.config.sample_forward_size == 0
+    assert trainer.config.sample_micro_batch_size == 0
 
 
 def test_a_reward_that_runs_out_of_memory_halves_nothing(tmp_path):
@@ -174,7 +174,7 @@ def test_a_reward_that_runs_out_of_memory_halves_nothing(tmp_path):
     trainer = DDPOTrainer(config, large, each_prompt(), make_pipeline())
     with pytest.raises(torch.OutOfMemoryError, match=r"^in the reward$"):
         trainer.train()
-    assert (trainer.config.sample_forward_size, trainer.config.train_forward_size) == (0, 0)
+    assert (trainer.config.sample_micro_batch_size, trainer.config.train_micro_batch_size) == (0, 0)
 
 
 def test_what_the_failed_pass_held_is_free_before_the_next(tmp_path, monkeypatch):
@@ -198,7 +198,7 @@ def test_of_two_processes_one_that_runs_out_ends_both_with_the_remedy(tmp_path):
     together = launch(__file__, tmp_path, processes=2)
     _, errors = together.communicate(timeout=300)
     assert together.returncode != 0
-    assert "set train_forward_size=12 in every process" in errors
+    assert "set train_micro_batch_size=12 in every process" in errors
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.nft import NFT
-from ddpo_lessons.app import cli
+from ddpo_lessons.cli import main as cli
 from ddpo_lessons.config import LORA_FILE
-from ddpo_lessons.families import load_pipeline
+from ddpo_lessons.models import load_pipeline
 from ddpo_lessons.rewards import get_reward
-from ddpo_lessons.run.record import read_run
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.record import read_run
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,7 +36,7 @@ SMALL = shlex.split(
 OTHERS = """
 from typing import Optional
 
-from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO as TheirDDPO
 from ddpo_lessons.algorithms.nft import NFT
 
@@ -232,8 +232,8 @@ def test_a_path_may_hold_colons():
             "NAME.py:RLOO' cannot be made of {'scale': -1.0}: scale=-1.0 must be above 0",
         ),
         ("NAME.py:RLOO --sample-group-size 1", "of a group: sample_group_size must be at least 2"),
-        ("others_NAME.py:Other", "is no subclass of ddpo_lessons.algorithms.base.Algorithm"),
-        ("others_NAME.py:red", "is no subclass of ddpo_lessons.algorithms.base.Algorithm"),
+        ("others_NAME.py:Other", "is no subclass of ddpo_lessons.algorithms.algorithm.Algorithm"),
+        ("others_NAME.py:red", "is no subclass of ddpo_lessons.algorithms.algorithm.Algorithm"),
         ("others_NAME.py:Needs", "missing 1 required positional argument: 'scale'"),
         ("others_NAME.py:Half", "abstract"),
         ("others_NAME.py:Nameless", "has no name: begin the class with name = 'nameless'"),
@@ -247,7 +247,7 @@ def test_a_path_may_hold_colons():
 )
 def test_what_is_wrong_is_one_line_before_any_model_loads(mine, text, message, capsys, monkeypatch):
     monkeypatch.setattr(
-        "ddpo_lessons.app.train.load_pipeline", lambda *_, **__: pytest.fail("a model is loaded")
+        "ddpo_lessons.cli.train.load_pipeline", lambda *_, **__: pytest.fail("a model is loaded")
     )
     Path("broken.py").write_text("class RLOO(:\n")
     algorithm, *words = text.replace("NAME", mine).split()

@@ -15,8 +15,8 @@ from benchmarks.speed import paper_run
 from benchmarks.speed.paper_run import META, Counter, as_on_cuda, estimate, published
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import policy
-from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.models import policy
+from ddpo_lessons.models.policy import prepare_policy
 from ddpo_lessons.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -165,7 +165,7 @@ def like_the_cpu(monkeypatch):
 )
 def test_bytes_and_flops_are_those_of_an_epoch_that_runs(method, make, changes, tmp_path, like_the_cpu):
     fields = {"sample_num_steps": 3, "sample_num_batches_per_epoch": 2, "train_batch_size": 2}
-    config = make_config(tmp_path, **fields, **changes, train_forward_size=2)
+    config = make_config(tmp_path, **fields, **changes, train_micro_batch_size=2)
     found = estimate(on_meta(make()), config, method)
     algorithm = make_algorithm(method)
     algorithm.shares_starts = False  # what groups share is left out of the count
@@ -229,7 +229,7 @@ def test_checkpointing_computes_more_and_holds_less():
 def test_the_committed_table_is_what_the_script_makes_now():
     """A pass of DDPO and of the preset `edit`, which every table builds on."""
     committed = json.loads(paper_run.RESULT.read_text("utf-8"))
-    config = DDPOConfig(mixed_precision="bf16", train_forward_size=1)
+    config = DDPOConfig(mixed_precision="bf16", train_micro_batch_size=1)
     assert paper_run.training_peak("sd15", config, 1) / 1e9 == pytest.approx(
         committed["methods"]["DDPO"], abs=1e-3
     )

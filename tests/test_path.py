@@ -9,7 +9,7 @@ from helpers import brightness, make_config, make_pipeline, red_three
 
 import ddpo_lessons
 from ddpo_lessons.algorithms import ddpo
-from ddpo_lessons.families.stable_diffusion import StableDiffusion
+from ddpo_lessons.models.stable_diffusion import StableDiffusion
 from ddpo_lessons.trainer import DDPOTrainer
 
 PACKAGE = Path(ddpo_lessons.__file__).parent

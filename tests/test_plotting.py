@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddpo_lessons.app.plotting import plot_dilemma
 from ddpo_lessons.image import image_grid
-from ddpo_lessons.lesson import slider
+from ddpo_lessons.lessons import slider
+from ddpo_lessons.lessons.plotting import plot_dilemma
 
 
 def test_grid_places_images_row_by_row_and_fills_with_white():

@@ -28,11 +28,12 @@ from helpers import (
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.app import desk, preflight
-from ddpo_lessons.app.cli import main
-from ddpo_lessons.app.faults import FAULTS, Fault, put_in
+from ddpo_lessons.cli import preflight
+from ddpo_lessons.cli.main import main
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.families.policy import with_parts
+from ddpo_lessons.lessons import desk
+from ddpo_lessons.lessons.faults import FAULTS, Fault, put_in
+from ddpo_lessons.models.policy import with_parts
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.worlds import load_tiny_sd
 

@@ -8,11 +8,11 @@ import torch
 from benchmarks.speed.paper_run import published
 from ddpo_lessons import named_prompts, rewards
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app.presets import PRESETS, divide
+from ddpo_lessons.cli.presets import PRESETS, divide
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.damages import DAMAGES
-from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.families.stable_diffusion import make_schedule
+from ddpo_lessons.models.policy import prepare_policy
+from ddpo_lessons.models.stable_diffusion import make_schedule
 
 SIZES = (
     "sample_batch_size",

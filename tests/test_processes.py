@@ -33,11 +33,11 @@ from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.data.starts import FromNoise, WithImages
-from ddpo_lessons.families.policy import save_policy
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.run.validation import Validation
+from ddpo_lessons.models.policy import save_policy
 from ddpo_lessons.trainer import ImageDDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
+from ddpo_lessons.validation import Validation
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "lora": {},
     "full": {"train_use_lora": False},
     "grouped": {
-        "train_batch_size": 1, "train_gradient_accumulation_steps": 2, "train_forward_size": 1,
+        "train_batch_size": 1, "train_gradient_accumulation_steps": 2, "train_micro_batch_size": 1,
         "train_num_inner_epochs": 2, **TRACKING,
     },
     "skipped": {**TRACKING},

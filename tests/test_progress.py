@@ -11,12 +11,12 @@ import pytest
 from diffusers.utils import logging
 from helpers import brightness, each_prompt, make_config, make_pipeline, make_sd3_pipeline, red_three
 
+import ddpo_lessons.trainer
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.plan import summary
-from ddpo_lessons.run import runner
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread", "bars")
 
@@ -80,9 +80,9 @@ def test_the_first_epoch_that_is_timed_tells_hours_and_money(has_bars, tmp_path,
         clock[0], trainer.state.epochs_done = clock[0] + 1800, epoch + 1
         return {"reward_mean": 1.0, "reward_std": 0.0}
 
-    monkeypatch.setattr(runner, "draws_bars", lambda: has_bars)
+    monkeypatch.setattr(ddpo_lessons.trainer, "draws_bars", lambda: has_bars)
     monkeypatch.setattr(trainer, "step", step)
-    monkeypatch.setattr(runner.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(ddpo_lessons.trainer.time, "perf_counter", lambda: clock[0])
     trainer.train()
     lines = [line for line in capsys.readouterr().err.splitlines() if "left" in line and "epoch " in line]
     assert len(lines) == (1 if has_bars else 3)
@@ -114,7 +114,7 @@ def command(folder: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "ddpo_lessons.app.cli",
+        "ddpo_lessons.cli.main",
         "train",
         *flags.split(),
         "--output-dir",

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from ddpo_lessons.app.cli import main
+from ddpo_lessons.cli.main import main
 from ddpo_lessons.data.folders import find_images
 from ddpo_lessons.image import fit
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.training.runlog import read_metrics
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -78,7 +78,7 @@ def test_memory_of_the_first_lessons_is_the_committed_one():
 
 
 def test_hours_on_a_card_are_the_committed_ones():
-    runs = json.loads((ROOT / "ddpo_lessons" / "app" / "paper_run.json").read_text("utf-8"))["runs"]
+    runs = json.loads((ROOT / "ddpo_lessons" / "lessons" / "paper_run.json").read_text("utf-8"))["runs"]
     hours = {run["card"]: run["hours"] for run in runs if run["run"] == "edit"}
     # If the card reaches 0.3 of its peak, as in the file, or the published clue's 0.19.
     low, high = ({card: time * 0.3 / u for card, time in hours.items()} for u in (0.3, 0.19))

@@ -16,9 +16,9 @@ from ddpo_lessons.data.prompts import animals
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rewards import colourfulness
 from ddpo_lessons.rewards.combined import judged
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.record import changes, name_of, read_run
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.record import changes, name_of, read_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,9 +5,9 @@ import torch
 from helpers import brightness, make_config, make_pipeline, red_three, stir_adapter
 
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
-from ddpo_lessons.families.policy import adapter_off, prepare_policy
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.models.policy import adapter_off, prepare_policy
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

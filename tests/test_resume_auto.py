@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import Remembering, brightness, make_config, make_pipeline, records_of
 
-from ddpo_lessons.app.cli import main
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.cli.main import main
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

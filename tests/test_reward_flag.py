@@ -15,10 +15,11 @@ from helpers import CLIP_SIZE, write_clip, write_resnet
 from PIL import Image
 
 from ddpo_lessons import rewards
-from ddpo_lessons.app import cli, reward_flag
-from ddpo_lessons.app.reward_flag import Term, parse
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli import reward_flag
+from ddpo_lessons.cli.reward_flag import Term, parse
 from ddpo_lessons.data import folders
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoModel, CLIPConfig, CLIPModel, CLIPTokenizer, ViTConfig, ViTModel
 
 from ddpo_lessons import rewards
-from ddpo_lessons.rewards import base, models
+from ddpo_lessons.rewards import learned, reward
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.worlds import digits
 from ddpo_lessons.worlds.digits import COLOURS
@@ -86,7 +86,7 @@ def test_one_nan_pixel_names_its_sample():
 
 
 def test_rounding_outside_the_range_is_tolerated_and_clamped():
-    brightest = base.checked_reward(lambda images, prompts, metadata: images.amax(dim=(1, 2, 3)))
+    brightest = reward.checked_reward(lambda images, prompts, metadata: images.amax(dim=(1, 2, 3)))
     over = torch.ones(2, 3, 8, 8) + 5e-4
     assert torch.equal(values(brightest(over, PROMPTS, NO_METADATA)), torch.ones(2))
 
@@ -158,7 +158,7 @@ def test_colourfulness_of_noise_against_numpy():
 def test_bad_reference_images_are_named(second, match):
     metadata = [{"target": torch.zeros(3, 8, 8)}, second]
     with pytest.raises(ValueError, match=match):
-        base.metadata_images(metadata, "target", torch.zeros(2, 3, 8, 8))
+        reward.metadata_images(metadata, "target", torch.zeros(2, 3, 8, 8))
 
 
 # ------------------------------------------------------------------------------------ digit world
@@ -285,7 +285,7 @@ def test_preprocessing_resizes_and_crops_as_pil_does(clip_folder, tmp_path, shap
     smooth = torch.nn.functional.avg_pool2d(bytes_images(4, 2, 3, *shape), 3, 1, 1)
     images = (255 * smooth).round() / 255
     expected = preprocess(images, 36)
-    result = models.load_clip(folder).preprocess(images)
+    result = learned.load_clip(folder).preprocess(images)
     assert result.shape == (2, 3, SIZE, SIZE)
     # PIL rounds twice to 8 bits, once after each of its two passes; a standard deviation is 0.26.
     assert (result - expected).abs().max() < 1.6 / 255 / 0.26
@@ -447,10 +447,10 @@ def test_a_model_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
         assert any(
             model in message
             for model in (
-                models.CLIP_MODEL,
-                models.AESTHETIC_HEAD,
-                models.PERCEPTUAL_MODEL,
-                models.PICK_SCORE,
+                learned.CLIP_MODEL,
+                learned.AESTHETIC_HEAD,
+                learned.PERCEPTUAL_MODEL,
+                learned.PICK_SCORE,
             )
         )
         for part in ("no answer of", "hf download", "pass its path", "HF_HOME"):

@@ -21,8 +21,8 @@ from helpers import (
     make_xl_pipeline,
 )
 
-from ddpo_lessons.families import family_of
-from ddpo_lessons.families.stable_diffusion import decode, encode, make_schedule
+from ddpo_lessons.models import family_of
+from ddpo_lessons.models.stable_diffusion import decode, encode, make_schedule
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout, sample_seed, text2img_rollout
 
 pytestmark = pytest.mark.usefixtures("one_thread")

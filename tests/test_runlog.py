@@ -11,9 +11,9 @@ from helpers import brightness, make_config, make_pipeline, red_three
 from PIL import Image
 
 from ddpo_lessons import Validation
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import METRICS, RunLog, hold, read_metrics
 from ddpo_lessons.trainer import DDPOTrainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import METRICS, RunLog, hold, read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -155,7 +155,7 @@ def test_a_record_that_does_not_fit_leaves_those_before_it_whole(tmp_path, monke
         return FullDisk(file, room)
 
     with monkeypatch.context() as patch:
-        patch.setattr("ddpo_lessons.run.runlog.open", full, raising=False)
+        patch.setattr("ddpo_lessons.training.runlog.open", full, raising=False)
         with pytest.raises(
             OSError, match=r"cannot write .*metrics\.jsonl \(No space left.*make room.*overwrite=True"
         ):
@@ -187,7 +187,7 @@ def test_a_second_trainer_in_the_folder_is_refused_while_the_first_trains(tmp_pa
 @pytest.mark.slow
 def test_a_process_that_was_killed_frees_its_folder(tmp_path):
     program = (
-        "import os, signal, sys; from pathlib import Path; from ddpo_lessons.run.runlog import hold\n"
+        "import os, signal, sys; from pathlib import Path; from ddpo_lessons.training.runlog import hold\n"
         "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

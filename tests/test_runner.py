@@ -41,14 +41,14 @@ from ddpo_lessons.algorithms.refl import ReFL
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.run import checkpoint, learner
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint, learner
+from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TWO_PASSES = {"sample_num_batches_per_epoch": 2, "sample_forward_size": 2, "train_batch_size": 2}
+TWO_PASSES = {"sample_num_batches_per_epoch": 2, "sample_micro_batch_size": 2, "train_batch_size": 2}
 TRACKING = {
     "per_prompt_stat_tracking": True,
     "per_prompt_stat_tracking_buffer_size": 8,
@@ -212,7 +212,7 @@ def in_a_launched_process(folder: Path) -> None:
             time.sleep(0.5)
         return brightness(images, *arguments)
 
-    shape = {"sample_num_batches_per_epoch": 200, "sample_forward_size": 2, "train_batch_size": 400}
+    shape = {"sample_num_batches_per_epoch": 200, "sample_micro_batch_size": 2, "train_batch_size": 400}
     config = make_config(folder / "run", num_epochs=2, save_freq=9, sample_num_steps=1, **shape)
     trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline())
     trainer.train()

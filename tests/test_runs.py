@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 
 from ddpo_lessons import rewards
-from ddpo_lessons.app import cli, sample
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.cli import sample
 from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.prompts import activities
-from ddpo_lessons.run.record import read_run
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.training.record import read_run
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from helpers import NOT_CLIPPED, brightness, make_pipeline, noisy_image, red_three
 
-from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.algorithm import Samples
 from ddpo_lessons.algorithms.rwr import RWR, rwr_weights, sparse_rwr_weights
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, text2img_rollout
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 make_config = functools.partial(helpers.make_config, **NOT_CLIPPED)
@@ -70,9 +70,9 @@ def first_step(folder, **changes) -> tuple[dict[str, float], torch.Tensor]:
 
 def test_grouping_changes_nothing(tmp_path):
     """Timesteps and noise belong to the pair, not to the forward pass; a group weighs by its pairs."""
-    one, weights_one = first_step(tmp_path / "one", sample_num_steps=2, train_forward_size=8)
+    one, weights_one = first_step(tmp_path / "one", sample_num_steps=2, train_micro_batch_size=8)
     for size in (3, 1):  # eight pairs in groups of 3, 3 and 2, and each by itself
-        many, weights_many = first_step(tmp_path / str(size), sample_num_steps=2, train_forward_size=size)
+        many, weights_many = first_step(tmp_path / str(size), sample_num_steps=2, train_micro_batch_size=size)
         assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
         torch.testing.assert_close(weights_many, weights_one, rtol=0, atol=1e-5)

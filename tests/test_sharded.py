@@ -28,13 +28,13 @@ from torch.distributed.tensor import DTensor
 from ddpo_lessons import compat
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families.policy import prepare_policy
-from ddpo_lessons.families.sharded import forget_gathered, whole
-from ddpo_lessons.run import checkpoint, processes
-from ddpo_lessons.run.processes import check_sharding
-from ddpo_lessons.run.runlog import read_metrics
-from ddpo_lessons.run.validation import Validation
+from ddpo_lessons.models.policy import prepare_policy
+from ddpo_lessons.models.sharded import forget_gathered, whole
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint, processes
+from ddpo_lessons.training.processes import check_sharding
+from ddpo_lessons.training.runlog import read_metrics
+from ddpo_lessons.validation import Validation
 
 ODE = {"sample_num_steps": 4, "sample_guidance_scale": 1.0}
 SDE = {**ODE, "sample_eta": 0.7}
@@ -42,7 +42,7 @@ SDE = {**ODE, "sample_eta": 0.7}
 SCENARIOS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "ddpo": (make_algorithm("ddpo"), make_pipeline, {}),
     "parts": (make_algorithm("ddpo"), make_pipeline, {
-        "train_batch_size": 1, "train_gradient_accumulation_steps": 2, "train_forward_size": 1,
+        "train_batch_size": 1, "train_gradient_accumulation_steps": 2, "train_micro_batch_size": 1,
         "train_num_inner_epochs": 2, "train_gradient_checkpointing": True,
     }),
     "flow_grpo": (make_algorithm("flow_grpo"), make_sd3_pipeline, {**SDE, "train_kl_coefficient": 1.0}),

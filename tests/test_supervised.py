@@ -7,8 +7,8 @@ import torch
 from helpers import make_config, make_pipeline, stir_adapter
 
 from benchmarks.results.supervised import Pair, pair_loss, train_supervised
-from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import prepare_policy
+from ddpo_lessons.models import family_of
+from ddpo_lessons.models.policy import prepare_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

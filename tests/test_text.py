@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpo_lessons.text.ppo import (
+from ddpo_lessons.text.text_ppo import (
     Targets,
     action_mask,
     clipped_value_loss,

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from benchmarks.text import recipe
-from ddpo_lessons.text import models, world
-from ddpo_lessons.text.models import (
+from ddpo_lessons.text import grammar, language_models
+from ddpo_lessons.text.language_models import (
     ActorCritic,
     SentimentReward,
     ValueModel,
@@ -26,12 +26,12 @@ from ddpo_lessons.text.models import (
     read,
     read_queries,
 )
-from ddpo_lessons.text.ppo import action_mask, token_log_probs
-from ddpo_lessons.text.trainer import TextPPOConfig, TextPPOTrainer, measure
+from ddpo_lessons.text.text_ppo import action_mask, token_log_probs
+from ddpo_lessons.text.text_trainer import TextPPOConfig, TextPPOTrainer, measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TOKENIZER = world.make_tokenizer()
-EVALUATION = models.CHECKPOINT / "evaluation.json"
+TOKENIZER = grammar.make_tokenizer()
+EVALUATION = language_models.CHECKPOINT / "evaluation.json"
 
 
 def make_policy(seed: int = 0) -> Any:
@@ -41,7 +41,7 @@ def make_policy(seed: int = 0) -> Any:
 
 def positive_words(texts: Any) -> torch.Tensor:
     """Reward the share of words of praise."""
-    plus = {word for (word,), _ in world.alternatives("PLUS")}
+    plus = {word for (word,), _ in grammar.alternatives("PLUS")}
     return torch.tensor([sum(word in plus for word in text.split()) / len(text.split()) for text in texts])
 
 
@@ -54,9 +54,9 @@ def make_trainer(queries: Any = ("the plot", "i loved the"), **changes: Any) -> 
 
 # ------------------------------------------------------------------------------------------------ grammar
 def test_what_the_grammar_writes_parses_as_what_was_meant() -> None:
-    for text, sentiment in world.reviews(300, "train", seed=0):
-        assert world.parse(text) == sentiment, text
-        assert len(text.split()) <= world.MAX_WORDS
+    for text, sentiment in grammar.reviews(300, "train", seed=0):
+        assert grammar.parse(text) == sentiment, text
+        assert len(text.split()) <= grammar.MAX_WORDS
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,22 @@ def test_what_the_grammar_writes_parses_as_what_was_meant() -> None:
     ],
 )
 def test_parse_by_hand(text: str, meaning: str | None) -> None:
-    assert world.parse(text) == meaning
+    assert grammar.parse(text) == meaning
 
 
 def test_one_wrong_word_is_seen() -> None:
-    rng, words = random.Random(0), world.vocabulary()
-    texts = [text.split() for text, _ in world.reviews(200, "train", seed=1)]
+    rng, words = random.Random(0), grammar.vocabulary()
+    texts = [text.split() for text, _ in grammar.reviews(200, "train", seed=1)]
     shuffled = [" ".join(rng.sample(text, len(text))) for text in texts]
-    assert sum(world.parse(text) is not None for text in shuffled) < 0.05 * len(texts)
+    assert sum(grammar.parse(text) is not None for text in shuffled) < 0.05 * len(texts)
     assert len(words) > 300
 
 
 def test_train_and_test_reviews_never_meet() -> None:
-    train = {text for text, _ in world.reviews(2000, "train", seed=0)}
-    test = {text for text, _ in world.reviews(500, "test", seed=0)}
+    train = {text for text, _ in grammar.reviews(2000, "train", seed=0)}
+    test = {text for text, _ in grammar.reviews(500, "test", seed=0)}
     assert not train & test
-    assert world.reviews(5, "test", seed=3) == world.reviews(5, "test", seed=3)
+    assert grammar.reviews(5, "test", seed=3) == grammar.reviews(5, "test", seed=3)
 
 
 def test_tokenizer_gives_a_token_a_word_and_pads_left() -> None:
@@ -106,7 +106,7 @@ def test_tokenizer_gives_a_token_a_word_and_pads_left() -> None:
         "the plot",
         "i loved the songs .",
     ]
-    assert TOKENIZER.unk_token_id not in TOKENIZER(" ".join(world.vocabulary())).input_ids
+    assert TOKENIZER.unk_token_id not in TOKENIZER(" ".join(grammar.vocabulary())).input_ids
 
 
 # ------------------------------------------------------------------------------------------------- models
@@ -193,7 +193,7 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
     """As gpt2-imdb (no padding token) and distilbert-imdb (two outputs, a tokenizer of its own) are built."""
     make_policy().save_pretrained(tmp_path / "policy")
     plain = PreTrainedTokenizerFast(
-        tokenizer_object=world.make_tokenizer().backend_tokenizer, eos_token=world.EOS
+        tokenizer_object=grammar.make_tokenizer().backend_tokenizer, eos_token=grammar.EOS
     )
     plain.save_pretrained(tmp_path / "policy")
     settings = json.loads((tmp_path / "policy/tokenizer_config.json").read_text())
@@ -205,11 +205,11 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
         (tmp_path / "policy" / name).write_text(json.dumps(settings))
     config = DistilBertConfig(vocab_size=len(TOKENIZER), dim=16, n_layers=1, n_heads=2, hidden_dim=32)
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "reward")
-    own = world.make_tokenizer()
+    own = grammar.make_tokenizer()
     own.model_input_names = ["input_ids", "attention_mask"]
     own.save_pretrained(tmp_path / "reward")
     loaded = load_text_models("hub", tmp_path / "policy", tmp_path / "reward", device="cpu")
-    assert loaded.tokenizer.pad_token == world.EOS
+    assert loaded.tokenizer.pad_token == grammar.EOS
     assert loaded.tokenizer.padding_side == "left"
     assert loaded.reward(["the plot was dull .", "great"]).shape == (2,)
     config = TextPPOConfig(batch_size=2, minibatch_size=2, inner_epochs=1, max_new_tokens=4)
@@ -221,7 +221,7 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
 
 def test_queries_come_from_a_folder_of_reviews(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    rows = [{"text": text, "label": 0} for text, _ in world.reviews(50, "train", seed=0)]
+    rows = [{"text": text, "label": 0} for text, _ in grammar.reviews(50, "train", seed=0)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     queries = read_queries(TOKENIZER, tmp_path, count=14)
     assert len(queries) == 14
@@ -316,7 +316,7 @@ def test_measure_by_hand() -> None:
 # ------------------------------------------------------------------------------------------ the checkpoint
 @pytest.mark.slow
 def test_the_shipped_checkpoint_is_small_and_what_it_says() -> None:
-    files = [path for path in models.CHECKPOINT.rglob("*") if path.is_file()]
+    files = [path for path in language_models.CHECKPOINT.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 4_000_000
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")]
     said = json.loads(EVALUATION.read_text(encoding="utf-8"))

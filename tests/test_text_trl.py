@@ -8,7 +8,7 @@ import torch
 from trl_lines import ARGS, CASES, GOLDEN, is_installed, trl_results
 
 from ddpo_lessons.advantages import gae, masked_whiten
-from ddpo_lessons.text.ppo import Targets, shape_rewards, text_ppo_loss, token_log_probs
+from ddpo_lessons.text.text_ppo import Targets, shape_rewards, text_ppo_loss, token_log_probs
 
 RECORDED: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
 

@@ -14,9 +14,9 @@ from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image
 from PIL import Image
 
 from ddpo_lessons import Validation
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -28,11 +28,11 @@ from helpers import (
     weights_of,
 )
 
-from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.algorithm import Samples
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import read_metrics
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,7 +73,7 @@ class Recorder:
 # a replay in the size of sampling is exact; in other sizes about one sample in 150 came out differently, with
 # a ratio of up to 1.05 where the last step's noise is small.
 FLOAT32_TOLERANCE = 5e-6
-EXACT_IN_BF16 = {"mixed_precision": "bf16", "sample_forward_size": 2, "train_forward_size": 2}
+EXACT_IN_BF16 = {"mixed_precision": "bf16", "sample_micro_batch_size": 2, "train_micro_batch_size": 2}
 
 
 def replay_error(
@@ -233,10 +233,11 @@ def test_grouping_pairs_changes_no_gradient(tmp_path, use_lora, guidance, learni
     The last step is left out here: its small noise would multiply float32's rounding.
     """
     runs = []
-    for forward_size in (1, 5, 64):  # of 12 pairs: groups of 1, of 4, and all of them
+    for micro_batch_size in (1, 5, 64):  # of 12 pairs: groups of 1, of 4, and all of them
         config = make_config(
-            tmp_path / str(forward_size), train_forward_size=forward_size, train_use_lora=use_lora,
-            sample_guidance_scale=guidance, train_num_inner_epochs=2, train_max_grad_norm=1e9,
+            tmp_path / str(micro_batch_size), train_micro_batch_size=micro_batch_size,
+            train_use_lora=use_lora, sample_guidance_scale=guidance, train_num_inner_epochs=2,
+            train_max_grad_norm=1e9,
             train_clip_range=1e-3, train_learning_rate=learning_rate, sample_num_steps=4, **FOUR_SAMPLES,
         )  # fmt: skip
         trainer = DDPOTrainer(config, brightness, red_three, make_pipeline(set_alpha_to_one=True))
@@ -267,7 +268,7 @@ def test_grouping_samples_changes_no_image(tmp_path):
             return brightness(batch, *arguments)
 
         folder, samples = tmp_path / str(size), {"sample_num_batches_per_epoch": 3, "train_batch_size": 6}
-        config = make_config(folder, sample_forward_size=size, sample_guidance_scale=1.0, **samples)
+        config = make_config(folder, sample_micro_batch_size=size, sample_guidance_scale=1.0, **samples)
         trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline())
         with counted_passes(trainer.learner.denoiser) as passes[size]:
             trainer.sampler.sample(0, trainer.contexts.draw(0))
@@ -598,7 +599,7 @@ def test_the_defaults_need_no_tracker(tmp_path, monkeypatch):
     run = Path("logs/ddpo")
     assert sorted(path.name for path in run.iterdir()) == [
         ".lock", "checkpoint-000001", "checkpoint-000002", "config.json", "images", "metrics.jsonl",
-        "preflight.json",
+        "plot.png", "preflight.json",
     ]  # fmt: skip
     pictures = [f"epoch-00000{epoch}.{kind}" for epoch in (1, 2) for kind in ("json", "png")]
     assert sorted(p.name for p in (run / "images").iterdir()) == pictures

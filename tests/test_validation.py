@@ -11,8 +11,8 @@ from PIL import Image
 from ddpo_lessons import Validation
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
-from ddpo_lessons.run.sampling import NO_EPOCH
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training.sampler import NO_EPOCH
 from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,10 +7,10 @@ import torch
 
 from benchmarks.common import read_rows
 from benchmarks.zoo import edit, edit_ablations
-from ddpo_lessons.app import demo
-from ddpo_lessons.app.demo import Img2Img
-from ddpo_lessons.app.options import Demo
-from ddpo_lessons.families import family_of
+from ddpo_lessons.cli.options import Demo
+from ddpo_lessons.lessons import demo
+from ddpo_lessons.lessons.demo import Img2Img
+from ddpo_lessons.models import family_of
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 pytestmark = pytest.mark.usefixtures("one_thread")

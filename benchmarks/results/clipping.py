@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row, parse, product, readings, redness, run_all, save_grid, trainer_of
-from ddpo_lessons.algorithms.base import Learner, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout

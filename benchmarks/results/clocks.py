@@ -26,8 +26,8 @@ import torch
 from benchmarks.common import Row, machine, redness, write_json
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.batching import Samples, shuffle_samples, shuffle_time
-from ddpo_lessons.families import Family, family_of
 from ddpo_lessons.image import image_grid
+from ddpo_lessons.models import Family, family_of
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, text2img_rollout
 from ddpo_lessons.worlds import load_tiny_sd
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.common import Row, best, parse, product, read_rows, run_all
 from benchmarks.results.recolour import Exam, untrained
-from ddpo_lessons.app.demo import Img2Img
+from ddpo_lessons.lessons.demo import Img2Img
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 GRID = Path(__file__).parent / "edit_grid.csv"

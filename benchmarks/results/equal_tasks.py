@@ -6,7 +6,7 @@
   all, a sample has two trained actions or examples, and DRaFT and ReFL reach into the second half of the
   steps. All else are the package's defaults, and AWM's are its authors'.
 - "few": the taste with a third of its queries, and a search of its own.
-- "edit": the demo's task (app/demo.py). tiny-zoo frees an animal from confetti, and a sentence names the
+- "edit": the demo's task (lessons/demo.py). tiny-zoo frees an animal from confetti, and a sentence names the
   ground. The reward is the demo's, and so are strength, steps, rank and layers; "judge" is the share of
   pictures that the judges find right in all. Searched and set as for the taste.
 - "prompts", a check: tiny-sd3 draws the ten digit-ink pairs that its pre-training left out. The judge says
@@ -27,13 +27,13 @@ import torch
 from benchmarks.common import Row
 from benchmarks.zoo import taste
 from benchmarks.zoo.edit import by_program
-from ddpo_lessons.app import demo
 from ddpo_lessons.data.prompts import animals as animal_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.families import family_of
+from ddpo_lessons.lessons import demo
+from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts, hidden_animals
 from ddpo_lessons.rewards import RewardFunction, animal_alignment, prompt_alignment
-from ddpo_lessons.rewards.base import split_info
+from ddpo_lessons.rewards.reward import split_info
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, sample_trajectory, text2img_rollout
 from ddpo_lessons.worlds import animals, digits, load_tiny_sd3, load_tiny_zoo
 from ddpo_lessons.worlds.digits import score_prompts

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from benchmarks.common import Row, best, parse, product, read_rows, readings, run_all, trainer_of, write_once
 from benchmarks.results.equal_tasks import COMMON, OF_SD3
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
-from ddpo_lessons.families import family_of
+from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory

@@ -28,12 +28,12 @@ from benchmarks.common import Row, parse, product, run_all, trainer_of
 from benchmarks.results import recolour
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.algorithms.base import Algorithm, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import ForwardProcess
 from ddpo_lessons.data.contexts import check_rewards
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.rewards import recolouring
-from ddpo_lessons.run.sampling import scorer
+from ddpo_lessons.training.sampler import scorer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 DIRECTIONS, RESULTS = (Path(__file__).with_name(f"forward_starts{end}.csv") for end in ("", "_runs"))

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.common import Row, parse, product, redness, run_all
 from ddpo_lessons.ddim import gaussian_log_prob
-from ddpo_lessons.families import Family, family_of
+from ddpo_lessons.models import Family, family_of
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, sample_seed, text2img_rollout
 from ddpo_lessons.worlds import digits, load_tiny_sd
 

@@ -30,7 +30,7 @@ PROMPT, DIGIT, EPOCHS, SEEDS = "a three", 3, 6, (0, 1, 2)
 REWARDS: dict[str, Callable[[], Any]] = {"redness": lambda: redness, "compressibility": jpeg_compressibility}
 SETTINGS: Row = {
     "sample_num_steps": 8, "sample_guidance_scale": 1.0, "sample_batch_size": 48,
-    "sample_num_batches_per_epoch": 1, "train_batch_size": 12, "train_forward_size": 42,
+    "sample_num_batches_per_epoch": 1, "train_batch_size": 12, "train_micro_batch_size": 42,
     "train_clip_range": 5e-3, "train_lora_rank": 16, "train_lora_alpha": 16,
     "image_grid_freq": 0, "accelerator_kwargs": {"cpu": True},
 }  # fmt: skip

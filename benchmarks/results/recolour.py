@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row
-from ddpo_lessons.app.demo import EVERYWHERE, Img2Img, img2img, restore
+from ddpo_lessons.lessons.demo import EVERYWHERE, Img2Img, img2img, restore
 from ddpo_lessons.worlds import digits
 from ddpo_lessons.worlds.digits import judge_edits
 

@@ -18,9 +18,9 @@ from benchmarks.common import Row, parse, run_all, trainer_of
 from benchmarks.results.recolour import POLICY, SETTINGS, UNTRAINED_BEST, Exam
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.app.demo import Img2Img, img2img
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.families import family_of
+from ddpo_lessons.lessons.demo import Img2Img, img2img
+from ddpo_lessons.models import family_of
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.rollout import from_images
 from ddpo_lessons.worlds import digits, load_tiny_sd

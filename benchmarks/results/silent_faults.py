@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from benchmarks.common import write_rows
-from ddpo_lessons.app import preflight
-from ddpo_lessons.app.desk import make_trainer
-from ddpo_lessons.app.faults import FAULTS, put_in
+from ddpo_lessons.cli import preflight
 from ddpo_lessons.image import to_pil
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.lessons.desk import make_trainer
+from ddpo_lessons.lessons.faults import FAULTS, put_in
+from ddpo_lessons.training.runlog import read_metrics
 
 HERE = Path(__file__).parent
 # Settings that a healthy run may have, and that look sick.

@@ -34,7 +34,7 @@ from benchmarks.common import (
 )
 from benchmarks.results.equal_tasks import OF_SD3
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.families import family_of
+from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.rollout import sample_trajectory

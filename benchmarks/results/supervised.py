@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.ddim import predict_x0_and_noise
-from ddpo_lessons.families import Family, family_of
-from ddpo_lessons.families.policy import make_optimizer, prepare_policy
+from ddpo_lessons.models import Family, family_of
+from ddpo_lessons.models.policy import make_optimizer, prepare_policy
 
 Pair = tuple[str, torch.Tensor, dict[str, Any]]  # prompt, input (3, H, W), and the "target" of the same shape
 

@@ -32,14 +32,14 @@ from diffusers.utils import logging
 from benchmarks.common import ROOT, Row, machine, redness, scratch_config, write_json
 from benchmarks.speed import lessons, paper_run
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app import demo
-from ddpo_lessons.app.options import Demo
-from ddpo_lessons.app.presets import PRESETS
-from ddpo_lessons.app.sample import image_size
+from ddpo_lessons.cli.options import Demo
+from ddpo_lessons.cli.presets import PRESETS
+from ddpo_lessons.cli.sample import image_size
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.run.runlog import read_metrics
+from ddpo_lessons.lessons import demo
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.runlog import read_metrics
 
 RESULT = Path(__file__).with_suffix(".json")
 COMMAND = (sys.executable, "-m", "benchmarks.speed.gpu")
@@ -81,7 +81,11 @@ class Epoch:
         fields: Row = {**PRESETS[self.preset].config, "sample_num_steps": self.steps, "image_grid_freq": 0}
         fields |= {"sample_batch_size": self.size, "sample_num_batches_per_epoch": self.samples // self.size}
         fields |= {"train_batch_size": self.samples, "train_gradient_accumulation_steps": 1}
-        fields |= {"sample_forward_size": self.size, "train_forward_size": self.size, "sample_group_size": 1}
+        fields |= {
+            "sample_micro_batch_size": self.size,
+            "train_micro_batch_size": self.size,
+            "sample_group_size": 1,
+        }
         fields |= {"mixed_precision": self.precision, "torch_compile": self.compiled}
         return {**fields, "train_gradient_checkpointing": self.checkpointing}
 

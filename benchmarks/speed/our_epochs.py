@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from benchmarks.common import Row, redness, seconds_of
 from benchmarks.speed.cases import CASES, SIZES, Case, picture
 from benchmarks.speed.peer_environment import serve
-from ddpo_lessons.algorithms.base import Samples
+from ddpo_lessons.algorithms.algorithm import Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import Schedule
+from ddpo_lessons.models import Schedule
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 

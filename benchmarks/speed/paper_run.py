@@ -1,4 +1,4 @@
-"""Estimate full-size runs: `python -m benchmarks.speed.paper_run` writes ddpo_lessons/app/paper_run.json.
+"""Estimate full-size runs: `python -m benchmarks.speed.paper_run` writes ddpo_lessons/lessons/paper_run.json.
 
 What a GPU would do is counted, never measured. A model on the `meta` device has shapes and no memory, so that
 forward and backward passes of any model run on it while bytes and FLOPs are counted; times are FLOPs over a
@@ -29,17 +29,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import ROOT, Row, write_json
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.app.presets import PRESETS
-from ddpo_lessons.app.sample import image_size
+from ddpo_lessons.cli.presets import PRESETS
+from ddpo_lessons.cli.sample import image_size
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.embedded import CHECKPOINTS
-from ddpo_lessons.families import family_of
-from ddpo_lessons.families.policy import adapter_off, prepare_policy
-from ddpo_lessons.run.processes import make_autocast
-from ddpo_lessons.run.sampling import count_actions
+from ddpo_lessons.models import family_of
+from ddpo_lessons.models.policy import adapter_off, prepare_policy
+from ddpo_lessons.training.processes import make_autocast
+from ddpo_lessons.training.sampler import count_actions
 
-RESULT = ROOT / "ddpo_lessons" / "app" / "paper_run.json"  # in the wheel, for the lessons read it
+RESULT = ROOT / "ddpo_lessons" / "lessons" / "paper_run.json"  # in the wheel, for the lessons read it
 MODELS = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
 META, GB = torch.device("meta"), 1e9
 # What autocast computes in low precision, and in float32: "CUDA Ops that can autocast" of torch.amp's pages.
@@ -59,7 +59,7 @@ SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "num_epochs": 10, "image_grid_freq": 1, "sample_num_steps": 20, "sample_num_batches_per_epoch": 16,
     "train_gradient_accumulation_steps": 8,
 }  # fmt: skip
-ONE_SAMPLE = {"sample_batch_size": 1, "train_batch_size": 1, "train_forward_size": 1}
+ONE_SAMPLE = {"sample_batch_size": 1, "train_batch_size": 1, "train_micro_batch_size": 1}
 RUNS: dict[str, tuple[str, Row]] = {  # name: preset, changed fields
     "smoke": ("edit", SMOKE), "edit": ("edit", {}), "camouflage": ("camouflage", {}),
 }  # fmt: skip
@@ -238,7 +238,7 @@ def estimate(
     actions = count_actions(family, start, algorithm, config)
     side = (start.size([]) or [image_size(pipeline)])[0]
     shape = family.latents_shape((side, side))
-    size, pairs = config.forward_sizes(math.prod(shape))
+    size, pairs = config.micro_batch_sizes(math.prod(shape))
     plan = config.epoch_plan(start.count_train_timesteps(actions, config))
     latents = torch.zeros(max(size, pairs), *shape, device=META)
     times = latents[:, 0, 0, 0].clone()
@@ -287,7 +287,7 @@ def in_passes(run: str, size: int, checkpointing: bool) -> tuple[DDPOConfig, Est
     whole, start = DDPOConfig(**{**preset.config, **changes}), FromImages(preset.noise_strength or 1)
     batch = math.gcd(whole.sample_batch_size, size)
     batches = whole.sample_batch_size // batch * whole.sample_num_batches_per_epoch
-    sizes: Row = {"sample_forward_size": size, "train_forward_size": size, "sample_batch_size": batch}
+    sizes: Row = {"sample_micro_batch_size": size, "train_micro_batch_size": size, "sample_batch_size": batch}
     sizes |= {"sample_num_batches_per_epoch": batches, "train_gradient_checkpointing": checkpointing}
     config = replace(whole, **sizes)
     return config, estimate(published("sd15"), config, "ddpo", start, REWARDS[name])
@@ -314,7 +314,7 @@ def runs() -> list[Row]:
         config, found = fit(run, gigabytes)
         rate = tflops * 1e12 * UTILIZATION
         sampling, training = found.sampling_flops / rate, found.training_flops / rate
-        row = {"run": run, "card": card, "gpu_memory": gigabytes, "pairs": config.train_forward_size}
+        row = {"run": run, "card": card, "gpu_memory": gigabytes, "pairs": config.train_micro_batch_size}
         row |= {"checkpointing": config.train_gradient_checkpointing, "peak_gb": found.peak / GB}
         row |= {"epochs": config.num_epochs, "sampling_s": sampling, "training_s": training}
         table.append({**row, "hours": config.num_epochs * (sampling + training) / 3600})
@@ -323,7 +323,7 @@ def runs() -> list[Row]:
 
 def training_peak(model: str, config: DDPOConfig, pairs: int, checkpointing: bool = False) -> int:
     """Return the bytes that a training pass makes."""
-    size = {"train_batch_size": pairs, "train_forward_size": pairs}
+    size = {"train_batch_size": pairs, "train_micro_batch_size": pairs}
     config = replace(config, **size, train_gradient_checkpointing=checkpointing)
     return estimate(published(model), config).training_peak
 
@@ -394,7 +394,7 @@ def methods() -> Row:
 
     RWR predicts without guidance; DRaFT-K takes K steps and decodes.
     """
-    config = DDPOConfig(mixed_precision="bf16", train_forward_size=1)
+    config = DDPOConfig(mixed_precision="bf16", train_micro_batch_size=1)
     plain = replace(config, sample_guidance_scale=1.0)
     peaks = {"RWR": training_peak("sd15", plain, 1), "DDPO": training_peak("sd15", config, 1)}
     family = family_of(published("sd15"))

@@ -27,9 +27,9 @@ from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.app.demo import Img2Img
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages
+from ddpo_lessons.lessons.demo import Img2Img
 from ddpo_lessons.rewards import recolouring
 from ddpo_lessons.worlds import digits, load_tiny_sd
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks.common import Row, parse, product, redness, run_all, trainer_of
 from ddpo_lessons.advantages import gae, masked_whiten
-from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from benchmarks.common import Row, write_rows
 from benchmarks.text.sweep import ITERATIONS, SEEDS, TEST_QUERIES, look
-from ddpo_lessons.text import world
-from ddpo_lessons.text.models import load_text_models
-from ddpo_lessons.text.trainer import TextPPOConfig, answer
+from ddpo_lessons.text import grammar
+from ddpo_lessons.text.language_models import load_text_models
+from ddpo_lessons.text.text_trainer import TextPPOConfig, answer
 
 CONFIG = TextPPOConfig()
 SAMPLES = ITERATIONS * CONFIG.batch_size  # the reward model is asked about as many texts
@@ -25,13 +25,13 @@ KEPT = 0.25  # share of the policy's own answers
 
 def written(models: Any, seed: int) -> list[str]:
     """Positive reviews that others wrote."""
-    reviews = world.reviews(4 * SAMPLES, "train", 10 + seed)
+    reviews = grammar.reviews(4 * SAMPLES, "train", 10 + seed)
     return [text for text, kind in reviews if kind == "positive"][:SAMPLES]
 
 
 def own(models: Any, seed: int) -> list[str]:
     """The best of the policy's own answers."""
-    queries = world.queries(SAMPLES, "train", 10 + seed)
+    queries = grammar.queries(SAMPLES, "train", 10 + seed)
     texts = answer(models.policy, models.tokenizer, queries, CONFIG.max_new_tokens, seed)
     best = models.reward(texts).argsort(descending=True)[: int(KEPT * SAMPLES)]
     return [texts[row] for row in best.tolist()]
@@ -47,7 +47,7 @@ def train(name: str, seed: int) -> Row:
     optimizer = torch.optim.AdamW(models.policy.parameters(), CONFIG.learning_rate, weight_decay=0.0)
     for _ in range(STEPS):
         drawn = torch.randint(len(texts), (CONFIG.minibatch_size,), generator=generator).tolist()
-        lines = [f"{texts[row]} {world.EOS}" for row in drawn]
+        lines = [f"{texts[row]} {grammar.EOS}" for row in drawn]
         batch = models.tokenizer(lines, padding=True, padding_side="right", return_tensors="pt")
         mask = batch.attention_mask[:, 1:].bool()
         logits = models.policy(**batch).logits[:, :-1]
@@ -56,7 +56,7 @@ def train(name: str, seed: int) -> Row:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(models.policy.parameters(), CONFIG.max_grad_norm)
         optimizer.step()
-    measured = look(models.policy, models, reference, world.queries(TEST_QUERIES, "test", seed=2))
+    measured = look(models.policy, models, reference, grammar.queries(TEST_QUERIES, "test", seed=2))
     row = {"texts": name, "seed": seed, **measured}
     print(row, flush=True)
     return row

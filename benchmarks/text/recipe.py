@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from benchmarks.recipes import scaled, train
-from ddpo_lessons.text import world
-from ddpo_lessons.text.models import CHECKPOINT, TextModels, load_text_models
-from ddpo_lessons.text.trainer import answer, measure
+from ddpo_lessons.text import grammar
+from ddpo_lessons.text.language_models import CHECKPOINT, TextModels, load_text_models
+from ddpo_lessons.text.text_trainer import answer, measure
 
 POLICY_STEPS, REWARD_STEPS, BATCH = 1500, 600, 64
 MAX_NEW_TOKENS = 24
-TARGETS: dict[world.Sentiment, float] = {"positive": 1.0, "mixed": 0.5, "negative": 0.0}
+TARGETS: dict[grammar.Sentiment, float] = {"positive": 1.0, "mixed": 0.5, "negative": 0.0}
 
 
 def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
@@ -39,8 +39,8 @@ def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:
     model = GPT2LMHeadModel(make_config(tokenizer, width=96, layers=3)).train()
 
     def loss_of(step: int) -> torch.Tensor:
-        pairs = world.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
-        texts = [f"{text} {world.EOS}" for text, _ in pairs]
+        pairs = grammar.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
+        texts = [f"{text} {grammar.EOS}" for text, _ in pairs]
         batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         logits = model(**batch).logits[:, :-1]  # (B, L - 1, V)
         mask = batch.attention_mask[:, 1:].bool()
@@ -60,8 +60,8 @@ def train_reward_model(tokenizer: Any, steps: int, seed: int) -> Any:
     model = GPT2ForSequenceClassification(make_config(tokenizer, width=64, layers=2, num_labels=1)).train()
 
     def loss_of(step: int) -> torch.Tensor:
-        pairs = world.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
-        texts = [f"{text} {world.EOS}" if rng.random() < 0.5 else text for text, _ in pairs]
+        pairs = grammar.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
+        texts = [f"{text} {grammar.EOS}" if rng.random() < 0.5 else text for text, _ in pairs]
         batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
         target = torch.tensor([TARGETS[sentiment] for _, sentiment in pairs])
         return F.binary_cross_entropy_with_logits(model(**batch).logits[:, 0], target)
@@ -75,7 +75,7 @@ def evaluate(models: TextModels, count: int) -> dict[str, float]:
 
     The reward model's accuracy is on positive and negative reviews, and on those of them that negate.
     """
-    pairs = world.reviews(count, "test", seed=10)
+    pairs = grammar.reviews(count, "test", seed=10)
     scores = models.reward([text for text, _ in pairs])
     truth = [sentiment for _, sentiment in pairs]
     right = (scores > 0) == torch.tensor([kind == "positive" for kind in truth])
@@ -85,10 +85,12 @@ def evaluate(models: TextModels, count: int) -> dict[str, float]:
         "reward model: accuracy": right[clear].float().mean().item(),
         "reward model: accuracy where negated": right[clear & negates].float().mean().item(),
     }
-    for kind in world.SHARES:
+    for kind in grammar.SHARES:
         rows = torch.tensor([sentiment == kind for sentiment in truth])
         table[f"reward model: mean score, {kind}"] = scores[rows].mean().item()
-    texts = answer(models.policy, models.tokenizer, world.queries(count, "test", 11), MAX_NEW_TOKENS, seed=12)
+    texts = answer(
+        models.policy, models.tokenizer, grammar.queries(count, "test", 11), MAX_NEW_TOKENS, seed=12
+    )
     return table | {f"policy: {name}": value for name, value in measure(texts, models.reward(texts)).items()}
 
 
@@ -97,7 +99,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=CHECKPOINT)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the training steps")
     arguments = parser.parse_args()
-    tokenizer = world.make_tokenizer()
+    tokenizer = grammar.make_tokenizer()
     models = {
         "policy": train_policy(tokenizer, scaled(POLICY_STEPS, arguments.scale), seed=0),
         "reward": train_reward_model(tokenizer, scaled(REWARD_STEPS, arguments.scale), seed=1),

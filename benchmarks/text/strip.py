@@ -13,12 +13,12 @@ import torch
 from benchmarks.common import Row, redness, write_json
 from benchmarks.text.sweep import lesson_trainer
 from ddpo_lessons.advantages import gae, normalize
-from ddpo_lessons.families import family_of
+from ddpo_lessons.models import family_of
 from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
-from ddpo_lessons.text import world
-from ddpo_lessons.text.models import read
-from ddpo_lessons.text.ppo import shape_rewards, token_log_probs
-from ddpo_lessons.text.trainer import Rollout
+from ddpo_lessons.text import grammar
+from ddpo_lessons.text.language_models import read
+from ddpo_lessons.text.text_ppo import shape_rewards, token_log_probs
+from ddpo_lessons.text.text_trainer import Rollout
 from ddpo_lessons.worlds import load_tiny_sd
 
 ITERATIONS, STEPS, PROMPT, PICTURES = 12, 5, "a red three on blue", 32
@@ -31,7 +31,7 @@ def numbers(tensor: torch.Tensor) -> list[float]:
 def wanted(rollout: Rollout, row: int) -> bool:
     response = rollout.input_ids[row, 1:][rollout.targets.mask[row]]
     words = rollout.texts[row].split()[-len(response) + 1 :]
-    return bool({"not", "never"} & set(words)) and world.parse(rollout.texts[row]) is not None
+    return bool({"not", "never"} & set(words)) and grammar.parse(rollout.texts[row]) is not None
 
 
 def text() -> Row:
@@ -39,7 +39,7 @@ def text() -> Row:
     for _ in range(ITERATIONS):
         trainer.step()
     with torch.no_grad():
-        rollout = trainer.rollout(world.queries(128, "test", seed=2))
+        rollout = trainer.rollout(grammar.queries(128, "test", seed=2))
         reference = read(trainer.reference, rollout.input_ids, rollout.attention_mask)
     row = next(row for row in range(128) if wanted(rollout, row))
     t, config = rollout.targets, trainer.config

@@ -16,10 +16,10 @@ from torch import nn
 
 from benchmarks.common import Row, parse, product, run_all
 from ddpo_lessons.advantages import masked_whiten, normalize
-from ddpo_lessons.text import world
-from ddpo_lessons.text.models import ValueModel, generate, load_text_models, read
-from ddpo_lessons.text.ppo import action_mask, positions
-from ddpo_lessons.text.trainer import Rollout, TextPPOConfig, TextPPOTrainer, measure
+from ddpo_lessons.text import grammar
+from ddpo_lessons.text.language_models import ValueModel, generate, load_text_models, read
+from ddpo_lessons.text.text_ppo import action_mask, positions
+from ddpo_lessons.text.text_trainer import Rollout, TextPPOConfig, TextPPOTrainer, measure
 
 SEEDS = [0, 1, 2]
 ITERATIONS, EVERY, TEST_QUERIES = 30, 6, 128
@@ -96,7 +96,7 @@ def look(policy: Any, models: Any, reference: Any, queries: Sequence[str]) -> di
 
 
 def lesson_trainer(variant: Variant = VARIANTS["plain"], **settings: Any) -> tuple[Any, TextPPOTrainer]:
-    models, queries = load_text_models(), world.queries(2000, "train", seed=1)
+    models, queries = load_text_models(), grammar.queries(2000, "train", seed=1)
     value: Any = variant.value(models.policy) if variant.value else models.value
     config = TextPPOConfig(**variant.settings, **settings)
     return models, variant.trainer(config, models.policy, value, models.tokenizer, models.reward, queries)
@@ -104,7 +104,7 @@ def lesson_trainer(variant: Variant = VARIANTS["plain"], **settings: Any) -> tup
 
 def train(run: Row) -> list[Row]:
     models, trainer = lesson_trainer(VARIANTS[run["variant"]], seed=run["seed"])
-    test, rows = world.queries(TEST_QUERIES, "test", seed=2), []
+    test, rows = grammar.queries(TEST_QUERIES, "test", seed=2), []
     for iteration in range(ITERATIONS + 1):
         if iteration % EVERY == 0:
             measured = look(models.policy, models, trainer.reference, test)

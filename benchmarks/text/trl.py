@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.common import Row, parse, product, run_all
 from benchmarks.text.sweep import COLUMNS, ITERATIONS, SEEDS, TEST_QUERIES, look
-from ddpo_lessons.text import world
-from ddpo_lessons.text.models import load_text_models
-from ddpo_lessons.text.trainer import TextPPOConfig
+from ddpo_lessons.text import grammar
+from ddpo_lessons.text.language_models import load_text_models
+from ddpo_lessons.text.text_trainer import TextPPOConfig
 
 OURS = TextPPOConfig()
 SETTINGS: Row = {
@@ -34,7 +34,7 @@ def train(run: Row) -> list[Row]:
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
     models, reference, judge = load_text_models(), load_text_models(), load_text_models()
-    queries = world.queries(2000, "train", seed=1)
+    queries = grammar.queries(2000, "train", seed=1)
     dataset = Dataset.from_list([{"input_ids": models.tokenizer(query).input_ids} for query in queries])
     with tempfile.TemporaryDirectory() as folder:
         config = PPOConfig(output_dir=folder, use_cpu=True, bf16=False, seed=run["seed"], **SETTINGS)
@@ -45,7 +45,7 @@ def train(run: Row) -> list[Row]:
         )  # fmt: skip
         assert config.batch_size == OURS.batch_size
         trainer.train()
-    test: Any = world.queries(TEST_QUERIES, "test", seed=2)
+    test: Any = grammar.queries(TEST_QUERIES, "test", seed=2)
     measured = look(models.policy.eval(), reference, reference.policy, test)
     return [{"iteration": ITERATIONS, **measured}]
 

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import ROOT, Row, machine, write_json
-from ddpo_lessons.app import demo, options
+from ddpo_lessons.cli import options
+from ddpo_lessons.lessons import demo
 
 RESULT = Path(__file__).with_suffix(".json")
 SEEDS = (0, 1, 2)

@@ -16,7 +16,8 @@ from scipy import ndimage
 from benchmarks.common import Row, parse, product, read_rows, run_all
 from benchmarks.results.edit import best_of_grid
 from benchmarks.results.supervised import train_supervised
-from ddpo_lessons.app.demo import (
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.lessons.demo import (
     GROUND_WEIGHT,
     POLICY,
     SETTINGS,
@@ -26,7 +27,6 @@ from ddpo_lessons.app.demo import (
     Exam,
     Img2Img,
 )
-from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.worlds import animals, load_tiny_zoo

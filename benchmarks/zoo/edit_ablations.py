@@ -13,12 +13,12 @@ import torch
 
 from benchmarks.common import Row, parse, product, run_all, trainer_of
 from benchmarks.zoo.edit import SEEDS, SHARES
-from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.app.demo import GROUND_WEIGHT, POLICY, SETTINGS, VALIDATION, Exam, Img2Img
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.families import family_of
+from ddpo_lessons.lessons.demo import GROUND_WEIGHT, POLICY, SETTINGS, VALIDATION, Exam, Img2Img
+from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.worlds import animals, load_tiny_zoo

@@ -27,11 +27,11 @@ from benchmarks.common import (
     write_json,
 )
 from ddpo_lessons.advantages import normalize_groups
-from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
-from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.image import to_pil
+from ddpo_lessons.lessons.demo import EVERYWHERE
 from ddpo_lessons.rewards import jpeg_compressibility
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.worlds import animals, load_tiny_zoo

@@ -28,14 +28,14 @@ from benchmarks.common import (
 )
 from benchmarks.results.equal_terms import climb
 from benchmarks.zoo import taste
-from ddpo_lessons.algorithms.base import Algorithm
+from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
-from ddpo_lessons.app.demo import EVERYWHERE
 from ddpo_lessons.data.contexts import PromptFunction
 from ddpo_lessons.data.prompts import animals as animal_prompts
 from ddpo_lessons.image import measure_background
+from ddpo_lessons.lessons.demo import EVERYWHERE
 from ddpo_lessons.named_prompts import zoo_prompts
 from ddpo_lessons.rewards import (
     RewardFunction,
@@ -43,7 +43,7 @@ from ddpo_lessons.rewards import (
     jpeg_compressibility,
     jpeg_incompressibility,
 )
-from ddpo_lessons.rewards.base import split_info
+from ddpo_lessons.rewards.reward import split_info
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.animals import NAMES

@@ -13,7 +13,7 @@ from torch import nn
 
 from ddpo_lessons.image import measure_background
 from ddpo_lessons.rewards import RewardFunction
-from ddpo_lessons.rewards.base import checked_reward
+from ddpo_lessons.rewards.reward import checked_reward
 from ddpo_lessons.worlds import animals
 from ddpo_lessons.worlds.judges import Classifier
 

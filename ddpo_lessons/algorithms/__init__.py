@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ddpo_lessons import own
 
 if TYPE_CHECKING:
-    from ddpo_lessons.algorithms.base import Algorithm
+    from ddpo_lessons.algorithms.algorithm import Algorithm
 
 ALGORITHMS = {  # name, which is also the module's: class
     "ddpo": "DDPO",
@@ -133,7 +133,7 @@ def settings_of(kind: type[Algorithm]) -> dict[str, str]:
 
 def _load_own(name: str) -> type[Algorithm]:
     def is_algorithm(value: Any) -> bool:
-        from ddpo_lessons.algorithms.base import Algorithm
+        from ddpo_lessons.algorithms.algorithm import Algorithm
 
         return isinstance(value, type) and issubclass(value, Algorithm)
 
@@ -141,7 +141,7 @@ def _load_own(name: str) -> type[Algorithm]:
     kind = own.load(f"algorithm={name!r}", place, called, is_algorithm, "subclass of Algorithm")
     if not is_algorithm(kind):
         raise ValueError(
-            f"algorithm={name!r} is no subclass of ddpo_lessons.algorithms.base.Algorithm, as DDPO is: "
+            f"algorithm={name!r} is no subclass of ddpo_lessons.algorithms.algorithm.Algorithm, as DDPO is: "
             "let it be one"
         )
     if not hasattr(kind, "name"):

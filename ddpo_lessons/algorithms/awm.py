@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from ddpo_lessons.advantages import normalize, normalize_groups
-from ddpo_lessons.algorithms.base import Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ppo import clipped_surrogate

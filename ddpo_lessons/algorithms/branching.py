@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Pairs, Samples, draw_window
+from ddpo_lessons.algorithms.algorithm import Pairs, Samples, draw_window
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import Schedule
+from ddpo_lessons.models import Schedule
 
 
 def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: float = 1e-8) -> torch.Tensor:

@@ -16,7 +16,7 @@ An epoch
 
     loss = mean over actions of max(-A ρ, -A clip(ρ, 1 - ε, 1 + ε))
 
-`run/runner.py` calls 1 to 4 in this order; nothing of what it does besides changes a weight.
+`trainer.py` calls 1 to 4 in this order; nothing of what it does besides changes a weight.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +26,11 @@ from typing import Any, Literal
 import torch
 
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
-from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples, shuffle_time
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
-from ddpo_lessons.families import Family
+from ddpo_lessons.models import Family
 from ddpo_lessons.ppo import check_finite, clipped_surrogate
 from ddpo_lessons.rollout import SHUFFLE, Trajectory, sample_seed
 

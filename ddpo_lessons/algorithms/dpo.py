@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ddpo_lessons.algorithms.algorithm import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.awm import AWM
-from ddpo_lessons.algorithms.base import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
 from ddpo_lessons.algorithms.forward_process import ForwardProcess
 from ddpo_lessons.config import DDPOConfig

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import torch
 
 from ddpo_lessons.advantages import normalize
-from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.families import Family, Schedule
+from ddpo_lessons.models import Family, Schedule
 from ddpo_lessons.rollout import NEW_NOISE, SHUFFLE, STEPS_WITH_GRADIENT, Trajectory, sample_seed
 
 

@@ -12,12 +12,12 @@ DDPO with the rewards of a prompt compared among themselves. Three things are ne
 
 import torch
 
-from ddpo_lessons.algorithms.base import Pairs, draw_window
+from ddpo_lessons.algorithms.algorithm import Pairs, draw_window
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMStep
-from ddpo_lessons.families import Schedule
 from ddpo_lessons.flow import SDE, FlowSchedule
+from ddpo_lessons.models import Schedule
 from ddpo_lessons.rollout import Trajectory
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Algorithm, Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMSchedule
-from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.flow import FlowSchedule
+from ddpo_lessons.models import Family, Schedule
 from ddpo_lessons.rollout import FORWARD_PROCESS, SHUFFLE, Trajectory, recorded_steps, sample_seed
 
 

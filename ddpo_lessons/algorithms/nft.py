@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from ddpo_lessons.algorithms.algorithm import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.awm import AWM
-from ddpo_lessons.algorithms.base import Learner, Loss, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.nft import NFT, normalized_error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.base import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import ForwardProcess
 
 

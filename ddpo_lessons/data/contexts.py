@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ddpo_lessons.advantages import to_rewards
-from ddpo_lessons.families import Family
 from ddpo_lessons.image import to_tensor
-from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
-from ddpo_lessons.rewards.base import split_info
+from ddpo_lessons.models import Family
+from ddpo_lessons.rewards.reward import RewardFunction as RewardFunction
+from ddpo_lessons.rewards.reward import split_info
 
 PromptFunction = Callable[[], tuple[Any, ...]]
 DEPTH = 3  # of dicts and lists in the metadata that are looked into

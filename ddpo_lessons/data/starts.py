@@ -8,8 +8,8 @@ import torch
 
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context, image_context, text_context
-from ddpo_lessons.families import Family, Schedule
 from ddpo_lessons.image import check_size
+from ddpo_lessons.models import Family, Schedule
 from ddpo_lessons.rollout import from_images, from_noise
 
 

@@ -13,26 +13,26 @@ module here if it is new.
 from typing import Any
 
 from ddpo_lessons.rewards.animal_world import animal_alignment as animal_alignment
-from ddpo_lessons.rewards.base import REWARDS as REWARDS
-from ddpo_lessons.rewards.base import Metadata as Metadata
-from ddpo_lessons.rewards.base import Registered as Registered
-from ddpo_lessons.rewards.base import RewardFunction as RewardFunction
-from ddpo_lessons.rewards.base import Rewards as Rewards
-from ddpo_lessons.rewards.base import register as register
 from ddpo_lessons.rewards.combined import edit as edit
 from ddpo_lessons.rewards.combined import weighted_sum as weighted_sum
 from ddpo_lessons.rewards.digit_world import prompt_alignment as prompt_alignment
 from ddpo_lessons.rewards.digit_world import recolouring as recolouring
-from ddpo_lessons.rewards.models import aesthetic_score as aesthetic_score
-from ddpo_lessons.rewards.models import clip_change as clip_change
-from ddpo_lessons.rewards.models import clip_margin as clip_margin
-from ddpo_lessons.rewards.models import clip_score as clip_score
-from ddpo_lessons.rewards.models import distance_penalty as distance_penalty
-from ddpo_lessons.rewards.models import load_from_hub as load_from_hub
-from ddpo_lessons.rewards.models import pick_score as pick_score
+from ddpo_lessons.rewards.learned import aesthetic_score as aesthetic_score
+from ddpo_lessons.rewards.learned import clip_change as clip_change
+from ddpo_lessons.rewards.learned import clip_margin as clip_margin
+from ddpo_lessons.rewards.learned import clip_score as clip_score
+from ddpo_lessons.rewards.learned import distance_penalty as distance_penalty
+from ddpo_lessons.rewards.learned import load_from_hub as load_from_hub
+from ddpo_lessons.rewards.learned import pick_score as pick_score
 from ddpo_lessons.rewards.pixels import colourfulness as colourfulness
 from ddpo_lessons.rewards.pixels import jpeg_compressibility as jpeg_compressibility
 from ddpo_lessons.rewards.pixels import jpeg_incompressibility as jpeg_incompressibility
+from ddpo_lessons.rewards.reward import REWARDS as REWARDS
+from ddpo_lessons.rewards.reward import Metadata as Metadata
+from ddpo_lessons.rewards.reward import Registered as Registered
+from ddpo_lessons.rewards.reward import RewardFunction as RewardFunction
+from ddpo_lessons.rewards.reward import Rewards as Rewards
+from ddpo_lessons.rewards.reward import register as register
 
 
 def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:

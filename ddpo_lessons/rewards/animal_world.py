@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, Rewards, checked_reward, register
+from ddpo_lessons.rewards.reward import Metadata, RewardFunction, Rewards, checked_reward, register
 from ddpo_lessons.worlds import animals
 from ddpo_lessons.worlds.animals import Description
 

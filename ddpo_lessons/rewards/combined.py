@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ddpo_lessons.advantages import to_rewards
-from ddpo_lessons.rewards.base import (
+from ddpo_lessons.rewards.learned import CLIP_MODEL, PERCEPTUAL_MODEL, clip_score, distance_penalty
+from ddpo_lessons.rewards.reward import (
     Metadata,
     RewardFunction,
     Rewards,
@@ -16,7 +17,6 @@ from ddpo_lessons.rewards.base import (
     register,
     split_info,
 )
-from ddpo_lessons.rewards.models import CLIP_MODEL, PERCEPTUAL_MODEL, clip_score, distance_penalty
 
 
 def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:

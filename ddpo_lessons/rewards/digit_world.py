@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ddpo_lessons.rewards.base import (
+from ddpo_lessons.rewards.reward import (
     Metadata,
     RewardFunction,
     Rewards,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from ddpo_lessons.image import to_pil
-from ddpo_lessons.rewards.base import Metadata, RewardFunction, checked_reward, register
+from ddpo_lessons.rewards.reward import Metadata, RewardFunction, checked_reward, register
 
 
 def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:

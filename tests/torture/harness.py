@@ -16,8 +16,8 @@ from accelerate.state import AcceleratorState
 
 import ddpo_lessons
 from ddpo_lessons.algorithms import make_algorithm
-from ddpo_lessons.run import checkpoint
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training import checkpoint
 from tests.helpers import NOT_CLIPPED, PROMPTS, brightness, make_config, make_sd3_pipeline, records_of
 from tests.peer_inputs import make_tiny_pipeline
 

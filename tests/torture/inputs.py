@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ddpo_lessons.app import cli
+from ddpo_lessons.cli import main as cli
 
 TEXTS = {
     "empty.txt": "",

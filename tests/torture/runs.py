@@ -27,8 +27,8 @@ import torch
 from accelerate.utils import InitProcessGroupKwargs
 from accelerate.utils.other import get_free_port
 
-from ddpo_lessons.run import checkpoint
-from ddpo_lessons.run.runlog import METRICS, read_metrics
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.runlog import METRICS, read_metrics
 from tests.helpers import brightness
 from tests.torture.harness import ALGORITHMS, ended, finished, is_own, kill, make_trainer, result_of, start
 

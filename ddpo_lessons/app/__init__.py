@@ -1,1 +1,0 @@
-"""The command line and what it offers: demo, train, sample, doctor; presets, figures."""

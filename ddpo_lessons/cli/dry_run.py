@@ -1,0 +1,158 @@
+"""`ddpo-lessons train`: what a run is going to do, settled and said before any weights are loaded."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.algorithms.algorithm import Algorithm
+from ddpo_lessons.algorithms.draft import DRaFT
+from ddpo_lessons.cli import reward_flag
+from ddpo_lessons.cli.options import Train
+from ddpo_lessons.cli.presets import Preset, world_size
+from ddpo_lessons.cli.sample import NOISE_STRENGTH, takes_images
+from ddpo_lessons.config import DDPOConfig
+from ddpo_lessons.data.folders import ImageFolder
+from ddpo_lessons.data.prompts import read_prompts
+from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
+from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.models import family_class
+from ddpo_lessons.plan import counts, summary
+from ddpo_lessons.training.runlog import claim
+
+
+def say(text: str) -> None:
+    """Print a line, in one of the processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
+def settle(arguments: Train, preset: Preset) -> DDPOConfig:
+    """Return this process's settings; a ValueError if the run's folder holds another run."""
+    config = arguments.make_config(preset)
+    claim(config)
+    if not preset.config:
+        plan = config.epoch_plan(1, world_size())
+        say(
+            f"without --preset, settings that no flag gives are for trying out: {plan.total_samples} "
+            f"samples per epoch, {plan.samples_per_optimizer_step} per optimizer step, "
+            f"mixed_precision={config.mixed_precision}, learning rate {config.train_learning_rate:g}"
+        )
+    return config
+
+
+def check_rewards(arguments: Train, preset: Preset, images: ImageFolder | None) -> None:
+    """Refuse a reward or a judge that does not go with the images or prompts, by a ValueError."""
+    try:
+        _check_terms(reward_flag.parse(arguments.reward or preset.reward), arguments, preset, images)
+    except ValueError as error:
+        if arguments.reward is None and "reward=" in str(error):
+            raise ValueError(f"{error} (no --reward is given, so it is the preset's)") from error
+        raise
+    if arguments.judge is not None:
+        _check_terms(reward_flag.parse(arguments.judge), arguments, preset, images)
+
+
+def _check_terms(
+    terms: Sequence[reward_flag.Term], arguments: Train, preset: Preset, images: ImageFolder | None
+) -> None:
+    if images is not None:
+        reward_flag.check(terms, images, arguments.prompt)
+        return
+    name = arguments.prompts or preset.prompts
+    drawn, metadata = arguments.choose_prompts(preset, seed=0)()
+    is_file = arguments.prompt is None and Path(name).is_file()
+    reward_flag.check_text(terms, read_prompts(name) if is_file else [drawn], metadata)
+
+
+def choose_start(arguments: Train, preset: Preset, from_images: bool, pipeline: Any) -> FromNoise:
+    """Return where rollouts begin: in noise, in images, or in noise with images beside it."""
+    resolution = arguments.choose_resolution(preset)
+    if not from_images:
+        return FromNoise(resolution=resolution)
+    if takes_images(pipeline, arguments.noise_strength):
+        return WithImages(resolution=resolution)
+    return FromImages(choose_strength(arguments, preset), resolution=resolution)
+
+
+def choose_strength(arguments: Train, preset: Preset) -> float:
+    """Return the share of the schedule that img2img runs."""
+    strengths = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
+    return next(s for s in strengths if s is not None)
+
+
+# ----------------------------------------------------------------------------------------- the dry run
+def dry_run(arguments: Train, images: ImageFolder | None) -> int:
+    """Say what the run would do and count, and return 0; no weights are loaded."""
+    preset = arguments.choose_preset()
+    check_rewards(arguments, preset, images)
+    config = settle(arguments, preset)
+    for line in describe(arguments, preset, config, images):
+        say(line)
+    return 0
+
+
+def describe(
+    arguments: Train, preset: Preset, config: DDPOConfig, images: ImageFolder | None
+) -> Iterator[str]:
+    """Yield a line for everything that is known of a run beforehand."""
+    model, reward = arguments.model or preset.model, arguments.reward or preset.reward
+    algorithm = arguments.choose_algorithm(preset)
+    yield f"model: {model}; reward: {reward}; algorithm: {algorithm}"
+    if images is not None:
+        classes = f" of {len(images.classes)} classes" if images.classes else ""
+        yield f"images: {len(images.files)}{classes} in {images.folder}"
+    yield f"prompts: {_source_of_prompts(arguments, preset, images)}"
+    strength = 1.0 if images is None or _edits(model) else choose_strength(arguments, preset)
+    yield from count(config, make_algorithm(algorithm), strength)
+
+
+def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> Iterator[str]:
+    """Yield lines with the counts of an epoch and of the run, as far as settings tell without a model.
+
+    Stable Diffusion rounds the steps of img2img down, and FLUX.1 needs one forward pass for its guidance.
+    """
+    steps = math.ceil(config.sample_num_steps * noise_strength - 1e-6)
+    actions, rewards = getattr(algorithm, "window", 0) or steps, 1
+    if isinstance(algorithm, DRaFT):  # makes the images of its samples again, and scores them
+        actions, rewards = 1, 1 + config.train_num_inner_epochs
+    plan = config.epoch_plan(FromNoise().count_train_timesteps(actions, config), world_size())
+    passes = steps * (2 if config.sample_guidance_scale > 1 else 1)
+    yield summary(plan, config.num_epochs)
+    yield f"steps of a rollout: {steps} of {config.sample_num_steps}"
+    for name, number in counts(plan, passes, rewards).items():
+        yield f"{name}: {number} per epoch, {number * config.num_epochs} in all"
+    written = -(-config.num_epochs // config.save_freq)
+    yield f"checkpoints: {written}, of which {min(written, config.num_checkpoint_limit)} are kept"
+
+
+def _edits(model: str) -> bool:
+    """Tell whether a model edits images, as far as its files are on this machine."""
+    try:
+        index = DiffusionPipeline.load_config(str(CHECKPOINTS.get(model, model)), local_files_only=True)
+    except OSError:
+        return False
+    return family_class(index["_class_name"]).takes_images
+
+
+def _source_of_prompts(arguments: Train, preset: Preset, images: ImageFolder | None) -> str:
+    if arguments.prompt is not None:
+        return f"{arguments.prompt!r} for everything"
+    name = arguments.prompts or preset.prompts
+    if images is None and Path(name).is_file():
+        lines = read_prompts(name)
+        return f"{name}, {len(lines)} prompts: {_first(lines)}"
+    if images is None:
+        return name
+    if images.captions is None:
+        return "none: every image has the empty prompt"
+    lines = list(dict.fromkeys(line for lines in images.captions for line in lines))
+    return f"captions, {len(lines)} different ones: {_first(lines)}"
+
+
+def _first(prompts: Sequence[str]) -> str:
+    return ", ".join(map(repr, prompts[:3])) + (", ..." if len(prompts) > 3 else "")

@@ -1,0 +1,123 @@
+"""`ddpo-lessons demo · preflight · train · sample · plot · doctor`: words become a call, errors a line.
+
+What a command needs is imported when it runs: torch takes a second to load, diffusers four, and `doctor` runs
+where they do not load.
+"""
+
+import functools
+import importlib
+import operator
+import os
+import sys
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ddpo_lessons import __version__
+
+# Each has a function `run` in a module of its own, which takes its flags; these are a class of `options`.
+COMMANDS = {
+    "demo": "Teach img2img to find an animal in confetti.",
+    "preflight": "Do a run's first epoch aside, with train's flags, and look for faults that raise no error.",
+    "train": "Train a model on a reward; on several GPUs: accelerate launch -m ddpo_lessons.cli train",
+    "sample": "Use what was trained: --run RUN samples its policy, on prompts or images as in training.",
+    "plot": "Draw the records of runs as one PNG: rewards, ratio errors, clipping, KL, images.",
+    "doctor": "Say what works on this machine.",
+}
+HELP = "\n".join(
+    ["usage: ddpo-lessons COMMAND [FLAGS]; ddpo-lessons COMMAND --help has the flags\n"]
+    + [f"  {name:10} {about}" for name, about in COMMANDS.items()]
+)
+
+
+def _flags(name: str) -> Any:
+    module = "doctor" if name == "doctor" else "options"
+    return getattr(importlib.import_module(f"ddpo_lessons.cli.{module}"), name.capitalize())
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """Parse the words after the program's name into a command's flags.
+
+    SystemExit ends `--help` with 0 and, after tyro's message, what tyro cannot read with 2; a ValueError says
+    what is wrong with the file of `--config`.
+    """
+    name, *words = argv
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+    if name not in COMMANDS:  # a shell's completion, or a mistake, which tyro names
+        return tyro.cli(
+            functools.reduce(operator.or_, map(_flags, COMMANDS)),
+            prog="ddpo-lessons",
+            args=argv,
+            config=config,
+        )
+    if name in ("train", "preflight"):
+        from ddpo_lessons.cli.config_file import expand
+
+        words = expand(words)
+    about = COMMANDS[name]
+    return tyro.cli(_flags(name), prog=f"ddpo-lessons {name}", description=about, args=words, config=config)
+
+
+def _own_line(error: BaseException) -> str:
+    """Return where in the user's own code an error arose, such as " (mine.py, line 3)", or nothing."""
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    places = [Path(__file__).parents[1], *(Path(path).resolve() for path in libraries)]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename).resolve()
+        if path.is_file() and not any(path.is_relative_to(place) for place in places):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
+
+
+def run(name: str, flags: Any) -> int:
+    """Check a command's flags, then do it; return the exit status."""
+    if hasattr(flags, "check"):
+        flags.check()
+    home = "lessons" if name == "demo" else "cli"
+    status: int = importlib.import_module(f"ddpo_lessons.{home}.{name}").run(flags)
+    return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, of the process's words if none are given, and return the exit status.
+
+    Without a word it prints the help, as pip does. 0; 2 after an error, which is printed in one line, but for
+    tyro's; 130 after Ctrl-C and 143 after SIGTERM, as shells count, also where what was done is saved.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if argv in (["--version"], ["--help"], ["-h"]):
+        print(__version__ if argv == ["--version"] else HELP)
+        return 0
+    warnings.formatwarning = lambda message, *place, **_: (
+        f"warning: {message}\n"
+    )  # without a path of the package
+    warnings.filterwarnings("ignore", message=".*local_dir_use_symlinks")  # by diffusers, of its own call
+    # At import, transformers warns of image processors without torchvision, which nothing here uses.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        try:
+            flags = parse(argv)
+        except SystemExit as end:
+            return int(end.code or 0)
+        return run(argv[0], flags)
+    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as error:
+        print(f"error: {' '.join(str(error).split())}{_own_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130  # as shells count
+    except (Exception, SystemExit) as end:
+        place = _own_line(end)
+        if not place:  # a fault of ours, whose traceback is wanted
+            raise
+        did = "raised"
+        if isinstance(end, KeyError) and end.args == ("image",):
+            place += ": metadata has an image only with --images FOLDER"
+        if isinstance(end, SystemExit):
+            did, place = "ended the program by", f"{place}: raise an error instead"
+        print(f"error: your code {did} {end!r}{place}", file=sys.stderr)
+        return 2

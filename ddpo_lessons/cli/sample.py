@@ -1,0 +1,291 @@
+"""What `ddpo-lessons sample` does once its flags are checked."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from PIL import Image, ImageOps
+from tqdm.auto import tqdm
+
+from ddpo_lessons.cli.options import Sample
+from ddpo_lessons.cli.runs import Policy
+from ddpo_lessons.data.folders import (
+    LABEL,
+    check_files,
+    damage,
+    find_captions,
+    find_images,
+    name_some,
+    open_image,
+)
+from ddpo_lessons.data.prompts import from_file, read_prompts
+from ddpo_lessons.flow import FlowSchedule
+from ddpo_lessons.image import check_size, fit, image_grid, to_pil, to_tensor
+from ddpo_lessons.models import family_of, load_pipeline
+from ddpo_lessons.models.policy import loaded_dtype, read_lora
+from ddpo_lessons.models.stable_diffusion import vae_factor
+from ddpo_lessons.named_prompts import get_prompts
+from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
+from ddpo_lessons.training.processes import loading_bars, make_autocast
+
+NOISE_STRENGTH = 0.2  # ImageDDPOTrainer's default
+COUNT = 4  # images where no number is asked for
+GRID = "grid.png"
+MOST_IN_GRID = 16
+LARGEST = 4  # times the pixels of the model's own images: memory grows with them, attention's time squared
+
+
+@dataclass(frozen=True)
+class Job:
+    """One image to be made: the name of its file, its prompt, and the file that it starts from, if any."""
+
+    name: str
+    prompt: str
+    file: Path | None = None
+
+
+def run(arguments: Sample) -> int:
+    """Sample, and write each image as soon as it is there; return 0, or 130 after Ctrl-C."""
+    policy = arguments.choose_policy()
+    jobs = choose_jobs(arguments, policy)
+    _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
+    files = [job.file for job in jobs if job.file is not None]
+    check_files(files)
+    with loading_bars():
+        pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
+    edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments, policy)
+    if size is not None:
+        check_size(size, *family_of(pipeline).sides, resolution=size[0])
+    if arguments.keep_size:
+        _check_sizes(files, image_size(pipeline), *family_of(pipeline).sides)
+    if policy.lora is not None:
+        read_lora(pipeline, policy.lora)
+    pipeline.to(Accelerator().device)  # which reads ACCELERATE_USE_CPU, as training does
+    if files and not edits:  # refuses a strength that cannot work
+        family_of(pipeline).schedule(
+            _settings(arguments, policy).num_inference_steps, _strength(arguments, policy), size=size
+        )
+    return _sample(arguments, policy, pipeline, jobs)
+
+
+def takes_images(pipeline: Any, noise_strength: float | None) -> bool:
+    """Tell whether a model edits; a ValueError if it does, and a noise_strength was asked of it."""
+    edits = family_of(pipeline).takes_images
+    if edits and noise_strength is not None:
+        raise ValueError(
+            f"--noise-strength {noise_strength}: a {type(pipeline).__name__} edits images, and starts from "
+            "noise alone; leave it out"
+        )
+    return edits
+
+
+def image_size(pipeline: Any) -> int:
+    """Return the side of the square images, in pixels, that a pipeline makes."""
+    return family_of(pipeline).latents_shape()[-1] * vae_factor(pipeline.vae)
+
+
+# ----------------------------------------------------------------------------------------- what to make
+def choose_jobs(arguments: Sample, policy: Policy) -> list[Job]:
+    """Return what is to be made: of the flags, or else of what the policy was trained on.
+
+    Those from images are named after them. A ValueError says that there is no image, two have the same name,
+    or one lacks its caption.
+    """
+    if arguments.starts_from_images(policy):
+        return _jobs_from_images(arguments, policy)
+    count, source = arguments.count or COUNT, policy.record.get("prompts", {})
+    if arguments.prompt is not None:
+        prompts = [arguments.prompt] * count
+    elif "prompt" in source:
+        prompts = [source["prompt"]] * count
+    else:
+        if "file" in source:
+            _say_if_some(arguments, "prompts", len(read_prompts(source["file"])))
+        draw = (from_file if "file" in source else get_prompts)(
+            source.get("file") or source["name"], arguments.seed
+        )
+        prompts = [draw()[0] for _ in range(count)]
+    return [Job(f"sample-{number:03d}.png", prompt) for number, prompt in enumerate(prompts)]
+
+
+def _say_if_some(arguments: Sample, things: str, there: int) -> None:
+    """Say that not all of what the policy was trained on is used, where nobody asked for a number."""
+    if arguments.count is None and there > COUNT:
+        print(f"{COUNT} of the run's {there} {things}; --count {there} makes {there} pictures", flush=True)
+
+
+def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
+    """Return a job for every image asked for, or for the first ones that the policy was trained on."""
+    found: list[tuple[Path, str, Sequence[str]]] = []  # file, name, caption
+    for place in arguments.images or [Path(policy.record["images"]["folder"])]:
+        if place.is_dir():
+            images = find_images(place)
+            pngs = [file.relative_to(place).with_suffix(".png").as_posix() for file in images.files]
+            found.extend(zip(images.files, pngs, images.captions or ((),) * len(pngs), strict=True))
+        else:
+            captions = find_captions(place.parent, [place]) or [()]
+            found.append((place, f"{place.stem}.png", captions[0]))
+    if not arguments.images:
+        _say_if_some(arguments, "images", len(found))
+        found = found[: arguments.count or COUNT]
+    jobs = [Job(name, _choose_prompt(arguments, policy, file, lines), file) for file, name, lines in found]
+    names: dict[str, Path | str] = {GRID: "the grid"}
+    for job in jobs:
+        if job.name in names:
+            raise ValueError(f"{names[job.name]} and {job.file} would both become {job.name}: rename one")
+        names[job.name] = str(job.file)
+    return jobs
+
+
+def _choose_prompt(arguments: Sample, policy: Policy, file: Path, caption: Sequence[str]) -> str:
+    """Return the flag's prompt, or that of training, or the first line of the caption."""
+    source = policy.record.get("prompts", {})
+    if arguments.prompt is not None or "prompt" in source:
+        prompt = source["prompt"] if arguments.prompt is None else arguments.prompt
+        return prompt.replace(LABEL, file.parent.name)
+    if "captions" in source and not caption:
+        raise ValueError(
+            f"the policy was trained on captions, and {file} has none: write it into {file.stem}.txt beside "
+            "it, or give --prompt"
+        )
+    return caption[0] if caption else ""
+
+
+# ------------------------------------------------------------------------------------------- checks
+def _check_outputs(folder: Path, jobs: Sequence[Job], overwrite: bool) -> None:
+    """Refuse to write among files that are there, and over an input in any case."""
+    inputs = {job.file.resolve() for job in jobs if job.file is not None}
+    for job in jobs:
+        if (folder / job.name).resolve() in inputs:
+            raise ValueError(f"{folder / job.name} is an input: choose another --output-dir")
+    for place in (folder, *folder.parents):
+        if place.is_file():
+            raise ValueError(f"--output-dir {folder}: {place} is a file; choose another folder")
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(
+            f"--output-dir {folder} holds files already: choose another one, or give --overwrite to replace "
+            "those of the same name"
+        )
+
+
+def _check_sizes(files: Sequence[Path], size: int, factor: int, longest: float) -> None:
+    """Refuse images of sizes that the model cannot take or that would take forever, naming all of them."""
+    wrong = []
+    for file in files:
+        with Image.open(file) as image:
+            width, height = image.size
+        too_large = width * height > LARGEST * size**2 or max(width, height) > longest
+        if too_large or width % factor or height % factor:
+            wrong.append(f"{file} ({width} x {height})")
+    if wrong:
+        side = "" if longest == float("inf") else f", up to {longest:g},"
+        most = LARGEST * size**2
+        raise ValueError(
+            f"--keep-size takes sides that are multiples of {factor}{side} and at most {most} pixels, "
+            f"{LARGEST} times the model's own {size} x {size}: resize {name_some(wrong)}, "
+            "or leave out --keep-size"
+        )
+
+
+# ------------------------------------------------------------------------------------------ sampling
+def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job]) -> int:
+    """Make and write image after image; Ctrl-C leaves those that are whole."""
+    folder, shown = arguments.output_dir, []
+    folder.mkdir(parents=True, exist_ok=True)
+    family, settings = family_of(pipeline), _settings(arguments, policy)  # a family remembers embeddings
+    square = _size(arguments, policy)
+    if isinstance(family.schedule(settings.num_inference_steps, size=square), FlowSchedule):
+        settings = replace(
+            settings, eta=0.0
+        )  # the noise of training only explores: plain diffusers' steps are the ODE's
+    size, done = 1 if arguments.keep_size else arguments.batch_size, 0  # sizes may differ
+    side = image_size(pipeline) if square is None else square[0]
+    low = loaded_dtype(policy.settings) == torch.bfloat16  # then as in training, LoRA in float32
+    autocast = make_autocast("bf16" if low else "no", family.denoiser.device)
+    try:
+        for first in tqdm(range(0, len(jobs), size), desc="sampling", disable=None):
+            numbers = range(first, min(first + size, len(jobs)))
+            batch = [jobs[number] for number in numbers]
+            inputs = [_load(arguments, policy, side, n, jobs[n]) for n in numbers]
+            seeds = [sample_seed(arguments.seed, number) for number in numbers]
+            noise = [torch.Generator().manual_seed(seed) for seed in seeds]
+            prompts, given = [job.prompt for job in batch], [image for image in inputs if image is not None]
+            with autocast():
+                if given and not family.takes_images:
+                    strength = _strength(arguments, policy)
+                    made, _ = img2img_rollout(
+                        family, prompts, torch.stack(given), strength, settings, generator=noise
+                    )
+                else:
+                    images = torch.stack(given) if given else None
+                    made, _ = text2img_rollout(
+                        family, prompts, settings, generator=noise, size=square, images=images
+                    )
+            for job, image, start in zip(batch, made.cpu(), inputs, strict=True):
+                _write(folder / job.name, to_pil(image))
+                tqdm.write(str(folder / job.name))
+                done += 1
+                if done <= MOST_IN_GRID:
+                    shown.append([image] if start is None else [start, image])
+    except KeyboardInterrupt:
+        tqdm.write(f"stopped: {done} of {len(jobs)} images are in {folder}")
+        return 130
+    _write(folder / GRID, _grid(shown))
+    print(f"{folder / GRID}{': left the input, right the result' if len(shown[0]) == 2 else ''}")
+    return 0
+
+
+def _settings(arguments: Sample, policy: Policy) -> SamplingSettings:
+    """Return the settings of a rollout: the flags', or those that were trained with."""
+    scale, trained = arguments.guidance_scale, policy.settings
+    return SamplingSettings(
+        num_inference_steps=arguments.steps or trained.sample_num_steps,
+        guidance_scale=trained.sample_guidance_scale if scale is None else scale,
+        eta=trained.sample_eta,
+        negative_prompt=trained.negative_prompts,
+    )
+
+
+def _size(arguments: Sample, policy: Policy) -> tuple[int, int] | None:
+    """Return (H, W) in pixels, asked for or trained with; None for the model's own, or that of each image."""
+    side = arguments.resolution or policy.record.get("resolution")
+    return None if side is None or arguments.keep_size else (side, side)
+
+
+def _strength(arguments: Sample, policy: Policy) -> float:
+    given = arguments.noise_strength
+    return policy.record.get("noise_strength", NOISE_STRENGTH) if given is None else given
+
+
+def _load(arguments: Sample, policy: Policy, size: int, number: int, job: Job) -> torch.Tensor | None:
+    """Return the image (3, H, W) that a job starts from; the run's own images get the run's damage."""
+    if job.file is None:
+        return None
+    image = open_image(job.file)
+    pixels = to_tensor(image) if arguments.keep_size else fit(image, size)
+    trained_on = {} if arguments.images else policy.record["images"]
+    if trained_on.get("damages"):
+        chooser = random.Random(f"{arguments.seed}-{number}")
+        name, severity = chooser.choice(trained_on["damages"]), chooser.choice(trained_on["severities"])
+        pixels = damage(pixels, name, severity, torch.Generator().manual_seed(chooser.getrandbits(62)))
+    return pixels
+
+
+def _write(path: Path, picture: Image.Image) -> None:
+    """Write a picture in one step, so that no half of one is ever there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.new")
+    picture.save(aside, format="PNG")
+    aside.replace(path)
+
+
+def _grid(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
+    """Show images, each beside its input where there is one; different sizes are padded with white."""
+    tiles = [tile for row in rows for tile in row]
+    box = (max(tile.shape[2] for tile in tiles), max(tile.shape[1] for tile in tiles))
+    padded = [to_tensor(ImageOps.pad(to_pil(tile), box, color="white")) for tile in tiles]
+    return image_grid(torch.stack(padded), columns=2 if len(rows[0]) == 2 else min(4, len(tiles)))

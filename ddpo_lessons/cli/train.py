@@ -1,0 +1,157 @@
+"""What `ddpo-lessons train` does once its flags are checked."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
+from ddpo_lessons.cli import dry_run, reward_flag
+from ddpo_lessons.cli.options import Train
+from ddpo_lessons.cli.presets import PRESETS, Preset
+from ddpo_lessons.cli.sample import image_size
+from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, summary
+from ddpo_lessons.data.prompts import read_prompts
+from ddpo_lessons.models import load_pipeline
+from ddpo_lessons.models.policy import loaded_dtype
+from ddpo_lessons.rewards.combined import judged
+from ddpo_lessons.trainer import ImageSamplesHook, Trainer
+from ddpo_lessons.training.processes import loading_bars, say
+from ddpo_lessons.training.trackers import PLOT
+from ddpo_lessons.validation import Validation
+
+SEVERITIES = (1, 2, 3, 4, 5)  # where none is asked for
+
+
+def run(arguments: Train) -> int:
+    """Train, write it, say where it is; return 0, or 128 and the number of the signal that stopped it."""
+    images = None if arguments.images is None else find_images(arguments.images)
+    held_out = find_held_out(arguments)
+    if arguments.dry_run:
+        return dry_run.dry_run(arguments, images)
+    trainer = make_trainer(arguments, images)
+    is_main = trainer.accelerator.is_main_process
+    if is_main and images is not None:
+        print(summary(images))
+    trainer.image_samples_hook = _first_epoch_hook(trainer)
+    if held_out is not None:
+        trainer.image_samples_hook = make_validation(arguments, trainer, held_out)
+    trainer.train()
+    trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
+    if is_main:
+        _print_places(trainer)
+    if trainer.stopped_by is None:
+        return 0
+    if is_main:
+        done, asked = trainer.epochs_done, trainer.config.num_epochs
+        print(f"stopped after epoch {done} of {asked}; continue with the same flags and --resume-from auto")
+    return 128 + trainer.stopped_by
+
+
+@loading_bars()
+def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
+    """Check everything that is cheap to check, then load models; return the trainer."""
+    preset, from_images = arguments.choose_preset(), images is not None
+    dry_run.check_rewards(arguments, preset, images)
+    config = dry_run.settle(arguments, preset)
+    rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
+    reward_function = reward_flag.make(rewards, images, damages)
+    if arguments.judge is not None:
+        judge = reward_flag.make(reward_flag.parse(arguments.judge), images, damages)
+        reward_function = judged(reward_function, judge)
+    pipeline = load_pipeline(arguments.model or preset.model, dtype=loaded_dtype(config))
+    if images is None:
+        prompts: Any = arguments.choose_prompts(preset, config.seed)
+    else:
+        prompts = _sampler(arguments, images, pipeline, config.seed)
+    return Trainer(
+        config,
+        reward_function,
+        prompts,
+        pipeline,
+        algorithm=make_algorithm(arguments.choose_algorithm(preset)),
+        start=dry_run.choose_start(arguments, preset, from_images, pipeline),
+        about=_about(arguments, preset, images, rewards),
+    )
+
+
+def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
+    """Find the images, or prompts, of `--validation`, and check that they go with the reward."""
+    if arguments.validation is None:
+        return None
+    rewards = arguments.choose_rewards(arguments.choose_preset())
+    if arguments.images is None:
+        prompts = read_prompts(arguments.validation)
+        reward_flag.check_text(rewards, prompts, {})
+        return prompts
+    held_out = find_images(arguments.validation)
+    reward_flag.check(rewards, held_out, arguments.prompt)
+    return held_out
+
+
+def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | list[str]) -> Validation:
+    """Make what renders and scores them; images get the prompts and the damage of training."""
+    if isinstance(held_out, list):
+        samples: list[Any] = [(prompt, {}) for prompt in held_out]
+    else:
+        sampler = _sampler(arguments, held_out, trainer.pipeline, trainer.config.seed)
+        samples = sampler.every()
+    return Validation(trainer, samples, arguments.validation_freq, trainer.image_samples_hook)
+
+
+def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
+    """Make what prints what the first epoch showed."""
+
+    def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
+        if trainer.epochs_done == 1:
+            say(trainer.accelerator, "\n".join(map(str, trainer.preflight)))
+
+    return hook
+
+
+def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
+    preset = arguments.choose_preset()
+    damages, severities = arguments.damage or preset.damages, arguments.severity or SEVERITIES
+    side = arguments.choose_resolution(preset) or image_size(pipeline)
+    return ImagePrompts(images, arguments.prompt or "", side, seed, damages, severities)
+
+
+def _about(
+    arguments: Train, preset: Preset, images: ImageFolder | None, rewards: Sequence[reward_flag.Term]
+) -> dict[str, Any]:
+    """Return what the command line knows of a run: by what names its parts go."""
+    name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
+    about: dict[str, Any] = {"preset": name, "reward": reward_flag.describe(rewards)}
+    about["judge"] = arguments.judge
+    algorithm = arguments.choose_algorithm(preset)
+    about["own_algorithm"] = algorithm if is_own(parse_algorithm(algorithm)[0]) else None
+    if images is None:
+        return {**about, "prompts": _prompt_source(arguments, preset)}
+    damages = arguments.damage or preset.damages
+    about["images"] = {
+        "folder": str(images.folder.resolve()),
+        "files": len(images.files),
+        "damages": damages,
+        "severities": (arguments.severity or SEVERITIES) if damages else (),
+    }
+    about["prompts"] = {"prompt": arguments.prompt or ""}
+    if images.captions is not None:
+        about["prompts"] = {"captions": sum(map(len, images.captions))}
+    return about
+
+
+def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
+    if arguments.prompt is not None:
+        return {"prompt": arguments.prompt}
+    name = arguments.prompts or preset.prompts
+    return {"file": str(Path(name).resolve())} if Path(name).is_file() else {"name": name}
+
+
+def _print_places(trainer: Trainer) -> None:
+    run_dir = trainer.config.run_dir
+    if (run_dir / PLOT).is_file():  # a plot that failed was warned of
+        print(f"{run_dir / PLOT}: rewards and other curves of the run, and its images")
+    print(f"{run_dir}: metrics.jsonl, config.json, images/, and checkpoints for --resume-from auto")
+    folder = run_dir / ("lora" if trainer.use_lora else "pipeline")
+    command = shlex.join(["ddpo-lessons", "sample", "--run", str(run_dir)])
+    print(f"{folder}: what was trained; use it with\n  {command}")

@@ -1,0 +1,174 @@
+"""Lesson 08: faults that raise no error, put into the running package one line at a time.
+
+Each comes from a public issue or a published trainer. `put_in` compiles a module with one line changed, and
+lends the changed function's code to the function in use; so nothing needs to be imported again.
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import ddpo_lessons
+
+PACKAGE = Path(ddpo_lessons.__file__).parent
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line of the package, and what takes its place."""
+
+    file: str  #: of the package, such as "algorithms/ddpo.py"
+    right: str  #: a text that stands there once, in a function
+    wrong: str  #: what takes its place
+    does: str  #: what then happens
+    found: str  #: where it did
+
+    def __str__(self) -> str:
+        return f"{self.does}\n  {self.file}\n  - {self.right}\n  + {self.wrong}\n  found: {self.found}"
+
+
+FAULTS = {
+    "stale sampler": Fault(
+        "trainer.py",
+        "config, self.family, start, algorithm, reward_function,",
+        "config, family_of(__import__('copy').deepcopy(self.pipeline)), start, algorithm, reward_function,",
+        "the sampler keeps a copy of the model, which never gets the trained adapter",
+        "verl-omni #552",
+    ),
+    "other prompts": Fault(
+        "rollout.py",
+        "distinct = {name: value[::shared] for name, value in conditioning.items()}",
+        "distinct = {name: 0 * value[::shared] for name, value in conditioning.items()}",
+        "sampling is told nothing, training is told the prompt",
+        "imageddpo 0.1.2 without guidance (docs/peers.md)",
+    ),
+    "other weights": Fault(
+        "trainer.py",
+        "make_optimizer(config, list(trainable.values()))",
+        "make_optimizer(config, [p.detach().clone().requires_grad_() for p in trainable.values()])",
+        "the optimizer holds copies of the weights",
+        "TRL 0.21, a resumed adapter (docs/peers.md); trl #6700, an optimizer of no weights",
+    ),
+    "first layer only": Fault(
+        "training/learner.py",
+        "self.accelerator.backward(value * share)",
+        "self.accelerator.backward(value * share); "
+        "[p.grad.zero_() for p in list(self.trainable.values())[2:]]",
+        "gradients reach the first layer alone",
+        "torchforge #592",
+    ),
+    "B stays 0": Fault(
+        "training/learner.py",
+        "self.accelerator.backward(value * share)",
+        "self.accelerator.backward(value * share); "
+        "[p.grad.zero_() for p in list(self.trainable.values())[1::2]]",
+        "LoRA's B is never trained, so the adapter adds 0",
+        "ai-toolkit #925",
+    ),
+    "empty file": Fault(
+        "models/policy.py",
+        "weights = {key: whole(tensor) for key, tensor in found.items()}",
+        "weights = {key: 0 * whole(tensor) for key, tensor in found.items()}",
+        "the saved adapter is empty",
+        "Flow-Factory #156",
+    ),
+    "first four": Fault(
+        "advantages.py",
+        "return _standardise(values, values, eps).to(device)",
+        "return _standardise(values, values[:4], eps).to(device)",
+        "mean and standard deviation are those of the first four samples",
+        "PipelineRL #54",
+    ),
+    "whole numbers": Fault(
+        "advantages.py",
+        "return _standardise(values, values, eps).to(device)",
+        "return _standardise(values, values, eps).long().float().to(device)",
+        "advantages are whole numbers, as the rewards were",
+        "TRL 0.21 with integer rewards (docs/peers.md)",
+    ),
+    "shifted pictures": Fault(
+        "training/sampler.py",
+        "zip(group.tolist(), images.split(group.shape[1]), strict=True)",
+        "zip(group.tolist(), images.roll(1, 0).split(group.shape[1]), strict=True)",
+        "each sample gets the reward of the picture before it",
+        "trl #3098",
+    ),
+    "bf16 latents": Fault(
+        "rollout.py",
+        "states.append(latents)\n            log_probs",
+        "states.append(latents.bfloat16().float())\n            log_probs",
+        "latents are kept in bf16, log-probs are those of float32",
+        "TRL 0.21 in bf16 (docs/peers.md); DanceGRPO #57",
+    ),
+    "own ratio": Fault(
+        "algorithms/ddpo.py",
+        "trajectory.log_probs[rows, columns],",
+        "new.log_prob,",
+        "the ratio compares the new policy with itself",
+        "flow_grpo #131 and Flow-Factory #157 ask about it",
+    ),
+    "0 to 255": Fault(
+        "lessons/desk.py",
+        "pixels = (255 * images).to(torch.uint8).float() / 255",
+        "pixels = images.to(torch.uint8).float()",
+        "the reward takes pictures in [0, 1] for pictures in 0 to 255",
+        "cosmos-rl #580",
+    ),
+    "four noises": Fault(
+        "training/sampler.py",
+        "[self._generator(epoch, INITIAL_NOISE, group) for group in groups],",
+        "[self._generator(epoch, INITIAL_NOISE, group % 4) for group in groups],",
+        "all samples of an epoch begin in one of four noises",
+        "verl-omni #561",
+    ),
+}
+
+
+@contextmanager
+def put_in(fault: Fault) -> Iterator[None]:
+    """Have a fault in the running package for the time of a `with` block; functions made in it have it, too.
+
+    Raises:
+        ValueError: if the text does not stand there once, in a function.
+    """
+    source = (PACKAGE / fault.file).read_text("utf-8")
+    if source.count(fault.right) != 1:
+        raise ValueError(f"{fault.file} has {fault.right!r} {source.count(fault.right)} times, not once")
+    name = "ddpo_lessons." + fault.file.removesuffix(".py").replace("/", ".")
+    line = source[: source.index(fault.right)].count("\n") + 1
+    function = _function_at(importlib.import_module(name), ast.parse(source), line)
+    broken = compile(source.replace(fault.right, fault.wrong), name, "exec", dont_inherit=True)
+    healthy = function.__code__
+    function.__code__ = next(c for c in _codes(broken) if c.co_qualname == healthy.co_qualname)
+    try:
+        yield
+    finally:
+        function.__code__ = healthy
+
+
+def _function_at(module: Any, tree: ast.Module, line: int) -> FunctionType:
+    """Return the function or method of a module that has a line."""
+    found: Any = module
+    nodes: list[ast.stmt] = tree.body
+    while not isinstance(found, FunctionType):
+        named = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        inside = [node for node in named if node.lineno <= line <= (node.end_lineno or 0)]
+        if not inside:
+            raise ValueError(f"line {line} of {module.__name__} is in no function")
+        nodes, found = inside[0].body, inspect.getattr_static(found, inside[0].name)
+        found = getattr(found, "fget", None) or inspect.unwrap(getattr(found, "__func__", found))
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield all code objects in one."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)

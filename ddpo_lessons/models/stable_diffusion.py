@@ -1,0 +1,332 @@
+"""Stable Diffusion 1 and 2: one text encoder, a UNet, an autoencoder, and DDIM steps."""
+
+import inspect
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from diffusers import DDIMScheduler
+from torch import nn
+
+from ddpo_lessons.ddim import DDIMSchedule, predict_x0_and_noise
+from ddpo_lessons.image import check_images, check_size
+from ddpo_lessons.models.family import Schedule, guided
+
+
+class StableDiffusion:
+    """Stable Diffusion 1 or 2; see `base.Family` for what each part promises.
+
+    A pipeline with another scheduler gets a DDIMScheduler. A TypeError says that a part is missing, or that
+    the UNet takes more than latents.
+    """
+
+    without_checker: ClassVar[dict[str, Any]] = {"safety_checker": None, "requires_safety_checker": False}
+    parts: ClassVar[tuple[str, ...]] = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
+    text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (("tokenizer", "text_encoder"),)
+    takes_images: ClassVar[bool] = False
+    cached_prompts = 1024
+
+    def __init__(self, pipeline: Any) -> None:
+        for part in self.parts:
+            if getattr(pipeline, part, None) is None:
+                raise TypeError(
+                    f"sd_pipeline has no {part}: pass a diffusers pipeline such as "
+                    "StableDiffusionPipeline.from_pretrained(...)"
+                )
+        self._check(pipeline)
+        self.pipeline = pipeline
+        self._encoded: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
+
+    def _check(self, pipeline: Any) -> None:
+        """Refuse a model that takes more than latents; give it a DDIMScheduler."""
+        channels, latents = pipeline.unet.config.in_channels, pipeline.vae.config.latent_channels
+        if channels != latents:
+            raise TypeError(
+                f"the UNet takes {channels} channels, the latents have {latents}: inpainting models cannot "
+                "be trained"
+            )
+        if not isinstance(pipeline.scheduler, DDIMScheduler):
+            pipeline.scheduler = ddim_scheduler(pipeline.scheduler)
+
+    @property
+    def denoiser(self) -> Any:
+        """The UNet."""
+        return self.pipeline.unet
+
+    @property
+    def frozen(self) -> dict[str, nn.Module]:
+        """The autoencoder and the text encoders."""
+        names = ["vae", *(encoder for _, encoder in self.text_encoders)]
+        return {name: getattr(self.pipeline, name) for name in names}
+
+    @property
+    def keeps_float32(self) -> frozenset[str]:
+        """The frozen networks that float16 breaks."""
+        return frozenset()
+
+    # ----------------------------------------------------------------------------------------- policy
+    def predict(
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditioning: Mapping[str, torch.Tensor],
+        guidance_scale: float,
+    ) -> torch.Tensor:
+        """Predict the noise (or v, or sample) of each latent; the UNet sees all in its own precision."""
+        dtype = next(self.denoiser.parameters()).dtype  # diffusers' own property goes through all of them
+        # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
+        latents, timesteps = latents.to(dtype).contiguous(), timesteps.to(latents.device)
+        told = {name: value.to(dtype) for name, value in conditioning.items()}
+        return guided(partial(self._call, denoiser), latents, timesteps, told, guidance_scale)
+
+    def _call(
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        prompt_embeds: torch.Tensor,
+    ) -> torch.Tensor:
+        return denoiser(latents, timesteps, encoder_hidden_states=prompt_embeds).sample
+
+    # ---------------------------------------------------------------------------------------- prompts
+    def condition(
+        self,
+        prompts: Sequence[str],
+        negative_prompt: str,
+        guidance_scale: float,
+        size: tuple[int, int] | None = None,
+        images: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Embed B prompts: prompt_embeds (B, L, D), and with guidance negative_prompt_embeds.
+
+        Raises TypeError if there are images, which these models are not told.
+        """
+        if images is not None:
+            raise TypeError(
+                f"a {type(self.pipeline).__name__} is told no images: start from them (FromImages), or take "
+                "a model that edits, such as FLUX.1 Kontext"
+            )
+        told = self._told(prompts, size)
+        if guidance_scale <= 1 or all(prompt == negative_prompt for prompt in prompts):
+            return told
+        negative = self._told([negative_prompt] * len(prompts), size)
+        return {**told, **{f"negative_{name}": value for name, value in negative.items()}}
+
+    def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
+        """Return the embeddings (B, ...) of B prompts; each distinct text is encoded once."""
+        for text in dict.fromkeys(prompts):
+            if text not in self._encoded:  # by itself: a batch rounds otherwise, and resuming makes others
+                self._encoded[text] = {name: rows[0] for name, rows in self._encode_texts([text]).items()}
+        found = [self._encoded[p] for p in prompts]
+        for prompt in dict.fromkeys(prompts):
+            self._encoded.move_to_end(prompt)
+        while len(self._encoded) > self.cached_prompts:
+            self._encoded.popitem(last=False)
+        return {name: torch.stack([row[name] for row in found]) for name in found[0]}
+
+    def forget_prompts(self) -> None:
+        """Forget the embeddings of all prompts."""
+        self._encoded.clear()
+
+    @torch.no_grad()
+    def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        text_encoder = self.pipeline.text_encoder
+        ids = tokenize(self.pipeline.tokenizer, texts).to(text_encoder.device)  # (B, L)
+        return {"prompt_embeds": text_encoder(ids)[0]}
+
+    # --------------------------------------------------------------------------------------- schedule
+    @property
+    def init_noise_sigma(self) -> float:
+        """Standard deviation of the first state, 1 for DDIM."""
+        return float(self.pipeline.scheduler.init_noise_sigma)
+
+    @property
+    def num_train_timesteps(self) -> int:
+        """The number of timesteps of the forward process."""
+        return self.pipeline.scheduler.config.num_train_timesteps
+
+    def schedule(
+        self,
+        num_steps: int,
+        noise_strength: float = 1.0,
+        eta: float = 1.0,
+        size: tuple[int, int] | None = None,
+    ) -> Schedule:
+        """Set the scheduler and work out the steps that are run, those of any size; see `make_schedule`."""
+        scheduler = self.pipeline.scheduler
+        timesteps = make_schedule(scheduler, num_steps, noise_strength)
+        return DDIMSchedule(scheduler, timesteps, eta, self.denoiser.device)
+
+    def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+        """Return sqrt(ᾱ_t) z + sqrt(1 - ᾱ_t) ε."""
+        return self.pipeline.scheduler.add_noise(clean, noise, timesteps)
+
+    def denoising_target(
+        self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the noise, v or the clean latents, as the scheduler says."""
+        scheduler = self.pipeline.scheduler
+        match scheduler.config.prediction_type:
+            case "epsilon":
+                return noise
+            case "v_prediction":
+                return scheduler.get_velocity(clean, noise, timesteps)
+            case _:
+                return clean
+
+    def predict_clean(
+        self, noisy: torch.Tensor, output: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        """Solve x_t = sqrt(ᾱ_t) z + sqrt(1 - ᾱ_t) ε for z."""
+        scheduler = self.pipeline.scheduler
+        alpha_bars = scheduler.alphas_cumprod.to(noisy)[timesteps].view(-1, *[1] * (noisy.ndim - 1))
+        return predict_x0_and_noise(scheduler, output, noisy, alpha_bars)[0]
+
+    # ----------------------------------------------------------------------------------------- images
+    def latents_shape(self, size: tuple[int, int] | None = None) -> tuple[int, int, int]:
+        """Return (C, h, w) of images of (H, W) pixels, or of the model's own size."""
+        config = self.denoiser.config
+        if size is None:
+            return config.in_channels, config.sample_size, config.sample_size
+        factor = vae_factor(self.pipeline.vae)
+        return config.in_channels, size[0] // factor, size[1] // factor
+
+    @property
+    def sides(self) -> tuple[int, float]:
+        """What an image's sides are multiples of, and the longest that there may be, in pixels."""
+        return vae_factor(self.pipeline.vae), float("inf")
+
+    def check_images(self, images: torch.Tensor) -> None:
+        """Refuse images that cannot be encoded."""
+        check_images(images)
+        check_size((images.shape[2], images.shape[3]), *self.sides)
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """Turn images into latents; see `encode`."""
+        return encode(self.pipeline.vae, images)
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn latents into images; see `decode`."""
+        return self.decode_with_gradient(latents)
+
+    def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn latents into images, for losses that go through them."""
+        vae = self.pipeline.vae
+        if vae.device.type != "cpu":
+            return inspect.unwrap(decode)(vae, latents)
+        # A processor's cache holds what the decoder makes of a few images, not of a hundred.
+        return torch.cat([inspect.unwrap(decode)(vae, group) for group in latents.split(8)])
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> torch.Tensor:
+    """Return ids (B, L) of texts, padded to a length, else the tokenizer's; what is cut is warned of."""
+    length = length or tokenizer.model_max_length
+    for text, ids in zip(texts, tokenizer(texts, verbose=False).input_ids, strict=True):
+        if len(ids) > length:
+            lost = tokenizer.decode(ids[length - 1 : -1])
+            warnings.warn(
+                f"prompt {text!r} is too long: {lost!r} is cut, since the text encoder reads {length} "
+                "tokens. Shorten the prompt.",
+                stacklevel=6,
+            )
+    padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True)
+    return torch.tensor(padded.input_ids)
+
+
+# What a scheduler's config says of the model: how noise was added in its training, and what it predicts.
+OF_THE_MODEL = (
+    "num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas",
+    "rescale_betas_zero_snr", "prediction_type",
+)  # fmt: skip
+
+
+def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
+    """Make the DDIM scheduler with the noise schedule of another one, which stays in its `replaced`.
+
+    diffusers' `from_config` gives what the other one has by default DDIM's own default: other betas than
+    those of LCM, TCD, Heun and KDPM2. Here what describes the model is copied either way. Predictions are
+    clipped only where the other scheduler clips them, because DDIM's default of [-1, 1] is meant for pixels.
+    Raises TypeError if the other one has no betas, as those of flow matching and EDM, because DDIM would then
+    take its own.
+    """
+    config = scheduler.config
+    if "beta_schedule" not in config or config.get("use_flow_sigmas"):
+        raise TypeError(
+            f"a {type(scheduler).__name__} has no betas, so DDIM cannot take its steps: use a model that was "
+            "trained with a DDPM schedule"
+        )
+    copied = {name: config[name] for name in OF_THE_MODEL if name in config}
+    ddim = DDIMScheduler.from_config(config, clip_sample=config.get("clip_sample", False), **copied)
+    ddim.replaced = scheduler
+    return ddim
+
+
+def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0) -> torch.Tensor:
+    """Set the scheduler and return the timesteps (T,) that a rollout takes, decreasing.
+
+    `noise_strength` is the fraction of the schedule of `num_steps` that is run, without its noisy beginning;
+    1 runs all of it, and less runs int(num_steps * noise_strength) steps, as diffusers' img2img pipelines do.
+    They do not correct the rounding of the product, so 50 * 0.58 = 28.999... runs 28 steps. Raises ValueError
+    if noise_strength is outside (0, 1] or leaves no step, or there are more steps than timesteps.
+    """
+    check_strength(noise_strength)
+    steps = int(num_steps * noise_strength)
+    if steps == 0:
+        least = next(n / 1000 for n in range(1, 1001) if int(num_steps * (n / 1000)) > 0)
+        raise ValueError(
+            f"noise_strength={noise_strength} with {num_steps} steps runs no step: "
+            f"use a noise_strength of at least {least:g}, or more steps"
+        )
+    timesteps = set_steps(scheduler, num_steps)[num_steps - steps :]
+    if (limit := scheduler.config.num_train_timesteps) <= timesteps[0]:
+        raise ValueError(
+            f"{num_steps} steps (sample_num_steps) with the scheduler's steps_offset="
+            f"{scheduler.config.steps_offset} begin at timestep {timesteps[0]}, but the model was trained up "
+            f"to {limit - 1}: take fewer"
+        )
+    return timesteps
+
+
+def check_strength(noise_strength: float) -> None:
+    """Refuse a noise_strength outside (0, 1] with a ValueError."""
+    if not 0 < noise_strength <= 1:
+        raise ValueError(f"noise_strength={noise_strength} must lie in (0, 1]")
+
+
+def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
+    """Set a scheduler and return its timesteps (num_steps,), decreasing; a ValueError if it has fewer.
+
+    `levels` are what else `set_timesteps` is given.
+    """
+    if num_steps > scheduler.config.num_train_timesteps:
+        raise ValueError(
+            f"{num_steps} steps (sample_num_steps) of a schedule of {scheduler.config.num_train_timesteps} "
+            "timesteps: take fewer"
+        )
+    scheduler.set_timesteps(num_steps, **levels)  # on the CPU: a step looks its numbers up there
+    # Trailing spacing may round to one timestep too many at the end (-1): count from the start.
+    return scheduler.timesteps[:num_steps]
+
+
+@torch.no_grad()
+def decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Decode latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1]."""
+    images = vae.decode((latents / vae.config.scaling_factor).to(vae.dtype)).sample
+    return (images.float() / 2 + 0.5).clamp(0, 1)
+
+
+@torch.no_grad()
+def encode(vae: Any, images: torch.Tensor) -> torch.Tensor:
+    """Encode images (B, 3, H, W) in [0, 1] to scaled latents (B, C, h, w) float32: the posterior's mean."""
+    posterior = vae.encode((images * 2 - 1).to(vae.device, vae.dtype)).latent_dist
+    return posterior.mode().float() * vae.config.scaling_factor
+
+
+def vae_factor(vae: Any) -> int:
+    """Return how many pixels make one latent, along a side."""
+    return 2 ** (len(vae.config.block_out_channels) - 1)

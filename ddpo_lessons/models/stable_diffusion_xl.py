@@ -1,0 +1,97 @@
+"""Stable Diffusion XL: two text encoders, a pooled embedding, and the image's size as a condition.
+
+What differs from Stable Diffusion 1 and 2 stands here (Podell et al. 2023, arXiv 2307.01952, sections 2.1 and
+2.2); the rest is theirs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ddpo_lessons.models.stable_diffusion import StableDiffusion, encode, tokenize, vae_factor
+
+
+class StableDiffusionXL(StableDiffusion):
+    """Stable Diffusion XL; see `base.Family` for what each part promises."""
+
+    without_checker: ClassVar[dict[str, Any]] = {}
+    parts: ClassVar[tuple[str, ...]] = (*StableDiffusion.parts, "text_encoder_2", "tokenizer_2")
+    text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("tokenizer", "text_encoder"),
+        ("tokenizer_2", "text_encoder_2"),
+    )
+
+    @property
+    def keeps_float32(self) -> frozenset[str]:
+        """Its autoencoder overflows in float16 (diffusers keeps it in float32 then, too)."""
+        return frozenset({"vae"} if self.pipeline.vae.config.force_upcast else ())
+
+    def _call(  # type: ignore[override]
+        self,
+        denoiser: Callable[..., Any],
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        prompt_embeds: torch.Tensor,
+        pooled_embeds: torch.Tensor,
+        time_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        added = {"text_embeds": pooled_embeds, "time_ids": time_ids}
+        return denoiser(
+            latents, timesteps, encoder_hidden_states=prompt_embeds, added_cond_kwargs=added
+        ).sample
+
+    def condition(
+        self,
+        prompts: Sequence[str],
+        negative_prompt: str,
+        guidance_scale: float,
+        size: tuple[int, int] | None = None,
+        images: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Embed B prompts: prompt_embeds (B, L, D), pooled_embeds (B, P), time_ids (B, 6), and negative ones.
+
+        Where the pipeline says so (`force_zeros_for_empty_prompt`), the empty negative prompt is zeros, as in
+        diffusers without a negative prompt.
+        """
+        told = super().condition(prompts, negative_prompt, guidance_scale, size, images)
+        if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt or guidance_scale <= 1:
+            return told
+        positive = {name: value for name, value in told.items() if not name.startswith("negative_")}
+        zeros = {
+            f"negative_{name}": value if name == "time_ids" else torch.zeros_like(value)
+            for name, value in positive.items()
+        }
+        return {**positive, **zeros}
+
+    def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
+        """Add the original size, the crop's corner and the size that is wanted, in pixels: (B, 6)."""
+        told = super()._told(prompts, size)
+        if size is None:
+            side = self.pipeline.unet.config.sample_size * vae_factor(self.pipeline.vae)
+            size = (side, side)
+        embeds = told["prompt_embeds"]
+        ids = torch.tensor([*size, 0, 0, *size], dtype=embeds.dtype).to(embeds.device)
+        return {**told, "time_ids": ids.expand(len(prompts), -1)}
+
+    @torch.no_grad()
+    def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        """Join both encoders' last layers but one; the second one also gives the pooled embedding."""
+        embeds = []
+        for tokenizer, encoder in self.text_encoders:
+            text_encoder = getattr(self.pipeline, encoder)
+            ids = tokenize(getattr(self.pipeline, tokenizer), texts).to(text_encoder.device)  # (B, L)
+            out = text_encoder(ids, output_hidden_states=True)
+            embeds.append(out.hidden_states[-2])
+        return {"prompt_embeds": torch.cat(embeds, dim=-1), "pooled_embeds": out.text_embeds}
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """Turn images into latents, in the autoencoder's own precision."""
+        vae = self.pipeline.vae
+        with torch.autocast(vae.device.type, enabled=False):  # the images may still be on the CPU
+            return encode(vae, images)
+
+    def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
+        """Turn latents into images, in the autoencoder's own precision."""
+        with torch.autocast(self.pipeline.vae.device.type, enabled=False):
+            return super().decode_with_gradient(latents)

@@ -1,0 +1,256 @@
+"""Lesson 05: policy, value model and reward model, embedded or from the hub."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddpo_lessons.text.text_ppo import positions
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+# On the hub: policy, reward model, texts.
+HUB_POLICY, HUB_REWARD, HUB_TEXTS = "lvwerra/gpt2-imdb", "lvwerra/distilbert-imdb", "stanfordnlp/imdb"
+
+
+def read(policy: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Run a language model over whole texts.
+
+    Args:
+        policy: a causal language model.
+        input_ids: (B, L), padded on the left, the right or both.
+        attention_mask: (B, L).
+
+    Returns:
+        Logits (B, L, V).
+    """
+    return policy(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=positions(attention_mask),
+        use_cache=False,
+    ).logits
+
+
+class ValueModel(nn.Module):
+    """A trunk of its own and a linear head: what reward is still to be expected at each place.
+
+    Attributes:
+        trunk: a causal language model without its output layer.
+        head: hidden state to value.
+    """
+
+    def __init__(self, trunk: Any, head: nn.Linear) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+
+    @classmethod
+    def from_policy(cls, policy: Any) -> ValueModel:
+        """Copy the policy's trunk; the head starts at zero and claims nothing."""
+        head = nn.Linear(policy.config.hidden_size, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        return cls(copy.deepcopy(policy.base_model), head.to(policy.device))
+
+    @classmethod
+    def from_classifier(cls, classifier: Any) -> ValueModel:
+        """Copy a causal classifier with one output: what it says of half a text is a guess at the whole."""
+        return cls(copy.deepcopy(classifier.base_model), copy.deepcopy(classifier.score))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return values (B, L), in units of the score."""
+        hidden = self.trunk(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=positions(attention_mask),
+            use_cache=False,
+        ).last_hidden_state  # (B, L, D)
+        return self.head(hidden).squeeze(-1)
+
+
+class ActorCritic(nn.Module):
+    """The two models that are trained, as one module.
+
+    Attributes:
+        policy: a causal language model.
+        value: a `ValueModel`.
+    """
+
+    def __init__(self, policy: Any, value: ValueModel) -> None:
+        super().__init__()
+        self.policy = policy
+        self.value = value
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits (B, L, V) and values (B, L)."""
+        return read(self.policy, input_ids, attention_mask), self.value(input_ids, attention_mask)
+
+
+@torch.no_grad()
+def generate(
+    policy: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    max_new_tokens: int,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Go on writing each query, token by token from the policy's own distribution, until it says end-of-text.
+
+    Nothing is cut off or sharpened (no top-k, no temperature): what trains must be what sampled.
+
+    Args:
+        policy: a causal language model; its config names the tokens that end and pad a text.
+        input_ids: queries (B, Q), padded on the left.
+        attention_mask: (B, Q).
+        max_new_tokens: longest response N.
+        generator: a CPU generator.
+
+    Returns:
+        Ids and attention mask (B, Q + n) with n <= N; after a row's end its ids are padding.
+    """
+    end, pad = policy.config.eos_token_id, policy.config.pad_token_id
+    cache, fed = None, input_ids
+    running = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)  # (B,)
+    for _ in range(max_new_tokens):
+        out = policy(
+            input_ids=fed,
+            attention_mask=attention_mask,
+            position_ids=positions(attention_mask)[:, -fed.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = out.past_key_values
+        probabilities = out.logits[:, -1].float().softmax(-1).cpu()  # (B, V)
+        drawn = torch.multinomial(probabilities, 1, generator=generator).to(input_ids.device)  # (B, 1)
+        fed = torch.where(running[:, None], drawn, pad)
+        input_ids = torch.cat([input_ids, fed], dim=1)
+        attention_mask = torch.cat([attention_mask, running[:, None].to(attention_mask)], dim=1)
+        running = running & (drawn[:, 0] != end)
+        if not running.any():
+            break
+    return input_ids, attention_mask
+
+
+class SentimentReward:
+    """Scores texts by how positive a classifier finds them: the logit, which has no upper end.
+
+    Of a classifier with one output it is that logit, of one with two log p(positive) - log p(negative).
+
+    Args:
+        model: a sequence classifier.
+        tokenizer: its own; the policy's may be another.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        if model.config.num_labels not in (1, 2):
+            raise ValueError(f"a sentiment model has 1 or 2 outputs, this one has {model.config.num_labels}")
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        """Return scores (B,), float32, on the CPU."""
+        limit = getattr(self.model.config, "max_position_embeddings", 512)
+        batch = self.tokenizer(
+            list(texts),
+            padding=True,
+            padding_side="right",
+            truncation=True,
+            max_length=limit,
+            return_tensors="pt",
+        )
+        ids, mask = (batch[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
+        logits = self.model(input_ids=ids, attention_mask=mask).logits.float().cpu()  # (B, 1 or 2)
+        return logits[:, -1] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
+
+
+@dataclass(frozen=True)
+class TextModels:
+    """Policy, reward model, a value model to start from, and the tokenizer that the policy reads with."""
+
+    policy: Any
+    reward: SentimentReward
+    value: ValueModel
+    tokenizer: Any
+
+
+def load_text_models(
+    profile: str = "cpu",
+    policy: str | Path | None = None,
+    reward: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> TextModels:
+    """Load policy and reward model: the shipped ones, or for the profile `hub` gpt2-imdb and distilbert-imdb.
+
+    The value model starts as a copy of the reward model where that is causal and has one output (Ouyang et
+    al. 2022, arXiv 2203.02155, section 3.5), else as the policy's trunk with a head of zeros.
+
+    Args:
+        profile: "cpu" and "gpu" load the shipped checkpoint, "hub" the hub's models.
+        policy: another name on the hub, or a folder.
+        reward: likewise, a sequence classifier with one or two outputs.
+        device: where to; by default the CPU for the shipped models, which are too small for anything else,
+            and the GPU for those of the hub.
+
+    Returns:
+        The models, float32, in eval mode: dropout would make the policy that trains differ from the one that
+        samples.
+
+    Raises:
+        OSError: a model is neither in a folder nor reachable.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
+
+    is_hub = profile == "hub"
+    if not is_hub:  # bars are for downloads
+        logging.disable_progress_bar()
+    policy = policy or (HUB_POLICY if is_hub else CHECKPOINT / "policy")
+    reward = reward or (HUB_REWARD if is_hub else CHECKPOINT / "reward")
+    device = device or ("cuda" if is_hub and torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:  # GPT-2 has none
+        tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).to(device).eval()
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.eos_token_id = tokenizer.eos_token_id
+    classifier = AutoModelForSequenceClassification.from_pretrained(reward, dtype=torch.float32).to(device)
+    if hasattr(classifier, "score") and classifier.config.num_labels == 1:  # causal, and one logit
+        value = ValueModel.from_classifier(classifier)
+    else:
+        value = ValueModel.from_policy(model)
+    sentiment = SentimentReward(classifier, AutoTokenizer.from_pretrained(reward))
+    return TextModels(model, sentiment, value.requires_grad_(True), tokenizer)
+
+
+def read_queries(
+    tokenizer: Any, dataset: str | Path = HUB_TEXTS, split: str = "train", count: int = 1000
+) -> list[str]:
+    """Return the first 2 to 8 tokens of real reviews, for a policy to finish.
+
+    It needs the package `datasets`, which this package does not bring.
+
+    Args:
+        tokenizer: decides what a token is.
+        dataset: a name on the hub or a folder that `datasets` can read; its column "text" is used.
+        split: of the dataset.
+        count: how many; reviews are taken at even distances, since IMDb's are sorted by sentiment.
+
+    Returns:
+        Queries.
+    """
+    from datasets import load_dataset
+
+    texts = load_dataset(str(dataset), split=split)["text"]
+    rows = torch.linspace(0, len(texts) - 1, min(count, len(texts))).long().tolist()
+    tokens = [tokenizer(texts[row]).input_ids[: 2 + number % 7] for number, row in enumerate(rows)]
+    return [tokenizer.decode(ids) for ids in tokens if len(ids) >= 2]

@@ -1,0 +1,261 @@
+"""Lesson 05: PPO for a language model, from queries to optimizer steps.
+
+One iteration samples responses, scores them, and trains on them for a few inner epochs. The four models are
+the policy, the value model, the reference (the policy as it was at the start) and the reward
+model.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddpo_lessons.advantages import gae, masked_whiten
+from ddpo_lessons.batching import minibatches, shuffle_samples
+from ddpo_lessons.text import grammar
+from ddpo_lessons.text.language_models import ActorCritic, ValueModel, generate, read
+from ddpo_lessons.text.text_ppo import (
+    Targets,
+    action_mask,
+    masked_mean,
+    shape_rewards,
+    text_ppo_loss,
+    token_log_probs,
+)
+
+Reward = Callable[[Sequence[str]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TextPPOConfig:
+    """Settings of `TextPPOTrainer`; wrong values raise a ValueError that names the field."""
+
+    batch_size: int = 64
+    """Texts per iteration."""
+    minibatch_size: int = 32
+    """Texts per optimizer step."""
+    inner_epochs: int = 4
+    """Passes over the texts of an iteration."""
+    max_new_tokens: int = 20
+    """Longest response."""
+    learning_rate: float = 3e-4
+    """Of AdamW, for the policy."""
+    value_learning_rate: float = 1e-3
+    """Of AdamW, for the value model."""
+    max_grad_norm: float = 1.0
+    """The gradients of policy and value model are each scaled down to this norm."""
+    kl_coef: float = 1.0
+    """Price of a nat between policy and reference, in units of the score."""
+    gamma: float = 1.0
+    """Discount; texts are short, so nothing is discounted."""
+    lam: float = 0.95
+    """λ of GAE."""
+    clip_range: float = 0.2
+    """Of the ratio of one token's probabilities."""
+    value_clip_range: float = 1.0
+    """Of the values, in units of the score."""
+    value_coef: float = 0.1
+    """Weight of the value loss."""
+    ratio_threshold: float = 10.0
+    """A minibatch whose mean ratio is above it is skipped."""
+    seed: int = 0
+    """Of sampling and shuffling."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for name in ("batch_size", "minibatch_size", "inner_epochs", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
+        if self.batch_size % self.minibatch_size:
+            raise ValueError(
+                f"minibatch_size={self.minibatch_size} does not divide batch_size={self.batch_size}"
+            )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What one iteration sampled: texts, tokens (B, L), and what the actions among them are trained on."""
+
+    texts: list[str]
+    input_ids: torch.Tensor  # (B, L)
+    attention_mask: torch.Tensor  # (B, L)
+    scores: torch.Tensor  # (B,)
+    kl: torch.Tensor  # (B, L - 1), 0 where masked
+    rewards: torch.Tensor  # (B, L - 1)
+    targets: Targets  # (B, L - 1) each
+
+
+class TextPPOTrainer:
+    """PPO of a causal language model against a reward of whole texts.
+
+    Args:
+        config: the settings.
+        policy: a causal language model; it is trained in place. A frozen copy becomes the reference.
+        value: what expects rewards; it is trained in place.
+        tokenizer: of the policy, padding on the left.
+        reward_function: texts (query and response together) to scores (B,).
+        queries: openings to draw from.
+    """
+
+    def __init__(
+        self,
+        config: TextPPOConfig,
+        policy: Any,
+        value: ValueModel,
+        tokenizer: Any,
+        reward_function: Reward,
+        queries: Sequence[str],
+    ) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.reward_function, self.queries = reward_function, list(queries)
+        self.reference = copy.deepcopy(policy).eval().requires_grad_(False)
+        self.device = next(policy.parameters()).device
+        # Always eval: dropout would make the policy that trains differ from the one that sampled.
+        self.model = ActorCritic(policy, value).to(self.device).eval()
+        groups = [
+            {"params": list(policy.parameters()), "lr": config.learning_rate},
+            {"params": list(value.parameters()), "lr": config.value_learning_rate},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.history: list[dict[str, float]] = []
+
+    # ------------------------------------------------------------------------------------ sampling
+    @torch.no_grad()
+    def rollout(self, queries: Sequence[str]) -> Rollout:
+        """Answer queries, score the texts, and work out rewards, advantages and returns."""
+        config = self.config
+        batch = self.tokenizer(list(queries), padding=True, return_tensors="pt").to(self.device)
+        lengths = batch.attention_mask.sum(1)  # (B,)
+        ids, attention = generate(
+            self.model.policy, batch.input_ids, batch.attention_mask, config.max_new_tokens, self.generator
+        )
+        mask = action_mask(attention, lengths)  # (B, L - 1)
+        log_probs, values, kl = self._judge(ids, attention)
+        kl = kl.masked_fill(~mask, 0)
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        scores = self.reward_function(texts).to(self.device)  # (B,)
+        rewards = shape_rewards(scores, kl, mask, config.kl_coef)
+        advantages, returns = gae(rewards, values, config.gamma, config.lam, mask)
+        targets = Targets(log_probs, values, masked_whiten(advantages, mask), returns, mask)
+        return Rollout(texts, ids, attention, scores, kl, rewards, targets)
+
+    def _judge(
+        self, ids: torch.Tensor, attention: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return log-probs, values and KL (B, L - 1) of texts, some rows at a time."""
+        pieces = []
+        size = self.config.minibatch_size
+        for rows, mask in zip(ids.split(size), attention.split(size), strict=True):
+            logits, values = self.model(rows, mask)
+            log_probs = token_log_probs(logits, rows)
+            kl = log_probs - token_log_probs(read(self.reference, rows, mask), rows)
+            pieces.append((log_probs, values[:, :-1], kl))
+        log_probs, values, kl = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        return log_probs, values, kl
+
+    # ------------------------------------------------------------------------------------ training
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Take the optimizer steps of one iteration; return the mean of each statistic over them.
+
+        Also `policy/first_ratio_error`, of the first minibatch: above rounding, what trains is not what
+        sampled.
+        """
+        records = []
+        for _ in range(self.config.inner_epochs):
+            rows = {"rows": torch.arange(len(rollout.texts))}
+            for minibatch in minibatches(shuffle_samples(rows, self.generator), self.config.minibatch_size):
+                records.append(self.train_minibatch(rollout, minibatch["rows"].to(self.device)))
+        names = records[0].keys()
+        means = {name: sum(record[name] for record in records) / len(records) for name in names}
+        return means | {"policy/first_ratio_error": records[0]["policy/ratio_error"]}
+
+    def train_minibatch(self, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
+        """Take one optimizer step on some rows of a rollout; return its statistics."""
+        config = self.config
+        ids = rollout.input_ids[rows]  # (M, L)
+        logits, values = self.model(ids, rollout.attention_mask[rows])
+        loss, stats = text_ppo_loss(
+            token_log_probs(logits, ids),
+            values[:, :-1],
+            rollout.targets[rows],
+            config.clip_range,
+            config.value_clip_range,
+            config.value_coef,
+            config.ratio_threshold,
+        )
+        self.optimizer.zero_grad()
+        loss.backward()
+        norms = [
+            torch.nn.utils.clip_grad_norm_(part.parameters(), config.max_grad_norm).item()
+            for part in (self.model.policy, self.model.value)
+        ]
+        if not stats["policy/skipped"]:  # Adam would move on old momentum alone
+            self.optimizer.step()
+        return stats | {"policy/grad_norm": norms[0], "value/grad_norm": norms[1]}
+
+    def step(self) -> dict[str, float]:
+        """Do one iteration with queries drawn at random; return its metrics, which `history` keeps."""
+        started = time.perf_counter()
+        drawn = torch.randint(len(self.queries), (self.config.batch_size,), generator=self.generator)
+        rollout = self.rollout([self.queries[row] for row in drawn.tolist()])
+        sampled = time.perf_counter()
+        stats = self.update(rollout)
+        lengths = rollout.targets.mask.sum(1).float()
+        metrics = {
+            "iteration": len(self.history) + 1,
+            "score": rollout.scores.mean().item(),
+            "kl": rollout.kl.sum(1).mean().item(),
+            "kl_per_token": masked_mean(rollout.kl, rollout.targets.mask).item(),
+            "reward": rollout.rewards.sum(1).mean().item(),
+            "length": lengths.mean().item(),
+            "seconds_sampling": sampled - started,
+            "seconds_training": time.perf_counter() - sampled,
+            **stats,
+        }
+        self.history.append(metrics)
+        return metrics
+
+    def evaluate(self, queries: Sequence[str], seed: int = 0) -> tuple[dict[str, float], list[str]]:
+        """Answer queries without training; see `measure`.
+
+        Args:
+            queries: openings, best of reviews that training does not draw from.
+            seed: of the sampling, the same from one call to the next.
+
+        Returns:
+            The measurements, and the texts.
+        """
+        texts = answer(self.model.policy, self.tokenizer, queries, self.config.max_new_tokens, seed)
+        return measure(texts, self.reward_function(texts)), texts
+
+
+def answer(policy: Any, tokenizer: Any, queries: Sequence[str], max_new_tokens: int, seed: int) -> list[str]:
+    """Let a policy finish queries; return query and response as one text each."""
+    batch = tokenizer(list(queries), padding=True, return_tensors="pt").to(policy.device)
+    generator = torch.Generator().manual_seed(seed)
+    ids, _ = generate(policy, batch.input_ids, batch.attention_mask, max_new_tokens, generator)
+    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def measure(texts: Sequence[str], scores: torch.Tensor) -> dict[str, float]:
+    """Say how good texts are by the reward model, and by the grammar, which training never asks.
+
+    Args:
+        texts: of the review world; of other texts nothing parses.
+        scores: of the reward model, (B,).
+
+    Returns:
+        `score`, the mean; `parses`, the share that the grammar could have written; `positive`, the share that
+        it could have written as a positive review; `distinct`, different texts per text.
+    """
+    meanings = [grammar.parse(text) for text in texts]
+    return {
+        "score": scores.mean().item(),
+        "parses": sum(meaning is not None for meaning in meanings) / len(texts),
+        "positive": sum(meaning == "positive" for meaning in meanings) / len(texts),
+        "distinct": len(set(texts)) / len(texts),
+    }

@@ -1,0 +1,161 @@
+"""Lesson 08: faults of a run that raise no error, looked for in its first epoch.
+
+Every run has these checks, which watch what it does anyway; the command `ddpo-lessons preflight` has more.
+Each looks for faults that were found in published trainers (docs/peers.md).
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddpo_lessons.models.policy import unread
+from ddpo_lessons.models.sharded import part_of
+from ddpo_lessons.training.learner import Learner, Weights
+
+NOT_CLIPPED = 1e-3  # what the first ratio may be off by where no clip range says it
+SKIPPED = (
+    "not seen: float16's scaler skipped every optimizer step, most probably since its scale is still too "
+    "high; look at step_skipped in metrics.jsonl after the next epoch"
+)
+TINY = 1e-3  # a gradient that is so much smaller than the largest need not move its weight
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw; where it failed, `says` ends with what it most probably is."""
+
+    check: str
+    passed: bool
+    says: str
+
+    def __str__(self) -> str:
+        return f"{'ok  ' if self.passed else 'FAIL'}  {self.check}: {self.says}"
+
+
+def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:
+    """Make a finding; where the check failed, the remedy follows what was seen."""
+    return Finding(check, passed, says if passed else f"{says}; {remedy}")
+
+
+def spread(rewards: torch.Tensor) -> float:
+    """Return the standard deviation of rewards (N,)."""
+    return rewards.std(correction=0).item()
+
+
+class FirstEpoch:
+    """Watches the optimizer steps of a run's first epoch: gradients, how far weights move, the first replay.
+
+    Args:
+        learner: takes the steps.
+        before: this process's part of the trained weights, as they are before them.
+    """
+
+    def __init__(self, learner: Learner, before: Weights) -> None:
+        self.learner, self.before = learner, before
+        self.gradients = torch.zeros(len(learner.trainable), device=learner.accelerator.device)  # norms
+        self.rates: list[float] = []  # learning rates, one a step
+        self.replay_errors: list[float] = []  # the largest |ratio - 1| of each step, where there are ratios
+        self.rewards = torch.zeros(0)  # (N,) of all processes
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Look at the gradients of each optimizer step in a `with` block; nothing waits for a GPU."""
+        optimizer = getattr(self.learner.optimizer, "optimizer", self.learner.optimizer)  # in accelerate's
+        handle = optimizer.register_step_pre_hook(self._note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        norms = [
+            weight.new_zeros(()) if weight.grad is None else part_of(weight.grad).detach().float().norm()
+            for weight in self.learner.trainable.values()
+        ]
+        self.gradients = self.gradients.maximum(torch.stack(norms))
+
+    def findings(self, group_size: int, clip_range: float | None) -> list[Finding]:
+        """Return what was seen; every process must ask.
+
+        Args:
+            group_size: rollouts of a context.
+            clip_range: half of it is what the first ratio may be off by; None where nothing is clipped.
+        """
+        norms = self.learner.accelerator.gather(self.gradients[None]).amax(0)  # (weights,) of all processes
+        found = [self._of_rewards(group_size), self._of_gradients(norms), self._of_weights(norms)]
+        return [*found, *self._of_ratios(NOT_CLIPPED if clip_range is None else clip_range / 2)]
+
+    def _of_ratios(self, allowed: float) -> list[Finding]:
+        """The first step replays the policy that sampled, with itself; the next ones with one that moved."""
+        if not self.replay_errors:
+            return []
+        first, later = self.replay_errors[0], max(self.replay_errors[1:], default=0.0)
+        says = f"off by {first:.1e} at most, {allowed:g} is allowed"
+        remedy = "other guidance, precision, schedule or dropout than in sampling?"
+        found = [judged("the first ratio is 1", first <= allowed, says, remedy)]
+        may_skip = self.learner.accelerator.scaler is not None
+        if len(self.replay_errors) > 1 and not may_skip and self.rates[0] > 0:
+            remedy = "is the policy compared with itself, or did the step move nothing?"
+            found.append(judged("later ratios are not 1", later > 0, f"off by {later:.1e} at most", remedy))
+        return found
+
+    def _of_rewards(self, group_size: int) -> Finding:
+        groups = self.rewards.view(-1, group_size) if group_size > 1 else self.rewards[None]
+        inside = groups.std(dim=1, correction=0).mean().item()
+        says = f"standard deviation {spread(self.rewards):.3g}, within a group {inside:.3g}"
+        remedy = "does the reward round, saturate, or expect pictures from 0 to 255 or -1 to 1?"
+        return judged("rewards differ", inside > 0, says, remedy)
+
+    def _of_gradients(self, norms: torch.Tensor) -> Finding:
+        """An adapter's A gets none in the first step, for its B is 0; and float16 may skip some."""
+        if self.learner.only_skipped:
+            return Finding("every weight gets a gradient", True, SKIPPED)
+        sizes = dict(zip(self.learner.trainable, norms.tolist(), strict=True))
+        dropped = unread(self.learner.accelerator.unwrap_model(self.learner.denoiser))
+        read = [name for name in sizes if not name.startswith(dropped)]
+        late = len(self.rates) < 2 or self.learner.accelerator.scaler is not None
+        asked = [name for name in read if not (late and ("lora_A" in name or "lora.down" in name))]
+        silent = [name for name in asked if sizes[name] == 0]
+        says = f"{len(asked) - len(silent)} of {len(asked)} do in {len(self.rates)} optimizer steps"
+        if len(read) < len(sizes):
+            says += f" (left out: {len(sizes) - len(read)} whose output the model drops)"
+        return judged(
+            "every weight gets a gradient",
+            not silent,
+            f"{says}, but not {silent[0]}" if silent else says,
+            "an adapter added after wrapping, a detached loss, or layers that no forward pass reaches?",
+        )
+
+    def _of_weights(self, norms: torch.Tensor) -> Finding:
+        """All with a gradient worth the name must move; one of rounding errors alone may be too small.
+
+        Without any gradient AdamW's weight decay still moves them, which is no learning.
+        """
+        if self.learner.only_skipped:
+            return Finding("steps move the weights", True, SKIPPED)
+        steps, rate, names = len(self.rates), max(self.rates, default=0.0), list(self.learner.trainable)
+        moved = torch.stack([self._change(name) for name in names])  # (weights, 2)
+        squares, sizes = self.learner.accelerator.gather(moved[None]).sum(0).T  # (weights,) of all parts
+        pushed = norms > TINY * norms.max()
+        still = [name for name, stays in zip(names, pushed & (squares == 0), strict=True) if stays]
+        excused = steps > 0 and rate == 0  # it may warm up from 0
+        size = (squares.sum() / sizes.sum()).sqrt().item()
+        such = f", but {len(still)} of {len(names)} stay, such as {still[0]}" if still else ""
+        says = f"by {size:.1e} (rms) in {steps} optimizer steps at a rate of {rate:g}{such}"
+        if norms.any():
+            fine = excused or (size > 0 and not still)
+            remedy = "does the optimizer hold other weights than the model, or some of them only?"
+        else:
+            fine, says = False, f"{says}, all gradients 0"
+            remedy = "are all advantages 0, or is the loss detached?"
+        return judged("steps move the weights", fine, says, remedy)
+
+    def _change(self, name: str) -> torch.Tensor:
+        """Return the sum of squares by which a weight moved, and its size, (2,)."""
+        now = part_of(self.learner.trainable[name]).detach()
+        squares = (now - self.before[name].to(now.device)).float().square().sum()
+        return torch.stack([squares, torch.full_like(squares, now.numel())])

@@ -1,0 +1,117 @@
+"""What a run is, and what its epochs change: a snapshot undoes an epoch, a checkpoint is one that is kept."""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from ddpo_lessons import __version__
+from ddpo_lessons.algorithms.algorithm import Algorithm
+from ddpo_lessons.config import RUN, DDPOConfig
+from ddpo_lessons.data.starts import FromNoise
+from ddpo_lessons.models import Family, model_name
+from ddpo_lessons.training import checkpoint
+from ddpo_lessons.training.context_source import ContextSource
+from ddpo_lessons.training.learner import Learner
+from ddpo_lessons.training.record import changes, name_of
+
+Tensors = dict[str, dict[str, torch.Tensor]]
+
+
+class State:
+    """What epochs change: learner, algorithm, the prompt function, float16's scaler, and `epochs_done`.
+
+    Both a snapshot and a checkpoint hold the same two parts: tensors, and values of which JSON can be made.
+    """
+
+    def __init__(self, learner: Learner, algorithm: Algorithm, contexts: ContextSource, scaler: Any) -> None:
+        self.learner, self.algorithm, self.contexts, self.scaler = learner, algorithm, contexts, scaler
+        self.epochs_done = 0
+
+    def values(self) -> dict[str, Any]:
+        """Return all that is not tensors."""
+        return {
+            "epochs_done": self.epochs_done,
+            "global_step": self.learner.steps_done,
+            "skipped_in_a_row": self.learner.skipped_in_a_row,
+            "algorithm": self.algorithm.state_dict(),
+            "prompt_function": self.contexts.state_dict(),
+            "grad_scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def snapshot(self) -> tuple[Tensors, dict[str, Any]]:
+        """Copy everything as it was before the contexts of the epoch that begins were drawn."""
+        values = {**self.values(), "prompt_function": self.contexts.before}
+        return self.learner.copy_tensors(), copy.deepcopy(values)
+
+    def restore(self, tensors: Tensors, values: dict[str, Any]) -> None:
+        """Make everything what it was at a snapshot or checkpoint."""
+        self.learner.load_tensors(tensors)
+        self.learner.steps_done = values["global_step"]
+        self.learner.skipped_in_a_row = values["skipped_in_a_row"]
+        self.algorithm.load_state_dict(values["algorithm"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(values["grad_scaler"])
+            self.scaler._per_optimizer_states.clear()  # of a step that was broken off
+        self.epochs_done = values["epochs_done"]
+        self.contexts.load_state_dict(values["prompt_function"], self.epochs_done)
+
+
+def first_weights(family: Family) -> list[list[float]]:
+    """Return the first values of each weight, in which processes that loaded other models differ."""
+    networks = (family.denoiser, *family.frozen.values())
+    return [tensor.flatten()[:4].tolist() for network in networks for tensor in network.state_dict().values()]
+
+
+def identity(
+    config: DDPOConfig, algorithm: Algorithm, start: FromNoise, num_processes: int, **more: Any
+) -> dict[str, Any]:
+    """Return what decides the weights, and so must be the same when a run is continued."""
+    return {
+        "algorithm": type(algorithm).__qualname__,  # a subclass is another algorithm
+        **algorithm.identity(),
+        **start.identity(),
+        "num_processes": num_processes,
+        **config.decisive_fields(),
+        **more,
+    }
+
+
+def describe(
+    pipeline: Any, algorithm: Algorithm, start: FromNoise, about: Mapping[str, Any], **functions: Any
+) -> dict[str, Any]:
+    """Return what is known of a run beside its config, in what JSON holds."""
+    known = {
+        "version": __version__,
+        "model": model_name(pipeline),
+        "pipeline": type(pipeline).__name__,
+        "algorithm": {"name": type(algorithm).__name__, **algorithm.identity()},
+        **start.identity(),
+        **{name: name_of(function) for name, function in functions.items()},
+        **about,
+    }
+    plain = json.loads(json.dumps(known, default=str))
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def read_checkpoint(
+    folder: Path, config: DDPOConfig, identity: dict[str, Any], record: dict[str, Any], is_main: bool
+) -> tuple[Tensors, dict[str, Any]]:
+    """Read the checkpoint that a run continues; return its tensors and values.
+
+    The main process tells what the continuation does otherwise. A ValueError says that the checkpoint is
+    damaged, or of another run.
+    """
+    tensors, values = checkpoint.read(folder)
+    saved = values[RUN]
+    # A model is compared by the last part of its name, since its folder may have been moved.
+    there, here = (Path(known.get("model", "")).name or None for known in (saved, record))
+    checkpoint.check_identity(folder, {**values["identity"], "model": there}, {**identity, "model": here})
+    news = changes({**values["config"], **saved}, {**config.to_dict(), **record})
+    if news and is_main:
+        tqdm.write(f"continuing {folder} with changes: {'; '.join(news)}")
+    return tensors, values
