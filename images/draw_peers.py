@@ -56,7 +56,7 @@ def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
 
 def peers() -> Figure:
     """Draw a panel for every choice of batch sizes, and in it five bars for every case."""
-    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    result = json.loads(RESULT.read_text(encoding="utf-8"))["runs"][-1]
     panel_rows = [[row for row in result["rows"] if row["size"] == size] for size in SIZES]
     heights = [len(rows) for rows in panel_rows]
     figure = Figure(figsize=(9.4, 1.5 + 1.1 * sum(heights)), facecolor=CARD, layout="constrained")

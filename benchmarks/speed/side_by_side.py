@@ -1,9 +1,9 @@
 """Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
 
 Makes the peers' environment, unless it is there, then lets peer, package, package with a compiled
-UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Writes
-side_by_side.json: for every case and batch size the seconds of each phase (median, smallest, largest), those
-of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one after
+UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Adds the run to
+side_by_side.json, in the place of an earlier one of the same day: for every case and batch size the seconds
+of each phase (median, smallest, largest), those of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one after
 the timed epochs, for then both matrices of LoRA have gradients. Where the peer fails, its error; where more
 than half of its ratios leave the clip range before any update, its policy is not the one that sampled, and
 gradients are not compared; where they are compared and differ, it ends.
@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 
@@ -107,8 +108,11 @@ if __name__ == "__main__":
             for size in case.sizes:
                 rows.append(compare(case, size, python, folder))
                 tqdm.write(json.dumps(rows[-1]))
-    result = {"machine": machine(), "threads": torch.get_num_threads(), "rounds": ROUNDS}
-    result |= {"peers": versions(python), "rows": rows}
-    result["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
-    write_json(RESULT, result)
+    run = {"day": date.today().isoformat(), "machine": machine(), "threads": torch.get_num_threads()}
+    run |= {"rounds": ROUNDS, "peers": versions(python), "rows": rows}
+    run["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
+    others = [other for other in json.loads(RESULT.read_text("utf-8"))["runs"] if other["day"] != run["day"]]
+    write_json(
+        RESULT, {"runs": [*others, run]}
+    )  # the table shows the last one, the sentence the ranges of all
     print(f"wrote {RESULT}; now run: benchmarks.tables, images/draw_peers.py")
