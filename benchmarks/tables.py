@@ -255,8 +255,8 @@ def speed_sentence(runs: Sequence[Row]) -> str:
     days = ", ".join(run["day"] for run in runs)
     return (
         "In the batches that TRL 0.21 and imageddpo document (6 and 4 samples at a time), an epoch takes "
-        f"them {span(usual, 'peer', 'ours')} times as long as this package, and in batches of 16 it takes them "
-        f"{span(large, 'peer', 'ours')} times as long, with equal gradients. This package takes "
+        f"them {span(usual, 'peer', 'ours')} times as long as this package, and in batches of 16 it takes "
+        f"them {span(large, 'peer', 'ours')} times as long, with equal gradients. This package takes "
         f"{span(rows, 'ours', 'floor')} times as long as the UNet alone. Measured on {days} "
         f"({runs[-1]['machine']})."
     )

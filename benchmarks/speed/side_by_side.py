@@ -3,10 +3,11 @@
 Makes the peers' environment, unless it is there, then lets peer, package, package with a compiled
 UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Adds the run to
 side_by_side.json, in the place of an earlier one of the same day: for every case and batch size the seconds
-of each phase (median, smallest, largest), those of the first compiled epoch, and how far the gradients of an optimizer step are apart: of the first one after
-the timed epochs, for then both matrices of LoRA have gradients. Where the peer fails, its error; where more
-than half of its ratios leave the clip range before any update, its policy is not the one that sampled, and
-gradients are not compared; where they are compared and differ, it ends.
+of each phase (median, smallest, largest), those of the first compiled epoch, and how far the gradients of an
+optimizer step are apart: of the first one after the timed epochs, for then both matrices of LoRA have
+gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range before any
+update, its policy is not the one that sampled, and gradients are not compared; where they are compared and
+differ, it ends.
 """
 
 import json
