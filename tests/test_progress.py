@@ -114,7 +114,7 @@ def command(folder: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "ddpo_lessons.cli.main",
+        "ddpo_lessons.cli",
         "train",
         *flags.split(),
         "--output-dir",
@@ -150,7 +150,8 @@ def test_a_terminal_has_bars(tmp_path):
     assert re.search(r"epochs: 100%.* 2/2 \[", text)
     assert "sampling: " in text
     assert "\x1b[A" in text  # of bars within bars
-    assert "epoch 1 of 2" not in text
+    assert text.count("all 2 epochs take") == 1  # the hours of the run, once
+    assert "epoch 2 of 2" not in text
 
 
 def read_all(terminal: int) -> str:

@@ -37,6 +37,25 @@ def example(request, monkeypatch):
         del rewards.REWARDS[registered]
 
 
+def test_the_first_block_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(BLOCKS[0], {})
+    assert (
+        len((tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()) == 3
+    )  # two steps, an epoch
+
+
+def test_every_file_of_the_table_exists():
+    table = PAGE[PAGE.index("## Which file?") : PAGE.index("## Layers")]
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]*)*(?:\.py)?)`", table)
+    files = [name for name in named if name.endswith((".py", "/"))]
+    assert len(files) > 10
+    root = Path(__file__).parents[1]
+    assert [
+        name for name in files if not (root / "ddpo_lessons" / name).exists() and not (root / name).exists()
+    ] == []
+
+
 def test_the_page_has_three_short_examples():
     assert [path.split("/")[1] for path in FILES] == ["rewards", "algorithms", "models"]
     assert all(25 <= len(code.splitlines()) <= 110 for code in FILES.values())
@@ -100,7 +119,7 @@ def two_generators() -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("example", ["ddpo_lessons/models/pixels.py"], indirect=True)
+@pytest.mark.parametrize("example", ["ddpo_lessons/models/pixel_space.py"], indirect=True)
 def test_the_family_draws_what_plain_diffusers_draws_and_trains(example, monkeypatch, tmp_path):
     ((name, kind),) = re.findall(r'`"(DDIMPipeline)": (\w+),`', PAGE)
     monkeypatch.setitem(FAMILIES, name, getattr(example, kind))
