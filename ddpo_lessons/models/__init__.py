@@ -1,7 +1,7 @@
-"""Model families: all that a run knows of Stable Diffusion, Stable Diffusion XL and whoever comes next.
+"""Model families: all that a run knows of a diffusers pipeline.
 
-To add one, write a file with a class that keeps the promises of `base.Family`, and register it here under
-the class name of its diffusers pipeline.
+To add one, write a class that keeps the promises of `family.Family`, and register it here under the class
+name of its pipeline.
 """
 
 from pathlib import Path

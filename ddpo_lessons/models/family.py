@@ -102,7 +102,7 @@ class Family(Protocol):
         conditioning: Mapping[str, torch.Tensor],
         guidance_scale: float,
     ) -> torch.Tensor:
-        """Predict (N, C, h, w) float32: the one policy of sampling and training."""
+        """Predict (N, C, h, w) float32 with guidance: the one policy of sampling and training."""
 
     def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
         """Return x_t (B, C, h, w) of clean latents, as the forward process makes it."""
@@ -139,25 +139,3 @@ class Family(Protocol):
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
         """Turn latents into images like `decode`, for losses that go through the images."""
-
-
-def guided(
-    call: Callable[..., torch.Tensor],
-    latents: torch.Tensor,
-    timesteps: torch.Tensor,
-    conditioning: Mapping[str, torch.Tensor],
-    guidance_scale: float,
-) -> torch.Tensor:
-    """Predict with classifier-free guidance, (N, C, h, w) float32: e = e_neg + w (e_pos - e_neg).
-
-    `call` makes predictions of `(latents, timesteps, **conditioning)`, all of N rows; without names that
-    begin with `negative_` one pass gives e_pos. Source: Ho and Salimans 2022, arXiv 2207.12598, eq. 6 in the
-    convention of Stable Diffusion.
-    """
-    positive = {name: value for name, value in conditioning.items() if not name.startswith("negative_")}
-    if len(positive) == len(conditioning):
-        return call(latents, timesteps, **positive).float()
-    both = {name: torch.cat([conditioning[f"negative_{name}"], value]) for name, value in positive.items()}
-    out = call(torch.cat([latents] * 2), torch.cat([timesteps] * 2), **both)  # (2N, C, h, w)
-    negative, prompted = out.float().chunk(2)  # (N, C, h, w) each
-    return negative + guidance_scale * (prompted - negative)

@@ -25,7 +25,7 @@ T5_TOKENS = {True: 512, False: 256}  # of "dev" and of "schnell", as their autho
 
 
 class Flux(StableDiffusion3):
-    """FLUX.1; see `base.Family` for what each part promises.
+    """FLUX.1; `family.Family` describes the methods of each family.
 
     Where the transformer is told a scale of guidance ("dev"), that is `guidance_scale`, and there is no
     negative prompt. Elsewhere ("schnell") a scale above 1 takes two passes, as diffusers' `true_cfg_scale`.
@@ -113,14 +113,13 @@ class Flux(StableDiffusion3):
 
     # ----------------------------------------------------------------------------------------- images
     def latents_shape(self, size: tuple[int, int] | None = None) -> tuple[int, int, int]:
-        """Return (C, h, w) of images of (H, W) pixels, or of the pipeline's own size, 1024 × 1024."""
         factor, side = vae_factor(self.pipeline.vae), self.pipeline.default_sample_size
         height, width = (side, side) if size is None else (size[0] // factor, size[1] // factor)
         return self.pipeline.vae.config.latent_channels, height, width
 
     @property
     def sides(self) -> tuple[int, float]:
-        """What an image's sides are multiples of, patches of latents; there is no longest side."""
+        """Patches of latents; there is no longest side."""
         return PATCH * vae_factor(self.pipeline.vae), float("inf")
 
 
@@ -129,21 +128,8 @@ class FluxKontext(Flux):
 
     takes_images: ClassVar[bool] = True
 
-    def condition(
-        self,
-        prompts: Sequence[str],
-        negative_prompt: str,
-        guidance_scale: float,
-        size: tuple[int, int] | None = None,
-        images: torch.Tensor | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Embed B prompts, and encode the images beside them: image_latents (B, C, h, w)."""
-        told = super().condition(prompts, negative_prompt, guidance_scale, size)
-        if images is None:
-            return told
-        passes = [name for name in told if name.endswith("prompt_embeds")]
-        latents = self.encode(images)
-        return {**told, **{name.replace("prompt_embeds", "image_latents"): latents for name in passes}}
+    def _shown(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"image_latents": self.encode(images)}  # (B, C, h, w)
 
 
 def to_tokens(latents: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,8 @@
 """Stable Diffusion 1 and 2: one text encoder, a UNet, an autoencoder, and DDIM steps."""
 
-import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +11,11 @@ from torch import nn
 
 from ddpo_lessons.ddim import DDIMSchedule, predict_x0_and_noise
 from ddpo_lessons.image import check_images, check_size
-from ddpo_lessons.models.family import Schedule, guided
+from ddpo_lessons.models.family import Schedule
 
 
 class StableDiffusion:
-    """Stable Diffusion 1 or 2; see `base.Family` for what each part promises.
+    """Stable Diffusion 1 or 2; `family.Family` describes the methods of each family.
 
     A pipeline with another scheduler gets a DDIMScheduler. A TypeError says that a part is missing, or that
     the UNet takes more than latents.
@@ -25,7 +23,7 @@ class StableDiffusion:
 
     without_checker: ClassVar[dict[str, Any]] = {"safety_checker": None, "requires_safety_checker": False}
     parts: ClassVar[tuple[str, ...]] = ("unet", "vae", "text_encoder", "tokenizer", "scheduler")
-    text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (("tokenizer", "text_encoder"),)
+    text_encoders: ClassVar[tuple[str, ...]] = ("text_encoder",)  # of CLIP
     takes_images: ClassVar[bool] = False
     cached_prompts = 1024
 
@@ -53,18 +51,14 @@ class StableDiffusion:
 
     @property
     def denoiser(self) -> Any:
-        """The UNet."""
         return self.pipeline.unet
 
     @property
     def frozen(self) -> dict[str, nn.Module]:
-        """The autoencoder and the text encoders."""
-        names = ["vae", *(encoder for _, encoder in self.text_encoders)]
-        return {name: getattr(self.pipeline, name) for name in names}
+        return {name: getattr(self.pipeline, name) for name in ("vae", *self.text_encoders)}
 
     @property
     def keeps_float32(self) -> frozenset[str]:
-        """The frozen networks that float16 breaks."""
         return frozenset()
 
     # ----------------------------------------------------------------------------------------- policy
@@ -76,12 +70,22 @@ class StableDiffusion:
         conditioning: Mapping[str, torch.Tensor],
         guidance_scale: float,
     ) -> torch.Tensor:
-        """Predict the noise (or v, or sample) of each latent; the UNet sees all in its own precision."""
+        """Predict with classifier-free guidance: e = e_neg + w (e_pos - e_neg).
+
+        Without names that begin with `negative_` one pass gives e_pos. The network sees all in its own
+        precision. Source: Ho and Salimans 2022, arXiv 2207.12598, eq. 6 in Stable Diffusion's convention.
+        """
         dtype = next(self.denoiser.parameters()).dtype  # diffusers' own property goes through all of them
         # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
         latents, timesteps = latents.to(dtype).contiguous(), timesteps.to(latents.device)
         told = {name: value.to(dtype) for name, value in conditioning.items()}
-        return guided(partial(self._call, denoiser), latents, timesteps, told, guidance_scale)
+        positive = {name: value for name, value in told.items() if not name.startswith("negative_")}
+        if len(positive) == len(told):
+            return self._call(denoiser, latents, timesteps, **positive).float()
+        both = {name: torch.cat([told[f"negative_{name}"], value]) for name, value in positive.items()}
+        out = self._call(denoiser, torch.cat([latents] * 2), torch.cat([timesteps] * 2), **both)
+        negative, prompted = out.float().chunk(2)  # (N, C, h, w) each
+        return negative + guidance_scale * (prompted - negative)
 
     def _call(
         self,
@@ -101,20 +105,26 @@ class StableDiffusion:
         size: tuple[int, int] | None = None,
         images: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Embed B prompts: prompt_embeds (B, L, D), and with guidance negative_prompt_embeds.
+        shown = {} if images is None else self._shown(images)
+        negative = self._negative(prompts, negative_prompt, size) if guidance_scale > 1 else {}
+        if negative:
+            negative = {f"negative_{name}": value for name, value in {**negative, **shown}.items()}
+        return {**self._told(prompts, size), **shown, **negative}
 
-        Raises TypeError if there are images, which these models are not told.
-        """
-        if images is not None:
-            raise TypeError(
-                f"a {type(self.pipeline).__name__} is told no images: start from them (FromImages), or take "
-                "a model that edits, such as FLUX.1 Kontext"
-            )
-        told = self._told(prompts, size)
-        if guidance_scale <= 1 or all(prompt == negative_prompt for prompt in prompts):
-            return told
-        negative = self._told([negative_prompt] * len(prompts), size)
-        return {**told, **{f"negative_{name}": value for name, value in negative.items()}}
+    def _shown(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what a model that edits is told of images (B, 3, H, W); others refuse them."""
+        raise TypeError(
+            f"a {type(self.pipeline).__name__} is told no images: start from them (FromImages), or take "
+            "a model that edits, such as FLUX.1 Kontext"
+        )
+
+    def _negative(
+        self, prompts: Sequence[str], negative_prompt: str, size: tuple[int, int] | None
+    ) -> dict[str, torch.Tensor]:
+        """Return what guidance leads away from, (B, ...) each; nothing if that is what the prompts say."""
+        if all(prompt == negative_prompt for prompt in prompts):
+            return {}
+        return self._told([negative_prompt] * len(prompts), size)
 
     def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
         """Return the embeddings (B, ...) of B prompts; each distinct text is encoded once."""
@@ -129,24 +139,30 @@ class StableDiffusion:
         return {name: torch.stack([row[name] for row in found]) for name in found[0]}
 
     def forget_prompts(self) -> None:
-        """Forget the embeddings of all prompts."""
         self._encoded.clear()
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        text_encoder = self.pipeline.text_encoder
-        ids = tokenize(self.pipeline.tokenizer, texts).to(text_encoder.device)  # (B, L)
-        return {"prompt_embeds": text_encoder(ids)[0]}
+        """Embed by CLIP's last layer: (B, L, D)."""
+        (out,) = self._read_by_clip(texts)
+        return {"prompt_embeds": out[0]}
+
+    def _read_by_clip(self, texts: list[str]) -> list[Any]:
+        """Return what each text encoder makes of texts, with all hidden states."""
+        outs = []
+        for name in self.text_encoders:
+            tokenizer = getattr(self.pipeline, name.replace("text_encoder", "tokenizer"))
+            encoder = getattr(self.pipeline, name)
+            outs.append(encoder(tokenize(tokenizer, texts).to(encoder.device), output_hidden_states=True))
+        return outs
 
     # --------------------------------------------------------------------------------------- schedule
     @property
     def init_noise_sigma(self) -> float:
-        """Standard deviation of the first state, 1 for DDIM."""
         return float(self.pipeline.scheduler.init_noise_sigma)
 
     @property
     def num_train_timesteps(self) -> int:
-        """The number of timesteps of the forward process."""
         return self.pipeline.scheduler.config.num_train_timesteps
 
     def schedule(
@@ -156,7 +172,6 @@ class StableDiffusion:
         eta: float = 1.0,
         size: tuple[int, int] | None = None,
     ) -> Schedule:
-        """Set the scheduler and work out the steps that are run, those of any size; see `make_schedule`."""
         scheduler = self.pipeline.scheduler
         timesteps = make_schedule(scheduler, num_steps, noise_strength)
         return DDIMSchedule(scheduler, timesteps, eta, self.denoiser.device)
@@ -188,7 +203,6 @@ class StableDiffusion:
 
     # ----------------------------------------------------------------------------------------- images
     def latents_shape(self, size: tuple[int, int] | None = None) -> tuple[int, int, int]:
-        """Return (C, h, w) of images of (H, W) pixels, or of the model's own size."""
         config = self.denoiser.config
         if size is None:
             return config.in_channels, config.sample_size, config.sample_size
@@ -197,30 +211,25 @@ class StableDiffusion:
 
     @property
     def sides(self) -> tuple[int, float]:
-        """What an image's sides are multiples of, and the longest that there may be, in pixels."""
         return vae_factor(self.pipeline.vae), float("inf")
 
     def check_images(self, images: torch.Tensor) -> None:
-        """Refuse images that cannot be encoded."""
         check_images(images)
         check_size((images.shape[2], images.shape[3]), *self.sides)
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn images into latents; see `encode`."""
         return encode(self.pipeline.vae, images)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn latents into images; see `decode`."""
         return self.decode_with_gradient(latents)
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn latents into images, for losses that go through them."""
         vae = self.pipeline.vae
         if vae.device.type != "cpu":
-            return inspect.unwrap(decode)(vae, latents)
+            return decode(vae, latents)
         # A processor's cache holds what the decoder makes of a few images, not of a hundred.
-        return torch.cat([inspect.unwrap(decode)(vae, group) for group in latents.split(8)])
+        return torch.cat([decode(vae, group) for group in latents.split(8)])
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> torch.Tensor:
@@ -232,7 +241,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) ->
             warnings.warn(
                 f"prompt {text!r} is too long: {lost!r} is cut, since the text encoder reads {length} "
                 "tokens. Shorten the prompt.",
-                stacklevel=6,
+                stacklevel=7,
             )
     padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True)
     return torch.tensor(padded.input_ids)
@@ -313,7 +322,6 @@ def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
     return scheduler.timesteps[:num_steps]
 
 
-@torch.no_grad()
 def decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
     """Decode latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1]."""
     images = vae.decode((latents / vae.config.scaling_factor).to(vae.dtype)).sample

@@ -12,13 +12,13 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.models.stable_diffusion import StableDiffusion, check_strength, set_steps, tokenize
+from ddpo_lessons.models.stable_diffusion import StableDiffusion, check_strength, set_steps
 
 T5_TOKENS = 256  # diffusers' default, max_sequence_length
 
 
 class StableDiffusion3(StableDiffusion):
-    """Stable Diffusion 3; see `base.Family` for what each part promises.
+    """Stable Diffusion 3; `family.Family` describes the methods of each family.
 
     The third text encoder, T5, may be missing: zeros take the place of its tokens, as in diffusers. They are
     256, or as many as `tokenizer_3.model_max_length` says where that is less. A TypeError says that another
@@ -29,10 +29,7 @@ class StableDiffusion3(StableDiffusion):
     parts: ClassVar[tuple[str, ...]] = (
         "transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "scheduler",
     )  # fmt: skip
-    text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("tokenizer", "text_encoder"),
-        ("tokenizer_2", "text_encoder_2"),
-    )
+    text_encoders: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2")
     cached_prompts = 128  # each takes 333 tokens of 4096 numbers, 5.5 MB
 
     def _check(self, pipeline: Any) -> None:
@@ -44,12 +41,10 @@ class StableDiffusion3(StableDiffusion):
 
     @property
     def denoiser(self) -> Any:
-        """The transformer."""
         return self.pipeline.transformer
 
     @property
     def frozen(self) -> dict[str, nn.Module]:
-        """The autoencoder and those text encoders that are there."""
         third = getattr(self.pipeline, "text_encoder_3", None)  # FLUX.1 has two
         return {**super().frozen, **({} if third is None else {"text_encoder_3": third})}
 
@@ -77,11 +72,7 @@ class StableDiffusion3(StableDiffusion):
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
         """Put CLIP's tokens, both encoders side by side, before T5's: (B, L + L', D), pooled (B, P)."""
-        outs = []
-        for tokenizer, encoder in self.text_encoders:
-            text_encoder = getattr(self.pipeline, encoder)
-            ids = tokenize(getattr(self.pipeline, tokenizer), texts).to(text_encoder.device)  # (B, L)
-            outs.append(text_encoder(ids, output_hidden_states=True))
+        outs = self._read_by_clip(texts)
         clip = torch.cat([out.hidden_states[-2] for out in outs], dim=-1)
         t5 = self._encode_with_t5(texts).to(clip)  # (B, L', D)
         clip = F.pad(clip, (0, t5.shape[-1] - clip.shape[-1]))
@@ -99,7 +90,6 @@ class StableDiffusion3(StableDiffusion):
     # --------------------------------------------------------------------------------------- schedule
     @property
     def init_noise_sigma(self) -> float:
-        """Standard deviation of the first state, 1."""
         return 1.0
 
     def schedule(
@@ -109,10 +99,10 @@ class StableDiffusion3(StableDiffusion):
         eta: float = 1.0,
         size: tuple[int, int] | None = None,
     ) -> FlowSchedule:
-        """Set the scheduler and work out the steps that are run; `eta` is the noise level of their SDE.
+        """Leave out int(num_steps - num_steps * noise_strength) steps; `eta` is the noise level of the SDE.
 
-        The steps that are left out are int(num_steps - num_steps * noise_strength), as diffusers' img2img
-        pipeline of this model counts them: where the product is not whole, one more step is run.
+        diffusers' img2img pipeline of this model counts so: where the product is not whole, one more step is
+        run than by Stable Diffusion 1.
         """
         check_strength(noise_strength)
         scheduler = self.pipeline.scheduler
@@ -153,14 +143,12 @@ class StableDiffusion3(StableDiffusion):
 
     @property
     def sides(self) -> tuple[int, float]:
-        """What an image's sides are multiples of, patches of latents, and as many as there are positions."""
+        """Patches of latents, and as many as there are positions."""
         patch = super().sides[0] * self.denoiser.config.patch_size
         return patch, patch * self.denoiser.config.pos_embed_max_size
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn images into latents around zero."""
         return super().encode(images) - self._shift
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn such latents into images."""
         return super().decode_with_gradient(latents + self._shift)

@@ -9,18 +9,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from ddpo_lessons.models.stable_diffusion import StableDiffusion, encode, tokenize, vae_factor
+from ddpo_lessons.models.stable_diffusion import StableDiffusion, vae_factor
 
 
 class StableDiffusionXL(StableDiffusion):
-    """Stable Diffusion XL; see `base.Family` for what each part promises."""
+    """Stable Diffusion XL; `family.Family` describes the methods of each family."""
 
     without_checker: ClassVar[dict[str, Any]] = {}
     parts: ClassVar[tuple[str, ...]] = (*StableDiffusion.parts, "text_encoder_2", "tokenizer_2")
-    text_encoders: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("tokenizer", "text_encoder"),
-        ("tokenizer_2", "text_encoder_2"),
-    )
+    text_encoders: ClassVar[tuple[str, ...]] = ("text_encoder", "text_encoder_2")
 
     @property
     def keeps_float32(self) -> frozenset[str]:
@@ -41,28 +38,16 @@ class StableDiffusionXL(StableDiffusion):
             latents, timesteps, encoder_hidden_states=prompt_embeds, added_cond_kwargs=added
         ).sample
 
-    def condition(
-        self,
-        prompts: Sequence[str],
-        negative_prompt: str,
-        guidance_scale: float,
-        size: tuple[int, int] | None = None,
-        images: torch.Tensor | None = None,
+    def _negative(
+        self, prompts: Sequence[str], negative_prompt: str, size: tuple[int, int] | None
     ) -> dict[str, torch.Tensor]:
-        """Embed B prompts: prompt_embeds (B, L, D), pooled_embeds (B, P), time_ids (B, 6), and negative ones.
-
-        Where the pipeline says so (`force_zeros_for_empty_prompt`), the empty negative prompt is zeros, as in
-        diffusers without a negative prompt.
-        """
-        told = super().condition(prompts, negative_prompt, guidance_scale, size, images)
-        if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt or guidance_scale <= 1:
-            return told
-        positive = {name: value for name, value in told.items() if not name.startswith("negative_")}
-        zeros = {
-            f"negative_{name}": value if name == "time_ids" else torch.zeros_like(value)
-            for name, value in positive.items()
+        """Take zeros for the empty prompt, where the pipeline says so, as diffusers does without any."""
+        if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt:
+            return super()._negative(prompts, negative_prompt, size)
+        told = self._told(prompts, size)
+        return {
+            name: value if name == "time_ids" else torch.zeros_like(value) for name, value in told.items()
         }
-        return {**positive, **zeros}
 
     def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
         """Add the original size, the crop's corner and the size that is wanted, in pixels: (B, 6)."""
@@ -77,21 +62,17 @@ class StableDiffusionXL(StableDiffusion):
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
         """Join both encoders' last layers but one; the second one also gives the pooled embedding."""
-        embeds = []
-        for tokenizer, encoder in self.text_encoders:
-            text_encoder = getattr(self.pipeline, encoder)
-            ids = tokenize(getattr(self.pipeline, tokenizer), texts).to(text_encoder.device)  # (B, L)
-            out = text_encoder(ids, output_hidden_states=True)
-            embeds.append(out.hidden_states[-2])
-        return {"prompt_embeds": torch.cat(embeds, dim=-1), "pooled_embeds": out.text_embeds}
+        first, second = self._read_by_clip(texts)
+        embeds = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
+        return {"prompt_embeds": embeds, "pooled_embeds": second.text_embeds}
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn images into latents, in the autoencoder's own precision."""
-        vae = self.pipeline.vae
-        with torch.autocast(vae.device.type, enabled=False):  # the images may still be on the CPU
-            return encode(vae, images)
+        """Encode in the autoencoder's own precision."""
+        # Its device, since the images may still be on the CPU.
+        with torch.autocast(self.pipeline.vae.device.type, enabled=False):
+            return super().encode(images)
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn latents into images, in the autoencoder's own precision."""
+        """Decode in the autoencoder's own precision."""
         with torch.autocast(self.pipeline.vae.device.type, enabled=False):
             return super().decode_with_gradient(latents)
