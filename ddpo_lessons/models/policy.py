@@ -228,10 +228,11 @@ def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
     (active,) = unet.active_adapters()
     found = unet.peft_config[active]
     for name, value in (("rank", found.r), ("alpha", found.lora_alpha)):
-        if value != getattr(config, f"train_lora_{name}"):
+        asked = getattr(config, f"train_lora_{name}")
+        if value != asked:
             raise ValueError(
-                f"the UNet already has an adapter of {name} {value}, but train_lora_{name}="
-                f"{getattr(config, f'train_lora_{name}')}: load a fresh pipeline, or set {value}"
+                f"the UNet already has an adapter of {name} {value}, but train_lora_{name}={asked}: load a "
+                f"fresh pipeline, or set {value}"
             )
     return str(active)
 

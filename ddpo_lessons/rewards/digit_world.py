@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -30,20 +30,9 @@ from ddpo_lessons.worlds.digits import (
 def _digits(metadata: Metadata, device: torch.device) -> torch.Tensor:
     values = metadata_column(metadata, "digit", "the true digit, an int from 0 to 9")
     for index, value in enumerate(values):
-        try:
-            valid = 0 <= operator.index(value) <= 9
-        except TypeError:
-            valid = False
-        if not valid:
+        if np.ndim(value) or value not in range(10):
             raise ValueError(f"metadata[{index}]['digit'] is {value!r}: use an int from 0 to 9")
-    return torch.tensor([operator.index(value) for value in values], device=device)  # (B,)
-
-
-def _digit_reader(model: nn.Module | None) -> nn.Module:
-    """Return the classifier to ask: (B, 3, 32, 32) to logits (B, 10); by default the tiny one."""
-    if model is None:
-        model = RewardModel.load()
-    return model.eval()
+    return torch.tensor([int(value) for value in values], device=device)  # (B,)
 
 
 def _digit_log_prob(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> torch.Tensor:
@@ -87,10 +76,11 @@ def prompt_alignment(
         digit_weight * log p(digit) - ink_weight * |ink - named ink|
             - background_weight * |background - named background|
 
-    What a prompt leaves unsaid counts 0. The three terms are returned as info, before weighting. The reward
-    refuses a prompt that names none of the three, with a ValueError.
+    The model maps (B, 3, 32, 32) to logits (B, 10); None is the world's own. What a prompt leaves unsaid
+    counts 0. The three terms are returned as info, before weighting. The reward refuses a prompt that names
+    none of the three, with a ValueError.
     """
-    reader = _digit_reader(model)
+    reader = (RewardModel.load() if model is None else model).eval()
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
@@ -138,7 +128,7 @@ def recolouring(
     The input is `metadata["image"]` (3, H, W). The four terms are returned as info, before weighting. The
     reward refuses a prompt that does not name both colours, with a ValueError.
     """
-    reader = _digit_reader(model)
+    reader = (RewardModel.load() if model is None else model).eval()
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:

@@ -86,18 +86,6 @@ class _Normalize(nn.Module):
 
 
 # ---------------------------------------------------------------------------------------------- CLIP
-def resize_and_crop(images: torch.Tensor, edge: int, crop: int) -> torch.Tensor:
-    """Resize the shorter side to `edge`, and cut out the middle: (B, 3, H, W) to (B, 3, crop, crop).
-
-    Bicubic with antialias is what PIL does, but for rounding to 8 bits in between; doing it here spares the
-    detour through PIL images and the need for torchvision.
-    """
-    shape = [edge * side // min(images.shape[2:]) for side in images.shape[2:]]
-    resized = F.interpolate(images, shape, mode="bicubic", antialias=True).clamp(0, 1)
-    top, left = ((side - crop) // 2 for side in shape)
-    return resized[:, :, top : top + crop, left : left + crop]
-
-
 class Clip(nn.Module):
     """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere."""
 
@@ -115,8 +103,15 @@ class Clip(nn.Module):
         self.crop = crop["height"] if isinstance(crop, dict) else crop
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
-        """CLIP's own preprocessing in torch: shorter edge resized, centre cropped, normalised."""
-        return self.normalize(resize_and_crop(images, self.edge, self.crop))
+        """Resize the shorter side, cut out the middle, normalize: (B, 3, H, W) to (B, 3, crop, crop).
+
+        Bicubic with antialias is what PIL does, but for rounding to 8 bits in between; doing it here spares
+        the detour through PIL images and the need for torchvision.
+        """
+        shape = [self.edge * side // min(images.shape[2:]) for side in images.shape[2:]]
+        resized = F.interpolate(images, shape, mode="bicubic", antialias=True).clamp(0, 1)
+        top, left = ((side - self.crop) // 2 for side in shape)
+        return self.normalize(resized[:, :, top : top + self.crop, left : left + self.crop])
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Images (B, 3, H, W) in [0, 1] to unit vectors (B, D)."""
