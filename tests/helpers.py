@@ -21,6 +21,7 @@ import torch
 from diffusers import (
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
@@ -50,6 +51,7 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
 from ddpo_lessons.lessons import why_not
+from ddpo_lessons.rollout import SamplingSettings, Trajectory
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.training.runlog import read_metrics
 
@@ -286,6 +288,36 @@ def make_flux_pipeline(
     )
     pipeline.default_sample_size = 8
     return quiet(pipeline)
+
+
+def make_kontext_pipeline() -> FluxKontextPipeline:
+    return make_flux_pipeline(kind=FluxKontextPipeline)
+
+
+def noise_of(*shape: int, seed: int = 5) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def generators(*seeds: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def check_drawn_as_by_diffusers(
+    drawn: tuple[torch.Tensor, Trajectory], plain: Any, prompts: list[str], settings: SamplingSettings,
+    latents: torch.Tensor, to_plain: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+    atol: float = 1e-5, **arguments: Any,
+) -> None:  # fmt: skip
+    """Check a rollout's images and final latents against a plain pipeline's from the same first latents.
+
+    `to_plain` brings latents into the pipeline's shape. The rollout's generators have the seeds 1, 2, ...
+    """
+    images, trajectory = drawn
+    for output_type, ours in (("latent", to_plain(trajectory.final_latents)), ("pt", images)):
+        theirs = plain(
+            prompt=prompts, latents=to_plain(latents), num_inference_steps=settings.num_inference_steps,
+            generator=generators(*range(1, len(prompts) + 1)), output_type=output_type, **arguments,
+        ).images  # fmt: skip
+        torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
 
 
 def write_preprocessor(folder: Path, edge: int) -> None:

@@ -532,19 +532,14 @@ def test_push_to_hub_uploads_what_is_saved(tmp_path, model, monkeypatch):
     assert {LORA_FILE, "model_index.json", "unet", "vae"} <= files
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("nobody/nothing", "HF_HOME"), ("./no-such-folder", "OWNER/NAME on the hub")]
-)
-def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(tmp_path, name, remedy, monkeypatch):
+def test_a_model_that_cannot_be_had_is_one_error_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(RuntimeError) as caught:
-        models.load_pipeline(name)
+        models.load_pipeline("nobody/nothing")
     message = str(caught.value)
     assert "\n" not in message
-    assert name in message
-    assert remedy in message
-    assert "hf download" in message
+    assert all(part in message for part in ("nobody/nothing", "HF_HOME", "hf download"))
 
 
 def test_pickled_weights_are_refused(tmp_path, model):
@@ -553,9 +548,3 @@ def test_pickled_weights_are_refused(tmp_path, model):
     assert list(tmp_path.glob("unet/*.bin"))
     with pytest.raises(RuntimeError, match="safetensors"):
         models.load_pipeline(tmp_path)
-
-
-def test_tiny_sd_is_a_name(model, monkeypatch):
-    monkeypatch.setitem(models.CHECKPOINTS, "tiny-sd", Path(model))
-    loaded = models.load_pipeline("tiny-sd")
-    assert torch.equal(loaded.unet.conv_in.weight, make_pipeline().unet.conv_in.weight)

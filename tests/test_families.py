@@ -26,14 +26,17 @@ from diffusers import (
 from helpers import (
     PROMPTS,
     brightness,
+    check_drawn_as_by_diffusers,
     check_resume,
     counted_passes,
     each_prompt,
+    generators,
     make_config,
     make_flux_pipeline,
     make_pipeline,
     make_sd3_pipeline,
     make_xl_pipeline,
+    noise_of,
     noisy_image,
 )
 
@@ -52,10 +55,6 @@ MAKERS = {"sd": make_pipeline, "xl": make_xl_pipeline}
 # force_zeros_for_empty_prompt, and the negative prompt.
 NEGATIVES = [(True, ""), (False, ""), (True, "a blue four"), (False, "a blue four")]
 HEIGHT, WIDTH = 32, 48
-
-
-def generators(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def make_xl(zeros: bool, **scheduler: Any) -> StableDiffusionXLPipeline:
@@ -96,25 +95,15 @@ SAMPLED = [(1.0, *NEGATIVES[0]), *((5.0, *case) for case in NEGATIVES[:3])]
 
 @pytest.mark.parametrize(("guidance", "zeros", "negative"), SAMPLED)
 def test_text2img_draws_what_plain_diffusers_draws(guidance, zeros, negative):
-    pipeline, prompts = make_xl(zeros), ["a red three", "a digit", ""]
-    noise = torch.randn(3, 4, 8, 8, generator=generators(5)[0])
-
-    def theirs(output_type: str) -> torch.Tensor:
-        return pipeline(
-            prompts, negative_prompt=diffusers_negative(zeros, negative, 3), num_inference_steps=4,
-            guidance_scale=guidance, eta=0.7, generator=generators(1, 2, 3), latents=noise,
-            output_type=output_type,
-        ).images  # fmt: skip
-
-    images, trajectory = text2img_rollout(
-        pipeline,
-        prompts,
-        SamplingSettings(negative_prompt=negative, num_inference_steps=4, guidance_scale=guidance, eta=0.7),
-        generator=generators(1, 2, 3),
-        initial_noise=noise,
+    pipeline, prompts, noise = make_xl(zeros), ["a red three", "a digit", ""], noise_of(3, 4, 8, 8)
+    settings = SamplingSettings(
+        negative_prompt=negative, num_inference_steps=4, guidance_scale=guidance, eta=0.7
     )
-    torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-4, rtol=0)
-    torch.testing.assert_close(images, theirs("pt"), atol=1e-4, rtol=0)
+    drawn = text2img_rollout(pipeline, prompts, settings, generator=generators(1, 2, 3), initial_noise=noise)
+    check_drawn_as_by_diffusers(
+        drawn, pipeline, prompts, settings, noise, atol=1e-4, guidance_scale=guidance, eta=0.7,
+        negative_prompt=diffusers_negative(zeros, negative, 3),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("guidance", "zeros", "negative"), SAMPLED)
@@ -122,16 +111,14 @@ def test_img2img_draws_what_plain_diffusers_draws(guidance, zeros, negative):
     """From the latents that we start with: those of diffusers are a draw of the posterior, ours its mean."""
     pipeline = make_xl(zeros)
     prompts, images = ["a red three", "a digit"], torch.rand(2, 3, HEIGHT, WIDTH, generator=generators(3)[0])
-    noise = torch.randn(2, 4, 8, 12, generator=generators(5)[0])
-    drawn, trajectory = img2img_rollout(
-        pipeline,
-        prompts,
-        images,
-        0.6,
-        SamplingSettings(negative_prompt=negative, num_inference_steps=5, guidance_scale=guidance, eta=0.7),
-        generator=generators(1, 2),
-        initial_noise=noise,
+    noise = noise_of(2, 4, 8, 12)
+    settings = SamplingSettings(
+        negative_prompt=negative, num_inference_steps=5, guidance_scale=guidance, eta=0.7
     )
+    drawn = img2img_rollout(
+        pipeline, prompts, images, 0.6, settings, generator=generators(1, 2), initial_noise=noise
+    )
+    _, trajectory = drawn
     with torch.no_grad():
         clean = pipeline.vae.encode(images * 2 - 1).latent_dist.mean * pipeline.vae.config.scaling_factor
     alpha_bar = pipeline.scheduler.alphas_cumprod[int(trajectory.timesteps[0, 0])]
@@ -142,16 +129,10 @@ def test_img2img_draws_what_plain_diffusers_draws(guidance, zeros, negative):
         **pipeline.components, force_zeros_for_empty_prompt=zeros, add_watermarker=False
     )
     plain.set_progress_bar_config(disable=True)
-
-    def theirs(output_type: str) -> torch.Tensor:
-        return plain(
-            prompts, image=images, latents=start, strength=0.6,
-            negative_prompt=diffusers_negative(zeros, negative, 2), num_inference_steps=5,
-            guidance_scale=guidance, eta=0.7, generator=generators(1, 2), output_type=output_type,
-        ).images  # fmt: skip
-
-    torch.testing.assert_close(trajectory.final_latents, theirs("latent"), atol=1e-4, rtol=0)
-    torch.testing.assert_close(drawn, theirs("pt"), atol=1e-4, rtol=0)
+    check_drawn_as_by_diffusers(
+        drawn, plain, prompts, settings, start, atol=1e-4, image=images, strength=0.6, eta=0.7,
+        negative_prompt=diffusers_negative(zeros, negative, 2), guidance_scale=guidance,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("zeros", "passes"), [(False, 1), (True, 2)])
@@ -228,7 +209,7 @@ def draw(pipeline: StableDiffusionXLPipeline) -> torch.Tensor:
     pipeline.set_progress_bar_config(disable=True)
     return pipeline(
         ["a red three"], num_inference_steps=3, guidance_scale=3.0, eta=1.0, generator=generators(1),
-        latents=torch.randn(1, 4, 8, 8, generator=generators(2)[0]), output_type="latent",
+        latents=noise_of(1, 4, 8, 8), output_type="latent",
     ).images  # fmt: skip
 
 
@@ -246,7 +227,7 @@ def test_what_was_trained_draws_the_same_in_plain_diffusers(tmp_path, use_lora):
         ["a red three"],
         SamplingSettings(num_inference_steps=3, guidance_scale=3.0),
         generator=generators(1),
-        initial_noise=torch.randn(1, 4, 8, 8, generator=generators(2)[0]),
+        initial_noise=noise_of(1, 4, 8, 8),
     )
     plain = make_xl_pipeline()
     assert (draw(plain) - trajectory.final_latents).abs().max() > 1e-2

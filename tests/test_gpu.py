@@ -1,6 +1,6 @@
 """What only a GPU can break, with tiny models: `make gpu` runs it there, and `make test` on the CPU.
 
-Other files hold the same of the CPU: `test_trainer.py`, `test_families.py` and `test_flux.py`.
+Other files hold the same of the CPU: `test_trainer.py`, `test_families.py` and `test_flow_family.py`.
 `test_device.py` counts transfers on a device that it makes up, `test_compiled.py` goes without inductor.
 """
 
