@@ -211,28 +211,24 @@ def test_the_remedies_for_such_adapters_help(tmp_path):
     """After each of them the run trains, and plain diffusers draws what was trained with what was saved."""
     start = write_lora_of_all(tmp_path / "start", "sd")
 
-    def loaded() -> Any:
+    def loaded(fused: bool) -> Any:
         pipeline = make_pipeline()
         pipeline.load_lora_weights(start, adapter_name="style")
+        if fused:
+            pipeline.fuse_lora()
+            pipeline.unload_lora_weights()
         return pipeline
 
-    fused, weighed, whole = loaded(), loaded(), loaded()
-    fused.fuse_lora()
-    fused.unload_lora_weights()
+    weighed = loaded(fused=False)
     weighed.set_adapters("style", 0.5)
     weighed.set_adapters("style", 1.0)
-    whole.fuse_lora()
-    whole.unload_lora_weights()
-    for name, pipeline in {"fused": fused, "weighed": weighed}.items():
+    runs = (("fused", loaded(fused=True), loaded(fused=True)), ("weighed", weighed, make_pipeline()))
+    for name, pipeline, plain in runs:
         trainer = DDPOTrainer(make_config(tmp_path / name), brightness, red_three, pipeline)
         trainer.train()
         trainer.save_pretrained(tmp_path / f"{name}-lora")
-        plain = make_pipeline() if name == "weighed" else whole
         plain.load_lora_weights(tmp_path / f"{name}-lora")
         torch.testing.assert_close(draw(plain), draw(pipeline), rtol=0, atol=1e-4)
     config = make_config(tmp_path / "full", train_use_lora=False)
-    again = loaded()
-    again.fuse_lora()
-    again.unload_lora_weights()
-    DDPOTrainer(config, brightness, red_three, again).train()
+    DDPOTrainer(config, brightness, red_three, loaded(fused=True)).train()
     assert len(read_metrics(tmp_path / "full", "epoch")) == 1

@@ -1,7 +1,5 @@
 """Rewards of the world of animals: its classifier names animal and artist, the ground is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,12 +33,8 @@ def animal_alignment(
     another size, a name that this world does not have, and a prompt of which nothing can be scored, with a
     ValueError.
 
-    Args:
-        model: images (B, 3, 64, 64) to logits of animal, artist and ground; None for the reward model of the
-            world of animals. Never pass a judge.
-        animal_weight: of the animal's log-probability.
-        artist_weight: of the artist's.
-        ground_weight: of the ground's distance.
+    The model maps images (B, 3, 64, 64) to logits of animal, artist and ground; None is the reward model of
+    the world of animals. Never pass a judge.
     """
     classifier = (animals.RewardModel.load() if model is None else model).eval()
 

@@ -1,7 +1,5 @@
 """Rewards of the digit world: its classifier reads the digit, its colours are measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
