@@ -331,16 +331,12 @@ class ImageDDPOTrainer(_Methods, trainer.ImageDDPOTrainer):
         accelerator: None = None,
         **named: Any,
     ) -> None:
-        if ref_model is not None:
-            raise TypeError(
-                "leave ref_model out: imageddpo has no such argument, and the KL penalty of "
-                "train_kl_coefficient is to the policy before training"
-            )
-        if accelerator is not None:
-            raise TypeError(
-                "leave accelerator out: imageddpo has no such argument, and the trainer makes one of the "
-                "config's accelerator_kwargs"
-            )
+        for name, value, instead in (
+            ("ref_model", ref_model, "train_kl_coefficient's penalty is to the policy before training"),
+            ("accelerator", accelerator, "the trainer makes one of the config's accelerator_kwargs"),
+        ):
+            if value is not None:
+                raise TypeError(f"leave {name} out: imageddpo has no such argument, and {instead}")
         _one_of(sd_pipeline=sd_pipeline, model=model)
         super().__init__(
             config,

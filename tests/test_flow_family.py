@@ -13,6 +13,7 @@ from helpers import (
     check_drawn_as_by_diffusers,
     check_resume,
     flow_trainer,
+    images_of,
     make_config,
     make_flux_pipeline,
     make_kontext_pipeline,
@@ -85,7 +86,7 @@ def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(guidance, strength)
     """
     pipeline = make_sd3_pipeline()
     prompts = ["a red three", "a digit"]
-    images = torch.rand(2, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(3))
+    images = images_of(2, HEIGHT, WIDTH)
     noise = noise_of(2, 4, 8, 12)
     settings = SamplingSettings(num_inference_steps=5, guidance_scale=guidance, eta=0.0)
     drawn = img2img_rollout(pipeline, prompts, images, strength, settings, initial_noise=noise)

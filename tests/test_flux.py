@@ -16,6 +16,7 @@ from helpers import (
     T5_LENGTH,
     check_drawn_as_by_diffusers,
     flow_trainer,
+    images_of,
     make_config,
     make_flux_pipeline,
     make_kontext_pipeline,
@@ -42,10 +43,6 @@ from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed,
 from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def images_of(count: int, height: int, width: int) -> torch.Tensor:
-    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(3))
 
 
 def packed(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:

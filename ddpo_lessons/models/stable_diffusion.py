@@ -1,7 +1,7 @@
 """Stable Diffusion 1 and 2: one text encoder, a UNet, an autoencoder, and DDIM steps."""
 
+import functools
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ class StableDiffusion:
                 )
         self._check(pipeline)
         self.pipeline = pipeline
-        self._encoded: OrderedDict[str, dict[str, torch.Tensor]] = OrderedDict()
+        self._encoded = functools.lru_cache(self.cached_prompts)(self._encode_text)
 
     def _check(self, pipeline: Any) -> None:
         """Refuse a model that takes more than latents; give it a DDIMScheduler."""
@@ -128,18 +128,15 @@ class StableDiffusion:
 
     def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
         """Return the embeddings (B, ...) of B prompts; each distinct text is encoded once."""
-        for text in dict.fromkeys(prompts):
-            if text not in self._encoded:  # by itself: a batch rounds otherwise, and resuming makes others
-                self._encoded[text] = {name: rows[0] for name, rows in self._encode_texts([text]).items()}
-        found = [self._encoded[p] for p in prompts]
-        for prompt in dict.fromkeys(prompts):
-            self._encoded.move_to_end(prompt)
-        while len(self._encoded) > self.cached_prompts:
-            self._encoded.popitem(last=False)
+        found = [*map(self._encoded, prompts)]
         return {name: torch.stack([row[name] for row in found]) for name in found[0]}
 
     def forget_prompts(self) -> None:
-        self._encoded.clear()
+        self._encoded.cache_clear()
+
+    def _encode_text(self, text: str) -> dict[str, torch.Tensor]:
+        """Encode a text by itself: a batch rounds otherwise, and a resume makes other batches."""
+        return {name: rows[0] for name, rows in self._encode_texts([text]).items()}
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
@@ -241,7 +238,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) ->
             warnings.warn(
                 f"prompt {text!r} is too long: {lost!r} is cut, since the text encoder reads {length} "
                 "tokens. Shorten the prompt.",
-                stacklevel=7,
+                stacklevel=8,
             )
     padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True)
     return torch.tensor(padded.input_ids)
