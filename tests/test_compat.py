@@ -240,6 +240,7 @@ def config(folder: Path, **changes: Any) -> compat.DDPOConfig:
 
 
 def picture(pipeline: Any) -> np.ndarray:
+    pipeline.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(5)
     return pipeline("a red three", num_inference_steps=2, generator=generator, output_type="np").images
 
@@ -387,14 +388,12 @@ def test_the_wrapper_shows_the_parts_of_its_pipeline(model):
 
 def test_the_wrapper_samples_as_the_pipeline_that_it_was_made_of(model):
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(model)
-    wrapper.set_progress_bar_config(disable=True)
     assert np.array_equal(picture(wrapper), picture(make_pipeline()))
 
 
 @pytest.mark.parametrize("use_lora", [True, False])
 def test_what_is_saved_opens_as_it_was_trained(tmp_path, model, use_lora):
     wrapper = compat.DefaultDDPOStableDiffusionPipeline(model, use_lora=use_lora)
-    wrapper.set_progress_bar_config(disable=True)
     untrained = picture(wrapper)
     run = compat.DDPOTrainer(
         config(tmp_path / "run", train_learning_rate=0.05), brightness, red_three, wrapper
@@ -407,11 +406,9 @@ def test_what_is_saved_opens_as_it_was_trained(tmp_path, model, use_lora):
     wrapper.save_pretrained(tmp_path / "by-wrapper")
     for folder in ("by-trainer", "by-example", "by-wrapper"):
         again = compat.DefaultDDPOStableDiffusionPipeline(str(tmp_path / folder), use_lora=False)
-        again.set_progress_bar_config(disable=True)
         assert again.use_lora is use_lora  # weights that are there are trained on
         np.testing.assert_allclose(picture(again), trained, atol=1e-5)
         plain = StableDiffusionPipeline.from_pretrained(tmp_path / folder)
-        plain.set_progress_bar_config(disable=True)
         np.testing.assert_allclose(picture(plain), untrained if use_lora else trained, atol=1e-5)
 
 

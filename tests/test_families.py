@@ -418,13 +418,12 @@ def test_autocast_does_not_touch_the_vae():
         assert vae.decode(latents).sample.dtype == torch.bfloat16  # of itself, it would be touched
 
 
-@pytest.mark.parametrize("way", ["encode", "decode"])
+@pytest.mark.parametrize("way", ["encode", "decode_with_gradient"])
 def test_autocast_is_switched_off_where_the_vae_is_and_not_where_images_are(way, monkeypatch):
     """Images come from the host: that autocast of another device is off there is of no use."""
     family = family_of(make_xl_pipeline())
     family.pipeline = SimpleNamespace(vae=SimpleNamespace(device=torch.device("cuda")))
-    function = f"ddpo_lessons.models.stable_diffusion.{way}"
-    monkeypatch.setattr(function, lambda vae, tensor: torch.is_autocast_enabled("cuda"))
+    monkeypatch.setattr(StableDiffusion, way, lambda family, tensor: torch.is_autocast_enabled("cuda"))
     before = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)
     try:

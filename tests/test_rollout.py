@@ -22,7 +22,7 @@ from helpers import (
 )
 
 from ddpo_lessons.models import family_of
-from ddpo_lessons.models.stable_diffusion import decode, encode, make_schedule
+from ddpo_lessons.models.stable_diffusion import make_schedule
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout, sample_seed, text2img_rollout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +67,7 @@ def test_img2img_draws_the_images_of_plain_diffusers(spacing):
     theirs = StableDiffusionImg2ImgPipeline(**pipeline.components, requires_safety_checker=False)
     theirs.set_progress_bar_config(disable=True)
     expected = theirs(
-        prompts, image=encode(pipeline.vae, images), strength=0.6, num_inference_steps=5,
+        prompts, image=family_of(pipeline).encode(images), strength=0.6, num_inference_steps=5,
         guidance_scale=3.0, eta=1.0, generator=generators(1, 2), output_type="pt",
     ).images  # fmt: skip
     ours, trajectory = img2img_rollout(
@@ -93,7 +93,7 @@ def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
     assert trajectory.latents.shape == (2, 4, 4, 8, 8)
     assert trajectory.timesteps.tolist() == [[999, 666, 332]] * 2
     assert trajectory.log_probs.shape == (2, 3)
-    torch.testing.assert_close(decode(pipeline.vae, trajectory.latents[:, -1]), images)
+    torch.testing.assert_close(family_of(pipeline).decode(trajectory.latents[:, -1]), images)
     for k, t in enumerate(trajectory.timesteps[0].tolist()):
         before, after = trajectory.latents[:, k], trajectory.latents[:, k + 1]
         steps = torch.full((2,), t)
@@ -228,7 +228,7 @@ def test_img2img_starts_from_the_image_noised_to_the_first_timestep():
         pipeline, ["", ""], images, 0.5, SamplingSettings(num_inference_steps=4), initial_noise=noise
     )
     alpha_bar = pipeline.scheduler.alphas_cumprod[int(trajectory.timesteps[0, 0])]
-    expected = alpha_bar.sqrt() * encode(pipeline.vae, images) + (1 - alpha_bar).sqrt() * noise
+    expected = alpha_bar.sqrt() * family_of(pipeline).encode(images) + (1 - alpha_bar).sqrt() * noise
     torch.testing.assert_close(trajectory.latents[:, 0], expected, atol=1e-6, rtol=0)
 
 
@@ -275,7 +275,7 @@ def test_a_deterministic_last_step_is_run_but_not_recorded():
         assert trajectory.num_steps == 2
         assert trajectory.timesteps.tolist() == [[999, 666]]
         assert trajectory.log_probs.isfinite().all()
-        undone = decode(pipeline.vae, trajectory.latents[:, -1])
+        undone = family_of(pipeline).decode(trajectory.latents[:, -1])
         assert (images - undone).abs().max() > 1e-3  # the image is that of the last step
 
 

@@ -214,8 +214,12 @@ class StableDiffusion:
         check_images(images)
         check_size((images.shape[2], images.shape[3]), *self.sides)
 
+    @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        return encode(self.pipeline.vae, images)
+        """Take the posterior's mean, scaled."""
+        vae = self.pipeline.vae
+        posterior = vae.encode((images * 2 - 1).to(vae.device, vae.dtype)).latent_dist
+        return posterior.mode().float() * vae.config.scaling_factor
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
@@ -223,10 +227,11 @@ class StableDiffusion:
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
         vae = self.pipeline.vae
-        if vae.device.type != "cpu":
-            return decode(vae, latents)
+        latents = (latents / vae.config.scaling_factor).to(vae.dtype)
         # A processor's cache holds what the decoder makes of a few images, not of a hundred.
-        return torch.cat([decode(vae, group) for group in latents.split(8)])
+        groups = latents.split(8 if vae.device.type == "cpu" else len(latents))
+        images = torch.cat([vae.decode(group).sample for group in groups])
+        return (images.float() / 2 + 0.5).clamp(0, 1)
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> torch.Tensor:
@@ -317,19 +322,6 @@ def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
     scheduler.set_timesteps(num_steps, **levels)  # on the CPU: a step looks its numbers up there
     # Trailing spacing may round to one timestep too many at the end (-1): count from the start.
     return scheduler.timesteps[:num_steps]
-
-
-def decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    """Decode latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1]."""
-    images = vae.decode((latents / vae.config.scaling_factor).to(vae.dtype)).sample
-    return (images.float() / 2 + 0.5).clamp(0, 1)
-
-
-@torch.no_grad()
-def encode(vae: Any, images: torch.Tensor) -> torch.Tensor:
-    """Encode images (B, 3, H, W) in [0, 1] to scaled latents (B, C, h, w) float32: the posterior's mean."""
-    posterior = vae.encode((images * 2 - 1).to(vae.device, vae.dtype)).latent_dist
-    return posterior.mode().float() * vae.config.scaling_factor
 
 
 def vae_factor(vae: Any) -> int:
