@@ -240,18 +240,27 @@ def test_what_was_trained_draws_the_same_in_plain_diffusers(tmp_path, use_lora):
 
 
 # ---------------------------------------------------------------------------------------------- loading
-@pytest.mark.parametrize("name", list(MAKERS))
-def test_load_pipeline_gives_float32_and_ddim_whatever_was_saved(tmp_path, name):
-    pipeline = MAKERS[name]()
-    pipeline.scheduler = EulerDiscreteScheduler.from_config(pipeline.scheduler.config)
-    networks = family_of(MAKERS[name]()).frozen.keys() | {"unet"}
+@pytest.mark.parametrize(
+    "make", [*MAKERS.values(), make_sd3_pipeline, functools.partial(make_sd3_pipeline, t5=True)]
+)
+def test_load_pipeline_gives_float32_and_the_familys_scheduler_whatever_was_saved(tmp_path, make):
+    """And knows which parts were left out, as T5 may be."""
+    pipeline, usual = make(), make()
+    is_flow = hasattr(pipeline, "transformer")
+    if not is_flow:
+        pipeline.scheduler = EulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    networks = family_of(usual).frozen.keys() | {"transformer" if is_flow else "unet"}
     for network in networks:
         getattr(pipeline, network).half()
     pipeline.save_pretrained(tmp_path)
     loaded = load_pipeline(tmp_path)
     assert type(loaded) is type(pipeline)
-    assert type(loaded.scheduler).__name__ == "DDIMScheduler"
-    assert torch.equal(loaded.scheduler.betas, MAKERS[name]().scheduler.betas)
+    assert type(loaded.scheduler) is type(usual.scheduler)
+    if is_flow:
+        assert loaded.scheduler.config.shift == 3.0
+    else:
+        assert torch.equal(loaded.scheduler.betas, usual.scheduler.betas)
+    assert family_of(loaded).frozen.keys() == family_of(usual).frozen.keys()
     for network in networks:
         saved = getattr(pipeline, network).state_dict()
         for key, tensor in getattr(loaded, network).state_dict().items():
