@@ -214,12 +214,8 @@ class StableDiffusion:
         check_images(images)
         check_size((images.shape[2], images.shape[3]), *self.sides)
 
-    @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Take the posterior's mean, scaled."""
-        vae = self.pipeline.vae
-        posterior = vae.encode((images * 2 - 1).to(vae.device, vae.dtype)).latent_dist
-        return posterior.mode().float() * vae.config.scaling_factor
+        return encode(self.pipeline.vae, images)
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
@@ -322,6 +318,13 @@ def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
     scheduler.set_timesteps(num_steps, **levels)  # on the CPU: a step looks its numbers up there
     # Trailing spacing may round to one timestep too many at the end (-1): count from the start.
     return scheduler.timesteps[:num_steps]
+
+
+@torch.no_grad()
+def encode(vae: Any, images: torch.Tensor) -> torch.Tensor:
+    """Encode images (B, 3, H, W) in [0, 1] to scaled latents (B, C, h, w) float32: the posterior's mean."""
+    posterior = vae.encode((images * 2 - 1).to(vae.device, vae.dtype)).latent_dist
+    return posterior.mode().float() * vae.config.scaling_factor
 
 
 def vae_factor(vae: Any) -> int:
