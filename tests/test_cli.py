@@ -96,8 +96,9 @@ def parse_train(*words: str) -> options.Train:
     return arguments
 
 
-def parse(*words: str, preset: str = "digit_world") -> DDPOConfig:
-    return parse_train(*words).make_config(dataclasses.replace(PRESETS[preset], config={}))
+def parse(*words: str) -> DDPOConfig:
+    """Return the settings of a model without a preset."""
+    return parse_train("--model", "somebody/model", *words).make_config()
 
 
 # --------------------------------------------------------------------------------------------- train
@@ -229,7 +230,7 @@ def test_a_dry_run_of_a_model_that_edits_counts_all_steps(here, zoo, capsys):
 
 def test_an_algorithm_leaves_out_what_the_preset_has_for_another():
     def config(*words: str) -> DDPOConfig:
-        return parse_train("--model", "tiny-sd3", *words).make_config(PRESETS["digit_world_flow"])
+        return parse_train("--model", "tiny-sd3", *words).make_config()
 
     assert config().train_clip_range == config("--algorithm", "flow_grpo").train_clip_range == 5e-3
     assert config("--algorithm", "nft").train_clip_range == DDPOConfig().train_clip_range
@@ -332,11 +333,11 @@ def test_flags_override_the_preset(here, model):
 
 def test_a_preset_is_chosen_for_tiny_sd_only():
     def chosen(*words: str) -> Any:
-        return parse_train(*words).choose_preset()
+        return parse_train(*words).chosen
 
-    assert chosen() is PRESETS["digit_world"]
-    assert chosen("--model", "tiny-sd") is PRESETS["digit_world"]
-    assert chosen("--model", "tiny-sd", "--preset", "aesthetic") is PRESETS["aesthetic"]
+    assert chosen() == chosen("--model", "tiny-sd") == PRESETS["digit_world"]
+    other = dataclasses.replace(PRESETS["aesthetic"], model="tiny-sd")
+    assert chosen("--model", "tiny-sd", "--preset", "aesthetic") == other
     assert chosen("--model", "somebody/model").config == {}
 
 
@@ -554,11 +555,12 @@ def test_sample_says_that_it_takes_some_of_what_was_trained_on(things, count, he
         Image.new("RGB", (8, 8)).save(here / "photos" / f"{number}.png")
     Path("prompts.txt").write_text("a fox\n" * count)
     record = {"images": {"folder": "photos"}} if things == "images" else {"prompts": {"file": "prompts.txt"}}
-    policy = runs.Policy("tiny-sd", None, DDPOConfig(), record)
-    assert len(sample.choose_jobs(options.Sample(), policy)) == 4
+    few, six = options.Sample(), options.Sample(count=6)
+    few.policy = six.policy = runs.Policy("tiny-sd", None, DDPOConfig(), record)
+    assert len(sample.choose_jobs(few)) == 4
     said = f"4 of the run's 6 {things}; --count 6 makes 6 pictures\n"
     assert capsys.readouterr().out == (said if count == 6 else "")
-    assert len(sample.choose_jobs(options.Sample(count=6), policy)) == (count if things == "images" else 6)
+    assert len(sample.choose_jobs(six)) == (count if things == "images" else 6)
     assert capsys.readouterr().out == ""
 
 

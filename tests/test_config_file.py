@@ -27,7 +27,7 @@ def test_yaml_has_the_flags_names_and_flags_override_it(tmp_path):
     file.write_text(yaml.safe_dump(settings))
     read = parse("--config", str(file), "--seed", "5", "--lr", "0.1")
     assert (read.reward, read.validation_freq) == ("colourfulness", 3)
-    config = read.make_config(read.choose_preset())
+    config = read.make_config()
     assert (config.num_epochs, config.seed, config.train_learning_rate) == (7, 5, 0.1)
     assert (config.train_lora_target_modules, config.allow_tf32) == (("to_q", "to_k"), False)
     assert config.tracker_kwargs == {"a": 1}

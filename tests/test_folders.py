@@ -1,6 +1,7 @@
 """Folders of images: labels, what rewards need, damage and its metadata."""
 
 import ast
+import contextlib
 import math
 import re
 from pathlib import Path
@@ -24,6 +25,11 @@ def write(path: Path, colour: str = "red", size: int = 32) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (size, size), colour).save(path)
     return path
+
+
+def refused(match: str | None) -> Any:
+    """Expect a ValueError, or none."""
+    return pytest.raises(ValueError, match=match) if match else contextlib.nullcontext()
 
 
 @pytest.fixture
@@ -228,7 +234,7 @@ def test_captions_of_metadata_jsonl(zoo):
     images = folders.find_images(zoo)
     assert images.captions == (("a white cat", "a striped cat"), ("ein grünes Kätzchen",), ("a black dog",))
     with pytest.raises(ValueError, match="has captions: drop the prompt"):
-        folders.check_prompt(images, "a dog")
+        reward_flag.check((), images, "a dog")
 
 
 @pytest.mark.parametrize(
@@ -273,8 +279,7 @@ def test_two_kinds_of_captions_are_refused(captioned):
 
 def test_a_prompt_names_the_class(zoo, tmp_path):
     images = folders.find_images(zoo)
-    folders.check_prompt(images, "a photo of a {label}")
-    folders.check_reward("clip_score", images, "a photo of a {label}")
+    reward_flag.check(reward_flag.parse("clip_score"), images, "a photo of a {label}")
     sampler = folders.ImagePrompts(images, "a photo of a {label}", 16, seed=3)
     said = {(metadata["id"], prompt) for prompt, _, metadata in (sampler() for _ in range(30))}
     assert said == {
@@ -284,7 +289,7 @@ def test_a_prompt_names_the_class(zoo, tmp_path):
     }
     without = folders.ImageFolder(zoo, images.files, None)
     with pytest.raises(ValueError, match="names classes, but"):
-        folders.check_prompt(without, "a photo of a {label}")
+        reward_flag.check((), without, "a photo of a {label}")
 
 
 # ---------------------------------------------------------------------------------- reading in parallel
@@ -340,12 +345,8 @@ def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo):
 def test_an_image_has_one_prompt_where_the_reward_scores_it(captioned, reward, with_captions, prompt, match):
     found = folders.find_images(captioned)
     images = found if with_captions else folders.ImageFolder(captioned, found.files, found.labels)
-    terms = reward_flag.parse(reward)
-    if match is None:
-        reward_flag.check(terms, images, prompt)
-        return
-    with pytest.raises(ValueError, match=match):
-        reward_flag.check(terms, images, prompt)
+    with refused(match):
+        reward_flag.check(reward_flag.parse(reward), images, prompt)
 
 
 # -------------------------------------------------------------------------------------------- rewards
@@ -371,11 +372,8 @@ def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
 )
 def test_rewards_find_what_they_need_or_are_refused(tmp_path, reward, classes, match):
     images = in_classes(tmp_path, *classes) if classes else flat(tmp_path)
-    if match is None:
-        folders.check_reward(reward, images, "a red three on a blue background")
-        return
-    with pytest.raises(ValueError, match=match):
-        folders.check_reward(reward, images, "a red three on a blue background")
+    with refused(match):
+        reward_flag.check(reward_flag.parse(reward), images, "a red three on a blue background")
 
 
 def test_a_reward_that_a_program_registers_is_checked_and_made_as_those_of_the_package(tmp_path, monkeypatch):

@@ -248,7 +248,7 @@ def test_estimated_runs_are_the_lessons_commands(run, command):
     (command,) = re.findall(command, text, re.MULTILINE)
     arguments = cli.parse(shlex.split(command.replace("\\\n", " ")))
     assert isinstance(arguments, options.Train)
-    config = arguments.make_config(arguments.choose_preset())
+    config = arguments.make_config()
     preset, changes = paper_run.RUNS[run]
     expected = DDPOConfig(**{**gpu.PRESETS[preset].config, **changes, "output_dir": config.output_dir})
     assert config == expected

@@ -33,7 +33,7 @@ def settings(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, in
     train = parse(words[words.index("train") :])
     assert isinstance(train, Train)
     train.check()
-    plan = train.make_config(train.choose_preset()).epoch_plan(25, processes)
+    plan = train.make_config().epoch_plan(25, processes)
     return plan.total_samples, plan.samples_per_optimizer_step
 
 

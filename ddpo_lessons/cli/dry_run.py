@@ -13,7 +13,7 @@ from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.cli import reward_flag
 from ddpo_lessons.cli.options import Train
-from ddpo_lessons.cli.presets import Preset, world_size
+from ddpo_lessons.cli.presets import world_size
 from ddpo_lessons.cli.sample import NOISE_STRENGTH, takes_images
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.folders import ImageFolder
@@ -31,11 +31,11 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def settle(arguments: Train, preset: Preset) -> DDPOConfig:
+def settle(arguments: Train) -> DDPOConfig:
     """Return this process's settings; a ValueError if the run's folder holds another run."""
-    config = arguments.make_config(preset)
+    config = arguments.make_config()
     claim(config)
-    if not preset.config:
+    if not arguments.chosen.config:
         plan = config.epoch_plan(1, world_size())
         say(
             f"without --preset, settings that no flag gives are for trying out: {plan.total_samples} "
@@ -45,70 +45,59 @@ def settle(arguments: Train, preset: Preset) -> DDPOConfig:
     return config
 
 
-def check_rewards(arguments: Train, preset: Preset, images: ImageFolder | None) -> None:
+def check_rewards(arguments: Train, images: ImageFolder | None) -> None:
     """Refuse a reward or a judge that does not go with the images or prompts, by a ValueError."""
     try:
-        _check_terms(reward_flag.parse(arguments.reward or preset.reward), arguments, preset, images)
+        _check_terms(arguments.chosen.reward, arguments, images)
     except ValueError as error:
         if arguments.reward is None and "reward=" in str(error):
             raise ValueError(f"{error} (no --reward is given, so it is the preset's)") from error
         raise
     if arguments.judge is not None:
-        _check_terms(reward_flag.parse(arguments.judge), arguments, preset, images)
+        _check_terms(arguments.judge, arguments, images)
 
 
-def _check_terms(
-    terms: Sequence[reward_flag.Term], arguments: Train, preset: Preset, images: ImageFolder | None
-) -> None:
+def _check_terms(reward: str, arguments: Train, images: ImageFolder | None) -> None:
+    terms, name = reward_flag.parse(reward), arguments.chosen.prompts
     if images is not None:
         reward_flag.check(terms, images, arguments.prompt)
         return
-    name = arguments.prompts or preset.prompts
-    drawn, metadata = arguments.choose_prompts(preset, seed=0)()
+    drawn, metadata = arguments.choose_prompts(seed=0)()
     is_file = arguments.prompt is None and Path(name).is_file()
     reward_flag.check_text(terms, read_prompts(name) if is_file else [drawn], metadata)
 
 
-def choose_start(arguments: Train, preset: Preset, from_images: bool, pipeline: Any) -> FromNoise:
+def choose_start(arguments: Train, pipeline: Any) -> FromNoise:
     """Return where rollouts begin: in noise, in images, or in noise with images beside it."""
-    resolution = arguments.choose_resolution(preset)
-    if not from_images:
+    resolution = arguments.chosen.resolution
+    if arguments.images is None:
         return FromNoise(resolution=resolution)
     if takes_images(pipeline, arguments.noise_strength):
         return WithImages(resolution=resolution)
-    return FromImages(choose_strength(arguments, preset), resolution=resolution)
-
-
-def choose_strength(arguments: Train, preset: Preset) -> float:
-    """Return the share of the schedule that img2img runs."""
-    strengths = (arguments.noise_strength, preset.noise_strength, NOISE_STRENGTH)
-    return next(s for s in strengths if s is not None)
+    return FromImages(arguments.chosen.noise_strength or NOISE_STRENGTH, resolution=resolution)
 
 
 # ----------------------------------------------------------------------------------------- the dry run
 def dry_run(arguments: Train, images: ImageFolder | None) -> int:
     """Say what the run would do and count, and return 0; no weights are loaded."""
-    preset = arguments.choose_preset()
-    check_rewards(arguments, preset, images)
-    config = settle(arguments, preset)
-    for line in describe(arguments, preset, config, images):
+    check_rewards(arguments, images)
+    config = settle(arguments)
+    for line in describe(arguments, config, images):
         say(line)
     return 0
 
 
-def describe(
-    arguments: Train, preset: Preset, config: DDPOConfig, images: ImageFolder | None
-) -> Iterator[str]:
+def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -> Iterator[str]:
     """Yield a line for everything that is known of a run beforehand."""
-    model, reward = arguments.model or preset.model, arguments.reward or preset.reward
-    algorithm = arguments.choose_algorithm(preset)
-    yield f"model: {model}; reward: {reward}; algorithm: {algorithm}"
+    chosen = arguments.chosen
+    yield f"model: {chosen.model}; reward: {chosen.reward}; algorithm: {chosen.algorithm}"
     if images is not None:
         classes = f" of {len(images.classes)} classes" if images.classes else ""
         yield f"images: {len(images.files)}{classes} in {images.folder}"
-    yield f"prompts: {_source_of_prompts(arguments, preset, images)}"
-    strength = 1.0 if images is None or _edits(model) else choose_strength(arguments, preset)
-    yield from count(config, make_algorithm(algorithm), strength)
+    yield f"prompts: {_source_of_prompts(arguments, images)}"
+    is_img2img = images is not None and not _edits(chosen.model)
+    strength = chosen.noise_strength or NOISE_STRENGTH if is_img2img else 1.0
+    yield from count(config, make_algorithm(chosen.algorithm), strength)
 
 
 def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> Iterator[str]:
@@ -139,10 +128,10 @@ def _edits(model: str) -> bool:
     return family_class(index["_class_name"]).takes_images
 
 
-def _source_of_prompts(arguments: Train, preset: Preset, images: ImageFolder | None) -> str:
+def _source_of_prompts(arguments: Train, images: ImageFolder | None) -> str:
     if arguments.prompt is not None:
         return f"{arguments.prompt!r} for everything"
-    name = arguments.prompts or preset.prompts
+    name = arguments.chosen.prompts
     if images is None and Path(name).is_file():
         lines = read_prompts(name)
         return f"{name}, {len(lines)} prompts: {_first(lines)}"

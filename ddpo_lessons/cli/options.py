@@ -3,11 +3,12 @@
 Flags, their types and their help are the fields below and those of `DDPOConfig`, as tyro reads them.
 """
 
+import functools
 import importlib.util
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_origin, get_type_hints
 
@@ -17,7 +18,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.cli import reward_flag
-from ddpo_lessons.cli.presets import PRESETS, Preset, divide, world_size
+from ddpo_lessons.cli.presets import OF_MODELS, PRESETS, Preset, divide, world_size
 from ddpo_lessons.cli.runs import Policy, check_model, find_policy
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.damages import DAMAGES
@@ -143,15 +144,26 @@ class Train:
     dry_run: bool = False
     """Say what the run would do and count, and end; no weights are loaded."""
 
-    def choose_preset(self) -> Preset:
-        """Return the preset asked for; without one, the embedded models have theirs."""
-        if self.preset is None and self.model == "tiny-sd3":
-            return PRESETS["digit_world_flow"]
-        if self.preset is None and self.model == "tiny-zoo":
-            return PRESETS["zoo"]
-        if self.preset is None and self.model not in (None, "tiny-sd"):
-            return Preset(self.model, reward="", prompts="", config={})
-        return PRESETS[self.preset or "digit_world"]
+    @property
+    def preset_name(self) -> str | None:
+        """The preset asked for; without one, that of an embedded model."""
+        return self.preset or OF_MODELS.get(self.model or "tiny-sd")
+
+    @functools.cached_property
+    def chosen(self) -> Preset:
+        """The preset, if any, with the parts that flags replace."""
+        name = self.preset_name
+        preset = PRESETS[name] if name else Preset(self.model or "", reward="", prompts="", config={})
+        given: dict[str, Any] = {
+            "model": self.model,
+            "reward": self.reward,
+            "prompts": self.prompts,
+            "algorithm": self.algorithm,
+            "noise_strength": self.noise_strength,
+            "damages": self.damage,
+            "resolution": self.resolution,
+        }
+        return replace(preset, **{part: value for part, value in given.items() if value})
 
     def check(self) -> None:
         """Raise a ValueError for flags that do not go together, and for settings that cannot work."""
@@ -164,12 +176,11 @@ class Train:
             raise ValueError(f"preset={self.preset} does not exist: use one of {', '.join(PRESETS)}")
         if unknown := [name for name in self.damage or () if name not in DAMAGES]:
             raise ValueError(f"damage={unknown[0]} does not exist: use one of {', '.join(DAMAGES)}")
-        preset = self.choose_preset()
         if self.images is None:
             for name in ("noise_strength", "damage", "severity"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"--{name.replace('_', '-')} is about images: give --images too")
-            if preset.noise_strength is not None:
+            if self.chosen.noise_strength is not None:
                 raise ValueError(f"--preset {self.preset} trains on images: give --images FOLDER")
         if self.prompts is not None and (self.images, self.prompt) != (None, None):
             raise ValueError("--prompts does not go with --prompt or --images: leave it out")
@@ -177,12 +188,12 @@ class Train:
         check_numbers(self, resolution=1, validation_freq=1)
         if self.noise_strength is not None and not 0 < self.noise_strength <= 1:
             raise ValueError(f"--noise-strength {self.noise_strength} must lie in (0, 1]")
-        if self.severity is not None and not (self.damage or preset.damages):
+        if self.severity is not None and not self.chosen.damages:
             raise ValueError("--severity says how strong damage is: give --damage too")
-        if not (self.reward or preset.reward):
+        if not self.chosen.reward:
             raise ValueError("a model without a preset needs a reward: give --reward")
-        terms = self.choose_rewards(preset)
-        config = self.make_config(preset)
+        terms = reward_flag.parse(self.chosen.reward)
+        config = self.make_config()
         config.check_epoch(world_size())
         if self.images is not None and not self.images.is_dir():
             raise ValueError(f"--images {self.images} is not a folder")
@@ -196,20 +207,8 @@ class Train:
             reward_flag.load_functions(reward_flag.parse(self.judge))
         reward_flag.load_functions(terms)  # late, since a user's file may take long to load
         if self.images is None:
-            self.choose_prompts(preset, config.seed)
-        make_algorithm(self.choose_algorithm(preset)).check(config)  # last: diffusers loads slowly
-
-    def choose_algorithm(self, preset: Preset) -> str:
-        """Return the algorithm asked for, or the preset's."""
-        return self.algorithm or preset.algorithm
-
-    def choose_resolution(self, preset: Preset) -> int | None:
-        """Return the side asked for, or the preset's; None for the model's own."""
-        return self.resolution or preset.resolution
-
-    def choose_rewards(self, preset: Preset) -> tuple[reward_flag.Term, ...]:
-        """Return what is trained for."""
-        return reward_flag.parse(self.reward or preset.reward)
+            self.choose_prompts(config.seed)
+        make_algorithm(self.chosen.algorithm).check(config)
 
     def check_validation(self) -> None:
         """Refuse what cannot be validated on."""
@@ -222,9 +221,9 @@ class Train:
         if self.images is not None and self.validation.resolve() == self.images.resolve():
             raise ValueError(f"--validation {self.validation} is what is trained on: keep some images apart")
 
-    def make_config(self, preset: Preset) -> DDPOConfig:
+    def make_config(self) -> DDPOConfig:
         """Return the preset's settings for one of the processes, overridden by those that were given."""
-        settings = divide(preset, world_size(), self.settings)
+        settings = divide(self.chosen, world_size(), self.settings)
         if self.settings.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
             settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
         if self.algorithm is not None:  # which may not use all that the preset's does
@@ -233,12 +232,12 @@ class Train:
             settings = {name: value for name, value in settings.items() if name not in unused}
         return DDPOConfig(**{**settings, **self.settings})
 
-    def choose_prompts(self, preset: Preset, seed: int) -> Callable[[], tuple[str, dict[str, Any]]]:
+    def choose_prompts(self, seed: int) -> Callable[[], tuple[str, dict[str, Any]]]:
         """Return the prompt function of text-to-image."""
         prompt = self.prompt
         if prompt is not None:
             return lambda: (prompt, {})
-        name = self.prompts or preset.prompts
+        name = self.chosen.prompts
         if not name:
             raise ValueError("a model without a preset needs prompts: give --prompts, --prompt or --images")
         return from_file(name, seed) if Path(name).is_file() else get_prompts(name, seed)
@@ -284,13 +283,15 @@ class Sample:
     overwrite: bool = False
     """Write into a folder that holds files, over those of the same name."""
 
-    def choose_policy(self) -> Policy:
-        """Return the model with what its run trained, if there is a run."""
+    @functools.cached_property
+    def policy(self) -> Policy:
+        """The model with what its run trained, if there is a run."""
         return find_policy(self.run_dir, self.model, self.lora)
 
-    def starts_from_images(self, policy: Policy) -> bool:
-        """Tell whether this is img2img: of images given, or else of those of the run."""
-        return bool(self.images) or "images" in policy.record
+    @property
+    def starts_from_images(self) -> bool:
+        """Whether this is img2img: of images given, or else of those of the run."""
+        return bool(self.images) or "images" in self.policy.record
 
     def check(self) -> None:
         """Raise a ValueError for values that cannot work and for flags that do not go together."""
@@ -304,17 +305,17 @@ class Sample:
                 raise ValueError(f"--images {place} does not exist")
         if self.images and self.count is not None:
             raise ValueError("--count is for images from noise, or a run's: leave it out, or --images")
-        policy = self.choose_policy()
-        trained_on = policy.record.get("images", {}).get("folder")
-        if self.starts_from_images(policy):
+        record = self.policy.record
+        trained_on = record.get("images", {}).get("folder")
+        if self.starts_from_images:
             if not self.images and not Path(trained_on).is_dir():
                 raise ValueError(f"the run was trained on {trained_on}, which is not there: give --images")
             return
         if self.noise_strength is not None or self.keep_size:
             raise ValueError("--noise-strength and --keep-size are about images: give --images too")
-        if policy.record.get("start", "noise") != "noise":
+        if record.get("start", "noise") != "noise":
             raise ValueError("the run was trained on images of a Python function: give --images")
-        if self.prompt is None and "prompts" not in policy.record:
+        if self.prompt is None and "prompts" not in record:
             raise ValueError(
                 "there is nothing to start from: give --prompt or --images, or the --run of train"
             )

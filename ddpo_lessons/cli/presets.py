@@ -201,9 +201,11 @@ PRESETS: dict[str, Preset] = {
     ),
 }
 
+OF_MODELS = {"tiny-sd": "digit_world", "tiny-sd3": "digit_world_flow", "tiny-zoo": "zoo"}  # without --preset
+
 
 def world_size() -> int:
-    """Return the number of processes, as accelerate launch and torchrun say it before torch is loaded."""
+    """Return the number of processes, as accelerate launch and torchrun announce it to each of them."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpo_lessons import own
-from ddpo_lessons.data import folders
+from ddpo_lessons.data.folders import LABEL, ImageFolder
 from ddpo_lessons.embedded import HUB_NAME
-from ddpo_lessons.rewards import REWARDS, RewardFunction, weighted_sum
+from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward, weighted_sum
+from ddpo_lessons.words import DIGITS
 
 
 def help_text() -> str:
@@ -132,30 +133,95 @@ def _load_function(term: Term) -> RewardFunction:
 
 
 # -------------------------------------------------------------------------------------------- rewards
-def check(terms: Sequence[Term], images: folders.ImageFolder, prompt: str | None) -> None:
-    """Refuse a prompt that does not go with the images, and rewards that lack labels or prompts."""
-    folders.check_prompt(images, prompt)
-    for term in terms:
-        if not term.place:
-            folders.check_reward(term.name, images, prompt)
+def check(terms: Sequence[Term], images: ImageFolder, prompt: str | None) -> None:
+    """Refuse a prompt that does not go with the images, and rewards that lack labels or prompts.
+
+    Rewards are those of the registry; what functions of users need is not declared. A ValueError names the
+    remedy.
+    """
+    if prompt is not None and LABEL in prompt and images.labels is None:
+        raise ValueError(
+            f"prompt={prompt!r} names classes, but the folder {images.folder} has no class subfolders: sort "
+            "the images into FOLDER/cat, FOLDER/dog, ..."
+        )
+    if prompt is not None and images.captions is not None:
+        raise ValueError(
+            f"prompt={prompt!r} is one prompt for all images, but the folder {images.folder} has captions: "
+            "drop the prompt, or take them out"
+        )
+    said = [line for lines in images.captions or () for line in lines]
+    said = said or [(prompt or "").replace(LABEL, label) for label in images.classes or ("",)]
+    for name in (term.name for term in terms if not term.place):
+        _check_labels(name, images)
+        if "prompt" in REWARDS[name].needs and not any(line.strip() for line in said):
+            raise ValueError(
+                f"reward={name!r} scores what the prompt says, but the folder {images.folder} has no "
+                "captions: write the prompt of NAME.png into NAME.txt beside it, or give prompt=TEXT for all"
+            )
+        _check_words(name, said)
+
+
+def _check_labels(name: str, images: ImageFolder) -> None:
+    needs = REWARDS[name].needs
+    if {"label", "digit"} & set(needs) and images.labels is None:
+        raise ValueError(
+            f"reward={name!r} needs to know what the images show, but the folder {images.folder} has no "
+            "class subfolders: sort the images into FOLDER/cat, FOLDER/dog, ..."
+        )
+    if "label" in needs and len(images.classes) < 2:
+        raise ValueError(
+            f"reward={name!r} compares classes, but the folder {images.folder} has one subfolder, "
+            f"{images.classes[0]}: add another"
+        )
+    if "digit" in needs and (others := [label for label in images.classes if label not in DIGITS]):
+        raise ValueError(
+            f"reward={name!r} reads digits, but the folder {images.folder} has the subfolder {others[0]}: "
+            f"name them {', '.join(DIGITS)}"
+        )
+
+
+def _check_words(name: str, prompts: Sequence[str]) -> None:
+    """Refuse prompts that a reward cannot read."""
+    reads = REWARDS[name].reads
+    try:
+        if reads is not None:
+            reads(prompts)
+    except ValueError as error:
+        raise ValueError(f"reward={name!r}: {error}") from error
 
 
 def check_text(terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
-    """Refuse rewards of the registry that text-to-image with such prompts cannot have, with a ValueError."""
-    for term in terms:
-        if not term.place:
-            folders.check_text(term.name, prompts, metadata)
+    """Refuse rewards of the registry that text-to-image with such prompts cannot have, by a ValueError."""
+    for name in (term.name for term in terms if not term.place):
+        needs = REWARDS[name].needs
+        if {"image", "target"} & set(needs):
+            raise ValueError(f"reward={name!r} also looks at the input image: give a folder of images")
+        if "label" in needs and "label" not in metadata:
+            raise ValueError(
+                f"reward={name!r} needs prompts that come with their label, as those of prompts='animals' do"
+            )
+        _check_words(name, prompts)
 
 
 def make(
-    terms: Sequence[Term], images: folders.ImageFolder | None = None, damages: Sequence[str] = ()
+    terms: Sequence[Term], images: ImageFolder | None = None, damages: Sequence[str] = ()
 ) -> RewardFunction:
     """Make the reward function of the flag: that of a single term without a weight, or the weighted sum.
 
-    Raises ValueError, TypeError as for `load_functions`; RuntimeError if a reward's model cannot be had.
+    With images, rewards that compare classes compare the folder's, and those that compare with the clean
+    image compare with the input where nothing is damaged. Raises ValueError, TypeError as for
+    `load_functions`; RuntimeError if a reward's model cannot be had.
     """
     made = load_functions(terms)
-    made |= {t.name: folders.make_reward(t.name, images, t.models, damages) for t in terms if not t.place}
+    for term in terms:
+        if term.place:
+            continue
+        settings: dict[str, Any] = {}
+        if images is not None and "label" in REWARDS[term.name].needs:
+            settings["classes"] = images.classes
+        if images is not None and "target" in REWARDS[term.name].needs and not damages:
+            settings["reference"] = "image"
+        made[term.name] = get_reward(term.name, *term.models, **settings)
     if len(terms) == 1 and terms[0].weight is None:
         return made[terms[0].name]
     return weighted_sum({t.name: (1.0 if t.weight is None else t.weight, made[t.name]) for t in terms})

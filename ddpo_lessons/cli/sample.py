@@ -12,7 +12,6 @@ from PIL import Image, ImageOps
 from tqdm.auto import tqdm
 
 from ddpo_lessons.cli.options import Sample
-from ddpo_lessons.cli.runs import Policy
 from ddpo_lessons.data.folders import (
     LABEL,
     check_files,
@@ -50,14 +49,13 @@ class Job:
 
 def run(arguments: Sample) -> int:
     """Sample, and write each image as soon as it is there; return 0, or 130 after Ctrl-C."""
-    policy = arguments.choose_policy()
-    jobs = choose_jobs(arguments, policy)
+    policy, jobs = arguments.policy, choose_jobs(arguments)
     _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
     files = [job.file for job in jobs if job.file is not None]
     check_files(files)
     with loading_bars():
         pipeline = load_pipeline(policy.model, dtype=loaded_dtype(policy.settings))
-    edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments, policy)
+    edits, size = takes_images(pipeline, arguments.noise_strength), _size(arguments)
     if size is not None:
         check_size(size, *family_of(pipeline).sides, resolution=size[0])
     if arguments.keep_size:
@@ -67,9 +65,9 @@ def run(arguments: Sample) -> int:
     pipeline.to(Accelerator().device)  # which reads ACCELERATE_USE_CPU, as training does
     if files and not edits:  # refuses a strength that cannot work
         family_of(pipeline).schedule(
-            _settings(arguments, policy).num_inference_steps, _strength(arguments, policy), size=size
+            _settings(arguments).num_inference_steps, _strength(arguments), size=size
         )
-    return _sample(arguments, policy, pipeline, jobs)
+    return _sample(arguments, pipeline, jobs)
 
 
 def takes_images(pipeline: Any, noise_strength: float | None) -> bool:
@@ -89,15 +87,15 @@ def image_size(pipeline: Any) -> int:
 
 
 # ----------------------------------------------------------------------------------------- what to make
-def choose_jobs(arguments: Sample, policy: Policy) -> list[Job]:
+def choose_jobs(arguments: Sample) -> list[Job]:
     """Return what is to be made: of the flags, or else of what the policy was trained on.
 
     Those from images are named after them. A ValueError says that there is no image, two have the same name,
     or one lacks its caption.
     """
-    if arguments.starts_from_images(policy):
-        return _jobs_from_images(arguments, policy)
-    count, source = arguments.count or COUNT, policy.record.get("prompts", {})
+    if arguments.starts_from_images:
+        return _jobs_from_images(arguments)
+    count, source = arguments.count or COUNT, arguments.policy.record.get("prompts", {})
     if arguments.prompt is not None:
         prompts = [arguments.prompt] * count
     elif "prompt" in source:
@@ -118,10 +116,10 @@ def _say_if_some(arguments: Sample, things: str, there: int) -> None:
         print(f"{COUNT} of the run's {there} {things}; --count {there} makes {there} pictures", flush=True)
 
 
-def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
+def _jobs_from_images(arguments: Sample) -> list[Job]:
     """Return a job for every image asked for, or for the first ones that the policy was trained on."""
     found: list[tuple[Path, str, Sequence[str]]] = []  # file, name, caption
-    for place in arguments.images or [Path(policy.record["images"]["folder"])]:
+    for place in arguments.images or [Path(arguments.policy.record["images"]["folder"])]:
         if place.is_dir():
             images = find_images(place)
             pngs = [file.relative_to(place).with_suffix(".png").as_posix() for file in images.files]
@@ -132,7 +130,7 @@ def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
     if not arguments.images:
         _say_if_some(arguments, "images", len(found))
         found = found[: arguments.count or COUNT]
-    jobs = [Job(name, _choose_prompt(arguments, policy, file, lines), file) for file, name, lines in found]
+    jobs = [Job(name, _choose_prompt(arguments, file, lines), file) for file, name, lines in found]
     names: dict[str, Path | str] = {GRID: "the grid"}
     for job in jobs:
         if job.name in names:
@@ -141,9 +139,9 @@ def _jobs_from_images(arguments: Sample, policy: Policy) -> list[Job]:
     return jobs
 
 
-def _choose_prompt(arguments: Sample, policy: Policy, file: Path, caption: Sequence[str]) -> str:
+def _choose_prompt(arguments: Sample, file: Path, caption: Sequence[str]) -> str:
     """Return the flag's prompt, or that of training, or the first line of the caption."""
-    source = policy.record.get("prompts", {})
+    source = arguments.policy.record.get("prompts", {})
     if arguments.prompt is not None or "prompt" in source:
         prompt = source["prompt"] if arguments.prompt is None else arguments.prompt
         return prompt.replace(LABEL, file.parent.name)
@@ -192,31 +190,31 @@ def _check_sizes(files: Sequence[Path], size: int, factor: int, longest: float) 
 
 
 # ------------------------------------------------------------------------------------------ sampling
-def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job]) -> int:
+def _sample(arguments: Sample, pipeline: Any, jobs: Sequence[Job]) -> int:
     """Make and write image after image; Ctrl-C leaves those that are whole."""
     folder, shown = arguments.output_dir, []
     folder.mkdir(parents=True, exist_ok=True)
-    family, settings = family_of(pipeline), _settings(arguments, policy)  # a family remembers embeddings
-    square = _size(arguments, policy)
+    family, settings = family_of(pipeline), _settings(arguments)  # a family remembers embeddings
+    square = _size(arguments)
     if isinstance(family.schedule(settings.num_inference_steps, size=square), FlowSchedule):
         settings = replace(
             settings, eta=0.0
         )  # the noise of training only explores: plain diffusers' steps are the ODE's
     size, done = 1 if arguments.keep_size else arguments.batch_size, 0  # sizes may differ
     side = image_size(pipeline) if square is None else square[0]
-    low = loaded_dtype(policy.settings) == torch.bfloat16  # then as in training, LoRA in float32
+    low = loaded_dtype(arguments.policy.settings) == torch.bfloat16  # then as in training, LoRA in float32
     autocast = make_autocast("bf16" if low else "no", family.denoiser.device)
     try:
         for first in tqdm(range(0, len(jobs), size), desc="sampling", disable=None):
             numbers = range(first, min(first + size, len(jobs)))
             batch = [jobs[number] for number in numbers]
-            inputs = [_load(arguments, policy, side, n, jobs[n]) for n in numbers]
+            inputs = [_load(arguments, side, n, jobs[n]) for n in numbers]
             seeds = [sample_seed(arguments.seed, number) for number in numbers]
             noise = [torch.Generator().manual_seed(seed) for seed in seeds]
             prompts, given = [job.prompt for job in batch], [image for image in inputs if image is not None]
             with autocast():
                 if given and not family.takes_images:
-                    strength = _strength(arguments, policy)
+                    strength = _strength(arguments)
                     made, _ = img2img_rollout(
                         family, prompts, torch.stack(given), strength, settings, generator=noise
                     )
@@ -239,9 +237,9 @@ def _sample(arguments: Sample, policy: Policy, pipeline: Any, jobs: Sequence[Job
     return 0
 
 
-def _settings(arguments: Sample, policy: Policy) -> SamplingSettings:
+def _settings(arguments: Sample) -> SamplingSettings:
     """Return the settings of a rollout: the flags', or those that were trained with."""
-    scale, trained = arguments.guidance_scale, policy.settings
+    scale, trained = arguments.guidance_scale, arguments.policy.settings
     return SamplingSettings(
         num_inference_steps=arguments.steps or trained.sample_num_steps,
         guidance_scale=trained.sample_guidance_scale if scale is None else scale,
@@ -250,24 +248,24 @@ def _settings(arguments: Sample, policy: Policy) -> SamplingSettings:
     )
 
 
-def _size(arguments: Sample, policy: Policy) -> tuple[int, int] | None:
+def _size(arguments: Sample) -> tuple[int, int] | None:
     """Return (H, W) in pixels, asked for or trained with; None for the model's own, or that of each image."""
-    side = arguments.resolution or policy.record.get("resolution")
+    side = arguments.resolution or arguments.policy.record.get("resolution")
     return None if side is None or arguments.keep_size else (side, side)
 
 
-def _strength(arguments: Sample, policy: Policy) -> float:
+def _strength(arguments: Sample) -> float:
     given = arguments.noise_strength
-    return policy.record.get("noise_strength", NOISE_STRENGTH) if given is None else given
+    return arguments.policy.record.get("noise_strength", NOISE_STRENGTH) if given is None else given
 
 
-def _load(arguments: Sample, policy: Policy, size: int, number: int, job: Job) -> torch.Tensor | None:
+def _load(arguments: Sample, size: int, number: int, job: Job) -> torch.Tensor | None:
     """Return the image (3, H, W) that a job starts from; the run's own images get the run's damage."""
     if job.file is None:
         return None
     image = open_image(job.file)
     pixels = to_tensor(image) if arguments.keep_size else fit(image, size)
-    trained_on = {} if arguments.images else policy.record["images"]
+    trained_on = {} if arguments.images else arguments.policy.record["images"]
     if trained_on.get("damages"):
         chooser = random.Random(f"{arguments.seed}-{number}")
         name, severity = chooser.choice(trained_on["damages"]), chooser.choice(trained_on["severities"])

@@ -1,14 +1,12 @@
 """What `ddpo-lessons train` does once its flags are checked."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
 from ddpo_lessons.cli import dry_run, reward_flag
 from ddpo_lessons.cli.options import Train
-from ddpo_lessons.cli.presets import PRESETS, Preset
 from ddpo_lessons.cli.sample import image_size
 from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, summary
 from ddpo_lessons.data.prompts import read_prompts
@@ -51,17 +49,16 @@ def run(arguments: Train) -> int:
 @loading_bars()
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
     """Check everything that is cheap to check, then load models; return the trainer."""
-    preset, from_images = arguments.choose_preset(), images is not None
-    dry_run.check_rewards(arguments, preset, images)
-    config = dry_run.settle(arguments, preset)
-    rewards, damages = arguments.choose_rewards(preset), arguments.damage or preset.damages
-    reward_function = reward_flag.make(rewards, images, damages)
+    chosen = arguments.chosen
+    dry_run.check_rewards(arguments, images)
+    config = dry_run.settle(arguments)
+    reward_function = reward_flag.make(reward_flag.parse(chosen.reward), images, chosen.damages)
     if arguments.judge is not None:
-        judge = reward_flag.make(reward_flag.parse(arguments.judge), images, damages)
+        judge = reward_flag.make(reward_flag.parse(arguments.judge), images, chosen.damages)
         reward_function = judged(reward_function, judge)
-    pipeline = load_pipeline(arguments.model or preset.model, dtype=loaded_dtype(config))
+    pipeline = load_pipeline(chosen.model, dtype=loaded_dtype(config))
     if images is None:
-        prompts: Any = arguments.choose_prompts(preset, config.seed)
+        prompts: Any = arguments.choose_prompts(config.seed)
     else:
         prompts = _sampler(arguments, images, pipeline, config.seed)
     return Trainer(
@@ -69,9 +66,9 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
         reward_function,
         prompts,
         pipeline,
-        algorithm=make_algorithm(arguments.choose_algorithm(preset)),
-        start=dry_run.choose_start(arguments, preset, from_images, pipeline),
-        about=_about(arguments, preset, images, rewards),
+        algorithm=make_algorithm(chosen.algorithm),
+        start=dry_run.choose_start(arguments, pipeline),
+        about=_about(arguments, images),
     )
 
 
@@ -79,7 +76,7 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
     """Find the images, or prompts, of `--validation`, and check that they go with the reward."""
     if arguments.validation is None:
         return None
-    rewards = arguments.choose_rewards(arguments.choose_preset())
+    rewards = reward_flag.parse(arguments.chosen.reward)
     if arguments.images is None:
         prompts = read_prompts(arguments.validation)
         reward_flag.check_text(rewards, prompts, {})
@@ -110,29 +107,27 @@ def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
 
 
 def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
-    preset = arguments.choose_preset()
-    damages, severities = arguments.damage or preset.damages, arguments.severity or SEVERITIES
-    side = arguments.choose_resolution(preset) or image_size(pipeline)
+    side = arguments.chosen.resolution or image_size(pipeline)
+    damages, severities = arguments.chosen.damages, arguments.severity or SEVERITIES
     return ImagePrompts(images, arguments.prompt or "", side, seed, damages, severities)
 
 
-def _about(
-    arguments: Train, preset: Preset, images: ImageFolder | None, rewards: Sequence[reward_flag.Term]
-) -> dict[str, Any]:
-    """Return what the command line knows of a run: by what names its parts go."""
-    name = next((name for name, known in PRESETS.items() if known is preset), None)  # tiny-sd has one unasked
-    about: dict[str, Any] = {"preset": name, "reward": reward_flag.describe(rewards)}
-    about["judge"] = arguments.judge
-    algorithm = arguments.choose_algorithm(preset)
-    about["own_algorithm"] = algorithm if is_own(parse_algorithm(algorithm)[0]) else None
+def _about(arguments: Train, images: ImageFolder | None) -> dict[str, Any]:
+    """Return the names of a run's parts, as the command line takes them."""
+    chosen = arguments.chosen
+    about: dict[str, Any] = {
+        "preset": arguments.preset_name,
+        "reward": reward_flag.describe(reward_flag.parse(chosen.reward)),
+        "judge": arguments.judge,
+        "own_algorithm": chosen.algorithm if is_own(parse_algorithm(chosen.algorithm)[0]) else None,
+    }
     if images is None:
-        return {**about, "prompts": _prompt_source(arguments, preset)}
-    damages = arguments.damage or preset.damages
+        return {**about, "prompts": _prompt_source(arguments)}
     about["images"] = {
         "folder": str(images.folder.resolve()),
         "files": len(images.files),
-        "damages": damages,
-        "severities": (arguments.severity or SEVERITIES) if damages else (),
+        "damages": chosen.damages,
+        "severities": (arguments.severity or SEVERITIES) if chosen.damages else (),
     }
     about["prompts"] = {"prompt": arguments.prompt or ""}
     if images.captions is not None:
@@ -140,10 +135,10 @@ def _about(
     return about
 
 
-def _prompt_source(arguments: Train, preset: Preset) -> dict[str, Any]:
+def _prompt_source(arguments: Train) -> dict[str, Any]:
     if arguments.prompt is not None:
         return {"prompt": arguments.prompt}
-    name = arguments.prompts or preset.prompts
+    name = arguments.chosen.prompts
     return {"file": str(Path(name).resolve())} if Path(name).is_file() else {"name": name}
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from PIL import Image, ImageOps
 from ddpo_lessons.damages import DAMAGES, blur
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.image import to_rgb, to_tensor
-from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward
 from ddpo_lessons.words import DIGITS
 
 METADATA = ("metadata.jsonl", "metadata.csv")  # captions of a whole folder
@@ -170,8 +169,7 @@ def _strip(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _name_files(folder: Path, files: Sequence[Path]) -> str:
-    names = [file.relative_to(folder).as_posix() for file in files]
-    return name_some(names)
+    return name_some([file.relative_to(folder).as_posix() for file in files])
 
 
 def name_some(names: Sequence[str]) -> str:
@@ -209,88 +207,6 @@ def _why_unreadable(file: Path) -> str:
     except _UNREADABLE as error:
         return str(error).replace(f" {str(file)!r}", "")
     return ""
-
-
-# -------------------------------------------------------------------------------------------- rewards
-def check_prompt(images: ImageFolder, prompt: str | None) -> None:
-    """Refuse a prompt beside captions, and one that names classes where there are none, by a ValueError."""
-    if prompt is not None and LABEL in prompt and images.labels is None:
-        raise ValueError(
-            f"prompt={prompt!r} names classes, but the folder {images.folder} has no class subfolders: sort "
-            "the images into FOLDER/cat, FOLDER/dog, ..."
-        )
-    if prompt is not None and images.captions is not None:
-        raise ValueError(
-            f"prompt={prompt!r} is one prompt for all images, but the folder {images.folder} has captions: "
-            "drop the prompt, or take them out"
-        )
-
-
-def check_reward(name: str, images: ImageFolder, prompt: str | None) -> None:
-    """Refuse a reward of `REWARDS` that needs what images and prompt do not have, by a ValueError."""
-    needs = REWARDS[name].needs
-    if {"label", "digit"} & set(needs) and images.labels is None:
-        raise ValueError(
-            f"reward={name!r} needs to know what the images show, but the folder {images.folder} has no "
-            "class subfolders: sort the images into FOLDER/cat, FOLDER/dog, ..."
-        )
-    if "label" in needs and len(images.classes) < 2:
-        raise ValueError(
-            f"reward={name!r} compares classes, but the folder {images.folder} has one subfolder, "
-            f"{images.classes[0]}: add another"
-        )
-    if "digit" in needs and (others := [label for label in images.classes if label not in DIGITS]):
-        raise ValueError(
-            f"reward={name!r} reads digits, but the folder {images.folder} has the subfolder {others[0]}: "
-            f"name them {', '.join(DIGITS)}"
-        )
-    if "prompt" in needs and not (images.captions or (prompt or "").strip()):
-        raise ValueError(
-            f"reward={name!r} scores what the prompt says, but the folder {images.folder} has no captions: "
-            "write the prompt of NAME.png into NAME.txt beside it, or give prompt=TEXT for all"
-        )
-    said = [line for lines in images.captions or () for line in lines]
-    check_words(name, said or [(prompt or "").replace(LABEL, label) for label in images.classes or ("",)])
-
-
-def check_words(name: str, prompts: Sequence[str]) -> None:
-    """Refuse prompts that a reward of `REWARDS` cannot read, by a ValueError."""
-    reads = REWARDS[name].reads
-    try:
-        if reads is not None:
-            reads(prompts)
-    except ValueError as error:
-        raise ValueError(f"reward={name!r}: {error}") from error
-
-
-def check_text(name: str, prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
-    """Refuse a reward of `REWARDS` that text-to-image with such prompts cannot have, by a ValueError."""
-    needs = REWARDS[name].needs
-    if {"image", "target"} & set(needs):
-        raise ValueError(f"reward={name!r} also looks at the input image: give a folder of images")
-    if "label" in needs and "label" not in metadata:
-        raise ValueError(
-            f"reward={name!r} needs prompts that come with their label, as those of prompts='animals' do"
-        )
-    check_words(name, prompts)
-
-
-def make_reward(
-    name: str, images: ImageFolder | None, models: Sequence[str] = (), damages: Sequence[str] = ()
-) -> RewardFunction:
-    """Make the reward of a name, of so many of its models as are given, by folder or hub name.
-
-    Those that compare classes compare the folder's, and those that compare with the clean image compare with
-    the input where nothing is damaged. Without images it is one of text-to-image. Raises ValueError if the
-    name does not exist; RuntimeError if the reward needs a model that cannot be had.
-    """
-    settings: dict[str, Any] = {}
-    needs = REWARDS[name].needs if images is not None and name in REWARDS else ()
-    if images is not None and "label" in needs:
-        settings["classes"] = images.classes
-    if "target" in needs and not damages:
-        settings["reference"] = "image"
-    return get_reward(name, *models, **settings)
 
 
 # ------------------------------------------------------------------------------------------- contexts
