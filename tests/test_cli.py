@@ -280,34 +280,11 @@ def held_out(folder: Path) -> Path:
     return folder / "held-out"
 
 
-def test_images_become_squares_of_the_model(photos):
-    images = folders.find_images(photos)
-    assert [file.name for file in images.files] == ["a.png", "b.jpg", "c.webp"]
-    sampler = folders.ImagePrompts(images, "a fox", 32, seed=0)
-    drawn = [sampler() for _ in range(20)]
-    assert {prompt for prompt, *_ in drawn} == {"a fox"}
-    assert {metadata["id"] for *_, metadata in drawn} == {"a.png", "b.jpg", "c.webp"}
-    for _, image, metadata in drawn:
-        assert image.shape == (3, 32, 32)
-        assert image is metadata["image"]
-        colour = {"a.png": (1, 0, 0), "b.jpg": (200 / 255,) * 3, "c.webp": (0, 0, 1)}[metadata["id"]]
-        expected = torch.tensor(colour, dtype=torch.float32)
-        torch.testing.assert_close(image[:, 16, 16], expected, atol=0.02, rtol=0)
-
-
 def test_the_middle_of_an_image_is_kept():
     striped = Image.new("RGB", (60, 20), "white")  # 20 black, 20 white, 20 black
     striped.paste("black", (0, 0, 20, 20))
     striped.paste("black", (40, 0, 60, 20))
     assert fit(striped, 20).min() == 1
-
-
-def test_a_photograph_is_turned_upright(tmp_path):
-    image = Image.new("RGB", (8, 4), "white")
-    exif = image.getexif()
-    exif[0x0112] = 6  # the camera was held on its side
-    image.save(tmp_path / "photo.jpg", exif=exif)
-    assert folders.open_image(tmp_path / "photo.jpg").size == (4, 8)
 
 
 # ----------------------------------------------------------------------------------- flags, presets
@@ -399,80 +376,6 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     monkeypatch.setattr(sample, "img2img_rollout", listen)
     run(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:])
     assert calls == [(["a red three", "a blue four"], 0.5, 4, 5.0)]  # the policy that was trained
-
-
-NO_REWARD = "(no --reward is given, so it is the preset's)"
-
-
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--images", "FOXES"], ["reward='prompt_alignment': prompts[0]='a fox' names no digit", NO_REWARD]),
-        (["--images", "FOXES", "--model", "tiny-zoo", "--reward", "recolouring"], ["no class subfolders"]),
-        (["--images", "ZOO", "--prompt", "a {label}d fox"], ["names no digit", NO_REWARD]),
-        (["--prompt", "a car", "--model", "tiny-zoo"], ["'a car', names no animal", NO_REWARD]),
-        (["--prompts", "MIXED"], ["prompts[1]='a fox' names no digit"]),
-        (
-            ["--reward", "clip_change"],
-            ["reward='clip_change' also looks at the input image", "give a folder"],
-        ),
-        (
-            ["--reward", "clip_margin", "--prompts", "digit_world"],
-            ["with their label, as those of prompts="],
-        ),
-        (["--judge", "edit"], ["reward='edit' also looks at the input image"]),
-        (["--validation", "MIXED"], ["prompts[1]='a fox' names no digit"]),
-    ],
-)
-def test_a_reward_that_cannot_score_what_is_given_is_refused_before_any_model_loads(
-    words, says, dry, here, zoo, capsys, monkeypatch
-):
-    monkeypatch.setattr(train, "load_pipeline", lambda *_, **__: pytest.fail("a model is loaded"))
-    foxes, mixed = here / "foxes", here / "mixed.txt"
-    foxes.mkdir()
-    Image.new("RGB", (8, 8)).save(foxes / "a.png")
-    (foxes / "a.txt").write_text("a fox")
-    mixed.write_text("a red three\na fox\n")
-    places = {"FOXES": str(foxes), "MIXED": str(mixed), "ZOO": str(zoo)}
-    words = [places.get(word, word) for word in words]
-    assert cli.main(["train", *words, *dry]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
-    assert [part for part in says if part not in line] == []
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--images", "PHOTOS"], "the folder PHOTOS has no captions"),
-        (["--images", "CAPTIONED", "--prompt", "a fox"], "drop the prompt"),
-        (["--images", "HALF"], "write the prompt into b.txt"),
-        (["--images", "CAPTIONED", "--sample-group-size", "0"], "sample_group_size=0"),
-        (["--images", "CAPTIONED", "--sample-group-size", "3", "--dry-run"], "sample_group_size=3"),
-        (["--images", "CAPTIONED", "--noise-strength", "1.5"], "--noise-strength 1.5 must lie in (0, 1]"),
-        ([], "--images FOLDER"),
-    ],
-)
-def test_what_is_wrong_with_an_edit_is_said_before_any_model_loads(
-    words, message, here, photos, captioned, capsys, monkeypatch
-):
-    def load(*arguments: Any, **settings: Any) -> Any:
-        raise AssertionError("a model is loaded")
-
-    monkeypatch.setattr(train, "load_pipeline", load)
-    monkeypatch.setattr("ddpo_lessons.rewards.learned.load_from_hub", load)
-    half = here / "half"
-    half.mkdir()
-    for name in ("a", "b"):
-        Image.new("RGB", (8, 8)).save(half / f"{name}.png")
-    (half / "a.txt").write_text("a red three")
-    for name, place in {"PHOTOS": photos, "CAPTIONED": captioned, "HALF": half}.items():
-        words = [word.replace(name, str(place)) for word in words]
-        message = message.replace(name, str(place))
-    assert cli.main(["train", "--preset", "edit", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
 
 
 def test_help_explains_every_field(capsys, monkeypatch):
@@ -581,129 +484,6 @@ def test_a_stray_config_is_not_that_of_a_run(here, model):
     assert runs.find_policy(None, "tiny-sd", None).settings == DDPOConfig()
 
 
-# -------------------------------------------------------------------------------------------- errors
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "--preset", "edti"], "preset=edti does not exist: use one of zoo, digit_world, "),
-        (["train", "--prompts", "LATIN"], "LATIN is not UTF-8 text (byte 3)"),
-        (["train", "--validation", "LATIN"], "LATIN is not UTF-8 text (byte 3)"),
-        (["train", "--num-epochs", "0"], "num_epochs=0 must be at least 1"),
-        (["train", "--mixed-precision", "fp8"], "mixed_precision='fp8' must be one of no, bf16, fp16"),
-        (["train", "--log-with", "tensorbord"], "must be one of tensorboard, wandb"),
-        (["train", "--sample-eta", "0"], "sample_eta=0 makes"),
-        (["train", "--algorithm", "flow_gpro"], "does not exist (perhaps flow_grpo)"),
-        (["train", "--algorithm", "nft:bta=1"], "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
-        (["train", "--project-kwargs", "[1]"], "project_kwargs=[1] must be a dict"),
-        (["train", "--reward", "happiness"], "jpeg_compressibility"),  # says which there are
-        (["train", "--prompts", "poems", "--reward", "colourfulness"], "digit_world"),
-        (["train", "--model", "MODEL", "--prompt", ""], "--reward"),
-        (["train", "--model", "MODEL", "--reward", "colourfulness"], "--prompts"),
-        (["train", "--noise-strength", "0.5"], "--images"),
-        (["train", "--prompt", "x", "--prompts", "animals"], "--prompts"),
-        (["train", "--damage", "foggy"], "--images"),
-        (["train", "--severity", "1"], "--images"),
-        (["train", "--images", "PHOTOS", "--severity", "1"], "--damage"),
-        (["train", "--images", "PHOTOS", "--damage", "wet"], "noisy, blurry"),
-        (["train", "--preset", "camouflage"], "--images FOLDER"),
-        (["train", *TINY, "--images", "PHOTOS", "--validation", "PHOTOS"], "what is trained on"),
-        (["train", *TINY, "--validation", "no-file.txt"], "no-file.txt is not a file"),
-        (
-            ["train", *TINY, "--sample-group-size", "1", "--images", "PHOTOS", "--validation", "MODEL"],
-            "MODEL holds no image",
-        ),
-        (["train", "--train-use-8bit-adam"], "pip install bitsandbytes"),
-        (["train", "--preset", "camouflage", "--images", "PHOTOS"], "class subfolders"),
-        (["train", "--images", "ZOO", "--preset", "corruption", "--reward", "nope"], "clip_change"),
-        (["train", "--images", "no-such-folder"], "no-such-folder"),
-        (["train", "--images", "MODEL"], "holds no image"),
-        (["train", "--images", "BROKEN"], "broken.png"),
-        (
-            ["train", *TINY, "--model", "MODEL", "--images", "PHOTOS", "--noise-strength", "2"],
-            "--noise-strength 2",
-        ),
-        (["train", *TINY, "--model", "no/model", "--prompt", ""], "hf download"),
-        (["sample"], "--prompt"),
-        (["sample", "--prompt", "x", "--keep-size"], "--images"),
-        (["sample", "--prompt", "x", "--count", "0"], "count=0: use a number of at least 1"),
-        (["sample", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan"),
-        (["sample", "--prompt", "x", "--guidance-scale", "-3"], "--guidance-scale -3.0"),
-        (["sample", "--images", "PHOTOS/a.png", "--count", "2"], "--count"),
-        (["sample", "--model", "MODEL", "--images", "no.png"], "no.png"),
-        (["sample", "--model", "MODEL", "--images", "PHOTOS/notes.txt"], "notes.txt"),
-        (["sample", "--model", "MODEL", "--prompt", "x", "--lora", "PHOTOS"], LORA_FILE),
-        (
-            ["sample", "--model", "MODEL", "--images", "PHOTOS/a.png", "--noise-strength", "0"],
-            "noise_strength=0.0 must lie in",
-        ),
-        (
-            ["train", "--prompts", "no.txt"],
-            "prompts='no.txt' does not exist: use one of activities, animals, ",
-        ),
-        (["train", "--model", "nosuchfolder"], "--model nosuchfolder is neither a folder"),
-        (["train", "--model", "./typo"], "--model ./typo is neither a folder"),
-        (["train", "--model", "PHOTOS", "--reward", "colourfulness"], "holds no model_index.json"),
-        (["train", "--resume-from", "latest", "--output-dir", "new"], "resume_from='auto' starts the run"),
-        (["train", "--resume-from", "nowhere"], "--resume-from nowhere holds no state.json"),
-        (["train", "--train-lora-from", "PHOTOS"], f"--train-lora-from PHOTOS holds no {LORA_FILE}"),
-        (["train", "--output-dir", "PHOTOS/a.png"], "is a file: choose another output_dir"),
-        (["train", "--output-dir", "PHOTOS/a.png", "--dry-run"], "is a file: choose another output_dir"),
-        (["sample", "--prompt", "x", "--output-dir", "PHOTOS/a.png/b"], "PHOTOS/a.png is a file; choose"),
-        (["demo", "--output-dir", "PHOTOS/a.png"], "PHOTOS/a.png is a file; choose another folder"),
-        (["sample", "--run", "PHOTOS"], "holds no config.json"),
-        (["sample", "--run", "PHOTOS", "--lora", "PHOTOS"], LORA_FILE),
-        (["sample", "--images", "PHOTOS", "--output-dir", "PHOTOS"], "is an input"),
-        (["sample", "--images", "PHOTOS", "--output-dir", "ZOO"], "--overwrite"),
-        (["sample", "--images", "PHOTOS/a.png", "ZOO/two/a.png"], "would both become a.png"),
-        (["sample", "--images", "BROKEN"], "1 of 1 images cannot be read"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_status_2(
-    words, message, here, model, photos, zoo, capsys, monkeypatch
-):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    (here / "broken").mkdir()
-    (here / "broken" / "broken.png").write_bytes(b"\x89PNG, or not")
-    (here / "broken" / "latin.txt").write_bytes(b"caf\xe9")
-    places = {
-        "LATIN": str(here / "broken" / "latin.txt"),
-        "MODEL": model,
-        "PHOTOS": str(photos),
-        "ZOO": str(zoo),
-        "BROKEN": str(here / "broken"),
-    }
-    for name, place in places.items():
-        words = [word.replace(name, place) for word in words]
-        message = message.replace(name, place)
-    before = set(here.iterdir())
-    assert cli.main(words) == 2
-    *others, line = capsys.readouterr().err.splitlines()
-    assert [other for other in others if "error" in other.lower() or "Traceback" in other] == []
-    assert line.startswith("error: ")
-    assert message in line
-    assert set(here.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("fly", ("fly", "demo, preflight, train")),
-        ("train --num-epoch 3", ("--num-epoch", "--num-epochs")),  # no abbreviations
-        ("train --num-epochs", ("--num-epochs",)),
-        ("train --num-epochs many", ("--num-epochs", "'many'")),
-        ("train --log-prob-reduction max", ("'max'", "--log-prob-reduction", "mean", "sum")),
-        ("train --project-kwargs {", ("--project-kwargs", "Expecting property name")),
-        ("train --damage foggy --severity 0 1", ("'0'", "--severity")),
-        ("train --dry-run=true", ("Unrecognized options: true",)),
-    ],
-)
-def test_what_tyro_cannot_read_ends_with_its_message_and_2(words, named, here, capsys):
-    assert cli.main(words.split()) == 2
-    shown = capsys.readouterr()
-    assert [name for name in named if name not in shown.err] == []
-    assert (shown.out, list(here.iterdir())) == ("", [])
-
-
 @pytest.mark.parametrize(
     ("key", "remedy"), [("image", ": metadata has an image only with --images FOLDER"), ("weight", "")]
 )
@@ -717,12 +497,6 @@ def test_a_reward_that_misses_an_image_is_told_where_it_comes_from(key, remedy, 
 
 def test_the_learning_rate_has_a_short_name():
     assert cli.parse(["train", "--lr", "1e-4"]).settings == {"train_learning_rate": 1e-4}
-
-
-def test_odd_sizes_are_refused_when_sizes_are_kept(here, model, capsys):
-    Image.new("RGB", (33, 32)).save("odd.png")
-    assert cli.main(["sample", "--model", model, "--images", "odd.png", "--keep-size"]) == 2
-    assert "multiples of 4" in capsys.readouterr().err
 
 
 def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypatch):

@@ -180,6 +180,7 @@ def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compu
     pictures(here / "pics", "huge.png", size=(4000, 3000))
     run("sample", "--model", model, "--images", "pics", "--keep-size", "--steps", "2", status=2)
     (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "multiples of 4 and" in line
     assert "pics/huge.png (4000 x 3000), pics/odd.png (30 x 32), or leave out --keep-size" in line
     assert "fits.png" not in line
     assert (calls, Path("samples").exists()) == ([], False)

@@ -6,5 +6,6 @@ from pathlib import Path
 import pytest
 
 if __name__ == "__main__":
-    files = [str(Path(__file__).parent / f"{name}.py") for name in ("runs", "inputs")]
+    here = Path(__file__).parent
+    files = [str(here / "runs.py"), str(here.parent / "test_wrong_inputs.py")]
     raise SystemExit(pytest.main([*files, "-p", "no:nbval", "--durations", "5", *sys.argv[1:]]))

@@ -1,0 +1,254 @@
+"""What users type, write into files and return from functions: one line says what to do, and nothing begins.
+
+`make torture` runs these too.
+"""
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ddpo_lessons.cli import main as cli
+from ddpo_lessons.config import LORA_FILE
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXTS = {
+    "empty.txt": "",
+    "mixed.txt": "a red three\na fox\n",
+    "latin.txt": "café",
+    "cut.json": '["a cat", ',
+    "broken.yaml": "num_epochs: [1\n",
+    "typo.yaml": "num_epoch: 3\n",
+    "old/config.json": "{",
+    "old/metrics.jsonl": "",
+    "photos/notes.txt": "not an image",
+    "captioned/a.txt": "a red three",
+    "captioned/b.txt": "a blue four\na green digit",
+    "half/a.txt": "a red three",
+    "foxes/a.txt": "a fox",
+    "blank/a.txt": " \n",
+    "pretends/a.jpg": "GIF89a, or not",
+    "mine.py": """import torch
+def two(images, prompts): return [0.0] * len(images)
+def a_dict(images, prompts, metadata): return {"red": 1.0}
+def one_more(images, prompts, metadata): return [0.0] * (len(images) + 1)
+def three(images, prompts, metadata): return [0.0] * len(images), {}, {}
+def infinite(images, prompts, metadata): return images.mean(dim=(1, 2, 3)).log() - float("inf")
+def nothing(images, prompts, metadata): print("scored")
+def label(images, prompts, metadata): return [len(entry["label"]) for entry in metadata]
+def opens(images, prompts, metadata): return open("weights.bin").read()
+""",
+    "raises.py": "import nowhere_installed\n",
+}
+IMAGES = {  # folders, and a letter for each image
+    **{"photos": "a", "captioned": "ab", "half": "ab", "foxes": "a", "blank": "a"},
+    **{"zoo/two": "a", "zoo/three": "a"},
+}
+# The words, and what the error must hold: what is wrong, and what to do or what is right.
+REFUSED: tuple[tuple[str, ...], ...] = (
+    # numbers and names
+    ("train --num-epochs -3", "num_epochs=-3 must be at least 1"),
+    ("train --mixed-precision fp8", "mixed_precision='fp8' must be one of no, bf16, fp16"),
+    ("train --lr nan", "train_learning_rate=nan", "finite"),
+    ("train --log-with tensorbord", "must be one of tensorboard, wandb"),
+    ("train --sample-eta 0", "sample_eta=0 makes"),
+    ("train --sample-group-size 3", "sample_group_size=3", "divide"),
+    ("train --project-kwargs [1]", "project_kwargs=[1] must be a dict"),
+    ("train --train-use-8bit-adam", "pip install bitsandbytes"),
+    ("train --preset edti", "preset=edti does not exist: use one of zoo, digit_world, "),
+    ("train --algorithm ppo", "algorithm='ppo'", "ddpo"),
+    ("train --algorithm flow_gpro", "does not exist (perhaps flow_grpo)"),
+    ("train --algorithm nft:beta", "algorithm='nft:beta'", "KEY=VALUE"),
+    ("train --algorithm nft:bta=1", "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
+    ("train --model nosuchfolder", "--model nosuchfolder is neither a folder"),
+    ("train --model ./typo", "--model ./typo is neither a folder"),
+    ("train --model photos --reward colourfulness", "holds no model_index.json"),
+    ("train --model MODEL --prompt ''", "needs a reward: give --reward"),
+    ("train --model MODEL --reward colourfulness", "give --prompts, --prompt or --images"),
+    # rewards by name
+    ("train --reward happiness", "reward=happiness does not exist", "jpeg_compressibility"),
+    ("train --reward ''", "--reward is empty", "--help"),
+    ("train --reward colourfulness=much", "reward=colourfulness=much", "number"),
+    ("train --reward mine.py:two", "mine.py:two", "three arguments"),
+    ("train --judge mine.py:gone", "mine.py:gone", "it has a_dict, infinite"),
+    ("train --reward raises.py:red", "raises.py", "nowhere_installed", "line 1"),
+    # prompts
+    (
+        "train --prompts poems --reward colourfulness",
+        "prompts='poems' does not exist: use one of activities,",
+    ),
+    ("train --prompts empty.txt", "empty.txt", "one prompt a line"),
+    ("train --prompts cut.json", "cut.json", "mend it"),
+    ("train --prompts latin.txt", "latin.txt is not UTF-8 text (byte 3)"),
+    ("train --validation latin.txt", "latin.txt is not UTF-8 text (byte 3)"),
+    ("train --validation no-file.txt", "no-file.txt is not a file"),
+    ("train --prompt x --prompts animals", "--prompts does not go with --prompt or --images"),
+    # images
+    ("train --noise-strength 0.5", "--noise-strength is about images: give --images too"),
+    ("train --damage foggy", "--damage is about images"),
+    ("train --severity 1", "--severity is about images"),
+    ("train --preset camouflage", "--preset camouflage trains on images: give --images FOLDER"),
+    ("train --images no-such-folder", "no-such-folder is not a folder"),
+    ("train --images old", "old holds no image"),
+    ("train --images broken", "broken.png"),
+    ("train --images pretends --prompt a", "a.jpg", "replace"),
+    ("train --images blank", "blank", "write the prompt into a.txt"),
+    ("train --images photos --severity 1", "give --damage too"),
+    ("train --images photos --damage wet", "noisy, blurry"),
+    ("train --images photos --reward colourfulness --noise-strength 2", "--noise-strength 2.0 must lie in"),
+    ("train --images photos --reward colourfulness --validation photos", "what is trained on"),
+    ("train --images photos --reward colourfulness --validation old", "old holds no image"),
+    ("train --images photos --preset camouflage", "class subfolders"),
+    ("train --images zoo --preset corruption --reward nope", "clip_change"),
+    ("train --preset edit", "--images FOLDER"),
+    ("train --preset edit --images photos", "the folder photos has no captions"),
+    ("train --preset edit --images captioned --prompt 'a fox'", "drop the prompt"),
+    ("train --preset edit --images half", "write the prompt into b.txt"),
+    ("train --preset edit --images captioned --sample-group-size 0", "sample_group_size=0"),
+    ("train --preset edit --images captioned --sample-group-size 3 --dry-run", "sample_group_size=3"),
+    # files and folders of runs
+    ("train --config broken.yaml", "--config broken.yaml", "YAML"),
+    ("train --config typo.yaml", "--config typo.yaml", "num_epochs"),
+    ("train --resume-from latest --output-dir new", "resume_from='auto' starts the run"),
+    ("train --resume-from nowhere", "--resume-from nowhere holds no state.json"),
+    ("train --resume-from photos --output-dir new", "--resume-from photos", "checkpoint"),
+    ("train --train-lora-from photos", f"--train-lora-from photos holds no {LORA_FILE}"),
+    ("train --output-dir photos/a.png", "is a file: choose another output_dir"),
+    ("train --output-dir photos/a.png --dry-run", "is a file: choose another output_dir"),
+    ("demo --output-dir photos/a.png", "photos/a.png is a file; choose another folder"),
+    # sampling
+    ("sample", "give --prompt or --images"),
+    ("sample --prompt x --keep-size", "are about images: give --images too"),
+    ("sample --prompt x --count 0", "count=0: use a number of at least 1"),
+    ("sample --prompt x --guidance-scale nan", "--guidance-scale nan"),
+    ("sample --prompt x --guidance-scale -3", "--guidance-scale -3.0"),
+    ("sample --prompt x --output-dir photos/a.png/b", "photos/a.png is a file; choose"),
+    ("sample --model MODEL --prompt x --lora photos", f"--lora photos holds no {LORA_FILE}"),
+    ("sample --model MODEL --images no.png", "--images no.png does not exist"),
+    ("sample --model MODEL --images photos/notes.txt", "notes.txt"),
+    ("sample --model MODEL --images photos/a.png --noise-strength 0", "noise_strength=0.0 must lie in"),
+    ("sample --images photos/a.png --count 2", "--count is for images from noise"),
+    ("sample --images photos --output-dir photos", "is an input"),
+    ("sample --images photos --output-dir zoo", "--overwrite"),
+    ("sample --images photos/a.png zoo/two/a.png", "would both become a.png"),
+    ("sample --images broken", "1 of 1 images cannot be read"),
+    ("sample --run photos", "holds no config.json"),
+    ("sample --run photos --lora photos", LORA_FILE),
+    ("sample --run old", "config.json", "damaged"),
+)
+WITH_MODEL: tuple[tuple[str, ...], ...] = (
+    ("train --model no/model --reward colourfulness --prompt ''", "hf download"),
+    ("train --sample-num-steps 2000", "2000 steps (sample_num_steps)", "1000"),
+    ("train --algorithm flow_grpo", "flow_grpo", "flow model"),
+)
+NO_REWARD = "(no --reward is given, so it is the preset's)"
+UNFIT: tuple[tuple[str, ...], ...] = (
+    ("--images foxes", "reward='prompt_alignment': prompts[0]='a fox' names no digit", NO_REWARD),
+    ("--images foxes --model tiny-zoo --reward recolouring", "no class subfolders"),
+    ("--images zoo --prompt 'a {label}d fox'", "names no digit", NO_REWARD),
+    ("--prompt 'a car' --model tiny-zoo", "'a car', names no animal", NO_REWARD),
+    ("--prompts mixed.txt", "prompts[1]='a fox' names no digit"),
+    ("--reward clip_change", "reward='clip_change' also looks at the input image", "give a folder"),
+    ("--reward clip_margin --prompts digit_world", "with their label, as those of prompts="),
+    ("--judge edit", "reward='edit' also looks at the input image"),
+    ("--validation mixed.txt", "prompts[1]='a fox' names no digit"),
+)
+RETURNED: tuple[tuple[str, ...], ...] = (
+    ("a_dict", "reward_function", "numbers"),
+    ("one_more", "(5,)", "one reward per image"),
+    ("three", "reward_function", "a pair of them and a dict"),
+    ("infinite", "-inf", "sample 0", "prompt", "finite"),
+    ("nothing", "None", "numbers"),
+    ("label", "KeyError", "'label'", "mine.py, line 8"),
+    ("opens", "weights.bin", "mine.py, line 9"),
+)
+
+
+@pytest.fixture
+def refused(here, model, monkeypatch, capsys):
+    """A function that runs a command among files that are each wrong in one way, and checks its error."""
+    for folder, names in IMAGES.items():
+        Path(folder).mkdir(parents=True)
+        for name in names:
+            Image.new("RGB", (40, 30), "teal").save(f"{folder}/{name}.png")
+    for name, text in TEXTS.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(text, encoding="latin-1")
+    (here / "broken").mkdir()
+    (here / "broken" / "broken.png").write_bytes(b"\x89PNG, or not")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    importlib.invalidate_caches()
+
+    def check(words: str, *holds: str) -> set[Path]:
+        """Return what the command has written."""
+        before = {*here.rglob("*")}
+        assert cli.main(shlex.split(words.replace("MODEL", model))) == 2
+        said = capsys.readouterr().err.replace("\r", "\n").splitlines()
+        (line,) = (line for line in said if "error" in line.lower() or "Traceback" in line)
+        assert line.startswith("error: ")
+        assert len(line) < 700
+        assert [part for part in holds if part not in line] == []
+        return {path for path in {*here.rglob("*")} - before if "__pycache__" not in path.parts}
+
+    yield check
+    for name in ("mine", "raises"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Fail where weights are loaded for training."""
+    for place in ("ddpo_lessons.cli.train.load_pipeline", "ddpo_lessons.rewards.learned.load_from_hub"):
+        monkeypatch.setattr(place, lambda *_, **__: pytest.fail("a model is loaded"))
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[0])
+def test_a_wrong_input_is_one_line_before_any_model_loads(row, refused):
+    assert refused(*row) == set()
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("dry", ["", " --dry-run"])
+@pytest.mark.parametrize("row", UNFIT, ids=lambda row: row[0])
+def test_a_reward_that_cannot_score_what_is_given_is_refused_before_any_model_loads(row, dry, refused):
+    words, *holds = row
+    assert refused(f"train {words}{dry}", *holds) == set()
+
+
+@pytest.mark.parametrize("row", WITH_MODEL, ids=lambda row: row[0])
+def test_what_only_the_model_tells_is_one_line_too(row, refused):
+    assert refused(*row) == set()
+
+
+@pytest.mark.parametrize("row", RETURNED, ids=lambda row: row[0])
+def test_what_a_function_returns_or_raises_is_one_line_and_leaves_no_checkpoint(row, refused):
+    name, *holds = row
+    sizes = "--num-epochs 1 --sample-num-steps 3 --sample-batch-size 4 --train-batch-size 4"
+    made = refused(f"train --model MODEL --prompt x {sizes} --reward mine.py:{name}", *holds)
+    assert [path for path in made if path.name.startswith("checkpoint")] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("fly", ("fly", "demo, preflight, train")),
+        ("train --num-epoch 3", ("--num-epoch", "--num-epochs")),  # no abbreviations
+        ("train --num-epochs", ("--num-epochs",)),
+        ("train --num-epochs many", ("--num-epochs", "'many'")),
+        ("train --log-prob-reduction max", ("'max'", "--log-prob-reduction", "mean", "sum")),
+        ("train --project-kwargs {", ("--project-kwargs", "Expecting property name")),
+        ("train --damage foggy --severity 0 1", ("'0'", "--severity")),
+        ("train --dry-run=true", ("Unrecognized options: true",)),
+    ],
+)
+def test_what_tyro_cannot_read_ends_with_its_message_and_2(words, named, here, capsys):
+    assert cli.main(words.split()) == 2
+    shown = capsys.readouterr()
+    assert [name for name in named if name not in shown.err] == []
+    assert (shown.out, list(here.iterdir())) == ("", [])
