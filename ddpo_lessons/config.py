@@ -254,13 +254,10 @@ class DDPOConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Make a config of config.json's fields; an unknown field is a ValueError."""
-        fields = {name: value for name, value in values.items() if name != RUN}
-        unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(
-                f"unknown fields {unknown}{_similar(unknown[0])}: was this config written by another version?"
-            )
-        return cls(**fields)
+        try:
+            return cls(**{name: value for name, value in values.items() if name != RUN})
+        except TypeError as error:
+            raise ValueError(f"{error}: was this config written by another version?") from error
 
 
 def _similar(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The models in this package, by name, and what else may name a model. No torch here."""
+"""The models in this package, by name, and what else may name a model; `doctor` needs them without torch."""
 
 import difflib
 import re

@@ -1,4 +1,4 @@
-"""Lesson 01: how many of everything an epoch holds. The command line counts before torch is loaded."""
+"""Lesson 01: how many samples, minibatches and optimizer steps an epoch holds."""
 
 import math
 from dataclasses import dataclass, fields

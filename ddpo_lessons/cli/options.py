@@ -63,6 +63,13 @@ def check_packages(config: DDPOConfig) -> None:
             raise ImportError(f"{name} needs a package that is not installed: pip install {package}")
 
 
+def check_output(folder: Path) -> None:
+    """Refuse a folder that is a file, or would lie in one, by a ValueError."""
+    for place in (folder, *folder.parents):
+        if place.is_file():
+            raise ValueError(f"--output-dir {folder}: {place} is a file; choose another folder")
+
+
 def check_numbers(flags: Any, **least: int) -> None:
     """Refuse a number that is given and below its least value, by a ValueError."""
     for name, low in least.items():
@@ -101,9 +108,7 @@ class Demo:
     def check(self) -> None:
         """Raise a ValueError for numbers that no demo can have."""
         check_numbers(self, seed=0, epochs=1, eval_images=1)
-        for place in (self.output_dir, *self.output_dir.parents):
-            if place.is_file():  # found out after minutes otherwise
-                raise ValueError(f"--output-dir {self.output_dir}: {place} is a file; choose another folder")
+        check_output(self.output_dir)  # which is written after minutes
 
 
 @dataclass

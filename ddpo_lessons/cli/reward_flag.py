@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpo_lessons import own
+from ddpo_lessons.data.contexts import other_arguments
 from ddpo_lessons.data.folders import LABEL, ImageFolder
 from ddpo_lessons.embedded import HUB_NAME
 from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward, weighted_sum
@@ -116,19 +117,12 @@ def _load_function(term: Term) -> RewardFunction:
         raise TypeError(
             f"reward={term.text} is {function!r:.60}, not a function of (images, prompts, metadata)"
         )
-    try:
-        inspect.signature(function).bind("images", "prompts", "metadata")
-    except ValueError:  # not every callable says what it takes
-        pass
-    except TypeError as error:
-        takes = inspect.signature(function)
+    if takes := other_arguments(function):
         remedy = f"it takes {takes}; give it these three arguments"
         if len(takes.parameters) < 2 and "images" not in takes.parameters:
             line = f"`reward = {term.name}()`"
             remedy = f"if it makes one, add a line such as {line} and give {term.place}:reward"
-        raise TypeError(
-            f"reward={term.text} is not a function of (images, prompts, metadata): {remedy}"
-        ) from error
+        raise TypeError(f"reward={term.text} is not a function of (images, prompts, metadata): {remedy}")
     return function
 
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from PIL import Image, ImageOps
 from tqdm.auto import tqdm
 
-from ddpo_lessons.cli.options import Sample
+from ddpo_lessons.cli.options import Sample, check_output
 from ddpo_lessons.data.folders import (
     LABEL,
     check_files,
@@ -160,9 +160,7 @@ def _check_outputs(folder: Path, jobs: Sequence[Job], overwrite: bool) -> None:
     for job in jobs:
         if (folder / job.name).resolve() in inputs:
             raise ValueError(f"{folder / job.name} is an input: choose another --output-dir")
-    for place in (folder, *folder.parents):
-        if place.is_file():
-            raise ValueError(f"--output-dir {folder}: {place} is a file; choose another folder")
+    check_output(folder)
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"--output-dir {folder} holds files already: choose another one, or give --overwrite to replace "

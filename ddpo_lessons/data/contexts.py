@@ -46,7 +46,11 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
     for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
-    _check_arguments(reward_function)
+    if takes := other_arguments(reward_function):
+        raise TypeError(
+            f"reward_function takes {takes} and is called with (images, prompts, metadata): give it these "
+            "three arguments"
+        )
     has = {name for name in ("state_dict", "load_state_dict", "skip") if hasattr(prompt_function, name)}
     if has and not {"state_dict", "load_state_dict"} <= has:
         raise TypeError(
@@ -67,19 +71,17 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
             raise TypeError(remedy)
 
 
-def _check_arguments(reward_function: Callable[..., Any]) -> None:
-    """Refuse a reward function that does not take three arguments; not every callable says what it takes."""
+def other_arguments(reward_function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return what a function takes instead of (images, prompts, metadata); not every callable says it."""
     try:
         signature = inspect.signature(reward_function)
     except (TypeError, ValueError):
-        return
+        return None
     try:
         signature.bind("images", "prompts", "metadata")
-    except TypeError as error:
-        raise TypeError(
-            f"reward_function takes {signature} and is called with (images, prompts, metadata): give it "
-            "these three arguments"
-        ) from error
+    except TypeError:
+        return signature
+    return None
 
 
 def text_context(drawn: Any) -> Context:

@@ -1,8 +1,8 @@
 """Where a rollout starts: from noise (text-to-image, editing) or from a noised image (img2img)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,13 +20,14 @@ class FromNoise:
     Another start is a subclass that changes what is different.
     """
 
+    name: ClassVar[str] = "noise"
     #: side of the images in pixels, which then are squares; None for the model's own size, or that of the
     #: images which the prompt function returns
     resolution: int | None = field(default=None, kw_only=True)
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, for checkpoints."""
-        return {"start": "noise", "resolution": self.resolution}
+        return {"start": self.name, **asdict(self)}
 
     def check_resolution(self, family: Family) -> None:
         """Refuse with a ValueError a resolution that the model cannot take."""
@@ -86,9 +87,7 @@ class WithImages(FromNoise):
     FLUX.1 Kontext; `FromImages` starts any model from an image.
     """
 
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, for checkpoints."""
-        return {"start": "noise with images", "resolution": self.resolution}
+    name = "noise with images"
 
     def context(self, drawn: Any, family: Family) -> Context:
         """Check what the prompt function returned."""
@@ -123,16 +122,13 @@ class FromImages(WithImages):
     `noise_strength` is the share of the schedule that is run, in (0, 1].
     """
 
+    name = "images"
     noise_strength: float = 0.2
 
     def __post_init__(self) -> None:
         """Refuse what is no number; the schedule looks at its size."""
         if not isinstance(self.noise_strength, (int, float)):
             raise TypeError(f"noise_strength={self.noise_strength!r} must be a number in (0, 1]")
-
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, for checkpoints."""
-        return {"start": "images", "noise_strength": self.noise_strength, "resolution": self.resolution}
 
     def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
         """Return the steps of a rollout: the last part of the schedule."""

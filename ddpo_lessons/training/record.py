@@ -1,7 +1,4 @@
-"""What a run was made with: config.json and checkpoints keep it, a resume tells changes, `sample` reads it.
-
-Nothing here needs torch, so that the command line looks at a run before torch loads.
-"""
+"""What a run was made with: config.json and checkpoints keep it, a resume compares it, `sample` reads it."""
 
 import functools
 import inspect
