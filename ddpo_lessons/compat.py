@@ -286,8 +286,7 @@ class _ImageddpoStart(FromImages):
     guidance 1 and below a prompt only names its image for per-prompt statistics: the policy sees none.
     """
 
-    def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "start": "images, as by imageddpo"}
+    name = "images, as by imageddpo"
 
     def count_train_timesteps(self, num_actions: int, config: config.DDPOConfig) -> int:
         count = min(int(config.sample_num_steps * config.train_timestep_fraction), num_actions)

@@ -145,15 +145,15 @@ def test_train_on_images(here, model, photos, capsys):
 @pytest.mark.parametrize(
     ("flags", "strength"),
     [
-        (("--preset", "camouflage"), 0.4),
-        (("--preset", "corruption"), 0.2),
-        (("--preset", "camouflage", "--noise-strength", "0.3"), 0.3),
-        ((), sample.NOISE_STRENGTH),
+        ("--preset camouflage", 0.4),
+        ("--preset corruption", 0.2),
+        ("--preset camouflage --noise-strength 0.3", 0.3),
+        ("", sample.NOISE_STRENGTH),
     ],
 )
 def test_noise_strength_is_the_flags_the_presets_or_the_default(here, model, zoo, flags, strength):
     small = ("--mixed-precision", "no", "--sample-num-steps", "5", "--train-gradient-accumulation-steps", "1")
-    arguments = parse_train(*TINY, *small, *flags, "--model", model, "--images", str(zoo))
+    arguments = parse_train(*TINY, *small, *flags.split(), "--model", model, "--images", str(zoo))
     trainer = train.make_trainer(arguments, folders.find_images(zoo))
     assert getattr(trainer.start, "noise_strength", None) == strength
     damaged = trainer.contexts.draw(0)[0].metadata
@@ -163,17 +163,9 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(here, model, zoo
 def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypatch, capsys):
     monkeypatch.setattr(train, "load_pipeline", lambda *_, **__: pytest.fail("weights were loaded"))
     sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
-    flags = (
-        *TINY,
-        *sizes.split(),
-        "--images",
-        captioned,
-        "--noise-strength",
-        "0.7",
-        "--sample-num-steps",
-        "10",
-    )
-    run("train", "--model", model, *flags, "--train-use-lora", "--dry-run", "--output-dir", "run")
+    noise = "--noise-strength 0.7 --sample-num-steps 10"
+    flags = (*TINY, *sizes.split(), *noise.split(), "--images", captioned, "--dry-run")
+    run("train", "--model", model, *flags, "--output-dir", "run")
     text = capsys.readouterr().out
     assert "images: 2 in" in text
     assert "prompts: captions, 3 different ones: " in text
@@ -289,18 +281,8 @@ def test_the_middle_of_an_image_is_kept():
 
 # ----------------------------------------------------------------------------------- flags, presets
 def test_flags_override_the_preset(here, model):
-    run(
-        "train",
-        "--preset",
-        "digit_world",
-        *TINY,
-        "--sample-group-size",
-        "2",
-        "--model",
-        model,
-        "--output-dir",
-        "run",
-    )
+    flags = (*TINY, "--sample-group-size", "2", "--model", model, "--output-dir", "run")
+    run("train", "--preset", "digit_world", *flags)
     written, preset = config_of(here / "run"), PRESETS["digit_world"].config
     assert written["train_lora_rank"] == preset["train_lora_rank"] != DDPOConfig().train_lora_rank
     assert written["train_clip_range"] == preset["train_clip_range"]
@@ -359,9 +341,8 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     written = config_of(here / "run")
     assert (written["sample_guidance_scale"], written["train_cfg"]) == (5, True)
     assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (4, 8)
-    assert [len(set(seen[first : first + 4])) for first in range(0, 32, 4)] == [
-        1
-    ] * 8  # groups of one request
+    groups = [set(seen[first : first + 4]) for first in range(0, 32, 4)]
+    assert [len(group) for group in groups] == [1] * 8  # of one request
     assert {text for _, text in seen} <= {line for lines in EDITS.values() for line in lines}
     assert all(text in EDITS[place[0]] and place == f"{place[0]}.png: {text}" for place, text in seen)
     assert len(read_metrics("run", "step")) == 2
@@ -378,23 +359,21 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     assert calls == [(["a red three", "a blue four"], 0.5, 4, 5.0)]  # the policy that was trained
 
 
+def help_of(command: str, capsys: Any) -> str:
+    assert cli.main([command, "--help"]) == 0
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 def test_help_explains_every_field(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
-    assert cli.main(["train", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--train-learning-rate FLOAT Learning rate. (default: 0.0003; for tiny-sd: 0.002)" in text
+    train_help, demo_help = (help_of(command, capsys) for command in ("train", "demo"))
+    assert "--train-learning-rate FLOAT Learning rate. (default: 0.0003; for tiny-sd: 0.002)" in train_help
     for field in dataclasses.fields(DDPOConfig):
-        assert f" --{field.name.replace('_', '-')}" in text
+        assert f" --{field.name.replace('_', '-')}" in train_help
     for registry in (PRESETS, PROMPTS, ALGORITHMS, rewards.REWARDS, DAMAGES):
-        assert [name for name in registry if f"{name}, " not in text and f", {name}" not in text] == []
-    assert f"--epochs INT Epochs of training. (default: {demo.SETTINGS['num_epochs']})" in help_of_demo(
-        capsys
-    )
-
-
-def help_of_demo(capsys: Any) -> str:
-    cli.main(["demo", "--help"])
-    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+        listed = [name for name in registry if f"{name}, " in train_help or f", {name}" in train_help]
+        assert listed == [*registry]
+    assert f"--epochs INT Epochs of training. (default: {demo.SETTINGS['num_epochs']})" in demo_help
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):
