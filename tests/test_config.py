@@ -32,24 +32,6 @@ def test_asynchronous_rewards_are_not_offered():
         DDPOConfig(async_reward_computation=True)
 
 
-def test_eta_zero_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match=r"sample_eta=0.*deterministic.*no density"):
-        DDPOConfig(sample_eta=0.0)
-
-
-def test_training_another_policy_than_the_one_that_sampled_is_refused():
-    with pytest.raises(ValueError, match="train_cfg=False with sample_guidance_scale=5"):
-        DDPOConfig(train_cfg=False)
-    assert DDPOConfig(train_cfg=False, sample_guidance_scale=1.0).train_cfg is False
-
-
-def test_a_buffer_that_never_fills_is_refused():
-    sizes = {"per_prompt_stat_tracking_buffer_size": 8, "per_prompt_stat_tracking_min_count": 16}
-    with pytest.raises(ValueError, match="buffer_size=8 is below per_prompt_stat_tracking_min_count=16"):
-        DDPOConfig(per_prompt_stat_tracking=True, **sizes)
-    DDPOConfig(**sizes)  # not used, so harmless
-
-
 @pytest.mark.parametrize(
     ("field", "value", "remedy"),
     [
@@ -92,21 +74,44 @@ def test_a_wrong_value_is_refused_by_name(field, value, remedy):
         DDPOConfig(**{field: value})
 
 
-def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do():
-    with pytest.raises(ValueError, match=r"^train_batch_size=3 does not divide the 8 .*is 2 or 4"):
-        DDPOConfig(sample_batch_size=4, train_batch_size=3)
-    with pytest.raises(ValueError, match=r"^train_gradient_accumulation_steps=3 does not .* 2 or 4"):
-        DDPOConfig(sample_batch_size=4, train_batch_size=2, train_gradient_accumulation_steps=3)
+PER_PROMPT = "per_prompt_stat_tracking"
 
 
-def test_an_error_of_the_epochs_arithmetic_has_the_names_of_the_config():
-    with pytest.raises(ValueError, match=r"\(sample_batch_size \* sample_num_batches_per_epoch\)"):
-        DDPOConfig(train_batch_size=3)
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"sample_eta": 0.0}, r"sample_eta=0.*deterministic.*no density"),
+        ({"train_cfg": False}, "train_cfg=False with sample_guidance_scale=5"),
+        ({PER_PROMPT: True, "sample_group_size": 2}, "sample_group_size > 1 are two baselines"),
+        (
+            {PER_PROMPT: True, f"{PER_PROMPT}_buffer_size": 8, f"{PER_PROMPT}_min_count": 16},
+            f"buffer_size=8 is below {PER_PROMPT}_min_count=16",
+        ),
+        (
+            {PER_PROMPT: True, f"{PER_PROMPT}_buffer_size": 1, f"{PER_PROMPT}_min_count": 1},
+            r"buffer_size=1 remembers one reward.*use 2 or more",
+        ),
+        # Sizes that do not divide, with the nearest that do, by the names of the config's fields.
+        (
+            {"sample_batch_size": 4, "train_batch_size": 3},
+            r"^train_batch_size=3 does not divide the 8 .*is 2 or 4",
+        ),
+        ({"train_batch_size": 3}, r"\(sample_batch_size \* sample_num_batches_per_epoch\)"),
+        (
+            {"sample_batch_size": 4, "train_batch_size": 2, "train_gradient_accumulation_steps": 3},
+            r"^train_gradient_accumulation_steps=3 does not .* 2 or 4",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_go_together_are_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
+        DDPOConfig(**settings)
 
 
-def test_two_baselines_are_refused():
-    with pytest.raises(ValueError, match="sample_group_size"):
-        DDPOConfig(per_prompt_stat_tracking=True, sample_group_size=2)
+def test_settings_that_are_not_used_are_harmless():
+    assert DDPOConfig(train_cfg=False, sample_guidance_scale=1.0).train_cfg is False
+    assert DDPOConfig(per_prompt_stat_tracking_buffer_size=8).per_prompt_stat_tracking is False
 
 
 def test_every_field_survives_json():
@@ -137,12 +142,3 @@ def test_objects_in_kwargs_do_not_keep_a_config_from_being_written():
 )
 def test_the_folder_of_a_run(settings, folder):
     assert DDPOConfig(**settings).run_dir == Path(folder)
-
-
-def test_statistics_of_one_reward_are_refused():
-    with pytest.raises(ValueError, match=r"buffer_size=1 remembers one reward.*use 2 or more"):
-        DDPOConfig(
-            per_prompt_stat_tracking=True,
-            per_prompt_stat_tracking_buffer_size=1,
-            per_prompt_stat_tracking_min_count=1,
-        )

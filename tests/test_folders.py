@@ -84,25 +84,6 @@ def test_a_hidden_file_is_no_stray_caption(captioned):
     assert "._a.txt" not in str(caught.value)
 
 
-def test_no_folder_and_an_empty_one_are_refused(zoo):
-    with pytest.raises(ValueError, match="nowhere is not a folder"):
-        folders.find_images("nowhere")
-    with pytest.raises(ValueError, match="empty holds no image"):
-        folders.find_images(zoo / "empty")
-
-
-def test_a_folder_that_is_both_is_refused(zoo):
-    write(zoo / "stray.png")
-    with pytest.raises(ValueError, match="beside subfolders"):
-        folders.find_images(zoo)
-
-
-def test_broken_files_in_subfolders_are_found(zoo):
-    (zoo / "dog" / "broken.png").write_bytes(b"\x89PNG, or not")
-    with pytest.raises(OSError, match=r"broken\.png"):
-        folders.find_images(zoo)
-
-
 FLAG = re.compile("--[a-z]")
 
 
@@ -205,18 +186,6 @@ def test_a_message_names_ten_files_and_counts_the_rest(tmp_path):
         folders.find_images(tmp_path)
 
 
-def test_a_caption_that_is_not_utf_8_is_named(captioned):
-    (captioned / "dog" / "a.txt").write_text("a black dog", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text .*save it as UTF-8"):
-        folders.find_images(captioned)
-
-
-def test_a_metadata_file_that_is_not_utf_8_is_named(zoo):
-    (zoo / "metadata.csv").write_text("file_name,text\ndog/a.png,ein Kätzchen\n", encoding="latin-1")
-    with pytest.raises(ValueError, match=r"metadata\.csv is not UTF-8 text .*save it as UTF-8"):
-        folders.find_images(zoo)
-
-
 # ------------------------------------------------------------------------------- metadata.jsonl, labels
 def write_metadata(folder: Path, *lines: str) -> None:
     (folder / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -237,24 +206,6 @@ def test_captions_of_metadata_jsonl(zoo):
         reward_flag.check((), images, "a dog")
 
 
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        (
-            '{"file_name": "dog/a.png", "text": "a dog"}',
-            r"add lines of cat/a\.png, cat/b\.png to metadata\.jsonl, or",
-        ),
-        ('{"file_name": "dog/a.png"}', "entry 1 is not like"),
-        ("dog/a.png,a dog", "entry 1 is not like"),
-        ('{"file_name": "dog/a.png", "text": 3}', "entry 1 is not like"),
-    ],
-)
-def test_a_metadata_jsonl_that_lacks_something_is_refused(zoo, line, match):
-    write_metadata(zoo, line)
-    with pytest.raises(ValueError, match=match):
-        folders.find_images(zoo)
-
-
 def test_captions_of_metadata_csv(zoo):
     table = zoo / "metadata.csv"
     table.write_text(
@@ -263,18 +214,42 @@ def test_captions_of_metadata_csv(zoo):
     )
     captions = folders.find_images(zoo).captions
     assert captions == (("a white cat",), ("two\nlines",), ("a black, old dog",))
-    table.write_text("name,text\ndog/a.png,a dog\n")
-    with pytest.raises(ValueError, match=r"metadata\.csv, entry 1 is not like .*KeyError: 'file_name'"):
+
+
+DOG = '{"file_name": "dog/a.png", "text": "a dog"}'
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"stray.png": b"\x89PNG"}, "beside subfolders"),
+        ({"dog/a.txt": "a black dog".encode("utf-16")}, r"a\.txt is not UTF-8 text .*save it as UTF-8"),
+        ({"metadata.csv": b"file_name,text\ncaf\xe9"}, r"metadata\.csv is not UTF-8 text .*save it as UTF-8"),
+        ({"metadata.csv": b"name,text\na,a dog\n"}, r"csv, entry 1 is not like .*KeyError: 'file_name'"),
+        ({"metadata.jsonl": DOG}, r"add lines of cat/a\.png, cat/b\.png to metadata\.jsonl, or"),
+        ({"metadata.jsonl": DOG.replace('"text"', '"said"')}, "entry 1 is not like"),
+        ({"metadata.jsonl": DOG.replace('"a dog"', "3")}, "entry 1 is not like"),
+        ({"metadata.jsonl": "dog/a.png,a dog"}, "entry 1 is not like"),
+        ({"metadata.jsonl": DOG, "cat/a.TXT": "a cat"}, r"metadata\.jsonl and in cat/a\.TXT: keep one kind"),
+        (
+            {"metadata.jsonl": DOG, "metadata.csv": "file_name,text\n", "cat/a.TXT": "a cat"},
+            r"metadata\.jsonl and in metadata\.csv and in .*: keep one kind",
+        ),
+    ],
+    ids=str,
+)
+def test_a_folder_that_cannot_be_used_is_refused_with_the_file(zoo, written, says):
+    for name, data in written.items():
+        (zoo / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    with pytest.raises(ValueError, match=says):
         folders.find_images(zoo)
 
 
-def test_two_kinds_of_captions_are_refused(captioned):
-    write_metadata(captioned, '{"file_name": "dog/a.png", "text": "a dog"}')
-    with pytest.raises(ValueError, match=r"metadata\.jsonl and in cat/a\.TXT: keep one kind"):
-        folders.find_images(captioned)
-    (captioned / "metadata.csv").write_text("file_name,text\n")
-    with pytest.raises(ValueError, match=r"metadata\.jsonl and in metadata\.csv and in .*: keep one kind"):
-        folders.find_images(captioned)
+def test_a_place_without_images_is_refused(zoo):
+    with pytest.raises(ValueError, match="nowhere is not a folder"):
+        folders.find_images("nowhere")
+    with pytest.raises(ValueError, match="empty holds no image"):
+        folders.find_images(zoo / "empty")
 
 
 def test_a_prompt_names_the_class(zoo, tmp_path):
@@ -449,14 +424,6 @@ def test_unknown_damage_and_severity_are_named():
         folders.damage(image, "foggy", 6, torch.Generator())
 
 
-def test_an_image_that_is_cut_off_is_named(tmp_path):
-    file = tmp_path / "cut.jpg"
-    Image.new("RGB", (64, 64), "red").save(file)
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(OSError, match=r"cut\.jpg is damaged .*replace it, or take it out"):
-        folders.open_image(file)
-
-
 # -------------------------------------------------------------------------------------- kinds of files
 def test_sixteen_bits_keep_their_brightness(tmp_path):
     for value, expected in ((0, 0), (32896, 128), (65535, 255)):  # 32896 = 128 * 257
@@ -468,10 +435,18 @@ def test_sixteen_bits_keep_their_brightness(tmp_path):
             torch.testing.assert_close(to_tensor(opened), torch.full((3, 4, 4), expected / 255))
 
 
-def test_numbers_whose_white_is_unknown_are_refused(tmp_path):
+def test_a_file_that_cannot_be_used_is_named(tmp_path):
     Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "a.tiff")
     with pytest.raises(OSError, match=r"a\.tiff .*32 bits a pixel .*save it with 8 or 16"):
         folders.find_images(tmp_path)
+    (tmp_path / "a.tiff").unlink()
+    write(tmp_path / "dog" / "broken.png").write_bytes(b"\x89PNG, or not")
+    with pytest.raises(OSError, match=r"broken\.png"):
+        folders.find_images(tmp_path)
+    cut = write(tmp_path / "cut.jpg", size=64)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    with pytest.raises(OSError, match=r"cut\.jpg is damaged .*replace it, or take it out"):
+        folders.open_image(cut)
 
 
 def test_all_damaged_files_are_named_before_the_first_is_drawn(tmp_path):

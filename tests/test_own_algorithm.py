@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import brightness, howto_blocks, launch, make_config, make_pipeline, red_three
+from helpers import brightness, howto_blocks, launch, make_config, make_pipeline, records_of, red_three
 from safetensors.torch import load_file
 
 from ddpo_lessons.algorithms import make_algorithm, parse_algorithm
@@ -145,11 +145,8 @@ def test_a_flag_trains_what_python_trains(mine, here, model):
     parts = get_reward("colourfulness"), lambda: ("a red three", {}), load_pipeline(model)
     trainer = Trainer(config, *parts, algorithm=own)
     trainer.train()
-    step = [{k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics("python", "step")]
-    assert step == [
-        {k: v for k, v in row.items() if "seconds" not in k} for row in read_metrics("run", "step")
-    ]
-    assert len(step) == 2
+    assert records_of(Path("python")) == records_of(Path("run"))
+    assert len(read_metrics("run", "step")) == 2
 
 
 def test_a_run_resumes_with_its_settings_only(mine, here, model, capsys):

@@ -41,6 +41,8 @@ def infinite(images, prompts, metadata): return images.mean(dim=(1, 2, 3)).log()
 def nothing(images, prompts, metadata): print("scored")
 def label(images, prompts, metadata): return [len(entry["label"]) for entry in metadata]
 def opens(images, prompts, metadata): return open("weights.bin").read()
+def unpacks(images, prompts, metadata): a, b = torch.zeros(3); return a
+def ends(images, prompts, metadata): raise SystemExit(0)
 """,
     "raises.py": "import nowhere_installed\n",
 }
@@ -165,6 +167,8 @@ RETURNED: tuple[tuple[str, ...], ...] = (
     ("nothing", "None", "numbers"),
     ("label", "KeyError", "'label'", "mine.py, line 8"),
     ("opens", "weights.bin", "mine.py, line 9"),
+    ("unpacks", "error: too many values to unpack", "mine.py, line 10)"),
+    ("ends", "your code ended the program by SystemExit(0)", "mine.py, line 11)"),
 )
 
 
