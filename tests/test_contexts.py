@@ -100,12 +100,44 @@ def test_a_state_that_a_checkpoint_could_not_give_back_is_refused(state):
         check_functions(brightness, Prompts(state))
 
 
+def scored(returned: Any) -> list[Any]:
+    """Score two images with a reward function that returns this."""
+    return score(lambda *_: returned, torch.zeros(2, 3, 4, 4), [text_context(("", {}))] * 2)
+
+
 @pytest.mark.parametrize(
     "returned", [(0.25, 0.75), [0.25, 0.75], ([0.25, 0.75], {"a": 1}), (torch.tensor([0.25, 0.75]), {})]
 )
 def test_rewards_come_with_info_or_without(returned):
-    contexts = [text_context(("", {}))] * 2
-    assert score(lambda *_: returned, torch.zeros(2, 3, 4, 4), contexts)[3].tolist() == [0.25, 0.75]
+    assert scored(returned)[3].tolist() == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda rewards: rewards.numpy()[::-1].copy()[::-1],  # negative strides
+        lambda rewards: rewards.numpy().astype(">f8"),
+        lambda rewards: rewards.numpy().astype(object),
+        lambda rewards: rewards.numpy().astype(np.longdouble),
+        lambda rewards: rewards.tolist(),
+        lambda rewards: list(rewards),
+        lambda rewards: rewards.half(),
+    ],
+)
+def test_rewards_of_any_numbers_are_the_same(turn):
+    """Also as entries of the info, which otherwise would be missing from the records without a word."""
+    numbers = turn(torch.tensor([0.25, 0.75]))
+    batch = scored((numbers, {"red": numbers}))
+    assert batch[3].tolist() == [0.25, 0.75]
+    assert info_means([batch]) == {"red": 0.5}
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.array(["0.5", "0.7"]), torch.zeros(2, dtype=torch.complex64), [10**400, 1]]
+)
+def test_what_is_no_real_number_is_refused(wrong):
+    with pytest.raises(TypeError, match="must return numbers"):
+        scored(wrong)
 
 
 @pytest.mark.parametrize("names", [["state_dict"], ["load_state_dict"], ["skip"], ["skip", "state_dict"]])
