@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import string
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from diffusers import (
 )
 from diffusers.utils.torch_utils import randn_tensor
 from IPython.core.inputtransformer2 import TransformerManager
+from PIL import Image
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -47,6 +49,7 @@ from transformers import (
 from benchmarks import recipes
 from benchmarks.tiny import recipe
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
+from ddpo_lessons.cli.main import main
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
@@ -527,6 +530,28 @@ def launch(script: str, folder: Path, processes: int, *flags: str) -> subprocess
         env={**os.environ, **settings, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- the command line
+# Of `train`: one epoch of two samples, three timesteps and one optimizer step.
+TINY = shlex.split("""
+--num-epochs 1 --image-grid-freq 0 --sample-num-steps 3 --sample-batch-size 2
+--sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colourfulness
+--output-dir run
+""")
+
+
+def run(*words: str | Path, status: int = 0) -> None:
+    """Run a command in this process, which must end with that status."""
+    assert main([str(word) for word in words]) == status
+
+
+def pictures(folder: Path, *names: str, color: str = "red", size: tuple[int, int] = (32, 32)) -> Path:
+    """Write images of one color into a folder."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, color).save(folder / name)
+    return folder
 
 
 # --------------------------------------------------------------------- the exercises of the notebooks

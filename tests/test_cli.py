@@ -18,7 +18,7 @@ import diffusers
 import pytest
 import torch
 from diffusers import FluxKontextPipeline, StableDiffusionPipeline
-from helpers import make_flux_pipeline, make_pipeline, write_clip, write_resnet
+from helpers import TINY, make_flux_pipeline, make_pipeline, pictures, run, write_clip, write_resnet
 from PIL import Image
 
 import ddpo_lessons
@@ -41,18 +41,13 @@ from ddpo_lessons.worlds import load_tiny_sd, load_tiny_sd3
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[1]
-# One epoch of two samples, three timesteps and one optimizer step.
-TINY = shlex.split("""
---num-epochs 1 --image-grid-freq 0 --sample-num-steps 3 --sample-batch-size 2
---sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colourfulness
-""")
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """A folder with images of several sizes and kinds, and a file that is none."""
     folder = tmp_path_factory.mktemp("photos")
-    Image.new("RGB", (40, 48), "red").save(folder / "a.png")
+    pictures(folder, "a.png", size=(40, 48))
     Image.new("L", (20, 20), 200).save(folder / "b.jpg")
     Image.new("RGBA", (64, 32), "blue").save(folder / "c.webp")
     (folder / "notes.txt").write_text("not an image")
@@ -64,8 +59,7 @@ def zoo(tmp_path_factory):
     """A folder with two classes, which are digits as well."""
     folder = tmp_path_factory.mktemp("zoo")
     for label, colour in (("two", "red"), ("three", "blue")):
-        (folder / label).mkdir()
-        Image.new("RGB", (32, 32), colour).save(folder / label / "a.png")
+        pictures(folder, f"{label}/a.png", color=colour)
     return folder
 
 
@@ -77,13 +71,9 @@ def captioned(tmp_path_factory):
     """Two images with captions, one of which asks for either of two edits."""
     folder = tmp_path_factory.mktemp("captioned")
     for name, lines in EDITS.items():
-        Image.new("RGB", (32, 32), "red").save(folder / f"{name}.png")
+        pictures(folder, f"{name}.png")
         (folder / f"{name}.txt").write_text("\n".join(lines))
     return folder
-
-
-def run(*words: str | Path) -> None:
-    assert cli.main([str(word) for word in words]) == 0
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -119,7 +109,7 @@ def test_train_then_sample(here, model, capsys):
 
 
 def test_full_training_writes_a_pipeline(here, model, capsys):
-    run("train", *TINY, "--model", model, "--prompt", "", "--output-dir", "run", "--no-train-use-lora")
+    run("train", *TINY, "--model", model, "--prompt", "", "--no-train-use-lora")
     trained = StableDiffusionPipeline.from_pretrained(here / "run" / "pipeline").unet.state_dict()
     first = make_pipeline().unet.state_dict()
     assert any(not torch.equal(trained[name], first[name]) for name in first)
@@ -128,7 +118,7 @@ def test_full_training_writes_a_pipeline(here, model, capsys):
 
 
 def test_train_on_images(here, model, photos, capsys):
-    flags = ("--images", photos, "--noise-strength", "0.7", "--output-dir", "run")
+    flags = ("--images", photos, "--noise-strength", "0.7")
     run("train", *TINY, "--model", model, *flags)
     (state,) = here.glob("run/checkpoint-*/state.json")
     saved = json.loads(state.read_text())
@@ -165,7 +155,7 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
     noise = "--noise-strength 0.7 --sample-num-steps 10"
     flags = (*TINY, *sizes.split(), *noise.split(), "--images", captioned, "--dry-run")
-    run("train", "--model", model, *flags, "--output-dir", "run")
+    run("train", "--model", model, *flags)
     text = capsys.readouterr().out
     assert "images: 2 in" in text
     assert "prompts: captions, 3 different ones: " in text
@@ -233,7 +223,7 @@ def test_an_algorithm_leaves_out_what_the_preset_has_for_another():
 @pytest.mark.slow
 def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
     flags = (*TINY, "--model", "tiny-sd3", "--algorithm", "flow_grpo:window=2", "--sample-num-steps", "4")
-    flags = (*flags, "--sample-group-size", "2", "--output-dir", "run")
+    flags = (*flags, "--sample-group-size", "2")
     run("train", *flags)
     run("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
     assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2]
@@ -260,16 +250,11 @@ def test_validation_of_images_and_of_prompts(here, model, photos):
     flags = (*TINY, "--model", model, "--validation-freq", "1")
     Path("held-out.txt").write_text("a red three\na blue four\n")
     run("train", *flags, "--prompt", "a red three", "--validation", "held-out.txt", "--output-dir", "text")
-    images = ("--images", photos, "--validation", held_out(here), "--noise-strength", "0.7")
+    held_out = pictures(here / "held-out", "a.png")
+    images = ("--images", photos, "--validation", held_out, "--noise-strength", "0.7")
     run("train", *flags, *images, "--output-dir", "images")
     for folder in ("text", "images"):
         assert [r["epoch"] for r in read_metrics(folder, "validation")] == [0, 1]
-
-
-def held_out(folder: Path) -> Path:
-    (folder / "held-out").mkdir()
-    Image.new("RGB", (32, 32), "blue").save(folder / "held-out" / "a.png")
-    return folder / "held-out"
 
 
 def test_the_middle_of_an_image_is_kept():
@@ -281,7 +266,7 @@ def test_the_middle_of_an_image_is_kept():
 
 # ----------------------------------------------------------------------------------- flags, presets
 def test_flags_override_the_preset(here, model):
-    flags = (*TINY, "--sample-group-size", "2", "--model", model, "--output-dir", "run")
+    flags = (*TINY, "--sample-group-size", "2", "--model", model)
     run("train", "--preset", "digit_world", *flags)
     written, preset = config_of(here / "run"), PRESETS["digit_world"].config
     assert written["train_lora_rank"] == preset["train_lora_rank"] != DDPOConfig().train_lora_rank
@@ -432,9 +417,7 @@ def test_sample_writes_results_beside_the_images(here, model, photos, capsys):
 @pytest.mark.parametrize("count", [4, 6])
 @pytest.mark.parametrize("things", ["images", "prompts"])
 def test_sample_says_that_it_takes_some_of_what_was_trained_on(things, count, here, capsys):
-    (here / "photos").mkdir()
-    for number in range(count):
-        Image.new("RGB", (8, 8)).save(here / "photos" / f"{number}.png")
+    pictures(here / "photos", *(f"{number}.png" for number in range(count)))
     Path("prompts.txt").write_text("a fox\n" * count)
     record = {"images": {"folder": "photos"}} if things == "images" else {"prompts": {"file": "prompts.txt"}}
     few, six = options.Sample(), options.Sample(count=6)
@@ -479,7 +462,7 @@ def test_the_learning_rate_has_a_short_name():
 
 
 def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypatch):
-    run("train", *TINY, "--model", model, "--prompt", "", "--output-dir", "run")
+    run("train", *TINY, "--model", model, "--prompt", "")
     wide = make_pipeline()
     wide.unet = type(wide.unet).from_config(wide.unet.config, block_out_channels=(32, 64))
     wide.save_pretrained("wide")

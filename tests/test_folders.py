@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import pictures
 from PIL import Image
 
 from ddpo_lessons import rewards
@@ -21,12 +22,6 @@ from ddpo_lessons.image import to_tensor
 ROOT = Path(__file__).parents[1]
 
 
-def write(path: Path, colour: str = "red", size: int = 32) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (size, size), colour).save(path)
-    return path
-
-
 def refused(match: str | None) -> Any:
     """Expect a ValueError, or none."""
     return pytest.raises(ValueError, match=match) if match else contextlib.nullcontext()
@@ -35,9 +30,9 @@ def refused(match: str | None) -> Any:
 @pytest.fixture
 def zoo(tmp_path):
     for place, colour in (("dog/a.png", "red"), ("cat/a.png", "lime"), ("cat/b.png", "blue")):
-        write(tmp_path / place, colour)
+        pictures(tmp_path, place, color=colour)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
-    write(tmp_path / ".cache" / "a.png")
+    pictures(tmp_path, ".cache/a.png")
     (tmp_path / "empty").mkdir()
     return tmp_path
 
@@ -55,7 +50,7 @@ def test_subfolders_are_labels(zoo):
 
 
 def test_a_flat_folder_has_no_labels(tmp_path):
-    write(tmp_path / "b.png")
+    pictures(tmp_path, "b.png")
     images = folders.find_images(tmp_path)
     assert images.labels is None
     assert images.classes == ()
@@ -67,7 +62,7 @@ def test_hidden_files_are_neither_images_nor_captions(zoo, name):
     before = folders.find_images(zoo)
     for folder in (zoo, zoo / "cat"):
         (folder / name).write_bytes(bytes.fromhex("00051607000200004d6163204f532058"))
-    write(zoo / "dog" / ".hidden.png")  # a whole image
+    pictures(zoo, "dog/.hidden.png")  # a whole image
     found = folders.find_images(zoo)
     assert found == before
     assert found.captions is None
@@ -120,8 +115,7 @@ def test_a_size_without_pixels_is_refused(zoo):
 
 
 def test_folders_named_after_digits_give_the_digit(tmp_path):
-    for name in ("three", "seven"):
-        write(tmp_path / name / "a.png")
+    pictures(tmp_path, "three/a.png", "seven/a.png")
     sampler = folders.ImagePrompts(folders.find_images(tmp_path), "", 32, seed=0)
     drawn = [sampler()[2] for _ in range(10)]
     assert {(metadata["label"], metadata["digit"]) for metadata in drawn} == {("three", 3), ("seven", 7)}
@@ -179,8 +173,7 @@ def test_images_without_a_caption_are_all_named(captioned):
 
 
 def test_a_message_names_ten_files_and_counts_the_rest(tmp_path):
-    for number in range(14):
-        write(tmp_path / f"{number:02}.png")
+    pictures(tmp_path, *(f"{number:02}.png" for number in range(14)))
     (tmp_path / "00.txt").write_text("a dog")
     with pytest.raises(ValueError, match=r"01\.txt, 02\.txt.*, 10\.txt and 3 more, or take"):
         folders.find_images(tmp_path)
@@ -440,10 +433,11 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path):
     with pytest.raises(OSError, match=r"a\.tiff .*32 bits a pixel .*save it with 8 or 16"):
         folders.find_images(tmp_path)
     (tmp_path / "a.tiff").unlink()
-    write(tmp_path / "dog" / "broken.png").write_bytes(b"\x89PNG, or not")
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog" / "broken.png").write_bytes(b"\x89PNG, or not")
     with pytest.raises(OSError, match=r"broken\.png"):
         folders.find_images(tmp_path)
-    cut = write(tmp_path / "cut.jpg", size=64)
+    cut = pictures(tmp_path, "cut.jpg", size=(64, 64)) / "cut.jpg"
     cut.write_bytes(cut.read_bytes()[:-100])
     with pytest.raises(OSError, match=r"cut\.jpg is damaged .*replace it, or take it out"):
         folders.open_image(cut)

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CLIP_SIZE, write_clip, write_resnet
-from PIL import Image
+from helpers import CLIP_SIZE, TINY, pictures, run, write_clip, write_resnet
 
 from ddpo_lessons import rewards
-from ddpo_lessons.cli import main as cli
 from ddpo_lessons.cli import reward_flag
 from ddpo_lessons.cli.reward_flag import Term, parse
 from ddpo_lessons.data import folders
@@ -62,7 +60,7 @@ def clip_folder(tmp_path_factory):
     return write_clip(tmp_path_factory.mktemp("clip"))
 
 
-def pictures(size: int = 8) -> torch.Tensor:
+def noise(size: int = 8) -> torch.Tensor:
     return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
@@ -134,14 +132,14 @@ def test_a_reward_declares_the_models_that_it_takes():
 @pytest.mark.parametrize("form", ["{}.py:red", "{}:red", "./{}.py:red"])
 def test_a_function_of_the_users_file(mine, form):
     function = reward_flag.make(parse(form.format(mine)))
-    score, info = function(pictures(), ("a", "b"), ({}, {}))
-    assert torch.equal(score, pictures()[:, 0].mean(dim=(1, 2)))
+    score, info = function(noise(), ("a", "b"), ({}, {}))
+    assert torch.equal(score, noise()[:, 0].mean(dim=(1, 2)))
     assert list(info) == ["blue"]
     assert function is sys.modules[mine].red  # and no copy of its module
 
 
 def test_an_object_that_is_called_is_a_function_too(mine):
-    assert reward_flag.make(parse(f"{mine}.py:two"))(pictures(), ("a", "b"), ({}, {})) == [2.0, 2.0]
+    assert reward_flag.make(parse(f"{mine}.py:two"))(noise(), ("a", "b"), ({}, {})) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -175,15 +173,15 @@ def test_a_sum_weighs_its_terms_and_keeps_their_info(mine):
         "def green(images, prompts, metadata): return images[:, 1].mean(dim=(1, 2))\n"
     )
     combined = reward_flag.make(parse(f"{mine}.py:red=2,other.py:green=-0.5,{mine}:two"))
-    score, info = combined(pictures(), ("a", "b"), ({}, {}))
-    red, green, blue = pictures().mean(dim=(2, 3)).T
+    score, info = combined(noise(), ("a", "b"), ({}, {}))
+    red, green, blue = noise().mean(dim=(2, 3)).T
     torch.testing.assert_close(score.float(), 2 * red - 0.5 * green + 2)
     two = torch.full((2,), 2.0, dtype=torch.float64)  # which came as a list
     torch.testing.assert_close(info, {"red": red, "red/blue": blue, "green": green, "two": two})
 
 
 def test_a_model_by_path_is_the_one_that_is_asked(clip_folder, tmp_path):
-    images, prompts = pictures(CLIP_SIZE), ("a red three", "a cat")
+    images, prompts = noise(CLIP_SIZE), ("a red three", "a cat")
     resnet = write_resnet(tmp_path / "resnet")
     combined = reward_flag.make(parse(f"clip_score@{clip_folder}=3,distance_penalty@{resnet}=0.5"))
     metadata = [{"target": 1 - image} for image in images]
@@ -200,7 +198,7 @@ def test_a_model_by_path_is_the_one_that_is_asked(clip_folder, tmp_path):
 def test_the_distance_is_to_the_original_which_is_the_input_where_nothing_is_damaged(tmp_path):
     resnet = write_resnet(tmp_path / "resnet")
     photos = folders.ImageFolder(tmp_path, (tmp_path / "a.png",), None)
-    images = pictures(32)
+    images = noise(32)
     metadata = [{"image": image, "target": 1 - image} for image in images]
     terms = parse(f"distance_penalty@{resnet}")
     to_input: Any = reward_flag.make(terms, photos)(images, ("", ""), metadata)
@@ -217,23 +215,17 @@ def test_a_model_that_is_not_there_names_the_flag(tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------- train
-TINY = (
-    *("--num-epochs", "1", "--image-grid-freq", "0", "--sample-num-steps", "3", "--sample-batch-size", "2"),
-    *("--sample-num-batches-per-epoch", "1", "--train-batch-size", "2", "--output-dir", "run"),
-)
-
-
 def test_a_sum_is_recorded_and_a_resume_tells_of_another(mine, model, clip_folder, capsys):
     reward = f"clip_score@{clip_folder}=1,{mine}.py:red=0.2"
     flags = ["train", *TINY, "--model", model, "--prompt", "a red three"]
-    assert cli.main([*flags, "--reward", reward]) == 0
+    run(*flags, "--reward", reward)
     assert sys.modules[mine].calls == [("a red three",) * 2]
     (epoch,) = read_metrics("run", "epoch")
     parts = {name: epoch[f"reward/{name}"] for name in ("clip_score", "red", "red/blue")}  # all unweighted
     assert epoch["reward_mean"] == pytest.approx(parts["clip_score"] + 0.2 * parts["red"], abs=1e-6)
     capsys.readouterr()
     other = reward.replace("0.2", "0.3")
-    assert cli.main([*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other]) == 0
+    run(*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other)
     message = capsys.readouterr().out
     assert "continuing run/checkpoint-000001 with changes: num_epochs 1 → 2; reward " in message
     assert f"'{mine}.py:red': 0.2}} → " in message
@@ -241,9 +233,8 @@ def test_a_sum_is_recorded_and_a_resume_tells_of_another(mine, model, clip_folde
 
 
 def test_images_are_checked_for_every_term(mine, model, capsys):
-    Path("photos").mkdir()
-    Image.new("RGB", (32, 32), "red").save("photos/a.png")
+    pictures(Path("photos"), "a.png")
     flags = ["train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7"]
-    assert cli.main([*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1"]) == 2
+    run(*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1", status=2)
     assert "reward='clip_margin' needs to know what the images show" in capsys.readouterr().err
-    assert cli.main([*flags, "--reward", f"{mine}:red"]) == 0
+    run(*flags, "--reward", f"{mine}:red")

@@ -1,16 +1,15 @@
 """A run from the command line, and what comes after it: sampling, stopping, continuing, starting anew."""
 
-import shlex
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import TINY, pictures, run
 from PIL import Image
 
 from ddpo_lessons import rewards
-from ddpo_lessons.cli import main as cli
 from ddpo_lessons.cli import sample
 from ddpo_lessons.config import LORA_FILE
 from ddpo_lessons.damages import DAMAGES
@@ -19,23 +18,6 @@ from ddpo_lessons.training.record import read_run
 from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-TINY = shlex.split("""
---num-epochs 1 --image-grid-freq 0 --sample-num-steps 3 --sample-batch-size 2
---sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colourfulness
---output-dir run
-""")
-
-
-def pictures(folder: Path, *names: str, size: tuple[int, int] = (32, 32)) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", size, "red").save(folder / name)
-    return folder
-
-
-def run(*words: str | Path, status: int = 0) -> None:
-    assert cli.main([str(word) for word in words]) == status
 
 
 def files(folder: str) -> list[str]:
@@ -97,7 +79,7 @@ def test_prompts_are_drawn_from_where_training_drew_them(here, model, calls, mon
 
     monkeypatch.setitem(rewards.REWARDS, "colourfulness", rewards.Registered(lambda: reward))
     for number, given in enumerate(("mine.txt", "activities")):
-        run("train", *TINY[:-1], f"run{number}", "--model", model, "--prompts", given)
+        run("train", *TINY, "--output-dir", f"run{number}", "--model", model, "--prompts", given)
         run("sample", "--run", f"run{number}", "--output-dir", f"samples{number}")
     assert calls[0]["prompts"] == ["a green five"] * 4
     draw = activities(0)
@@ -261,7 +243,7 @@ def test_a_new_run_starts_from_the_weights_of_another(here, model):
     """Of tiny-sd's preset, whose rank is 16; the adapter's is 2."""
     run("train", *TINY, "--model", model, "--prompt", "", "--train-lora-rank", "2")
     start = ("--preset", "digit_world", "--sample-group-size", "1", "--train-lora-from", "run/lora")
-    run("train", *TINY[:-1], "second", "--model", model, "--prompt", "", *start)
+    run("train", *TINY, "--output-dir", "second", "--model", model, "--prompt", "", *start)
     settings, record = read_run(Path("second"))
     assert (record["preset"], record["reward"]) == ("digit_world", "colourfulness")
     assert (settings.train_lora_rank, settings.train_lora_from) == (2, str(here.resolve() / "run" / "lora"))
