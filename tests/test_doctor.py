@@ -90,15 +90,12 @@ def test_hub_address_that_is_none(hub, monkeypatch):
 
 
 # ---- doctor
-def test_packages_within_and_outside_their_bounds(monkeypatch):
+def test_packages_within_and_outside_their_bounds_and_missing(monkeypatch):
     pretend_installed(monkeypatch, {"torch": "2.13.0+cpu", "peft": "0.17.1"})
     assert list(doctor.check_packages()) == [
         (True, "torch 2.13.0+cpu (needs >=2.13,<3)"),
         (False, 'peft 0.17.1 (needs >=0.18,<1): run `pip install "peft>=0.18,<1"`'),
     ]  # pytest belongs to an extra and is not looked at
-
-
-def test_package_that_is_missing(monkeypatch):
     pretend_installed(monkeypatch, {"torch": "3.0"})
     assert list(doctor.check_packages()) == [
         (False, 'torch 3.0 (needs >=2.13,<3): run `pip install "torch>=2.13,<3"`'),

@@ -267,20 +267,14 @@ if __name__ == "__main__":  # what each of two processes runs
 
 
 # ----------------------------------------------------------------------------------- other policies
-class AsksForStart(DDPO):
-    """Looks at the policy before training without saying that it needs it."""
+class Asks(DDPO):
+    """Looks at another policy, "reference" or "old_policy", without saying that it needs it."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
 
     def loss(self, samples: Any, learner: Any, denoiser: Any, pairs: Any) -> Any:
-        with learner.reference():
-            pass
-        return super().loss(samples, learner, denoiser, pairs)
-
-
-class AsksForOld(DDPO):
-    """Looks at an old policy that nobody keeps."""
-
-    def loss(self, samples: Any, learner: Any, denoiser: Any, pairs: Any) -> Any:
-        with learner.old_policy():
+        with getattr(learner, self.policy)():
             pass
         return super().loss(samples, learner, denoiser, pairs)
 
@@ -291,11 +285,11 @@ def test_a_policy_that_is_not_kept_is_an_error_and_not_the_newest_one(tmp_path):
         parts = (config, brightness, red_three, make_pipeline())
         Trainer(*parts, algorithm=algorithm).step(0)
 
-    step(AsksForStart())  # a new adapter is switched off
+    step(Asks("reference"))  # a new adapter is switched off
     with pytest.raises(RuntimeError, match=r"needs_reference\(config\)"):
-        step(AsksForStart(), train_use_lora=False)
+        step(Asks("reference"), train_use_lora=False)
     with pytest.raises(RuntimeError, match="set keeps_old = True"):
-        step(AsksForOld())
+        step(Asks("old_policy"))
 
 
 class SaysANumber(DDPO):

@@ -46,12 +46,8 @@ PINS = read_pins()
 
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
-def test_pin_lies_within_the_bounds(requirement):
+def test_a_requirement_has_a_lower_bound_and_a_pin_within_its_bounds(requirement):
     assert requirement.specifier.contains(PINS[canonicalize_name(requirement.name)])
-
-
-@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
-def test_every_requirement_has_a_lower_bound(requirement):
     assert {bound.operator for bound in requirement.specifier} & {">=", "=="}
 
 
@@ -89,17 +85,14 @@ def test_conda_environment_installs_the_same():
     assert python.partition("=")[0] == "python"
     assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(python.partition("=")[2])
     assert pip == "pip"
-    extras = sorted(
-        {*EXTRAS} - {"lessons"} - TRACKERS
-    )  # lessons: a part of "notebooks", for machines that have Jupyter
+    extras = sorted({*EXTRAS} - {"lessons", *TRACKERS})  # "lessons" is for machines that have Jupyter
     assert of_pip == {"pip": ["-c constraints.txt", f"-e .[{','.join(extras)}]"]}
 
 
 def test_binder_takes_torch_for_the_cpu_of_the_pinned_version():
     """Paths in the file are relative to its folder; Codespaces build the same."""
-    python, kernel, torch, pip, of_pip = yaml.safe_load((ROOT / "binder/environment.yml").read_text("utf-8"))[
-        "dependencies"
-    ]
+    environment = yaml.safe_load((ROOT / "binder/environment.yml").read_text("utf-8"))
+    python, kernel, torch, pip, of_pip = environment["dependencies"]
     assert (python, kernel, pip) == ("python=3.12", "ipykernel", "pip")
     assert torch == f"pytorch-cpu={PINS['torch']}"
     constraints, package = of_pip["pip"]
@@ -117,13 +110,11 @@ def test_a_codespace_s_build_is_a_script_of_things_that_are_there():
     environment = re.search(r"conda env create .*-f (\S+)", text)[1]
     name = yaml.safe_load((ROOT / environment).read_text("utf-8"))["name"]
     assert set(re.findall(r"(?:-n|activate) (\S+)", text.replace('"', " "))) == {name}
-    assert [
-        name for name in container["customizations"]["codespaces"]["openFiles"] if not (ROOT / name).is_file()
-    ] == []
-    python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    custom = container["customizations"]
+    assert [name for name in custom["codespaces"]["openFiles"] if not (ROOT / name).is_file()] == []
+    python = custom["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python.endswith(f"/envs/{name}/bin/python")
-    commands = set(COMMANDS)
-    assert set(re.findall(r"ddpo-lessons ([a-z]+)", text)) - {"ddpo"} <= commands
+    assert set(re.findall(r"ddpo-lessons ([a-z]+)", text)) - {"ddpo"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +132,8 @@ def test_workflows_call_what_is_there(path):
 
 
 def test_the_citation_has_the_version():
-    assert (
-        yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"] == PROJECT["project"]["version"]
-    )
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == PROJECT["project"]["version"]
 
 
 @pytest.mark.slow
