@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -67,23 +66,6 @@ def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     }
     assert files == package >= {"ddpo_lessons/py.typed"}
     assert len(licences) == 1
-
-
-def test_architecture_page_has_the_sizes_of_the_wheel_and_its_folders(wheel):
-    page = (ROOT / "docs/architecture.md").read_text("utf-8")
-    [paragraph] = re.findall(r"The wheel has ([\d.]+) MB, (.+?)\n\n", page, re.DOTALL)
-    said = {
-        f"ddpo_lessons/{name}/": float(size)
-        for name, size in re.findall(r"`([\w/-]+)`\D+?([\d.]+)\b", paragraph[1])
-    }
-    with zipfile.ZipFile(wheel) as archive:
-        files = archive.infolist()
-    sizes = {
-        name: sum(file.compress_size for file in files if file.filename.startswith(name)) for name in said
-    }
-    assert len(said) == 4
-    assert {name: round(size / 1e6, 1) for name, size in sizes.items()} == said
-    assert wheel.stat().st_size / 1e6 == pytest.approx(float(paragraph[0]), abs=0.1)
 
 
 def test_wheel_is_what_the_empty_environment_imports(programs, tmp_path):
