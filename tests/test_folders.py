@@ -83,7 +83,7 @@ FLAG = re.compile("--[a-z]")
 
 
 def test_only_the_command_line_names_its_flags():
-    """Errors raised outside cli/ and lessons/ hold flags of other programs only, or say that they mean one."""
+    """Errors raised outside cli/ and lessons/ hold flags of other programs, or say that they mean a flag."""
     others = ("hf download", "accelerate launch", "--use_fsdp", "on the command line as")
     for path in (ROOT / "ddpo_lessons").rglob("*.py"):
         raised = [
