@@ -76,7 +76,7 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --reward ''", "--reward is empty", "--help"),
     ("train --reward colourfulness=much", "reward=colourfulness=much", "number"),
     ("train --reward mine.py:two", "mine.py:two", "three arguments"),
-    ("train --judge mine.py:gone", "mine.py:gone", "it has a_dict, infinite"),
+    ("train --judge mine.py:gone", "mine.py:gone", "it has a_dict, ends, infinite"),
     ("train --reward raises.py:red", "raises.py", "nowhere_installed", "line 1"),
     # prompts
     (
