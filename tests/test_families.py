@@ -194,6 +194,21 @@ def test_a_run_resumes_to_the_bit(tmp_path, start, changes):
     check_resume(functools.partial(make_trainer, start=start, **changes), tmp_path)
 
 
+def test_class_numbers_reach_a_network_in_bf16_as_they_are():
+    """bf16 holds whole numbers up to 256 only."""
+    family, seen = family_of(make_pipeline().to(torch.bfloat16)), []
+
+    def call(denoiser: Any, latents: torch.Tensor, timesteps: torch.Tensor, **told: torch.Tensor) -> Any:
+        seen.append(told)
+        return latents
+
+    family._call = call
+    told = {"classes": torch.tensor([999]), "embeds": torch.tensor([[0.1]])}
+    family.predict(family.denoiser, torch.zeros(1, 4, 8, 8), torch.tensor([500]), told, 1.0)
+    assert seen[0]["classes"].tolist() == [999]
+    assert seen[0]["embeds"].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("make", [make_pipeline, make_xl_pipeline, make_sd3_pipeline, make_flux_pipeline])
 def test_a_prompt_s_embedding_does_not_depend_on_what_is_encoded_beside_it(make):
     pipeline = make()

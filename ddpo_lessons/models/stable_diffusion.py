@@ -78,7 +78,7 @@ class StableDiffusion:
         dtype = next(self.denoiser.parameters()).dtype  # diffusers' own property goes through all of them
         # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
         latents, timesteps = latents.to(dtype).contiguous(), timesteps.to(latents.device)
-        told = {name: value.to(dtype) for name, value in conditioning.items()}
+        told = {n: v.to(dtype) if v.is_floating_point() else v for n, v in conditioning.items()}
         positive = {name: value for name, value in told.items() if not name.startswith("negative_")}
         if len(positive) == len(told):
             return self._call(denoiser, latents, timesteps, **positive).float()

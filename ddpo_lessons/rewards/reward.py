@@ -1,6 +1,7 @@
 """What every reward has in common: its type, its registration, checks of inputs, and reading metadata."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -50,9 +51,15 @@ def register(
     models: tuple[str, ...] = (),
     reads: Callable[[Sequence[str]], Any] | None = None,
 ) -> Callable[[Factory], Factory]:
-    """Register the decorated factory of rewards under its name, with what it needs; see `Registered`."""
+    """Register the decorated factory of rewards under its name, with what it needs; see `Registered`.
+
+    Raises TypeError if the factory lacks an argument that its needs bring.
+    """
 
     def decorate(make: Factory) -> Factory:
+        for need, argument in (("label", "classes"), ("target", "reference")):
+            if need in needs and argument not in inspect.signature(make).parameters:
+                raise TypeError(f"{make.__name__} needs a {need!r}: give it an argument {argument!r}")
         REWARDS[make.__name__] = Registered(make, needs, models, reads)
         return make
 

@@ -27,7 +27,7 @@ Weights = dict[str, torch.Tensor]
 
 
 class Learner:
-    """Accumulates gradients over groups of pairs and takes optimizer steps; see `algorithms.base.Learner`.
+    """Accumulates gradients over groups of pairs and takes optimizer steps; see `algorithm.Learner`.
 
     Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `is_fresh` says that
     they are a new adapter, without which the denoiser is the policy before training; otherwise the weights
