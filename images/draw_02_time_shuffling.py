@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, minus, panels, picture, plain, read_rows
+from plots import BENCHMARKS, mean_and_paths, minus, of_seeds, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.batching import Samples, minibatches, shuffle_samples, shuffle_time
@@ -124,9 +125,14 @@ def draw_torn() -> Figure:
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    mean = sum(values) / len(values)
-    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
+    return mean(values), stdev(values) / math.sqrt(len(values))
+
+
+def _dots(axes: Axes, values: Sequence[float], place: int, half: float, color: str) -> float:
+    """Draw a dot for each value in a row, and a bar at their mean, which is returned."""
+    axes.plot(values, [-place] * len(values), "o", color=color, markersize=6, alpha=0.45)
+    axes.plot([mean(values)] * 2, [-place - half, -place + half], color=color, linewidth=2.5)
+    return mean(values)
 
 
 def draw_directions() -> Figure:
@@ -138,11 +144,10 @@ def draw_directions() -> Figure:
     names = {"neighbours": "DDPO", "control": "denoising (control)"}
     for place, (loss, order) in enumerate(rows):
         values = [rollout[order][loss] for rollout in rollouts if loss in rollout[order]]
-        mean, error = _mean_and_error(values)
+        middle, error = _mean_and_error(values)
         color = ORDERS[order]
-        axes.plot(values, [-place] * len(values), "o", color=color, markersize=6, alpha=0.45)
-        axes.plot([mean, mean], [-place - 0.3, -place + 0.3], color=color, linewidth=2.5)
-        text = minus(f"{mean:+.2f} ± {error:.2f}")
+        _dots(axes, values, place, 0.3, color)
+        text = minus(f"{middle:+.2f} ± {error:.2f}")
         axes.text(max(values) + 0.03, -place, text, color=color, va="center", weight="bold")
     axes.axvline(0, color=MUTED, linewidth=0.9, linestyle="--")
     axes.set_yticks([-place for place in range(len(rows))], [f"{names[a]}, {b}" for a, b in rows])
@@ -161,18 +166,13 @@ def draw_lengths() -> Figure:
     along.set_xticks(range(7), [f"t = {t}" if not k else f"{t}" for k, t in enumerate(result["timesteps"])])
     along.set(ylim=(0, 0.62))
     along.set_title("length of a pass's gradient, time order", fontsize=11, loc="left")
-    rows = (
-        ("time order", "time order, or\none shared order", ORANGE),
-        ("shuffled", "each sample's own order", BLUE),
-    )
-    for place, (order, name, color) in enumerate(rows):
+    names = ("time order, or one shared order", "each sample's own order")
+    for place, (name, (order, color)) in enumerate(zip(names, ORDERS.items(), strict=True)):
         lengths = [rollout[order]["lengths"] for rollout in result["rollouts"]]
         values = [max(one) / min(one) for one in lengths]
-        mean, _ = _mean_and_error(values)
-        ratios.plot(values, [-place] * len(values), "o", color=color, markersize=6, alpha=0.45)
-        ratios.plot([mean, mean], [-place - 0.2, -place + 0.2], color=color, linewidth=2.5)
-        ratios.text(mean, -place + 0.27, f"{mean:.1f}", color=color, weight="bold", ha="center")
-        ratios.text(1, -place - 0.42, name.replace("\n", " "), color=color, weight="bold")
+        middle = _dots(ratios, values, place, 0.2, color)
+        ratios.text(middle, -place + 0.27, f"{middle:.1f}", color=color, weight="bold", ha="center")
+        ratios.text(1, -place - 0.42, name, color=color, weight="bold")
     ratios.set(xlim=(0, 22), ylim=(-1.6, 0.6), yticks=[])
     ratios.set_title("longest over shortest pass of a rollout", fontsize=11, loc="left")
     plain(along, ratios)
@@ -182,38 +182,31 @@ def draw_lengths() -> Figure:
 
 # The orders of orders.py: letter in the opening, colour, short name.
 KEPT = {
-    "three, individual orders": ("A", BLUE, "three, own orders"), "first three": ("B", ORANGE, "first three"),
-    "all seven": ("C", INK, "all seven"), "last three": ("D", GREEN, "last three"),
+    "first three": ("B", ORANGE, "first three"), "last three": ("D", GREEN, "last three"),
     "three, shared order": ("E", PALETTE[3], "three, shared order"),
+    "three, individual orders": ("A", BLUE, "three, own orders"), "all seven": ("C", INK, "all seven"),
 }  # fmt: skip
 
 
-def _curves(reward: str, rate: str) -> dict[str, list[list[float]]]:
-    """Read the mean rewards of an order, by seed and epoch."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in read_rows("results/orders.csv"):
-        if (row["reward"], row["learning_rate"]) == (reward, rate) and row["order"] in KEPT:
-            seeds = found.setdefault(row["order"], {})
-            seeds.setdefault(row["seed"], []).append(float(row["mean_reward"]))
-    return {order: list(seeds.values()) for order, seeds in found.items()}
+def _curves(reward: str, rate: str) -> dict[str, list[np.ndarray]]:
+    """Return epochs and mean rewards (E, 2) of each seed, by order."""
+    rows = where(read_rows("results/orders.csv"), reward=reward, learning_rate=rate)
+    return {order: of_seeds(where(rows, order=order), "epoch", "mean_reward") for order in KEPT}
 
 
-def _draw_curves(axes: Axes, curves: dict[str, list[list[float]]], named: bool, gap: float) -> None:
+def _draw_curves(axes: Axes, curves: dict[str, list[np.ndarray]], named: bool, gap: float) -> None:
     """Thin lines for seeds, a thick one for their mean, and the letter or the name at its end."""
     plain(axes)
     ends = {}
     for order, seeds in curves.items():
         letter, color, name = KEPT[order]
-        means = [sum(values) / len(values) for values in zip(*seeds, strict=True)]
-        for values in seeds:
-            axes.plot(values, color=color, linewidth=0.8, alpha=0.6)
-        axes.plot(means, color=color, linewidth=2.4)
-        ends[f"{letter}  {name}" if named else letter] = means[-1], color
+        means = mean_and_paths(axes, seeds, color, thin=0.8, alpha=0.6, linewidth=2.4)
+        ends[f"{letter}  {name}" if named else letter] = *means[-1], color
     height = -math.inf
-    for name, (end, color) in sorted(ends.items(), key=lambda item: item[1][0]):
+    for name, (last, end, color) in sorted(ends.items(), key=lambda item: item[1][1]):
         height = max(end, height + gap)
         axes.annotate(
-            name, (len(means) - 1, end), (len(means) - 0.75, height), color=color, weight="bold", va="center",
+            name, (last, end), (last + 0.25, height), color=color, weight="bold", va="center",
             fontsize=11, annotation_clip=False,
         )  # fmt: skip
     axes.set_xticks(range(len(means)))

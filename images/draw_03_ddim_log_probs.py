@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import minus, picture, plain, read_rows, where
+from plots import bar, minus, of_seeds, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
@@ -43,10 +42,8 @@ def denoise() -> None:
             module.reset_parameters()
     rows, log_probs = [], []
     for pipeline in (trained, untrained):
-        draws, settings = (
-            torch.Generator().manual_seed(5),
-            SamplingSettings(num_inference_steps=10, guidance_scale=1.0),
-        )
+        draws = torch.Generator().manual_seed(5)
+        settings = SamplingSettings(num_inference_steps=10, guidance_scale=1.0)
         _, rolled = text2img_rollout(pipeline, [PROMPT], settings, generator=draws)
         states = torch.cat([rolled.latents[0], rolled.final_latents])  # (11, 4, 8, 8)
         rows.append(family_of(pipeline).decode(states))
@@ -150,8 +147,7 @@ def step_parts() -> Figure:
         label(axes, 1.15, y + 0.35, name, size=14)
         start = left
         for share, color, text in parts:
-            bar = Rectangle((start, y), share * width, 0.7, facecolor=color, edgecolor=CARD, linewidth=2)
-            axes.add_patch(bar)
+            bar(axes, start, y, share * width, 0.7, color, edgecolor=CARD, linewidth=2)
             label(axes, start + share * width / 2, y + 0.35, text, ink="white", size=9.5)
             start += share * width
     note(axes, 0.25, 2.7, "before", 10)
@@ -182,8 +178,7 @@ def schedule() -> Figure:
     for k in range(len(after)):
         start = floor
         for share, color in ((after[k], BLUE), (1 - after[k] - fresh[k], ORANGE), (fresh[k], GREEN)):
-            bar = Rectangle((left + k * pitch, start), width, share * height, facecolor=color, linewidth=0)
-            axes.add_patch(bar)
+            bar(axes, left + k * pitch, start, width, share * height, color, linewidth=0)
             start += share * height
         x = left + k * pitch + width / 2
         label(axes, x, floor + height + 0.15, f"{math.sqrt(fresh[k]):.2f}", ink=GREEN, size=10)
@@ -234,10 +229,8 @@ def teaches() -> Figure:
     for left, (column, (name, limits)) in zip((0.06, 0.385, 0.71), columns.items(), strict=True):
         panel = figure.add_axes((left, 0.25, 0.265, 0.5))
         for action, color in colors.items():
-            for seed in "012":
-                run = where(rows, action=action, seed=seed)
-                steps, values = (np.array([float(row[name]) for row in run]) for name in ("steps", column))
-                panel.plot(steps, values, color=color, linewidth=1.6)
+            for run in of_seeds(where(rows, action=action), "steps", column):
+                panel.plot(*run.T, color=color, linewidth=1.6)
         plain(panel, colors=MUTED, labelsize=9.5)
         panel.set(ylim=limits, xticks=[0, 5, 10])
         panel.set_title(name, fontsize=11, color=INK, pad=6)

@@ -1,15 +1,16 @@
 """Figures of lesson 04: what clipping buys, four rollouts from reward to gradient, an epoch's stages."""
 
-import itertools
-import math
+from statistics import mean, pstdev
 
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, minus, picture, plain, read_rows
+from plots import BENCHMARKS, Row, mean_and_paths, minus, of_seeds, picture, plain, read_rows, where
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE, _, _ = PALETTE
+RESULTS = read_rows("results/clipping.csv")
+SEEDS = len({row["seed"] for row in RESULTS})
 COLORS = {"clipped": BLUE, "not clipped": ORANGE}
 SETTINGS = {  # columns of clipping.csv, as they stand there
     ("0.0002", "4"): "rate 2e-4, four inner epochs",
@@ -32,25 +33,16 @@ def _signed(value: float, digits: int = 2) -> str:
     return minus(f"{value:+.{digits}f}")
 
 
-def _runs(rate: str, inner_epochs: str) -> dict[str, list[list[dict[str, str]]]]:
-    """Return for each variant the rows of its seeds, a list for each."""
-    chosen = {"learning_rate": rate, "inner_epochs": inner_epochs}
-    found = [row for row in read_rows("results/clipping.csv") if chosen.items() <= row.items()]
-    seeds = sorted({row["seed"] for row in found})
-    return {
-        name: [[row for row in found if (row["variant"], row["seed"]) == (name, seed)] for seed in seeds]
-        for name in COLORS
-    }
+def _rows(variant: str, setting: tuple[str, str]) -> list[Row]:
+    rate, inner_epochs = setting
+    return where(RESULTS, variant=variant, learning_rate=rate, inner_epochs=inner_epochs)
 
 
 def _curves(axes: Axes, setting: tuple[str, str], measure: str) -> None:
     """Draw a line for every seed, and a thick one for their mean."""
-    for name, seeds in _runs(*setting).items():
-        lines = [[float(row[measure]) for row in rows] for rows in seeds if rows]
-        for line in lines:
-            axes.plot(LOOKED_AT, line, color=COLORS[name], linewidth=0.8, alpha=0.55)
-        mean = [sum(values) / len(values) for values in zip(*lines, strict=True)]
-        axes.plot(LOOKED_AT, mean, color=COLORS[name], linewidth=2.4, label=name)
+    for name, color in COLORS.items():
+        paths = of_seeds(_rows(name, setting), "epoch", measure)
+        mean_and_paths(axes, paths, color, thin=0.8, alpha=0.55, linewidth=2.4, label=name)
     axes.set(xlim=(0, 10), ylim=(0, 1), xticks=(0, 5, 10), yticks=(0, 0.5, 1))
     if measure == "readable":
         axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
@@ -77,9 +69,8 @@ def clipping() -> Figure:
             bottom = top - 0.62 - 0.43 * place
             picture(axes, 5.75, bottom, 4.1, pixels[row * size : (row + 1) * size], height=0.41)
             note(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", align="right")
-    seeds = len(_runs("0.0002", "4")["clipped"])
     notes = (
-        f"Thin: {seeds} seeds of 100 pictures; thick: their mean. Pure red scores 1, yellow about 0.5. "
+        f"Thin: {SEEDS} seeds of 100 pictures; thick: their mean. Pure red scores 1, yellow about 0.5. "
         "Readable: a judge, unused in",
         "training, names the right digit. Pictures: zero to nine, seed 0, after 0, 2, 5 and 10 epochs.",
     )
@@ -107,21 +98,18 @@ def answer() -> Figure:
         left = 0.75 + 2.35 * column
         for x, epoch in ((0.65, "5"), (1.55, "10")):
             note(axes, left + x, 0.95, f"epoch {epoch}", 8.5, "center")
-            for y, (variant, seeds) in zip((0.7, 0.48), _runs(*setting).items(), strict=True):
-                looks = [row for rows in seeds for row in rows if row["epoch"] == epoch]
-                red, read = (sum(float(row[name]) for row in looks) / len(looks) for name in MEASURES)
-                label(axes, left + x, y, f"{red:.2f}, {read:.0%}", ink=COLORS[variant], size=9)
-    seeds = len(_runs("0.0002", "4")["clipped"])
+            for y, (variant, color) in zip((0.7, 0.48), COLORS.items(), strict=True):
+                looks = where(_rows(variant, setting), epoch=epoch)
+                red, read = (mean(float(row[name]) for row in looks) for name in MEASURES)
+                label(axes, left + x, y, f"{red:.2f}, {read:.0%}", ink=color, size=9)
     means = "means of their redness and readable digits"
-    note(axes, 0.2, 0.17, f"Thin: {seeds} seeds; thick, and below: {means}. Dotted: guessing")
+    note(axes, 0.2, 0.17, f"Thin: {SEEDS} seeds; thick, and below: {means}. Dotted: guessing")
     return figure
 
 
 def rollouts() -> Figure:
     """Draw the table that sections 1 and 2 fill in, computed from rewards and ratios."""
     figure, axes = diagram(10, 4.15)
-    mean = sum(REWARDS) / len(REWARDS)
-    std = math.sqrt(sum((reward - mean) ** 2 for reward in REWARDS) / len(REWARDS))
     columns = {"reward r": (0.95, 0.85), "advantage A": (1.95, 0.95), "ratio ρ": (3.05, 0.8)}
     columns |= {"−A ρ": (4.0, 0.85), "−A clip(ρ)": (4.9, 0.85), "loss": (5.9, 0.85), "gradient": (6.9, 0.85)}
     title(axes, 0.2, 3.85, "Four rollouts on their way from reward to gradient", 12.5)
@@ -131,7 +119,7 @@ def rollouts() -> Figure:
     title(axes, 7.95, 3.4, "what it says", 10.5)
     for row, (reward, ratio, verdict) in enumerate(zip(REWARDS, RATIOS, VERDICTS, strict=True)):
         y = 2.4 - 0.62 * row
-        advantage = (reward - mean) / std
+        advantage = (reward - mean(REWARDS)) / pstdev(REWARDS)
         unclipped = -advantage * ratio
         clipped = -advantage * min(max(ratio, 1 - CLIP_RANGE), 1 + CLIP_RANGE)
         is_dead, color = clipped > unclipped, GREEN if advantage > 0 else ORANGE
@@ -159,25 +147,15 @@ def stages() -> Figure:
     """Draw one epoch of DDPO as the seven stages that the loop of section 4 marks."""
     figure, axes = diagram(10, 4.55)
     title(axes, 0.2, 4.25, "One epoch: the stages in the loop of this lesson", 12.5)
-    tops = [(0.2, 2.75), (2.65, 2.75), (5.1, 2.75), (7.55, 2.75)]
-    names = [
-        ("1  sample", "pictures, actions and\ntheir log-probs, kept", BLUE),
-        ("2  score", "one reward\nper picture", GREEN),
-        ("3  advantages", "rewards in standard\ndeviations", GREEN),
-        ("4  shuffle", "(sample, timestep)\npairs, minibatches", BLUE),
-    ]
-    for (x, y), (name, text, color) in zip(tops, names, strict=True):
-        _stage(axes, x, y, name, text, color)
-    for (x, y), (x_next, _) in itertools.pairwise(tops):
-        arrow(axes, (x + STAGE[0], y + STAGE[1] / 2), (x_next, y + STAGE[1] / 2))
-    bottoms = [(7.55, 0.85), (5.1, 0.85), (2.65, 0.85)]
-    names = [
-        ("5  replay", "log-probs of the same\nactions, with gradient", PURPLE),
-        ("6  clipped loss", "ratio to the kept\nlog-probs, clipped", PURPLE),
-        ("7  optimizer step", "gradient, its norm\ncut, new weights", PURPLE),
-    ]
-    for (x, y), (name, text, color) in zip(bottoms, names, strict=True):
-        _stage(axes, x, y, name, text, color)
+    _stage(axes, 0.2, 2.75, "1  sample", "pictures, actions and\ntheir log-probs, kept", BLUE)
+    _stage(axes, 2.65, 2.75, "2  score", "one reward\nper picture", GREEN)
+    _stage(axes, 5.1, 2.75, "3  advantages", "rewards in standard\ndeviations", GREEN)
+    _stage(axes, 7.55, 2.75, "4  shuffle", "(sample, timestep)\npairs, minibatches", BLUE)
+    for x in (2.65, 5.1, 7.55):
+        arrow(axes, (x - 0.4, 3.225), (x, 3.225))
+    _stage(axes, 7.55, 0.85, "5  replay", "log-probs of the same\nactions, with gradient", PURPLE)
+    _stage(axes, 5.1, 0.85, "6  clipped loss", "ratio to the kept\nlog-probs, clipped", PURPLE)
+    _stage(axes, 2.65, 0.85, "7  optimizer step", "gradient, its norm\ncut, new weights", PURPLE)
     arrow(axes, (8.9, 2.75), (8.9, 1.8))
     arrow(axes, (7.55, 1.325), (7.15, 1.325))
     arrow(axes, (5.1, 1.325), (4.7, 1.325))
@@ -191,11 +169,8 @@ def stages() -> Figure:
     return figure
 
 
-STAGE = 2.05, 0.95  # width and height
-
-
 def _stage(axes: Axes, x: float, y: float, name: str, text: str, color: str) -> None:
-    width, height = STAGE
+    width, height = 2.05, 0.95
     box(axes, x, y, width, height, color=color)
     label(axes, x + width / 2, y + height - 0.22, name, ink="white", size=10.5, weight="bold")
     label(axes, x + width / 2, y + 0.33, text, ink="white", size=9.2)

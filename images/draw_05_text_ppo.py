@@ -2,15 +2,13 @@
 
 import base64
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from plots import BENCHMARKS, minus, panels, picture, plain, read_rows, where
+from plots import BENCHMARKS, bar, mean_and_paths, minus, of_seeds, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
@@ -19,7 +17,6 @@ WEIGHTS = LinearSegmentedColormap.from_list("weights", [CARD, "#8fb3e6"])
 SHADES = LinearSegmentedColormap.from_list("shades", ["#e8a27c", CARD, "#8fb3e6"])
 
 
-# --------------------------------------------------------------------------------- two decision processes
 def two_mdps() -> Figure:
     """Draw a text and a picture as the same thing: states, actions with log-probs, a reward at the end."""
     figure, axes = diagram(9.6, 5.3)
@@ -83,7 +80,6 @@ def _picture_row(axes: Axes, told: dict[str, Any]) -> None:
     note(axes, 0.3, 0.3, f"On the arrows: log-probs, means over 256 numbers. {rewarded}", 9.5)
 
 
-# -------------------------------------------------------------------------------------------------- loop
 def loop() -> Figure:
     """Draw one iteration: what each of the four models receives and gives, and what the gradient changes."""
     figure, axes = diagram(9.6, 4.9)
@@ -119,7 +115,6 @@ def loop() -> Figure:
     return figure
 
 
-# -------------------------------------------------------------------------------------------------- strip
 def strip() -> Figure:
     """Draw every number that text PPO makes of one review, token by token."""
     text = STRIP["text"]
@@ -149,12 +144,10 @@ def strip() -> Figure:
 def _cell(
     axes: Axes, x: float, y: float, width: float, height: float, shade: Any, told: str, **style: Any
 ) -> None:
-    size = width - 0.03, height - 0.03
-    axes.add_patch(Rectangle((x + 0.015, y + 0.015), *size, facecolor=to_hex(shade), edgecolor="none"))
+    bar(axes, x + 0.015, y + 0.015, width - 0.03, height - 0.03, to_hex(shade), edgecolor="none")
     label(axes, x + width / 2, y + height / 2, minus(told), size=9, **style)
 
 
-# ---------------------------------------------------------------------------------------------------- GAE
 def weights() -> Figure:
     """Draw how much of each TD error GAE gives to the strip's first token, for four λ."""
     text = STRIP["text"]
@@ -181,27 +174,6 @@ def weights() -> Figure:
     return figure
 
 
-# -------------------------------------------------------------------------------------------- experiments
-Curve = list[tuple[float, float]]
-
-
-def runs(rows: Sequence[dict[str, str]], x: str, y: str) -> list[Curve]:
-    """Return the curve of each seed."""
-    curves: dict[str, Curve] = {}
-    for row in rows:
-        curves.setdefault(row["seed"], []).append((float(row[x]), float(row[y])))
-    return list(curves.values())
-
-
-def seeds(plot: Axes, curves: Sequence[Curve], color: str, marker: str = "") -> tuple[float, float]:
-    """Plot each seed thin and their mean bold; return where the mean ends."""
-    for curve in curves:
-        plot.plot(*zip(*curve, strict=True), color=color, linewidth=0.6, alpha=0.35)
-    mean = np.array(curves).mean(0)  # (points, 2)
-    plot.plot(*mean.T, color=color, linewidth=2.2, marker=marker, markersize=4)
-    return float(mean[-1, 0]), float(mean[-1, 1])
-
-
 def hacking() -> Figure:
     """Plot what the reward model and what the grammar says over the distance from the reference."""
     figure, plots = panels(2, (9.6, 3.2))
@@ -210,9 +182,9 @@ def hacking() -> Figure:
     places = {"plain": (-0.1, "right"), "beta 0.3": (0.15, "left"), "beta 0": (0.1, "left")}
     for plot, column, scale in zip(plots, ("score", "positive"), (1, 100), strict=True):
         for variant, (text, color) in names.items():
-            rows = where(read_rows("text/sweep.csv"), variant=variant)
-            curves = [[(kl**0.5, scale * value) for kl, value in curve] for curve in runs(rows, "kl", column)]
-            x, y = seeds(plot, curves, color, marker="o")
+            runs = of_seeds(where(read_rows("text/sweep.csv"), variant=variant), "kl", column)
+            paths = [np.stack([kl**0.5, scale * value], axis=1) for kl, value in (run.T for run in runs)]
+            x, y = mean_and_paths(plot, paths, color, marker="o", markersize=4)[-1]
             aside, align = places[variant]
             plot.text(x + aside, y, text, color=color, fontsize=11, va="bottom", ha=align)
         plot.set(xlabel="√KL to the reference, per text (√nats)", xlim=(0, 5.2))
@@ -231,7 +203,7 @@ def bridge() -> Figure:
     for variant, (_, color) in names.items():
         mine = where(read_rows("text/bridge.csv"), variant=variant)
         for plot, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
-            seeds(plot, runs(where(mine, learning_rate=rate), "epoch", "reward"), color)
+            mean_and_paths(plot, of_seeds(where(mine, learning_rate=rate), "epoch", "reward"), color)
         sizes = [[float(row[f"weight {step}"] or 1) for step in steps] for row in mine]  # empty: one for all
         right.plot(steps, np.mean(sizes, axis=0), color=color, linewidth=2.2)
     for plot, rate in zip(plots, ("1e-4", "2e-4"), strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, Row, band, by_seed, minus, panels, picture, plain, read_rows, where
+from plots import BENCHMARKS, Row, band, by_seed, minus, of_seeds, panels, picture, plain, read_rows, where
 from style import INK, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.rewards import jpeg_compressibility
@@ -38,7 +38,6 @@ def read_picture(name: str) -> np.ndarray:
     return np.asarray(Image.open(PICTURES / f"{name}.png"))
 
 
-# ------------------------------------------------------------------------------------------ pictures
 def question() -> Figure:
     """Draw ten foxes from the same noise, as training goes on, with their mean size and the judge's count."""
     figure, axes = diagram(9.6, 3.95)
@@ -105,8 +104,7 @@ def loop() -> Figure:
     return figure
 
 
-# ------------------------------------------------------------------------------------------- numbers
-def kept_at(path: list[tuple[float, float]], reward: float) -> float | None:
+def kept_at(path: np.ndarray, reward: float) -> float | None:
     """Return the share kept where a path first reaches a reward, None if it never does."""
     for (before, kept_before), (there, kept) in itertools.pairwise(path):
         if before < reward <= there:
@@ -114,14 +112,10 @@ def kept_at(path: list[tuple[float, float]], reward: float) -> float | None:
     return None
 
 
-def point(row: Row) -> tuple[float, float]:
-    """Return reward and percent of foxes."""
-    return float(row["reward"]), 100 * float(row["fox"])
-
-
 def untrained(rows: list[Row]) -> dict[str, tuple[float, float]]:
-    """Return what the untrained ways get."""
-    return {row["method"]: point(row) for row in rows if row["method"] in UNTRAINED}
+    """Return reward and percent of foxes of the untrained ways."""
+    own = [row for row in rows if row["method"] in UNTRAINED]
+    return {row["method"]: (float(row["reward"]), 100 * float(row["fox"])) for row in own}
 
 
 def curves() -> Figure:
@@ -154,10 +148,8 @@ def paths() -> Figure:
     what = "foxes kept where a path first\nreaches this reward, each seed, %"
     label(table, 0, 9.4, what, size=9, align="left")
     for number, (method, color) in enumerate(METHODS.items()):
-        own = where(rows, method=method)
-        seeds = sorted({row["seed"] for row in own})
-        found = [[point(row) for row in where(own, seed=seed)] for seed in seeds]
-        for path in map(np.array, found):  # (E, 2)
+        found = [path * (1, 100) for path in of_seeds(where(rows, method=method), "reward", "fox")]
+        for path in found:  # (E, 2)
             axes.plot(*path.T, "o-", color=color, linewidth=1.3, markersize=4, alpha=0.8, label=NAMES[method])
         title(table, 0, 8.1 - 1.9 * number, NAMES[method], 9.5, ink=color)
         for line, reward in enumerate(LEVELS):

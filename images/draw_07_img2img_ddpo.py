@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import BENCHMARKS, band, by_seed, minus, panels, picture, plain, read_rows, where
+from plots import BENCHMARKS, band, bar, by_seed, minus, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.lessons.plotting import CURVE_COLORS
@@ -28,7 +27,6 @@ NAMES = {"one advantage": "DDPO: one for all", "falling": "fixed, falling", "bra
 COLORS = {"one advantage": BLUE, "falling": GREEN, "branching": ORANGE}
 
 
-# ----------------------------------------------------------------------------------------- the question
 @torch.no_grad()
 def denoise() -> None:
     """Edit one picture eight times; keep what the first run showed after each call, and all rewards."""
@@ -133,7 +131,6 @@ def credit() -> Figure:
     return figure
 
 
-# -------------------------------------------------------------------------------------- the first state
 def start() -> Figure:
     """Draw the way of a picture to the first state, and two schedules' ends that are run from there."""
     figure, axes = diagram(9.4, 4.6)
@@ -158,8 +155,7 @@ def _schedule(axes: Axes, y: float, steps: int, run: int, what: str) -> None:
     cell = 8.9 / steps
     for k in range(steps):
         color = UNUSED if k < steps - run else MUTED if k == steps - 1 else ORANGE
-        look = {"facecolor": color, "edgecolor": CARD, "linewidth": 2}
-        axes.add_patch(Rectangle((0.25 + k * cell, y), cell, 0.5, **look))
+        bar(axes, 0.25 + k * cell, y, cell, 0.5, color, edgecolor=CARD, linewidth=2)
         timestep = round(1000 - k * 1000 / steps) - 1
         ink = INK if k < steps - run else "white"
         label(axes, 0.25 + (k + 0.5) * cell, y + 0.25, str(timestep), ink=ink, size=9.5)
@@ -168,7 +164,6 @@ def _schedule(axes: Axes, y: float, steps: int, run: int, what: str) -> None:
     note(axes, 9.15, y - 0.18, "the last: no noise, no action", align="right")
 
 
-# --------------------------------------------------------------------------------------------- the tree
 def tree() -> Figure:
     """Draw two branch points with four leaves: values are means of leaves, advantages differences."""
     figure, axes = diagram(9.4, 3.5)
@@ -184,18 +179,16 @@ def tree() -> Figure:
         node = nodes[n // 2]
         arrow(axes, (node[0] + 0.45, node[1]), (leaf[0] - 0.45, leaf[1]), ink=ORANGE)
         arrow(axes, (leaf[0] + 0.45, leaf[1]), (7.75, leaf[1]), ink=MUTED)
-    for (x, y), value in zip((root, *nodes), ("4", "2", "6"), strict=True):
+    for (x, y), value in zip((root, *nodes, *leaves), "4261366", strict=True):
         box(axes, x - 0.42, y - 0.25, 0.84, 0.5, value, color=BLUE, size=12)
-    for (x, y), value in zip(leaves, ("1", "3", "6", "6"), strict=True):
-        box(axes, x - 0.42, y - 0.25, 0.84, 0.5, value, color=BLUE, size=12)
-        box(axes, 7.8, y - 0.25, 1.2, 0.5, f"reward {value}", color=GREEN, size=10)
+        if (x, y) in leaves:
+            box(axes, 7.8, y - 0.25, 1.2, 0.5, f"reward {value}", color=GREEN, size=10)
     for x, gains in ((2.3, {2.22: "−2", 0.92: "+2"}), (4.75, {2.83: "−1", 1.98: "+1", 1.23: "0", 0.38: "0"})):
         for y, text in gains.items():
             label(axes, x, y, text, size=12, weight="bold", ink=ORANGE)
     return figure
 
 
-# ------------------------------------------------------------------------------------------ the dilemma
 def point(shares: dict[str, Any]) -> tuple[float, float]:
     """Return the place of a verdict, in per cent."""
     return 100 * float(shares["ground"]), 100 * float(shares["animal"])

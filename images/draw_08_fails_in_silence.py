@@ -2,22 +2,21 @@
 
 import json
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import read_rows, where
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, panels, read_rows, where
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.lessons.desk import DESKS
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"  # python -m benchmarks.results.silent_faults
+LESSONS = BENCHMARKS.parent / "ddpo_lessons" / "lessons"
+RESULTS = BENCHMARKS / "results"  # python -m benchmarks.results.silent_faults
 # `python -m benchmarks.speed.paper_run`
-PAPER: dict[str, Any] = json.loads((ROOT / "ddpo_lessons/lessons/paper_run.json").read_text("utf-8"))
+PAPER: dict[str, Any] = json.loads((LESSONS / "paper_run.json").read_text("utf-8"))
 PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
 HOPED, PUBLISHED = 0.3, 0.19  # shares of a card's peak speed
 RECORDS = {
@@ -62,8 +61,8 @@ def question() -> Figure:
 
 def answer() -> Figure:
     """Draw what the saved files of the three runs draw."""
-    figure = Figure(figsize=(10, 0.9), facecolor=CARD, layout="constrained")
-    for axes, name in zip(figure.subplots(1, 3), "XYZ", strict=True):
+    figure, grid = panels(3, (10, 0.9))
+    for axes, name in zip(grid, "XYZ", strict=True):
         strip(axes, name, 2)
         axes.set_title(f"run {name}, drawn with its file", fontsize=10)
     return figure
@@ -80,14 +79,13 @@ def matrix() -> Figure:
     letters = {fault: f" ({letter})" for desk in DESKS for letter, (fault, _) in desk.items() if fault}
     for column, check in enumerate(used):
         x = left + wide * (column + 0.5)
-        words = textwrap.fill(check, 30)
-        axes.text(x, top + 0.12, words, rotation=30, fontsize=9.5, color=INK, ha="left", va="bottom")
+        look = {"rotation": 30, "fontsize": 9.5, "color": INK, "ha": "left", "va": "bottom"}
+        axes.text(x, top + 0.12, textwrap.fill(check, 30), **look)
     for number, (name, run) in enumerate(found.items()):
         y = top - high * (number + 0.5)
-        seen = any(run.values())
-        healthy = number < 4
-        words = name + letters.get(name, "")
-        label(axes, left - 0.12, y, words, size=9.5, align="right", ink=INK if seen or healthy else RED)
+        seen, healthy = any(run.values()), number < 4
+        ink = INK if seen or healthy else RED
+        label(axes, left - 0.12, y, name + letters.get(name, ""), size=9.5, align="right", ink=ink)
         for column, check in enumerate(used):
             color = ORANGE if run.get(check) else "#e6e6de" if check in run else CARD
             axes.bar(left + wide * (column + 0.5), high * 0.82, wide * 0.94, y - high * 0.41, color=color)
@@ -96,15 +94,13 @@ def matrix() -> Figure:
             x = left + wide * len(used) + 0.08
             label(axes, x, y, words, size=9, align="left", ink=MUTED if healthy else RED)
     words = "Orange: the check fails. Blank: nothing to check. These checks pass everywhere: "
-    lines = textwrap.wrap(words + "; ".join(quiet) + ".", 118)
-    label(axes, 0.2, 0.3, "\n".join(lines), size=9.5, align="left", ink=MUTED)
+    note(axes, 0.2, 0.3, textwrap.fill(words + "; ".join(quiet) + ".", 118), 9.5)
     return figure
 
 
 def card() -> Figure:
     """Draw memory by the pairs of a pass, and hours by card."""
-    figure = Figure(figsize=(10, 3.9), facecolor=CARD, layout="constrained")
-    memory, hours = figure.subplots(1, 2, width_ratios=[1.15, 1])
+    figure, (memory, hours) = panels(2, (10, 3.9), width_ratios=[1.15, 1])
     stations = [row for row in PAPER["memory"] if row["station"].startswith("train")]
     names = [row["station"].removeprefix("train ").replace(" pairs", "") for row in stations]
     at = [0.0] * len(stations)
@@ -115,9 +111,8 @@ def card() -> Figure:
     for size in (10, 16, 24):
         limit = 0.85 * size - 1
         memory.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        memory.text(
-            4.5, limit, f"limit of a\ncard of {size}", fontsize=8.5, va="center", backgroundcolor=CARD
-        )
+        text = f"limit of a\ncard of {size}"
+        memory.text(4.5, limit, text, fontsize=8.5, va="center", backgroundcolor=CARD)
     for x, total in enumerate(at):
         memory.text(x, total + 0.4, f"{total:.1f}", ha="center", fontsize=9, fontweight="bold")
     memory.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
@@ -139,9 +134,7 @@ def card() -> Figure:
 def precision() -> Figure:
     """Draw the way of a latent through the UNet and back, with the precision of every tensor."""
     figure, axes = diagram(10, 4.1)
-    label(
-        axes, 0.25, 3.85, "What is kept in float32, and what is not", size=12.5, weight="bold", align="left"
-    )
+    title(axes, 0.25, 3.85, "What is kept in float32, and what is not", 12.5)
     box(axes, 0.25, 2.0, 1.75, 0.95, "latent $x_t$\nfloat32", color=BLUE)
     box(axes, 3.0, 1.8, 2.3, 1.35, "frozen UNet\nbfloat16\nproducts: autocast", color=ORANGE)
     box(axes, 3.0, 0.55, 2.3, 0.85, "LoRA weights,\nmoments: float32", color=BLUE)
@@ -169,12 +162,5 @@ def precision() -> Figure:
 
 
 if __name__ == "__main__":
-    main(
-        {
-            "08-question": question,
-            "08-answer": answer,
-            "08-matrix": matrix,
-            "08-card": card,
-            "08-precision": precision,
-        }
-    )
+    drawn = {"08-question": question, "08-answer": answer, "08-matrix": matrix}
+    main({**drawn, "08-card": card, "08-precision": precision})

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from PIL import Image
-from plots import band, by_seed, minus, panels, picture, plain, read_rows, where
+from plots import band, bar, by_seed, minus, panels, picture, plain, read_rows, where
 from style import INK, MUTED, PALETTE, arrow, diagram, label, main, note, title
 
 from ddpo_lessons.advantages import normalize_groups
@@ -108,19 +107,19 @@ def budget() -> Figure:
     after, level = LEVEL - LENGTH, ETA * math.sqrt(LEVEL / (1 - LEVEL))
     fresh = level**2 * LENGTH
     kept = after - level**2 / (2 * LEVEL) * LENGTH
-    rows = [("ODE", after**2, 0.0, BLUE), ("noise added", after**2, fresh, GREEN)]
-    rows += [("SDE", kept**2, fresh, ORANGE)]
     title(axes, 0.2, 2.45, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}")
     left, scale, height = 1.7, 15.0, 0.38
-    for n, (name, old, new, color) in enumerate(rows):
-        y = 1.55 - 0.55 * n
+    for y, name, old, new, color in (
+        (1.55, "ODE", after**2, 0.0, BLUE),
+        (1.0, "noise added", after**2, fresh, GREEN),
+        (0.45, "SDE", kept**2, fresh, ORANGE),
+    ):
         label(axes, left - 0.15, y + 0.19, name, ink=color, weight="bold", align="right")
         for x, share, face, edge, hatch in (
             (left, old, color, INK, ""),
             (left + old * scale, new, "none", color, "///"),
         ):
-            look = {"facecolor": face, "edgecolor": edge, "linewidth": 0.8, "hatch": hatch}
-            axes.add_patch(Rectangle((x, y), share * scale, height, **look))
+            bar(axes, x, y, share * scale, height, face, edgecolor=edge, linewidth=0.8, hatch=hatch)
         sums = f"{old:.4f} kept + {new:.4f} fresh = {old + new:.4f}"
         label(axes, left + (old + new) * scale + 0.15, y + 0.19, sums, size=9.5, align="left")
     x = left + after**2 * scale
@@ -165,8 +164,7 @@ def floor() -> Figure:
     for axis, replayed in zip(axes, ("bfloat16 weights", "float32"), strict=True):
         for action, color in ((1, BLUE), (5, ORANGE), (9, GREEN)):
             mine = where(rows, replayed=replayed, action=str(action))
-            dims = np.array([int(row["dims"]) for row in mine])
-            found = np.array([float(row["difference"]) for row in mine])
+            dims, found = (np.array([float(row[name]) for row in mine]) for name in ("dims", "difference"))
             axis.plot(dims, found, "o-", color=color, markersize=4, label=f"action {action}")
             axis.plot(dims, found[0] * np.sqrt(dims[0] / dims), ":", color=color, linewidth=1)
             axis.axhline(float(mine[0]["second_term"]), color=color, linestyle="--", linewidth=0.8)

@@ -38,6 +38,10 @@ def _mean(rows: list[Row]) -> Row:
     return {name: mean(row[name] for row in rows) for name in MEASURES}
 
 
+def _columns(rows: list[Row], *names: str) -> list[list[float]]:
+    return [[row[name] for row in rows] for name in names]
+
+
 def _strip(name: str, row: int) -> Any:
     """Return a row of one of the experiment's pictures."""
     pixels = mpl_image.imread(BENCHMARKS / f"results/slope/{name}.png")
@@ -79,10 +83,6 @@ def _style(axes: Axes, title: str, below: str) -> None:
     axes.set_xlabel(below, fontsize=9.5, color=INK)
 
 
-def _line(axes: Axes, rows: list[tuple[float, float]], **style: Any) -> None:
-    axes.plot(*zip(*rows, strict=True), **style)
-
-
 def plane() -> Figure:
     """Draw reward against diversity, the distance to handwriting along training, and final pictures."""
     figure, axes = diagram(10, 8.1)
@@ -92,14 +92,14 @@ def plane() -> Figure:
     left, right = figure.add_axes((0.075, 0.5, 0.42, 0.44)), figure.add_axes((0.57, 0.5, 0.4, 0.44))
     rewards = [row["reward"] for row in written]
     left.axhspan(min(rewards), max(rewards), color=GREEN, alpha=0.15, linewidth=0)
-    left.plot([row["diversity"] for row in written], rewards, "*", color=GREEN, markersize=11)
+    left.plot(*_columns(written, "diversity", "reward"), "*", color=GREEN, markersize=11)
     right.axhline(goal["frechet"], color=GREEN, linewidth=1.2)
     right.text(0.03, goal["frechet"] + 0.08, "handwriting of the test split", fontsize=8.5, color=GREEN)
     settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")
     sides = (((-6, -11), "right"), ((8, -3), "left"))  # off the paths
     for names, (place, side) in zip(settings, sides, strict=True):
         found = [points[name] for name in ("untrained", *names)]
-        _line(left, [(r["diversity"], r["reward"]) for r in found], color=MUTED, marker="s", ls=":", ms=4)
+        left.plot(*_columns(found, "diversity", "reward"), "s:", color=MUTED, ms=4)
         for name, row in zip(names, found[1:], strict=True):
             text = name if name == names[-1] else name.split()[-1]
             left.annotate(text, (row["diversity"], row["reward"]), place, fontsize=8, color=MUTED, ha=side,
@@ -112,8 +112,8 @@ def plane() -> Figure:
         middle = [_mean(list(rows)) for rows in zip(*seeds, strict=True)]
         for rows in (*seeds, middle):
             style = {"lw": 2.2, "marker": "o", "ms": 4} if rows is middle else {"lw": 0.6}
-            _line(left, [(row["diversity"], row["reward"]) for row in rows], color=color, **style)
-            _line(right, [(n, row["frechet"]) for n, row in enumerate(rows)], color=color, **style)
+            left.plot(*_columns(rows, "diversity", "reward"), color=color, **style)
+            right.plot([row["frechet"] for row in rows], color=color, **style)
         for n, (before, after) in enumerate(itertools.pairwise(middle)):
             if before["reward"] < goal["reward"] <= after["reward"]:  # a ring where it passes handwriting's
                 part = (goal["reward"] - before["reward"]) / (after["reward"] - before["reward"])

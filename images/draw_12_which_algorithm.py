@@ -11,8 +11,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, by_seed, plain, read_rows, where
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main
+from plots import BENCHMARKS, mean_and_paths, of_seeds, panels, plain, read_rows, where
+from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 from ddpo_lessons.lessons.demo import TEST
 from ddpo_lessons.worlds.animals import draw_edits
@@ -50,15 +50,18 @@ WITHOUT = {  # a part of the setting's name: marker and name
 }
 
 
-def plane(*panels: tuple[str, str]) -> Figure:
+def plane(*shown: tuple[str, str]) -> Figure:
     """Draw reward against what training does not see, along training, one panel for each (task, measure)."""
     rows, untrained = (read_rows(f"results/equal_terms{end}.csv") for end in ("", "_untrained"))
-    figure = Figure(figsize=(4.4 * len(panels), 5.4), facecolor=CARD, layout="constrained")
+    figure, grid = panels(len(shown), (4.4 * len(shown), 5.4))
     found = dict[str, Artist]()
-    for axes, (task, column) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+    for axes, (task, column) in zip(grid, shown, strict=True):
         for method, (color, style) in STYLES.items():
-            own = where(rows, task=task, method=method)
-            _paths(axes, own, column, method, color, style)
+            seeds = of_seeds(where(rows, task=task, method=method), "reward", column)
+            if len(seeds) == 3:
+                paths = [path * (1, SCALES[column]) for path in seeds]
+                look = {"label": method, "linewidth": 1.9, "linestyle": style, "marker": "o"}
+                mean_and_paths(axes, paths, color, markersize=3.5, **look)
         _points(axes, where(untrained, task=task), column)
         plain(axes, colors=MUTED, labelsize=9)
         axes.set_title(f"{TITLES[task]}\n{MEASURES[column]}", fontsize=11, color=INK)
@@ -66,25 +69,13 @@ def plane(*panels: tuple[str, str]) -> Figure:
         found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     names = [*(name for name in STYLES if name in found), *(name for name in found if name not in STYLES)]
     legend = figure.legend(
-        [found[name] for name in names], names, loc="outside lower center", ncols=2 * len(panels),
+        [found[name] for name in names], names, loc="outside lower center", ncols=2 * len(shown),
         frameon=False, fontsize=9, handlelength=3,
     )  # fmt: skip
     for line in legend.get_lines():
         if line.get_linestyle() != "None":
             line.set_marker("")  # a dot would hide how the line is dashed
     return figure
-
-
-def _paths(axes: Axes, rows: list[dict[str, str]], column: str, method: str, color: str, style: str) -> None:
-    """Draw the path of the seeds' mean, with a dot where it is measured, and each seed thin."""
-    if len({row["seed"] for row in rows}) < 3:
-        return
-    _, x = by_seed(rows, "queries", "reward")  # (points, seeds)
-    _, y = by_seed(rows, "queries", column, SCALES[column])
-    axes.plot(x, y, color=color, linewidth=0.6, alpha=0.35)
-    axes.plot(
-        x.mean(1), y.mean(1), style, color=color, label=method, linewidth=1.9, marker="o", markersize=3.5
-    )
 
 
 def _points(axes: Axes, rows: list[dict[str, str]], column: str) -> None:

@@ -3,35 +3,22 @@
 import json
 
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, panels, read_rows
+from plots import BENCHMARKS, of_seeds, panels, read_rows, where
 from style import INK, MUTED, PALETTE, main
-
-Rows = list[dict[str, str]]
-
-
-def read_runs() -> dict[tuple[str, str], Rows]:
-    """Return the rows of every variant and seed."""
-    runs: dict[tuple[str, str], Rows] = {}
-    for row in read_rows("speed/time_to_result.csv"):
-        runs.setdefault((row["variant"], row["seed"]), []).append(row)
-    return dict(sorted(runs.items()))
 
 
 def time_to_result() -> Figure:
     """Draw a line for every seed; it ends where 15 points are gained, or at the limit."""
-    runs = read_runs()
+    rows = read_rows("speed/time_to_result.csv")
     about = json.loads((BENCHMARKS / "speed/time_to_result.json").read_text(encoding="utf-8"))
     figure, (axes,) = panels(1, (9, 4))
-    colors = dict(zip(dict.fromkeys(variant for variant, _ in runs), PALETTE, strict=False))
-    named = set()
-    for (variant, _), rows in runs.items():
-        before = float(rows[0]["both"])  # guidance differs, and with it what the untrained policy gets
-        seconds = [float(row["seconds"]) for row in rows[1:]]
-        gained = [float(row["both"]) - before for row in rows[1:]]
-        name = variant if variant not in named else None
-        axes.plot(seconds, gained, color=colors[variant], linewidth=1.6, label=name)
-        axes.plot(seconds[-1:], gained[-1:], "o", color=colors[variant], markersize=5)
-        named.add(variant)
+    for variant, color in zip(sorted({row["variant"] for row in rows}), PALETTE, strict=False):
+        runs = of_seeds(where(rows, variant=variant), "seconds", "both")
+        for number, run in enumerate(runs):
+            # Guidance differs, and with it what the untrained policy gets.
+            seconds, gained = run[1:, 0], run[1:, 1] - run[0, 1]
+            axes.plot(seconds, gained, color=color, linewidth=1.6, label=None if number else variant)
+            axes.plot(seconds[-1:], gained[-1:], "o", color=color, markersize=5)
     for height, text in ((0.0, "before RL"), (about["gain"], f"+{100 * about['gain']:.0f} points")):
         axes.axhline(height, color=INK, linestyle=":", linewidth=1.2)
         place = axes.get_yaxis_transform()  # x in widths of the panel
@@ -44,8 +31,7 @@ def time_to_result() -> Figure:
     axes.set_facecolor(axes.figure.get_facecolor())
     axes.tick_params(labelsize=8.5, colors=INK)
     figure.legend(fontsize=8.5, frameon=False, ncols=3, loc="outside lower center")
-    seeds = len({seed for _, seed in runs})
-    title = f"Digit and colours right; a line ends at +15 points or at the limit; seeds: {seeds}"
+    title = f"Digit and colours right; a line ends at +15 points or at the limit; seeds: {len(runs)}"
     axes.set_title(title, fontsize=10.5, color=INK)
     return figure
 

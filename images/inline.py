@@ -19,11 +19,7 @@ FIGURE = re.compile(r"\.\./images/([\w-]+)\.(svg|png)")
 
 
 def script(name: str) -> Path:
-    """Return the script of this folder that draws a figure.
-
-    Raises:
-        ValueError: if no script names the figure, or several do.
-    """
+    """Return the script of this folder that draws a figure; a ValueError if none names it, or several."""
     found = [path for path in sorted(IMAGES.glob("draw_*.py")) if f'"{name}"' in path.read_text("utf-8")]
     if len(found) != 1:
         raise ValueError(f"{name}.svg: {len(found)} of images/draw_*.py draw it; let one of them do so")
@@ -38,12 +34,7 @@ def draw(notebooks: list[Path], folder: Path) -> None:
 
 
 def inline(notebook: Path, drawn: Path) -> str:
-    """Return the JSON of a notebook whose figures are in its text.
-
-    Args:
-        notebook: a lesson.
-        drawn: folder of the PNGs that were drawn for it.
-    """
+    """Return the JSON of a notebook with its figures in the text; `drawn` has the PNGs made for it."""
 
     def data(figure: re.Match[str]) -> str:
         name, kind = figure.groups()

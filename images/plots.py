@@ -24,8 +24,12 @@ def picture(axes: Axes, x: float, y: float, width: float, pixels: Any, **style: 
     extent = (x, x + width, y, y + height)
     axes.imshow(pixels, extent=extent, interpolation="none", zorder=3, aspect="auto")
     if edge := style.get("edge"):
-        look = {"facecolor": "none", "edgecolor": edge, "linewidth": style.get("line", 1.6)}
-        axes.add_patch(Rectangle((x, y), width, height, zorder=4, **look))
+        bar(axes, x, y, width, height, "none", edgecolor=edge, linewidth=style.get("line", 1.6), zorder=4)
+
+
+def bar(axes: Axes, x: float, y: float, width: float, height: float, color: Any, **look: Any) -> None:
+    """Draw a filled rectangle with its lower left corner at (x, y)."""
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=color, **look))
 
 
 def plain(*panels: Axes, **ticks: Any) -> None:
@@ -60,9 +64,28 @@ def by_seed(rows: Iterable[Row], x: str, y: str, scale: float = 1) -> tuple[list
     return list(points), np.array(list(points.values()))
 
 
+def of_seeds(rows: Iterable[Row], *columns: str) -> list[np.ndarray]:
+    """Return the numbers of each seed in some columns, (E, columns) each."""
+    found: dict[str, list[list[float]]] = {}
+    for row in rows:
+        found.setdefault(row["seed"], []).append([float(row[name]) for name in columns])
+    return [np.array(numbers) for numbers in found.values()]
+
+
 def band(axes: Axes, x: Sequence[float], seeds: np.ndarray, color: str, **style: Any) -> None:
     """Fill from the lowest to the highest seed; seeds (E, seeds)."""
     axes.fill_between(x, seeds.min(axis=1), seeds.max(axis=1), color=color, linewidth=0, **style)
+
+
+def mean_and_paths(
+    axes: Axes, paths: Sequence[np.ndarray], color: str, thin: float = 0.6, alpha: float = 0.35, **line: Any
+) -> np.ndarray:
+    """Draw each seed's path (E, 2) thin and their mean bold; return the mean."""
+    for path in paths:
+        axes.plot(*path.T, color=color, linewidth=thin, alpha=alpha)
+    mean = np.mean(paths, axis=0)
+    axes.plot(*mean.T, color=color, **{"linewidth": 2.2, **line})
+    return mean
 
 
 def read_rows(name: str) -> list[Row]:

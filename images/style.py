@@ -23,15 +23,7 @@ mpl.rcParams.update({"svg.hashsalt": "ddpo-lessons", "svg.fonttype": "path", "fo
 
 
 def diagram(width: float, height: float) -> tuple[Figure, Axes]:
-    """Make an empty card.
-
-    Args:
-        width: in inches, which are also the units of the axes.
-        height: likewise.
-
-    Returns:
-        The figure, and axes from (0, 0) at the lower left to (width, height).
-    """
+    """Make an empty card, and axes in inches from (0, 0) at the lower left to (width, height)."""
     figure = Figure(figsize=(width, height), facecolor=CARD)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(0, height))
@@ -79,11 +71,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **st
 
 
 def main(drawings: dict[str, Callable[[], Figure]]) -> None:
-    """Write every drawing of a script as `images/NAME.svg`.
-
-    Args:
-        drawings: for every name the function that draws it.
-    """
+    """Write every drawing of a script, by name, as `images/NAME.svg`."""
     parser = argparse.ArgumentParser(description="draw the diagrams of a lesson")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder of the SVGs")
     parser.add_argument("--png", type=Path, help="also write PNGs to this folder")
