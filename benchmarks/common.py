@@ -60,6 +60,36 @@ def trainer_of(task: Sequence[Any], *settings: Row, **parts: Any) -> Iterator[An
         yield Trainer(config, *task, **parts)
 
 
+def denoised(
+    family: Any, latents: torch.Tensor, prompts: Sequence[str], schedule: Any, guidance: float = 1.0,
+    draws: torch.Generator | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Denoise first latents (N, C, h, w) by a schedule, and return the images (N, 3, H, W)."""
+    from ddpo_lessons.rollout import sample_trajectory
+
+    conditioning = family.condition(prompts, "", guidance)
+    made = sample_trajectory(family, latents, schedule, conditioning, guidance, draws)
+    return family.decode(made.final_latents)
+
+
+def draw(pipeline: Any, prompts: Sequence[str], *seed: int, **settings: Any) -> torch.Tensor:
+    """Draw an image of each prompt as training samples them, from noise that the seed decides.
+
+    `settings` are fields of `SamplingSettings`; without guidance if they name none.
+    """
+    from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
+
+    noise = [torch.Generator().manual_seed(sample_seed(*seed, n)) for n in range(len(prompts))]
+    told = SamplingSettings(**{"guidance_scale": 1.0, **settings})
+    return text2img_rollout(pipeline, prompts, told, generator=noise)[0]
+
+
+def best_draws(draws: Sequence[torch.Tensor], rewards: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Keep for each question the draw with the highest reward; (N, 3, H, W) and (N,) of each draw."""
+    best = torch.stack(list(rewards)).argmax(dim=0)  # (N,)
+    return torch.stack(list(draws))[best, torch.arange(len(best))]
+
+
 def redness(images: torch.Tensor, prompts: Any = None, metadata: Any = None) -> torch.Tensor:
     """A reward: red less the mean of green and blue, (B,)."""
     red, green, blue = images.mean((2, 3)).unbind(1)
@@ -116,9 +146,19 @@ def readings(trainer: Any, epochs: Collection[int], measure: Callable[[], Row]) 
     return rows
 
 
+def where(rows: Iterable[Row], **values: str) -> list[Row]:
+    """Return the rows with these values in these columns."""
+    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+
+
 def best(rows: Sequence[Row], column: str) -> Row:
     """Return the row with the largest number in a column, the first of equals."""
     return max(rows, key=lambda row: float(row[column]))
+
+
+def best_rate(path: Path, column: str, **values: str) -> float:
+    """Return the learning rate of the CSV's row with the largest number in a column, of those chosen."""
+    return float(best(where(read_rows(path), **values), column)["learning_rate"])
 
 
 def save_grid(images: torch.Tensor, columns: int, path: Path) -> None:
@@ -138,12 +178,8 @@ def run_all(
 ) -> None:  # fmt: skip
     """Run what a CSV does not hold yet, in this order, and append each run's rows when it ends.
 
-    Args:
-        train: turns a run into its rows, in a process of its own; what names the run is added to each.
-        runs: what names each of them, some columns of the CSV.
-        columns: of the CSV.
-        path: the CSV.
-        processes: how many runs at a time.
+    A run is what names it, some columns of the CSV. `train` turns it into its rows, in one of so many
+    processes at a time; what names the run is added to each row.
     """
     held = {tuple(row[name] for name in runs[0]) for row in read_rows(path)} if path.exists() else set()
     todo = [run for run in runs if tuple(map(str, run.values())) not in held]

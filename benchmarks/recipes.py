@@ -99,18 +99,10 @@ def train(
 ) -> None:
     """Take the optimizer steps of a stage: AdamW, one cycle of the learning rate.
 
-    Args:
-        name: of the stage, and of its file in `folder`.
-        model: what is trained; at the end it is in eval mode, and holds the average of its weights, if there
-            is one.
-        loss_of: maps a step's number to its loss.
-        steps: number of optimizer steps.
-        learning_rate: the highest one.
-        weight_decay: AdamW's.
-        warmup: share of the steps until the highest learning rate.
-        max_norm: gradients are clipped to it.
-        ema_decay: of the average of the weights; None for none.
-        folder: where the stage saves, and goes on from; `loss_of` then seeds what it draws by the step.
+    `learning_rate` is the highest one, reached after the share `warmup` of the steps; gradients are clipped
+    to `max_norm`. At the end the model is in eval mode, and holds the average of its weights if there is an
+    `ema_decay`. The stage saves in `folder` as NAME.pt, and goes on from there; `loss_of`, which maps a
+    step's number to its loss, then seeds what it draws by the step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, Row, read_rows
+from benchmarks.common import ROOT, Row, read_rows, where
 from benchmarks.gallery import SECTIONS as GALLERY
 from benchmarks.gallery import Section, shown
 from benchmarks.recipes import markdown
@@ -48,10 +48,6 @@ def shares(row: Row, columns: Iterable[str]) -> list[str]:
 
 def mean(rows: Sequence[Row], column: str) -> float:
     return statistics.mean(float(row[column]) for row in rows)
-
-
-def where(rows: Iterable[Row], **values: str) -> list[Row]:
-    return [row for row in rows if all(row[name] == value for name, value in values.items())]
 
 
 def best_setting(best: Row) -> str:
@@ -344,9 +340,8 @@ def result_table(rows: list[Row], about: Row) -> str:
     """Return the table of seconds until 15 points more pictures are right, per variant."""
     titles = "trainer, settings | seconds, median | seconds, each seed | samples, median | samples a second"
     lines = []
-    for variant in unique(rows, "variant"):
-        own = [row for row in rows if row["variant"] == variant]
-        runs = [[row for row in own if row["seed"] == seed] for seed in sorted({row["seed"] for row in own})]
+    for variant, own in by(rows, "variant").items():
+        runs = list(by(own, "seed").values())
         ends = [first_reached(run) or NEVER for run in runs]
         median = {key: statistics.median(float(end[key]) for end in ends) for key in NEVER}
         trained = {key: sum(float(run[-1][key]) for run in runs) for key in NEVER}

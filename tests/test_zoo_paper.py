@@ -38,7 +38,7 @@ def test_the_right_pictures_are_judged_right_and_shuffled_ones_wrong():
 
 def test_noise_belongs_to_the_picture_and_the_seed():
     pipeline = paper.load_tiny_zoo()
-    first, again, other = (paper.draw(pipeline, ["a fox"] * 2, seed) for seed in (1, 1, 2))
+    first, again, other = (paper.paint(pipeline, ["a fox"] * 2, seed) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[0], other[0])

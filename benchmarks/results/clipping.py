@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, product, readings, redness, run_all, save_grid, trainer_of
+from benchmarks.common import Row, draw, parse, product, readings, redness, run_all, save_grid, trainer_of
 from ddpo_lessons.algorithms.algorithm import Learner, Samples
 from ddpo_lessons.algorithms.ddpo import DDPO, replay, share_predictions
 from ddpo_lessons.ppo import clipped_loss, ratio_stats
-from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
@@ -75,11 +74,8 @@ class Loss(DDPO):
 
 def look(pipeline: Any, seed: int) -> tuple[torch.Tensor, Row]:
     """Draw the pictures that every epoch of a seed is judged by, and judge them."""
-    noise = [torch.Generator().manual_seed(sample_seed(seed, 99, row)) for row in range(PICTURES)]
     asked = [f"a {digits.DIGITS[row % 10]}" for row in range(PICTURES)]
-    images = text2img_rollout(
-        pipeline, asked, SamplingSettings(num_inference_steps=8, guidance_scale=1.0), generator=noise
-    )[0]
+    images = draw(pipeline, asked, seed, 99, num_inference_steps=8)
     right = digits.Judge.load()(images).argmax(1) == torch.arange(PICTURES) % 10  # (100,)
     red = redness(images)  # (100,)
     low, median = red.quantile(torch.tensor([0.05, 0.5])).tolist()
@@ -89,8 +85,7 @@ def look(pipeline: Any, seed: int) -> tuple[torch.Tensor, Row]:
 
 
 def train(run: Row) -> list[Row]:
-    names = ("variant", "learning_rate", "inner_epochs", "seed")
-    variant, learning_rate, inner_epochs, seed = (run[name] for name in names)
+    learning_rate, inner_epochs, seed, variant = run.values()
     pipeline, algorithm, strips = load_tiny_sd(), Loss(variant == "clipped"), list[torch.Tensor]()
 
     def measure() -> Row:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Row
+from benchmarks.common import Row, denoised, draw
 from benchmarks.zoo import taste
 from benchmarks.zoo.edit import by_program
 from ddpo_lessons.data.prompts import animals as animal_prompts
@@ -34,7 +34,6 @@ from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts, hidden_animals
 from ddpo_lessons.rewards import RewardFunction, animal_alignment, prompt_alignment
 from ddpo_lessons.rewards.reward import split_info
-from ddpo_lessons.rollout import SamplingSettings, sample_seed, sample_trajectory, text2img_rollout
 from ddpo_lessons.worlds import animals, digits, load_tiny_sd3, load_tiny_zoo
 from ddpo_lessons.worlds.digits import score_prompts
 from ddpo_lessons.worlds.judges import named
@@ -117,11 +116,8 @@ class TasteExam(Exam):
         self.reward, self.judge = taste.rating(), animals.Judge.load()
 
     def draw(self, pipeline: Any, noise: int, prompts: Sequence[str] = ()) -> torch.Tensor:
-        seeds = [sample_seed(self.first_seed + noise, n) for n in range(len(self.prompts))]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         steps = TASKS["taste"].settings["sample_num_steps"]
-        settings = SamplingSettings(num_inference_steps=steps, guidance_scale=1.0)
-        return text2img_rollout(pipeline, prompts or self.prompts, settings, generator=generators)[0]
+        return draw(pipeline, prompts or self.prompts, self.first_seed + noise, num_inference_steps=steps)
 
     def judged(self, images: torch.Tensor) -> dict[str, float]:
         seen = (named(self.judge, images)[:, 0] == torch.arange(len(images))).double()
@@ -169,15 +165,19 @@ class EditExam(Exam):
         return {"a program": by_program(self.exam.edits)[None]}
 
 
+def left_out() -> list[digits.Description]:
+    """Return what the fifty prompts of the pairs say that pre-training left out."""
+    pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
+    return [digits.Description(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
+
+
 class PromptExam(Exam):
     """The fifty prompts of the left-out pairs, by the ODE."""
 
     noises = 6
 
     def __init__(self, split: str) -> None:
-        pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
-        said = [(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
-        self.descriptions = [digits.Description(*words) for words in said]
+        self.descriptions = left_out()
         self.prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in self.descriptions]
         self.metadata = [{} for _ in self.prompts]
         self.reward, self.judge = prompt_alignment(), digits.Judge.load()
@@ -188,10 +188,7 @@ class PromptExam(Exam):
         generator = torch.Generator().manual_seed(self.seed + 1_000 * (noise // self.noises))
         shape = len(self.prompts), self.noises, *family.latents_shape()
         latents = torch.randn(shape, generator=generator)[:, noise % self.noises]
-        conditioning = family.condition(self.prompts, "", guidance)
-        schedule = family.schedule(steps, eta=0.0)
-        made = sample_trajectory(family, latents, schedule, conditioning, guidance)
-        return family.decode(made.final_latents)
+        return denoised(family, latents, self.prompts, family.schedule(steps, eta=0.0), guidance)
 
     def real(self) -> dict[str, torch.Tensor]:
         """Return handwriting of the test split in the colours that the prompts name."""

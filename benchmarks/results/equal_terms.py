@@ -23,16 +23,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import (
-    Row,
-    parse,
-    product,
-    quiet_thread,
-    read_rows,
-    run_all,
-    trainer_of,
-    write_rows,
-)
+from benchmarks import common
+from benchmarks.common import Row
 from benchmarks.results.equal_tasks import TASKS, Exam
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
@@ -81,7 +73,7 @@ def make_trainer(run: Row) -> AbstractContextManager[Any]:
     method, own = task.methods[run["method"]], {name: run[key] for name, key in VARIED.items()}
     parts = (task.exam("validation").reward, task.prompts(run["seed"]), task.load())
     algorithm = make_algorithm(method.algorithm)
-    return trainer_of(parts, task.settings, method.config, own, algorithm=algorithm, start=task.start)
+    return common.trainer_of(parts, task.settings, method.config, own, algorithm=algorithm, start=task.start)
 
 
 def look(exam: Exam, pipeline: Any) -> tuple[torch.Tensor, Row]:
@@ -200,9 +192,8 @@ def chosen(task: str, method: str) -> tuple[float, int]:
     if rate is not None:
         return rate, points[-1]
     runs: dict[float, list[Row]] = {}
-    for row in read_rows(SEARCH):
-        if (row["task"], row["method"]) == (task, method):
-            runs.setdefault(float(row["learning_rate"]), []).append(row)
+    for row in common.where(common.read_rows(SEARCH), task=task, method=method):
+        runs.setdefault(float(row["learning_rate"]), []).append(row)
     found = {rate: best_point(task, rows) for rate, rows in runs.items()}
     best = max(found, key=lambda rate: found[rate][0])
     return best, found[best][1]
@@ -228,15 +219,15 @@ def untrained(name: str) -> list[Row]:
 
 if __name__ == "__main__":
     every = sorted({method for task in TASKS.values() for method in task.methods})
-    arguments = parse(__doc__, tasks=list(TASKS), methods=every)
-    quiet_thread()
+    arguments = common.parse(__doc__, tasks=list(TASKS), methods=every)
+    common.quiet_thread()
     for task in arguments.tasks:
         methods = [method for method in TASKS[task].methods if method in arguments.methods]
         if TASKS[task].rate is None:
-            searches = product(task=(task,), method=methods)
-            run_all(search, searches, COLUMNS, SEARCH, arguments.processes)
-        runs = product(task=(task,), seed=SEEDS, method=methods)
+            searches = common.product(task=(task,), method=methods)
+            common.run_all(search, searches, COLUMNS, SEARCH, arguments.processes)
+        runs = common.product(task=(task,), seed=SEEDS, method=methods)
         runs = [{**run, "learning_rate": chosen(task, run["method"])[0]} for run in runs]
-        run_all(train, runs, COLUMNS, RESULTS, arguments.processes)
+        common.run_all(train, runs, COLUMNS, RESULTS, arguments.processes)
     rows = [row for task in TASKS if task != "few" for row in untrained(task)]  # few's are the taste's
-    write_rows(UNTRAINED, [{**dict.fromkeys(MEASURES, ""), **row} for row in rows])
+    common.write_rows(UNTRAINED, [{**dict.fromkeys(MEASURES, ""), **row} for row in rows])

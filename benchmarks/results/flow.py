@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import Row, best, parse, product, read_rows, readings, run_all, trainer_of, write_once
+from benchmarks import common
+from benchmarks.common import Row
 from benchmarks.results.equal_tasks import COMMON, OF_SD3
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.models import family_of
@@ -64,12 +65,9 @@ class Exam:
     def images(
         self, family: Any, steps: int = STEPS, guidance: float = 1.0, sde: Any = "flow", eta: float = 0.0
     ) -> torch.Tensor:
-        conditioning = family.condition(self.prompts, "", guidance)
         schedule = family.schedule(steps, eta=eta).with_noise(sde=sde)
         draws = torch.Generator().manual_seed(1)
-        return family.decode(
-            sample_trajectory(family, self.noise, schedule, conditioning, guidance, draws).final_latents
-        )
+        return common.denoised(family, self.noise, self.prompts, schedule, guidance, draws)
 
     def reward(self, images: torch.Tensor) -> torch.Tensor:
         return italics(images, self.prompts, [{}] * len(images))
@@ -94,8 +92,8 @@ def train(run: Row, split: str, looked_at: Collection[int]) -> list[Row]:
     exam, (sde, eta) = Exam(split), METHODS[run["method"]]
     own = {"train_learning_rate": run["learning_rate"], "seed": run["seed"], "sample_eta": eta}
     task = (italics, digit_world_prompts(run["seed"]), load_tiny_sd3())
-    with trainer_of(task, SETTINGS, own, algorithm=Windowed(sde)) as trainer:
-        rows = readings(trainer, looked_at, lambda: exam.marks(exam.images(trainer.family)))
+    with common.trainer_of(task, SETTINGS, own, algorithm=Windowed(sde)) as trainer:
+        rows = common.readings(trainer, looked_at, lambda: exam.marks(exam.images(trainer.family)))
     return [{**row, "queries": 64 * row["epoch"]} for row in rows]
 
 
@@ -108,8 +106,7 @@ def compare(run: Row) -> list[Row]:
 
 
 def chosen(method: str) -> float:
-    own = [row for row in read_rows(SEARCH) if row["method"] == method]
-    return float(best(own, "reward")["learning_rate"])
+    return common.best_rate(SEARCH, "reward", method=method)
 
 
 def sheared(images: torch.Tensor) -> torch.Tensor:
@@ -179,11 +176,11 @@ def floor() -> list[Row]:
 
 
 if __name__ == "__main__":
-    processes = parse(__doc__).processes
-    tried = product(seed=(SEARCH_SEED,), learning_rate=(3e-3, 1e-2, 1e-3), method=METHODS)
-    run_all(search, tried, COLUMNS, SEARCH, processes)
-    rates = {method: chosen(method) for method in METHODS}
-    runs = [{**run, "learning_rate": rates[run["method"]]} for run in product(seed=(0, 1, 2), method=METHODS)]
-    run_all(compare, runs, COLUMNS, RESULT, processes)
+    processes = common.parse(__doc__).processes
+    tried = common.product(seed=(SEARCH_SEED,), learning_rate=(3e-3, 1e-2, 1e-3), method=METHODS)
+    common.run_all(search, tried, COLUMNS, SEARCH, processes)
+    runs = common.product(seed=(0, 1, 2), method=METHODS)
+    runs = [{**run, "learning_rate": chosen(run["method"])} for run in runs]
+    common.run_all(compare, runs, COLUMNS, RESULT, processes)
     for measure in (untrained, floor):
-        write_once(RESULT.with_name(f"flow_{measure.__name__}.csv"), measure)
+        common.write_once(RESULT.with_name(f"flow_{measure.__name__}.csv"), measure)

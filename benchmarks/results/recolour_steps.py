@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Row, parse, run_all, trainer_of
+from benchmarks.common import Row, best_draws, parse, run_all, trainer_of
 from benchmarks.results.recolour import POLICY, SETTINGS, UNTRAINED_BEST, Exam
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -72,14 +72,9 @@ def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
     """Return untrained pictures at the best setting: those of the first draw, and the best by the score."""
     pipeline, score, given = load_tiny_sd(), recolouring(), edits.pictures
     facts = [{"digit": d, "image": i} for d, i in zip(given.digits.tolist(), given.images, strict=True)]
-    draws = torch.stack(
-        [
-            img2img(pipeline, given.images, edits.prompts, UNTRAINED_BEST, draw * PICTURES)
-            for draw in range(DRAWS)
-        ]
-    )  # (8, N, 3, 32, 32)
-    rewards = torch.stack([score(images, edits.prompts, facts)[0] for images in draws])  # (8, N)
-    best = draws[rewards.argmax(dim=0), torch.arange(PICTURES)]
+    task = pipeline, given.images, edits.prompts, UNTRAINED_BEST
+    draws = [img2img(*task, draw * PICTURES) for draw in range(DRAWS)]  # (N, 3, 32, 32) each
+    best = best_draws(draws, [score(images, edits.prompts, facts)[0] for images in draws])
     return {"untrained, best setting": draws[0], f"untrained, best of {DRAWS}": best}
 
 

@@ -20,24 +20,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import (
-    Row,
-    best,
-    parse,
-    product,
-    read_rows,
-    readings,
-    run_all,
-    save_grid,
-    trainer_of,
-    write_once,
-)
-from benchmarks.results.equal_tasks import OF_SD3
+from benchmarks import common
+from benchmarks.common import Row
+from benchmarks.results.equal_tasks import OF_SD3, left_out
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
 from ddpo_lessons.rewards import prompt_alignment
-from ddpo_lessons.rollout import sample_trajectory
 from ddpo_lessons.worlds import digits, load_tiny_sd3
 from ddpo_lessons.worlds.digits import score_prompts
 
@@ -69,9 +58,7 @@ class Exam:
     """Asks a policy for the same 150 pictures again and again, and measures them."""
 
     def __init__(self, split: str) -> None:
-        pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
-        said = [digits.Description(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
-        self.asked = [description for description in said for _ in range(NOISES)]  # 50 prompts
+        self.asked = [description for description in left_out() for _ in range(NOISES)]
         self.prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in self.asked]
         self.noise_seed = {"validation": 20_001, "test": 20_002}[split]
         self.reward, self.judges = prompt_alignment(), (digits.Judge.load(), digits.SecondJudge.load())
@@ -84,11 +71,7 @@ class Exam:
         """Sample by the ODE, (150, 3, 32, 32); another candidate has other noise."""
         family, generator = family_of(pipeline), torch.Generator().manual_seed(self.noise_seed + candidate)
         noise = torch.randn(len(self.asked), *family.latents_shape(), generator=generator)
-        conditioning, schedule = (
-            family.condition(self.prompts, "", guidance),
-            family.schedule(steps, eta=0.0),
-        )
-        return family.decode(sample_trajectory(family, noise, schedule, conditioning, guidance).final_latents)
+        return common.denoised(family, noise, self.prompts, family.schedule(steps, eta=0.0), guidance)
 
     @torch.no_grad()
     def scores(self, images: torch.Tensor) -> torch.Tensor:
@@ -152,7 +135,7 @@ def handwritten(asked: list[digits.Description], split: str, seed: int) -> torch
 def keep(name: str, rows: list[torch.Tensor]) -> None:
     """Save two pictures of one prompt of every digit, in rows."""
     shown = [5 * NOISES * digit + NOISES * (digit % 5) + n for digit in range(10) for n in range(2)]
-    save_grid(torch.cat([images[shown] for images in rows]), 20, PICTURES / f"{name}.png")
+    common.save_grid(torch.cat([images[shown] for images in rows]), 20, PICTURES / f"{name}.png")
 
 
 def train(run: Row) -> list[Row]:
@@ -167,17 +150,16 @@ def train(run: Row) -> list[Row]:
         seen.append(exam.images(trainer.pipeline))
         return exam.measure(seen[-1])
 
-    with trainer_of(task, SETTINGS, changes, own, algorithm=make_algorithm(name)) as trainer:
+    with common.trainer_of(task, SETTINGS, changes, own, algorithm=make_algorithm(name)) as trainer:
         at = (SEARCHED,) if searched else READINGS
-        rows = readings(trainer, [queries // BATCH for queries in at], measure)
+        rows = common.readings(trainer, [queries // BATCH for queries in at], measure)
     if run["seed"] == SEEDS[0]:
         keep(run["method"], seen)
     return [{"queries": BATCH * row.pop("epoch"), **row} for row in rows]
 
 
 def chosen(method: str) -> float:
-    own = [row for row in read_rows(SEARCH) if row["method"] == METHODS[method][2]]
-    return float(best(own, "reward")["learning_rate"])
+    return common.best_rate(SEARCH, "reward", method=METHODS[method][2])
 
 
 def points() -> list[Row]:
@@ -194,10 +176,10 @@ def points() -> list[Row]:
 
 
 if __name__ == "__main__":
-    processes = parse(__doc__).processes
-    trials = product(method=("DRaFT-3", "Flow-GRPO"), learning_rate=RATES, seed=(SEARCH_SEED,))
-    run_all(train, trials, COLUMNS, SEARCH, processes)
-    rates = {method: chosen(method) for method in METHODS}
-    runs = [{**run, "learning_rate": rates[run["method"]]} for run in product(seed=SEEDS, method=METHODS)]
-    run_all(train, runs, COLUMNS, RESULT, processes)
-    write_once(POINTS, points)
+    processes = common.parse(__doc__).processes
+    trials = common.product(method=("DRaFT-3", "Flow-GRPO"), learning_rate=RATES, seed=(SEARCH_SEED,))
+    common.run_all(train, trials, COLUMNS, SEARCH, processes)
+    runs = common.product(seed=SEEDS, method=METHODS)
+    runs = [{**run, "learning_rate": chosen(run["method"])} for run in runs]
+    common.run_all(train, runs, COLUMNS, RESULT, processes)
+    common.write_once(POINTS, points)

@@ -16,11 +16,11 @@ import nbformat
 import psutil
 from nbclient import NotebookClient
 
-from benchmarks.common import ROOT, machine, seconds_of, write_json
+from benchmarks.common import machine, seconds_of, write_json
+from benchmarks.speed.lessons import LESSONS
 
 RESULT = Path(__file__).with_suffix(".json")
 MEMORY = RESULT.with_name("lesson_memory.json")
-LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def time_of(path: Path) -> float:

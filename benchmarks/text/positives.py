@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from benchmarks.common import Row, write_rows
+from benchmarks.text.recipe import next_token_loss
 from benchmarks.text.sweep import ITERATIONS, SEEDS, TEST_QUERIES, look
 from ddpo_lessons.text import grammar
 from ddpo_lessons.text.language_models import load_text_models
@@ -47,11 +47,7 @@ def train(name: str, seed: int) -> Row:
     optimizer = torch.optim.AdamW(models.policy.parameters(), CONFIG.learning_rate, weight_decay=0.0)
     for _ in range(STEPS):
         drawn = torch.randint(len(texts), (CONFIG.minibatch_size,), generator=generator).tolist()
-        lines = [f"{texts[row]} {grammar.EOS}" for row in drawn]
-        batch = models.tokenizer(lines, padding=True, padding_side="right", return_tensors="pt")
-        mask = batch.attention_mask[:, 1:].bool()
-        logits = models.policy(**batch).logits[:, :-1]
-        loss = F.cross_entropy(logits[mask], batch.input_ids[:, 1:][mask])
+        loss = next_token_loss(models.policy, models.tokenizer, [texts[row] for row in drawn])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(models.policy.parameters(), CONFIG.max_grad_norm)

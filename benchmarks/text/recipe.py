@@ -33,6 +33,15 @@ def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
     )  # fmt: skip
 
 
+def next_token_loss(model: Any, tokenizer: Any, texts: list[str]) -> torch.Tensor:
+    """Return the cross-entropy of texts that end, word by word."""
+    ended = [f"{text} {grammar.EOS}" for text in texts]
+    batch = tokenizer(ended, padding=True, padding_side="right", return_tensors="pt")
+    logits = model(**batch).logits[:, :-1]  # (B, L - 1, V)
+    mask = batch.attention_mask[:, 1:].bool()
+    return F.cross_entropy(logits[mask], batch.input_ids[:, 1:][mask])
+
+
 def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:
     """Train a small GPT-2 on reviews, next word by next word."""
     torch.manual_seed(seed)
@@ -40,11 +49,7 @@ def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:
 
     def loss_of(step: int) -> torch.Tensor:
         pairs = grammar.reviews(BATCH, "train", 1_000_000 * (seed + 1) + step)
-        texts = [f"{text} {grammar.EOS}" for text, _ in pairs]
-        batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
-        logits = model(**batch).logits[:, :-1]  # (B, L - 1, V)
-        mask = batch.attention_mask[:, 1:].bool()
-        return F.cross_entropy(logits[mask], batch.input_ids[:, 1:][mask])
+        return next_token_loss(model, tokenizer, [text for text, _ in pairs])
 
     train("policy", model, loss_of, steps, 3e-3, warmup=0.1)
     return model

@@ -64,10 +64,8 @@ def text() -> Row:
 
 @torch.no_grad()
 def picture() -> Row:
-    family, settings = (
-        family_of(load_tiny_sd()),
-        SamplingSettings(num_inference_steps=STEPS, guidance_scale=4.0),
-    )
+    family = family_of(load_tiny_sd())
+    settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=4.0)
     made = [
         text2img_rollout(family, [PROMPT], settings, generator=torch.Generator().manual_seed(seed))[1]
         for seed in range(PICTURES)

@@ -18,7 +18,7 @@ from benchmarks.common import Row, parse, product, run_all
 from ddpo_lessons.advantages import masked_whiten, normalize
 from ddpo_lessons.text import grammar
 from ddpo_lessons.text.language_models import ValueModel, generate, load_text_models, read
-from ddpo_lessons.text.text_ppo import action_mask, positions
+from ddpo_lessons.text.text_ppo import action_mask
 from ddpo_lessons.text.text_trainer import Rollout, TextPPOConfig, TextPPOTrainer, measure
 
 SEEDS = [0, 1, 2]
@@ -46,24 +46,18 @@ class RewardToGo(SameForEveryToken):
         return masked_whiten(rewards.flip(1).cumsum(1).flip(1), mask)
 
 
-class SharedTrunk(nn.Module):
+class SharedTrunk(ValueModel):
     """A value head on the policy's own trunk; only the head is among its parameters."""
 
     def __init__(self, policy: Any) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.borrowed, self.head = (policy.base_model,), nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return values (B, L)."""
-        hidden = self.borrowed[0](
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=positions(attention_mask),
-            use_cache=False,
-        ).last_hidden_state  # (B, L, D)
-        return self.head(hidden).squeeze(-1)
+    @property
+    def trunk(self) -> Any:
+        return self.borrowed[0]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from scipy import ndimage
 
-from benchmarks.common import Row, parse, product, read_rows, run_all
+from benchmarks.common import Row, best_draws, parse, product, read_rows, run_all
 from benchmarks.results.edit import best_of_grid
 from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.config import DDPOConfig
@@ -85,13 +85,9 @@ def by_program(edits: animals.Edits) -> torch.Tensor:
 def best_of(count: int, edits: animals.Edits) -> torch.Tensor:
     """Draw each picture `count` times with the best untrained setting; keep what the reward likes best."""
     pipeline, score = load_tiny_zoo(), animal_alignment(ground_weight=GROUND_WEIGHT)
-    draws, rewards = [], []
-    for first in range(count):
-        seed = 1_000_000 + first * len(edits.prompts)
-        draws.append(Exam(edits).images(pipeline, UNTRAINED_BEST, seed))
-        rewards.append(score(draws[-1], edits.prompts, edits.metadata)[0])
-    best = torch.stack(rewards).argmax(dim=0)  # (N,)
-    return torch.stack(draws)[best, torch.arange(len(best))]
+    seeds = (1_000_000 + first * len(edits.prompts) for first in range(count))
+    draws = [Exam(edits).images(pipeline, UNTRAINED_BEST, seed) for seed in seeds]
+    return best_draws(draws, [score(images, edits.prompts, edits.metadata)[0] for images in draws])
 
 
 def taught(seed: int) -> Any:

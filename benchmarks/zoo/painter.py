@@ -15,17 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import (
-    Row,
-    parse,
-    product,
-    quiet_thread,
-    readings,
-    run_all,
-    save_grid,
-    trainer_of,
-    write_json,
-)
+from benchmarks import common
+from benchmarks.common import Row
 from ddpo_lessons.advantages import normalize_groups
 from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -33,7 +24,7 @@ from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.image import to_pil
 from ddpo_lessons.lessons.demo import EVERYWHERE
 from ddpo_lessons.rewards import jpeg_compressibility
-from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
+from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.judges import named
 
@@ -62,10 +53,8 @@ KEPT = {"DDPO": (0, 4, 6, 10), "KL 0.1": (10,)}  # epochs of the first seed whos
 
 # -------------------------------------------------------------------------------------------- testing
 def paint(pipeline: Any, noise: int, prompt: str = PROMPT, count: int = PICTURES) -> torch.Tensor:
-    """Draw the test pictures as training samples them, from noise that the seed decides, (N, 3, 64, 64)."""
-    generators = [torch.Generator().manual_seed(sample_seed(noise, n)) for n in range(count)]
-    settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=1.0)
-    return text2img_rollout(pipeline, [prompt] * count, settings, generator=generators)[0]
+    """Draw the test pictures, (N, 3, 64, 64)."""
+    return common.draw(pipeline, [prompt] * count, noise, num_inference_steps=STEPS)
 
 
 def rewards(images: torch.Tensor) -> torch.Tensor:
@@ -91,20 +80,19 @@ def train(run: Row) -> list[Row]:
         return verdict(tested[-1])
 
     task = (jpeg_compressibility(), lambda: (PROMPT, {}), pipeline)
-    with trainer_of(task, SETTINGS, settings, {"seed": run["seed"]}, algorithm=algorithm()) as trainer:
-        rows = readings(trainer, epochs, test)
+    with common.trainer_of(task, SETTINGS, settings, {"seed": run["seed"]}, algorithm=algorithm()) as trainer:
+        rows = common.readings(trainer, epochs, test)
     for epoch in KEPT.get(run["method"], ()) if run["seed"] == 0 else ():
         name = f"{run['method'].replace(' ', '_')}_{epoch:02d}"
-        save_grid(tested[epochs.index(epoch)][:SHOWN], SHOWN, RESULT.with_suffix("") / f"{name}.png")
+        common.save_grid(tested[epochs.index(epoch)][:SHOWN], SHOWN, RESULT.with_suffix("") / f"{name}.png")
     return [{"queries": row["epoch"] * SETTINGS["sample_batch_size"], **row} for row in rows]
 
 
 # ----------------------------------------------------------------------------------- without training
 def best_of(count: int) -> list[Row]:
     """Draw each test picture so many times, and keep the smallest file."""
-    draws = torch.stack([paint(load_tiny_zoo(), TEST + n) for n in range(count)])  # (n, N, 3, 64, 64)
-    best = torch.stack([rewards(images) for images in draws]).argmax(dim=0)  # (N,)
-    return [verdict(draws[best, torch.arange(PICTURES)])]
+    draws = [paint(load_tiny_zoo(), TEST + n) for n in range(count)]  # (N, 3, 64, 64) each
+    return [verdict(common.best_draws(draws, [rewards(images) for images in draws]))]
 
 
 def more_words() -> list[Row]:
@@ -145,7 +133,7 @@ def draw_loop() -> None:
     numbers = [
         {"reward": round(scored[n].item(), 2), "advantage": round(advantages[n].item(), 2)} for n in shown
     ]
-    write_json(folder / "loop.json", {"mean": round(scored[:8].mean().item(), 2), "shown": numbers})
+    common.write_json(folder / "loop.json", {"mean": round(scored[:8].mean().item(), 2), "shown": numbers})
 
 
 def measure(run: Row) -> list[Row]:
@@ -153,7 +141,7 @@ def measure(run: Row) -> list[Row]:
 
 
 if __name__ == "__main__":
-    runs = product(seed=SEEDS, method=METHODS) + product(method=WITHOUT, seed=(0,))
-    run_all(measure, runs, COLUMNS, RESULT, parse(__doc__).processes)
-    quiet_thread()
+    runs = common.product(seed=SEEDS, method=METHODS) + common.product(method=WITHOUT, seed=(0,))
+    common.run_all(measure, runs, COLUMNS, RESULT, common.parse(__doc__).processes)
+    common.quiet_thread()
     draw_loop()

@@ -15,17 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import (
-    Row,
-    best,
-    parse,
-    product,
-    read_rows,
-    readings,
-    run_all,
-    save_grid,
-    trainer_of,
-)
+from benchmarks import common
+from benchmarks.common import Row
 from benchmarks.results.equal_terms import climb
 from benchmarks.zoo import taste
 from ddpo_lessons.algorithms.algorithm import Algorithm
@@ -44,7 +35,6 @@ from ddpo_lessons.rewards import (
     jpeg_incompressibility,
 )
 from ddpo_lessons.rewards.reward import split_info
-from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.animals import NAMES
 from ddpo_lessons.worlds.judges import named, nearest
@@ -103,11 +93,10 @@ def sentence(asked: animals.Description) -> str:
     return animals.make_prompt(asked.animal, asked.artist, asked.ground)
 
 
-def draw(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> torch.Tensor:
-    """Draw a picture for each sentence as training samples them, from noise that the seed decides."""
-    told = {"num_inference_steps": SETTINGS["sample_num_steps"], "guidance_scale": 1.0, **settings}
-    noise = [torch.Generator().manual_seed(sample_seed(seed, n)) for n in range(len(prompts))]
-    return text2img_rollout(pipeline, prompts, SamplingSettings(**told), generator=noise)[0]
+def paint(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> torch.Tensor:
+    """Draw a picture for each sentence, in the steps of training unless settings say otherwise."""
+    steps = {"num_inference_steps": SETTINGS["sample_num_steps"]}
+    return common.draw(pipeline, prompts, seed, **{**steps, **settings})
 
 
 def scores(reward: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
@@ -141,7 +130,7 @@ def train(run: Row, rate: float, noise: int = TEST) -> list[Row]:
     prompts = [sentence(part) for part in asked]
 
     def test() -> Row:
-        images = draw(pipeline, prompts, noise)
+        images = paint(pipeline, prompts, noise)
         tested.append(images[:SHOWN])
         return verdict(reward, images, asked)
 
@@ -149,11 +138,11 @@ def train(run: Row, rate: float, noise: int = TEST) -> list[Row]:
     own = {"seed": seed, "num_epochs": EPOCHS, "train_learning_rate": rate}
     task = (make(), of_seed(seed), pipeline)
     rows = [{"epoch": 0, **test()}]  # by the pipeline as it comes, without an adapter
-    with trainer_of(task, SETTINGS, settings, own, algorithm=algorithm()) as trainer:
-        rows += readings(trainer, range(EVERY, EPOCHS + 1, EVERY), test)
+    with common.trainer_of(task, SETTINGS, settings, own, algorithm=algorithm()) as trainer:
+        rows += common.readings(trainer, range(EVERY, EPOCHS + 1, EVERY), test)
     if seed == 0:
         for images, name in ((tested[0], "before"), (tested[-1], method)):
-            save_grid(images, SHOWN, RESULT.with_suffix("") / f"{reward}_{name}.png")
+            common.save_grid(images, SHOWN, RESULT.with_suffix("") / f"{reward}_{name}.png")
     size = SETTINGS["sample_batch_size"]
     return [{"learning_rate": rate, "queries": size * row["epoch"], **row} for row in rows]
 
@@ -163,9 +152,9 @@ def best_of(reward: str) -> list[Row]:
     """Draw each test picture eight times, and keep what the reward likes best."""
     asked = questions(reward)
     prompts = [sentence(part) for part in asked]
-    draws = torch.stack([draw(load_tiny_zoo(), prompts, TEST + n) for n in range(8)])  # (8, N, 3, 64, 64)
-    best = torch.stack([scores(reward, images, prompts) for images in draws]).argmax(dim=0)
-    return [verdict(reward, draws[best, torch.arange(len(prompts))], asked)]
+    draws = [paint(load_tiny_zoo(), prompts, TEST + n) for n in range(8)]  # (N, 3, 64, 64) each
+    kept = common.best_draws(draws, [scores(reward, images, prompts) for images in draws])
+    return [verdict(reward, kept, asked)]
 
 
 def turned(reward: str) -> list[Row]:
@@ -178,15 +167,15 @@ def turned(reward: str) -> list[Row]:
 
     def liking(words: tuple[str | None, str | None], settings: Row) -> float:
         some = told(words)[: len(animals.ANIMALS)]
-        return scores(reward, draw(pipeline, some, VALIDATION, **settings), some).mean().item()
+        return scores(reward, paint(pipeline, some, VALIDATION, **settings), some).mean().item()
 
     added = [(None, None), *itertools.product(animals.ARTISTS, animals.GROUND_NAMES)]
     words = max(added, key=lambda words: liking(words, {})) if asked[0].artist is None else added[0]
-    turns = product(guidance_scale=(1.0, 3.0), num_inference_steps=(5, 20))
+    turns = common.product(guidance_scale=(1.0, 3.0), num_inference_steps=(5, 20))
     settings = max(turns, key=lambda settings: liking(words, settings))
     guidance, steps = settings.values()
     said = f"by {words[0]}, {words[1]}, " if words[0] else ""
-    images = draw(pipeline, told(words), TEST, **settings)
+    images = paint(pipeline, told(words), TEST, **settings)
     return [{"setting": f"{said}guidance {guidance:g}, {steps} steps", **verdict(reward, images, asked)}]
 
 
@@ -206,14 +195,13 @@ def search(run: Row) -> list[Row]:
 
 def chosen(reward: str, method: str) -> float:
     """Return the learning rate with the highest reward on other noise when training ends."""
-    ends = [row for row in read_rows(SEARCH) if (row["reward"], row["method"]) == (reward, method)]
-    return float(best([row for row in ends if row["epoch"] == str(EPOCHS)], "score")["learning_rate"])
+    return common.best_rate(SEARCH, "score", reward=reward, method=method, epoch=str(EPOCHS))
 
 
 if __name__ == "__main__":
-    processes = parse(__doc__).processes
-    searches = product(reward=EXPERIMENTS, method=METHODS, seed=(SEARCH_SEED,))
-    run_all(search, searches, COLUMNS, SEARCH, processes)
-    runs = product(seed=SEEDS, reward=EXPERIMENTS, method=METHODS)
-    runs += product(method=WITHOUT, reward=EXPERIMENTS, seed=(0,))
-    run_all(measure, runs, COLUMNS, RESULT, processes)
+    processes = common.parse(__doc__).processes
+    searches = common.product(reward=EXPERIMENTS, method=METHODS, seed=(SEARCH_SEED,))
+    common.run_all(search, searches, COLUMNS, SEARCH, processes)
+    runs = common.product(seed=SEEDS, reward=EXPERIMENTS, method=METHODS)
+    runs += common.product(method=WITHOUT, reward=EXPERIMENTS, seed=(0,))
+    common.run_all(measure, runs, COLUMNS, RESULT, processes)
