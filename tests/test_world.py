@@ -129,10 +129,7 @@ def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriti
         (digits.COLOUR_NAMES[ink], digits.COLOUR_NAMES[ground]) for ink, ground in zip(*measured, strict=True)
     ]
     assert names == [(d.ink, d.background) for d in edits.wanted]
-    old, new = (
-        (digits.rgb([d.ink for d in said]), digits.rgb([d.background for d in said]))
-        for said in (edits.pictures.descriptions, edits.wanted)
-    )
+    old, new = map(digits.two_colours, (edits.pictures.descriptions, edits.wanted))
     back = digits.repaint(edits.targets, new, old)
     assert torch.allclose(back, edits.pictures.images, atol=1e-5)
 

@@ -198,8 +198,7 @@ class PromptExam(Exam):
         for _ in range(self.noises):
             by_digit = [torch.nonzero(labels == d.digit).flatten() for d in self.descriptions]
             chosen = [int(own[torch.randint(len(own), (1,), generator=generator)]) for own in by_digit]
-            parts = ([getattr(d, part) for d in self.descriptions] for part in ("ink", "background"))
-            ink, ground = map(digits.rgb, parts)
+            ink, ground = digits.two_colours(self.descriptions)
             theta = digits.placements(len(chosen), generator)
             drawn.append(digits.render(bitmaps[chosen], ink, ground, theta))
         return {"handwriting": torch.stack(drawn)}

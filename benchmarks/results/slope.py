@@ -128,7 +128,7 @@ def handwritten(asked: list[digits.Description], split: str, seed: int) -> torch
     for start in range(0, len(asked), NOISES):
         pool = (labels == wanted[start]).nonzero()[:, 0]
         drawn.append(pool[torch.randperm(len(pool), generator=generator)[:NOISES]])
-    inks, grounds = digits.rgb([d.ink for d in asked]), digits.rgb([d.background for d in asked])
+    inks, grounds = digits.two_colours(asked)
     return digits.render(bitmaps[torch.cat(drawn)], inks, grounds, digits.placements(len(asked), generator))
 
 

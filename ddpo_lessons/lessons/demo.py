@@ -142,7 +142,6 @@ class Exam:
     """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
 
     def __init__(self, edits: animals.Edits) -> None:
-        """Load the judges."""
         self.edits = edits
         self.judges = animals.Judge.load(), animals.SecondJudge.load()
 

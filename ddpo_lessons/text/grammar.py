@@ -131,14 +131,7 @@ def write(symbol: str, rng: random.Random) -> list[str]:
 
 
 def parse(text: str) -> Sentiment | None:
-    """Say what a review means, and with that whether the grammar could have written it.
-
-    Args:
-        text: words and punctuation separated by spaces.
-
-    Returns:
-        "positive", "negative" or "mixed"; None for a text outside the grammar.
-    """
+    """Say what a review of words and punctuation between spaces means; None for one outside the grammar."""
     words = tuple(text.split())
     if len(words) > MAX_WORDS:
         return None
@@ -163,15 +156,8 @@ def _ends(words: tuple[str, ...], start: int, parts: tuple[str, ...]) -> set[int
 def reviews(count: int, split: Literal["train", "test"], seed: int) -> list[tuple[str, Sentiment]]:
     """Write random reviews with their sentiment.
 
-    A review belongs to one split for ever: a hash of its text decides, and one in ten is a test text.
-
-    Args:
-        count: how many.
-        split: "train", or "test" for texts that no model has seen.
-        seed: of the random choices.
-
-    Returns:
-        Pairs of text and sentiment.
+    A review belongs to one split for ever: a hash of its text decides, and one in ten is a test text, which
+    no model has seen.
     """
     rng = random.Random(seed)
     out: list[tuple[str, Sentiment]] = []

@@ -19,31 +19,17 @@ HUB_POLICY, HUB_REWARD, HUB_TEXTS = "lvwerra/gpt2-imdb", "lvwerra/distilbert-imd
 
 
 def read(policy: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Run a language model over whole texts.
+    """Run a causal language model over whole texts (B, L), padded on either side: logits (B, L, V)."""
+    return _run(policy, input_ids, attention_mask).logits
 
-    Args:
-        policy: a causal language model.
-        input_ids: (B, L), padded on the left, the right or both.
-        attention_mask: (B, L).
 
-    Returns:
-        Logits (B, L, V).
-    """
-    return policy(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=positions(attention_mask),
-        use_cache=False,
-    ).logits
+def _run(network: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    numbers = positions(attention_mask)
+    return network(input_ids=input_ids, attention_mask=attention_mask, position_ids=numbers, use_cache=False)
 
 
 class ValueModel(nn.Module):
-    """A trunk of its own and a linear head: what reward is still to be expected at each place.
-
-    Attributes:
-        trunk: a causal language model without its output layer.
-        head: hidden state to value.
-    """
+    """A language model's trunk and a linear head: what reward is still to be expected at each place."""
 
     def __init__(self, trunk: Any, head: nn.Linear) -> None:
         super().__init__()
@@ -65,22 +51,12 @@ class ValueModel(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return values (B, L), in units of the score."""
-        hidden = self.trunk(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=positions(attention_mask),
-            use_cache=False,
-        ).last_hidden_state  # (B, L, D)
+        hidden = _run(self.trunk, input_ids, attention_mask).last_hidden_state  # (B, L, D)
         return self.head(hidden).squeeze(-1)
 
 
 class ActorCritic(nn.Module):
-    """The two models that are trained, as one module.
-
-    Attributes:
-        policy: a causal language model.
-        value: a `ValueModel`.
-    """
+    """The two models that are trained, as one module."""
 
     def __init__(self, policy: Any, value: ValueModel) -> None:
         super().__init__()
@@ -104,17 +80,10 @@ def generate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Go on writing each query, token by token from the policy's own distribution, until it says end-of-text.
 
-    Nothing is cut off or sharpened (no top-k, no temperature): what trains must be what sampled.
-
-    Args:
-        policy: a causal language model; its config names the tokens that end and pad a text.
-        input_ids: queries (B, Q), padded on the left.
-        attention_mask: (B, Q).
-        max_new_tokens: longest response N.
-        generator: a CPU generator.
-
-    Returns:
-        Ids and attention mask (B, Q + n) with n <= N; after a row's end its ids are padding.
+    Nothing is cut off or sharpened (no top-k, no temperature): what trains must be what sampled. The policy's
+    config names the tokens that end and pad a text; queries (B, Q) are padded on the left, and the generator
+    is of the CPU. Returns ids and attention mask (B, Q + n), with n at most `max_new_tokens`; after a row's
+    end its ids are padding.
     """
     end, pad = policy.config.eos_token_id, policy.config.pad_token_id
     cache, fed = None, input_ids
@@ -142,11 +111,8 @@ def generate(
 class SentimentReward:
     """Scores texts by how positive a classifier finds them: the logit, which has no upper end.
 
-    Of a classifier with one output it is that logit, of one with two log p(positive) - log p(negative).
-
-    Args:
-        model: a sequence classifier.
-        tokenizer: its own; the policy's may be another.
+    Of a classifier with one output it is that logit, of one with two log p(positive) - log p(negative). The
+    classifier's tokenizer may be another than the policy's.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -159,14 +125,8 @@ class SentimentReward:
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
         """Return scores (B,), float32, on the CPU."""
         limit = getattr(self.model.config, "max_position_embeddings", 512)
-        batch = self.tokenizer(
-            list(texts),
-            padding=True,
-            padding_side="right",
-            truncation=True,
-            max_length=limit,
-            return_tensors="pt",
-        )
+        how = {"padding": True, "padding_side": "right", "truncation": True, "max_length": limit}
+        batch = self.tokenizer(list(texts), return_tensors="pt", **how)
         ids, mask = (batch[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
         logits = self.model(input_ids=ids, attention_mask=mask).logits.float().cpu()  # (B, 1 or 2)
         return logits[:, -1] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
@@ -193,19 +153,10 @@ def load_text_models(
     The value model starts as a copy of the reward model where that is causal and has one output (Ouyang et
     al. 2022, arXiv 2203.02155, section 3.5), else as the policy's trunk with a head of zeros.
 
-    Args:
-        profile: "cpu" and "gpu" load the shipped checkpoint, "hub" the hub's models.
-        policy: another name on the hub, or a folder.
-        reward: likewise, a sequence classifier with one or two outputs.
-        device: where to; by default the CPU for the shipped models, which are too small for anything else,
-            and the GPU for those of the hub.
-
-    Returns:
-        The models, float32, in eval mode: dropout would make the policy that trains differ from the one that
-        samples.
-
-    Raises:
-        OSError: a model is neither in a folder nor reachable.
+    `policy` and `reward`, a sequence classifier with one or two outputs, may be other names on the hub, or
+    folders; an OSError says that a model is neither there nor reachable. They come in float32 and in eval
+    mode, since dropout would make the policy that trains differ from the one that samples. The shipped ones,
+    too small for anything else, go to the CPU, those of the hub to a GPU, unless `device` says otherwise.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
@@ -237,16 +188,9 @@ def read_queries(
 ) -> list[str]:
     """Return the first 2 to 8 tokens of real reviews, for a policy to finish.
 
-    It needs the package `datasets`, which this package does not bring.
-
-    Args:
-        tokenizer: decides what a token is.
-        dataset: a name on the hub or a folder that `datasets` can read; its column "text" is used.
-        split: of the dataset.
-        count: how many; reviews are taken at even distances, since IMDb's are sorted by sentiment.
-
-    Returns:
-        Queries.
+    It needs the package `datasets`, which this package does not bring: `dataset` is a name on the hub or a
+    folder that it can read, and its column "text" is used. The reviews are taken at even distances, since
+    IMDb's are sorted by sentiment.
     """
     from datasets import load_dataset
 

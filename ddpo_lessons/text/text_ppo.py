@@ -18,32 +18,16 @@ from ddpo_lessons.ppo import clipped_loss
 
 # ------------------------------------------------------------------------------------- masks, log-probs
 def positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Number the tokens of each row from 0, wherever its padding is; padding gets 0.
-
-    Args:
-        attention_mask: (B, L), 1 on tokens, 0 on padding.
-
-    Returns:
-        Position ids (B, L).
-    """
+    """Number the tokens of each row of a mask (B, L) from 0, wherever padding is, which gets 0; (B, L)."""
     return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
 
 def action_mask(attention_mask: torch.Tensor, query_lengths: torch.Tensor) -> torch.Tensor:
-    """Mark the places at which the policy chose a token.
+    """Mark the places at which the policy chose a token, (B, L - 1) bool.
 
-    The n-th token of a row is an action if n is above the row's query length; its place is one to the left.
-    Padding may be left, right or both.
-
-    Args:
-        attention_mask: (B, L), 1 on tokens, 0 on padding.
-        query_lengths: tokens that were given to the policy, (B,), each 1 or more.
-
-    Returns:
-        (B, L - 1) bool.
-
-    Raises:
-        ValueError: a query is empty: its first action would have no place.
+    The n-th token of a row is an action if n is above the row's query length, (B,); its place is one to the
+    left. Padding, where the mask (B, L) is 0, may be left, right or both. A ValueError refuses an empty
+    query: its first action would have no place.
     """
     if (query_lengths < 1).any():
         raise ValueError("every query needs at least one token: the first action has to be chosen somewhere")
@@ -55,14 +39,8 @@ def action_mask(attention_mask: torch.Tensor, query_lengths: torch.Tensor) -> to
 def token_log_probs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
     """Log-probability of each token but the first, given the tokens before it.
 
-    ``log_probs[b, t] = log softmax(logits[b, t])[input_ids[b, t + 1]]``
-
-    Args:
-        logits: (B, L, V).
-        input_ids: (B, L).
-
-    Returns:
-        (B, L - 1) float32, nats; not masked.
+    ``log_probs[b, t] = log softmax(logits[b, t])[input_ids[b, t + 1]]``: of logits (B, L, V) and ids (B, L),
+    (B, L - 1) float32 in nats, not masked.
     """
     log_probs = logits[:, :-1].float().log_softmax(dim=-1)  # (B, L - 1, V)
     return log_probs.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
@@ -75,10 +53,7 @@ def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over the entries where the mask is true; what stands elsewhere, even NaN, does not matter.
-
-    Raises ValueError: the mask is false everywhere.
-    """
+    """Mean over the entries where the mask is true, whatever the others are; a ValueError if none is."""
     if not mask.any():
         raise ValueError("the mask is false everywhere, and the mean of nothing is undefined")
     return values[mask.bool()].mean()
@@ -90,20 +65,11 @@ def shape_rewards(
 ) -> torch.Tensor:
     """Give every action its reward: ``-kl_coef * kl``, and the score on the last one.
 
-    Source: Ziegler et al. 2019, arXiv 1909.08593, formula 2, spread over tokens as in TRL.
-
-    Args:
-        scores: what the reward model says of each text, (B,).
-        kl: log-prob of each sampled token under the policy minus that under the reference, (B, T), nats: it
-            may be negative, is right on average, and sums to the whole text's log ratio.
-        mask: true at the places of actions, (B, T).
-        kl_coef: price of a nat, in units of the score.
-
-    Returns:
-        Rewards (B, T), 0 where masked, without gradient.
-
-    Raises:
-        ValueError: a row has no action, so that its score would have no place.
+    Source: Ziegler et al. 2019, arXiv 1909.08593, formula 2, spread over tokens as in TRL. `scores` (B,) are
+    of whole texts. `kl` (B, T) is each sampled token's log-prob under the policy minus that under the
+    reference, in nats: it may be negative, is right on average, and sums to the whole text's log ratio.
+    `kl_coef` is in units of the score per nat. The rewards (B, T) have no gradient, and are 0 where the mask
+    of actions (B, T) is false; a ValueError names rows without an action.
     """
     mask = mask.bool()
     if not mask.any(dim=1).all():
@@ -124,17 +90,8 @@ def clipped_value_loss(
 
     ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``
 
-    Source: TRL's ``vf_loss``. The value is pulled towards the return until it has moved by c; a move away
-    from the return is always punished.
-
-    Args:
-        values: of the model in training, any shape.
-        old_values: when the text was sampled, same shape.
-        returns: the targets, same shape.
-        clip_range: c, in units of the return.
-
-    Returns:
-        Losses, same shape.
+    Source: TRL's ``vf_loss``. The value is pulled towards the return until it has moved by c, the clip range,
+    from the old value, that of sampling; a move away from the return is always punished. All of one shape.
     """
     clipped = values.clamp(old_values - clip_range, old_values + clip_range)
     return 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
@@ -164,24 +121,15 @@ def text_ppo_loss(
     value_coef: float = 0.1,
     ratio_threshold: float = 10.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Policy loss + value_coef * value loss, as means over the actions.
+    """Policy loss + value_coef * value loss, as means over the actions; and statistics, see `loss_stats`.
 
     Sources: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7, and 9 without entropy); value clipping
     and the ratio threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped:
     its loss is 0 with zero gradient, because such a ratio says that the update before went too far for these
     texts to be a guide.
 
-    Args:
-        log_probs: of the recorded tokens under the model in training, (B, T), nats.
-        values: of the model in training, (B, T).
-        targets: what was recorded.
-        clip_range: of the ratio.
-        value_clip_range: of the values, in units of the return.
-        value_coef: weight of the value loss.
-        ratio_threshold: mean ratio above which the minibatch is skipped.
-
-    Returns:
-        The loss, a scalar, and the statistics, see `loss_stats`.
+    Log-probs of the recorded tokens, in nats, and values, in units of the score, are (B, T) and of the model
+    in training.
     """
     mask = targets.mask.bool()
     log_ratio = (log_probs - targets.log_probs).masked_fill(~mask, 0)  # (B, T)
@@ -214,15 +162,7 @@ def loss_stats(
     sampling (the mean ratio is near 1 for any new policy: it estimates a sum of probabilities);
     `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant.
 
-    Args:
-        log_ratio: log pi_new - log pi_old, (B, T), 0 where masked.
-        values: of the model in training, (B, T).
-        targets: what was recorded.
-        clip_range: of the ratio.
-        value_clip_range: of the values.
-
-    Returns:
-        Statistics by name.
+    The log ratio is log π_new - log π_old, (B, T), 0 where masked; values are of the model in training.
     """
     mask = targets.mask.bool()
     ratio, advantages, returns = log_ratio.exp(), targets.advantages, targets.returns

@@ -65,7 +65,6 @@ class TextPPOConfig:
     """Of sampling and shuffling."""
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         for name in ("batch_size", "minibatch_size", "inner_epochs", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
@@ -91,13 +90,9 @@ class Rollout:
 class TextPPOTrainer:
     """PPO of a causal language model against a reward of whole texts.
 
-    Args:
-        config: the settings.
-        policy: a causal language model; it is trained in place. A frozen copy becomes the reference.
-        value: what expects rewards; it is trained in place.
-        tokenizer: of the policy, padding on the left.
-        reward_function: texts (query and response together) to scores (B,).
-        queries: openings to draw from.
+    Policy and value model are trained in place; a frozen copy of the policy becomes the reference. The
+    policy's tokenizer pads on the left, the reward function scores query and response together, (B,), and
+    each iteration draws from the queries.
     """
 
     def __init__(
@@ -220,14 +215,9 @@ class TextPPOTrainer:
         return metrics
 
     def evaluate(self, queries: Sequence[str], seed: int = 0) -> tuple[dict[str, float], list[str]]:
-        """Answer queries without training; see `measure`.
+        """Answer queries without training; return what `measure` says of the texts, and these.
 
-        Args:
-            queries: openings, best of reviews that training does not draw from.
-            seed: of the sampling, the same from one call to the next.
-
-        Returns:
-            The measurements, and the texts.
+        The queries are best those of reviews that training does not draw from.
         """
         texts = answer(self.model.policy, self.tokenizer, queries, self.config.max_new_tokens, seed)
         return measure(texts, self.reward_function(texts)), texts
@@ -242,15 +232,11 @@ def answer(policy: Any, tokenizer: Any, queries: Sequence[str], max_new_tokens: 
 
 
 def measure(texts: Sequence[str], scores: torch.Tensor) -> dict[str, float]:
-    """Say how good texts are by the reward model, and by the grammar, which training never asks.
+    """Say how good texts are by the reward model's scores (B,), and by the grammar, which training ignores.
 
-    Args:
-        texts: of the review world; of other texts nothing parses.
-        scores: of the reward model, (B,).
-
-    Returns:
-        `score`, the mean; `parses`, the share that the grammar could have written; `positive`, the share that
-        it could have written as a positive review; `distinct`, different texts per text.
+    `score` is the mean; `parses` the share that the grammar could have written, none of texts of another
+    world; `positive` the share that it could have written as a positive review; `distinct` different texts
+    per text.
     """
     meanings = [grammar.parse(text) for text in texts]
     return {

@@ -233,10 +233,9 @@ def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS)
 # grounds of the same drawings) and in how those were spoiled: blurred and noisy for the reward model, which
 # has to score what a policy draws on its way; noisy for the judge; with a part cut out for the second judge.
 class AnimalClassifier(Classifier):
-    """Features of a picture, and one linear layer of them; subclasses differ in the features."""
+    """One linear layer on flattened features (B, width) of a picture; subclasses differ in the features."""
 
     def __init__(self, features: nn.Module, width: int) -> None:
-        """Put the layer on features (B, width, ...), which it flattens."""
         super().__init__()
         self.features = features
         self.head = nn.Linear(width, sum(CLASSES))
@@ -252,7 +251,6 @@ class RewardModel(AnimalClassifier):
     weights = CHECKPOINT / "reward_model.safetensors"
 
     def __init__(self) -> None:
-        """Make the untrained network."""
         super().__init__(strided_convolutions(24, 48, 64, 96), 96 * 16)  # (B, 96, 4, 4)
 
 
@@ -262,15 +260,10 @@ class Judge(AnimalClassifier):
     weights = CHECKPOINT / "judge.safetensors"
 
     def __init__(self) -> None:
-        """Make the untrained network."""
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise((3, 24, 32, 64)):
-            layers += [
-                nn.Conv2d(before, after, 5, padding=2),
-                nn.MaxPool2d(2),
-                nn.BatchNorm2d(after),
-                nn.ReLU(),
-            ]
+            layers += [nn.Conv2d(before, after, 5, padding=2), nn.MaxPool2d(2)]
+            layers += [nn.BatchNorm2d(after), nn.ReLU()]
         super().__init__(nn.Sequential(*layers, nn.AdaptiveMaxPool2d(4), nn.Dropout(0.3)), 64 * 16)
 
 
@@ -280,7 +273,6 @@ class SecondJudge(AnimalClassifier):
     weights = CHECKPOINT / "second_judge.safetensors"
 
     def __init__(self) -> None:
-        """Make the untrained network."""
         super().__init__(nn.Sequential(*patch_mixer(64), nn.AdaptiveAvgPool2d(2)), 64 * 4)  # (B, 64, 2, 2)
 
 

@@ -240,8 +240,7 @@ def draw_pictures(
         background = rng.choice([name for name in COLOUR_NAMES if name != ink])
         descriptions.append(Description(digit, ink, background, damage))
         chosen.append(rng.choice(by_digit[digit]))
-    ink_rgb = torch.tensor([COLOURS[d.ink or ""] for d in descriptions])  # (N, 3)
-    background_rgb = torch.tensor([COLOURS[d.background or ""] for d in descriptions])  # (N, 3)
+    ink_rgb, background_rgb = two_colours(descriptions)  # (N, 3) each
     theta = placements(count, generator)
     clean = render(bitmaps[chosen], ink_rgb, background_rgb, theta)
     images = clean
@@ -260,9 +259,11 @@ def colour_indices(descriptions: Sequence[Description]) -> torch.Tensor:
     return torch.tensor([[COLOUR_NAMES.index(n or "") for n in (d.ink, d.background)] for d in descriptions])
 
 
-def rgb(names: Sequence[str | None]) -> torch.Tensor:
-    """Return the RGB of colours by name, (N, 3)."""
-    return torch.tensor([COLOURS[name or ""] for name in names])
+def two_colours(descriptions: Sequence[Description]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ink and background, RGB (N, 3) each."""
+    ink, background = colour_indices(descriptions).T
+    palette = torch.tensor(list(COLOURS.values()))  # (6, 3)
+    return palette[ink], palette[background]
 
 
 @dataclass(frozen=True)
@@ -289,11 +290,8 @@ def draw_edits(count: int, split: str, seed: int) -> Edits:
         ink = rng.choice([name for name in COLOUR_NAMES if name != old.ink])
         background = rng.choice([name for name in COLOUR_NAMES if name not in (ink, old.background)])
         wanted.append(Description(None, ink, background))
-    colours = [
-        (rgb([d.ink for d in said]), rgb([d.background for d in said]))
-        for said in (pictures.descriptions, wanted)
-    ]
-    return Edits(pictures, wanted, repaint(pictures.images, *colours))
+    targets = repaint(pictures.images, two_colours(pictures.descriptions), two_colours(wanted))
+    return Edits(pictures, wanted, targets)
 
 
 # ------------------------------------------------------------------------------------------- judges
@@ -308,7 +306,6 @@ class RewardModel(Classifier):
     weights = CHECKPOINT / "reward_model.safetensors"
 
     def __init__(self) -> None:
-        """Make the untrained network."""
         super().__init__()
         self.features = strided_convolutions(32, 48, 64, 96, first_stride=1)  # (B, 96, 4, 4)
         self.head = nn.Linear(96 * 16, 10)
@@ -324,7 +321,6 @@ class Judge(Classifier):
     weights = CHECKPOINT / "judge.safetensors"
 
     def __init__(self) -> None:
-        """Make the untrained network."""
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(3, 24, 5, padding=2), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
@@ -347,7 +343,6 @@ class SecondJudge(Classifier):
     weights = CHECKPOINT / "second_judge.safetensors"
 
     def __init__(self) -> None:
-        """Make the untrained network."""
         super().__init__()
         self.features = nn.Sequential(*patch_mixer(64))  # (B, 64, 8, 8)
         self.head = nn.Linear(64, 10 + 2 * len(COLOURS))
