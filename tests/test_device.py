@@ -18,6 +18,7 @@ from fake_device import DEVICE, HOST, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
 from PIL import Image
 
+from benchmarks.results.recolour import restore
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.branching import branch_advantages
 from ddpo_lessons.algorithms.rwr import RWR
@@ -326,9 +327,9 @@ def test_rewards_score_pictures_of_the_device(make_reward, pictures, traffic):
 
 @pytest.mark.parametrize("images_place", PLACES)
 def test_restore_takes_pictures_of_any_device(images_place, pictures, traffic):
-    settings = {"noise_strength": 0.5, "num_steps": 6}
-    expected = demo.restore(load_tiny_sd(), pictures.images, **settings)
-    found = demo.restore(load_tiny_sd().to(DEVICE), pictures.images.to(images_place), **settings)
+    told = [""] * len(pictures.images), demo.Img2Img(0.5, 1.0, 6)
+    expected = restore(load_tiny_sd(), pictures.images, *told)
+    found = restore(load_tiny_sd().to(DEVICE), pictures.images.to(images_place), *told)
     assert found.device == HOST  # where the judges are
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -30,7 +30,7 @@ from ddpo_lessons.text.text_ppo import action_mask, token_log_probs
 from ddpo_lessons.text.text_trainer import TextPPOConfig, TextPPOTrainer, measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TOKENIZER = grammar.make_tokenizer()
+TOKENIZER = recipe.make_tokenizer()
 EVALUATION = language_models.CHECKPOINT / "evaluation.json"
 
 
@@ -193,7 +193,7 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
     """As gpt2-imdb (no padding token) and distilbert-imdb (two outputs, a tokenizer of its own) are built."""
     make_policy().save_pretrained(tmp_path / "policy")
     plain = PreTrainedTokenizerFast(
-        tokenizer_object=grammar.make_tokenizer().backend_tokenizer, eos_token=grammar.EOS
+        tokenizer_object=recipe.make_tokenizer().backend_tokenizer, eos_token=grammar.EOS
     )
     plain.save_pretrained(tmp_path / "policy")
     settings = json.loads((tmp_path / "policy/tokenizer_config.json").read_text())
@@ -205,7 +205,7 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
         (tmp_path / "policy" / name).write_text(json.dumps(settings))
     config = DistilBertConfig(vocab_size=len(TOKENIZER), dim=16, n_layers=1, n_heads=2, hidden_dim=32)
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "reward")
-    own = grammar.make_tokenizer()
+    own = recipe.make_tokenizer()
     own.model_input_names = ["input_ids", "attention_mask"]
     own.save_pretrained(tmp_path / "reward")
     loaded = load_text_models("hub", tmp_path / "policy", tmp_path / "reward", device="cpu")

@@ -4,12 +4,14 @@ A handwritten digit goes in, with a sentence that names two other colours and no
 colours are those named, and the digit is still the one that was written.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from benchmarks.common import Row
-from ddpo_lessons.lessons.demo import EVERYWHERE, Img2Img, img2img, restore
+from ddpo_lessons.lessons.demo import EVERYWHERE, Img2Img, img2img
+from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed
 from ddpo_lessons.worlds import digits
 from ddpo_lessons.worlds.digits import judge_edits
 
@@ -32,6 +34,19 @@ def untrained(pipeline: Any, edits: digits.Edits, setting: Img2Img) -> torch.Ten
     return img2img(pipeline, edits.pictures.images, edits.prompts, setting)
 
 
+def restore(pipeline: Any, images: torch.Tensor, prompts: Sequence[str], setting: Img2Img) -> torch.Tensor:
+    """Send pictures through the policy, each with noise of its own; the results are on the CPU."""
+    how = SamplingSettings(
+        num_inference_steps=setting.steps, guidance_scale=setting.guidance, eta=setting.eta
+    )
+    out = []
+    for numbers in torch.arange(len(images)).split(100):
+        noise = [torch.Generator().manual_seed(sample_seed(0, int(n))) for n in numbers]
+        told = [prompts[n] for n in numbers], images[numbers], setting.strength, how
+        out.append(img2img_rollout(pipeline, *told, generator=noise)[0].cpu())
+    return torch.cat(out)
+
+
 class Exam:
     """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
 
@@ -41,10 +56,7 @@ class Exam:
 
     def images(self, pipeline: Any, setting: Img2Img) -> torch.Tensor:
         """Return what the policy makes of the pictures, (N, 3, 32, 32)."""
-        return restore(
-            pipeline, self.edits.pictures.images, setting.strength, setting.steps, self.edits.prompts,
-            guidance_scale=setting.guidance, eta=setting.eta,
-        )  # fmt: skip
+        return restore(pipeline, self.edits.pictures.images, self.edits.prompts, setting)
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
         """Return the shares of pictures with the digit, the colours and both right, see `judge_edits`."""

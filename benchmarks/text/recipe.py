@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
 
 from benchmarks.recipes import scaled, train
 from ddpo_lessons.text import grammar
@@ -23,6 +30,15 @@ from ddpo_lessons.text.text_trainer import answer, measure
 POLICY_STEPS, REWARD_STEPS, BATCH = 1500, 600, 64
 MAX_NEW_TOKENS = 24
 TARGETS: dict[grammar.Sentiment, float] = {"positive": 1.0, "mixed": 0.5, "negative": 0.0}
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Make the tokenizer: a token a word; padding is on the left, since a policy writes on the right."""
+    special = {"pad_token": grammar.PAD, "eos_token": grammar.EOS, "unk_token": grammar.UNK}
+    vocab = {word: index for index, word in enumerate([*special.values(), *grammar.vocabulary()])}
+    core = Tokenizer(WordLevel(vocab, unk_token=grammar.UNK))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=core, padding_side="left", **special)
 
 
 def make_config(tokenizer: Any, width: int, layers: int, **more: Any) -> Any:
@@ -104,7 +120,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=CHECKPOINT)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the training steps")
     arguments = parser.parse_args()
-    tokenizer = grammar.make_tokenizer()
+    tokenizer = make_tokenizer()
     models = {
         "policy": train_policy(tokenizer, scaled(POLICY_STEPS, arguments.scale), seed=0),
         "reward": train_reward_model(tokenizer, scaled(REWARD_STEPS, arguments.scale), seed=1),

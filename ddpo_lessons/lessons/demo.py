@@ -29,7 +29,6 @@ from ddpo_lessons.lessons.plotting import plot_dilemma, plot_strip, save_figure
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
-from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.training.processes import loading_bars
 from ddpo_lessons.worlds import animals, load_tiny_zoo
@@ -80,36 +79,6 @@ TEST, VALIDATION = 0, 1
 WATCHED = 100  # pictures of validation, looked at every so many epochs:
 WATCH_EVERY = 4
 SHOWN = 8  # pictures in the strip, the first of the test
-
-
-def restore(
-    pipeline: Any,
-    images: torch.Tensor,
-    noise_strength: float,
-    num_steps: int,
-    prompt: str | Sequence[str] = "",
-    seed: int = 0,
-    guidance_scale: float = 1.0,
-    eta: float = 1.0,
-) -> torch.Tensor:
-    """Send images (N, 3, H, W) through the policy, picture n with noise of its own from (seed, n).
-
-    The prompt is that of all of them, or there are N; guidance, strength and η are those of
-    `img2img_rollout`. The results (N, 3, H, W) in [0, 1] are on the CPU.
-    """
-    prompts = [prompt] * len(images) if isinstance(prompt, str) else prompt
-    out = []
-    for numbers in torch.arange(len(images)).split(100):
-        edited, _ = img2img_rollout(
-            pipeline,
-            [prompts[n] for n in numbers],
-            images[numbers],
-            noise_strength,
-            SamplingSettings(num_inference_steps=num_steps, guidance_scale=guidance_scale, eta=eta),
-            generator=[torch.Generator().manual_seed(sample_seed(seed, int(n))) for n in numbers],
-        )
-        out.append(edited.cpu())
-    return torch.cat(out)
 
 
 def img2img(

@@ -5,15 +5,10 @@ each review means, so that sentiment has a true label, and *fluency is measured 
 or it does not. No model decides it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from functools import cache
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from typing import Literal
 
 Sentiment = Literal["positive", "negative", "mixed"]
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
@@ -174,16 +169,3 @@ def queries(count: int, split: Literal["train", "test"], seed: int) -> list[str]
     """Return the first 2 to 6 words of random reviews, for a policy to finish."""
     rng = random.Random(seed)
     return [" ".join(text.split()[: rng.randint(2, 6)]) for text, _ in reviews(count, split, seed)]
-
-
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Make the tokenizer: a token a word; padding is on the left, since a policy writes on the right."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {word: index for index, word in enumerate([PAD, EOS, UNK, *vocabulary()])}
-    core = Tokenizer(models.WordLevel(vocab, unk_token=UNK))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token=PAD, eos_token=EOS, unk_token=UNK, padding_side="left"
-    )
