@@ -26,7 +26,6 @@ from ddpo_lessons.text.language_models import (
     read,
     read_queries,
 )
-from ddpo_lessons.text.text_ppo import action_mask, token_log_probs
 from ddpo_lessons.text.text_trainer import TextPPOConfig, TextPPOTrainer, measure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,10 +101,8 @@ def test_train_and_test_reviews_never_meet() -> None:
 def test_tokenizer_gives_a_token_a_word_and_pads_left() -> None:
     batch = TOKENIZER(["the plot", "i loved the songs ."], padding=True, return_tensors="pt")
     assert batch.attention_mask.tolist() == [[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
-    assert TOKENIZER.batch_decode(batch.input_ids, skip_special_tokens=True) == [
-        "the plot",
-        "i loved the songs .",
-    ]
+    decoded = TOKENIZER.batch_decode(batch.input_ids, skip_special_tokens=True)
+    assert decoded == ["the plot", "i loved the songs ."]
     assert TOKENIZER.unk_token_id not in TOKENIZER(" ".join(grammar.vocabulary())).input_ids
 
 
@@ -135,9 +132,7 @@ def test_a_value_model_from_the_reward_model_says_at_the_last_token_what_that_sa
     )
     reward = SentimentReward(classifier, TOKENIZER)
     texts = ["the plot was dull .", "i loved the"]
-    batch = TOKENIZER(
-        texts, padding=True, return_tensors="pt"
-    )  # on the left: the last column is the last token
+    batch = TOKENIZER(texts, padding=True, return_tensors="pt")  # on the left: the last column has the last
     values = ValueModel.from_classifier(classifier)(batch.input_ids, batch.attention_mask)
     torch.testing.assert_close(values[:, -1], reward(texts))
 
@@ -146,12 +141,9 @@ def test_generate_pads_after_the_end_and_repeats_with_the_seed() -> None:
     policy = make_policy()
     policy.lm_head.weight.data[TOKENIZER.eos_token_id] += 0.5  # ends more often
     batch = TOKENIZER(["the plot was", "i loved"] * 20, padding=True, return_tensors="pt")
-    drawn = [
-        generate(policy, batch.input_ids, batch.attention_mask, 12, torch.Generator().manual_seed(0))
-        for _ in range(2)
-    ]
-    assert torch.equal(drawn[0][0], drawn[1][0])
-    ids, mask = drawn[0]
+    asked = policy, batch.input_ids, batch.attention_mask, 12
+    (ids, mask), (again, _) = (generate(*asked, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert torch.equal(ids, again)
     for row, attended in zip(ids[:, 3:].tolist(), mask[:, 3:].tolist(), strict=True):
         end = row.index(TOKENIZER.eos_token_id) if TOKENIZER.eos_token_id in row else len(row)
         assert all(token == TOKENIZER.pad_token_id for token in row[end + 1 :])
@@ -196,12 +188,9 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
         tokenizer_object=recipe.make_tokenizer().backend_tokenizer, eos_token=grammar.EOS
     )
     plain.save_pretrained(tmp_path / "policy")
-    settings = json.loads((tmp_path / "policy/tokenizer_config.json").read_text())
-    settings.pop("pad_token", None)
-    (tmp_path / "policy/tokenizer_config.json").write_text(json.dumps(settings))
-    for name in ("config.json", "generation_config.json"):
+    for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
         settings = json.loads((tmp_path / "policy" / name).read_text())
-        settings.pop("pad_token_id", None)
+        settings = {key: value for key, value in settings.items() if not key.startswith("pad_token")}
         (tmp_path / "policy" / name).write_text(json.dumps(settings))
     config = DistilBertConfig(vocab_size=len(TOKENIZER), dim=16, n_layers=1, n_heads=2, hidden_dim=32)
     DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "reward")
@@ -271,9 +260,8 @@ def test_a_step_trains_policy_and_value_and_leaves_the_reference() -> None:
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     reference = [p.clone() for p in trainer.reference.parameters()]
     metrics = trainer.step()
-    assert all(
-        not torch.equal(p, before[name]) for name, p in trainer.model.named_parameters() if "wte" in name
-    )
+    words = [name for name in before if "wte" in name]
+    assert not any(torch.equal(trainer.model.get_parameter(name), before[name]) for name in words)
     assert not torch.equal(trainer.model.value.head.weight, before["value.head.weight"])
     assert all(torch.equal(p, q) for p, q in zip(trainer.reference.parameters(), reference, strict=True))
     assert metrics["kl"] == pytest.approx(0, abs=1e-5)
@@ -330,14 +318,5 @@ def test_the_shipped_checkpoint_is_small_and_what_it_says() -> None:
 def test_the_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["recipe", "--output", str(tmp_path), "--scale", "0.001"])
     recipe.main()
-    assert set(json.loads((tmp_path / "evaluation.json").read_text())) == set(
-        json.loads(EVALUATION.read_text())
-    )
-
-
-def test_action_mask_of_a_rollout_counts_the_responses() -> None:
-    rollout = make_trainer().rollout(["the plot", "i loved the"])
-    mask = action_mask(rollout.attention_mask, torch.tensor([2, 3]))
-    assert torch.equal(mask, rollout.targets.mask)
-    log_probs = token_log_probs(torch.zeros(*rollout.input_ids.shape, 4), torch.zeros_like(rollout.input_ids))
-    assert log_probs.shape == mask.shape
+    made, shipped = (json.loads(path.read_text()) for path in (tmp_path / "evaluation.json", EVALUATION))
+    assert made.keys() == shipped.keys()

@@ -1,18 +1,19 @@
-"""The shipped checkpoints, their classifiers and their recipes."""
+"""The shipped checkpoints, their classifiers and their recipes, whose stages go on."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
 
+from benchmarks import recipes
 from benchmarks.tiny import recipe, recipe_sd3
 from benchmarks.zoo import recipe as zoo_recipe
 from ddpo_lessons.embedded import CHECKPOINTS
-from ddpo_lessons.worlds import digits, load_tiny_sd, load_tiny_sd3, load_tiny_zoo
+from ddpo_lessons.worlds import animals, digits, load_tiny_sd, load_tiny_sd3, load_tiny_zoo
 from ddpo_lessons.worlds.digits import accuracy, judge_edits, score_prompts
+from ddpo_lessons.worlds.judges import named
 
 LOAD = {"tiny-sd": load_tiny_sd, "tiny-sd3": load_tiny_sd3, "tiny-zoo": load_tiny_zoo}
 MEGABYTES = {"tiny-sd": 12, "tiny-sd3": 12, "tiny-zoo": 16}
@@ -60,28 +61,45 @@ def test_recipes_run_to_their_tables(name, module, scale, header, tmp_path, monk
     assert stages >= {"autoencoder", "denoiser"} if name == "tiny-zoo" else not stages
 
 
-# ------------------------------------------------------------------------------------------- tiny-sd
-def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt():
-    tokenizer = load_tiny_sd().tokenizer
-    prompt = "a foggy red three on a blue background"
-    assert len(tokenizer(prompt).input_ids) == len(prompt.split()) + 2
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tiny-sd", ["a", "foggy", "red", "three", "on", "a", "blue", "background"]),
+        ("tiny-zoo", zoo_recipe.WORDS),
+    ],
+)
+def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt(name, words):
+    tokenizer = LOAD[name]().tokenizer
+    assert len(tokenizer(" ".join(words[:10])).input_ids) == min(len(words), 10) + 2
+    assert {len(tokenizer(word).input_ids) for word in words} == {3}
     assert len(tokenizer("xyz").input_ids) == len("xyz") + 2
     assert tokenizer.decode(tokenizer("zebra").input_ids, skip_special_tokens=True).strip() == "zebra"
 
 
-def check_prompts_decide(checkpoint: str, pipeline: Any, guidance_scale: float, **settings: Any) -> None:
-    """40 pictures against the published 1,000: three standard errors."""
-    right = recipe.measure_prompts(pipeline, digits.Judge.load(), digits.SEEN, 40, guidance_scale, **settings)
-    published = json.loads((CHECKPOINTS[checkpoint] / "evaluation.json").read_text())
-    for name, share in published["generated, seen combinations"].items():
-        assert right[name] == pytest.approx(share, abs=3 * (share * (1 - share) / 40) ** 0.5 + 0.03)
+def shares_of(name: str) -> dict[str, float]:
+    """Draw 40 pictures of seen combinations by a checkpoint; return what is right in them."""
+    pipeline = LOAD[name]()
+    if name == "tiny-zoo":
+        wanted = animals.draw_pictures(40, 11, animals.SEEN)
+        images = recipes.generate(pipeline, wanted.prompts, 0, zoo_recipe.GUIDANCE_SCALE)
+        hits = animals.verdicts(images, wanted.labels, animals.Judge.load(), animals.SecondJudge.load())
+        return {part.replace("_", " "): right.float().mean().item() for part, right in hits.items()}
+    module, more = (recipe, {}) if name == "tiny-sd" else (recipe_sd3, {"max_sequence_length": 1})
+    asked = digits.Judge.load(), digits.SEEN, 40, module.GUIDANCE_SCALE
+    return recipe.measure_prompts(pipeline, *asked, **more)
 
 
 @pytest.mark.slow
-def test_text_decides_what_is_drawn():
-    check_prompts_decide("tiny-sd", load_tiny_sd(), recipe.GUIDANCE_SCALE)
+@pytest.mark.parametrize("name", LOAD)
+def test_text_decides_what_is_drawn(name):
+    """40 pictures against the published 1,000: three standard errors."""
+    right = shares_of(name)
+    published = json.loads((CHECKPOINTS[name] / "evaluation.json").read_text())
+    for part, share in published["generated, seen combinations"].items():
+        assert right[part] == pytest.approx(share, abs=3 * (share * (1 - share) / 40) ** 0.5 + 0.03)
 
 
+# ------------------------------------------------------------------------------------------- tiny-sd
 def test_judge_reads_clean_test_handwriting_and_not_what_it_never_saw():
     judge, reward_model = digits.Judge.load(), digits.RewardModel.load()
     clean, foggy = (digits.draw_pictures(200, "test", 0, damage) for damage in (None, "foggy"))
@@ -143,12 +161,44 @@ def test_judges_of_edits_ask_for_the_digit_and_both_colours():
 
 
 # ------------------------------------------------------------------------------------------- tiny-sd3
-@pytest.mark.slow
-def test_tiny_sd3_obeys_prompts():
-    check_prompts_decide("tiny-sd3", load_tiny_sd3(), recipe_sd3.GUIDANCE_SCALE, max_sequence_length=1)
-
-
 def test_tiny_sd3_has_the_autoencoder_of_tiny_sd():
     ours, theirs = load_tiny_sd3().vae, load_tiny_sd().vae
     for (name, weight), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert torch.equal(weight, other), name
+
+
+# ------------------------------------------------------------------------------------------- tiny-zoo
+def test_neighbours_are_merged_from_the_left():
+    assert zoo_recipe.merge(["o", "o", "o", "g"], "o", "o") == ["oo", "o", "g"]
+    assert zoo_recipe.merge(["a", "n", "t"], "n", "t") == ["a", "nt"]
+
+
+@pytest.mark.parametrize("load", [animals.RewardModel.load, animals.Judge.load, animals.SecondJudge.load])
+def test_classifiers_name_what_held_out_pictures_show(load):
+    pictures = animals.draw_pictures(400, 123_456_789)
+    assert (named(load(), pictures.images) == pictures.labels).float().mean(dim=0).min() >= 0.97
+
+
+def test_a_stage_that_was_stopped_ends_where_one_that_was_not_does(tmp_path):
+    def trained(folder: str, *stops: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+
+        def loss_of(step: int) -> torch.Tensor:
+            if step in stops and not (tmp_path / folder / "stage.stopped").exists():
+                (tmp_path / folder / "stage.stopped").touch()
+                raise KeyboardInterrupt
+            torch.manual_seed(step)
+            return model(torch.randn(4, 3)).square().mean()
+
+        (tmp_path / folder).mkdir(exist_ok=True)
+        recipes.train("stage", model, loss_of, 6, 1e-2, ema_decay=0.9, folder=tmp_path / folder)
+        return model.weight.detach()
+
+    whole = trained("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipes, "SAVE_SECONDS", -1)  # saves after every step
+        with pytest.raises(KeyboardInterrupt):
+            trained("parts", 4)
+        assert torch.load(tmp_path / "parts" / "stage.pt", weights_only=True)["step"] == 4
+        assert torch.equal(trained("parts", 4), whole)

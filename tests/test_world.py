@@ -9,28 +9,15 @@ from ddpo_lessons.worlds.judges import nearest
 
 
 def test_splits_share_no_handwriting_and_cover_everything():
-    sizes = {name: len(digits.handwriting(name)[1]) for name in ("train", "test", "reward", "judge")}
-    assert sizes == {"train": 1297, "test": 500, "reward": 648, "judge": 649}
+    """Validation is handwriting that the judge does not know and nobody practises on."""
+    sizes = {"train": 1297, "test": 500, "reward": 648, "judge": 649, "validation": 200, "practice": 1097}
+    assert {name: len(digits.handwriting(name)[1]) for name in sizes} == sizes
     bitmaps = {name: {tuple(b.flatten().tolist()) for b in digits.handwriting(name)[0]} for name in sizes}
     assert not bitmaps["test"] & bitmaps["train"]
-    assert not bitmaps["reward"] & bitmaps["judge"]
-    assert bitmaps["reward"] | bitmaps["judge"] == bitmaps["train"]
-
-
-def test_validation_is_handwriting_that_the_judge_does_not_know_and_nobody_practises_on():
-    bitmaps = {
-        name: {tuple(b.flatten().tolist()) for b in digits.handwriting(name)[0]}
-        for name in ("train", "reward", "validation", "practice")
-    }
-    assert len(digits.handwriting("validation")[1]) == 200
+    for one, other in (("reward", "judge"), ("validation", "practice")):
+        assert not bitmaps[one] & bitmaps[other]
+        assert bitmaps[one] | bitmaps[other] == bitmaps["train"]
     assert bitmaps["validation"] <= bitmaps["reward"]
-    assert not bitmaps["validation"] & bitmaps["practice"]
-    assert bitmaps["validation"] | bitmaps["practice"] == bitmaps["train"]
-
-
-def test_unknown_split_is_named():
-    with pytest.raises(ValueError, match="split='valid'"):
-        digits.handwriting("valid")
 
 
 def test_ten_pairs_are_left_out_one_for_each_digit():
@@ -52,12 +39,12 @@ def test_render_blends_ink_and_background_by_coverage():
 
 def test_measured_colours_are_those_that_were_drawn():
     pictures = digits.draw_pictures(300, "train", seed=5)
-    ink, background = digits.measure_colours(pictures.images)
-    names = digits.COLOUR_NAMES
-    assert [names[i] for i in nearest(ink, digits.COLOURS)] == [d.ink for d in pictures.descriptions]
-    assert [names[i] for i in nearest(background, digits.COLOURS)] == [
-        d.background for d in pictures.descriptions
+    measured = [
+        nearest(colour, digits.COLOURS).tolist() for colour in digits.measure_colours(pictures.images)
     ]
+    ink, background = ([digits.COLOUR_NAMES[i] for i in indices] for indices in measured)
+    assert ink == [d.ink for d in pictures.descriptions]
+    assert background == [d.background for d in pictures.descriptions]
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "camouflaged"])
@@ -86,23 +73,22 @@ def test_same_seed_same_pictures_other_seed_others():
     assert not torch.equal(first.images, other.images)
 
 
-def test_wrong_damage_and_severity_are_named():
-    with pytest.raises(ValueError, match="damage='wet'"):
-        digits.draw_pictures(1, "train", 0, "wet")
-    with pytest.raises(ValueError, match="severity=6"):
-        digits.draw_pictures(1, "train", 0, "foggy", 6)
+@pytest.mark.parametrize(
+    ("split", "damage", "severity", "message"),
+    [
+        ("valid", None, 3, "split='valid'"),
+        ("train", "wet", 3, "damage='wet'"),
+        ("train", "foggy", 6, "severity=6"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(split, damage, severity, message):
+    with pytest.raises(ValueError, match=message):
+        digits.draw_pictures(1, split, 0, damage, severity)
 
 
 def test_prompts_are_read_back():
-    for description in (
-        digits.Description(3, "red", "blue", "foggy"),
-        digits.Description(None, None, "white", None),
-        digits.Description(0, "black", None, "clear"),
-    ):
-        prompt = digits.make_prompt(
-            description.digit, description.ink, description.background, description.damage
-        )
-        assert digits.parse_prompt(prompt) == description
+    for said in ((3, "red", "blue", "foggy"), (None, None, "white", None), (0, "black", None, "clear")):
+        assert digits.parse_prompt(digits.make_prompt(*said)) == digits.Description(*said)
     assert digits.make_prompt(3, "red", "blue", "foggy") == "a foggy red three on a blue background"
     assert digits.parse_prompt("something else entirely") == digits.Description()
 
@@ -125,10 +111,7 @@ def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriti
         assert digits.parse_prompt(prompt) == new
         assert new.digit is None
     measured = [nearest(colour, digits.COLOURS) for colour in digits.measure_colours(edits.targets)]
-    names = [
-        (digits.COLOUR_NAMES[ink], digits.COLOUR_NAMES[ground]) for ink, ground in zip(*measured, strict=True)
-    ]
-    assert names == [(d.ink, d.background) for d in edits.wanted]
+    assert torch.equal(torch.stack(measured, dim=1), digits.colour_indices(edits.wanted))
     old, new = map(digits.two_colours, (edits.pictures.descriptions, edits.wanted))
     back = digits.repaint(edits.targets, new, old)
     assert torch.allclose(back, edits.pictures.images, atol=1e-5)

@@ -18,14 +18,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_the_best_of_a_grid_is_the_first_of_equals():
     names = ("strength", "guidance", "steps", "eta", "all")
-    rows = [
-        ("0.5", "1.0", "8", "0.0", "0.1"),
-        ("0.75", "3.0", "8", "1.0", "0.4"),
-        ("1.0", "6.0", "16", "0.0", "0.4"),
-    ]
-    assert edit.best_of_grid([dict(zip(names, row, strict=True)) for row in rows], "all") == Img2Img(
-        0.75, 3.0, 8, 1.0
-    )
+    texts = ("0.5 1.0 8 0.0 0.1", "0.75 3.0 8 1.0 0.4", "1.0 6.0 16 0.0 0.4")
+    rows = [dict(zip(names, text.split(), strict=True)) for text in texts]
+    assert edit.best_of_grid(rows, "all") == Img2Img(0.75, 3.0, 8, 1.0)
 
 
 def test_the_committed_grid_holds_every_setting_once_and_the_demo_has_its_best():

@@ -25,16 +25,12 @@ def install(folder: Path, **versions: str) -> None:
 def test_the_script_and_the_world_agree():
     assert sheet.SHEET == animals.SHEET
     assert sheet.SIZE == animals.IMAGE_SIZE
-    assert [name.lower() in package for name, package in zip(animals.ARTISTS, sheet.SETS, strict=True)] == [
-        True
-    ] * 3
+    pairs = zip(animals.ARTISTS, sheet.SETS, strict=True)
+    assert all(artist.lower() in package for artist, package in pairs)
 
 
 def test_a_picture_that_is_not_square_is_centred_and_not_stretched():
-    wide, tall = (
-        sheet.pad(Image.new("RGBA", (128, 64), "red")),
-        sheet.pad(Image.new("RGBA", (64, 128), "red")),
-    )
+    wide, tall = (sheet.pad(Image.new("RGBA", size, "red")) for size in ((128, 64), (64, 128)))
     assert wide.size == tall.size == (64, 64)
     assert wide.getchannel("A").getbbox() == (0, 16, 64, 48)
     assert tall.getchannel("A").getbbox() == (16, 0, 48, 64)

@@ -72,17 +72,14 @@ def test_render_by_hand():
 
 
 def test_render_composes_as_pil_does():
-    for animal, artist, ground in (
-        ("fox", "Noto", "blue"),
-        ("fly", "Fluent", "white"),
-        ("zebra", "Twemoji", "red"),
-    ):
+    for words in ("fox Noto blue", "fly Fluent white", "zebra Twemoji red"):
+        animal, artist, ground = words.split()
         colour = tuple(round(255 * part) for part in animals.GROUNDS[ground])
         expected = Image.alpha_composite(Image.new("RGBA", (64, 64), colour), sprite(animal, artist))
-        difference = draw(animal, artist, ground) * 255 - torch.tensor(np.array(expected)[:, :, :3]).permute(
-            2, 0, 1
+        difference = (
+            255 * draw(animal, artist, ground).permute(1, 2, 0).numpy() - np.array(expected)[:, :, :3]
         )
-        assert difference.abs().max() < 1.01, animal  # of 255; the ground is rounded, and so is PIL's sum
+        assert np.abs(difference).max() < 1.01, animal  # of 255; the ground is rounded, and so is PIL's sum
 
 
 def test_a_flip_mirrors_and_a_shift_moves_by_pixels():
@@ -176,10 +173,8 @@ def test_an_edit_shows_the_wanted_animal_in_its_place_over_confetti():
     assert {(animal, artist) for animal, artist, _ in wanted.labels.tolist()} <= set(animals.SEEN)
     assert set(wanted.labels[:, 0].tolist()) == set(animals.PRACTICE_ANIMALS)
     # Where the animal covers everything, picture and answer agree, whatever lies behind.
-    black, white = (
-        animals.draw_over(torch.full((300, 3, 1, 1), c), wanted.labels[:, :2], wanted.theta)
-        for c in (0.0, 1.0)
-    )
+    behind = (torch.full((300, 3, 1, 1), c) for c in (0.0, 1.0))
+    black, white = (animals.draw_over(images, wanted.labels[:, :2], wanted.theta) for images in behind)
     opaque = (black == white).expand(-1, 3, -1, -1)
     assert opaque.float().mean() > 0.2
     assert torch.equal(edits.images[opaque], wanted.images[opaque])
