@@ -76,10 +76,10 @@ def test_render_composes_as_pil_does():
         animal, artist, ground = words.split()
         colour = tuple(round(255 * part) for part in animals.GROUNDS[ground])
         expected = Image.alpha_composite(Image.new("RGBA", (64, 64), colour), sprite(animal, artist))
-        difference = (
-            255 * draw(animal, artist, ground).permute(1, 2, 0).numpy() - np.array(expected)[:, :, :3]
-        )
-        assert np.abs(difference).max() < 1.01, animal  # of 255; the ground is rounded, and so is PIL's sum
+        drawn = 255 * draw(animal, artist, ground).permute(1, 2, 0).numpy()
+        assert np.abs(drawn - np.array(expected)[:, :, :3]).max() < 1.01, (
+            animal
+        )  # of 255; the ground is rounded, and so is PIL's sum
 
 
 def test_a_flip_mirrors_and_a_shift_moves_by_pixels():
