@@ -55,7 +55,6 @@ def make_trainer(queries: Any = ("the plot", "i loved the"), **changes: Any) -> 
 def test_what_the_grammar_writes_parses_as_what_was_meant() -> None:
     for text, sentiment in grammar.reviews(300, "train", seed=0):
         assert grammar.parse(text) == sentiment, text
-        assert len(text.split()) <= grammar.MAX_WORDS
 
 
 @pytest.mark.parametrize(

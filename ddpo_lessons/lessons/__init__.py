@@ -69,12 +69,7 @@ def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
 
 
 def check_mine(check: Callable[[Any], None], answer: Callable[..., Any]) -> None:
-    """Print "correct", or "not yet" and why: see `why_not`.
-
-    Args:
-        check: takes the answer and raises AssertionError where it is wrong.
-        answer: the reader's function.
-    """
+    """Print "correct", or "not yet" and why the check refuses the reader's function: see `why_not`."""
     reason = why_not(check, answer)
     print(f"not yet: {reason}" if reason else "correct")
 

@@ -25,7 +25,7 @@ from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.cli.options import Demo
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.lessons.plotting import plot_dilemma, plot_strip, save_figure
+from ddpo_lessons.lessons.plotting import plot_dilemma, plot_strip
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
@@ -234,10 +234,10 @@ def _write_results(
         "untrained, best setting": images["untrained_best"],
         "after RL": images["after"],
     }
-    save_figure(plot_strip(rows, edits.prompts, SHOWN), folder / "before-after.png")
+    plot_strip(rows, edits.prompts, SHOWN).savefig(folder / "before-after.png", dpi=150)
     curves = {f"untrained, guidance {UNTRAINED_BEST.guidance:g}": curve}
     figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, obeyed="ground", kept="animal")
-    save_figure(figure, folder / "dilemma.png")
+    figure.savefig(folder / "dilemma.png", dpi=150)
 
 
 def _print_results(folder: Path, results: dict[str, Any]) -> None:

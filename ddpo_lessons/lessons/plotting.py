@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,8 +65,3 @@ def plot_dilemma(
     axes.legend(fontsize=9, loc="lower left")
     axes.grid(alpha=0.25)
     return figure
-
-
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure at a size that reads well on a screen."""
-    figure.savefig(path, dpi=150)

@@ -12,7 +12,6 @@ from typing import Literal
 
 Sentiment = Literal["positive", "negative", "mixed"]
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-MAX_WORDS = 40  # the longest review that the grammar can write is shorter
 
 # A symbol in capitals has the alternatives listed here; anything else is a word. `*3` weighs an alternative.
 GRAMMAR: dict[str, str] = {
@@ -128,8 +127,6 @@ def write(symbol: str, rng: random.Random) -> list[str]:
 def parse(text: str) -> Sentiment | None:
     """Say what a review of words and punctuation between spaces means; None for one outside the grammar."""
     words = tuple(text.split())
-    if len(words) > MAX_WORDS:
-        return None
     for sentiment in SHARES:
         if len(words) in _ends(words, 0, (sentiment.upper(),)):
             return sentiment
