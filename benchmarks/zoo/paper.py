@@ -49,7 +49,6 @@ SEEDS, TEST, VALIDATION = (0, 1, 2), 1_000, 2_000
 PICTURES = 90  # of a test: 45 animals in two pictures each, or 30 combinations in three
 EPOCHS = 16
 EVERY = 4  # epochs between tests
-PICTURE_FOLDER = Path(__file__).with_suffix("")  # of the first seed's pictures, before and after
 SHOWN = 8  # pictures of the test that are kept
 SEARCH_SEED = 100
 SETTINGS: Row = {
