@@ -57,21 +57,13 @@ def on_gpu() -> bool:
 # ------------------------------------------------------------------------------------------ epochs
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch of a preset, cut to a few samples in one optimizer step.
+    """An epoch of a preset, cut to a few samples in one optimizer step."""
 
-    Attributes:
-        model: a name of `paper_run.published`.
-        preset: a name of `PRESETS`.
-        samples: of the epoch.
-        size: samples of a pass.
-        steps: denoising steps; half of them are actions of the preset `edit`.
-    """
-
-    model: str
+    model: str  #: of `paper_run.published`
     preset: str
     samples: int
-    size: int
-    steps: int
+    size: int  #: samples of a pass
+    steps: int  #: of denoising; half of them are actions of the preset `edit`
     precision: str = "bf16"
     checkpointing: bool = False
     compiled: bool = False
@@ -81,23 +73,16 @@ class Epoch:
         fields: Row = {**PRESETS[self.preset].config, "sample_num_steps": self.steps, "image_grid_freq": 0}
         fields |= {"sample_batch_size": self.size, "sample_num_batches_per_epoch": self.samples // self.size}
         fields |= {"train_batch_size": self.samples, "train_gradient_accumulation_steps": 1}
-        fields |= {
-            "sample_micro_batch_size": self.size,
-            "train_micro_batch_size": self.size,
-            "sample_group_size": 1,
-        }
+        fields |= {"sample_micro_batch_size": self.size, "train_micro_batch_size": self.size}
         fields |= {"mixed_precision": self.precision, "torch_compile": self.compiled}
-        return {**fields, "train_gradient_checkpointing": self.checkpointing}
+        return {**fields, "sample_group_size": 1, "train_gradient_checkpointing": self.checkpointing}
 
     def rows(self) -> Iterator[Row]:
         """Yield the settings and the estimate, then what is measured: of a failure, the first row stays."""
         yield {"precision": self.precision, "samples": self.samples, "size": self.size, "steps": self.steps}
         yield {"checkpointing": self.checkpointing, "compiled": self.compiled}
-        if (
-            on_gpu()
-            and self.precision == "bf16"
-            and not torch.cuda.is_bf16_supported(including_emulation=False)
-        ):
+        bf16 = on_gpu() and self.precision == "bf16"
+        if bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             yield {"result": "the card has no bf16"}
             return
         preset = PRESETS[self.preset]
