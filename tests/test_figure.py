@@ -143,12 +143,8 @@ def test_each_run_has_one_color_in_all_panels_and_a_name_that_tells_it_apart(tmp
     runs = [write_records(tmp_path / f"{n}/run", epoch=EPOCHS, step=STEPS) for n in range(8)]
     drawn = plot_run(*runs)
     by_panel = [[line.get_color() for line in axis.lines] for axis in drawn.axes]
-    assert (
-        by_panel[0]
-        == by_panel[1]
-        == by_panel[3]
-        == [line.get_color() for line in drawn.legends[0].get_lines()]
-    )
+    in_legend = [line.get_color() for line in drawn.legends[0].get_lines()]
+    assert by_panel[0] == by_panel[1] == by_panel[3] == in_legend
     assert len(set(by_panel[0])) == 8
     assert legend(drawn) == [f"{folder} (epoch 2)"[-79:] for folder in runs]
 
@@ -274,12 +270,8 @@ def test_a_notebook_shows_the_figure_once_before_and_after_pyplot_is_there(tmp_p
         "plt.plot([1, 2]); figure = plot_run('run')\nassert plt.gcf() is not figure",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    notebook = NotebookClient(
-        notebook, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    ).execute()
-    shown = [
-        [output for output in cell.outputs if "image/png" in output.get("data", {})]
-        for cell in notebook.cells
-    ]
+    place = {"metadata": {"path": tmp_path}}
+    cells = NotebookClient(notebook, kernel_name="python3", resources=place).execute().cells
+    shown = [[output for output in cell.outputs if "image/png" in output.get("data", {})] for cell in cells]
     assert [len(outputs) for outputs in shown] == [1, 0, 1, 1]
     assert shown[3][0]["output_type"] == "display_data"  # that of pyplot

@@ -52,14 +52,10 @@ def merged(rows: Iterable[Row]) -> Row:
     return {name: value for row in rows for name, value in row.items()}
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "sd15-checkpointing",
-        "sd35_medium",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("sdxl", "flux_dev")),
-    ],
-)
+SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("sdxl", "flux_dev")]
+
+
+@pytest.mark.parametrize("part", ["sd15-checkpointing", "sd35_medium", *SLOW])
 def test_an_epoch_of_each_model_is_measured(part, tiny):
     """In fp16 accelerate trains on no CPU; compiled networks are `test_gpu.py`'s."""
     epoch = dataclasses.replace(gpu.EPOCHS[part], steps=4)
@@ -75,10 +71,8 @@ def test_an_epoch_of_each_model_is_measured(part, tiny):
     method, start = "flow_grpo", FromNoise(resolution=32)
     if epoch.preset == "edit":
         method, start = "ddpo", FromImages(0.5)
-    assert (
-        row["paper_gb"]
-        == paper_run.estimate(paper_run.published(epoch.model), config, method, start).peak / 1e9
-    )
+    found = paper_run.estimate(paper_run.published(epoch.model), config, method, start)
+    assert row["paper_gb"] == found.peak / 1e9
 
 
 def test_settings_in_fp16_and_compiled_differ_in_that_alone():

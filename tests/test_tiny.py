@@ -144,9 +144,8 @@ def test_judges_of_edits_ask_for_the_digit_and_both_colours():
     judges = digits.Judge.load(), digits.SecondJudge.load()
 
     def shares(images: torch.Tensor) -> dict[str, float]:
-        return {
-            name: hits.float().mean().item() for name, hits in judge_edits(images, edits, *judges).items()
-        }
+        found = judge_edits(images, edits, *judges)
+        return {name: hits.float().mean().item() for name, hits in found.items()}
 
     done = shares(edits.targets)
     assert done["colours"] == 1
