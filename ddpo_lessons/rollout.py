@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -57,16 +57,13 @@ class Trajectory:
         """Join trajectories of one schedule; those not guided, where one pass was enough, mix with guided."""
         first = trajectories[0]
         names = {name: None for t in trajectories for name in t.conditioning}  # a set that keeps its order
-        return Trajectory(
+        return replace(
+            first,
             latents=torch.cat([t.latents for t in trajectories]),
             timesteps=torch.cat([t.timesteps for t in trajectories]),
             log_probs=torch.cat([t.log_probs for t in trajectories]),
             conditioning={name: torch.cat([_told(t, name) for t in trajectories]) for name in names},
-            guidance_scale=first.guidance_scale,
-            schedule=first.schedule,
             final_latents=torch.cat([t.final_latents for t in trajectories]),
-            group_size=first.group_size,
-            branches=first.branches,
         )
 
 
@@ -92,6 +89,16 @@ def sample_seed(*numbers: int) -> int:
     """Mix numbers such as (seed, epoch, purpose, sample) into one 63-bit seed."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """Return a generator of the CPU with the `sample_seed` of these numbers."""
+    return torch.Generator().manual_seed(sample_seed(*numbers))
+
+
+def sample_noise(shape: Sequence[int], generators: Sequence[torch.Generator]) -> torch.Tensor:
+    """Draw standard normal noise (N, *shape) float32, each sample's from its own generator."""
+    return torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators])
 
 
 # -------------------------------------------------------------------------------------- first states

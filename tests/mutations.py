@@ -119,7 +119,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("samples.numbers[pairs", "(samples.numbers * 0)[pairs"),
     ]),
     ("algorithms/forward_process.py", "test_algorithms.py -k timesteps", [
-        ("places = 1 - torch", "places = 0.9 - 0.9 * torch"),
+        ("timesteps_at(1 - evenly)", "timesteps_at(0.9 - 0.9 * evenly)"),
     ]),
     ("algorithms/forward_process.py", "test_algorithms.py -k visited", [
         ("(noisy - kept) / scale", "noisy - kept"),

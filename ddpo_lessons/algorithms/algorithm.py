@@ -13,11 +13,12 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.contexts import Context
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.models import Family, Schedule
-from ddpo_lessons.rollout import WINDOW, Trajectory, sample_seed
+from ddpo_lessons.rollout import SHUFFLE, WINDOW, Trajectory, seeded
 
 Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
 _OTHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args and **kwargs
-Loss = Callable[[Any, Pairs], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+LossAndStats = tuple[torch.Tensor, dict[str, torch.Tensor]]
+Loss = Callable[[Any, Pairs], LossAndStats]  # of a denoiser and a group of pairs
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def draw_window(schedule: Schedule, window: int, config: DDPOConfig, epoch: int)
     noisy = torch.nonzero(schedule.stds > 0).flatten().tolist()
     if window > len(noisy):
         raise ValueError(f"window={window} of {len(noisy)} steps with noise: lower it, or take more steps")
-    generator = torch.Generator().manual_seed(sample_seed(config.seed, epoch, WINDOW))
-    first = noisy[0] + int(torch.randint(len(noisy) - window + 1, (1,), generator=generator))
+    places = len(noisy) - window + 1
+    first = noisy[0] + int(torch.randint(places, (1,), generator=seeded(config.seed, epoch, WINDOW)))
     return first, first + window
 
 
@@ -132,6 +133,11 @@ class Algorithm(abc.ABC):
         or, if its name begins with "max", a maximum. The "max_ratio_error" of an epoch's first step is the
         error of the first replay.
         """
+
+    def shuffles(self, samples: Samples) -> Iterator[torch.Generator]:
+        """Yield what decides the order of training in each inner epoch."""
+        for inner_epoch in range(self.config.train_num_inner_epochs):
+            yield seeded(self.config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
 
     def identity(self) -> dict[str, Any]:
         """Return settings of its own that decide the weights: its constructor's arguments, as attributes."""

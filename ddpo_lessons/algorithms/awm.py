@@ -16,13 +16,13 @@ where after each step lagging = decay lagging + (1 - decay) newest, with decay =
 max_decay). How a sample was made is not asked.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from ddpo_lessons.advantages import normalize, normalize_groups
-from ddpo_lessons.algorithms.algorithm import Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Loss, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ppo import clipped_surrogate
@@ -104,10 +104,7 @@ class AWM(ForwardProcess):
         if self.lag_coefficient > 0:
             learner.update_old_policy(min(self.decay_rate * (samples.first_step + 1), self.max_decay))
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return PPO's loss of some examples, with penalties if asked for, and statistics."""
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         config, example = self.config, self.example(samples, pairs)
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
             before = example.predict(old_policy)  # (N, C, h, w); with a lag, of the lagging policy

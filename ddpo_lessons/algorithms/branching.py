@@ -68,7 +68,6 @@ class Branching(DDPO):
         self.window = window
 
     def check(self, config: DDPOConfig) -> None:
-        """Refuse groups that are no trees."""
         super().check(config)
         size = config.sample_group_size
         if size < 2 or self.branches(config) ** self.window != size:
@@ -91,7 +90,6 @@ class Branching(DDPO):
         return schedule.with_actions(*draw_window(schedule, self.window, config, epoch))
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Return an advantage for every action of every sample, (N, window)."""
         return branch_advantages(rewards, self.branches(self.config), self.window)
 
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:

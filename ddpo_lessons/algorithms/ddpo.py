@@ -26,13 +26,13 @@ from typing import Any, Literal
 import torch
 
 from ddpo_lessons.advantages import PerPromptStatTracker, normalize, normalize_groups
-from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, LossAndStats, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples, shuffle_time
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMStep, gaussian_kl
 from ddpo_lessons.models import Family
 from ddpo_lessons.ppo import check_finite, clipped_surrogate
-from ddpo_lessons.rollout import SHUFFLE, Trajectory, sample_seed
+from ddpo_lessons.rollout import Trajectory
 
 
 class DDPO(Algorithm):
@@ -67,9 +67,7 @@ class DDPO(Algorithm):
         config, trajectory = self.config, samples.trajectory
         check_finite(old_log_prob=trajectory.log_probs, advantages=samples.advantages)
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
-        for inner_epoch in range(config.train_num_inner_epochs):
-            seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
-            generator = torch.Generator().manual_seed(seed)
+        for generator in self.shuffles(samples):
             for pairs in shuffled_pairs(
                 trajectory.log_probs.shape, self.num_train_timesteps, samples_per_step, generator
             ):
@@ -84,9 +82,7 @@ class DDPO(Algorithm):
         """Return the advantages (N,) of recorded actions: that of the sample."""
         return samples.advantages[pairs["rows"]]
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         """Replay some recorded actions; return PPO's loss, with a KL penalty if asked for, and statistics."""
         config, trajectory = self.config, samples.trajectory
         rows, columns = pairs["rows"], pairs["columns"]
@@ -113,11 +109,9 @@ class DDPO(Algorithm):
         return gaussian_kl(new, reference, self.config.log_prob_reduction)
 
     def state_dict(self) -> Any:
-        """Return the statistics of prompts."""
         return None if self.tracker is None else self.tracker.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue with them."""
         if self.tracker is not None:
             self.tracker.load_state_dict(state)
 

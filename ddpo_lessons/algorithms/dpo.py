@@ -12,13 +12,13 @@ The paper has pairs that people chose, once and for all; here the reward chooses
 samples, in every epoch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ddpo_lessons.algorithms.algorithm import Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Loss, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
 from ddpo_lessons.algorithms.forward_process import ForwardProcess
@@ -56,7 +56,6 @@ class DPO(AWM):
             )
 
     def needs_reference(self, config: DDPOConfig) -> bool:
-        """Say that it always does."""
         return True
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
@@ -72,8 +71,7 @@ class DPO(AWM):
         )
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
-        """Yield the optimizer steps of an epoch; no older policy than the first is asked."""
-        return ForwardProcess.steps(self, samples, learner)
+        return ForwardProcess.steps(self, samples, learner)  # AWM's would move an older policy
 
     def pairs(self, samples: Samples, samples_per_step: int, generator: torch.Generator) -> list[Pairs]:
         """Return each optimizer step's (group, timestep) pairs: the best as "rows", and the "worst"."""
@@ -88,10 +86,7 @@ class DPO(AWM):
         steps = shuffled_pairs(shape, self.num_train_timesteps, samples_per_step // size, generator)
         return [{**step, "rows": best[step["rows"]], "worst": worst[step["rows"]]} for step in steps]
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of some pairs of samples, and statistics."""
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         best, worst = self.example(samples, pairs), self.example(samples, pairs, rows="worst")
         with torch.no_grad(), learner.reference() as reference:
             before = best.error(reference) - worst.error(reference)  # (N,)

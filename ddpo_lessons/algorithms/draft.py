@@ -10,18 +10,18 @@ DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3); AlignProp draw
 colours more than shapes. `train_kl_coefficient` χ adds χ mean((output - output before)²), as DRaFT+ does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from ddpo_lessons.advantages import normalize
-from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, LossAndStats, Pairs, Samples
 from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.models import Family, Schedule
-from ddpo_lessons.rollout import NEW_NOISE, SHUFFLE, STEPS_WITH_GRADIENT, Trajectory, sample_seed
+from ddpo_lessons.rollout import NEW_NOISE, STEPS_WITH_GRADIENT, Trajectory, sample_noise, seeded
 
 
 def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -92,9 +92,7 @@ class DRaFT(Algorithm):
         """Yield the optimizer steps of an epoch, each on images made anew from `samples_per_step` samples."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
-        for inner_epoch in range(config.train_num_inner_epochs):
-            seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
-            generator = torch.Generator().manual_seed(seed)
+        for generator in self.shuffles(samples):
             rows = {"rows": torch.arange(len(samples.numbers))}
             for pairs in minibatches(shuffle_samples(rows, generator), samples_per_step):
                 steps = self.steps_with_gradient(count)
@@ -106,20 +104,18 @@ class DRaFT(Algorithm):
         """Return K of an optimizer step, the same in all processes."""
         if not self.draws_steps:
             return self.last_steps
-        generator = torch.Generator().manual_seed(sample_seed(self.config.seed, step, STEPS_WITH_GRADIENT))
+        generator = seeded(self.config.seed, step, STEPS_WITH_GRADIENT)
         return 1 + int(torch.randint(self.last_steps, (1,), generator=generator))
 
     def draw_noise(self, samples: Samples, pairs: Pairs, steps: int, step: int) -> torch.Tensor:
         """Draw each sample's noise (N, K, C, h, w) of K steps from its own seed, whatever the grouping."""
         shape = steps, *samples.trajectory.final_latents.shape[1:]
         numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
-        seeds = [sample_seed(self.config.seed, step, NEW_NOISE, number) for number in numbers]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators])
+        return sample_noise(shape, [seeded(self.config.seed, step, NEW_NOISE, number) for number in numbers])
 
     def loss(
-        self, samples: Samples, learner: Learner, steps: int, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        self, samples: Samples, learner: Learner, steps: int, denoiser: Any, pairs: Pairs
+    ) -> LossAndStats:
         """Make images anew from the states before the last steps; return the negative mean reward."""
         trajectory, rows, family = samples.trajectory, pairs["rows"], self.family
         latents, asked = replay_last_steps(family, denoiser, trajectory, rows, steps, pairs["noise"])

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Algorithm, Learner, Loss, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.ddpo import shuffled_pairs
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.models import Family, Schedule
-from ddpo_lessons.rollout import FORWARD_PROCESS, SHUFFLE, Trajectory, recorded_steps, sample_seed
+from ddpo_lessons.rollout import FORWARD_PROCESS, Trajectory, recorded_steps, sample_noise, seeded
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,7 @@ class ForwardProcess(Algorithm):
         """Yield as many optimizer steps as DDPO would, on as many examples."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
-        for inner_epoch in range(config.train_num_inner_epochs):
-            seed = sample_seed(config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
-            generator = torch.Generator().manual_seed(seed)
+        for generator in self.shuffles(samples):
             for pairs in self.pairs(samples, samples_per_step, generator):
                 examples = {**pairs, **self.denoising_examples(samples, pairs, count)}
                 yield partial(self.loss, samples, learner), learner.split(examples)
@@ -130,29 +128,23 @@ class ForwardProcess(Algorithm):
             count = schedule.first_timestep + 1
             return torch.cat([torch.randint(count, (1,), generator=g) for g in generators])
         if self.logit_normal:
-            places = torch.cat(
-                [torch.randn(1, generator=g, dtype=torch.float32) for g in generators]
-            ).sigmoid()
-        else:
-            places = 1 - torch.cat(
-                [torch.rand(1, generator=g, dtype=torch.float32) for g in generators]
-            )  # above 0: not all clean
-        return schedule.timesteps_at(places)
+            return schedule.timesteps_at(sample_noise((1,), generators).flatten().sigmoid())
+        evenly = torch.cat([torch.rand(1, generator=g, dtype=torch.float32) for g in generators])
+        return schedule.timesteps_at(1 - evenly)  # above 0: not all clean
 
     def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
         """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
         numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
-        seeds = [
-            sample_seed(self.config.seed, FORWARD_PROCESS, step, 0, number, column)
+        generators = [
+            seeded(self.config.seed, FORWARD_PROCESS, step, 0, number, column)
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
         ]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         if self.visited_states:
             return self.visited_examples(samples.trajectory, pairs["rows"], generators)
         shape = samples.trajectory.final_latents.shape[1:]
         return {
             "timesteps": self.draw_timesteps(samples.trajectory.schedule, generators),
-            "noise": torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators]),
+            "noise": sample_noise(shape, generators),
         }
 
     def visited_examples(
@@ -177,7 +169,5 @@ class ForwardProcess(Algorithm):
         )
 
     @abc.abstractmethod
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         """Return the loss of some examples, a mean over them, and statistics."""

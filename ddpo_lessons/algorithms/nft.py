@@ -17,12 +17,12 @@ learns: after every epoch old = decay old + (1 - decay) new, with decay = min(de
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.algorithm import Learner, Loss, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, Loss, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 
@@ -80,7 +80,6 @@ class NFT(AWM):
         self.beta, self.decay_rate, self.max_decay = beta, decay_rate, max_decay
 
     def sampling_policy(self, learner: Learner) -> contextlib.AbstractContextManager[Any]:
-        """Let the old policy sample."""
         return learner.old_policy()
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
@@ -88,10 +87,7 @@ class NFT(AWM):
         yield from ForwardProcess.steps(self, samples, learner)
         learner.update_old_policy(min(self.decay_rate * samples.epoch, self.max_decay))
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of some examples, with a penalty if asked for, and statistics."""
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         example, bound = self.example(samples, pairs), self.config.train_adv_clip_max
         advantages = samples.advantages[pairs["rows"]].clamp(-bound, bound)  # (N,)
         goodness = advantages / (2 * bound) + 0.5  # q, in [0, 1]

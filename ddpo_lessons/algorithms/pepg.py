@@ -13,12 +13,11 @@ Without log ρ it would be REINFORCE. With it, the gradient is that of ρ / 2 (A
 wants a sample to become A nats likelier and no more, so nothing is clipped. A is the advantage times `scale`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.algorithm import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.nft import NFT, normalized_error
 
 
@@ -50,10 +49,7 @@ class PEPG(NFT):
             raise ValueError(f"scale={scale} must be a number above 0; 0.1 is usual")
         self.scale = scale
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of some examples, with a penalty if asked for, and statistics."""
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         example, bound = self.example(samples, pairs), self.config.train_adv_clip_max
         advantages = self.scale * samples.advantages[pairs["rows"]].clamp(-bound, bound)  # (N,)
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient

@@ -9,12 +9,9 @@ One prediction costs as much memory as DRaFT-1, and reaches earlier steps.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from ddpo_lessons.algorithms.algorithm import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.draft import DRaFT, differentiable_rewards
 
 
@@ -35,8 +32,8 @@ class ReFL(DRaFT):
         self.margin = margin
 
     def loss(
-        self, samples: Samples, learner: Learner, steps: int, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        self, samples: Samples, learner: Learner, steps: int, denoiser: Any, pairs: Pairs
+    ) -> LossAndStats:
         """Predict once from the states `steps` before the end; return the loss of what they promise."""
         trajectory, rows, family = samples.trajectory, pairs["rows"], self.family
         number = len(trajectory.schedule.stds) - steps

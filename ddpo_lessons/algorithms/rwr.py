@@ -6,12 +6,12 @@ denoising loss, the better ones more (Peters and Schaal 2007; for diffusion mode
 were taken.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ddpo_lessons.algorithms.algorithm import Learner, Pairs, Samples
+from ddpo_lessons.algorithms.algorithm import Learner, LossAndStats, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import ForwardProcess
 
 
@@ -75,9 +75,7 @@ class RWR(ForwardProcess):
             return sparse_rwr_weights(rewards, self.top_share)
         return rwr_weights(rewards, self.temperature)
 
-    def loss(
-        self, samples: Samples, learner: Learner, denoiser: Callable[..., Any], pairs: Pairs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         """Return the weighted denoising loss of some examples: mean of w (target - prediction)^2."""
         error = self.example(samples, pairs).error(denoiser)  # (N,)
         return (samples.advantages[pairs["rows"]] * error).mean(), {"denoising_error": error.detach().mean()}

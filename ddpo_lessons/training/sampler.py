@@ -22,8 +22,9 @@ from ddpo_lessons.rollout import (
     Generators,
     Trajectory,
     recorded_steps,
-    sample_seed,
+    sample_noise,
     sample_trajectory,
+    seeded,
 )
 from ddpo_lessons.training.memory import sized
 from ddpo_lessons.training.processes import Share, progress_bar
@@ -116,7 +117,7 @@ class Sampler:
 
     def _generator(self, *numbers: int) -> torch.Generator:
         """Give every sample its own generator, so that batch size and processes change nothing."""
-        return torch.Generator().manual_seed(sample_seed(self.config.seed, *numbers))
+        return seeded(self.config.seed, *numbers)
 
     def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
         """Draw a picture of each context (B, 3, H, W), from noise by number that no epoch draws."""
@@ -144,8 +145,7 @@ class Sampler:
         """Draw the noise of B rollouts, make their first states of it, and encode their prompts."""
         config, family, size = self.config, self.family, self.start.size(contexts)
         shape = family.latents_shape(size)
-        noise = torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in of_noise])
-        noise = noise.to(self.share.accelerator.device)  # (B, C, h, w)
+        noise = sample_noise(shape, of_noise).to(self.share.accelerator.device)  # (B, C, h, w)
         with torch.no_grad(), self.autocast():
             return {
                 "latents": self.start.first_states(family, contexts, schedule, noise, group_size),
