@@ -139,7 +139,8 @@ class Trainer:
         self.accelerator = make_accelerator(config)
         self.trackers = Trackers(self.accelerator)
         check_sharding(self.accelerator, config, self.use_lora)
-        self._check_plan()
+        self.plan = config.epoch_plan(self.num_train_timesteps, self.accelerator.num_processes)
+        config.check_epoch(self.accelerator.num_processes)
         self.record = describe(
             self.pipeline, algorithm, start, about,
             reward_function=reward_function, prompt_function=prompt_function,
@@ -161,15 +162,9 @@ class Trainer:
         self.preflight: list[Finding] = []  # what the first epoch showed
         self._warned = False  # of an epoch that teaches nothing
         self.stopped_by: int | None = None  # the number of the signal that ended `train` early
-        is_trained = any(weight in _TRAINED for weight in self.learner.trainable.values())
         if saved is not None:
-            if is_trained and algorithm.needs_reference(config):
-                raise ValueError(
-                    "an earlier trainer has trained this pipeline, and a KL penalty would hold on to what it "
-                    "has become: resume with a fresh pipeline"
-                )
             self._resume(*saved)
-        elif is_trained:
+        elif self._is_trained():
             warnings.warn(
                 "an earlier trainer has trained this pipeline, so this one goes on from its weights, and a "
                 "KL penalty holds on to them: load a fresh pipeline to begin anew",
@@ -187,11 +182,6 @@ class Trainer:
         return self.learner.steps_done
 
     # ------------------------------------------------------------------------------------ preparation
-    def _check_plan(self) -> None:
-        """Work out the epoch, and refuse one that teaches nothing."""
-        self.plan = self.config.epoch_plan(self.num_train_timesteps, self.accelerator.num_processes)
-        self.config.check_epoch(self.accelerator.num_processes)
-
     def _read_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
         """Look at the run's folder and at the model; read the checkpoint that is resumed, if any."""
         config = self.config
@@ -217,8 +207,17 @@ class Trainer:
         is_main = self.accelerator.is_main_process
         return read_checkpoint(self._resumed_from, config, self._identity, self.record, is_main)
 
+    def _is_trained(self) -> bool:
+        """Tell whether an earlier trainer of this process has changed the weights."""
+        return any(weight in _TRAINED for weight in self.learner.trainable.values())
+
     def _resume(self, tensors: Tensors, values: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint; a ValueError where the pipeline is not the one that it began with."""
+        if self._is_trained() and self.algorithm.needs_reference(self.config):
+            raise ValueError(
+                "an earlier trainer has trained this pipeline, and a KL penalty would hold on to what it has "
+                "become: resume with a fresh pipeline"
+            )
         there, here = (
             {name: list(weight.shape) for name, weight in sorted(weights.items())}
             for weights in (tensors["policy"], self.learner.trainable)

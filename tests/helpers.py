@@ -55,7 +55,7 @@ from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
 from ddpo_lessons.lessons import why_not
 from ddpo_lessons.rollout import SamplingSettings, Trajectory
-from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.trainer import DDPOTrainer, Trainer
 from ddpo_lessons.training.runlog import read_metrics
 
 SCHEDULE: dict[str, Any] = {
@@ -393,6 +393,22 @@ def make_config(folder: Path | str, **changes: Any) -> DDPOConfig:
 def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     """Reward of the mean pixel."""
     return images.mean(dim=(1, 2, 3))
+
+
+def make_trainer(
+    folder: Path, reward: Any = brightness, prompts: Any = None, pipeline: Any = None, hook: Any = None,
+    **changes: Any,
+) -> DDPOTrainer:  # fmt: skip
+    """Make a run of DDPO, of one prompt and a tiny random Stable Diffusion if nothing else is given."""
+    parts = (prompts or red_three, pipeline or make_pipeline(), hook)
+    return DDPOTrainer(make_config(folder, **changes), reward, *parts)
+
+
+def run(folder: Path, *parts: Any, **changes: Any) -> DDPOTrainer:
+    """Train what `make_trainer` makes; return it."""
+    trainer = make_trainer(folder, *parts, **changes)
+    trainer.train()
+    return trainer
 
 
 def flow_trainer(

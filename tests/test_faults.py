@@ -3,7 +3,6 @@ import json
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,10 @@ from helpers import (
     each_prompt,
     make_config,
     make_pipeline,
+    make_trainer,
     noisy_image,
     red_three,
+    run,
 )
 
 import ddpo_lessons.trainer
@@ -27,12 +28,6 @@ from ddpo_lessons.training.runlog import METRICS, RunLog, read_metrics
 from ddpo_lessons.training.state import identity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def run(folder: Path, reward: Any = brightness, prompts: Any = red_three, **changes: Any) -> DDPOTrainer:
-    trainer = DDPOTrainer(make_config(folder, **changes), reward, prompts, make_pipeline())
-    trainer.train()
-    return trainer
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +62,7 @@ def returning(*values: Any) -> Callable[[], Any]:
 def test_settings_that_cannot_work(tmp_path, changes, error, message):
     pipeline = make_pipeline()
     with counted_passes(pipeline.unet) as sizes, pytest.raises(error, match=message):
-        DDPOTrainer(make_config(tmp_path, **changes), brightness, red_three, pipeline).train()
+        run(tmp_path, pipeline=pipeline, **changes)
     assert sizes == []
 
 
@@ -98,7 +93,7 @@ def test_a_schedule_without_noise_cannot_be_trained(tmp_path):
 def test_prompt_functions_that_return_something_else(tmp_path, returned):
     pipeline = make_pipeline()
     with counted_passes(pipeline.unet) as sizes, pytest.raises(TypeError, match=r"\(prompt, metadata\)"):
-        DDPOTrainer(make_config(tmp_path), brightness, lambda: returned, pipeline).train()
+        run(tmp_path, prompts=lambda: returned, pipeline=pipeline)
     assert sizes == []
 
 
@@ -140,7 +135,7 @@ def test_an_image_prompt_function_must_return_an_image(tmp_path):
 )
 def test_functions_that_cannot_be_used(tmp_path, reward, prompts, message):
     with pytest.raises(TypeError, match=message):
-        DDPOTrainer(make_config(tmp_path), reward, prompts, make_pipeline())
+        make_trainer(tmp_path, reward, prompts)
 
 
 def test_pipelines_that_cannot_be_trained(tmp_path):
@@ -172,7 +167,7 @@ def test_pipelines_that_cannot_be_trained(tmp_path):
     ],
 )
 def test_rewards_that_cannot_be_used_train_nothing(tmp_path, returned, error, message):
-    trainer = DDPOTrainer(make_config(tmp_path), lambda i, p, m: returned, each_prompt(), make_pipeline())
+    trainer = make_trainer(tmp_path, lambda i, p, m: returned, each_prompt())
     before = [parameter.clone() for parameter in trainer.learner.trainable.values()]
     with pytest.raises(error, match=message):
         trainer.train()
@@ -268,8 +263,7 @@ def test_a_checkpoint_of_another_config_is_refused_by_field(finished, changes, f
 )
 def test_what_decides_no_weight_of_the_past_may_change_in_a_continuation(tmp_path, finished, changes):
     source = str(finished / "checkpoint-000001")
-    config = make_config(tmp_path / "b", resume_from=source, num_epochs=2, **changes)
-    assert DDPOTrainer(config, brightness, red_three, make_pipeline()).epochs_done == 1
+    assert make_trainer(tmp_path / "b", resume_from=source, num_epochs=2, **changes).epochs_done == 1
 
 
 def test_a_checkpoint_of_another_algorithm_start_or_number_of_processes_is_refused(finished, monkeypatch):
@@ -331,11 +325,11 @@ def test_a_reward_of_two_arguments_is_refused_before_any_epoch(tmp_path):
         raise AssertionError("not reached")
 
     with pytest.raises(TypeError, match=r"takes \(images: .*called with \(images, prompts, metadata\)"):
-        DDPOTrainer(make_config(tmp_path), two, red_three, make_pipeline())  # type: ignore[arg-type]
+        make_trainer(tmp_path, two)  # type: ignore[arg-type]
 
 
 def test_image_prompts_without_an_image_start_are_told_where_they_belong(tmp_path):
-    trainer = DDPOTrainer(make_config(tmp_path), brightness, noisy_image, make_pipeline())
+    trainer = make_trainer(tmp_path, prompts=noisy_image)
     with pytest.raises(TypeError, match=r"starts from noise: .*start=FromImages"):
         trainer.train()
 
@@ -353,8 +347,7 @@ def test_epochs_before_one_that_fails_are_saved(tmp_path, place):
         if place == "hook" and global_step == 3:
             raise OSError("out of luck")
 
-    config = make_config(tmp_path, num_epochs=4, save_freq=10)
-    trainer = DDPOTrainer(config, reward, red_three, make_pipeline(), hook)
+    trainer = make_trainer(tmp_path, reward, hook=hook, num_epochs=4, save_freq=10)
     with pytest.raises(OSError, match="out of luck"):
         trainer.train()
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["checkpoint-000002"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from diffusers.optimization import get_scheduler
-from helpers import brightness, make_config, make_pipeline, red_three
+from helpers import brightness, make_config, make_pipeline, make_trainer, red_three
 
 from ddpo_lessons import compat
 from ddpo_lessons.config import DDPOConfig
@@ -48,10 +48,7 @@ def test_a_resumed_run_is_on_the_curve(tmp_path):
     """Stopped in the middle, as a kill does it: `num_epochs` is that of the whole run."""
 
     def train(folder: str, **changes: object) -> DDPOTrainer:
-        config = make_config(
-            tmp_path / folder, num_epochs=4, train_learning_rate_schedule="cosine", **changes
-        )
-        return DDPOTrainer(config, brightness, red_three, make_pipeline())
+        return make_trainer(tmp_path / folder, num_epochs=4, train_learning_rate_schedule="cosine", **changes)
 
     whole, first = train("whole"), train("parts")
     whole.train()

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import brightness, make_config, make_pipeline, noisy_image, red_three, weights_of
+from helpers import (
+    brightness,
+    make_config,
+    make_pipeline,
+    make_trainer,
+    noisy_image,
+    red_three,
+    run,
+    weights_of,
+)
 
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
@@ -25,12 +34,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def darkness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     return -brightness(images, prompts, metadata)
-
-
-def run(folder: Path, reward: Any = brightness, **changes: Any) -> DDPOTrainer:
-    trainer = DDPOTrainer(make_config(folder, **changes), reward, red_three, make_pipeline())
-    trainer.train()
-    return trainer
 
 
 # --------------------------------------------------------------------------------------------- names
@@ -95,8 +98,7 @@ def test_an_unknown_field_is_told_which_may_be_meant():
 # ------------------------------------------------------------------------------------------- resuming
 def test_another_reward_or_prompt_function_is_told_in_one_line(tmp_path, capsys):
     run(tmp_path)
-    config = make_config(tmp_path, resume_from="latest", num_epochs=2)
-    DDPOTrainer(config, darkness, animals(0), make_pipeline()).train()
+    run(tmp_path, darkness, animals(0), resume_from="latest", num_epochs=2)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("continuing"))
     assert "num_epochs 1 → 2; reward_function helpers:brightness → test_record:darkness; prompt_" in line
     assert line.endswith(
@@ -112,8 +114,7 @@ def test_another_model_is_refused_and_one_that_was_moved_is_not(tmp_path):
 
     def train(name: str, epochs: int, **changes: Any) -> None:
         pipeline = type(make_pipeline()).from_pretrained(tmp_path / name)
-        config = make_config(tmp_path / "run", num_epochs=epochs, **changes)
-        DDPOTrainer(config, brightness, red_three, pipeline).train()
+        run(tmp_path / "run", pipeline=pipeline, num_epochs=epochs, **changes)
 
     train("a/model", 1)
     train("b/model", 2, resume_from="latest")
@@ -196,5 +197,5 @@ def test_lora_weights_that_do_not_fit_what_is_asked_for_are_refused(tmp_path):
     adapted = make_pipeline()
     adapted.load_lora_weights(tmp_path / "lora", weight_name=LORA_FILE)
     with pytest.raises(ValueError, match="the pipeline already has an adapter"):
-        DDPOTrainer(make_config(tmp_path / "b", **start), brightness, red_three, adapted)
+        make_trainer(tmp_path / "b", pipeline=adapted, **start)
     assert not (tmp_path / "b").exists()

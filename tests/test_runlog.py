@@ -7,25 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import brightness, make_config, make_pipeline, red_three
+from helpers import brightness, make_config, make_trainer, run
 from PIL import Image
 
 from ddpo_lessons import Validation
-from ddpo_lessons.trainer import DDPOTrainer
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.runlog import METRICS, RunLog, hold, read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def make_trainer(folder: Path, reward: Any = brightness, **changes: Any) -> DDPOTrainer:
-    return DDPOTrainer(make_config(folder, **changes), reward, red_three, make_pipeline())
-
-
-def run(folder: Path, **changes: Any) -> DDPOTrainer:
-    trainer = make_trainer(folder, **changes)
-    trainer.train()
-    return trainer
 
 
 # --------------------------------------------------------------------------------------- damaged records
@@ -171,12 +160,11 @@ def test_a_second_trainer_in_the_folder_is_refused_while_the_first_trains(tmp_pa
 
     def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         with pytest.raises(RuntimeError) as caught:
-            make_trainer(tmp_path, overwrite=True).train()
+            run(tmp_path, overwrite=True)
         messages.append(str(caught.value))
         return brightness(images, prompts, metadata)
 
-    trainer = make_trainer(tmp_path, reward)
-    trainer.train()
+    trainer = run(tmp_path, reward)
     assert messages == [
         f"another trainer is at work in {tmp_path}: wait for its end, or choose another output_dir"
     ]

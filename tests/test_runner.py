@@ -21,9 +21,11 @@ from helpers import (
     let_loss_overflow,
     make_config,
     make_pipeline,
+    make_trainer,
     noisy_image,
     records_of,
     red_three,
+    run,
     weights_of,
 )
 
@@ -123,8 +125,7 @@ def test_a_reward_that_draws_at_random_draws_the_same_when_an_epoch_is_done_agai
             return brightness(images, *arguments) + noise
 
         fails_left = [1]
-        config = make_config(tmp_path / folder, **TWO_PASSES)
-        trainer = DDPOTrainer(config, reward, Counting(), make_pipeline())
+        trainer = make_trainer(tmp_path / folder, reward, Counting(), **TWO_PASSES)
         if fails:
             with pytest.raises(OSError, match="out of luck"):
                 trainer.train()
@@ -156,8 +157,7 @@ def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
             signal.raise_signal(signum)
         return brightness(images, *arguments)
 
-    config = make_config(tmp_path / "a", num_epochs=3, save_freq=9, **TWO_PASSES)
-    trainer = DDPOTrainer(config, reward, Remembering(), make_pipeline())
+    trainer = make_trainer(tmp_path / "a", reward, Remembering(), num_epochs=3, save_freq=9, **TWO_PASSES)
     if place == "training":
         step = trainer.learner.step
 
@@ -178,9 +178,7 @@ def test_a_signal_ends_within_a_pass_or_a_step(tmp_path, signum, place):
     )
     resumed.train()
     assert resumed.stopped_by is None
-    config = make_config(tmp_path / "b", num_epochs=3, save_freq=9, **TWO_PASSES)
-    straight = DDPOTrainer(config, brightness, Remembering(), make_pipeline())
-    straight.train()
+    straight = run(tmp_path / "b", prompts=Remembering(), num_epochs=3, save_freq=9, **TWO_PASSES)
     assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
@@ -213,8 +211,8 @@ def in_a_launched_process(folder: Path) -> None:
         return brightness(images, *arguments)
 
     shape = {"sample_num_batches_per_epoch": 200, "sample_micro_batch_size": 2, "train_batch_size": 400}
-    config = make_config(folder / "run", num_epochs=2, save_freq=9, sample_num_steps=1, **shape)
-    trainer = DDPOTrainer(config, reward, each_prompt(), make_pipeline())
+    settings = {"num_epochs": 2, "save_freq": 9, "sample_num_steps": 1}
+    trainer = make_trainer(folder / "run", reward, each_prompt(), **settings, **shape)
     trainer.train()
 
 
@@ -222,8 +220,7 @@ def in_a_launched_process(folder: Path) -> None:
 def test_skipped_steps_are_recorded_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(learner, "MAX_SKIPPED", 3)
     with fake_device():
-        config = make_config(tmp_path, num_epochs=4, mixed_precision="fp16")
-        trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+        trainer = make_trainer(tmp_path, num_epochs=4, mixed_precision="fp16")
         before = weights_of(trainer)
         let_loss_overflow(trainer)
         with pytest.raises(
@@ -238,36 +235,31 @@ def test_skipped_steps_are_recorded_and_many_in_a_row_end_the_run(tmp_path, monk
 
 def test_trainers_of_two_precisions_live_in_one_process(tmp_path):
     """As in a notebook; each keeps its own precision, whichever was made last."""
-    plain = DDPOTrainer(make_config(tmp_path / "a"), brightness, red_three, make_pipeline())
-    low = DDPOTrainer(
-        make_config(tmp_path / "b", mixed_precision="bf16"), brightness, red_three, make_pipeline()
-    )
+    plain = make_trainer(tmp_path / "a")
+    low = make_trainer(tmp_path / "b", mixed_precision="bf16")
     plain.train()
     low.train()
-    again = DDPOTrainer(make_config(tmp_path / "c"), brightness, red_three, make_pipeline())
-    again.train()
+    again = run(tmp_path / "c")
     assert torch.equal(weights_of(plain), weights_of(again))
     assert next(low.pipeline.unet.parameters()).dtype == torch.bfloat16
     pipeline = make_pipeline()
-    DDPOTrainer(make_config(tmp_path / "d", mixed_precision="bf16"), brightness, red_three, pipeline)
+    make_trainer(tmp_path / "d", pipeline=pipeline, mixed_precision="bf16")
     seen: list[torch.dtype] = []
     pipeline.unet.conv_in.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    DDPOTrainer(make_config(tmp_path / "e"), brightness, red_three, pipeline).train()
+    run(tmp_path / "e", pipeline=pipeline)
     assert set(seen) == {torch.float32}  # nothing of the first one's autocast is left
 
 
 def test_tf32_is_switched_for_products_and_convolutions(tmp_path):
     for wanted in (False, True):
-        DDPOTrainer(make_config(tmp_path, allow_tf32=wanted), brightness, red_three, make_pipeline())
+        make_trainer(tmp_path, allow_tf32=wanted)
         assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is wanted
 
 
 # ----------------------------------------------------------------------------------------- exports
 def test_a_full_export_has_the_frozen_networks_as_they_came(tmp_path):
     pipeline, untouched = make_pipeline(), make_pipeline()
-    config = make_config(tmp_path, mixed_precision="bf16", train_use_lora=False)
-    trainer = DDPOTrainer(config, brightness, red_three, pipeline)
-    trainer.train()
+    trainer = run(tmp_path, pipeline=pipeline, mixed_precision="bf16", train_use_lora=False)
     trainer.save_pretrained(tmp_path / "export")
     loaded = StableDiffusionPipeline.from_pretrained(tmp_path / "export")
     for part in ("vae", "text_encoder"):

@@ -21,9 +21,11 @@ from helpers import (
     let_loss_overflow,
     make_config,
     make_pipeline,
+    make_trainer,
     noisy_image,
     records_of,
     red_three,
+    run,
     stir_adapter,
     weights_of,
 )
@@ -142,9 +144,9 @@ def test_the_first_replay_tells_when_policies_differ(tmp_path):
         stir_adapter(trainer.learner.denoiser, seed=2)
         return brightness(images, prompts, metadata)
 
-    trainer = DDPOTrainer(make_config(tmp_path / "a"), meddling, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path / "a", meddling)
     trainer.step(0)
-    other = DDPOTrainer(make_config(tmp_path / "b"), brightness, red_three, make_pipeline(dropout=0.5))
+    other = make_trainer(tmp_path / "b", pipeline=make_pipeline(dropout=0.5))
     other.learner.denoiser.train()  # dropout, which eval mode keeps out
     other.step(0)
     for folder in ("a", "b"):
@@ -158,16 +160,14 @@ def test_a_reward_that_uses_the_pipeline_does_not_change_the_schedule_of_trainin
         return brightness(images, prompts, metadata)
 
     pipeline = make_pipeline()
-    DDPOTrainer(make_config(tmp_path), meddling, red_three, pipeline).step(0)
+    make_trainer(tmp_path, meddling, pipeline=pipeline).step(0)
     (record,) = read_metrics(tmp_path, "step")
     assert record["first_replay_max_ratio_error"] < FLOAT32_TOLERANCE * 2
 
 
 # --------------------------------------------------------------------------------- 2. float32
 def test_latents_and_log_probs_stay_float32(tmp_path):
-    trainer = DDPOTrainer(
-        make_config(tmp_path, mixed_precision="bf16"), brightness, red_three, make_pipeline()
-    )
+    trainer = make_trainer(tmp_path, mixed_precision="bf16")
     seen = Recorder(trainer)
     trainer.step(0)
     assert next(trainer.pipeline.unet.parameters()).dtype == torch.bfloat16
@@ -181,7 +181,7 @@ def test_casting_prints_no_warning_about_nothing(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr("diffusers.models.modeling_utils.logger.warning", said.append)
     for precision in ("no", "bf16"):
-        DDPOTrainer(make_config(tmp_path, mixed_precision=precision), brightness, red_three, make_pipeline())
+        make_trainer(tmp_path, mixed_precision=precision)
         AcceleratorState._reset_state(reset_partial_state=True)
     assert said == []
 
@@ -300,9 +300,9 @@ def test_what_a_group_shares_is_predicted_once_and_changes_no_gradient(tmp_path,
 
 
 def run_weights(folder: Path, pipeline: Any = None, **changes: Any) -> torch.Tensor:
-    config = make_config(folder, **{**FOUR_SAMPLES, **changes})
-    trainer = DDPOTrainer(config, brightness, each_prompt(), pipeline or make_pipeline())
-    trainer.train()
+    trainer = run(
+        folder, prompts=each_prompt(), pipeline=pipeline or make_pipeline(), **{**FOUR_SAMPLES, **changes}
+    )
     return weights_of(trainer)
 
 
@@ -338,8 +338,7 @@ def test_samples_do_not_depend_on_the_size_of_sampling_batches(tmp_path):
 
 
 def test_the_negative_prompt_is_the_one_that_was_set(tmp_path):
-    config = make_config(tmp_path, negative_prompts="a blue four")
-    trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path, negative_prompts="a blue four")
     seen = Recorder(trainer)
     trainer.step(0)
     expected = embed(trainer, ["a blue four"] * 2)
@@ -454,21 +453,17 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, make_prompts, cha
 
 
 def test_training_goes_on_where_train_left_off(tmp_path):
-    config = make_config(tmp_path / "a", num_epochs=1)
-    trainer = DDPOTrainer(config, brightness, Counting(), make_pipeline())
-    trainer.train()
+    trainer = run(tmp_path / "a", prompts=Counting(), num_epochs=1)
     trainer.train()  # nothing left
     assert trainer.prompt_function.drawn == 2
     trainer.config.num_epochs = 3
     trainer.train()
-    other = DDPOTrainer(make_config(tmp_path / "b", num_epochs=3), brightness, Counting(), make_pipeline())
-    other.train()
+    other = run(tmp_path / "b", prompts=Counting(), num_epochs=3)
     assert torch.equal(weights_of(trainer), weights_of(other))
 
 
 def test_from_checkpoint_continues_with_the_config_it_finds(tmp_path):
-    config = make_config(tmp_path, num_epochs=2, seed=5)
-    DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
+    run(tmp_path, num_epochs=2, seed=5)
     before = sorted(path.name for path in tmp_path.rglob("*"))
     again = DDPOTrainer.from_checkpoint(
         tmp_path / "checkpoint-000001", brightness, red_three, make_pipeline()
@@ -482,8 +477,7 @@ def test_from_checkpoint_continues_with_the_config_it_finds(tmp_path):
 
 
 def test_checkpoints_count_epochs_and_the_last_is_always_saved(tmp_path):
-    config = make_config(tmp_path, num_epochs=5, save_freq=2, num_checkpoint_limit=2)
-    DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
+    run(tmp_path, num_epochs=5, save_freq=2, num_checkpoint_limit=2)
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
     assert names == ["checkpoint-000004", "checkpoint-000005"]
     assert checkpoint.read(tmp_path / names[1])[1]["epochs_done"] == 5
@@ -491,8 +485,9 @@ def test_checkpoints_count_epochs_and_the_last_is_always_saved(tmp_path):
 
 # ------------------------------------------------------------------------------ rewards and advantages
 def test_advantages_raise_the_probability_of_what_was_rewarded(tmp_path):
-    config = make_config(tmp_path, train_num_inner_epochs=4, train_clip_range=1.0)
-    trainer = DDPOTrainer(config, lambda i, p, m: torch.tensor([1.0, 0.0]), red_three, make_pipeline())
+    trainer = make_trainer(
+        tmp_path, lambda i, p, m: torch.tensor([1.0, 0.0]), train_num_inner_epochs=4, train_clip_range=1.0
+    )
     seen = Recorder(trainer)
     trainer.step(0)
     assert seen.advantages.tolist() == pytest.approx([1.0, -1.0])
@@ -547,9 +542,7 @@ def test_the_bias_of_a_stale_buffer_is_recorded(tmp_path):
         return torch.arange(len(images)) + 3.0 * epoch
 
     for folder, changes in (("a", TRACKING), ("b", {})):
-        trainer = DDPOTrainer(
-            make_config(tmp_path / folder, **changes), improving, red_three, make_pipeline()
-        )
+        trainer = make_trainer(tmp_path / folder, improving, **changes)
         for epoch in range(3):
             trainer.step(epoch)
     means = {f: [r["advantage_mean"] for r in read_metrics(tmp_path / f, "epoch")] for f in "ab"}
@@ -573,9 +566,7 @@ def test_statistics_are_kept_by_id_and_not_by_prompt(tmp_path):
 # --------------------------------------------------------------------------------- guidance at most 1
 @pytest.mark.parametrize("guidance", [0.0, 1.0])
 def test_without_guidance_one_pass_of_the_prompt_samples_and_trains(tmp_path, guidance):
-    trainer = DDPOTrainer(
-        make_config(tmp_path, sample_guidance_scale=guidance), brightness, each_prompt(), make_pipeline()
-    )
+    trainer = make_trainer(tmp_path, prompts=each_prompt(), sample_guidance_scale=guidance)
     seen = Recorder(trainer)
     with counted_passes(trainer.pipeline.unet) as sizes:
         trainer.step(0)
@@ -612,8 +603,7 @@ def test_the_defaults_need_no_tracker(tmp_path, monkeypatch):
 
 
 def test_records_say_what_happened(tmp_path):
-    config = make_config(tmp_path, num_epochs=2, train_batch_size=1)
-    DDPOTrainer(config, brightness, red_three, make_pipeline()).train()
+    run(tmp_path, num_epochs=2, train_batch_size=1)
     steps, epochs = read_metrics(tmp_path, "step"), read_metrics(tmp_path, "epoch")
     assert [(r["epoch"], r["inner_epoch"], r["step"]) for r in steps] == [
         (1, 1, 1), (1, 1, 2), (2, 1, 3), (2, 1, 4),
@@ -627,15 +617,14 @@ def test_records_say_what_happened(tmp_path):
 def test_progress_bars_obey_the_switch_of_diffusers(tmp_path, capsys):
     diffusers_logging.disable_progress_bar()
     try:
-        DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
+        run(tmp_path)
     finally:
         diffusers_logging.enable_progress_bar()
     assert capsys.readouterr().err == ""
 
 
 def test_the_gradient_is_cut_to_its_limit(tmp_path):
-    config = make_config(tmp_path, train_max_grad_norm=1e-3)
-    trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path, train_max_grad_norm=1e-3)
     seen = Recorder(trainer)
     trainer.step(0)
     (record,) = read_metrics(tmp_path, "step")
@@ -675,11 +664,9 @@ def test_a_tracker_gets_every_record_and_goes_to_the_hook(tmp_path, monkeypatch)
         "accelerate.tracking.get_available_trackers", lambda: [tracking.LoggerType.TENSORBOARD]
     )
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
-    trainer = DDPOTrainer(
-        make_config(tmp_path, log_with="tensorboard"), brightness, red_three, make_pipeline(),
-        lambda batches, step, tracker: hooked.append(tracker),
-    )  # fmt: skip
-    trainer.train()
+    run(
+        tmp_path, hook=lambda batches, step, tracker: hooked.append(tracker), log_with="tensorboard"
+    )
     assert [step for _, step in logged] == [1, 1]
     assert "step/loss" in logged[0][0]
     assert "epoch/reward_mean" in logged[1][0]
@@ -698,8 +685,7 @@ def test_lora_weights_load_in_plain_diffusers(tmp_path):
     """With alpha other than rank, which loaders that know only the weights get wrong."""
     targets = ("to_v", "conv1", "conv_out", "ff.net.2")  # `test_gpu.py` has the usual ones
     settings = {"train_lora_rank": 2, "train_lora_alpha": 8, "train_lora_target_modules": targets}
-    config = make_config(tmp_path / "run", **settings)
-    trainer = DDPOTrainer(config, brightness, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path / "run", **settings)
     stir_adapter(trainer.learner.denoiser)
     trainer.train()
     trainer.save_pretrained(tmp_path / "lora")
@@ -716,7 +702,7 @@ def test_lora_weights_load_in_plain_diffusers(tmp_path):
 @pytest.mark.parametrize("use_lora", [True, False])
 def test_only_the_policy_is_trained(tmp_path, use_lora):
     pipeline = make_pipeline()
-    trainer = DDPOTrainer(make_config(tmp_path, train_use_lora=use_lora), brightness, red_three, pipeline)
+    trainer = make_trainer(tmp_path, pipeline=pipeline, train_use_lora=use_lora)
     parts = {part: getattr(pipeline, part) for part in ("unet", "vae", "text_encoder")}
     before = {f"{k}.{n}": t.clone() for k, m in parts.items() for n, t in m.state_dict().items()}
     trainer.train()
@@ -737,12 +723,11 @@ def test_only_the_policy_is_trained(tmp_path, use_lora):
 
 
 def test_an_adapter_that_is_already_there_is_trained_on(tmp_path):
-    first = DDPOTrainer(make_config(tmp_path / "a"), brightness, red_three, make_pipeline())
-    first.train()
+    first = run(tmp_path / "a")
     first.save_pretrained(tmp_path / "lora")
     pipeline = make_pipeline()
     pipeline.load_lora_weights(tmp_path / "lora", adapter_name="mine")
-    second = DDPOTrainer(make_config(tmp_path / "b"), brightness, red_three, pipeline)
+    second = make_trainer(tmp_path / "b", pipeline=pipeline)
     assert torch.equal(weights_of(first), weights_of(second))
     second.train()
     assert not torch.equal(weights_of(first), weights_of(second))
@@ -751,7 +736,7 @@ def test_an_adapter_that_is_already_there_is_trained_on(tmp_path):
     plain.load_lora_weights(tmp_path / "more")
     torch.testing.assert_close(sample_plainly(plain), sample_plainly(pipeline), atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match=r"adapter of rank 4, but train_lora_rank=8: .* or set 4"):
-        DDPOTrainer(make_config(tmp_path / "c", train_lora_rank=8), brightness, red_three, pipeline)
+        make_trainer(tmp_path / "c", pipeline=pipeline, train_lora_rank=8)
 
 
 def test_eight_bit_adam_is_that_of_bitsandbytes_or_an_error(tmp_path, monkeypatch):
@@ -763,14 +748,12 @@ def test_eight_bit_adam_is_that_of_bitsandbytes_or_an_error(tmp_path, monkeypatc
 
 def test_a_loaded_adapter_stays_float32(tmp_path):
     pipeline = make_pipeline()
-    DDPOTrainer(make_config(tmp_path / "first"), brightness, red_three, pipeline)
+    make_trainer(tmp_path / "first", pipeline=pipeline)
     stir_adapter(pipeline.unet)
     before = {name: p.detach().clone() for name, p in pipeline.unet.named_parameters() if "lora_" in name}
     assert any(not torch.equal(p, p.bfloat16().float()) for p in before.values())
     AcceleratorState._reset_state(reset_partial_state=True)
-    trainer = DDPOTrainer(
-        make_config(tmp_path / "second", mixed_precision="bf16"), brightness, red_three, pipeline
-    )
+    trainer = make_trainer(tmp_path / "second", pipeline=pipeline, mixed_precision="bf16")
     assert {p.dtype for p in trainer.pipeline.vae.parameters()} == {torch.bfloat16}
     for name, parameter in trainer.learner.trainable.items():
         assert torch.equal(parameter, before[name])
@@ -786,13 +769,13 @@ def test_a_loaded_adapter_stays_float32(tmp_path):
 )
 def test_a_loaded_adapter_must_be_the_one_of_the_config(tmp_path, changes, message):
     pipeline = make_pipeline()
-    DDPOTrainer(make_config(tmp_path / "first"), brightness, red_three, pipeline)
+    make_trainer(tmp_path / "first", pipeline=pipeline)
     with pytest.raises(ValueError, match=message):
-        DDPOTrainer(make_config(tmp_path / "second", **changes), brightness, red_three, pipeline)
+        make_trainer(tmp_path / "second", pipeline=pipeline, **changes)
 
 
 def test_a_gradient_that_is_not_finite_takes_no_step(tmp_path):
-    trainer = DDPOTrainer(make_config(tmp_path, num_epochs=2), brightness, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path, num_epochs=2)
     trainer.step(0)
     before = weights_of(trainer)
     let_loss_overflow(trainer)
@@ -802,19 +785,18 @@ def test_a_gradient_that_is_not_finite_takes_no_step(tmp_path):
 
 
 def test_a_run_may_be_saved_before_it_begins(tmp_path):
-    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path)
     trainer.save()
     trainer.train()
     names = [path.name for path in checkpoint.list_checkpoints(tmp_path)]
     assert names == ["checkpoint-000000", "checkpoint-000001"]
-    other = make_config(tmp_path, overwrite=True, seed=1)
-    folder = DDPOTrainer(other, brightness, red_three, make_pipeline()).save()
+    folder = make_trainer(tmp_path, overwrite=True, seed=1).save()
     assert checkpoint.list_checkpoints(tmp_path) == [folder]
     assert checkpoint.read_state(folder)["config"]["seed"] == 1
 
 
 def test_from_checkpoint_takes_changes_that_decide_no_weight(tmp_path):
-    DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline()).train()
+    run(tmp_path)
     arguments = (tmp_path / "checkpoint-000001", brightness, red_three, make_pipeline())
     trainer = DDPOTrainer.from_checkpoint(*arguments, changes={"num_epochs": 2, "train_learning_rate": 2e-3})
     trainer.train()
@@ -832,7 +814,7 @@ def test_an_epoch_of_one_sample_is_refused(tmp_path):
 
 def test_accelerate_compiles_nothing_by_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
-    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path)
     assert trainer.learner.denoiser is trainer.pipeline.unet
     assert trainer.accelerator.state.dynamo_plugin.backend == "NO"
 
@@ -850,7 +832,7 @@ class OtherProcess:
 
 
 def test_processes_that_draw_different_contexts_are_stopped(tmp_path):
-    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, make_pipeline())
+    trainer = make_trainer(tmp_path)
     contexts = trainer.contexts.draw(0)
     trainer.contexts.share.accelerator = OtherProcess(0)
     trainer.contexts.check_same(contexts)
@@ -865,6 +847,6 @@ def test_latents_are_clipped_only_where_the_scheduler_says_so(tmp_path, kind):
     settings = {"beta_schedule": "scaled_linear", "prediction_type": "v_prediction"}
     settings |= {"clip_sample": True} if kind is DDIMScheduler else {}
     pipeline.scheduler = kind(**settings)
-    trainer = DDPOTrainer(make_config(tmp_path), brightness, red_three, pipeline)
+    trainer = make_trainer(tmp_path, pipeline=pipeline)
     assert trainer.pipeline.scheduler.config.clip_sample == (kind is DDIMScheduler)
     assert trainer.pipeline.scheduler.config.beta_schedule == "scaled_linear"
