@@ -37,18 +37,13 @@ def to_rewards(values: Any) -> torch.Tensor:
 
 
 def normalize(rewards: Rewards, eps: float = 1e-8) -> torch.Tensor:
-    """Advantages from the statistics of the whole batch: ``(r - mean(r)) / (std(r) + eps)``.
+    """Advantages from the statistics of the whole batch: ``(r - mean(r)) / (std(r) + eps)``, float32 (N,).
 
     Std is the population's. Equal rewards, which say nothing, give exact zeros. Source: TRL 0.21's
     ``DDPOTrainer.step``; the mean is the baseline that keeps the policy gradient's variance down.
 
-    Args:
-        rewards: (N,), any real or integer type; N counts the samples of all processes.
-        eps: keeps the division defined, in units of the reward.
-
-    Returns:
-        Advantages (N,), float32, on the rewards' device, in standard deviations. A ValueError refuses rewards
-            that are not (N,), are empty, or hold NaN or inf.
+    Rewards (N,) are of any real or integer type and of all processes; `eps`, in units of the reward, keeps
+    the division defined. A ValueError refuses rewards that are not (N,), are empty, or hold NaN or inf.
     """
     values, device = _as_float64(rewards)
     return _standardise(values, values, eps).to(device)
@@ -174,23 +169,13 @@ def gae(
         A_t      = delta_t + gamma lam A_{t+1}
         return_t = A_t + V_t
 
-    V and A after the last valid step are 0. ``lam=0`` is the one-step TD error, ``lam=1`` the
-    Monte-Carlo return minus the value. The results carry no gradient (they are targets) and are not
-    whitened.
+    V and A after the last valid step are 0. ``lam=0`` is the one-step TD error, ``lam=1`` the Monte-Carlo
+    return minus the value. The results carry no gradient (they are targets) and are not whitened.
 
-    Args:
-        rewards: (..., T).
-        values: V_t, (..., T).
-        gamma: discount, in [0, 1].
-        lam: from one-step TD (0) to Monte Carlo (1).
-        mask: (..., T), true or 1 on valid steps; padding may be left, right or both. A masked step
-            ends the episode before it.
-
-    Returns:
-        Advantages and returns, (..., T), 0 on padding, float32 (float64 if an input is).
-
-    Raises:
-        ValueError: shapes differ, or gamma or lam is outside [0, 1].
+    Rewards and values are (..., T), as is `mask`, true or 1 on valid steps; padding may be left, right or
+    both, and a masked step ends the episode before it. Returns advantages and returns (..., T), 0 on padding,
+    float32 (float64 if an input is). A ValueError refuses shapes that differ, and a gamma or lam outside [0,
+    1].
     """
     valid = _valid_steps(rewards, mask)
     if values.shape != rewards.shape:
@@ -220,20 +205,10 @@ def masked_whiten(
 ) -> torch.Tensor:
     """Scale the valid entries to variance 1, and shift them to mean 0 unless told otherwise.
 
-    ``(v - mean) / sqrt(var + 1e-8)``, plus the mean again with ``shift_mean=False`` (for rewards,
-    whose sign matters). Mean and variance are over all valid entries of the batch; the variance is
-    the unbiased one, as in TRL's text PPO.
-
-    Args:
-        values: any shape.
-        mask: same shape, true or 1 on valid entries; all of them without it.
-        shift_mean: whether the result has mean 0.
-
-    Returns:
-        Whitened values, 0 where masked, float32 (float64 if the input is).
-
-    Raises:
-        ValueError: shapes differ, or fewer than two entries are valid.
+    ``(v - mean) / sqrt(var + 1e-8)``, plus the mean again with ``shift_mean=False`` (for rewards, whose sign
+    matters). Mean and variance are over all valid entries of the batch, where `mask`, of the same shape, is
+    true or 1; the variance is the unbiased one, as in TRL's text PPO. The result is 0 where masked, float32
+    (float64 if the input is). A ValueError refuses shapes that differ, and fewer than two valid entries.
     """
     valid = _valid_steps(values, mask)
     values = _as_float(values)

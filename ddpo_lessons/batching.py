@@ -16,17 +16,10 @@ Samples = dict[str, torch.Tensor]
 
 
 def shuffle_samples(samples: Samples, generator: torch.Generator) -> Samples:
-    """Put the samples in a new random order, the same for every key.
+    """Put the samples (B, ...) in a new random order, the same for every key; return new tensors.
 
-    Args:
-        samples: tensors (B, ...).
-        generator: a CPU generator, so that every device sees the same order.
-
-    Returns:
-        A new dict of new tensors; the given ones stay as they are.
-
-    Raises:
-        ValueError: there is no tensor, or their numbers of samples differ.
+    The generator is one of the CPU, so that every device sees the same order. A ValueError says
+    that there is no tensor, or that numbers of samples differ.
     """
     order = torch.randperm(_num_samples(samples), generator=generator)  # (B,)
     return {key: tensor[order.to(tensor.device)] for key, tensor in samples.items()}
@@ -35,19 +28,10 @@ def shuffle_samples(samples: Samples, generator: torch.Generator) -> Samples:
 def shuffle_time(samples: Samples, keys: Iterable[str], generator: torch.Generator) -> Samples:
     """Put each sample's timesteps in a random order of its own, the same for all ``keys``.
 
-    A minibatch then mixes noise levels. Latents, timestep and log-prob of one step must stay
-    together, so every key that depends on time has to be named.
-
-    Args:
-        samples: tensors (B, ...); those of ``keys`` are (B, T, ...).
-        keys: the entries to permute along T.
-        generator: a CPU generator, so that every device sees the same order.
-
-    Returns:
-        A new dict; entries not in ``keys`` are the given tensors.
-
-    Raises:
-        ValueError: a key is missing, none is named, or the (B, T) of two keys differ.
+    A minibatch then mixes noise levels. Latents, timestep and log-prob of one step must stay together, so
+    every key that depends on time has to be named: its tensors are (B, T, ...). All others are handed on as
+    they are. The generator is one of the CPU. A ValueError says that a key is missing, that none is named,
+    or that the (B, T) of two keys differ.
     """
     keys = list(keys)
     if not keys or not samples.keys() >= set(keys):
@@ -67,17 +51,10 @@ def shuffle_time(samples: Samples, keys: Iterable[str], generator: torch.Generat
 
 
 def minibatches(samples: Samples, batch_size: int) -> list[Samples]:
-    """Cut the samples into consecutive minibatches.
+    """Cut samples (B, ...) into B / batch_size consecutive minibatches, views of the given ones.
 
-    Args:
-        samples: tensors (B, ...).
-        batch_size: samples per minibatch; must divide B.
-
-    Returns:
-        B / batch_size dicts of tensors (batch_size, ...), views of the given ones.
-
-    Raises:
-        ValueError: there is no tensor, numbers of samples differ, or batch_size does not divide B.
+    A ValueError says that there is no tensor, that numbers of samples differ, or that batch_size does not
+    divide B.
     """
     num_samples = _num_samples(samples)
     check_divides("batch_size", batch_size, num_samples, "samples")

@@ -165,21 +165,14 @@ def _coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float)
 def gaussian_kl(
     step: DDIMStep, reference: DDIMStep, reduction: Literal["mean", "sum"] = "mean"
 ) -> torch.Tensor:
-    r"""KL divergence from one policy's step to another's, exactly, for steps of the same state.
+    r"""KL divergence from one policy's step to another's, exactly, for steps of the same state: (B,).
 
     Both are Gaussians with the same standard deviation, which the schedule fixes, so only means count::
 
         KL(step || reference) = (mean - mean_reference)^2 / (2 std^2)
 
-    Source: DPOK (Fan et al. 2023, arXiv 2305.16381, section 4.2).
-
-    Args:
-        step: of the policy in training, with gradient.
-        reference: of the other policy, from the same latents and timesteps.
-        reduction: mean or sum (nats) over all but the batch dimension, as in `DDIMSchedule.step`.
-
-    Returns:
-        (B,), 0 where the step is deterministic.
+    It is 0 where the step is deterministic; `reduction` is that of `DDIMSchedule.step`. Source: DPOK (Fan et
+    al. 2023, arXiv 2305.16381, section 4.2).
     """
     noisy = step.std > 0
     safe_std = torch.where(noisy, step.std, 1.0)  # (B,)
@@ -216,13 +209,8 @@ def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torc
 def noise_variance(alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float) -> torch.Tensor:
     """Variance of the noise that a step adds: the square of formula (16) of DDIM.
 
-    Args:
-        alpha_bar: at the step's timestep, any shape.
-        alpha_bar_prev: at the timestep that the step leads to, same shape.
-        eta: noise scale.
-
-    Returns:
-        Same shape; exactly 0 where the step is deterministic.
+    `alpha_bar` is that of the step's timestep, of any shape; `alpha_bar_prev` that of the one it leads to. It
+    is exactly 0 where the step is deterministic.
     """
     return eta**2 * (1 - alpha_bar_prev) / (1 - alpha_bar) * (1 - alpha_bar / alpha_bar_prev)
 
@@ -233,19 +221,10 @@ def predict_x0_and_noise(
     sample: torch.Tensor,
     alpha_bar: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn the model's output into (x0, noise), using x_t = sqrt(ab) x0 + sqrt(1 - ab) noise.
+    """Turn the model's output into x0 and noise, (B, ...) each, by x_t = sqrt(ab) x0 + sqrt(1 - ab) noise.
 
-    Args:
-        scheduler: says what the model predicts, and how far x0 may reach.
-        model_output: (B, ...).
-        sample: x_t, (B, ...).
-        alpha_bar: ab, one per sample, (B, 1, ...).
-
-    Returns:
-        x0 and noise, (B, ...) each.
-
-    Raises:
-        ValueError: the scheduler's prediction type is unknown.
+    `scheduler` says what the model predicts, and how far x0 may reach; `sample` is x_t, (B, ...), and
+    `alpha_bar` ab, (B, 1, ...). A ValueError refuses a prediction type that is unknown.
     """
     signal, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()  # (B, 1, ...)
     match scheduler.config.prediction_type:
@@ -270,16 +249,9 @@ def predict_x0_and_noise(
 def gaussian_log_prob(
     value: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, reduction: str
 ) -> torch.Tensor:
-    """Log-density of N(mean, std^2 I) at a value, per sample.
+    """Log-density of N(mean, std^2 I) at a value (B, ...) with std (B,), per sample: (B,) in nats.
 
-    Args:
-        value: (B, ...).
-        mean: (B, ...).
-        std: (B,).
-        reduction: "mean" or "sum" over all but the batch dimension.
-
-    Returns:
-        Log-densities (B,) in nats; 0 without gradient where std is 0.
+    `reduction` is "mean" or "sum" over all but the batch dimension. Where std is 0, it is 0 without gradient.
     """
     noisy = std != 0  # NaN, that of an unknown timestep, stays NaN
     # Replace std before dividing: a NaN in the branch not taken would still poison the gradient.

@@ -70,12 +70,8 @@ def clipped_surrogate(
 def check_finite(**tensors: torch.Tensor) -> None:
     """Refuse NaN and infinity, which would spoil the whole batch.
 
-    Args:
-        tensors: by the names that the error gives them.
-
-    Raises:
-        ValueError: naming the first that is not finite, and the likely cause: log-probs of a step without
-            noise, or other weights that were divided by a deviation of 0.
+    A ValueError names the tensor and the likely cause: log-probs of a step without noise, or other weights
+    that were divided by a deviation of 0.
     """
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
@@ -88,14 +84,8 @@ def check_finite(**tensors: torch.Tensor) -> None:
 def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
     """PPO's clipped loss of each pair: ``max(-A ρ, -A clip(ρ, 1 - clip_range, 1 + clip_range))``.
 
-    Args:
-        ratio: pi_new / pi_old of the recorded actions, any shape.
-        advantages: same shape.
-        clip_range: how far the ratio may move from 1 before the gradient stops.
-
-    Returns:
-        The losses, same shape. The larger one is the pessimistic one: clipping may take a gain
-        away, never hide a harm.
+    Ratios ρ = pi_new / pi_old and advantages have one shape. The larger of the two is the pessimistic one:
+    clipping may take a gain away, never hide a harm.
     """
     clipped_ratio = ratio.clamp(1 - clip_range, 1 + clip_range)
     return torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
@@ -104,13 +94,8 @@ def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: floa
 def ratio_stats(log_ratio: torch.Tensor, clip_range: float) -> PPOStats:
     """How far the ratios have moved; see `PPOStats`.
 
-    Args:
-        log_ratio: log pi_new - log pi_old of actions that the old policy took, (N,), detached.
-        clip_range: beyond which a ratio counts as clipped.
-
-    Returns:
-        The statistics. The clip fraction counts every ratio outside the range, also where the
-        pessimistic loss keeps its gradient.
+    `log_ratio` is log pi_new - log pi_old of actions that the old policy took, (N,), detached. The clip
+    fraction counts every ratio outside the range, also where the pessimistic loss keeps its gradient.
     """
     ratio = log_ratio.exp()
     return PPOStats(

@@ -197,19 +197,10 @@ def sample_trajectory(
     Where no step has noise, as in the ODE of a flow model, all are recorded, with log-prob 0: such a
     trajectory serves losses that need no log-probs.
 
-    Args:
-        family: its denoiser is the policy.
-        latents: the first state, (B, C, h, w).
-        schedule: the steps.
-        conditioning: of `family.condition`, (B, ...) each.
-        guidance_scale: w.
-        generator: one, or one per sample; decides the actions.
-        reduction: of the log-density over the latent's dimensions, see `DDIMSchedule.step`.
-        group_size: so many rollouts side by side begin in one state, whose first prediction they share.
-        branches: into so many they part at each action; None for all at the first.
-
-    Raises:
-        ValueError: if noise is asked for, and no step has it.
+    The policy is the family's denoiser, `latents` the first state (B, C, h, w), and `conditioning` that of
+    `family.condition`. The generator, one or one per sample, decides the actions. Group size and branches are
+    those of `Trajectory`: what rollouts share is predicted once. A ValueError says that noise is asked for,
+    and no step has it.
     """
     first, end = recorded_steps(schedule)
     states, log_probs = [], []

@@ -294,7 +294,9 @@ class Trainer:
                     try:
                         metrics = self.step(self.epochs_done)
                     except OutOfMemory as error:
-                        self._halve(error)
+                        if not error.smaller or self.accelerator.num_processes > 1:  # others wait
+                            raise
+                        say(self.accelerator, halve(config, error))
                         continue
                     bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
                     bar.update()
@@ -321,12 +323,6 @@ class Trainer:
             money = f", {seconds * asked / 3600 * price:.2f} at {price:g} per hour" if price else ""
             text += f"; all {asked} epochs take {whole}{money}"
         say(self.accelerator, text, sys.stderr)
-
-    def _halve(self, error: OutOfMemory) -> None:
-        """Make smaller forward passes; the error passes where none are, and where other processes wait."""
-        if not error.smaller or self.accelerator.num_processes > 1:
-            raise error
-        say(self.accelerator, halve(self.config, error))
 
     def step(self, epoch: int) -> dict[str, float]:
         """Do one epoch, in the order of lesson 06; return its metrics. If it fails, it never was."""

@@ -460,6 +460,7 @@ def test_every_algorithm_learns_an_epoch_from_every_kind_of_model(tmp_path, name
             make_trainer(tmp_path, make_algorithm(name), model)
         return
     trainer = make_trainer(tmp_path, make_algorithm(name), model, sample_group_size=2)
+    assert trainer.algorithm.name == name
     before = weights_of(trainer)
     trainer.train()
     (record,) = read_metrics(tmp_path, "step")

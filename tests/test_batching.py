@@ -1,4 +1,3 @@
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -29,37 +28,21 @@ def seeded(seed: int = 0) -> torch.Generator:
 # --- EpochPlan ------------------------------------------------------------------------------------
 
 
-def test_plan_of_the_seed_notebook() -> None:
-    seed = plan()
-    assert seed.total_samples == 8
-    assert seed.minibatches_per_inner_epoch == 4
-    assert seed.samples_per_optimizer_step == 4
-    assert seed.optimizer_steps == 2
-    assert seed.pairs_per_sample == 3
-    assert seed.total_pairs == 24
-
-
-def test_inner_epochs_repeat_the_samples() -> None:
-    repeated = plan(num_inner_epochs=3)
-    assert repeated.total_samples == 8
-    assert repeated.minibatches_per_inner_epoch == 4
-    assert repeated.optimizer_steps == 6
-    assert repeated.pairs_per_sample == 9
-    assert repeated.total_pairs == 72
-
-
-def test_processes_multiply_samples_and_not_steps() -> None:
-    parallel = plan(num_processes=3)
-    assert parallel.total_samples == 24
-    assert parallel.minibatches_per_inner_epoch == 4
-    assert parallel.samples_per_optimizer_step == 12
-    assert parallel.optimizer_steps == 2
-    assert parallel.total_pairs == 72
-
-
-def test_plan_is_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        plan().num_timesteps = 5  # type: ignore[misc]
+@pytest.mark.parametrize(
+    ("changes", "samples", "minibatches", "samples_per_step", "steps", "pairs_of_one", "pairs"),
+    [
+        ({}, 8, 4, 4, 2, 3, 24),
+        ({"num_inner_epochs": 3}, 8, 4, 4, 6, 9, 72),  # repeat the samples
+        ({"num_processes": 3}, 24, 4, 12, 2, 3, 72),  # multiply samples, and not steps
+    ],
+)
+def test_plan_by_hand(changes, samples, minibatches, samples_per_step, steps, pairs_of_one, pairs) -> None:
+    planned = plan(**changes)
+    assert planned.total_samples == samples
+    assert planned.minibatches_per_inner_epoch == minibatches
+    assert planned.samples_per_optimizer_step == samples_per_step
+    assert planned.optimizer_steps == steps
+    assert (planned.pairs_per_sample, planned.total_pairs) == (pairs_of_one, pairs)
 
 
 @given(st.tuples(*[st.integers(1, 12)] * 7))

@@ -24,7 +24,7 @@ import ddpo_lessons.trainer
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 from ddpo_lessons.training import checkpoint
-from ddpo_lessons.training.runlog import METRICS, RunLog, read_metrics
+from ddpo_lessons.training.runlog import RunLog, read_metrics
 from ddpo_lessons.training.state import identity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,6 +49,7 @@ def returning(*values: Any) -> Callable[[], Any]:
     ("changes", "error", "message"),
     [
         ({"sample_group_size": 3}, ValueError, "sample_group_size=3 does not divide the 2 samples"),
+        ({"sample_batch_size": 1, "train_batch_size": 1}, ValueError, "one sample .*raise sample_batch_size"),
         ({"sample_eta": 0.02}, ValueError, "sample_eta=0.02 leaves steps with noise of 1.3e-04.* raise it"),
         ({"sample_eta": 1.5}, ValueError, "sample_eta=1.5: eta=1.5 adds more noise .* lower eta"),
         ({"sample_num_steps": 1001}, ValueError, "sample_num_steps.* of 1000 timesteps"),
@@ -195,13 +196,6 @@ def test_a_folder_that_holds_a_run_is_refused_unless_told_otherwise(tmp_path):
     assert (tmp_path / "lora").is_dir()
 
 
-def test_there_must_be_something_to_resume(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no checkpoint: resume_from='auto' starts the run"):
-        run(tmp_path, resume_from="latest")
-    with pytest.raises(ValueError, match="not a complete checkpoint"):
-        run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"))
-
-
 def test_resuming_into_the_folder_of_another_run_is_refused(tmp_path):
     run(tmp_path / "a")
     run(tmp_path / "b")
@@ -213,20 +207,6 @@ def test_resuming_into_the_folder_of_another_run_is_refused(tmp_path):
     for folder in (tmp_path / "b", tmp_path / "c"):
         assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["checkpoint-000002"]
         assert [record["epoch"] for record in read_metrics(folder, "epoch")] == [2]
-
-
-def test_records_that_a_kill_cut_off_are_left_out_and_done_again(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    run(whole, num_epochs=3)
-    run(cut, num_epochs=2)
-    text = (cut / METRICS).read_text()
-    (cut / METRICS).write_text(text + '{"kind": "step", "epoch": 3, "loss": 0.')
-    assert len(read_metrics(cut)) == 4
-    run(cut, num_epochs=3, resume_from="latest")
-    found = [read_metrics(folder, "step") for folder in (whole, cut)]
-    assert found[0] == found[1]
-    assert (cut / METRICS).read_text().startswith(text)
-    assert read_metrics(tmp_path / "nowhere") == []
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path):
@@ -251,8 +231,10 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
 def test_a_checkpoint_of_another_config_is_refused_by_field(finished, changes, field):
     pipeline = make_pipeline()
     config = make_config(finished, resume_from="latest", num_epochs=2, **changes)
+    before = sorted(finished.rglob("*"))
     with pytest.raises(ValueError, match=field):
         DDPOTrainer(config, brightness, red_three, pipeline)
+    assert sorted(finished.rglob("*")) == before
     assert not hasattr(pipeline.unet, "peft_config")  # refused before anything was changed
 
 
@@ -282,15 +264,6 @@ def test_a_checkpoint_of_another_algorithm_start_or_number_of_processes_is_refus
     monkeypatch.setattr(ddpo_lessons.trainer, "identity", as_two)
     with pytest.raises(ValueError, match="num_processes: 1 there, 2 here"):
         DDPOTrainer(config, brightness, red_three, make_pipeline())
-
-
-def test_a_damaged_checkpoint_is_refused_and_an_earlier_one_is_not(tmp_path):
-    run(tmp_path, num_epochs=2)
-    path = tmp_path / "checkpoint-000002" / "policy.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"policy\.safetensors cannot be read"):
-        run(tmp_path, resume_from="latest", num_epochs=3)
-    run(tmp_path, resume_from=str(tmp_path / "checkpoint-000001"), num_epochs=2)
 
 
 # ------------------------------------------------------------------------------------------------- Ctrl-C

@@ -136,11 +136,9 @@ def test_another_resolution_of_the_start_is_refused_in_either_direction(tmp_path
                 Trainer(*parts, algorithm=DDPO(), start=FromNoise(resolution=side))
 
 
-def test_a_resume_says_what_changed_and_what_there_is_to_do(tmp_path, capsys):
+def test_a_resume_says_what_changed(tmp_path, capsys):
     run(tmp_path)
     capsys.readouterr()
-    run(tmp_path, resume_from="latest", num_epochs=1)
-    assert capsys.readouterr().out == "nothing to do: the run has 1 epochs, and 1 are asked for\n"
     run(tmp_path, resume_from="latest", num_epochs=2, train_learning_rate=5e-4)
     line, numbers = capsys.readouterr().out.splitlines()
     assert numbers.startswith("samples: 2 per epoch")

@@ -77,14 +77,6 @@ def test_a_complete_run_has_nothing_to_do(tmp_path, capsys):
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_the_run_of_other_settings_is_refused_and_stays(tmp_path):
-    train(tmp_path, num_epochs=2)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=r"belongs to another run \(seed: 0 there, 1 here\)"):
-        train(tmp_path, seed=1)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_the_command_line_takes_it(tmp_path, model, capsys):
     sizes = "--sample-num-steps 3 --sample-batch-size 2 --sample-num-batches-per-epoch 1 --train-batch-size 2"
     flags = ["train", *sizes.split(), "--model", model, "--reward", "colourfulness", "--prompt", "a three"]

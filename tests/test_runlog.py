@@ -45,6 +45,7 @@ def test_a_last_line_that_a_kill_cut_off_is_left_out(tmp_path, cut):
     (tmp_path / METRICS).write_bytes(RECORDS[:-cut])
     kinds = ["step", "epoch"] if cut == 1 else ["step"]  # without its line break a record is still whole
     assert [record["kind"] for record in read_metrics(tmp_path)] == kinds
+    assert read_metrics(tmp_path / "nowhere") == []
 
 
 def line(kind: str, epoch: int | None) -> bytes:

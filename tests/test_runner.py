@@ -30,7 +30,6 @@ from helpers import (
 )
 
 from ddpo_lessons import compat
-from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -280,21 +279,6 @@ def test_a_checkpoint_takes_tensors_that_share_memory(tmp_path):
 
 
 # ------------------------------------------------------------------------------------ combinations
-@pytest.mark.parametrize(
-    ("kind", "draw", "settings", "start"),
-    [
-        (DDPOTrainer, red_three, {}, {}),
-        (ImageDDPOTrainer, noisy_image, {"noise_strength": 0.7}, {"start": FromImages(0.7)}),
-    ],
-)
-def test_the_names_are_the_combinations(tmp_path, kind, draw, settings, start):
-    named = kind(make_config(tmp_path / "a"), brightness, draw, make_pipeline(), **settings)
-    built = Trainer(make_config(tmp_path / "b"), brightness, draw, make_pipeline(), algorithm=DDPO(), **start)
-    named.train()
-    built.train()
-    assert torch.equal(weights_of(named), weights_of(built))
-
-
 def test_a_checkpoint_goes_on_with_its_algorithm_and_start(tmp_path):
     task = brightness, noisy_image
     parts = {"algorithm": RWR(temperature=0.5), "start": FromImages(0.7)}
@@ -309,11 +293,6 @@ def test_a_checkpoint_goes_on_with_its_algorithm_and_start(tmp_path):
     assert torch.equal(weights_of(resumed), weights_of(straight))
     with pytest.raises(ValueError, match="start: 'images' there, 'noise' here"):
         Trainer.from_checkpoint(saved, *task, make_pipeline(), algorithm=RWR(temperature=0.5))
-
-
-def test_an_algorithm_is_made_by_its_name():
-    assert {name: make_algorithm(name).name for name in ALGORITHMS} == {name: name for name in ALGORITHMS}
-    assert make_algorithm("rwr", top_share=0.5).identity()["top_share"] == 0.5
 
 
 FLOW = {"sample_num_steps": 4, "sample_guidance_scale": 1.0, "sample_group_size": 2}
@@ -344,12 +323,6 @@ def test_a_run_records_its_algorithm_and_start_and_trains_from_images(tmp_path, 
     before = weights_of(trainer)
     trainer.train()
     assert not torch.equal(before, weights_of(trainer))
-
-
-def test_a_trainer_starts_from_noise_where_no_start_is_given(tmp_path):
-    trainer = Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=DDPO())
-    assert trainer.record["start"] == "noise"
-    assert "noise_strength" not in trainer.record
 
 
 def test_a_checkpoint_of_compat_is_not_one_of_the_trainer(tmp_path):

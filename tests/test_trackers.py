@@ -28,9 +28,9 @@ def make_trainer(folder: Path, hook: Any = None, **changes: Any) -> DDPOTrainer:
     return DDPOTrainer(make_config(folder, **changes), brightness, red_three, make_pipeline(), hook)
 
 
-def train(folder: Path, **changes: Any) -> DDPOTrainer:
+def train(folder: Path, hook: Any = None, **changes: Any) -> DDPOTrainer:
     trainer = make_trainer(folder, **{**TWO_EPOCHS, **changes})
-    trainer.image_samples_hook = Validation(trainer, HELD_OUT, every=1)
+    trainer.image_samples_hook = Validation(trainer, HELD_OUT, every=1, hook=hook)
     trainer.train()
     return trainer
 
@@ -123,7 +123,9 @@ def test_weights_and_biases_gets_every_record_and_every_grid(tmp_path, monkeypat
     )
     monkeypatch.setitem(sys.modules, "wandb", package)
     monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [tracking.LoggerType.WANDB])
-    train(tmp_path, log_with="wandb")
+    hooked: list[str] = []
+    train(tmp_path, lambda batches, step, tracker: hooked.append(tracker.name), log_with="wandb")
+    assert hooked == ["wandb", "wandb"]
     kinds = [(next(iter(values)).partition("/")[0], "images" in next(iter(values)), step)
              for values, step in logged]  # fmt: skip
     assert kinds == [

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import tracking
 from accelerate.state import AcceleratorState
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
-from diffusers.utils import logging as diffusers_logging
 from helpers import (
     PROMPTS,
     Counting,
@@ -614,15 +612,6 @@ def test_records_say_what_happened(tmp_path):
     assert all(r[f"seconds_{part}"] >= 0 for r in epochs for part in ("sampling", "reward", "training"))
 
 
-def test_progress_bars_obey_the_switch_of_diffusers(tmp_path, capsys):
-    diffusers_logging.disable_progress_bar()
-    try:
-        run(tmp_path)
-    finally:
-        diffusers_logging.enable_progress_bar()
-    assert capsys.readouterr().err == ""
-
-
 def test_the_gradient_is_cut_to_its_limit(tmp_path):
     trainer = make_trainer(tmp_path, train_max_grad_norm=1e-3)
     seen = Recorder(trainer)
@@ -640,37 +629,6 @@ def test_a_tracker_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
         pytest.raises(ImportError, match="pip install tensorboard"),
     ):
         DDPOTrainer(config, brightness, red_three, make_pipeline())
-
-
-def test_a_tracker_gets_every_record_and_goes_to_the_hook(tmp_path, monkeypatch):
-    logged: list[tuple[dict[str, Any], int]] = []
-    hooked: list[Any] = []
-
-    class Tracker(tracking.GeneralTracker):
-        name = "tensorboard"
-        requires_logging_directory = False
-        tracker = None
-
-        def __init__(self, run_name: str, logging_dir: str | None = None, **kwargs: Any) -> None:
-            super().__init__()
-
-        def store_init_configuration(self, values: dict[str, Any]) -> None:
-            assert values["num_epochs"] == 1
-
-        def log(self, values: dict[str, Any], step: int, **kwargs: Any) -> None:
-            logged.append((values, step))
-
-    monkeypatch.setattr(
-        "accelerate.tracking.get_available_trackers", lambda: [tracking.LoggerType.TENSORBOARD]
-    )
-    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "tensorboard", Tracker)
-    run(
-        tmp_path, hook=lambda batches, step, tracker: hooked.append(tracker), log_with="tensorboard"
-    )
-    assert [step for _, step in logged] == [1, 1]
-    assert "step/loss" in logged[0][0]
-    assert "epoch/reward_mean" in logged[1][0]
-    assert isinstance(hooked[0], Tracker)
 
 
 # --------------------------------------------------------------------------------- the trained weights
@@ -804,12 +762,6 @@ def test_from_checkpoint_takes_changes_that_decide_no_weight(tmp_path):
     assert trainer.epochs_done == 2
     with pytest.raises(ValueError, match=r"train_clip_range: 0.01 there, 0.5 here"):
         DDPOTrainer.from_checkpoint(*arguments, changes={"train_clip_range": 0.5})
-
-
-def test_an_epoch_of_one_sample_is_refused(tmp_path):
-    config = make_config(tmp_path, sample_batch_size=1, train_batch_size=1)
-    with pytest.raises(ValueError, match=r"one sample teaches nothing.*raise sample_batch_size"):
-        DDPOTrainer(config, brightness, red_three, make_pipeline())
 
 
 def test_accelerate_compiles_nothing_by_itself(tmp_path, monkeypatch):

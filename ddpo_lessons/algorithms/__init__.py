@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ddpo_lessons import own
@@ -35,15 +35,6 @@ ALGORITHMS = {  # name, which is also the module's: class
 def _similar(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (perhaps {close[0]})" if close else ""
-
-
-def _check_settings(name: str, settings: Iterable[str], known: Mapping[str, str]) -> None:
-    for key in settings:
-        if key not in known:
-            raise ValueError(
-                f"algorithm={name!r} has no setting {key!r}{_similar(key, known)}: "
-                f"it has {', '.join(known) or 'none'}"
-            )
 
 
 # FILE.py:CLASS:KEY=VALUE,KEY=VALUE: settings follow a second colon, and a path may hold colons too.
@@ -103,7 +94,12 @@ def make_algorithm(text: str, **settings: Any) -> Algorithm:
         else getattr(importlib.import_module(f"{__name__}.{name}"), ALGORITHMS[name])
     )
     known = settings_of(kind)
-    _check_settings(name, [*written, *settings], known)
+    for key in (*written, *settings):
+        if key not in known:
+            raise ValueError(
+                f"algorithm={name!r} has no setting {key!r}{_similar(key, known)}: "
+                f"it has {', '.join(known) or 'none'}"
+            )
     settings = {key: _read(key, value, known[key]) for key, value in written.items()} | settings
     try:
         algorithm = kind(**settings)

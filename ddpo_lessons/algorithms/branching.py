@@ -31,15 +31,10 @@ from ddpo_lessons.models import Schedule
 def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: float = 1e-8) -> torch.Tensor:
     """Advantages of the actions in trees: the value of the child minus that of its parent, by depth.
 
-    Args:
-        rewards: (N,) of the leaves, those of a tree side by side, so that a node's are neighbours.
-        branches: b, children of a node.
-        window: n, actions from root to leaf; a tree has b^n leaves.
-        eps: keeps the division defined, in units of the reward.
-
-    Returns:
-        (N, n) float32: column k is the action taken at depth k on the way to each leaf, divided by the
-            standard deviation of that column.
+    Rewards (N,) are those of the leaves, those of a tree side by side, so that a node's are neighbours; a
+    tree with b `branches` at each of n actions (`window`) has b^n leaves. Column k of the result (N, n)
+    float32 is the action taken at depth k on the way to each leaf, divided by the standard deviation of that
+    column plus `eps`.
     """
     leaves = rewards.cpu().double()  # there, because MPS has no float64
     values = [  # of the node at each depth on the way to each leaf, (N, n + 1)

@@ -121,14 +121,9 @@ def shuffled_pairs(
 ) -> list[Pairs]:
     """Return the (sample, action) pairs of each optimizer step: samples shuffled, and each one's actions.
 
-    Args:
-        shape: (B, T) of the actions.
-        num_train_timesteps: K, how many of a sample's actions are kept; which ones, the shuffle decides.
-        samples_per_step: S, samples of an optimizer step; divides B.
-        generator: decides the orders.
-
-    Returns:
-        For each of B / S steps {"rows": (S K,), "columns": (S K,)}: numbers of samples, and of their actions.
+    Of actions (B, T) each sample keeps `num_train_timesteps`, K; which ones, the shuffle decides. Each of the
+    B / S steps, with S = `samples_per_step`, has {"rows": (S K,), "columns": (S K,)}: numbers of samples, and
+    of their actions.
     """
     rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")  # (B, T) each
     shuffled = shuffle_samples({"rows": rows, "columns": columns}, generator)

@@ -40,9 +40,8 @@ def replay_last_steps(
 ) -> tuple[torch.Tensor, list[Any]]:
     """Take the last K steps of samples `rows` (N,) again, with a gradient; `noise` (N, K, C, h, w), if any.
 
-    Returns:
-        The final latents (N, C, h, w); and of every step the latents and timesteps (N,) that the network was
-        asked about, and its output.
+    Returns the final latents (N, C, h, w); and of every step the latents and timesteps (N,) that the network
+    was given, and its output.
     """
     schedule, total = trajectory.schedule, len(trajectory.schedule.stds)
     conditioning = {name: value[rows] for name, value in trajectory.conditioning.items()}
