@@ -2,8 +2,7 @@
 
 All randomness is drawn from (seed, epoch, sample), never from what happened before: an epoch can be done
 again, resumed or spread over processes and comes out the same. An epoch that fails or is interrupted leaves
-everything as it was before it. What surrounds an epoch has modules of its own: `contexts` (what is asked
-for), `sampling`, `learner` (optimizer steps), `state` (snapshots and checkpoints), `processes`.
+everything as it was before it. What surrounds an epoch has modules of its own in `training/`.
 """
 
 import contextlib
@@ -41,9 +40,8 @@ from ddpo_lessons.models.policy import (
     load_adapter,
     make_optimizer,
     originals,
-    prepare_policy,
+    prepare_networks,
     save_policy,
-    unwrap_forward,
 )
 from ddpo_lessons.plan import summary
 from ddpo_lessons.rollout import Trajectory
@@ -55,7 +53,6 @@ from ddpo_lessons.training.learner import Learner
 from ddpo_lessons.training.memory import OutOfMemory, halve, sized
 from ddpo_lessons.training.processes import (
     Share,
-    all_same,
     check_sharding,
     draws_bars,
     make_accelerator,
@@ -66,7 +63,7 @@ from ddpo_lessons.training.processes import (
 )
 from ddpo_lessons.training.runlog import RunLog, claim, hold, spread, with_captions
 from ddpo_lessons.training.sampler import Sampler, count_actions, scorer
-from ddpo_lessons.training.state import State, Tensors, describe, first_weights, identity, read_checkpoint
+from ddpo_lessons.training.state import State, Tensors, check_processes, describe, identity, read_checkpoint
 from ddpo_lessons.training.trackers import Trackers
 
 SHOWN_IMAGES = 32
@@ -108,6 +105,14 @@ class Trainer:
         TypeError: if the pipeline or a function is not what it has to be.
     """
 
+    log: RunLog | None = None  #: of the main process, once training starts
+    preflight: Sequence[Finding] = ()  #: what the first epoch showed
+    stopped_by: int | None = None  #: the number of the signal that ended `train` early
+    _log_is_open = False
+    _interrupt: DeferredInterrupt | None = None
+    _first: FirstEpoch | None = None  # what watches the first epoch
+    _warned = False  # of an epoch that teaches nothing
+
     def __init__(
         self,
         config: DDPOConfig,
@@ -120,7 +125,6 @@ class Trainer:
         start: FromNoise = FromNoise(),
         about: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Check everything, build the policy and, when asked, resume."""
         check_functions(reward_function, prompt_function)
         check_hook("image_samples_hook", image_samples_hook)
         config = copy.copy(config)  # an adapter that is loaded sets its rank, and the caller's stays
@@ -155,13 +159,6 @@ class Trainer:
             self._stop_if_asked,
         )  # fmt: skip
         self.state = State(self.learner, algorithm, self.contexts, self.accelerator.scaler)
-        self.log: RunLog | None = None  # of the main process, once training starts
-        self._log_is_open = False
-        self._interrupt: DeferredInterrupt | None = None
-        self._first: FirstEpoch | None = None  # what watches the first epoch
-        self.preflight: list[Finding] = []  # what the first epoch showed
-        self._warned = False  # of an epoch that teaches nothing
-        self.stopped_by: int | None = None  # the number of the signal that ended `train` early
         if saved is not None:
             self._resume(*saved)
         elif self._is_trained():
@@ -190,18 +187,12 @@ class Trainer:
         # A checkpoint has the weights, but not those that are the reference.
         if config.train_lora_from and not (is_gone and self._resumed_from and not is_kept):
             load_adapter(self.family, config)
-        num_processes, frozen = self.accelerator.num_processes, self.family.frozen
-        adapted = [part for part, network in frozen.items() if getattr(network, "peft_config", None)]
+        adapted = [name for name, part in self.family.frozen.items() if getattr(part, "peft_config", None)]
         self._identity = identity(
-            config, self.algorithm, self.start, num_processes, train_use_lora=self.use_lora,
+            config, self.algorithm, self.start, self.accelerator.num_processes, train_use_lora=self.use_lora,
             frozen_with_an_adapter=adapted, train_lora_from=config.train_lora_from if is_kept else "",
         )  # fmt: skip
-        weights = first_weights(self.family) if num_processes > 1 else ()
-        if not all_same(self.accelerator, (self._identity, weights)):
-            raise ValueError(
-                "each process has other settings, or has loaded another model: give all the same, and set "
-                "fsdp_cpu_ram_efficient_loading: false where they share the weights"
-            )
+        check_processes(self.accelerator, self._identity, self.family)
         if self._resumed_from is None:
             return None
         is_main = self.accelerator.is_main_process
@@ -235,18 +226,11 @@ class Trainer:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.allow_tf32
         set_seed(config.seed % 2**32)  # numpy takes no larger one
         unet: Any = family.denoiser
-        unwrap_forward(unet)
         self.had_adapter = bool(getattr(unet, "peft_config", None))
         self._originals = originals(family, config, self.use_lora)
         # A network that is sharded goes to the device block by block, for all of it may not fit there.
         place = torch.device("cpu") if accelerator.is_fsdp2 else accelerator.device
-        trainable = prepare_policy(unet, family.frozen, config, self.use_lora, place, family.keeps_float32)
-        for network in family.frozen.values():
-            network.to(accelerator.device)
-        if config.torch_compile:
-            unet.compile(dynamic=False)  # a graph for every shape, so all are compared
-        else:
-            unet._compiled_call_impl = None  # of an earlier trainer: nn.Module has no other way
+        trainable = prepare_networks(family, config, self.use_lora, place, accelerator.device)
         optimizer = make_optimizer(config, list(trainable.values()))
         if accelerator.is_fsdp2:
             set_up_sharding(accelerator, unet)
@@ -261,11 +245,10 @@ class Trainer:
             denoiser,
             optimizer,
             trainable,
-            self.algorithm.needs_reference(config),
+            self.algorithm,
             self.use_lora and not self.had_adapter,
             self.autocast,
-            steps_per_epoch=self.plan.optimizer_steps,
-            keeps_old=self.algorithm.keeps_old,
+            self.plan.optimizer_steps,
         )
 
     # ----------------------------------------------------------------------------------------- epochs
@@ -282,10 +265,9 @@ class Trainer:
         elif self.accelerator.is_main_process:
             asked = config.num_epochs
             tqdm.write(f"nothing to do: the run has {self.epochs_done} epochs, and {asked} are asked for")
-        message = "stopping: dropping this epoch, then saving; once more to stop at once"
         with (
             hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
-            DeferredInterrupt(message) as self._interrupt,
+            DeferredInterrupt() as self._interrupt,
             progress_bar(self.accelerator, "epochs", config.num_epochs, initial=self.epochs_done) as bar,
         ):
             try:
@@ -363,7 +345,7 @@ class Trainer:
     def _undone_if_it_fails(self) -> Iterator[None]:
         """Undo a `with` block that raises; watch it, if it is the first of the run that trains."""
         self._open_log()
-        before, position = self.state.snapshot(), None if self.log is None else self.log.position()
+        before, position = self.state.snapshot(), None if self.log is None else self.log.size
         self._first = None if self.global_step else FirstEpoch(self.learner, before[0]["policy"])
         try:
             with contextlib.nullcontext() if self._first is None else self._first.watch():

@@ -387,15 +387,6 @@ def test_sample_draws_on_the_device(start, tmp_path, traffic):
 
 def test_sample_stays_on_the_cpu_where_training_does(tmp_path, traffic, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    arguments = [
-        "--prompt",
-        "a red three",
-        "--count",
-        "1",
-        "--steps",
-        "4",
-        "--output-dir",
-        str(tmp_path / "out"),
-    ]
-    assert cli.main(["sample", *arguments]) == 0
+    arguments = ["--count", "1", "--steps", "4", "--output-dir"]
+    assert cli.main(["sample", "--prompt", "a red three", *arguments, str(tmp_path / "out")]) == 0
     assert traffic.to_device.total() == 0

@@ -50,13 +50,8 @@ def test_text2img_draws_the_images_of_plain_diffusers(prediction_type, set_alpha
         prompts, num_inference_steps=4, guidance_scale=3.0, eta=1.0, generator=generators(1, 2),
         latents=noise, output_type="pt",
     ).images  # fmt: skip
-    ours, _ = text2img_rollout(
-        pipeline,
-        prompts,
-        SamplingSettings(num_inference_steps=4, guidance_scale=3.0),
-        generator=generators(1, 2),
-        initial_noise=noise,
-    )
+    settings = SamplingSettings(num_inference_steps=4, guidance_scale=3.0)
+    ours, _ = text2img_rollout(pipeline, prompts, settings, generator=generators(1, 2), initial_noise=noise)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
@@ -70,26 +65,16 @@ def test_img2img_draws_the_images_of_plain_diffusers(spacing):
         prompts, image=family_of(pipeline).encode(images), strength=0.6, num_inference_steps=5,
         guidance_scale=3.0, eta=1.0, generator=generators(1, 2), output_type="pt",
     ).images  # fmt: skip
-    ours, trajectory = img2img_rollout(
-        pipeline,
-        prompts,
-        images,
-        0.6,
-        SamplingSettings(num_inference_steps=5, guidance_scale=3.0),
-        generator=generators(1, 2),
-    )
+    settings = SamplingSettings(num_inference_steps=5, guidance_scale=3.0)
+    ours, trajectory = img2img_rollout(pipeline, prompts, images, 0.6, settings, generator=generators(1, 2))
     assert trajectory.num_steps == 3
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
 def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
     pipeline = make_pipeline()
-    images, trajectory = text2img_rollout(
-        pipeline,
-        ["a red three", "a two"],
-        SamplingSettings(num_inference_steps=3, guidance_scale=2.0),
-        generator=generators(1, 2),
-    )
+    prompts, settings = ["a red three", "a two"], SamplingSettings(num_inference_steps=3, guidance_scale=2.0)
+    images, trajectory = text2img_rollout(pipeline, prompts, settings, generator=generators(1, 2))
     assert trajectory.latents.shape == (2, 4, 4, 8, 8)
     assert trajectory.timesteps.tolist() == [[999, 666, 332]] * 2
     assert trajectory.log_probs.shape == (2, 3)
@@ -109,19 +94,11 @@ def test_trajectory_holds_states_actions_and_their_gaussian_log_probs():
 def test_a_sample_does_not_depend_on_its_batch():
     pipeline = make_pipeline()
     prompts, images = ["a red three", "", "a two"], random_images(3)
-    settings = {"num_inference_steps": 4, "guidance_scale": 3.0}
-    together = img2img_rollout(
-        pipeline, prompts, images, 0.8, SamplingSettings(**settings), generator=generators(1, 2, 3)
-    )
-    for i, prompt in enumerate(prompts):
-        alone = img2img_rollout(
-            pipeline,
-            [prompt],
-            images[i : i + 1],
-            0.8,
-            SamplingSettings(**settings),
-            generator=generators(i + 1),
-        )
+    settings = SamplingSettings(num_inference_steps=4, guidance_scale=3.0)
+    together = img2img_rollout(pipeline, prompts, images, 0.8, settings, generator=generators(1, 2, 3))
+    for i in range(3):
+        one = prompts[i : i + 1], images[i : i + 1]
+        alone = img2img_rollout(pipeline, *one, 0.8, settings, generator=generators(i + 1))
         torch.testing.assert_close(alone[0][0], together[0][i], atol=1e-4, rtol=0)
         torch.testing.assert_close(alone[1].log_probs[0], together[1].log_probs[i], atol=1e-4, rtol=0)
 
@@ -139,13 +116,9 @@ def test_a_sample_does_not_depend_on_its_batch():
 )
 def test_one_pass_where_one_is_enough(guidance, prompts, negative, batches):
     pipeline = make_pipeline()
+    settings = SamplingSettings(num_inference_steps=3, guidance_scale=guidance, negative_prompt=negative)
     with counted_passes(pipeline.unet) as sizes:
-        text2img_rollout(
-            pipeline,
-            prompts,
-            SamplingSettings(num_inference_steps=3, guidance_scale=guidance, negative_prompt=negative),
-            generator=generators(1, 2),
-        )
+        text2img_rollout(pipeline, prompts, settings, generator=generators(1, 2))
     assert sizes == batches
 
 
@@ -164,10 +137,9 @@ def test_guidance_moves_the_prediction_away_from_the_negative_prompt():
 
 def test_joining_guided_and_unguided_batches_keeps_what_each_predicts():
     pipeline = make_pipeline()
-    settings = {"num_inference_steps": 2, "guidance_scale": 5.0}
+    settings = SamplingSettings(num_inference_steps=2, guidance_scale=5.0)
     pieces = [
-        text2img_rollout(pipeline, [prompt], SamplingSettings(**settings), generator=generators(1))[1]
-        for prompt in ("", "a two")
+        text2img_rollout(pipeline, [prompt], settings, generator=generators(1))[1] for prompt in ("", "a two")
     ]
     joined, family = Trajectory.cat(pieces), family_of(pipeline)
     assert not pieces[0].is_guided
@@ -255,22 +227,10 @@ def test_a_schedule_that_begins_after_the_last_trained_timestep_is_refused():
 
 
 def test_a_deterministic_last_step_is_run_but_not_recorded():
-    pipeline = make_pipeline(set_alpha_to_one=True)
-    for rollout in (
-        lambda: text2img_rollout(
-            pipeline, [""], SamplingSettings(num_inference_steps=3), generator=generators(1)
-        ),
-        lambda: img2img_rollout(
-            pipeline,
-            [""],
-            random_images(1),
-            1.0,
-            SamplingSettings(num_inference_steps=3),
-            generator=generators(1),
-        ),
-    ):
+    pipeline, settings = make_pipeline(set_alpha_to_one=True), SamplingSettings(num_inference_steps=3)
+    for rollout, start in ((text2img_rollout, ()), (img2img_rollout, (random_images(1), 1.0))):
         with counted_passes(pipeline.unet) as sizes:
-            images, trajectory = rollout()
+            images, trajectory = rollout(pipeline, [""], *start, settings, generator=generators(1))
         assert len(sizes) == 3
         assert trajectory.num_steps == 2
         assert trajectory.timesteps.tolist() == [[999, 666]]
@@ -335,9 +295,7 @@ def test_images_of_any_size_that_the_vae_divides_are_taken():
 
 def test_numbers_of_prompts_and_images_must_agree():
     with pytest.raises(ValueError, match="2 prompts for 1 images"):
-        img2img_rollout(
-            make_pipeline(), ["", ""], random_images(1), 0.5, SamplingSettings(num_inference_steps=2)
-        )
+        img2img_rollout(make_pipeline(), ["", ""], random_images(1), 0.5)
 
 
 def test_the_range_of_images_leaves_room_for_rounding():

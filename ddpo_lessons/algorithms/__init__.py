@@ -1,7 +1,7 @@
 """Algorithms: how rewards weigh samples, and the loss; one file each, to be read from top to bottom.
 
-To add one, write a file with a subclass of `Algorithm` and register it in `ALGORITHMS`. Its module is
-imported when the algorithm is made, since diffusers takes seconds to load.
+To add one, write a file with a subclass of `algorithm.Algorithm` and register it in `ALGORITHMS`. Its module
+is imported when the algorithm is made, since diffusers takes seconds to load.
 """
 
 from __future__ import annotations

@@ -37,12 +37,8 @@ def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: fl
     column plus `eps`.
     """
     leaves = rewards.cpu().double()  # there, because MPS has no float64
-    values = [  # of the node at each depth on the way to each leaf, (N, n + 1)
-        leaves.view(-1, branches ** (window - depth))
-        .mean(dim=1)
-        .repeat_interleave(branches ** (window - depth))
-        for depth in range(window + 1)
-    ]
+    sizes = [branches ** (window - depth) for depth in range(window + 1)]  # leaves below a node, by depth
+    values = [leaves.view(-1, size).mean(dim=1).repeat_interleave(size) for size in sizes]  # (N,) each
     differences = torch.stack(values, dim=1).diff(dim=1)  # (N, n)
     return (differences / (differences.std(dim=0, correction=0) + eps)).float().to(rewards.device)
 

@@ -78,10 +78,8 @@ class DPO(AWM):
         size = self.config.sample_group_size
         groups = samples.advantages.cpu().view(-1, size)  # (groups, G)
         firsts = torch.arange(len(groups)) * size
-        best, worst = (
-            firsts + groups.argmax(dim=1),
-            firsts + groups.argmin(dim=1),
-        )  # one sample if all are alike
+        # One sample if all are alike.
+        best, worst = firsts + groups.argmax(dim=1), firsts + groups.argmin(dim=1)
         shape = len(groups), samples.trajectory.log_probs.shape[1]
         steps = shuffled_pairs(shape, self.num_train_timesteps, samples_per_step // size, generator)
         return [{**step, "rows": best[step["rows"]], "worst": worst[step["rows"]]} for step in steps]

@@ -24,7 +24,7 @@ from ddpo_lessons.models import family_of
 from ddpo_lessons.models.policy import read_lora, unwrap_forward, with_parts
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.trainer import Trainer
-from ddpo_lessons.training.first_epoch import SKIPPED, Finding, judged, spread
+from ddpo_lessons.training.first_epoch import SKIPPED, Finding, judged
 
 SHOWN = 4  # pictures that are drawn again and again
 MOST_DISTANCE = 5e-3  # of pixels in [0, 1], on average: about one of 255 levels
@@ -96,7 +96,7 @@ def _compared(
     check: str, again: torch.Tensor, rewards: torch.Tensor, epoch: torch.Tensor, remedy: str
 ) -> Finding:
     """Compare rewards (N,) with what they were; the spread of all of the epoch's is the measure."""
-    error, deviation = (again - rewards).abs().max().item(), spread(epoch)
+    error, deviation = (again - rewards).abs().max().item(), epoch.std(correction=0).item()
     says = f"they differ by {error:.2g} at most, with a standard deviation of {deviation:.2g}"
     return judged(check, error <= 0.05 * deviation + 1e-6, says, remedy)
 

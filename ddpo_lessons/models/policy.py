@@ -92,6 +92,22 @@ def prepare_policy(
     return {name: p for name, p in unet.named_parameters() if p.requires_grad}
 
 
+def prepare_networks(
+    family: Family, config: DDPOConfig, use_lora: bool, policy_device: torch.device, device: torch.device
+) -> dict[str, nn.Parameter]:
+    """Prepare a family's networks for a run, as if no earlier trainer had; see `prepare_policy`."""
+    unet: Any = family.denoiser
+    unwrap_forward(unet)
+    trainable = prepare_policy(unet, family.frozen, config, use_lora, policy_device, family.keeps_float32)
+    for network in family.frozen.values():
+        network.to(device)
+    if config.torch_compile:
+        unet.compile(dynamic=False)  # a graph for every shape, so all are compared
+    else:
+        unet._compiled_call_impl = None  # of an earlier trainer: nn.Module has no other way
+    return trainable
+
+
 def unwrap_forward(denoiser: Any) -> None:
     """Take away the precision that accelerate gave the forward pass for an earlier trainer."""
     if "_original_forward" in vars(denoiser):

@@ -70,11 +70,9 @@ def write(
 
 def how_to_go_on(run_dir: Path) -> str:
     """Say how to start a run again that could not write."""
-    return (
-        "continue with resume_from='latest'"
-        if list_checkpoints(run_dir)
-        else "begin anew with overwrite=True"
-    )
+    if list_checkpoints(run_dir):
+        return "continue with resume_from='latest'"
+    return "begin anew with overwrite=True"
 
 
 def _write_files(folder: Path, files: dict[str, bytes]) -> None:

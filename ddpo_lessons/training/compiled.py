@@ -27,7 +27,6 @@ class Recorder:
     """
 
     def __init__(self, denoiser: Callable[..., Any]) -> None:
-        """Remember the denoiser."""
         self._denoiser = denoiser
         self._outputs: list[torch.Tensor] = []
 

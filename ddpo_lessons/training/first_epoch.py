@@ -40,11 +40,6 @@ def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:
     return Finding(check, passed, says if passed else f"{says}; {remedy}")
 
 
-def spread(rewards: torch.Tensor) -> float:
-    """Return the standard deviation of rewards (N,)."""
-    return rewards.std(correction=0).item()
-
-
 class FirstEpoch:
     """Watches the optimizer steps of a run's first epoch: gradients, how far weights move, the first replay.
 
@@ -106,7 +101,7 @@ class FirstEpoch:
     def _of_rewards(self, group_size: int) -> Finding:
         groups = self.rewards.view(-1, group_size) if group_size > 1 else self.rewards[None]
         inside = groups.std(dim=1, correction=0).mean().item()
-        says = f"standard deviation {spread(self.rewards):.3g}, within a group {inside:.3g}"
+        says = f"standard deviation {self.rewards.std(correction=0):.3g}, within a group {inside:.3g}"
         remedy = "does the reward round, saturate, or expect pictures from 0 to 255 or -1 to 1?"
         return judged("rewards differ", inside > 0, says, remedy)
 

@@ -19,9 +19,7 @@ class DeferredInterrupt:
     Python delivers signals to the main thread only, so in another thread this does nothing.
     """
 
-    def __init__(self, message: str) -> None:
-        """Remember what to tell the user at the first signal."""
-        self.message = message
+    def __init__(self) -> None:
         self.requested = 0
         self._previous: dict[int, Any] = {}
 
@@ -29,7 +27,7 @@ class DeferredInterrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = signum
-        tqdm.write(self.message)
+        tqdm.write("stopping: dropping this epoch, then saving; once more to stop at once")
 
     def __enter__(self) -> "DeferredInterrupt":
         if threading.current_thread() is threading.main_thread():

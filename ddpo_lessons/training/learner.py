@@ -11,7 +11,7 @@ from diffusers.optimization import get_scheduler
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ddpo_lessons.algorithms.algorithm import Loss, Pairs
+from ddpo_lessons.algorithms.algorithm import Algorithm, Loss, Pairs
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.models.policy import adapter_off
 from ddpo_lessons.models.sharded import forget_gathered, part_of, parted_like, whole
@@ -27,12 +27,12 @@ Weights = dict[str, torch.Tensor]
 
 
 class Learner:
-    """Accumulates gradients over groups of pairs and takes optimizer steps; see `algorithm.Learner`.
+    """Accumulates gradients over groups of pairs and takes optimizer steps.
 
     Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `is_fresh` says that
     they are a new adapter, without which the denoiser is the policy before training; otherwise the weights
-    before training are kept if `needs_reference`. `keeps_old` keeps those of an older policy, too.
-    The learning rate follows a curve over all of the config's epochs, each of `steps_per_epoch`.
+    before training are kept if the algorithm needs them, as are those of an older policy. The learning rate
+    follows a curve over all of the config's epochs, each of `steps_per_epoch`.
     """
 
     def __init__(
@@ -42,26 +42,27 @@ class Learner:
         denoiser: nn.Module,
         optimizer: Any,
         trainable: dict[str, nn.Parameter],
-        needs_reference: bool,
+        algorithm: Algorithm,
         is_fresh: bool,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
         steps_per_epoch: int,
-        keeps_old: bool = False,
     ) -> None:
-        self.config, self.accelerator, averages = config, accelerator, config.train_ema_decay > 0
+        self.config, self.accelerator = config, accelerator
         self.denoiser, self.optimizer, self.trainable = denoiser, optimizer, trainable
         self._autocast = autocast
         self._kind: tuple[bool, tuple[int, ...]]
         self._latents_shape: tuple[int, ...]
         self.steps_done = 0
         self.micro_batch_size = 1  # pairs in the largest group of the newest `split`
-        self.old: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_old else {}
-        keeps_start, self.is_fresh = needs_reference and not is_fresh, is_fresh
-        self.start: Weights = {n: p.detach().clone() for n, p in trainable.items()} if keeps_start else {}
-        self.average: Weights = {n: p.detach().clone() for n, p in trainable.items()} if averages else {}
-        self.steps_per_epoch = steps_per_epoch
+        self.is_fresh, self.steps_per_epoch = is_fresh, steps_per_epoch
+        self.old = self._copy_if(algorithm.keeps_old)
+        self.start = self._copy_if(algorithm.needs_reference(config) and not is_fresh)
+        self.average = self._copy_if(config.train_ema_decay > 0)
         self.skipped_in_a_row = 0
         self._compared: set[Any] = set()  # shapes whose compiled gradients are right
+
+    def _copy_if(self, is_kept: bool) -> Weights:
+        return {name: p.detach().clone() for name, p in self.trainable.items()} if is_kept else {}
 
     def begin_epoch(self, trajectory: Trajectory) -> None:
         """Get to know what is trained on: the shape of latents, by which forward passes are filled."""

@@ -122,11 +122,8 @@ def progress_bar(accelerator: Accelerator, name: str, total: int, **settings: An
 @contextlib.contextmanager
 def loading_bars() -> Iterator[None]:
     """Keep the bars of libraries that load models out of a file, for the time of a `with` block."""
-    on = (
-        []
-        if draws_bars()
-        else [part for part in (logging, of_transformers) if part.is_progress_bar_enabled()]
-    )
+    libraries = () if draws_bars() else (logging, of_transformers)
+    on = [library for library in libraries if library.is_progress_bar_enabled()]
     for library in on:
         library.disable_progress_bar()
     try:

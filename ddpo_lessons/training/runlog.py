@@ -129,7 +129,7 @@ class RunLog:
         _write(self.path, kept)
         made_with = {**config.to_dict(), RUN: dict(record)}
         _write(self.run_dir / CONFIG, (json.dumps(made_with, indent=1) + "\n").encode())
-        self._bytes = len(kept)
+        self.size = len(kept)  # bytes of the records, to which `rewind` may go back
         self._warned = False  # of a grid that could not be written
 
     def _records_until(self, epochs_done: int) -> bytes:
@@ -171,32 +171,28 @@ class RunLog:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                file.truncate(self._bytes)
+                file.truncate(self.size)
                 raise
-        self._bytes += len(line)
+        self.size += len(line)
 
     def flush(self) -> None:
         """Flush the records to disk; RuntimeError if another trainer has written to the file."""
         with self._append() as file:
             os.fsync(file.fileno())
 
-    def position(self) -> int:
-        """Return where the records end, for `rewind`."""
-        return self._bytes
-
     def rewind(self, position: int) -> None:
         """Drop the records after a position; not where another trainer has written since."""
-        if self.path.exists() and self.path.stat().st_size == self._bytes:
+        if self.path.exists() and self.path.stat().st_size == self.size:
             os.truncate(self.path, position)
-            self._bytes = position
+            self.size = position
 
     @contextlib.contextmanager
     def _append(self) -> Iterator[Any]:
         """Open the records at their end, unless another trainer has gone on with the run."""
         with _writing(self.path, self.run_dir), open(self.path, "ab", buffering=0) as file:
-            if file.tell() != self._bytes:
+            if file.tell() != self.size:
                 raise RuntimeError(
-                    f"{self.path} holds {file.tell()} bytes, and this trainer wrote {self._bytes}: another "
+                    f"{self.path} holds {file.tell()} bytes, and this trainer wrote {self.size}: another "
                     "trainer uses the folder; stop one of them and continue with resume_from='latest'"
                 )
             yield file

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from tqdm.auto import tqdm
 
 from ddpo_lessons import __version__
@@ -17,6 +18,7 @@ from ddpo_lessons.models import Family, model_name
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.context_source import ContextSource
 from ddpo_lessons.training.learner import Learner
+from ddpo_lessons.training.processes import all_same
 from ddpo_lessons.training.record import changes, name_of
 
 Tensors = dict[str, dict[str, torch.Tensor]]
@@ -61,12 +63,6 @@ class State:
         self.contexts.load_state_dict(values["prompt_function"], self.epochs_done)
 
 
-def first_weights(family: Family) -> list[list[float]]:
-    """Return the first values of each weight, in which processes that loaded other models differ."""
-    networks = (family.denoiser, *family.frozen.values())
-    return [tensor.flatten()[:4].tolist() for network in networks for tensor in network.state_dict().values()]
-
-
 def identity(
     config: DDPOConfig, algorithm: Algorithm, start: FromNoise, num_processes: int, **more: Any
 ) -> dict[str, Any]:
@@ -79,6 +75,19 @@ def identity(
         **config.decisive_fields(),
         **more,
     }
+
+
+def check_processes(accelerator: Accelerator, identity: dict[str, Any], family: Family) -> None:
+    """Refuse processes that have other settings, or weights whose first values differ, with a ValueError."""
+    if accelerator.num_processes == 1:
+        return
+    networks = (family.denoiser, *family.frozen.values())
+    tensors = [tensor for network in networks for tensor in network.state_dict().values()]
+    if not all_same(accelerator, (identity, [tensor.flatten()[:4].tolist() for tensor in tensors])):
+        raise ValueError(
+            "each process has other settings, or has loaded another model: give all the same, and set "
+            "fsdp_cpu_ram_efficient_loading: false where they share the weights"
+        )
 
 
 def describe(
