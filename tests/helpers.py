@@ -55,7 +55,7 @@ from ddpo_lessons.data.starts import FromNoise, WithImages
 from ddpo_lessons.ddim import DDIMSchedule, DDIMStep
 from ddpo_lessons.lessons import why_not
 from ddpo_lessons.rollout import SamplingSettings, Trajectory
-from ddpo_lessons.trainer import DDPOTrainer, Trainer
+from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 from ddpo_lessons.training.runlog import read_metrics
 
 SCHEDULE: dict[str, Any] = {
@@ -397,14 +397,16 @@ def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tenso
 
 def make_trainer(
     folder: Path, reward: Any = brightness, prompts: Any = None, pipeline: Any = None, hook: Any = None,
-    **changes: Any,
-) -> DDPOTrainer:  # fmt: skip
-    """Make a run of DDPO, of one prompt and a tiny random Stable Diffusion if nothing else is given."""
-    parts = (prompts or red_three, pipeline or make_pipeline(), hook)
-    return DDPOTrainer(make_config(folder, **changes), reward, *parts)
+    noise_strength: float | None = None, **changes: Any,
+) -> Any:  # fmt: skip
+    """Make a run of DDPO; the defaults are one prompt, or noisy images, and a random Stable Diffusion."""
+    config, pipeline = make_config(folder, **changes), pipeline or make_pipeline()
+    if noise_strength is None:
+        return DDPOTrainer(config, reward, prompts or red_three, pipeline, hook)
+    return ImageDDPOTrainer(config, reward, prompts or noisy_image, pipeline, hook, noise_strength)
 
 
-def run(folder: Path, *parts: Any, **changes: Any) -> DDPOTrainer:
+def run(folder: Path, *parts: Any, **changes: Any) -> Any:
     """Train what `make_trainer` makes; return it."""
     trainer = make_trainer(folder, *parts, **changes)
     trainer.train()

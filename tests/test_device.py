@@ -161,13 +161,14 @@ def test_training_continues_from_a_checkpoint(tmp_path, traffic):
 # ------------------------------------------------------------------------------ what crosses, what waits
 RUNS: dict[str, tuple[Callable[..., Trainer], dict[str, Any]]] = {
     "text-to-image": (DDPOTrainer, {}),
-    "img2img": (ImageDDPOTrainer, {}),
+    "img2img": (functools.partial(ImageDDPOTrainer, noise_strength=1.0), {}),
     "RWR": (functools.partial(Trainer, algorithm=RWR()), NOT_CLIPPED),
     "KL": (DDPOTrainer, {"train_kl_coefficient": 1.0}),
     "full fine-tuning": (DDPOTrainer, {"train_use_lora": False}),
     "groups": (DDPOTrainer, {"sample_group_size": 2}),
     "fp16": (DDPOTrainer, {"mixed_precision": "fp16"}),
 }
+PROMPTS = {"img2img": noisy_image}  # the others go round prompts
 
 
 def crossings(run: str, folder: Path, **changes: Any) -> int:
@@ -175,10 +176,8 @@ def crossings(run: str, folder: Path, **changes: Any) -> int:
     kind, settings = RUNS[run]
     shape = {"sample_num_batches_per_epoch": 4, "train_batch_size": 4, "train_micro_batch_size": 4}
     config = make_config(folder, **{**shape, "sample_micro_batch_size": 2, **settings, **changes})
-    draw = noisy_image if kind is ImageDDPOTrainer else each_prompt()
     with fake_device() as traffic:
-        extra = {"noise_strength": 1.0} if kind is ImageDDPOTrainer else {}
-        trainer = kind(config, brightness, draw, make_pipeline(), **extra)
+        trainer = kind(config, brightness, PROMPTS.get(run, each_prompt()), make_pipeline())
         trainer.step(0)
         traffic.clear()
         trainer.step(1)
@@ -339,12 +338,11 @@ def test_restore_takes_pictures_of_any_device(images_place, pictures, traffic):
 def test_training_needs_no_float64_on_the_device(run, tmp_path):
     """MPS has none. For fp16, torch's scaler of the loss takes float32 there, and float64 on CUDA."""
     kind, settings = RUNS[run]
-    draw = noisy_image if kind is ImageDDPOTrainer else each_prompt()
-    extra = {"noise_strength": 1.0} if kind is ImageDDPOTrainer else {}
     with fake_device(has_float64=False):
         with pytest.raises(TypeError, match="float64"):
             torch.zeros(3).to(DEVICE).double()
-        trainer = kind(make_config(tmp_path, **settings), brightness, draw, make_pipeline(), **extra)
+        draw = PROMPTS.get(run, each_prompt())
+        trainer = kind(make_config(tmp_path, **settings), brightness, draw, make_pipeline())
         trainer.step(0)
         assert {weight.device for weight in trainer.learner.trainable.values()} == {DEVICE}
 

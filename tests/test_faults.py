@@ -78,7 +78,7 @@ def test_settings_are_checked_again_when_they_were_changed_after_their_making(tm
 def test_noise_strength_that_cannot_work(tmp_path, strength):
     pipeline = make_pipeline()
     with counted_passes(pipeline.unet) as sizes, pytest.raises(ValueError, match="noise_strength"):
-        ImageDDPOTrainer(make_config(tmp_path), brightness, noisy_image, pipeline, noise_strength=strength)
+        make_trainer(tmp_path, pipeline=pipeline, noise_strength=strength)
     assert sizes == []
 
 
@@ -89,11 +89,19 @@ def test_a_schedule_without_noise_cannot_be_trained(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "returned", ["a two", ("a two",), (2, {}), ["a two", {}], None, ("a two", torch.zeros(1), {})]
+    ("returned", "message"),
+    [
+        *(
+            (other, r"must return \(prompt, metadata\)")
+            for other in ("a two", ("a two",), (2, {}), ["a", {}])
+        ),
+        (None, r"must return \(prompt, metadata\), not None"),
+        (("a two", torch.zeros(1), {}), r"starts from noise: return \(prompt, metadata\).*start=FromImages"),
+    ],
 )
-def test_prompt_functions_that_return_something_else(tmp_path, returned):
+def test_prompt_functions_that_return_something_else(tmp_path, returned, message):
     pipeline = make_pipeline()
-    with counted_passes(pipeline.unet) as sizes, pytest.raises(TypeError, match=r"\(prompt, metadata\)"):
+    with counted_passes(pipeline.unet) as sizes, pytest.raises(TypeError, match=message):
         run(tmp_path, prompts=lambda: returned, pipeline=pipeline)
     assert sizes == []
 
@@ -113,16 +121,14 @@ IMAGE = torch.full((3, 32, 32), 0.5)
 def test_images_that_cannot_be_used(tmp_path, images, error, message):
     pipeline = make_pipeline()
     prompts = returning(*[("", image, {}) for image in images])
-    trainer = ImageDDPOTrainer(make_config(tmp_path), brightness, prompts, pipeline, noise_strength=0.7)
+    trainer = make_trainer(tmp_path, prompts=prompts, pipeline=pipeline, noise_strength=0.7)
     with counted_passes(pipeline.unet) as sizes, pytest.raises(error, match=message):
         trainer.train()
     assert sizes == []
 
 
 def test_an_image_prompt_function_must_return_an_image(tmp_path):
-    trainer = ImageDDPOTrainer(
-        make_config(tmp_path), brightness, red_three, make_pipeline(), noise_strength=0.7
-    )
+    trainer = make_trainer(tmp_path, prompts=red_three, noise_strength=0.7)
     with pytest.raises(TypeError, match=r"\(prompt, image, metadata\)"):
         trainer.train()
 
@@ -131,6 +137,7 @@ def test_an_image_prompt_function_must_return_an_image(tmp_path):
     ("reward", "prompts", "message"),
     [
         (None, red_three, "reward_function must be callable, not NoneType"),
+        (lambda images, prompts: 0, red_three, r"\(images, prompts\) .* with \(images, prompts, metadata\)"),
         (brightness, "a red three", "prompt_function must be callable, not str"),
     ],
 )
@@ -291,20 +298,6 @@ def test_training_runs_in_another_thread_which_gets_no_signals(tmp_path):
 def test_a_hook_that_is_no_function_is_refused_before_any_epoch(tmp_path, place):
     with pytest.raises(TypeError, match=f"{place} must be a function or None, not int"):
         ImageDDPOTrainer(make_config(tmp_path), brightness, noisy_image, make_pipeline(), **{place: 3})
-
-
-def test_a_reward_of_two_arguments_is_refused_before_any_epoch(tmp_path):
-    def two(images: torch.Tensor, prompts: Any) -> torch.Tensor:
-        raise AssertionError("not reached")
-
-    with pytest.raises(TypeError, match=r"takes \(images: .*called with \(images, prompts, metadata\)"):
-        make_trainer(tmp_path, two)  # type: ignore[arg-type]
-
-
-def test_image_prompts_without_an_image_start_are_told_where_they_belong(tmp_path):
-    trainer = make_trainer(tmp_path, prompts=noisy_image)
-    with pytest.raises(TypeError, match=r"starts from noise: .*start=FromImages"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("place", ["reward", "hook"])

@@ -13,7 +13,6 @@ from helpers import (
     make_config,
     make_pipeline,
     make_trainer,
-    noisy_image,
     red_three,
     run,
     weights_of,
@@ -25,7 +24,7 @@ from ddpo_lessons.data.prompts import animals
 from ddpo_lessons.data.starts import FromNoise
 from ddpo_lessons.rewards import colourfulness
 from ddpo_lessons.rewards.combined import judged
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.trainer import DDPOTrainer, Trainer
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.record import changes, name_of, read_run
 
@@ -70,7 +69,7 @@ def test_config_json_says_what_a_python_run_was_made_with(tmp_path):
     make_pipeline().save_pretrained(tmp_path / "model")
     pipeline = type(make_pipeline()).from_pretrained(tmp_path / "model")
     config = make_config(tmp_path / "run")
-    ImageDDPOTrainer(config, darkness, noisy_image, pipeline, noise_strength=0.7).train()
+    run(tmp_path / "run", darkness, pipeline=pipeline, noise_strength=0.7)
     settings, record = read_run(tmp_path / "run")
     assert settings == config
     assert {name: record[name] for name in record if name != "version"} == {

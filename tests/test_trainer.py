@@ -14,6 +14,7 @@ from helpers import (
     Counting,
     Remembering,
     brightness,
+    check_resume,
     counted_passes,
     each_prompt,
     let_loss_overflow,
@@ -30,7 +31,7 @@ from helpers import (
 
 from ddpo_lessons.algorithms.algorithm import Samples
 from ddpo_lessons.rollout import SamplingSettings, Trajectory, img2img_rollout
-from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.trainer import DDPOTrainer, Trainer
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.runlog import read_metrics
 
@@ -80,15 +81,11 @@ def replay_error(
     folder: Path, prompts: list[str], *, as_images: bool = False, dropout: float = 0.0, **changes: Any
 ) -> float:
     """Sample and train four times; return the largest |ratio - 1| of the replay before any update."""
-    left, pipeline = iter(prompts), make_pipeline(dropout=dropout)
-    config = make_config(folder, **FOUR_SAMPLES, **changes)
-    if as_images:
-        trainer: Trainer = ImageDDPOTrainer(
-            config, brightness, lambda: (next(left), torch.rand(3, 32, 32), {}), pipeline,
-            noise_strength=0.7,
-        )  # fmt: skip
-    else:
-        trainer = DDPOTrainer(config, brightness, lambda: (next(left), {}), pipeline)
+    drawn = ((prompt, torch.rand(3, 32, 32), {}) if as_images else (prompt, {}) for prompt in prompts)
+    trainer = make_trainer(
+        folder, brightness, lambda: next(drawn), make_pipeline(dropout=dropout),
+        noise_strength=0.7 if as_images else None, **FOUR_SAMPLES, **changes,
+    )  # fmt: skip
     stir_adapter(trainer.learner.denoiser)
     trainer.step(0)
     return read_metrics(folder, "step")[0]["first_replay_max_ratio_error"]
@@ -280,13 +277,11 @@ def test_grouping_samples_changes_no_image(tmp_path):
 @pytest.mark.parametrize("as_images", [False, True])
 def test_what_a_group_shares_is_predicted_once_and_changes_no_gradient(tmp_path, as_images):
     """Two groups of two: their first states are two, not four; 12 pairs are in 10 states."""
-    config = make_config(
-        tmp_path, sample_group_size=2, sample_guidance_scale=1.0, sample_num_steps=4,
-        train_max_grad_norm=1e9, **FOUR_SAMPLES,
+    trainer = make_trainer(
+        tmp_path, pipeline=make_pipeline(set_alpha_to_one=True), noise_strength=1.0 if as_images else None,
+        sample_group_size=2, sample_guidance_scale=1.0, sample_num_steps=4, train_max_grad_norm=1e9,
+        **FOUR_SAMPLES,
     )  # fmt: skip
-    kind, draw = (ImageDDPOTrainer, noisy_image) if as_images else (DDPOTrainer, red_three)
-    extra = {"noise_strength": 1.0} if as_images else {}
-    trainer = kind(config, brightness, draw, make_pipeline(set_alpha_to_one=True), **extra)
     stir_adapter(trainer.learner.denoiser)
     seen = Recorder(trainer)
     with counted_passes(trainer.learner.denoiser) as passes:
@@ -357,11 +352,10 @@ def test_a_run_is_decided_by_its_seed(tmp_path):
     [(10, 0.8, 1.0, 8, 8), (10, 0.2, 1.0, 2, 2), (10, 0.8, 0.5, 8, 4), (4, 1.0, 1.0, 4, 4)],
 )
 def test_the_steps_sampled_are_those_trained(tmp_path, num_steps, strength, fraction, sampled, trained):
-    config = make_config(
-        tmp_path, sample_num_steps=num_steps, train_timestep_fraction=fraction,
+    trainer = make_trainer(
+        tmp_path, noise_strength=strength, sample_num_steps=num_steps, train_timestep_fraction=fraction,
         sample_guidance_scale=1.0,
     )  # fmt: skip
-    trainer = ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=strength)
     assert trainer.plan.num_timesteps == trained
     seen = Recorder(trainer)
     with counted_passes(trainer.pipeline.unet) as sizes:
@@ -371,15 +365,12 @@ def test_the_steps_sampled_are_those_trained(tmp_path, num_steps, strength, frac
     assert seen.trajectory.timesteps.shape == (2, sampled)
 
 
-@pytest.mark.parametrize("kind", [DDPOTrainer, ImageDDPOTrainer])
-def test_training_leaves_out_a_deterministic_last_step(tmp_path, kind):
-    config = make_config(tmp_path, sample_num_steps=4, sample_guidance_scale=1.0)
-    is_image = kind is ImageDDPOTrainer
-    trainer = kind(
-        config, brightness, noisy_image if is_image else red_three,
-        make_pipeline(set_alpha_to_one=True), **({"noise_strength": 0.75} if is_image else {}),
+@pytest.mark.parametrize(("strength", "steps"), [(None, 4), (0.75, 3)])
+def test_training_leaves_out_a_deterministic_last_step(tmp_path, strength, steps):
+    trainer = make_trainer(
+        tmp_path, pipeline=make_pipeline(set_alpha_to_one=True), noise_strength=strength, sample_num_steps=4,
+        sample_guidance_scale=1.0,
     )  # fmt: skip
-    steps = 3 if is_image else 4
     assert trainer.plan.num_timesteps == steps - 1
     with counted_passes(trainer.pipeline.unet) as sizes:
         trainer.step(0)
@@ -422,32 +413,20 @@ TRACKING = {
     ids=["lora", "full", "stateful", "state_dict and tracker", "global and tracker", "image"],
 )
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, make_prompts, changes):
-    def trainer(folder: str, **more: Any) -> DDPOTrainer:
-        config = make_config(
-            tmp_path / folder,
-            **{**FOUR_SAMPLES, "train_batch_size": 2, "train_num_inner_epochs": 2, **changes, **more},
-        )
+    def make(folder: Path, **more: Any) -> DDPOTrainer:
+        shape = {**FOUR_SAMPLES, "train_batch_size": 2, "train_num_inner_epochs": 2}
         prompts = make_prompts()
         torch.manual_seed(random.randrange(1000))  # whatever happened before must not matter
-        if prompts is noisy_image:
-            return ImageDDPOTrainer(config, with_luck, prompts, make_pipeline(), noise_strength=0.7)
-        return DDPOTrainer(config, with_luck, prompts, make_pipeline())
+        strength = 0.7 if prompts is noisy_image else None
+        return make_trainer(folder, with_luck, prompts, None, None, strength, **{**shape, **changes, **more})
 
-    straight = trainer("straight", num_epochs=3)
-    straight.train()
-    trainer("stopped", num_epochs=2).train()
-    resumed = trainer("stopped", num_epochs=3, resume_from="latest")
-    assert resumed.epochs_done == 2
-    resumed.train()
-    assert torch.equal(weights_of(straight), weights_of(resumed))
-
-    last = [checkpoint.read(tmp_path / f / "checkpoint-000003") for f in ("straight", "stopped")]
-    for stem, tensors in last[0][0].items():
+    whole = check_resume(make, tmp_path, epochs=3)
+    assert len(records_of(whole)) == 3 * 5
+    last = [checkpoint.read(folder / "checkpoint-000003") for folder in (whole, tmp_path / "parts")]
+    for stem, tensors in last[0][0].items():  # the optimizer's, too
         assert all(torch.equal(tensors[name], last[1][0][stem][name]) for name in tensors)
     for name in ("epochs_done", "global_step", "identity", "algorithm", "prompt_function"):
         assert last[0][1][name] == last[1][1][name]
-    assert records_of(tmp_path / "straight") == records_of(tmp_path / "stopped")
-    assert len(records_of(tmp_path / "stopped")) == 3 * 5
 
 
 def test_training_goes_on_where_train_left_off(tmp_path):
