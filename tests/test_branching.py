@@ -15,7 +15,6 @@ from ddpo_lessons.advantages import normalize_groups
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.branching import Branching, branch_advantages
 from ddpo_lessons.algorithms.ddpo import replay, share_predictions
-from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.ddim import DDIMSchedule
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
@@ -162,27 +161,12 @@ def test_groups_that_are_no_trees_are_refused(tmp_path, changes, message):
         make_algorithm("branching:window=2").check(make_config(tmp_path, **changes))
 
 
-def test_a_window_longer_than_the_steps_with_noise_is_refused():
-    algorithm = make_algorithm("branching", window=5)
-    with pytest.raises(ValueError, match="window=5 of 4 steps"):
-        algorithm.sampling_schedule(ddim_schedule(5, set_alpha_to_one=True), make_config("unused"), 0)
-
-
 def test_the_window_visits_every_step_with_noise():
     algorithm, schedule = make_algorithm("branching"), ddim_schedule(5, set_alpha_to_one=True)
     config = make_config("unused")
     seen = {algorithm.sampling_schedule(schedule, config, epoch).actions for epoch in range(40)}
     assert seen == {(0, 1), (1, 2), (2, 3), (3, 4)}
     assert schedule.actions is None
-
-
-def test_starts_from_images_have_trees_too():
-    algorithm = make_algorithm("branching")
-    schedule = FromImages(0.6).schedule(
-        family_of(make_pipeline()), make_config("unused", sample_num_steps=10)
-    )
-    first, end = algorithm.sampling_schedule(schedule, make_config("unused"), 0).actions
-    assert end - first == 1
 
 
 def test_each_action_of_a_sample_has_its_own_advantage():
