@@ -102,17 +102,10 @@ class DDIMSchedule:
         is computed in float32 whatever the dtype of the inputs: in bf16 the rounding of the latents alone
         moves some log-probs by more than DDPO's clip range.
 
-        Args:
-            model_output: what the network predicted, after guidance, (B, ...).
-            timesteps: one per sample, (B,), on the device; of this schedule, else everything is NaN.
-            sample: latents x_t, (B, ...).
-            noise: standard normal, (B, ...), to take a step; or None.
-            prev_sample: outcome to replay, (B, ...); or None.
-            reduction: mean or sum of the log-density (nats) over all but the batch dimension. With the
-                mean, the PPO ratio is the geometric mean of the ratios of single dimensions.
-
-        Returns:
-            The step; ``log_prob`` and ``std`` have shape (B,).
+        The network's output after guidance, the latents x_t (`sample`), standard normal noise, and the
+        outcome to replay are (B, ...); the timesteps (B,) are those of this schedule, on the device: at
+        others everything is NaN. `reduction` is mean or sum of the log-density (nats) over all but the batch
+        dimension; with the mean, the PPO ratio is the geometric mean of the ratios of single dimensions.
         """
         numbers = self._table[:, timesteps].view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
         alpha_bar, weight_x0, weight_noise, std = numbers

@@ -265,24 +265,16 @@ def text2img_rollout(
     size: tuple[int, int] | None = None,
     images: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Trajectory]:
-    """Sample images from noise and record the trajectory.
+    """Sample images from noise, (B, 3, H, W) float32 in [0, 1], and record the trajectory.
 
-    Args:
-        pipeline: a diffusers pipeline of a known family; or a `Family`, which remembers prompts' embeddings.
-        prompts: B prompts.
-        settings: steps, guidance, noise and groups.
-        generator: one, or one per sample; decides noise and actions.
-        initial_noise: x_T (B, C, h, w); drawn when not given.
-        size: (H, W) in pixels; that of `images`, or the model's own, if not given.
-        images: (B, 3, H, W) in [0, 1], for a model that edits, such as FLUX.1 Kontext.
+    `pipeline` is a diffusers pipeline of a known family; or a `Family`, which remembers prompts' embeddings.
+    The generator, one or one per sample, decides noise and actions; `initial_noise` is x_T (B, C, h, w),
+    drawn when not given. `size` is (H, W) in pixels; that of `images`, or the model's own, if not given.
+    `images` (B, 3, H, W) in [0, 1] are for a model that edits, such as FLUX.1 Kontext.
 
-    Returns:
-        Images (B, 3, H, W) float32 in [0, 1] and the trajectory.
-
-    Raises:
-        TypeError: if the pipeline is of no known family, or takes no images.
-        ValueError: if eta, size or images do not fit the model, the scheduler cannot be used, or the rollouts
-            of a group do not have prompt, image and noise in common.
+    Raises TypeError if the pipeline is of no known family, or takes no images; ValueError if eta, size or
+    images do not fit the model, the scheduler cannot be used, or the rollouts of a group do not have prompt,
+    image and noise in common.
     """
     family = family_of(pipeline)
     if images is not None:

@@ -43,9 +43,7 @@ def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:
 class FirstEpoch:
     """Watches the optimizer steps of a run's first epoch: gradients, how far weights move, the first replay.
 
-    Args:
-        learner: takes the steps.
-        before: this process's part of the trained weights, as they are before them.
+    `before` is this process's part of the trained weights, as they are before the learner takes these steps.
     """
 
     def __init__(self, learner: Learner, before: Weights) -> None:
@@ -76,9 +74,7 @@ class FirstEpoch:
     def findings(self, group_size: int, clip_range: float | None) -> list[Finding]:
         """Return what was seen; every process must ask.
 
-        Args:
-            group_size: rollouts of a context.
-            clip_range: half of it is what the first ratio may be off by; None where nothing is clipped.
+        Half of the clip range is what the first ratio may be off by; None where nothing is clipped.
         """
         norms = self.learner.accelerator.gather(self.gradients[None]).amax(0)  # (weights,) of all processes
         found = [self._of_rewards(group_size), self._of_gradients(norms), self._of_weights(norms)]
