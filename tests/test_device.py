@@ -56,7 +56,7 @@ def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(t
     assert float(there.sum()) == there.cpu().sum() == 0
     assert [counter.total() for counter in vars(traffic).values()] == [1, 1, 1]
     colourfulness()(there.expand(2, 3, 8, 3), ["", ""], [{}, {}])
-    assert any(line.startswith("rewards/reward.py:") for line in traffic.waits)
+    assert any(line.startswith("image.py:") for line in traffic.waits)
 
 
 def test_a_copy_of_tensors_of_both_sides_leaves_each_where_it_is(traffic):
