@@ -559,7 +559,7 @@ TINY = shlex.split("""
 """)
 
 
-def run(*words: str | Path, status: int = 0) -> None:
+def run_command(*words: str | Path, status: int = 0) -> None:
     """Run a command in this process, which must end with that status."""
     assert main([str(word) for word in words]) == status
 

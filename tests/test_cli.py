@@ -18,7 +18,7 @@ import diffusers
 import pytest
 import torch
 from diffusers import FluxKontextPipeline, StableDiffusionPipeline
-from helpers import TINY, make_flux_pipeline, make_pipeline, pictures, run, write_clip, write_resnet
+from helpers import TINY, make_flux_pipeline, make_pipeline, pictures, run_command, write_clip, write_resnet
 from PIL import Image
 
 import ddpo_lessons
@@ -93,13 +93,13 @@ def parse(*words: str) -> DDPOConfig:
 
 # --------------------------------------------------------------------------------------------- train
 def test_train_then_sample(here, model, capsys):
-    run("train", *TINY, "--model", model, "--prompt", "a red three", "--output-dir", "a run")
+    run_command("train", *TINY, "--model", model, "--prompt", "a red three", "--output-dir", "a run")
     assert len(read_metrics("a run", "step")) == 1
     assert config_of(here / "a run")["train_learning_rate"] == 1e-3
     assert (here / "a run" / "lora" / LORA_FILE).is_file()
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert command == ["ddpo-lessons", "sample", "--run", "a run"]
-    run(*command[1:], "--count", "3")
+    run_command(*command[1:], "--count", "3")
     paths = capsys.readouterr().out.split()
     assert paths == [
         str(Path("samples", f"{n}.png")) for n in ("sample-000", "sample-001", "sample-002", "grid")
@@ -109,17 +109,17 @@ def test_train_then_sample(here, model, capsys):
 
 
 def test_full_training_writes_a_pipeline(here, model, capsys):
-    run("train", *TINY, "--model", model, "--prompt", "", "--no-train-use-lora")
+    run_command("train", *TINY, "--model", model, "--prompt", "", "--no-train-use-lora")
     trained = StableDiffusionPipeline.from_pretrained(here / "run" / "pipeline").unet.state_dict()
     first = make_pipeline().unet.state_dict()
     assert any(not torch.equal(trained[name], first[name]) for name in first)
-    run(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:], "--count", "1")
+    run_command(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:], "--count", "1")
     assert (here / "samples" / "sample-000.png").is_file()
 
 
 def test_train_on_images(here, model, photos, capsys):
     flags = ("--images", photos, "--noise-strength", "0.7")
-    run("train", *TINY, "--model", model, *flags)
+    run_command("train", *TINY, "--model", model, *flags)
     (state,) = here.glob("run/checkpoint-*/state.json")
     saved = json.loads(state.read_text())
     assert saved["identity"]["noise_strength"] == 0.7
@@ -127,7 +127,7 @@ def test_train_on_images(here, model, photos, capsys):
     warning, found, *_, line = capsys.readouterr().out.splitlines()
     assert "2 samples per epoch" in warning  # of a model without a preset
     assert found == f"{photos}: 3 images; labels: none; captions: none; skipped: notes.txt"
-    run(*shlex.split(line)[1:])
+    run_command(*shlex.split(line)[1:])
     names = ["a.png", "b.png", "c.png", "grid.png"]  # those that it was trained on
     assert sorted(path.name for path in (here / "samples").iterdir()) == names
 
@@ -155,7 +155,7 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
     sizes = "--num-epochs 6 --sample-num-batches-per-epoch 3 --sample-guidance-scale 2 --save-freq 2"
     noise = "--noise-strength 0.7 --sample-num-steps 10"
     flags = (*TINY, *sizes.split(), *noise.split(), "--images", captioned, "--dry-run")
-    run("train", "--model", model, *flags)
+    run_command("train", "--model", model, *flags)
     text = capsys.readouterr().out
     assert "images: 2 in" in text
     assert "prompts: captions, 3 different ones: " in text
@@ -184,7 +184,7 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
 def test_a_dry_run_counts_what_the_algorithm_does(words, passes, pairs, rewards, here, capsys):
     Path("prompts.txt").write_text("a red two\n\na blue three\n")
     guided = [] if "guidance" in words else ["--sample-guidance-scale", "2"]
-    run("train", *words.split(), *guided, "--prompts", "prompts.txt", "--dry-run")
+    run_command("train", *words.split(), *guided, "--prompts", "prompts.txt", "--dry-run")
     text = capsys.readouterr().out
     assert "prompts: prompts.txt, 2 prompts: 'a red two', 'a blue three'" in text
     assert f"network forward passes in sampling, at most: {passes} per epoch" in text
@@ -199,14 +199,14 @@ def test_a_dry_run_counts_the_most_steps_that_a_family_runs(zoo, model, steps, c
     load = {"tiny-sd": load_tiny_sd, "tiny-sd3": load_tiny_sd3}[model]
     assert len(family_of(load()).schedule(10, 0.25).timesteps) == steps
     flags = ("--noise-strength", "0.25", "--sample-num-steps", "10", "--reward", "colourfulness", "--dry-run")
-    run("train", "--model", model, "--images", str(zoo), *flags)
+    run_command("train", "--model", model, "--images", str(zoo), *flags)
     assert "steps of a rollout: 3 of 10\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_of_a_model_that_edits_counts_all_steps(here, zoo, capsys):
     make_flux_pipeline(kind=FluxKontextPipeline).save_pretrained(here / "kontext")
     flags = ("--images", str(zoo), "--reward", "colourfulness", "--sample-num-steps", "10", "--dry-run")
-    run("train", "--model", str(here / "kontext"), *flags)
+    run_command("train", "--model", str(here / "kontext"), *flags)
     assert "steps of a rollout: 10 of 10\n" in capsys.readouterr().out
 
 
@@ -224,8 +224,8 @@ def test_an_algorithm_leaves_out_what_the_preset_has_for_another():
 def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
     flags = (*TINY, "--model", "tiny-sd3", "--algorithm", "flow_grpo:window=2", "--sample-num-steps", "4")
     flags = (*flags, "--sample-group-size", "2")
-    run("train", *flags)
-    run("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
+    run_command("train", *flags)
+    run_command("train", *flags, "--num-epochs", "2", "--resume-from", "latest")
     assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2]
     recorded = config_of(here / "run")["run"]
     assert recorded["model"] == "tiny-sd3"
@@ -233,7 +233,7 @@ def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
     other = (*flags, "--algorithm", "awm", "--num-epochs", "3", "--resume-from", "latest")
     assert cli.main(["train", *other]) == 2
     assert "algorithm" in capsys.readouterr().err.splitlines()[-1]
-    run("sample", "--run", "run", "--count", "1", "--prompt", "a red three", "--seed", "3")
+    run_command("sample", "--run", "run", "--count", "1", "--prompt", "a red three", "--seed", "3")
     # What plain diffusers draws with the LoRA weights, by its ODE, from the same noise.
     pipeline = load_tiny_sd3()
     pipeline.load_lora_weights(str(here / "run" / "lora"))
@@ -249,10 +249,12 @@ def test_a_flow_model_is_trained_resumed_and_sampled(here, capsys):
 def test_validation_of_images_and_of_prompts(here, model, photos):
     flags = (*TINY, "--model", model, "--validation-freq", "1")
     Path("held-out.txt").write_text("a red three\na blue four\n")
-    run("train", *flags, "--prompt", "a red three", "--validation", "held-out.txt", "--output-dir", "text")
+    run_command(
+        "train", *flags, "--prompt", "a red three", "--validation", "held-out.txt", "--output-dir", "text"
+    )
     held_out = pictures(here / "held-out", "a.png")
     images = ("--images", photos, "--validation", held_out, "--noise-strength", "0.7")
-    run("train", *flags, *images, "--output-dir", "images")
+    run_command("train", *flags, *images, "--output-dir", "images")
     for folder in ("text", "images"):
         assert [r["epoch"] for r in read_metrics(folder, "validation")] == [0, 1]
 
@@ -267,7 +269,7 @@ def test_the_middle_of_an_image_is_kept():
 # ----------------------------------------------------------------------------------- flags, presets
 def test_flags_override_the_preset(here, model):
     flags = (*TINY, "--sample-group-size", "2", "--model", model)
-    run("train", "--preset", "digit_world", *flags)
+    run_command("train", "--preset", "digit_world", *flags)
     written, preset = config_of(here / "run"), PRESETS["digit_world"].config
     assert written["train_lora_rank"] == preset["train_lora_rank"] != DDPOConfig().train_lora_rank
     assert written["train_clip_range"] == preset["train_clip_range"]
@@ -300,7 +302,7 @@ def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
     sizes = ("--sample-num-batches-per-epoch", "1", "--train-gradient-accumulation-steps", "1")
     flags = ("--model", model, "--images", zoo, "--num-epochs", "1", "--mixed-precision", "no")
     flags = (*flags, "--sample-num-steps", "5")
-    run("train", "--preset", "camouflage", *flags, *sizes, "--output-dir", "run")
+    run_command("train", "--preset", "camouflage", *flags, *sizes, "--output-dir", "run")
     assert {classes for classes, _ in seen} == {("three", "two")}
     assert {label for _, label in seen} <= {"three", "two"}
     written = config_of(here / "run")
@@ -321,7 +323,7 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
     sizes = ("--sample-num-batches-per-epoch", "8", "--train-gradient-accumulation-steps", "4")
     short = ("--num-epochs", "1", "--sample-num-steps", "4", "--mixed-precision", "no")
     flags = ("--images", captioned, "--model", model, "--output-dir", "run")
-    run("train", "--preset", "edit", *sizes, *short, *flags)
+    run_command("train", "--preset", "edit", *sizes, *short, *flags)
 
     written = config_of(here / "run")
     assert (written["sample_guidance_scale"], written["train_cfg"]) == (5, True)
@@ -340,7 +342,7 @@ def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, cap
         return draw(pipeline, prompts, images, strength, how, **others)
 
     monkeypatch.setattr(sample, "img2img_rollout", listen)
-    run(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:])
+    run_command(*shlex.split(capsys.readouterr().out.splitlines()[-1])[1:])
     assert calls == [(["a red three", "a blue four"], 0.5, 4, 5.0)]  # the policy that was trained
 
 
@@ -393,7 +395,7 @@ def test_flags_become_values_of_their_fields():
 def test_sample_writes_results_beside_the_images(here, model, photos, capsys):
     images = [photos / name for name in ("a.png", "b.jpg", "c.webp")]
     flags = ("--model", model, "--noise-strength", "0.5", "--steps", "4", "--images", *images)
-    run("sample", *flags, "--output-dir", "one")
+    run_command("sample", *flags, "--output-dir", "one")
     assert "one/grid.png" in capsys.readouterr().out.replace("\\", "/")
     assert [Image.open(here / "one" / f"{name}.png").size for name in "abc"] == [(32, 32)] * 3
     grid = Image.open(here / "one" / "grid.png")
@@ -403,8 +405,8 @@ def test_sample_writes_results_beside_the_images(here, model, photos, capsys):
         grid.crop((96, 0, 192, 96)).resize((32, 32), Image.Resampling.NEAREST).tobytes()
         == Image.open(here / "one" / "a.png").tobytes()
     )
-    run("sample", *flags, "--output-dir", "two", "--batch-size", "1")
-    run("sample", *flags, "--output-dir", "three", "--seed", "1")
+    run_command("sample", *flags, "--output-dir", "two", "--batch-size", "1")
+    run_command("sample", *flags, "--output-dir", "three", "--seed", "1")
     first, second, third = (
         [Image.open(here / folder / f"{name}.png") for name in "abc"] for folder in ("one", "two", "three")
     )
@@ -432,7 +434,7 @@ def test_sample_says_that_it_takes_some_of_what_was_trained_on(things, count, he
 def test_sizes_are_kept_when_asked_for(here, model, photos):
     images = (photos / "a.png", photos / "b.jpg")
     flags = ("--model", model, "--noise-strength", "0.5", "--steps", "2", "--keep-size")
-    run("sample", *flags, "--images", *images)
+    run_command("sample", *flags, "--images", *images)
     assert [Image.open(here / "samples" / f"{name}.png").size for name in "ab"] == [(40, 48), (20, 20)]
     assert Image.open(here / "samples" / "grid.png").size == (2 * 2 * 40, 2 * 2 * 48)  # twice as large
 
@@ -462,7 +464,7 @@ def test_the_learning_rate_has_a_short_name():
 
 
 def test_lora_weights_of_another_model_are_refused(here, model, capsys, monkeypatch):
-    run("train", *TINY, "--model", model, "--prompt", "")
+    run_command("train", *TINY, "--model", model, "--prompt", "")
     wide = make_pipeline()
     wide.unet = type(wide.unet).from_config(wide.unet.config, block_out_channels=(32, 64))
     wide.save_pretrained("wide")
@@ -505,7 +507,7 @@ def test_doctor_and_demo_are_called(monkeypatch):
     assert cli.main(["doctor"]) == 1
     calls = []
     monkeypatch.setattr(demo, "run", lambda arguments: calls.append(arguments) or 0)
-    run("demo", "--epochs", "3", "--output-dir", "there")
+    run_command("demo", "--epochs", "3", "--output-dir", "there")
     assert (calls[0].epochs, calls[0].output_dir) == (3, Path("there"))
 
 

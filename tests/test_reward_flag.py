@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CLIP_SIZE, TINY, pictures, run, write_clip, write_resnet
+from helpers import CLIP_SIZE, TINY, pictures, run_command, write_clip, write_resnet
 
 from ddpo_lessons import rewards
 from ddpo_lessons.cli import reward_flag
@@ -218,14 +218,14 @@ def test_a_model_that_is_not_there_names_the_flag(tmp_path, monkeypatch):
 def test_a_sum_is_recorded_and_a_resume_tells_of_another(mine, model, clip_folder, capsys):
     reward = f"clip_score@{clip_folder}=1,{mine}.py:red=0.2"
     flags = ["train", *TINY, "--model", model, "--prompt", "a red three"]
-    run(*flags, "--reward", reward)
+    run_command(*flags, "--reward", reward)
     assert sys.modules[mine].calls == [("a red three",) * 2]
     (epoch,) = read_metrics("run", "epoch")
     parts = {name: epoch[f"reward/{name}"] for name in ("clip_score", "red", "red/blue")}  # all unweighted
     assert epoch["reward_mean"] == pytest.approx(parts["clip_score"] + 0.2 * parts["red"], abs=1e-6)
     capsys.readouterr()
     other = reward.replace("0.2", "0.3")
-    run(*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other)
+    run_command(*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", other)
     message = capsys.readouterr().out
     assert "continuing run/checkpoint-000001 with changes: num_epochs 1 → 2; reward " in message
     assert f"'{mine}.py:red': 0.2}} → " in message
@@ -235,6 +235,6 @@ def test_a_sum_is_recorded_and_a_resume_tells_of_another(mine, model, clip_folde
 def test_images_are_checked_for_every_term(mine, model, capsys):
     pictures(Path("photos"), "a.png")
     flags = ["train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7"]
-    run(*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1", status=2)
+    run_command(*flags, "--reward", f"{mine}.py:red=1,clip_margin@a/b=1", status=2)
     assert "reward='clip_margin' needs to know what the images show" in capsys.readouterr().err
-    run(*flags, "--reward", f"{mine}:red")
+    run_command(*flags, "--reward", f"{mine}:red")

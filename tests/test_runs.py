@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import TINY, pictures, run
+from helpers import TINY, pictures, run_command
 from PIL import Image
 
 from ddpo_lessons import rewards
@@ -49,13 +49,13 @@ def calls(monkeypatch):
 # ----------------------------------------------------------------------------- the policy that was trained
 def test_a_run_is_sampled_as_it_was_trained(here, model, calls, monkeypatch):
     policy = ("--sample-guidance-scale", "2.5", "--sample-eta", "0.9", "--negative-prompts", "a foggy three")
-    run("train", *TINY, *policy, "--model", model, "--prompt", "a red three")
+    run_command("train", *TINY, *policy, "--model", model, "--prompt", "a red three")
     loaded: list[str] = []
     load = sample.load_pipeline
     monkeypatch.setattr(sample, "load_pipeline", lambda name, **how: loaded.append(name) or load(name, **how))
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
-    run("sample", "--run", here / "run")
+    run_command("sample", "--run", here / "run")
     assert loaded == [str(Path(model).resolve())]
     (call,) = calls
     assert (call["kind"], call["prompts"]) == ("text2img_rollout", ["a red three"] * 4)
@@ -63,9 +63,9 @@ def test_a_run_is_sampled_as_it_was_trained(here, model, calls, monkeypatch):
     assert call["negative_prompt"] == "a foggy three"
     asked = ("prompts", "num_inference_steps", "guidance_scale", "eta", "negative_prompt")
     other = ("--prompt", "a blue two", "--steps", "2", "--guidance-scale", "0", "--count", "1", "--overwrite")
-    run("sample", "--run", here / "run", *other)
+    run_command("sample", "--run", here / "run", *other)
     assert [calls[1][name] for name in asked] == [["a blue two"], 2, 0.0, 0.9, "a foggy three"]
-    run("sample", "--model", model, "--lora", here / "run" / "lora", "--prompt", "", "--overwrite")
+    run_command("sample", "--model", model, "--lora", here / "run" / "lora", "--prompt", "", "--overwrite")
     assert [calls[2][name] for name in asked] == [[""] * 4, 3, 2.5, 0.9, "a foggy three"]
 
 
@@ -79,8 +79,8 @@ def test_prompts_are_drawn_from_where_training_drew_them(here, model, calls, mon
 
     monkeypatch.setitem(rewards.REWARDS, "colourfulness", rewards.Registered(lambda: reward))
     for number, given in enumerate(("mine.txt", "activities")):
-        run("train", *TINY, "--output-dir", f"run{number}", "--model", model, "--prompts", given)
-        run("sample", "--run", f"run{number}", "--output-dir", f"samples{number}")
+        run_command("train", *TINY, "--output-dir", f"run{number}", "--model", model, "--prompts", given)
+        run_command("sample", "--run", f"run{number}", "--output-dir", f"samples{number}")
     assert calls[0]["prompts"] == ["a green five"] * 4
     draw = activities(0)
     drawn = [draw()[0] for _ in range(4)]
@@ -91,8 +91,8 @@ def test_prompts_are_drawn_from_where_training_drew_them(here, model, calls, mon
 def test_images_of_a_run_get_the_damage_that_it_was_trained_on(here, model, calls):
     pictures(here / "pics", "cat/a.png", "dog/a.png")
     damage = ("--damage", "dark", "--severity", "5", "--noise-strength", "0.7")
-    run("train", *TINY, "--model", model, "--images", "pics", *damage)
-    run("sample", "--run", "run")
+    run_command("train", *TINY, "--model", model, "--images", "pics", *damage)
+    run_command("sample", "--run", "run")
     assert files("samples") == ["cat/a.png", "dog/a.png", "grid.png"]
     images, strength = calls[0]["rest"]
     assert strength == 0.7
@@ -101,15 +101,15 @@ def test_images_of_a_run_get_the_damage_that_it_was_trained_on(here, model, call
     for image in images:
         torch.testing.assert_close(image, dark, atol=0.05, rtol=0)
     # Images that are given are taken as they are.
-    run("sample", "--run", "run", "--images", "pics", "--output-dir", "clean")
+    run_command("sample", "--run", "run", "--images", "pics", "--output-dir", "clean")
     torch.testing.assert_close(calls[1]["rest"][0][0], clean)
 
 
 def test_a_label_in_the_prompt_is_the_images_folder(here, model, calls):
     pictures(here / "photos", "cat/1.png", "dog/2.png")
     prompt = ("--prompt", "a photo of a {label}")
-    run("train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7", *prompt)
-    run("sample", "--run", "run")
+    run_command("train", *TINY, "--model", model, "--images", "photos", "--noise-strength", "0.7", *prompt)
+    run_command("sample", "--run", "run")
     assert calls[0]["prompts"] == ["a photo of a cat", "a photo of a dog"]
 
 
@@ -117,24 +117,24 @@ def test_captions_are_read_beside_images_of_a_policy_that_had_them(here, model, 
     pictures(here / "pics", "a.png", "b.png")
     for name in "ab":
         (here / "pics" / f"{name}.txt").write_text(f"a red {name}\na blue {name}")
-    run("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
-    run("sample", "--run", "run", "--images", "pics/b.png")
+    run_command("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
+    run_command("sample", "--run", "run", "--images", "pics/b.png")
     assert calls[0]["prompts"] == ["a red b"]
     pictures(here / "more", "c.png")
-    run("sample", "--run", "run", "--images", "more", "--output-dir", "other", status=2)
+    run_command("sample", "--run", "run", "--images", "more", "--output-dir", "other", status=2)
     assert "write it into c.txt beside it, or give --prompt" in capsys.readouterr().err
-    run("sample", "--run", "run", "--images", "more", "--output-dir", "other", "--prompt", "a cat")
+    run_command("sample", "--run", "run", "--images", "more", "--output-dir", "other", "--prompt", "a cat")
     assert calls[1]["prompts"] == ["a cat"]
 
 
 def test_a_run_without_results_or_whose_images_are_gone_says_so(here, model, capsys):
     pictures(here / "pics", "a.png")
-    run("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
+    run_command("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
     (here / "pics").rename("gone")
-    run("sample", "--run", "run", status=2)
+    run_command("sample", "--run", "run", status=2)
     assert "which is not there: give --images" in capsys.readouterr().err
     (here / "run" / "lora" / LORA_FILE).unlink()
-    run("sample", "--run", "run", "--images", "gone", status=2)
+    run_command("sample", "--run", "run", "--images", "gone", status=2)
     assert "continue it with --resume-from latest" in capsys.readouterr().err
 
 
@@ -142,15 +142,15 @@ def test_a_run_without_results_or_whose_images_are_gone_says_so(here, model, cap
 def test_results_keep_their_names_and_mix_with_nothing(here, model, capsys):
     pictures(here / "pics", "a.png", "b.jpg")
     flags = ("sample", "--model", model, "--steps", "2", "--noise-strength", "0.5")
-    run(*flags, "--images", "pics")
+    run_command(*flags, "--images", "pics")
     assert files("samples") == ["a.png", "b.png", "grid.png"]
     before = Path("samples/b.png").read_bytes()
-    run(*flags, "--images", "pics/b.jpg", "--seed", "1", status=2)
+    run_command(*flags, "--images", "pics/b.jpg", "--seed", "1", status=2)
     assert "--output-dir samples holds files already" in capsys.readouterr().err
     assert Path("samples/b.png").read_bytes() == before
-    run(*flags, "--images", "pics/b.jpg", "--seed", "1", "--overwrite")
+    run_command(*flags, "--images", "pics/b.jpg", "--seed", "1", "--overwrite")
     assert Path("samples/b.png").read_bytes() != before
-    run(*flags, "--images", "pics/a.png", "--output-dir", "pics", "--overwrite", status=2)
+    run_command(*flags, "--images", "pics/a.png", "--output-dir", "pics", "--overwrite", status=2)
     assert "is an input" in capsys.readouterr().err
 
 
@@ -160,7 +160,7 @@ def test_sizes_that_take_forever_or_do_not_divide_are_all_named_before_any_compu
     pictures(here / "pics", "fits.png", size=(64, 64))  # exactly four times the model's own 32 x 32
     pictures(here / "pics", "odd.png", size=(30, 32))
     pictures(here / "pics", "huge.png", size=(4000, 3000))
-    run("sample", "--model", model, "--images", "pics", "--keep-size", "--steps", "2", status=2)
+    run_command("sample", "--model", model, "--images", "pics", "--keep-size", "--steps", "2", status=2)
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert "multiples of 4 and" in line
     assert "pics/huge.png (4000 x 3000), pics/odd.png (30 x 32), or leave out --keep-size" in line
@@ -172,12 +172,12 @@ def test_a_transformer_takes_sizes_up_to_its_table_of_positions(here, capsys):
     pictures(here / "pics", "long.png", size=(48, 32))
     pictures(here / "pics", "odd.png", size=(20, 32))  # five latents, in patches of two
     pictures(here / "pics", "fits.png", size=(16, 32))
-    run("sample", "--model", "tiny-sd3", "--images", "pics", "--keep-size", "--steps", "5", status=2)
+    run_command("sample", "--model", "tiny-sd3", "--images", "pics", "--keep-size", "--steps", "5", status=2)
     line = capsys.readouterr().err.splitlines()[-1]
     assert "multiples of 8, up to 32," in line
     assert "pics/long.png (48 x 32), pics/odd.png (20 x 32), or" in line
     flags = ("--keep-size", "--steps", "5", "--noise-strength", "0.4")
-    run("sample", "--model", "tiny-sd3", "--images", "pics/fits.png", *flags)
+    run_command("sample", "--model", "tiny-sd3", "--images", "pics/fits.png", *flags)
     assert Image.open("samples/fits.png").size == (16, 32)
 
 
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_the_samples_that_are_whole(here, model, monkeypatch, caps
 
     monkeypatch.setattr(sample, "text2img_rollout", interrupted)
     flags = ("--model", model, "--prompt", "", "--count", "5", "--steps", "2", "--batch-size", "1")
-    run("sample", *flags, status=130)
+    run_command("sample", *flags, status=130)
     assert files("samples") == ["sample-000.png", "sample-001.png"]
     assert "stopped: 2 of 5 images are in samples" in capsys.readouterr().out
 
@@ -209,27 +209,27 @@ def test_a_stopped_run_says_where_it_stands_and_can_be_sampled(here, model, monk
 
     monkeypatch.setitem(rewards.REWARDS, "colourfulness", rewards.Registered(lambda: reward))
     flags = ("train", *TINY, "--model", model, "--prompt", "", "--num-epochs", "3")
-    run(*flags, status=128 + signal.SIGTERM)
+    run_command(*flags, status=128 + signal.SIGTERM)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "stopped after epoch 1 of 3; continue with the same flags and --resume-from auto"
-    run(*flags, "--resume-from", "latest")
+    run_command(*flags, "--resume-from", "latest")
     assert [record["epoch"] for record in read_metrics("run", "epoch")] == [1, 2, 3]
     capsys.readouterr()
-    run(*flags, "--resume-from", "latest", "--num-epochs", "2")
+    run_command(*flags, "--resume-from", "latest", "--num-epochs", "2")
     out = capsys.readouterr().out
     assert "nothing to do: the run has 3 epochs, and 2 are asked for" in out
-    run("sample", "--run", "run", "--count", "1")
+    run_command("sample", "--run", "run", "--count", "1")
 
 
 def test_another_reward_prompt_or_folder_is_told_in_one_line(here, model, capsys):
     pictures(here / "pics", "a.png")
     pictures(here / "other", "a.png", "b.png")
     flags = ("train", *TINY, "--model", model, "--noise-strength", "0.7", "--images", "pics")
-    run(*flags)
-    run(*flags, "--noise-strength", "1.0", "--resume-from", "latest", status=2)
+    run_command(*flags)
+    run_command(*flags, "--noise-strength", "1.0", "--resume-from", "latest", status=2)
     assert "noise_strength: 0.7 there, 1.0 here" in capsys.readouterr().err
     again = (*flags, "--num-epochs", "2", "--resume-from", "latest", "--reward", "jpeg_compressibility")
-    run(*again, "--images", "other", "--prompt", "a fox")
+    run_command(*again, "--images", "other", "--prompt", "a fox")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("continuing"))
     for change in (
         "num_epochs 1 → 2", "reward colourfulness → jpeg_compressibility", "'files': 2,",
@@ -241,9 +241,9 @@ def test_another_reward_prompt_or_folder_is_told_in_one_line(here, model, capsys
 
 def test_a_new_run_starts_from_the_weights_of_another(here, model):
     """Of tiny-sd's preset, whose rank is 16; the adapter's is 2."""
-    run("train", *TINY, "--model", model, "--prompt", "", "--train-lora-rank", "2")
+    run_command("train", *TINY, "--model", model, "--prompt", "", "--train-lora-rank", "2")
     start = ("--preset", "digit_world", "--sample-group-size", "1", "--train-lora-from", "run/lora")
-    run("train", *TINY, "--output-dir", "second", "--model", model, "--prompt", "", *start)
+    run_command("train", *TINY, "--output-dir", "second", "--model", model, "--prompt", "", *start)
     settings, record = read_run(Path("second"))
     assert (record["preset"], record["reward"]) == ("digit_world", "colourfulness")
     assert (settings.train_lora_rank, settings.train_lora_from) == (2, str(here.resolve() / "run" / "lora"))
