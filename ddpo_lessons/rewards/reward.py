@@ -57,8 +57,10 @@ def register(
     """
 
     def decorate(make: Factory) -> Factory:
+        taken = inspect.signature(make).parameters
+        takes_all = any(argument.kind is argument.VAR_KEYWORD for argument in taken.values())
         for need, argument in (("label", "classes"), ("target", "reference")):
-            if need in needs and argument not in inspect.signature(make).parameters:
+            if need in needs and argument not in taken and not takes_all:
                 raise TypeError(f"{make.__name__} needs a {need!r}: give it an argument {argument!r}")
         REWARDS[make.__name__] = Registered(make, needs, models, reads)
         return make
