@@ -97,7 +97,7 @@ def seeded(*numbers: int) -> torch.Generator:
 
 
 def sample_noise(shape: Sequence[int], generators: Sequence[torch.Generator]) -> torch.Tensor:
-    """Draw standard normal noise (N, *shape) float32, each sample's from its own generator."""
+    """Draw standard normal noise (N, ...) float32 of a shape, each sample's from its own generator."""
     return torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators])
 
 
