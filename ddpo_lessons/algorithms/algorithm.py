@@ -35,6 +35,8 @@ class Samples:
     #: `(images, rows) -> rewards`, with a gradient if the reward function has one: asks it again, for other
     #: images (N, 3, H, W) made from the contexts of the samples `rows` (N,)
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    #: (B, T) log-probs as sampling computed them, if those of the trajectory were computed once more
+    sampled_log_probs: torch.Tensor | None = None
 
 
 class Learner(Protocol):
@@ -47,6 +49,9 @@ class Learner(Protocol):
 
     def reference(self) -> contextlib.AbstractContextManager[Any]:
         """Give the denoiser as it was before training, for the time of a `with` block."""
+
+    def evaluate(self, function: Callable[[Any, Pairs], torch.Tensor], groups: Sequence[Pairs]) -> list[Any]:
+        """Call `function(denoiser, group)` for groups of pairs as a step does its loss, without gradients."""
 
     def old_policy(self) -> contextlib.AbstractContextManager[Any]:
         """Give the denoiser with the old policy's weights, for the time of a `with` block."""

@@ -20,6 +20,7 @@ An epoch
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -64,19 +65,42 @@ class DDPO(Algorithm):
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
         """Yield the optimizer steps of an epoch, each on all kept actions of `samples_per_step` samples."""
+        check_finite(old_log_prob=samples.trajectory.log_probs, advantages=samples.advantages)
+        if self.config.mixed_precision != "no":
+            samples = self.rescore(samples, learner)
+        for generator in self.shuffles(samples):  # one for each inner epoch
+            for groups in self.groups(samples, learner, generator):
+                yield partial(self.loss, samples, learner), groups
+
+    def groups(self, samples: Samples, learner: Learner, generator: torch.Generator) -> Iterator[list[Pairs]]:
+        """Yield each optimizer step's pairs of an inner epoch, in as many groups as memory asks for."""
         config, trajectory = self.config, samples.trajectory
-        check_finite(old_log_prob=trajectory.log_probs, advantages=samples.advantages)
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
-        for generator in self.shuffles(samples):
-            for pairs in shuffled_pairs(
-                trajectory.log_probs.shape, self.num_train_timesteps, samples_per_step, generator
-            ):
-                # As many forward and backward passes as memory asks for, then one step on their sum.
-                parts = [
-                    share_predictions(part, trajectory.group_size, trajectory.branches)
-                    for part in learner.split(pairs)
-                ]
-                yield partial(self.loss, samples, learner), parts
+        shape = trajectory.log_probs.shape
+        for pairs in shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator):
+            yield [
+                share_predictions(part, trajectory.group_size, trajectory.branches)
+                for part in learner.split(pairs)
+            ]
+
+    def rescore(self, samples: Samples, learner: Learner) -> Samples:
+        """Compute the old log-probs once more, by the forward passes that training will make.
+
+        In bf16 and fp16 a network rounds differently in a batch of another size, and a log-prob divides the
+        difference by a step's small σ: with Stable Diffusion's shapes the first ratio is then off by more
+        than the clip range. So both log-probs of a ratio come from forward passes of the same size.
+        """
+        trajectory, reduction = samples.trajectory, self.config.log_prob_reduction
+
+        def score(denoiser: Any, pairs: Pairs) -> torch.Tensor:
+            return replay(self.family, denoiser, trajectory, pairs, reduction).log_prob  # (P,)
+
+        log_probs = trajectory.log_probs.clone()  # (B, T); actions that are not trained on keep theirs
+        for groups in self.groups(samples, learner, next(self.shuffles(samples))):
+            rows, columns = (torch.cat([pairs[name] for pairs in groups]) for name in ("rows", "columns"))
+            log_probs[rows, columns] = torch.cat(learner.evaluate(score, groups))
+        new = replace(trajectory, log_probs=log_probs)
+        return replace(samples, trajectory=new, sampled_log_probs=trajectory.log_probs)
 
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
         """Return the advantages (N,) of recorded actions: that of the sample."""
@@ -101,6 +125,9 @@ class DDPO(Algorithm):
             kl = self.kl(new, start, trajectory, pairs).mean()
             loss = loss + config.train_kl_coefficient * kl
             record["kl_reference"] = kl.detach()
+        if samples.sampled_log_probs is not None:
+            error = trajectory.log_probs[rows, columns] - samples.sampled_log_probs[rows, columns]
+            record["max_sampling_error"] = error.expm1().abs().max()
         # Before the first step of an epoch both policies are one, and this is 0 to rounding.
         return loss, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
 

@@ -211,6 +211,14 @@ class Learner:
         self.steps_done += 1
         return record
 
+    def evaluate(
+        self, function: Callable[[Any, Pairs], torch.Tensor], groups: Sequence[Pairs]
+    ) -> list[torch.Tensor]:
+        """Call `function(denoiser, group)` for groups of pairs as a step does its loss, without gradients."""
+        with torch.no_grad(), self._autocast():
+            moved = move_together(groups, self.accelerator.device)
+            return [function(self.denoiser, group) for group in moved]
+
     def _note_skipped(self, skipped: bool) -> dict[str, float]:
         """Record that fp16's scaler skipped the step, and its new scale; refuse to skip on and on.
 
