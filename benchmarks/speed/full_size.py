@@ -28,7 +28,7 @@ SIDE = 512
 # Two images of two actions each: four steps at strength 0.5.
 SETTINGS: Row = {
     "num_epochs": 1, "sample_num_steps": 4, "sample_guidance_scale": 1.0, "mixed_precision": "bf16",
-    "sample_batch_size": 2, "train_batch_size": 2, "image_grid_freq": 0,
+    "sample_batch_size": 2, "sample_num_batches_per_epoch": 1, "train_batch_size": 2, "image_grid_freq": 0,
 }  # fmt: skip
 RUNS: dict[str, Row] = {
     "equal passes": {"train_micro_batch_size": 2},
