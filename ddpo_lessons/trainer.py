@@ -424,6 +424,8 @@ class Trainer:
                 record["first_replay_max_ratio_error"] = record["max_ratio_error"]
             if self._first is not None:
                 self._first.replay_errors.append(record["max_ratio_error"])
+        if self._first is not None and "max_sampling_error" in record:
+            self._first.sampling_errors.append(record["max_sampling_error"])
         inner_epoch = number * self.config.train_num_inner_epochs // self.plan.optimizer_steps + 1
         position = {"epoch": epoch + 1, "inner_epoch": inner_epoch, "step": self.global_step}
         self.write_record("step", {**position, **record})

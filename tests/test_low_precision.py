@@ -17,8 +17,8 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def rounding_pipeline() -> Any:
-    """Return a pipeline whose UNet is off by a part in a thousand for every row of its batch.
+def rounding_pipeline(off: float = 1e-3) -> Any:
+    """Return a pipeline whose UNet is off by so much for every row of its batch.
 
     On a GPU, and with Stable Diffusion's shapes also on a CPU, a network in bf16 rounds differently in a
     batch of another size. A tiny UNet does not.
@@ -28,7 +28,7 @@ def rounding_pipeline() -> Any:
 
     def rounded(latents: torch.Tensor, *others: Any, **named: Any) -> Any:
         out = forward(latents, *others, **named)
-        out.sample = out.sample * (1 + 1e-3 * len(latents))
+        out.sample = out.sample * (1 + off * len(latents))
         return out
 
     pipeline.unet.forward = rounded
@@ -69,6 +69,21 @@ def test_in_float32_sampling_is_believed_and_its_error_shows(tmp_path):
     first, *_ = steps_of(tmp_path, train_micro_batch_size=1)
     assert first["first_replay_max_ratio_error"] > 1e-4
     assert "max_sampling_error" not in first
+
+
+@pytest.mark.parametrize(("off", "passes"), [(1e-4, True), (1e-3, False)])
+def test_preflight_sees_more_than_rounding_between_sampling_and_training(off, passes, tmp_path):
+    """The first ratio no longer shows it, since both of its log-probs come from training's passes."""
+    config = make_config(tmp_path, mixed_precision="bf16", train_micro_batch_size=1, **SETTINGS)
+    trainer = Trainer(config, brightness, red_three, rounding_pipeline(off), algorithm=make_algorithm("ddpo"))
+    if passes:
+        trainer.step(0)
+    else:
+        with pytest.warns(UserWarning, match="FAIL  training's passes predict what sampling's did"):
+            trainer.step(0)
+    found = {finding.check: finding.passed for finding in trainer.preflight}
+    assert found["the first ratio is 1"]
+    assert found["training's passes predict what sampling's did"] == passes
 
 
 def test_the_old_log_probs_cost_one_forward_pass_per_group_of_pairs(tmp_path):
