@@ -96,9 +96,10 @@ class DDPO(Algorithm):
             return replay(self.family, denoiser, trajectory, pairs, reduction).log_prob  # (P,)
 
         log_probs = trajectory.log_probs.clone()  # (B, T); actions that are not trained on keep theirs
-        for groups in self.groups(samples, learner, next(self.shuffles(samples))):
-            rows, columns = (torch.cat([pairs[name] for pairs in groups]) for name in ("rows", "columns"))
-            log_probs[rows, columns] = torch.cat(learner.evaluate(score, groups))
+        steps = self.groups(samples, learner, next(self.shuffles(samples)))
+        groups = [pairs for step in steps for pairs in step]  # all at once, so that a GPU waits once
+        rows, columns = (torch.cat([pairs[name] for pairs in groups]) for name in ("rows", "columns"))
+        log_probs[rows, columns] = torch.cat(learner.evaluate(score, groups))
         new = replace(trajectory, log_probs=log_probs)
         return replace(samples, trajectory=new, sampled_log_probs=trajectory.log_probs)
 
