@@ -248,7 +248,7 @@ def speed_sentence(runs: Sequence[Row]) -> str:
         ratios = [row[slow]["whole"][0] / row[fast]["whole"][0] for row in rows]
         return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
-    days = ", ".join(run["day"] for run in runs)
+    days = " and ".join(sorted(run["day"] for run in runs))
     return (
         "In the batches that TRL 0.21 and imageddpo document (6 and 4 samples at a time), an epoch takes "
         f"them {span(usual, 'peer', 'ours')} times as long as this package, and in batches of 16 it takes "

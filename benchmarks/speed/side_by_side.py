@@ -7,7 +7,7 @@ of each phase (median, smallest, largest), those of the first compiled epoch, an
 optimizer step are apart: of the first one after the timed epochs, for then both matrices of LoRA have
 gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range before any
 update, its policy is not the one that sampled, and gradients are not compared; where they are compared and
-differ, it ends.
+differ, it ends. `--without-compiled` leaves the compiled UNet out, which takes most of an hour.
 """
 
 import json
@@ -36,19 +36,22 @@ EQUAL = 1e-3  # how far gradients of the same step may be apart, relative to the
 PHASES = ("sampling", "reward", "training", "whole")
 
 
-def compare(case: Case, size: str, python: str, folder: Path) -> Row:
+def compare(case: Case, size: str, python: str, folder: Path, compiles: bool) -> Row:
     """Let all take turns, after an epoch to warm up; then compare gradients."""
     arguments = [case.name, size, str(folder)]
     command = [sys.executable, "-m", "benchmarks.speed.our_epochs", *arguments]
     with ExitStack() as stack:
         peer_command = [python, "-m", "benchmarks.speed.peer_epochs", *arguments]
-        commands = (peer_command, command, [*command, "compiled"])
-        peer, ours, compiled = (stack.enter_context(Worker(words)) for words in commands)
+        commands = {"peer": peer_command, "ours": command}
+        commands |= {"compiled": [*command, "compiled"]} if compiles else {}
+        workers = {name: stack.enter_context(Worker(words)) for name, words in commands.items()}
+        peer = workers.pop("peer")
         recording = stack.enter_context(tempfile.TemporaryDirectory()) + "/step.safetensors"
         step = peer.ask(f"gradient {recording}", may_fail=True)
         if case.peer_error not in step.get("error", case.peer_error):
             raise RuntimeError(f"{case.peer} failed, and not as it is known to: {step['error']}")
-        turns = {"ours": (ours, "epoch"), "compiled": (compiled, "epoch"), "floor": (ours, "floor")}
+        turns = {name: (worker, "epoch") for name, worker in workers.items()}
+        turns["floor"] = workers["ours"], "floor"
         if "error" not in step:
             turns = {"peer": (peer, "epoch"), **turns}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
@@ -57,8 +60,9 @@ def compare(case: Case, size: str, python: str, folder: Path) -> Row:
                 times[name].append(worker.ask(line))
         if "error" not in step:
             step = peer.ask(f"gradient {recording}")
-        found = outcome(step, {"ours": ours, "compiled": compiled}, recording)
-    found |= {"first_compiled_epoch": round(times["compiled"][0]["whole"], 1)}
+        found = outcome(step, workers, recording)
+    if compiles:
+        found |= {"first_compiled_epoch": round(times["compiled"][0]["whole"], 1)}
     found |= {name: summary(epochs[1:]) for name, epochs in times.items()}
     return {"case": case.name, "size": size, "against": case.peer, **found}
 
@@ -102,18 +106,19 @@ def tiny_folder(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
+    compiles = "--without-compiled" not in sys.argv[1:]
     python, rows = make_environment(), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = tiny_folder(Path(scratch, "tiny-sd"))
         for case in tqdm(CASES.values(), desc="cases"):
             for size in case.sizes:
-                rows.append(compare(case, size, python, folder))
+                rows.append(compare(case, size, python, folder, compiles))
                 tqdm.write(json.dumps(rows[-1]))
     run = {"day": date.today().isoformat(), "machine": machine(), "threads": torch.get_num_threads()}
     run |= {"rounds": ROUNDS, "peers": versions(python), "rows": rows}
     run["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
     others = [other for other in json.loads(RESULT.read_text("utf-8"))["runs"] if other["day"] != run["day"]]
-    write_json(
-        RESULT, {"runs": [*others, run]}
-    )  # the table shows the last one, the sentence the ranges of all
+    # The table shows the last run, which has compiled epochs; the sentence of the README the ranges of all.
+    runs = sorted([*others, run], key=lambda run: ("compiled" in run["rows"][0], run["day"]))
+    write_json(RESULT, {"runs": runs})
     print(f"wrote {RESULT}; now run: benchmarks.tables, images/draw_peers.py")
