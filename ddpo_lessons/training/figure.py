@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PIXELS, DPI = 900, 125  # of the width, and per inch: letters that a phone still shows
-STYLE: list[Any] = [
-    "default",
-    "ddpo_lessons.lessons.lesson",
-    {"axes.titley": 1.03},
-]  # whatever the user has set
+# The same figure whatever the user has set; the place of titles is given, for to find it takes time.
+STYLE: list[Any] = ["default", "ddpo_lessons.lessons.lesson", {"axes.titley": 1.03}]
 TILES = 4  # columns and rows of a grid of images that are shown
 REWARD, RATIO = "reward_mean", "max_ratio_error"
 TITLES = {  # of the panels below those of the reward and its terms
