@@ -74,7 +74,7 @@ def peak_bytes() -> int:
 
 def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     """Score how bright an image is; random networks draw nothing that is worth more."""
-    return images.float().mean(dim=(1, 2, 3)) + torch.arange(len(images))
+    return images.float().mean(dim=(1, 2, 3)) + torch.arange(len(images), device=images.device)
 
 
 def photograph() -> tuple[str, torch.Tensor, Row]:
