@@ -14,7 +14,7 @@ from benchmarks.common import Row, run_all, trainer_of
 from benchmarks.zoo.edit import SHARES
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.lessons.demo import GROUND_WEIGHT, POLICY, SETTINGS, VALIDATION, Exam
+from ddpo_lessons.lessons.demo import EVERYWHERE, GROUND_WEIGHT, POLICY, SETTINGS, VALIDATION, Exam
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.worlds import animals, load_tiny_zoo
@@ -23,6 +23,8 @@ RESULT = Path(__file__).with_suffix(".csv")
 ALGORITHMS = "branching", "ddpo"
 SEED = 10  # of the search; the demo's own runs have others
 EVERY, PICTURES = 1024, 200
+LAYERS = {"everywhere": EVERYWHERE, "attention": EVERYWHERE[:4]}
+FIXED: Row = {"warmup": 0, "grad_norm": 1.0, "kl": 0.0, "rank": 16, "epsilon": 1e-8, "layers": "everywhere"}
 SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     "wide": {
         "images": (16, 32, 64, 128),  # an epoch's
@@ -32,8 +34,6 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
         "evaluations": (2048, 3072, 4096, 6144),  # of the reward, in the whole run
         "ema": (0.0, 0.9, 0.95),
         "beta2": (0.99, 0.999),
-        "warmup": (0,),  # optimizer steps
-        "grad_norm": (1.0,),
     },
     "narrow": {
         "images": (32, 48, 64),
@@ -46,13 +46,28 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
         "warmup": (0, 10),
         "grad_norm": (0.3, 1.0),
     },
+    "held": {  # what keeps a policy near its start
+        "images": (32, 48),
+        "steps": (1,),
+        "group": (8,),
+        "learning_rate": (1e-3, 1.4e-3),
+        "evaluations": (4096, 6000),
+        "ema": (0.0, 0.9),
+        "beta2": (0.99,),
+        "grad_norm": (0.3,),
+        "kl": (0.0, 0.003, 0.01, 0.03, 0.1),
+        "rank": (4, 16),
+        "epsilon": (1e-8, 1e-5, 1e-4),
+        "layers": ("everywhere", "everywhere", "attention"),
+    },
 }
 
 
 def trial(space: str, number: int) -> Row:
     """Draw the settings of a trial; the same ones for every algorithm."""
     draws = random.Random(number)
-    return {name: draws.choice(values) for name, values in SPACES[space].items()}
+    drawn = {name: draws.choice(values) for name, values in SPACES[space].items()}
+    return {name: drawn.get(name, FIXED.get(name)) for name in (*SPACES["wide"], *FIXED)}
 
 
 def settings(run: Row) -> Row:
@@ -63,7 +78,9 @@ def settings(run: Row) -> Row:
         "num_epochs": run["evaluations"] // images, "train_batch_size": images // run["steps"],
         "train_micro_batch_size": images // run["steps"], "train_learning_rate": run["learning_rate"],
         "train_learning_rate_warmup_steps": run["warmup"], "train_max_grad_norm": run["grad_norm"],
-        "train_ema_decay": run["ema"], "train_adam_beta2": run["beta2"], "seed": run["seed"],
+        "train_kl_coefficient": run["kl"], "train_adam_epsilon": run["epsilon"],
+        "train_lora_rank": run["rank"], "train_lora_alpha": run["rank"],
+        "train_lora_target_modules": LAYERS[run["layers"]], "train_ema_decay": run["ema"], "train_adam_beta2": run["beta2"], "seed": run["seed"],
         "save_freq": 10**6,
     }  # fmt: skip
 
