@@ -1,13 +1,14 @@
-"""Rehearse a full-size run on a CPU: `python -m benchmarks.speed.full_size`, some minutes and 6 GB.
+"""Rehearse a full-size run: `python -m benchmarks.speed.full_size`, some minutes and 6 GB.
 
 Builds Stable Diffusion 1.5's shapes with random weights in bf16 at 512 pixels, and lets img2img DDPO take an
 epoch of two images in several shapes of forward passes: sampling two at a time and training one, a group that
 shares its first prediction, gradient accumulation. Then the first run's path to its end: checkpoint, resume,
-saved LoRA, which plain diffusers loads. Writes full_size.json: for each run by how much old log-probs of
-sampling and of training's passes differ (largest |exp(difference) - 1|), the first ratio's error, seconds and
-peak memory.
+saved LoRA, which plain diffusers loads. On a machine with a GPU the same is done there. Writes full_size.json,
+an entry for each machine: for each run by how much old log-probs of sampling and of training's passes differ
+(largest |exp(difference) - 1|), the first ratio's error, seconds and peak memory.
 """
 
+import json
 import resource
 import tempfile
 import time
@@ -65,6 +66,11 @@ def make_pipeline() -> StableDiffusionPipeline:
     return pipeline.to(torch.bfloat16)
 
 
+def device_name() -> str:
+    """Return the machine's name, and its GPU's if it has one."""
+    return f"{torch.cuda.get_device_name()}, {machine()}" if torch.cuda.is_available() else machine()
+
+
 def peak_bytes() -> int:
     """Return the most memory that was held: on a GPU its own, else the process's."""
     if torch.cuda.is_available():
@@ -119,4 +125,6 @@ if __name__ == "__main__":
             rows.append(train(name, f"{folder}/{name}", make_pipeline())[1])
             print(rows[-1], flush=True)
         path = rehearse(f"{folder}/{next(iter(RUNS))}")
-    write_json(RESULT, {"machine": machine(), "threads": torch.get_num_threads(), "runs": rows, **path})
+    found = {"machine": device_name(), "threads": torch.get_num_threads(), "runs": rows, **path}
+    others = [run for run in json.loads(RESULT.read_text()) if run["machine"] != found["machine"]]
+    write_json(RESULT, [*others, found])

@@ -80,7 +80,8 @@ def settings(run: Row) -> Row:
         "train_learning_rate_warmup_steps": run["warmup"], "train_max_grad_norm": run["grad_norm"],
         "train_kl_coefficient": run["kl"], "train_adam_epsilon": run["epsilon"],
         "train_lora_rank": run["rank"], "train_lora_alpha": run["rank"],
-        "train_lora_target_modules": LAYERS[run["layers"]], "train_ema_decay": run["ema"], "train_adam_beta2": run["beta2"], "seed": run["seed"],
+        "train_lora_target_modules": LAYERS[run["layers"]], "train_ema_decay": run["ema"],
+        "train_adam_beta2": run["beta2"], "seed": run["seed"],
         "save_freq": 10**6,
     }  # fmt: skip
 
