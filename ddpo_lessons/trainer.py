@@ -395,7 +395,10 @@ class Trainer:
             return
         self._first.rewards = rewards
         clip_range = None if "train_clip_range" in self.algorithm.unused else self.config.train_clip_range
-        self.preflight = self._first.findings(self.config.sample_group_size, clip_range)
+        config = self.config
+        self.preflight = self._first.findings(
+            config.sample_group_size, clip_range, config.sample_guidance_scale
+        )
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:

@@ -71,10 +71,14 @@ def test_in_float32_sampling_is_believed_and_its_error_shows(tmp_path):
     assert "max_sampling_error" not in first
 
 
-@pytest.mark.parametrize(("off", "passes"), [(1e-4, True), (1e-3, False)])
-def test_preflight_sees_more_than_rounding_between_sampling_and_training(off, passes, tmp_path):
+@pytest.mark.parametrize(
+    ("off", "guidance", "passes"),
+    [(1e-4, 1.0, True), (1e-3, 1.0, False), (1e-3, 5.0, True), (3e-3, 5.0, False)],
+)
+def test_preflight_sees_more_than_rounding_between_sampling_and_training(off, guidance, passes, tmp_path):
     """The first ratio no longer shows it, since both of its log-probs come from training's passes."""
-    config = make_config(tmp_path, mixed_precision="bf16", train_micro_batch_size=1, **SETTINGS)
+    settings = {**SETTINGS, "sample_guidance_scale": guidance}
+    config = make_config(tmp_path, mixed_precision="bf16", train_micro_batch_size=1, **settings)
     trainer = Trainer(config, brightness, red_three, rounding_pipeline(off), algorithm=make_algorithm("ddpo"))
     if passes:
         trainer.step(0)

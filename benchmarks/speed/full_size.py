@@ -3,9 +3,9 @@
 Builds Stable Diffusion 1.5's shapes with random weights in bf16 at 512 pixels, and lets img2img DDPO take an
 epoch of two images in several shapes of forward passes: sampling two at a time and training one, a group that
 shares its first prediction, gradient accumulation. Then the first run's path to its end: checkpoint, resume,
-saved LoRA, which plain diffusers loads. Where there is a GPU it runs there. Writes full_size.json, an entry for
-each machine: for each run by how much old log-probs of sampling and of training's passes differ (largest
-|exp(difference) - 1|), the first ratio's error, seconds and peak memory.
+saved LoRA, which plain diffusers loads. Where there is a GPU it runs there. Writes full_size.json, an
+entry for each machine: for each run by how much old log-probs of sampling and of training's passes differ
+(largest |exp(difference) - 1|), the first ratio's error, seconds and peak memory.
 """
 
 import json
