@@ -79,6 +79,60 @@ def test_a_hidden_file_is_no_stray_caption(captioned):
     assert "._a.txt" not in str(caught.value)
 
 
+def test_the_names_of_cod10k_hold_the_classes(tmp_path):
+    """As Train/Image is distributed; what is not camouflaged, or of no class, is passed over."""
+    for name in (
+        "COD10K-CAM-1-Aquatic-3-Crab-20.jpg",
+        "COD10K-CAM-1-Aquatic-1-BatFish-2.jpg",
+        "COD10K-CAM-1-Aquatic-1-BatFish-10.jpg",
+        "COD10K-CAM-1-Aquatic-10-LeafySeaDragon-463.jpg",
+        "COD10K-NonCAM-3-Flying-53-Bird-3097.jpg",
+        "COD10K-NonCAM-6-Background-5001.jpg",
+        "COD10K-CAM-5-Other-5057.jpg",
+    ):
+        pictures(tmp_path, name)
+    images = folders.find_images(tmp_path)
+    assert images.labels == ("bat fish", "bat fish", "crab", "leafy sea dragon")
+    assert [file.stem.rpartition("-")[2] for file in images.files] == ["10", "2", "20", "463"]
+    assert "COD10K-CAM-5-Other-5057.jpg" in folders.summary(images).partition("skipped: ")[2]
+    (tmp_path / "sub").mkdir()
+    pictures(tmp_path / "sub", "COD10K-CAM-1-Aquatic-3-Crab-20.jpg")
+    with pytest.raises(ValueError, match="holds images beside subfolders"):
+        folders.find_images(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------- held out
+def test_as_many_of_each_class_are_held_out(captioned):
+    for number in range(5):
+        pictures(captioned, f"cat/{number}.png", f"dog/{number}.png")
+        for kind in ("cat", "dog"):
+            (captioned / kind / f"{number}.txt").write_text(f"{kind} {number}")
+    images = folders.find_images(captioned)  # 7 cats, 6 dogs
+    training, held_out = images.split(2, seed=0)
+    assert held_out.labels == ("cat", "cat", "dog", "dog")
+    assert sorted(training.files + held_out.files) == list(images.files)
+    assert training.labels == ("cat",) * 5 + ("dog",) * 4
+    for part in (training, held_out):
+        known = dict(zip(images.files, images.captions, strict=True))
+        assert part.captions == tuple(known[file] for file in part.files)
+    assert images.split(2, seed=0) == (training, held_out)
+    assert len({images.split(2, seed)[1].files for seed in range(20)}) > 10
+    fewer = folders.ImageFolder(captioned, images.files[:7], images.labels[:7])  # without dogs
+    assert fewer.split(2, seed=0)[1].files == held_out.files[:2]
+
+
+def test_without_classes_all_images_are_one(tmp_path):
+    pictures(tmp_path, "a.png", "b.png", "c.png")
+    training, held_out = folders.find_images(tmp_path).split(1, seed=3)
+    assert (len(training.files), len(held_out.files), held_out.labels) == (2, 1, None)
+
+
+@pytest.mark.parametrize(("held_out", "match"), [(0, "=0 of 2 images of cat"), (1, "=1 of 1 images of dog")])
+def test_a_class_is_neither_kept_nor_held_out_whole(zoo, held_out, match):
+    with pytest.raises(ValueError, match=f"held_out{match}: hold out at least 1, and keep one"):
+        folders.find_images(zoo).split(held_out, seed=0)
+
+
 FLAG = re.compile("--[a-z]")
 
 

@@ -1,9 +1,10 @@
 """Lesson 08: img2img contexts from a folder of images, with class labels, captions and damage.
 
 `FOLDER/cat/*.png` gives every image of that subfolder the label "cat". Images that lie in the folder itself
-have no label. `NAME.txt` beside `NAME.png` is the image's caption: the prompt that it is to obey, or several,
-one a line. Or `metadata.jsonl` or `metadata.csv` in the folder holds all captions, as for datasets'
-imagefolder: {"file_name": "cat/a.png", "text": "a white cat"}.
+have no label, except for those of COD10K, whose file names hold it. `NAME.txt` beside `NAME.png` is the
+image's caption: the prompt that it is to obey, or several, one a line. Or `metadata.jsonl` or `metadata.csv`
+in the folder holds all captions, as for datasets' imagefolder: {"file_name": "cat/a.png", "text": "a white
+cat"}.
 """
 
 import csv
@@ -11,6 +12,7 @@ import functools
 import json
 import os
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,9 @@ CACHE_BYTES = 2**30  # of images that are kept fitted
 MOST_NAMED = 10  # files in a message
 # What PIL raises of files that are cut off, broken, bombs, or none of its kinds.
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+# COD10K's camouflaged images (Fan et al. 2020), such as COD10K-CAM-1-Aquatic-3-Crab-20.jpg. Those of other
+# names in its folder show nothing camouflaged, or no animal.
+COD10K = re.compile(r"COD10K-CAM-\d+-\w+-\d+-(\w+)-\d+")
 REFERENCE_SIZE = 224  # pixels for which the benchmark of corruptions (arXiv 1903.12261) is made
 
 
@@ -41,7 +46,7 @@ class ImageFolder:
 
     folder: Path  #: where they are
     files: tuple[Path, ...]  #: their paths
-    #: the name of each one's subfolder, or None where they lie in the folder itself
+    #: the name of each one's subfolder, or None where they lie in the folder itself and are not COD10K's
     labels: tuple[str, ...] | None
     #: the prompts of each one, at least one, or None where no image has a caption
     captions: tuple[tuple[str, ...], ...] | None = None
@@ -51,14 +56,45 @@ class ImageFolder:
         """The different labels, sorted."""
         return tuple(sorted(set(self.labels or ())))
 
+    def split(self, held_out: int, seed: int) -> tuple["ImageFolder", "ImageFolder"]:
+        """Return the images to train on and those held out, so many of each class, chosen by the seed.
+
+        Without classes all images are one. A ValueError refuses to hold out none, or all of a class.
+        """
+        groups: dict[str, list[int]] = {}
+        for number, label in enumerate(self.labels or [""] * len(self.files)):
+            groups.setdefault(label, []).append(number)
+        chosen = set[int]()
+        for label, numbers in groups.items():
+            if not 1 <= held_out < len(numbers):
+                of = f" of {label}" if label else ""
+                raise ValueError(
+                    f"held_out={held_out} of {len(numbers)} images{of}: hold out at least 1, and keep one to "
+                    "train on"
+                )
+            chosen |= set(random.Random(f"{seed}-held-out-{label}").sample(numbers, held_out))
+        rows = range(len(self.files))
+        return self._only([n for n in rows if n not in chosen]), self._only(sorted(chosen))
+
+    def _only(self, rows: Sequence[int]) -> "ImageFolder":
+        labels, captions = self.labels, self.captions
+        return ImageFolder(
+            self.folder,
+            tuple(self.files[row] for row in rows),
+            None if labels is None else tuple(labels[row] for row in rows),
+            None if captions is None else tuple(captions[row] for row in rows),
+        )
+
 
 def find_images(folder: str | Path) -> ImageFolder:
     """Find image files in a folder, or in its subfolders; each is decoded, so that what is damaged is found.
 
     Beside the images lie captions, for all of them or for none; text files that share no image's name are
-    notes, and are passed over, as hidden files are. Files are sorted by class and name. Raises ValueError if
-    it is no folder, holds no image, holds images both in itself and in subfolders, or has captions for some
-    images only, or one that is empty or not UTF-8; OSError naming all images that cannot be read.
+    notes, and are passed over, as hidden files are. Files are sorted by class and name. In the folder of
+    COD10K, Train/Image or Test/Image, the camouflaged images are found, and "BatFish" in a name is the label
+    "bat fish". Raises ValueError if it is no folder, holds no image, holds images both in itself and in
+    subfolders, or has captions for some images only, or one that is empty or not UTF-8; OSError naming all
+    images that cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -70,10 +106,18 @@ def find_images(folder: str | Path) -> ImageFolder:
         raise ValueError(f"{folder} holds images beside subfolders of images: move them into one")
     if not flat and not sorted_in:
         raise ValueError(f"{folder} holds no image, such as a .jpg or .png, nor do its subfolders")
-    files = tuple(flat or (file for file, _ in sorted_in))
+    sorted_in = sorted_in or _labelled_by_name(flat)
+    files = tuple(file for file, _ in sorted_in) or tuple(flat)
     check_files(files)
-    labels = None if flat else tuple(label for _, label in sorted_in)
+    labels = tuple(label for _, label in sorted_in) or None
     return ImageFolder(folder, files, labels, find_captions(folder, files))
+
+
+def _labelled_by_name(files: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Return COD10K's images of those, with the words of the class that each name holds."""
+    named = [(file, match[1]) for file in files if (match := COD10K.fullmatch(file.stem))]
+    spaced = [(file, re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()) for file, name in named]
+    return sorted(spaced, key=lambda entry: (entry[1], entry[0]))
 
 
 def summary(images: ImageFolder) -> str:
