@@ -1,6 +1,7 @@
 """The command line, called in this process with tiny settings on a tiny random pipeline."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import logging
@@ -299,6 +300,8 @@ def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
         return reward
 
     monkeypatch.setitem(rewards.REWARDS, "clip_change", rewards.Registered(clip_change, ("image", "label")))
+    penalty = functools.partial(rewards.distance_penalty, write_resnet(here / "resnet"))
+    monkeypatch.setitem(rewards.REWARDS, "distance_penalty", rewards.Registered(penalty, ("target",)))
     sizes = ("--sample-num-batches-per-epoch", "1", "--train-gradient-accumulation-steps", "1")
     flags = ("--model", model, "--images", zoo, "--num-epochs", "1", "--mixed-precision", "no")
     flags = (*flags, "--sample-num-steps", "5")
@@ -308,6 +311,8 @@ def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
     written = config_of(here / "run")
     assert written["sample_guidance_scale"] == 0
     assert (written["sample_batch_size"], written["sample_num_batches_per_epoch"]) == (4, 1)
+    assert written["run"]["reward"] == {"clip_change": 1, "distance_penalty": 1.8}
+    assert written["run"]["images"]["augmented"] is True
 
 
 def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, capsys):

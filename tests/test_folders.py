@@ -1,6 +1,7 @@
 """Folders of images: labels, what rewards need, damage and its metadata."""
 
 import ast
+import colorsys
 import contextlib
 import math
 import re
@@ -312,6 +313,51 @@ def test_a_prompt_names_the_class(zoo, tmp_path):
     without = folders.ImageFolder(zoo, images.files, None)
     with pytest.raises(ValueError, match="names classes, but"):
         reward_flag.check((), without, "a photo of a {label}")
+
+
+# --------------------------------------------------------------------------------------- augmentation
+@pytest.fixture
+def halves(tmp_path):
+    """An image whose left half is of one color and whose right half is black."""
+    image = Image.new("RGB", (16, 16))
+    image.paste((100, 150, 200), (0, 0, 8, 16))
+    image.save(tmp_path / "a.png")
+    return folders.find_images(tmp_path)
+
+
+def hue_of(color: torch.Tensor) -> float:
+    return colorsys.rgb_to_hsv(*color.tolist())[0]
+
+
+def test_an_augmented_draw_is_flipped_and_jittered(halves):
+    sampler = folders.ImagePrompts(halves, "", 16, seed=0, augmented=True)
+    drawn = [sampler()[1] for _ in range(200)]
+    left = [image[:, 8, 3].sum() > image[:, 8, 12].sum() for image in drawn]
+    assert 80 < sum(map(int, left)) < 120
+    colors = torch.stack(
+        [image[:, 8, 3 if is_left else 12] for image, is_left in zip(drawn, left, strict=True)]
+    )
+    before = torch.tensor([100, 150, 200]) / 255
+    assert (colors - before).mean(dim=0).abs().max() < 0.02  # no side is preferred
+    # Contrast moves a color away from the image's mean grey, 71, or towards it: at most by a tenth of 129,
+    # brightness by a tenth of 200, saturation by a tenth of 200 - 143.
+    assert 0.05 < (colors.amax(dim=1) - before.max()).abs().max() < (12.9 * 1.1 + 20 + 5.7 * 1.2) / 255 + 0.01
+    hues = torch.tensor([hue_of(color) for color in colors]) - hue_of(before)
+    assert 0.04 < hues.max() < 0.06  # a step of 8 bits beside 0.05
+    assert -0.06 < hues.min() < -0.04
+
+
+def test_augmentation_depends_on_seed_and_draw_alone(halves):
+    one, other = (folders.ImagePrompts(halves, "", 16, 4, ("noisy",), augmented=True) for _ in range(2))
+    first, second = one(), one()
+    assert not torch.equal(first[2]["target"], second[2]["target"])
+    other.skip()  # as another process does
+    assert torch.equal(other()[1], second[1])
+    again = folders.ImagePrompts(halves, "", 16, 9, ("noisy",), augmented=True)
+    again.load_state_dict({"seed": 4, "drawn": 1})  # as a run that is resumed
+    assert torch.equal(again()[2]["target"], second[2]["target"])
+    plain = folders.ImagePrompts(halves, "", 16, 4, ("noisy",))
+    assert torch.equal(one.every()[0][1], plain.every()[0][1])  # what is held out stays as it is
 
 
 # ---------------------------------------------------------------------------------- reading in parallel

@@ -8,6 +8,7 @@ import torch
 from benchmarks.speed.paper_run import published
 from ddpo_lessons import named_prompts, rewards
 from ddpo_lessons.algorithms import make_algorithm
+from ddpo_lessons.cli import reward_flag
 from ddpo_lessons.cli.presets import PRESETS, divide
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.damages import DAMAGES
@@ -25,7 +26,7 @@ SIZES = (
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_name_what_exists(name):
     preset = PRESETS[name]
-    assert preset.reward in rewards.REWARDS
+    assert {term.name for term in reward_flag.parse(preset.reward)} <= set(rewards.REWARDS)
     assert set(preset.damages) <= set(DAMAGES)
     if preset.noise_strength is None:
         assert preset.prompts in named_prompts.PROMPTS
@@ -72,6 +73,15 @@ def test_the_edit_preset_trains_attention_in_groups():
     config = DDPOConfig(**PRESETS["edit"].config)
     assert (config.sample_group_size, config.epoch_plan(1).total_samples % config.sample_group_size) == (4, 0)
     assert config.train_lora_target_modules == DDPOConfig().train_lora_target_modules
+
+
+@pytest.mark.parametrize("name", ["camouflage", "corruption"])
+def test_gaussian_glasses_penalizes_the_distance_and_varies_its_images(name):
+    """rl/reward.py: the change of the logit less 0.3 * 6 LPIPS; data/COD_dataset.py: flips and jitter."""
+    change, penalty = reward_flag.parse(PRESETS[name].reward)
+    assert (change.name, change.weight) == ("clip_change", 1)
+    assert (penalty.name, penalty.weight) == ("distance_penalty", pytest.approx(0.3 * 6))
+    assert PRESETS[name].augmented
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -107,9 +107,11 @@ def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
 
 
 def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
-    side = arguments.chosen.resolution or image_size(pipeline)
-    damages, severities = arguments.chosen.damages, arguments.severity or SEVERITIES
-    return ImagePrompts(images, arguments.prompt or "", side, seed, damages, severities)
+    chosen, severities = arguments.chosen, arguments.severity or SEVERITIES
+    side = chosen.resolution or image_size(pipeline)
+    return ImagePrompts(
+        images, arguments.prompt or "", side, seed, chosen.damages, severities, chosen.augmented
+    )
 
 
 def _about(arguments: Train, images: ImageFolder | None) -> dict[str, Any]:
@@ -128,6 +130,7 @@ def _about(arguments: Train, images: ImageFolder | None) -> dict[str, Any]:
         "files": len(images.files),
         "damages": chosen.damages,
         "severities": (arguments.severity or SEVERITIES) if chosen.damages else (),
+        "augmented": chosen.augmented,
     }
     about["prompts"] = {"prompt": arguments.prompt or ""}
     if images.captions is not None:

@@ -24,6 +24,7 @@ import torch
 from PIL import Image, ImageOps
 
 from ddpo_lessons.damages import DAMAGES, blur
+from ddpo_lessons.data.augmentation import augment
 from ddpo_lessons.data.prompts import PromptSampler
 from ddpo_lessons.image import to_rgb, to_tensor
 from ddpo_lessons.words import DIGITS
@@ -275,7 +276,8 @@ class ImagePrompts(PromptSampler):
     An image with several prompts in its caption gets one of them, drawn anew each time; images without
     captions have `prompt`, in which "{label}" becomes the class. Images are read in threads, an epoch's
     together (`prefetch`), and kept fitted while there is room. One of the damages, names of
-    `damages.DAMAGES`, and one of the severities are drawn for each; without any they stay clean.
+    `damages.DAMAGES`, and one of the severities are drawn for each; without any they stay clean. With
+    `augmented` each draw is a random variant of its image, made before the damage, see `augment`.
 
     Metadata: `id`, the file's place in the folder, with captions followed by the prompt; `image`, what is
     trained on; with class subfolders `label`, and `digit` where the label names one; with damage `target`,
@@ -290,12 +292,13 @@ class ImagePrompts(PromptSampler):
         seed: int,
         damages: Sequence[str] = (),
         severities: Sequence[int] = (1, 2, 3, 4, 5),
+        augmented: bool = False,
     ) -> None:
         if size < 1:
             raise ValueError(f"size={size}: give the side of the square in pixels, at least 1")
         super().__init__(self._draw_image, seed)
         self.images, self.prompt, self.size = images, prompt, size
-        self.damages, self.severities = damages, severities
+        self.damages, self.severities, self.augmented = damages, severities, augmented
         self.kept = max(1, CACHE_BYTES // (3 * size**2))
         self._fitted = functools.lru_cache(self.kept)(self._read)
 
@@ -308,7 +311,10 @@ class ImagePrompts(PromptSampler):
                 pass
 
     def every(self) -> list[Any]:
-        """Return a context of each image in turn, whatever was drawn; damage depends on seed and image."""
+        """Return a context of each image in turn, whatever was drawn, none of them augmented.
+
+        Damage depends on seed and image.
+        """
         numbers = range(len(self.images.files))
         return [self.describe(n, random.Random(f"{self.seed}-validation-{n}")) for n in numbers]
 
@@ -319,12 +325,12 @@ class ImagePrompts(PromptSampler):
         return generator.choice(range(len(self.images.files)))
 
     def _draw_image(self, generator: random.Random) -> Any:
-        return self.describe(self._choose(generator), generator)
+        return self.describe(self._choose(generator), generator, self.augmented)
 
-    def describe(self, number: int, generator: random.Random) -> Any:
+    def describe(self, number: int, generator: random.Random, augmented: bool = False) -> Any:
         """Return prompt, image (3, size, size) and metadata of an image, by its place in the folder."""
-        images = self.images
-        image = to_tensor(self._fitted(number))
+        images, fitted = self.images, self._fitted(number)
+        image = to_tensor(augment(fitted, generator) if augmented else fitted)
         metadata: dict[str, Any] = {"id": images.files[number].relative_to(images.folder).as_posix()}
         wanted = self.prompt
         if images.captions is not None:
