@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from ddpo_lessons.data.folders import ImagePrompts, find_images, open_image
+from ddpo_lessons.image import to_tensor
 from ddpo_lessons.named_prompts import hidden_animals, zoo_prompts
-from ddpo_lessons.rewards import animal_alignment
+from ddpo_lessons.rewards import animal_alignment, animal_margin, check_order
 from ddpo_lessons.worlds import animals
+from ddpo_lessons.worlds.judges import named
 
 
 class Says(torch.nn.Module):
@@ -107,3 +110,71 @@ def test_requests_leave_the_animal_out_and_continue_where_they_stood():
     prompt, image, _ = other()
     assert prompt == draws[2][0]
     assert torch.equal(image, draws[2][1])
+
+
+# ----------------------------------------------------------------------------------------- the margin
+class Says45(torch.nn.Module):
+    """Gives animal number n, of all 45, a logit of n."""
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.arange(45.0).expand(len(images), 45), images[:, 0], images[:, 0]
+
+
+def test_the_margin_is_among_the_classes_of_the_folder(monkeypatch):
+    monkeypatch.setattr(animals.RewardModel, "load", Says45)
+    first, third, last = (animals.ANIMALS[number] for number in (0, 2, 44))
+    metadata = [{"label": last}, {"label": third}]
+    assert animal_margin()(green(2), ["", ""], metadata).tolist() == [1, 2 - 44]
+    assert animal_margin((first, third, last))(green(2), ["", ""], metadata).tolist() == [42, 2 - 44]
+
+
+@pytest.mark.parametrize(
+    ("classes", "size", "metadata", "message"),
+    [
+        (("cat",), 64, {"label": "cat"}, "give two or more different names"),
+        (("cat", "church"), 64, {"label": "cat"}, "classes hold 'church': use names of"),
+        (("cat", "dog"), 64, {"label": "fox"}, r"metadata\[0\]\['label'\] is 'fox': use one of"),
+        (("cat", "dog"), 64, {}, r"metadata\[0\] has no 'label'"),
+        (("cat", "dog"), 32, {"label": "cat"}, "images are 32x32: animal_margin scores"),
+    ],
+)
+def test_what_has_no_margin_is_refused(classes, size, metadata, message):
+    with pytest.raises(ValueError, match=message):
+        animal_margin(classes)(green(1)[:, :, :size, :size], [""], [metadata])
+
+
+# ------------------------------------------------------------------------------------------ the order
+def test_the_order_of_a_reward_by_hand():
+    """Brightness orders two of four: clean 0.9, 0.8, 0.4, 0.6; damaged 0.7, 0.7, 0.7, 0.3; blank 0.5."""
+    contexts = [
+        ("", torch.full((3, 8, 8), damaged), {"target": torch.full((3, 8, 8), clean)})
+        for clean, damaged in ((0.9, 0.7), (0.8, 0.7), (0.4, 0.7), (0.6, 0.3))
+    ]
+
+    def brightness(images, prompts, metadata):
+        assert (len(prompts), len(metadata)) == (4, 4)
+        return images.mean(dim=(1, 2, 3)), {"more": images[:, 0, 0, 0]}
+
+    found = check_order(brightness, contexts)
+    assert found == pytest.approx({"clean": 0.675, "damaged": 0.6, "blank": 0.5, "in_order": 0.5})
+    with pytest.raises(ValueError, match=r"metadata\[0\] has no 'target'"):
+        check_order(brightness, [("", contexts[0][1], {})])
+
+
+def test_pictures_lie_in_folders_and_the_margin_orders_them(tmp_path):
+    written = animals.write_pictures(tmp_path / "zoo", 2, seed=0, animals=("fox", "cat"))
+    again = animals.write_pictures(tmp_path / "again", 2, seed=0)
+    images = find_images(written)
+    assert images.labels == ("cat", "cat", "fox", "fox")
+    assert len(find_images(again).files) == 90
+    for file in images.files:  # the same, whatever other animals are written
+        assert file.read_bytes() == (again / file.relative_to(written)).read_bytes()
+    shown = torch.stack([to_tensor(open_image(file)) for file in images.files])
+    assert shown.shape == (4, 3, 64, 64)
+    seen = {animals.ANIMALS[number] for number in named(animals.Judge.load(), shown)[:, 0]}
+    assert seen == {"cat", "fox"}
+    held_out = ImagePrompts(images, "an animal", 64, 0, ("foggy",), (4,)).every()
+    found = check_order(animal_margin(images.classes), held_out)
+    assert found["clean"] > found["damaged"] + 5
+    with pytest.raises(ValueError, match="animals hold 'church': use names of worlds"):
+        animals.write_pictures(tmp_path / "zoo", 2, seed=0, animals=("church",))

@@ -13,6 +13,7 @@ module here if it is new.
 from typing import Any
 
 from ddpo_lessons.rewards.animal_world import animal_alignment as animal_alignment
+from ddpo_lessons.rewards.animal_world import animal_margin as animal_margin
 from ddpo_lessons.rewards.combined import edit as edit
 from ddpo_lessons.rewards.combined import weighted_sum as weighted_sum
 from ddpo_lessons.rewards.digit_world import prompt_alignment as prompt_alignment
@@ -24,9 +25,11 @@ from ddpo_lessons.rewards.learned import clip_score as clip_score
 from ddpo_lessons.rewards.learned import distance_penalty as distance_penalty
 from ddpo_lessons.rewards.learned import load_from_hub as load_from_hub
 from ddpo_lessons.rewards.learned import pick_score as pick_score
+from ddpo_lessons.rewards.order import check_order as check_order
 from ddpo_lessons.rewards.pixels import colourfulness as colourfulness
 from ddpo_lessons.rewards.pixels import jpeg_compressibility as jpeg_compressibility
 from ddpo_lessons.rewards.pixels import jpeg_incompressibility as jpeg_incompressibility
+from ddpo_lessons.rewards.pixels import pixel_penalty as pixel_penalty
 from ddpo_lessons.rewards.reward import REWARDS as REWARDS
 from ddpo_lessons.rewards.reward import Metadata as Metadata
 from ddpo_lessons.rewards.reward import Registered as Registered

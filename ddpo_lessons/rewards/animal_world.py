@@ -7,7 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddpo_lessons.rewards.reward import Metadata, RewardFunction, Rewards, checked_reward, register
+from ddpo_lessons.rewards.reward import (
+    Metadata,
+    RewardFunction,
+    Rewards,
+    check_classes,
+    checked_reward,
+    margin,
+    metadata_column,
+    register,
+)
 from ddpo_lessons.worlds import animals
 from ddpo_lessons.worlds.animals import Description
 
@@ -40,11 +49,7 @@ def animal_alignment(
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
-        if images.shape[2:] != (animals.IMAGE_SIZE, animals.IMAGE_SIZE):
-            raise ValueError(
-                f"images are {images.shape[3]}x{images.shape[2]}: animal_alignment scores those of tiny-zoo, "
-                f"{animals.IMAGE_SIZE}x{animals.IMAGE_SIZE}"
-            )
+        check_side(images, "animal_alignment")
         said = described(prompts, metadata)
         animal_logits, artist_logits, _ = classifier.to(images.device)(images)
         terms = {
@@ -58,6 +63,38 @@ def animal_alignment(
         return score - ground_weight * terms["ground_distance"], terms
 
     return reward
+
+
+@register(needs=("label",))
+def animal_margin(classes: Sequence[str] = animals.ANIMALS) -> RewardFunction:
+    """The logit of the animal `metadata["label"]` minus the strongest wrong one, by the reward model.
+
+    What `clip_margin` is for photographs, for the world of animals: among `classes`, names of its animals.
+    Raises ValueError if there are fewer than two of them, or one is no animal of this world; and for images
+    that are not of its size.
+    """
+    check_classes(classes)
+    if strangers := [name for name in classes if name not in animals.ANIMALS]:
+        raise ValueError(f"classes hold {strangers[0]!r}: use names of worlds.animals.ANIMALS")
+    classifier = animals.RewardModel.load()
+    columns = [animals.ANIMALS.index(name) for name in classes]
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        check_side(images, "animal_margin")
+        labels = metadata_column(metadata, "label", "the name of the animal")
+        return margin(classifier.to(images.device)(images)[0][:, columns], labels, classes)
+
+    return reward
+
+
+def check_side(images: torch.Tensor, name: str) -> None:
+    """Refuse images that are not of this world's size, by a ValueError."""
+    if images.shape[2:] != (animals.IMAGE_SIZE, animals.IMAGE_SIZE):
+        raise ValueError(
+            f"images are {images.shape[3]}x{images.shape[2]}: {name} scores those of tiny-zoo, "
+            f"{animals.IMAGE_SIZE}x{animals.IMAGE_SIZE}"
+        )
 
 
 def described(prompts: Sequence[str], metadata: Metadata) -> list[Description]:

@@ -14,7 +14,9 @@ from ddpo_lessons import hub
 from ddpo_lessons.rewards.reward import (
     Metadata,
     RewardFunction,
+    check_classes,
     checked_reward,
+    margin,
     metadata_column,
     metadata_images,
     register,
@@ -166,8 +168,7 @@ def clip_margin(
     {} in the template, the sentence for a class, becomes its name. Raises ValueError if there are fewer than
     two classes, or the template has no place for them; RuntimeError if the model cannot be had.
     """
-    if len(set(classes)) != len(classes) or len(classes) < 2:
-        raise ValueError(f"classes={list(classes)}: give two or more different names")
+    check_classes(classes)
     if "{}" not in template:
         raise ValueError(f"template={template!r} has no {{}}: it marks the place of the class")
     clip = load_clip(model)
@@ -177,15 +178,9 @@ def clip_margin(
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
         labels = metadata_column(metadata, "label", "the name of the true class")
-        for index, label in enumerate(labels):
-            if label not in classes:
-                raise ValueError(f"metadata[{index}]['label'] is {label!r}: use one of {list(classes)}")
         clip.to(images.device)
         cosines = clip.embed_images(images) @ texts.to(images.device).T  # (B, classes)
-        true = torch.tensor([classes.index(label) for label in labels], device=images.device)  # (B,)
-        logits = clip.model.logit_scale.exp() * cosines
-        wrong = logits.scatter(1, true[:, None], -torch.inf)
-        return logits.gather(1, true[:, None])[:, 0] - wrong.amax(dim=1)
+        return margin(clip.model.logit_scale.exp() * cosines, labels, classes)
 
     return reward
 
@@ -198,12 +193,12 @@ def clip_change(
 
     The margin and not the true class's logit alone, which rises as well when all logits rise.
     """
-    margin = clip_margin(model, classes, template)
+    after = clip_margin(model, classes, template)
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
         before = metadata_images(metadata, "image", images)
-        return margin(images, prompts, metadata) - margin(before, prompts, metadata)
+        return after(images, prompts, metadata) - after(before, prompts, metadata)
 
     return reward
 

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 import torch
 
 from ddpo_lessons.image import to_pil
-from ddpo_lessons.rewards.reward import Metadata, RewardFunction, checked_reward, register
+from ddpo_lessons.rewards.reward import (
+    Metadata,
+    RewardFunction,
+    checked_reward,
+    metadata_images,
+    register,
+)
 
 
 def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:
@@ -50,5 +56,21 @@ def colourfulness() -> RewardFunction:
         std = opponent.std(dim=2, correction=0).norm(dim=1)  # (B,)
         mean = opponent.mean(dim=2).norm(dim=1)  # (B,)
         return std + 0.3 * mean
+
+    return reward
+
+
+@register(needs=("target",))
+def pixel_penalty(reference: str = "target") -> RewardFunction:
+    """Minus the root mean square difference of the pixels from the image `metadata[reference]`, in [-1, 0].
+
+    It needs no network, but a shifted image counts as a different one; `distance_penalty` is what people
+    would say. The reference "target" is the clean original, and "image" the input.
+    """
+
+    @checked_reward
+    def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> torch.Tensor:
+        difference = images - metadata_images(metadata, reference, images)  # (B, 3, H, W)
+        return -difference.square().mean(dim=(1, 2, 3)).sqrt()
 
     return reward

@@ -94,6 +94,25 @@ def checked_reward(score: RewardFunction) -> RewardFunction:
     return checked
 
 
+def margin(logits: torch.Tensor, labels: Sequence[str], classes: Sequence[str]) -> torch.Tensor:
+    """Subtract the strongest wrong class from the true one: logits (B, classes) and B labels to (B,).
+
+    A ValueError names a label that is none of the classes.
+    """
+    for index, label in enumerate(labels):
+        if label not in classes:
+            raise ValueError(f"metadata[{index}]['label'] is {label!r}: use one of {list(classes)}")
+    true = torch.tensor([classes.index(label) for label in labels], device=logits.device)[:, None]  # (B, 1)
+    wrong = logits.scatter(1, true, -torch.inf)
+    return logits.gather(1, true)[:, 0] - wrong.amax(dim=1)
+
+
+def check_classes(classes: Sequence[str]) -> None:
+    """Refuse fewer than two classes, and equal names, by a ValueError."""
+    if len(set(classes)) != len(classes) or len(classes) < 2:
+        raise ValueError(f"classes={list(classes)}: give two or more different names")
+
+
 def metadata_column(metadata: Metadata, key: str, meaning: str) -> list[Any]:
     """Return `metadata[i][key]` of every image; the ValueError where one is missing says what it means."""
     for index, entry in enumerate(metadata):

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import nn
 
 from ddpo_lessons.embedded import CHECKPOINTS
-from ddpo_lessons.image import measure_background
+from ddpo_lessons.image import measure_background, to_pil
 from ddpo_lessons.words import ANIMALS
 from ddpo_lessons.worlds.judges import Classifier, named, nearest, patch_mixer, strided_convolutions
 
@@ -180,6 +180,22 @@ def draw_pictures(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN
     grounds = torch.tensor([rng.randrange(len(GROUNDS)) for _ in range(count)])
     theta = placements(count, torch.Generator().manual_seed(seed))
     return Pictures(render(chosen, grounds, theta), torch.cat([chosen, grounds[:, None]], dim=1), theta)
+
+
+def write_pictures(folder: str | Path, per_class: int, seed: int, animals: Sequence[str] = ANIMALS) -> Path:
+    """Write pictures of each animal as FOLDER/ANIMAL/*.png, as photographs lie in a folder; return it.
+
+    Artists are those that pre-training has shown. A ValueError refuses a name that this world does not have.
+    """
+    for name in animals:
+        if name not in ANIMALS:
+            raise ValueError(f"animals hold {name!r}: use names of worlds.animals.ANIMALS")
+        pairs = [pair for pair in SEEN if pair[0] == ANIMALS.index(name)]
+        drawn = draw_pictures(per_class, random.Random(f"{seed}-{name}").getrandbits(62), pairs)
+        (Path(folder) / name).mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(drawn.images):
+            to_pil(image).save(Path(folder) / name / f"{number:04d}.png")
+    return Path(folder)
 
 
 @dataclass(frozen=True)

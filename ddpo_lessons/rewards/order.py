@@ -1,0 +1,37 @@
+"""Whether a reward orders images as it should, before anything is trained for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ddpo_lessons.rewards.reward import RewardFunction, metadata_images, split_info
+
+GRAY = 0.5  # of every pixel of a blank image
+
+
+@torch.no_grad()
+def check_order(
+    reward_function: RewardFunction, contexts: Sequence[Any], device: str | torch.device = "cpu"
+) -> dict[str, float]:
+    """Score clean, damaged and blank images; return the mean of each, and the fraction in the right order.
+
+    Contexts are what an img2img prompt function with damage returns: `(prompt, image (3, H, W), metadata)`,
+    the image damaged and `metadata["target"]` clean; blank images are gray. The entries are "clean",
+    "damaged", "blank", and "in_order": the fraction of contexts with clean > damaged > blank. A low fraction
+    is for the reader to judge, and refuses nothing; a ValueError says that there is no clean image.
+    """
+    prompts, images, metadata = zip(*contexts, strict=True)
+    damaged = torch.stack(images).to(device)  # (N, 3, H, W)
+    kinds = {
+        "clean": metadata_images(metadata, "target", damaged),
+        "damaged": damaged,
+        "blank": torch.full_like(damaged, GRAY),
+    }
+    scores = {
+        name: split_info(reward_function(shown, prompts, metadata))[0].cpu() for name, shown in kinds.items()
+    }  # (N,) each
+    in_order = (scores["clean"] > scores["damaged"]) & (scores["damaged"] > scores["blank"])
+    return {name: score.mean().item() for name, score in scores.items()} | {
+        "in_order": in_order.double().mean().item()
+    }
