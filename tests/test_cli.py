@@ -315,6 +315,43 @@ def test_img2img_presets_train_on_class_folders(here, model, zoo, monkeypatch):
     assert written["run"]["images"]["augmented"] is True
 
 
+def test_the_restore_preset_restores_one_photograph_and_damage_per_group(
+    here, model, zoo, monkeypatch, capsys
+):
+    """All but its model, precision and steps; each epoch has two groups of eight."""
+    seen: list[Any] = []
+
+    def clip_margin(classes: tuple[str, ...]) -> Any:
+        def reward(images: torch.Tensor, texts: Any, metadata: Any) -> torch.Tensor:
+            assert (classes, set(texts)) == (("three", "two"), {""})
+            seen.extend(metadata)
+            return images.mean(dim=(1, 2, 3))
+
+        return reward
+
+    monkeypatch.setitem(rewards.REWARDS, "clip_margin", rewards.Registered(clip_margin, ("label",)))
+    penalty = functools.partial(rewards.distance_penalty, write_resnet(here / "resnet"))
+    monkeypatch.setitem(rewards.REWARDS, "distance_penalty", rewards.Registered(penalty, ("target",)))
+    flags = ("--preset", "restore", "--model", model, "--images", zoo, "--num-epochs", "2")
+    run_command("train", *flags, "--output-dir", "run", "--dry-run")
+    said = capsys.readouterr().out
+    assert "algorithm: branching" in said
+    assert "steps of a rollout: 8 of 20" in said
+    assert "optimizer steps: 1 per epoch, 2 in all" in said
+    run_command("train", *flags, "--output-dir", "run", "--mixed-precision", "no", "--sample-num-steps", "6")
+    groups = [seen[first : first + 8] for first in range(0, 32, 8)]
+    assert len(seen) == 32
+    for group in groups:
+        for entry in group:
+            assert torch.equal(entry["image"], group[0]["image"])  # damaged alike
+            assert torch.equal(entry["target"], group[0]["target"])
+        assert group[0]["damage"] == "foggy"
+        assert group[0]["severity"] in (3, 4, 5)
+    assert len({group[0]["image"].sum().item() for group in groups}) == 4
+    assert len(read_metrics("run", "step")) == 2
+    assert config_of(here / "run")["run"]["images"]["severities"] == [3, 4, 5]
+
+
 def test_the_edit_preset_obeys_captions(here, model, captioned, monkeypatch, capsys):
     """All but its sizes: the reward on small random models, captions, guidance, groups, and sampling."""
     score = rewards.edit(write_clip(here / "clip"), write_resnet(here / "resnet"))

@@ -18,8 +18,6 @@ from ddpo_lessons.training.processes import loading_bars, say
 from ddpo_lessons.training.trackers import PLOT
 from ddpo_lessons.validation import Validation
 
-SEVERITIES = (1, 2, 3, 4, 5)  # where none is asked for
-
 
 def run(arguments: Train) -> int:
     """Train, write it, say where it is; return 0, or 128 and the number of the signal that stopped it."""
@@ -107,7 +105,8 @@ def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
 
 
 def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) -> ImagePrompts:
-    chosen, severities = arguments.chosen, arguments.severity or SEVERITIES
+    chosen = arguments.chosen
+    severities = arguments.severity or chosen.severities
     side = chosen.resolution or image_size(pipeline)
     return ImagePrompts(
         images, arguments.prompt or "", side, seed, chosen.damages, severities, chosen.augmented
@@ -129,7 +128,7 @@ def _about(arguments: Train, images: ImageFolder | None) -> dict[str, Any]:
         "folder": str(images.folder.resolve()),
         "files": len(images.files),
         "damages": chosen.damages,
-        "severities": (arguments.severity or SEVERITIES) if chosen.damages else (),
+        "severities": (arguments.severity or chosen.severities) if chosen.damages else (),
         "augmented": chosen.augmented,
     }
     about["prompts"] = {"prompt": arguments.prompt or ""}
