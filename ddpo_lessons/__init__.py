@@ -24,6 +24,11 @@ _NAMES = {
     "models": "load_pipeline",
     "worlds": "load_tiny_sd",
     "training.figure": "plot_run",
+    "checks": "preflight",
+    "smoke": "smoke_run",
+    "training.costs": "cost",
+    "training.memory": "what_fits",
+    "hooks": "Hooks LivePlot Highest",
     "validation": "Validation",
     "cli.presets": "PRESETS",
 }
@@ -35,11 +40,15 @@ if TYPE_CHECKING:
     from ddpo_lessons.advantages import gae as gae
     from ddpo_lessons.advantages import normalize as normalize
     from ddpo_lessons.batching import EpochPlan as EpochPlan
+    from ddpo_lessons.checks import preflight as preflight
     from ddpo_lessons.cli.presets import PRESETS as PRESETS
     from ddpo_lessons.config import DDPOConfig as DDPOConfig
     from ddpo_lessons.data.folders import ImagePrompts as ImagePrompts
     from ddpo_lessons.data.folders import find_images as find_images
     from ddpo_lessons.ddim import DDIMSchedule as DDIMSchedule
+    from ddpo_lessons.hooks import Highest as Highest
+    from ddpo_lessons.hooks import Hooks as Hooks
+    from ddpo_lessons.hooks import LivePlot as LivePlot
     from ddpo_lessons.models import load_pipeline as load_pipeline
     from ddpo_lessons.named_prompts import get_prompts as get_prompts
     from ddpo_lessons.ppo import clipped_surrogate as clipped_surrogate
@@ -47,10 +56,13 @@ if TYPE_CHECKING:
     from ddpo_lessons.rollout import Trajectory as Trajectory
     from ddpo_lessons.rollout import img2img_rollout as img2img_rollout
     from ddpo_lessons.rollout import text2img_rollout as text2img_rollout
+    from ddpo_lessons.smoke import smoke_run as smoke_run
     from ddpo_lessons.trainer import DDPOTrainer as DDPOTrainer
     from ddpo_lessons.trainer import ImageDDPOTrainer as ImageDDPOTrainer
     from ddpo_lessons.trainer import Trainer as Trainer
+    from ddpo_lessons.training.costs import cost as cost
     from ddpo_lessons.training.figure import plot_run as plot_run
+    from ddpo_lessons.training.memory import what_fits as what_fits
     from ddpo_lessons.validation import Validation as Validation
     from ddpo_lessons.worlds import load_tiny_sd as load_tiny_sd
 else:  # hidden from type checkers, for which every name would exist

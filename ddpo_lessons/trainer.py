@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from accelerate.utils import set_seed
@@ -46,7 +46,8 @@ from ddpo_lessons.models.policy import (
 from ddpo_lessons.plan import summary
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.training import checkpoint
-from ddpo_lessons.training.context_source import Contexts, ContextSource
+from ddpo_lessons.training.context_source import Contexts, ContextSource, same_random_state
+from ddpo_lessons.training.costs import hours_and_money
 from ddpo_lessons.training.first_epoch import Finding, FirstEpoch
 from ddpo_lessons.training.interrupt import DeferredInterrupt, Stopped
 from ddpo_lessons.training.learner import Learner
@@ -61,13 +62,20 @@ from ddpo_lessons.training.processes import (
     say,
     set_up_sharding,
 )
-from ddpo_lessons.training.runlog import RunLog, claim, hold, spread, with_captions
+from ddpo_lessons.training.runlog import RunLog, as_numbers, claim, hold, spread, with_captions
 from ddpo_lessons.training.sampler import Sampler, count_actions, scorer
 from ddpo_lessons.training.state import State, Tensors, check_processes, describe, identity, read_checkpoint
 from ddpo_lessons.training.trackers import Trackers
 
 SHOWN_IMAGES = 32
 _TRAINED: Any = WeakIdKeyDictionary()  # weights that optimizer steps of this process have changed
+
+T = TypeVar("T")
+# What a rehearsal changes of a trainer beside its state.
+_UNDONE = (
+    "log", "_log_is_open", "image_samples_hook", "preflight", "first_epoch", "_first", "_trained", "_warned",
+    "_before",
+)  # fmt: skip
 
 DebugHook = Callable[[Any, float, int], None]  # (sd_pipeline, noise_strength, global_step), as by imageddpo
 # Called as (batches, global_step, tracker), as by the peers.
@@ -110,7 +118,10 @@ class Trainer:
     stopped_by: int | None = None  #: the number of the signal that ended `train` early
     _log_is_open = False
     _interrupt: DeferredInterrupt | None = None
-    _first: FirstEpoch | None = None  # what watches the first epoch
+    first_epoch: FirstEpoch | None = None  #: what watched the first epoch of the run, or of a rehearsal
+    _before: tuple[Tensors, dict[str, Any]] | None = None  # what a rehearsal goes back to
+    _first: FirstEpoch | None = None  # what watches the epoch that is done, if it is the first
+    _trained: float | None = None  # when the last epoch's training ended
     _warned = False  # of an epoch that teaches nothing
 
     def __init__(
@@ -272,19 +283,12 @@ class Trainer:
         ):
             try:
                 while self.epochs_done < config.num_epochs:
-                    started = time.perf_counter()
-                    try:
-                        metrics = self.step(self.epochs_done)
-                    except OutOfMemory as error:
-                        if not error.smaller or self.accelerator.num_processes > 1:  # others wait
-                            raise
-                        say(self.accelerator, halve(config, error))
-                        continue
+                    metrics, seconds = self._fitted(self._timed_step)
                     bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
                     bar.update()
                     is_first = self.epochs_done == first < config.num_epochs
                     if is_first or not draws_bars():
-                        self._print_epoch(metrics, time.perf_counter() - started, is_first)
+                        self._print_epoch(metrics, seconds, is_first)
                     if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
                         self.save()
             except Stopped:
@@ -295,22 +299,60 @@ class Trainer:
             finally:
                 self._interrupt = None
 
-    def _print_epoch(self, metrics: dict[str, float], seconds: float, is_first: bool) -> None:
+    def rehearse(self, function: Callable[[], T]) -> T:
+        """Call a function that does the next epoch or a part of it, and undo what that changes.
+
+        Weights, optimizer, averages, the scaler, the prompt function, the global random state and the run's
+        folder are as before, so that training goes on as if nothing had been called. Meanwhile nothing is
+        written and no hook is called. Only smaller passes stay that a lack of memory asked for, and what a
+        reward function remembers of its calls. Every process must call it.
+        """
+        return self._fitted(lambda: self._rehearsed(function))
+
+    def _rehearsed(self, function: Callable[[], T]) -> T:
+        with same_random_state():
+            self.contexts.of(self.epochs_done)  # so that the snapshot has the prompt function's state
+            before = self.state.snapshot()
+            kept = {name: getattr(self, name) for name in _UNDONE}
+            self.log, self._log_is_open, self.image_samples_hook, self._before = None, True, None, before
+            try:
+                return function()
+            finally:
+                vars(self).update(kept)
+                self.state.restore(*before)
+
+    def _fitted(self, function: Callable[[], T]) -> T:
+        """Call a function, and again with smaller passes each time that one runs out of memory."""
+        while True:
+            try:
+                return function()
+            except OutOfMemory as error:
+                if not error.smaller or self.accelerator.num_processes > 1:  # others wait
+                    raise
+                say(self.accelerator, halve(self.config, error))
+
+    def _timed_step(self) -> tuple[dict[str, Any], float]:
+        """Do the next epoch; return its metrics and seconds."""
+        started = time.perf_counter()
+        return self.step(self.epochs_done), time.perf_counter() - started
+
+    def _print_epoch(self, metrics: dict[str, Any], seconds: float, is_first: bool) -> None:
         """Print a line in the place of bars, which a file does not show, and first what all epochs take."""
         done, asked, price = self.epochs_done, self.config.num_epochs, self.config.price_per_hour
         reward = f"reward {metrics['reward_mean']:.4g} (std {metrics['reward_std']:.3g})"
-        left, whole = (tqdm.format_interval(seconds * epochs) for epochs in (asked - done, asked))
+        left = tqdm.format_interval(seconds * (asked - done))
         text = f"epoch {done} of {asked}: {reward}; {seconds:.1f} s, {left} left"
         if is_first:
-            money = f", {seconds * asked / 3600 * price:.2f} at {price:g} per hour" if price else ""
-            text += f"; all {asked} epochs take {whole}{money}"
+            text += f"; all {asked} epochs take {hours_and_money(seconds * asked, price)}"
         say(self.accelerator, text, sys.stderr)
 
-    def step(self, epoch: int) -> dict[str, float]:
+    def step(self, epoch: int) -> dict[str, Any]:
         """Do one epoch, in the order of lesson 06; return its metrics. If it fails, it never was."""
+        asked = time.perf_counter()
         contexts = self.contexts.of(epoch)  # 1. prompts, for img2img with their images
         with self._undone_if_it_fails():
             started = time.perf_counter()
+            other = started - (asked if self._trained is None else self._trained)
             # 2. Sample, and 3. call the reward function.
             batches, trajectory, reward_seconds = self.sampler.sample(epoch, contexts)
             rewards = self.sampler.share.gather_rewards(check_rewards(batches))  # (N,)
@@ -329,24 +371,27 @@ class Trainer:
                     bar.update()
                     self._stop_if_asked()
             # 7. Record what happened.
-            self.state.epochs_done = epoch + 1
+            self.state.epochs_done, self._trained = epoch + 1, time.perf_counter()
             metrics = self._metrics(rewards, batches, advantages) | {
                 "seconds_sampling": sampled - started - reward_seconds,
                 "seconds_reward": reward_seconds,
-                "seconds_training": time.perf_counter() - sampled,
+                "seconds_training": self._trained - sampled,
+                "seconds_other": other,
             }
             self._report_first(rewards)
             self._report(epoch, metrics, batches, contexts)
-        _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
-        self.contexts.done()
+        if self._before is None:
+            _TRAINED.update(dict.fromkeys(self.learner.trainable.values()))
+            self.contexts.done()
         return metrics
 
     @contextlib.contextmanager
     def _undone_if_it_fails(self) -> Iterator[None]:
         """Undo a `with` block that raises; watch it, if it is the first of the run that trains."""
         self._open_log()
-        before, position = self.state.snapshot(), None if self.log is None else self.log.size
-        self._first = None if self.global_step else FirstEpoch(self.learner, before[0]["policy"])
+        before, position = self._before or self.state.snapshot(), None if self.log is None else self.log.size
+        is_watched = self.global_step == 0 or self._before is not None
+        self._first = FirstEpoch(self.learner, before[0]["policy"]) if is_watched else None
         try:
             with contextlib.nullcontext() if self._first is None else self._first.watch():
                 yield
@@ -355,7 +400,7 @@ class Trainer:
             if self.log is not None and position is not None:
                 self.log.rewind(position)
             raise
-        self._first = None  # its copy of the weights goes with it
+        self._first = None
 
     def _samples(
         self, epoch: int, contexts: Contexts, trajectory: Trajectory, advantages: torch.Tensor
@@ -387,18 +432,20 @@ class Trainer:
             **{f"reward/{name}": mean for name, mean in info.items()},
             "advantage_mean": advantages.mean().item(),
             "samples_seen": self.epochs_done * self.plan.total_samples,
+            "rewards": as_numbers(rewards),
         }
 
     def _report_first(self, rewards: torch.Tensor) -> None:
         """Keep what the first epoch of the run showed, if this is it; warn of what failed."""
         if self._first is None:
             return
-        self._first.rewards = rewards
+        self._first.rewards, self.first_epoch = rewards, self._first
         clip_range = None if "train_clip_range" in self.algorithm.unused else self.config.train_clip_range
         config = self.config
         self.preflight = self._first.findings(
             config.sample_group_size, clip_range, config.sample_guidance_scale
         )
+        self._first.before = {}  # for it is a copy of the weights
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:
@@ -455,11 +502,15 @@ class Trainer:
         self.trackers.start(self.config)
         self._log_is_open = True
 
-    def write_record(self, kind: str, values: dict[str, float]) -> None:
-        """Write a record to metrics.jsonl and to the trackers, in the main process."""
+    def write_record(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Write a record of numbers and lists of numbers to metrics.jsonl, in the main process.
+
+        The trackers get it without its lists.
+        """
         if self.log is not None:
             self.log.record(kind, values)
-            self.trackers.log(kind, values, self.global_step)
+            numbers = {name: value for name, value in values.items() if not isinstance(value, list)}
+            self.trackers.log(kind, numbers, self.global_step)
 
     def write_grid(self, kind: str, epoch: int, images: torch.Tensor, captions: Sequence[str]) -> None:
         """Write a grid of images (N, 3, H, W) to images/ and to the trackers, in the main process."""
@@ -468,7 +519,7 @@ class Trainer:
             self.trackers.log_grid(kind, grid, self.global_step)
 
     def _report(
-        self, epoch: int, metrics: dict[str, float], batches: list[list[Any]], contexts: Contexts
+        self, epoch: int, metrics: dict[str, Any], batches: list[list[Any]], contexts: Contexts
     ) -> None:
         frequency = self.config.image_grid_freq
         if self.log is not None and frequency and epoch % frequency == 0:
@@ -590,8 +641,8 @@ class ImageDDPOTrainer(Trainer):
             start=self.start_class(noise_strength),
         )
 
-    def step(self, epoch: int) -> dict[str, float]:
+    def step(self, epoch: int) -> dict[str, Any]:
         """Call `debug_hook`, then do one epoch."""
-        if self.debug_hook is not None and self.accelerator.is_main_process:
+        if self.debug_hook is not None and self.accelerator.is_main_process and self._before is None:
             self.debug_hook(self.sd_pipeline, self.noise_strength, self.global_step)
         return super().step(epoch)

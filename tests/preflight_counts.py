@@ -18,8 +18,8 @@ import pytest
 import torch
 from diffusers import FluxKontextPipeline
 
+from ddpo_lessons import checks
 from ddpo_lessons.algorithms import ALGORITHMS, make_algorithm
-from ddpo_lessons.cli import preflight
 from ddpo_lessons.data.starts import WithImages
 from ddpo_lessons.lessons.faults import Fault, put_in
 from ddpo_lessons.trainer import Trainer
@@ -66,7 +66,7 @@ def verdict(algorithm: str) -> list[str] | str:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            findings = preflight.fly(make_trainer(algorithm, Path(folder)))
+            findings = checks.preflight(make_trainer(algorithm, Path(folder)), plain=False)
             return [finding.check for finding in findings if not finding.passed]
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:100]

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ddpo_lessons"
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "worlds", "embedded", "image", "damages", "plan", "words", "hub", "own",
-        "batching", "advantages", "ppo", "ddim", "flow",
+        "batching", "advantages", "ppo", "ddim", "flow", "table",
     ),
     ("config", "rewards", "text"),
     ("models",),
@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("algorithms",),
     ("training",),
     ("trainer",),
-    ("compat", "validation"),
+    ("compat", "validation", "checks", "smoke", "hooks"),
     ("cli",),
     ("lessons",),
     ("benchmarks",),

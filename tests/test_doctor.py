@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 import ddpo_lessons.hub as hub_module
+from ddpo_lessons import DDPOConfig, what_fits
 from ddpo_lessons.cli import doctor
 
 
@@ -180,3 +181,32 @@ def test_main_survives_a_torch_that_cannot_be_imported(monkeypatch, capsys):
     assert any(line.startswith("[FAIL] check_gpu: ") and "torch" in line for line in lines)
     assert lines[0].startswith("[OK]   Python")
     assert any(line.startswith("[OK]   Disk") or line.startswith("[FAIL] Disk") for line in lines)
+
+
+def test_a_notebook_shows_one_line_per_finding(monkeypatch):
+    fine, bad = doctor.Check(True, "fine"), doctor.Check(False, "bad: do this")
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine, bad]),))
+    assert repr(doctor.findings()) == "[OK]   fine\n[FAIL] bad: do this"
+
+
+# ---- what fits
+@pytest.mark.parametrize(
+    ("gigabytes", "capability", "precision", "size"),
+    [
+        (16.1, (7, 5), "fp16", 2),  # T4: 0.85 of it less 6.3 GB hold three pairs of 2.3 GB
+        (24.2, (8, 9), "bf16", 4),  # L4: six
+        (85.0, (8, 0), "bf16", 16),  # A100: 28
+        (8.0, (8, 6), "bf16", 1),
+    ],
+)
+def test_what_fits(gigabytes, capability, precision, size, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, int(gigabytes * 1e9)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    sizes = {"sample_micro_batch_size": size, "train_micro_batch_size": size}
+    assert what_fits() == {"mixed_precision": precision, **sizes}
+
+
+def test_without_a_gpu_the_trainer_picks():
+    config = DDPOConfig(**what_fits())
+    assert (config.mixed_precision, config.train_micro_batch_size) == ("no", 0)

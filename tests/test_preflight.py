@@ -12,6 +12,7 @@ from diffusers import DDIMScheduler, LCMScheduler, PNDMScheduler
 from fake_device import fake_device
 from helpers import (
     NOT_CLIPPED,
+    Remembering,
     brightness,
     each_prompt,
     flow_trainer,
@@ -21,6 +22,7 @@ from helpers import (
     make_sd3_pipeline,
     make_xl_pipeline,
     noisy_image,
+    records_of,
     red_three,
     stir_adapter,
 )
@@ -28,13 +30,15 @@ from helpers import (
 from ddpo_lessons.advantages import normalize
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.ddpo import DDPO
-from ddpo_lessons.cli import preflight
+from ddpo_lessons.checks import of_snippet, preflight
 from ddpo_lessons.cli.main import main
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.lessons import desk
 from ddpo_lessons.lessons.faults import FAULTS, Fault, put_in
 from ddpo_lessons.models.policy import with_parts
+from ddpo_lessons.smoke import smoke_run
 from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.memory import OutOfMemory
 from ddpo_lessons.worlds import load_tiny_sd
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +56,7 @@ def make(folder: Any, reward: Any = brightness, algorithm: str = "ddpo", **chang
 def failed(trainer: Trainer) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [finding.check for finding in preflight.fly(trainer) if not finding.passed]
+        return [finding.check for finding in preflight(trainer, plain=False).failed]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +145,10 @@ def test_steps_that_float16_skips_are_no_fault(is_called, tmp_path):
         trainer = make(tmp_path, mixed_precision="fp16")
         let_loss_overflow(trainer)
         trainer.learner.optimizer.optimizer._step_supports_amp_scaling = is_called
-        assert failed(trainer) == []
-    found = [finding.check for finding in trainer.preflight if "scale is still too high" in finding.says]
-    assert found == [GRADIENT, MOVE]
+        found = preflight(trainer, plain=False)
+    assert not found.failed
+    skipped = [finding.check for finding in found if "scale is still too high" in finding.says]
+    assert skipped == [GRADIENT, MOVE, DRAWN]
 
 
 def test_a_fault_is_out_again_and_its_text_must_stand_in_one_function(tmp_path):
@@ -244,11 +249,136 @@ def test_the_lesson_has_the_numbers_that_were_counted():
     assert f" {len(counts['mutations'])} one-line faults" in text
 
 
+# -------------------------------------------------------------------------- the trainer is given back
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.family.denoiser.named_parameters()}
+
+
+def state_of(trainer: Trainer) -> Any:
+    """All that an epoch changes, as JSON and bytes of tensors."""
+    tensors = {
+        (kind, name): tensor.clone()
+        for kind, group in trainer.learner.tensors().items()
+        for name, tensor in group.items()
+    }
+    return trainer.state.values(), tensors
+
+
+def counted() -> Any:
+    """A prompt function that holds state and cannot tell it."""
+    calls: list[None] = []
+
+    def draw() -> tuple[str, dict[str, Any]]:
+        calls.append(None)
+        return f"a red {['three', 'four', 'five'][len(calls) % 3]}", {"call": len(calls)}
+
+    return draw
+
+
+def of_calls(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    """A reward that differs between the first prompts and later ones."""
+    return images.mean(dim=(1, 2, 3)) * torch.tensor([each["call"] for each in metadata])
+
+
+class Told(Remembering):
+    """A prompt function that holds state and tells it."""
+
+    def __call__(self) -> tuple[str, dict[str, Any]]:
+        self.drawn += 1
+        return f"a red {['three', 'four', 'five'][self.drawn % 3]}", {"call": self.drawn}
+
+
+KINDS = [
+    {},
+    {"train_use_lora": False, "train_ema_decay": 0.9},
+    {"mixed_precision": "bf16"},
+    {"algorithm": "nft", **NOT_CLIPPED},
+]
+
+
+def rehearse_both(trainer: Trainer) -> None:
+    assert preflight(trainer, plain=trainer.algorithm.name != "nft").failed == []
+    smoke_run(trainer)
+
+
+@pytest.mark.parametrize("prompts", [counted, Told])
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_a_run_after_rehearsals_is_bitwise_the_run_without(prompts, changes, tmp_path):
+    settings = {**FOUR, "num_epochs": 3, "save_freq": 1, "train_learning_rate_schedule": "linear", **changes}
+    algorithm = settings.pop("algorithm", "ddpo")
+
+    def make_run(name: str, **more: Any) -> Trainer:
+        config = make_config(tmp_path / name, **settings, **more)
+        return Trainer(config, of_calls, prompts(), make_pipeline(), algorithm=make_algorithm(algorithm))
+
+    plain, rehearsed = make_run("plain"), make_run("rehearsed")
+    before, weights, random_state = state_of(rehearsed), weights_of(rehearsed), torch.get_rng_state()
+    rehearse_both(rehearsed)
+    assert not (tmp_path / "rehearsed").exists()
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert_same(state_of(rehearsed), before)
+    assert_same((0, weights_of(rehearsed)), (0, weights))
+    assert rehearsed.preflight == ()
+    plain.train()
+    rehearsed.step(0)
+    rehearsed.save()
+    log = (tmp_path / "rehearsed" / "metrics.jsonl").read_bytes()
+    rehearse_both(rehearsed)  # in the middle of a run, too
+    assert (tmp_path / "rehearsed" / "metrics.jsonl").read_bytes() == log
+    rehearsed.train()
+    assert_same(state_of(rehearsed), state_of(plain))
+    rehearse_both(rehearsed)  # after the last epoch, where the learning rate is 0
+    assert_same(state_of(rehearsed), state_of(plain))
+    assert records_of(tmp_path / "rehearsed") == records_of(tmp_path / "plain")
+    assert len(rehearsed.preflight) == len(plain.preflight)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    assert [name for name, tensor in one[1].items() if not torch.equal(tensor, other[1][name])] == []
+
+
+def test_a_rehearsal_takes_smaller_passes_where_memory_lacks(tmp_path):
+    trainer = make(tmp_path, train_micro_batch_size=4)
+    calls: list[int] = []
+
+    def function() -> int:
+        calls.append(trainer.config.train_micro_batch_size)
+        if len(calls) == 1:
+            raise OutOfMemory(trainer.config, "train_micro_batch_size", 4, torch.OutOfMemoryError("full"))
+        return trainer.config.train_micro_batch_size
+
+    assert trainer.rehearse(function) == 2
+    assert calls == [4, 2]
+
+
+def test_findings_are_shown_as_lines(tmp_path):
+    found = preflight(make(tmp_path))
+    lines = repr(found).splitlines()
+    assert lines[0].startswith("ok    pictures are pictures: float32 from ")
+    assert lines[-1] == f"{len(found)} of {len(found)} checks passed"
+    assert len(lines) == len(found) + 1
+
+
+def test_later_trainers_of_the_pipeline_are_not_warned_of_a_rehearsal(tmp_path):
+    pipeline = make_pipeline()
+    config = make_config(tmp_path, train_use_lora=False, **FOUR)
+    preflight(Trainer(config, brightness, each_prompt(), pipeline, algorithm=DDPO()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer(config, brightness, each_prompt(), pipeline, algorithm=DDPO())
+
+
 # ------------------------------------------------------------------------------------- plain diffusers
+def contexts_of(trainer: Trainer) -> list[Any]:
+    return list(trainer.contexts.of(trainer.epochs_done).values())
+
+
 def snippet_of(trainer: Trainer) -> tuple[bool, float]:
     """Draw as the docs say, with an adapter that changes much; return the verdict and the distance."""
     stir_adapter(trainer.learner.denoiser)
-    (found,) = preflight.of_snippet(trainer)
+    (found,) = of_snippet(trainer, contexts_of(trainer))
     return found.passed, float(found.says.split()[0])
 
 
@@ -286,7 +416,7 @@ def test_a_schedule_on_which_diffusers_draws_black_is_named(tmp_path):
     """Of five trailing steps the first has no signal: 1 - ᾱ - σ², which is 0, is rounded below 0."""
     trainer = make(tmp_path, sample_num_steps=5)
     trainer.pipeline.scheduler = DDIMScheduler.from_config(load_tiny_sd().scheduler.config)
-    (found,) = preflight.of_snippet(trainer)
+    (found,) = of_snippet(trainer, contexts_of(trainer))
     assert not found.passed
     assert found.says.startswith("nan away")
     assert "eta=0.999" in found.says
@@ -303,4 +433,4 @@ def test_the_command_draws_with_plain_diffusers_too(tmp_path, capsys):
 
 def test_flow_models_need_no_other_scheduler(tmp_path):
     trainer = flow_trainer(tmp_path, make_algorithm("nft"), **{**FOUR, **NOT_CLIPPED})
-    assert preflight.of_snippet(trainer) == []
+    assert of_snippet(trainer, contexts_of(trainer)) == []

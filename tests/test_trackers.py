@@ -13,7 +13,7 @@ from accelerate import tracking
 from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image, records_of, red_three
 from PIL import Image
 
-from ddpo_lessons import Validation
+from ddpo_lessons import Hooks, Validation
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.runlog import read_metrics
@@ -30,7 +30,7 @@ def make_trainer(folder: Path, hook: Any = None, **changes: Any) -> DDPOTrainer:
 
 def train(folder: Path, hook: Any = None, **changes: Any) -> DDPOTrainer:
     trainer = make_trainer(folder, **{**TWO_EPOCHS, **changes})
-    trainer.image_samples_hook = Validation(trainer, HELD_OUT, every=1, hook=hook)
+    trainer.image_samples_hook = Hooks(hook, Validation(trainer, HELD_OUT, every=1))
     trainer.train()
     return trainer
 

@@ -8,11 +8,13 @@ import torch
 from helpers import PROMPTS, brightness, make_config, make_pipeline, noisy_image, records_of, red_three
 from PIL import Image
 
-from ddpo_lessons import Validation
+from ddpo_lessons import Hooks, Validation
 from ddpo_lessons.algorithms.awm import AWM
 from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
+from ddpo_lessons.training.runlog import read_metrics
 from ddpo_lessons.training.sampler import NO_EPOCH
+from ddpo_lessons.validation import Measured, with_error
 from ddpo_lessons.worlds import load_tiny_sd3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,9 +65,8 @@ def test_images_stand_beside_their_results(tmp_path):
     red = torch.zeros(3, 32, 32)
     red[0] = 1
     calls: list[int] = []
-    trainer.image_samples_hook = Validation(
-        trainer, [("", red, {})], every=5, hook=lambda batches, step, tracker: calls.append(step)
-    )
+    validation = Validation(trainer, [("", red, {})], every=5)
+    trainer.image_samples_hook = Hooks(lambda batches, step, tracker: calls.append(step), validation)
     trainer.train()
     assert calls == [1]
     grid = Image.open(tmp_path / "images" / "validation-000000.png")
@@ -98,3 +99,83 @@ def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_pat
         generator=generators,
     )
     assert torch.allclose(images, expected, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------ a second evaluator
+def redness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
+    return images[:, 0].mean(dim=(1, 2))
+
+
+def img2img_trainer(folder: Path, **changes: Any) -> ImageDDPOTrainer:
+    settings = {"num_epochs": 4, "train_learning_rate": 0.01, **changes}
+    config = make_config(folder, **settings)
+    return ImageDDPOTrainer(config, brightness, noisy_image, make_pipeline(), noise_strength=0.7)
+
+
+def held_out() -> list[Any]:
+    generator = torch.Generator().manual_seed(3)
+    return [("", torch.rand(3, 32, 32, generator=generator), {}) for _ in range(5)]
+
+
+def test_means_with_standard_errors_by_hand():
+    """Of 1, 2, 3, 6 the deviations' squares sum to 14: the error is the root of 14 / 3 / 4."""
+    scores = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    assert with_error(scores) == f"3.000 ± {(14 / 12) ** 0.5:.3f}"
+    found = Measured("untrained", scores, scores / 2)
+    assert " ".join(str(found).split()) == "untrained reward 3.000 ± 1.080 evaluator 1.500 ± 0.540"
+    assert with_error(torch.tensor([2.0])) == "2.000 ± nan"
+
+
+def test_before_and_after_stay_in_the_folder_of_a_resumed_run(tmp_path):
+    def make(name: str, epochs: int) -> tuple[ImageDDPOTrainer, Validation]:
+        trainer = img2img_trainer(tmp_path / name, num_epochs=epochs, resume_from="auto")
+        trainer.image_samples_hook = validation = Validation(trainer, held_out(), 2, evaluator=redness)
+        return trainer, validation
+
+    trainer, validation = make("whole", 4)
+    images, rewards = validation.measure()
+    trainer.train()
+    table = validation.table()
+    assert [row.name for row in table] == ["epoch 0", "epoch 2", "epoch 4"]
+    assert torch.equal(table[0].rewards.float(), rewards)
+    assert table[0].evaluations is not None
+    assert torch.equal(table[0].evaluations.float(), redness(images, (), ()))
+    assert not torch.equal(table[0].rewards, table[2].rewards)
+    (first, *_) = read_metrics(tmp_path / "whole", "validation")
+    assert first["validation_evaluation"] == pytest.approx(redness(images, (), ()).mean().item())
+    make("parts", 3)[0].train()
+    trainer, validation = make("parts", 4)
+    trainer.train()
+    again = make("parts", 4)[1]  # of a run that is complete
+    assert [row.name for row in again.table()] == ["epoch 0", "epoch 2", "epoch 3", "epoch 4"]
+    assert [str(again.table()[row]) for row in (0, 1, 3)] == list(map(str, table))
+
+
+def test_the_untrained_policy_is_measured_by_strength_and_best_of_n(tmp_path):
+    trainer = img2img_trainer(tmp_path)
+    validation = Validation(trainer, held_out(), evaluator=redness)
+    _, rewards = validation.measure()
+    (own,) = validation.untrained()
+    assert torch.equal(own.rewards, rewards)
+    weak, strong, same = validation.untrained(0.4, 1.0, 0.7)
+    assert [row.name for row in (weak, strong)] == ["untrained, strength 0.4", "untrained, strength 1"]
+    assert torch.equal(same.rewards, rewards)
+    assert not torch.equal(weak.rewards, strong.rewards)
+    one, two = (validation._draw(validation.sampler, number) for number in (0, 1))
+    (best,) = validation.untrained(best_of=2)
+    assert best.name == "untrained, best of 2"
+    assert torch.equal(best.rewards, one[1].maximum(two[1]))
+    assert one[2] is not None
+    assert two[2] is not None
+    assert torch.equal(best.evaluations, torch.where(one[1] >= two[1], one[2], two[2]))
+    assert 0 < (one[1] >= two[1]).sum() < 5  # each is the better one for some
+    trainer.train()
+    (after,) = validation.untrained()
+    torch.testing.assert_close(after.rewards, rewards)
+    assert not torch.allclose(validation.measure()[1], rewards, atol=1e-4)
+
+
+def test_strengths_are_for_runs_that_start_from_images(tmp_path):
+    validation = Validation(make_trainer(tmp_path, None), HELD_OUT)
+    with pytest.raises(ValueError, match="start from images: leave them out"):
+        validation.untrained(0.5)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import write_rows
-from ddpo_lessons.cli import preflight
+from ddpo_lessons import checks
 from ddpo_lessons.image import to_pil
 from ddpo_lessons.lessons.desk import make_trainer
 from ddpo_lessons.lessons.faults import FAULTS, put_in
@@ -34,7 +34,7 @@ def failed_checks(fault: str | None, **changes: Any) -> dict[str, bool]:
     """Return for each check of preflight whether it fails."""
     broken = put_in(FAULTS[fault]) if fault else contextlib.nullcontext()
     with tempfile.TemporaryDirectory() as folder, broken:
-        found = preflight.fly(make_trainer(folder, **changes))
+        found = checks.preflight(make_trainer(folder, **changes), plain=False)
     return {finding.check: not finding.passed for finding in found}
 
 
@@ -49,7 +49,7 @@ def long_run(name: str) -> list[dict[str, Any]]:
         trainer.train()
         rows.append(trainer.sampler.draw(shown))
         trainer.save_pretrained(Path(folder, "lora"))
-        rows.append(preflight.draw_saved(trainer, shown, Path(folder, "lora"))[1])
+        rows.append(checks.draw_saved(trainer, shown, Path(folder, "lora"))[1])
         strip = torch.cat([torch.cat(list(images), dim=2) for images in rows], dim=1)  # (3, 3 H, SHOWN W)
         to_pil(strip).save(HERE / f"silent_{name}.png")
         steps, epochs = (read_metrics(folder, kind) for kind in ("step", "epoch"))

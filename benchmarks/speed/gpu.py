@@ -34,10 +34,10 @@ from benchmarks.speed import lessons, paper_run
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.cli.options import Demo
 from ddpo_lessons.cli.presets import PRESETS
-from ddpo_lessons.cli.sample import image_size
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.lessons import demo
+from ddpo_lessons.models import image_size
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.training.runlog import read_metrics
 

@@ -30,11 +30,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.common import ROOT, Row, write_json
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.cli.presets import PRESETS
-from ddpo_lessons.cli.sample import image_size
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.embedded import CHECKPOINTS
-from ddpo_lessons.models import family_of
+from ddpo_lessons.models import family_of, image_size
 from ddpo_lessons.models.policy import adapter_off, prepare_policy
 from ddpo_lessons.training.processes import make_autocast
 from ddpo_lessons.training.sampler import count_actions
@@ -48,7 +47,10 @@ SHARE = 0.85  # of a GPU: the rest is the allocator's fragments, which no count 
 CUDA = 1.0  # GB of the context and of kernels' workspaces
 UTILIZATION = 0.3  # an assumption
 # GB, and TFLOP/s of dense bf16 with float32 accumulation, as NVIDIA gives them; TF32 is half of it on each.
+# The T4 has neither bf16 nor TF32: its data sheet gives 65 for fp16. That of the L4 gives 242 with sparsity,
+# which is 121 without. Both are GPUs of Colab, with memory of 320 and 300 GB/s.
 CARDS = {
+    "T4": (16, 65.0), "L4": (24, 121.0),
     "RTX 3080": (10, 59.5), "RTX 4080": (16, 97.5), "RTX 3090": (24, 71.2), "RTX 4090": (24, 165.2),
     "A100": (80, 312.0),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.table import Lines
 
 GIB = 2**30
 MEMORY_NEEDED_GIB = 2.0  # the demo peaks at 0.9; the rest is room for the system
@@ -26,6 +27,9 @@ class Check(NamedTuple):
 
     ok: bool
     text: str
+
+    def __str__(self) -> str:
+        return f"{'[OK]  ' if self.ok else '[FAIL]'} {self.text}"
 
 
 def check_python() -> Iterator[Check]:
@@ -141,7 +145,12 @@ CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
 )
 
 
-def findings() -> Iterator[Check]:
+def findings() -> Lines[Check]:
+    """Run every check, for a notebook: shown as one line per finding."""
+    return Lines(_findings())
+
+
+def _findings() -> Iterator[Check]:
     """Run every check; one that cannot even start, for want of a package, is a finding too."""
     for check in CHECKS:
         try:
@@ -153,7 +162,7 @@ def findings() -> Iterator[Check]:
 def run(_: object = None) -> int:
     """Print an [OK] or [FAIL] line for each finding; return 0 when every line is [OK], else 1."""
     status = 0
-    for finding in findings():
-        print(f"{'[OK]  ' if finding.ok else '[FAIL]'} {finding.text}", flush=True)
+    for finding in _findings():
+        print(finding, flush=True)
         status |= not finding.ok
     return status

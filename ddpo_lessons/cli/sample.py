@@ -24,9 +24,8 @@ from ddpo_lessons.data.folders import (
 from ddpo_lessons.data.prompts import from_file, read_prompts
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.image import check_size, fit, image_grid, to_pil, to_tensor
-from ddpo_lessons.models import family_of, load_pipeline
+from ddpo_lessons.models import family_of, image_size, load_pipeline
 from ddpo_lessons.models.policy import loaded_dtype, read_lora
-from ddpo_lessons.models.stable_diffusion import vae_factor
 from ddpo_lessons.named_prompts import get_prompts
 from ddpo_lessons.rollout import SamplingSettings, img2img_rollout, sample_seed, text2img_rollout
 from ddpo_lessons.training.processes import loading_bars, make_autocast
@@ -79,11 +78,6 @@ def takes_images(pipeline: Any, noise_strength: float | None) -> bool:
             "noise alone; leave it out"
         )
     return edits
-
-
-def image_size(pipeline: Any) -> int:
-    """Return the side of the square images, in pixels, that a pipeline makes."""
-    return family_of(pipeline).latents_shape()[-1] * vae_factor(pipeline.vae)
 
 
 # ----------------------------------------------------------------------------------------- what to make

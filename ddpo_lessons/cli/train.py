@@ -7,10 +7,10 @@ from typing import Any
 from ddpo_lessons.algorithms import is_own, make_algorithm, parse_algorithm
 from ddpo_lessons.cli import dry_run, reward_flag
 from ddpo_lessons.cli.options import Train
-from ddpo_lessons.cli.sample import image_size
 from ddpo_lessons.data.folders import ImageFolder, ImagePrompts, find_images, summary
 from ddpo_lessons.data.prompts import read_prompts
-from ddpo_lessons.models import load_pipeline
+from ddpo_lessons.hooks import Hooks
+from ddpo_lessons.models import image_size, load_pipeline
 from ddpo_lessons.models.policy import loaded_dtype
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.trainer import ImageSamplesHook, Trainer
@@ -29,9 +29,10 @@ def run(arguments: Train) -> int:
     is_main = trainer.accelerator.is_main_process
     if is_main and images is not None:
         print(summary(images))
-    trainer.image_samples_hook = _first_epoch_hook(trainer)
+    hooks: list[ImageSamplesHook] = [_first_epoch_hook(trainer)]
     if held_out is not None:
-        trainer.image_samples_hook = make_validation(arguments, trainer, held_out)
+        hooks.append(make_validation(arguments, trainer, held_out))
+    trainer.image_samples_hook = Hooks(*hooks)
     trainer.train()
     trainer.save_pretrained(trainer.config.run_dir / ("lora" if trainer.use_lora else "pipeline"))
     if is_main:
@@ -91,7 +92,7 @@ def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | 
     else:
         sampler = _sampler(arguments, held_out, trainer.pipeline, trainer.config.seed)
         samples = sampler.every()
-    return Validation(trainer, samples, arguments.validation_freq, trainer.image_samples_hook)
+    return Validation(trainer, samples, arguments.validation_freq)
 
 
 def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:

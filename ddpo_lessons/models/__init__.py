@@ -17,7 +17,7 @@ from ddpo_lessons.embedded import CHECKPOINTS, no_model
 from ddpo_lessons.models.family import Family as Family
 from ddpo_lessons.models.family import Schedule as Schedule
 from ddpo_lessons.models.flux import Flux, FluxKontext
-from ddpo_lessons.models.stable_diffusion import StableDiffusion
+from ddpo_lessons.models.stable_diffusion import StableDiffusion, vae_factor
 from ddpo_lessons.models.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.models.stable_diffusion_xl import StableDiffusionXL
 
@@ -60,6 +60,11 @@ def model_name(pipeline: Any) -> str | None:
     place = Path(name).resolve()  # also from another working directory
     embedded = [model for model, folder in CHECKPOINTS.items() if place == folder.resolve()]
     return embedded[0] if embedded else str(place)
+
+
+def image_size(pipeline: Any) -> int:
+    """Return the side of the square images, in pixels, that a pipeline makes."""
+    return family_of(pipeline).latents_shape()[-1] * vae_factor(pipeline.vae)
 
 
 def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype = torch.float32) -> Any:

@@ -325,6 +325,28 @@ def with_parts(pipeline: Any, parts: Mapping[str, Any]) -> Any:
     return type(pipeline)(**{**pipeline.components, **settings, **parts})
 
 
+def copy_of(pipeline: Any, dtype: torch.dtype | None = None) -> Any:
+    """Return a pipeline whose networks have modules of their own, but the weights of this one.
+
+    Adapters can be loaded into the copy, or taken from it. With a `dtype` its weights are cast to that.
+    """
+    networks = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+    weights = [w for network in networks.values() for w in (*network.parameters(), *network.buffers())]
+    # `deepcopy` takes what is in its memo for copied.
+    memo = {id(weight): weight if dtype is None else _cast(weight, dtype) for weight in weights}
+    copied = copy.copy(pipeline)
+    for name, network in copy.deepcopy(networks, memo).items():
+        setattr(copied, name, network)
+    return copied
+
+
+def _cast(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not weight.is_floating_point():
+        return weight
+    cast = weight.detach().to(dtype)
+    return nn.Parameter(cast, weight.requires_grad) if isinstance(weight, nn.Parameter) else cast
+
+
 def save_policy(
     family: Family,
     folder: str | Path,

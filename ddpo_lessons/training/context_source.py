@@ -1,7 +1,9 @@
 """The contexts of an epoch: which prompts and images are asked for, the same in every process."""
 
+import contextlib
 import copy
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,18 @@ from ddpo_lessons.rollout import sample_seed
 from ddpo_lessons.training.processes import Share, all_same
 
 Contexts = dict[int, Context]  # by their samples' numbers in the epoch
+
+
+@contextlib.contextmanager
+def same_random_state() -> Iterator[None]:
+    """Leave Python's, numpy's and torch's global generators as they were before a `with` block."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 class ContextSource:
@@ -64,6 +78,13 @@ class ContextSource:
             torch.set_rng_state(self._random_state[2])
         self._epochs_drawn = epoch + 1
         self.check_same(self._drawn[1])
+        return self._drawn[1]
+
+    @property
+    def newest(self) -> Contexts:
+        """The contexts of the epoch that is being done, also in its hooks; a RuntimeError between epochs."""
+        if self._drawn is None:
+            raise RuntimeError("no epoch is being done: ask in a hook")
         return self._drawn[1]
 
     def done(self) -> None:

@@ -1,6 +1,6 @@
 """Lesson 08: faults of a run that raise no error, looked for in its first epoch.
 
-Every run has these checks, which watch what it does anyway; the command `ddpo-lessons preflight` has more.
+Every run has these checks, which watch what it does anyway; `checks.preflight` has more.
 Each looks for faults that were found in published trainers (docs/peers.md).
 """
 
@@ -13,6 +13,7 @@ import torch
 
 from ddpo_lessons.models.policy import unread
 from ddpo_lessons.models.sharded import part_of
+from ddpo_lessons.table import Lines
 from ddpo_lessons.training.learner import Learner, Weights
 
 NOT_CLIPPED = 1e-3  # what the first ratio may be off by where no clip range says it
@@ -37,6 +38,18 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{'ok  ' if self.passed else 'FAIL'}  {self.check}: {self.says}"
+
+
+class Findings(Lines[Finding]):
+    """What all checks saw, shown as a line per check and a last one that counts."""
+
+    @property
+    def failed(self) -> list[Finding]:
+        """What failed."""
+        return [finding for finding in self if not finding.passed]
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\n{len(self) - len(self.failed)} of {len(self)} checks passed"
 
 
 def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:

@@ -154,17 +154,19 @@ class RunLog:
             if checkpoint.epochs_of(path) > epochs_done:
                 checkpoint.remove(path)
         for path in self.run_dir.glob("images/*"):
-            grid = re.fullmatch(r"(?:epoch|validation)-(\d+)\.(?:png|jpg|json)", path.name)
+            grid = re.fullmatch(r"(?:epoch|validation|highest)-(\d+)\.(?:png|jpg|json)", path.name)
             if grid and int(grid[1]) > epochs_done:
                 path.unlink()
 
-    def record(self, kind: str, values: Mapping[str, float]) -> None:
+    def record(self, kind: str, values: Mapping[str, float | list[float]]) -> None:
         """Append one record, `{"kind": ..., **values}`; numbers that are not finite become null.
+
+        Numbers in lists are finite, as rewards are.
 
         Raises OSError if the disk is full or the file cannot be written; the records before it stay whole;
         RuntimeError if another trainer has written to the file.
         """
-        clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        clean = {k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in values.items()}
         line = (json.dumps({"kind": kind, **clean}) + "\n").encode()
         with self._append() as file:
             try:
@@ -234,6 +236,11 @@ def spread(name: str, rewards: torch.Tensor) -> dict[str, float]:
         f"{name}_std": rewards.std(correction=0).item(),
         **{f"{name}_q{100 * q:02.0f}": value for q, value in zip(QUANTILES, quantiles, strict=True)},
     }
+
+
+def as_numbers(rewards: torch.Tensor) -> list[float]:
+    """Return rewards (N,) as the shortest numbers that give them back: 0.1 in float32, not 0.10000000149."""
+    return [float(str(reward)) for reward in rewards.numpy()]
 
 
 def with_captions(

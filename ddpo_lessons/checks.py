@@ -1,0 +1,237 @@
+"""Preflight: faults that raise no error, looked for with a user's model, reward and data.
+
+It does one epoch of a run, draws and scores some of its images again, and compares what is drawn before
+training, after it, and with what was saved. Then the trainer is what it was.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoPipelineForImage2Image, DDIMScheduler
+
+from ddpo_lessons.data.contexts import Context, check_rewards, score
+from ddpo_lessons.data.starts import FromImages
+from ddpo_lessons.models import family_of, image_size
+from ddpo_lessons.models.policy import adapter_off, copy_of, read_lora, unwrap_forward, with_parts
+from ddpo_lessons.rollout import Trajectory
+from ddpo_lessons.trainer import Trainer
+from ddpo_lessons.training.first_epoch import SKIPPED, Finding, Findings, judged
+from ddpo_lessons.training.sampler import Sampler
+
+SHOWN = 4  # images that are drawn again and again
+MOST_DISTANCE = 5e-3  # of pixels in [0, 1], on average: about one of 255 levels
+
+
+def preflight(trainer: Trainer, plain: bool = True) -> Findings:
+    """Do a trainer's next epoch aside, look for faults that raise no error, and undo the epoch.
+
+    With `plain` it also draws with a plain diffusers pipeline, as the docs say, and compares.
+
+        preflight(trainer)  # the last expression of a notebook's cell: shows a line per check
+        trainer.train()  # as if there had been no preflight
+
+    See `Trainer.rehearse` for what is undone. Raises ValueError with several processes.
+    """
+    if trainer.accelerator.num_processes > 1:
+        raise ValueError("preflight looks at one process: start it without accelerate launch")
+    return Findings(trainer.rehearse(lambda: _look_at_epoch(trainer, plain)))
+
+
+def _look_at_epoch(trainer: Trainer, plain: bool) -> list[Finding]:
+    epoch = trainer.epochs_done
+    contexts = trainer.contexts.of(epoch)
+    batches, trajectory, _ = trainer.sampler.sample(epoch, contexts)
+    images, rewards = torch.cat([batch[0] for batch in batches]), check_rewards(batches)  # (N, 3, H, W)
+    asked = [contexts[row] for row in trainer.sampler.share.rows.flatten().tolist()]
+    found = [_of_pictures(images), _of_starts(trajectory), *_of_scoring(trainer, images, asked, rewards)]
+    found.append(_of_single(trainer, contexts, rewards))
+    shown = asked[:: max(1, len(asked) // SHOWN)][:SHOWN]
+    with trainer.learner.averaged_policy():
+        before = trainer.sampler.draw(shown)
+    with adapter_off(trainer.learner.denoiser):
+        bare = trainer.sampler.draw(shown)
+    trainer.step(epoch)
+    found += [*trainer.preflight, *_of_saving(trainer, shown, before, bare)]
+    return [*found, *of_snippet(trainer, shown)] if plain else found
+
+
+def _of_pictures(images: torch.Tensor) -> Finding:
+    low, high, kind = images.min().item(), images.max().item(), str(images.dtype).removeprefix("torch.")
+    fine = images.dtype == torch.float32 and 0 <= low < high - 0.1 and high <= 1
+    remedy = "not float32 in [0, 1], or all of one brightness"
+    return judged("pictures are pictures", fine, f"{kind} from {low:.2f} to {high:.2f}", remedy)
+
+
+def _of_starts(trajectory: Trajectory) -> Finding:
+    """Rollouts of a group may begin in one state, and no others."""
+    starts = trajectory.latents[:: trajectory.group_size, 0].flatten(1)  # (groups, C h w)
+    found, expected = len(starts.unique(dim=0)), len(starts)
+    remedy = "are seeds of random numbers used again?"
+    says = f"{found} of {expected} groups" if trajectory.group_size > 1 else f"{found} of {expected} samples"
+    return judged("each begins in its own noise", found == expected, says, remedy)
+
+
+def _rescore(trainer: Trainer, images: torch.Tensor, contexts: Sequence[Context], size: int) -> torch.Tensor:
+    """Ask the reward function about images (N, 3, H, W), `size` at a time: (N,)."""
+    rewards = []
+    for first in range(0, len(images), size):
+        part = slice(first, first + size)
+        rewards.append(score(trainer.reward_function, images[part], contexts[part])[3].cpu())
+    return torch.cat(rewards)
+
+
+def _compared(
+    check: str, again: torch.Tensor, rewards: torch.Tensor, epoch: torch.Tensor, remedy: str
+) -> Finding:
+    """Compare rewards (N,) with what they were; the spread of all of the epoch's is the measure."""
+    error, deviation = (again - rewards).abs().max().item(), epoch.std(correction=0).item()
+    says = f"they differ by {error:.2g} at most, with a standard deviation of {deviation:.2g}"
+    return judged(check, error <= 0.05 * deviation + 1e-6, says, remedy)
+
+
+def _of_scoring(
+    trainer: Trainer, images: torch.Tensor, contexts: list[Context], rewards: torch.Tensor
+) -> list[Finding]:
+    """Score the same pictures again, and in reverse."""
+    size = trainer.config.sample_batch_size
+    again = _rescore(trainer, images, contexts, size)
+    backwards = _rescore(trainer, images.flip(0), contexts[::-1], size).flip(0)
+    random = "dropout, random numbers, or a memory of earlier calls?"
+    by_place = "a reward that goes by place in the batch, or compares within it?"
+    return [
+        _compared("the same pictures get the same rewards", again, rewards, rewards, random),
+        _compared("rewards follow their samples", backwards, rewards, rewards, by_place),
+    ]
+
+
+def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Tensor) -> Finding:
+    """Make the first and the last group of samples by themselves, and score them one by one."""
+    epoch, sampler, size = trainer.epochs_done, trainer.sampler, trainer.config.sample_group_size
+    schedule = sampler.schedule(epoch, list(contexts.values()))
+    first, last = list(range(size)), list(range(len(rewards) - size, len(rewards)))
+    images = torch.cat(
+        [sampler.render(sampler.beginning(epoch, rows, contexts, schedule)) for rows in (first, last)]
+    )
+    rows = [*first, *last]
+    alone = _rescore(trainer, images, [contexts[row] for row in rows], 1)
+    return _compared(
+        "samples made and scored alone get their rewards",
+        alone,
+        rewards[rows],
+        rewards,
+        "pictures, prompts or metadata shifted against one another, or a reward that depends on its batch?",
+    )
+
+
+def _of_saving(
+    trainer: Trainer, contexts: Sequence[Context], before: torch.Tensor, bare: torch.Tensor
+) -> list[Finding]:
+    """Compare images of the trained policy with those before training, and with those of what is saved.
+
+    `bare` are images (B, 3, H, W) without the adapter, before this epoch.
+    """
+    with trainer.learner.averaged_policy():
+        after = trainer.sampler.draw(contexts)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.save_pretrained(folder)
+        still_bare, loaded = draw_saved(trainer, contexts, Path(folder))
+    moved, error = _distance(after, before), _distance(after, loaded)
+    rates = [] if trainer.first_epoch is None else trainer.first_epoch.rates
+    is_excused = not any(rates)  # a learning rate of 0, as a schedule begins or ends
+    skipped = trainer.learner.only_skipped
+    found = [
+        judged(
+            "training changes what is drawn",
+            moved > 0 or skipped or is_excused,
+            SKIPPED if skipped else f"pictures from the same noise by {moved:.1e} on average",
+            "does the sampler use other weights than those that are trained?",
+        ),
+        judged(
+            "the saved file draws the same",
+            moved == 0 or error <= 0.25 * moved + 1e-6,
+            f"loaded by plain diffusers, {error:.1e} away" if moved else "not seen, for nothing changed",
+            "an empty file, other names of weights, or another scale of the adapter?",
+        ),
+    ]
+    if still_bare is not None:
+        away = _distance(still_bare, bare)
+        says = f"without it pictures are {away:.1e} from those before training"
+        fine = away <= 0.25 * moved + 1e-6
+        found.append(judged("the model below the adapter stays", fine, says, "are its weights trained?"))
+    return found
+
+
+def draw_saved(
+    trainer: Trainer, contexts: Sequence[Context], folder: Path
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Draw without the adapter, where a new one was trained, and with what plain diffusers loads."""
+    pipeline = copy_of(trainer.pipeline)
+    sampler = replace(trainer.sampler, family=family_of(pipeline))
+    if not trainer.use_lora:
+        loaded = type(pipeline).from_pretrained(folder).to(trainer.accelerator.device)
+        return None, replace(sampler, family=family_of(loaded)).draw(contexts)
+    pipeline.unload_lora_weights()
+    bare = sampler.draw(contexts)
+    read_lora(pipeline, folder)
+    sampler.family.forget_prompts()  # whose embeddings an adapter of the text encoder may have made
+    return None if trainer.had_adapter else bare, sampler.draw(contexts)
+
+
+# ------------------------------------------------------------------------------------- plain diffusers
+def of_snippet(trainer: Trainer, contexts: Sequence[Context]) -> list[Finding]:
+    """Compare what the docs' snippet for plain diffusers draws with what the run draws, from the same noise.
+
+    Both draw in float32, because in half precision diffusers draws other noise. Flow models are left out:
+    their plain pipelines need no other scheduler.
+    """
+    if not isinstance(trainer.pipeline.scheduler, DDIMScheduler):
+        return []
+    family = family_of(copy_of(trainer.pipeline, torch.float32))
+    unwrap_forward(family.denoiser)
+    sampler = replace(trainer.sampler, family=family, autocast=contextlib.nullcontext)
+    error = _distance(sampler.draw(contexts), draw_plain(sampler, contexts))
+    remedy = (
+        "another schedule of steps or, where it is nan, diffusers' root of a negative number: sample with "
+        "eta=0.999, see docs/howto/troubleshooting.md"
+    )
+    says = f"{error:.1e} away, {MOST_DISTANCE:g} is allowed"
+    return [judged("a plain pipeline draws the same", error <= MOST_DISTANCE, says, remedy)]
+
+
+@torch.no_grad()
+def draw_plain(sampler: Sampler, contexts: Sequence[Context]) -> torch.Tensor:
+    """Draw an image of each context (B, 3, H, W) as a user does, with the noise of `Sampler.draw`.
+
+    Img2img starts from the latents' mean, where diffusers, given an image, would sample them.
+    """
+    config, start, family = sampler.config, sampler.start, sampler.family
+    plain, side = with_parts(family.pipeline, family.without_checker), image_size(family.pipeline)
+    height, width = start.size(contexts) or (side, side)
+    settings: dict[str, Any] = {"height": height, "width": width}
+    if isinstance(start, FromImages):
+        plain = AutoPipelineForImage2Image.from_pipe(plain, **family.without_checker)
+        images = torch.stack([context.image for context in contexts if context.image is not None])
+        settings = {"image": family.encode(images), "strength": start.noise_strength}
+    loaded = getattr(plain.scheduler, "replaced", plain.scheduler)  # the model's own
+    plain.scheduler = DDIMScheduler.from_config(loaded.config, clip_sample=False)
+    plain.set_progress_bar_config(disable=True)
+    made: torch.Tensor = plain(
+        start.prompts(contexts, config),
+        negative_prompt=[config.negative_prompts] * len(contexts) if config.negative_prompts else None,
+        num_inference_steps=config.sample_num_steps,
+        guidance_scale=config.sample_guidance_scale,
+        eta=config.sample_eta,
+        generator=sampler.generators(range(len(contexts))),
+        output_type="pt",
+        **settings,
+    ).images
+    return made
+
+
+def _distance(images: torch.Tensor, others: torch.Tensor) -> float:
+    return (images - others).abs().mean().item()

@@ -1,0 +1,12 @@
+"""Lists whose elements are printed as lines, also where a notebook shows them."""
+
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Lines(list[T]):
+    """A list that is shown as one line per element."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self))

@@ -1,0 +1,138 @@
+"""What a run will take, by an epoch that was timed, and what it took, by its records: hours and money."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from ddpo_lessons.training.record import read_run
+from ddpo_lessons.training.runlog import read_metrics
+
+
+def hours_and_money(seconds: float, price_per_hour: float) -> str:
+    """Say how long something takes, as H:MM:SS, and what it costs where an hour has a price."""
+    money = (
+        f", {seconds / 3600 * price_per_hour:.2f} at {price_per_hour:g} per hour" if price_per_hour else ""
+    )
+    return f"{tqdm.format_interval(seconds)}{money}"
+
+
+def seconds_of(metrics: Mapping[str, Any]) -> float:
+    """Add up the seconds of an epoch's record: sampling, reward, training, and what was done besides."""
+    return sum(value for name, value in metrics.items() if name.startswith("seconds_"))
+
+
+@dataclass(frozen=True)
+class SmokeRun:
+    """What one epoch took; shown as sentences. Errors are None where the algorithm has no ratios."""
+
+    images: int  #: per epoch, over all processes
+    seconds_sampling: float
+    seconds_reward: float
+    seconds_training: float
+    peak_bytes: int  #: of the GPU as its allocator holds them, or else of the process since it began
+    is_gpu: bool
+    first_ratio_error: float | None  #: largest |ratio - 1| before the first optimizer step
+    sampling_error: float | None  #: the same of sampling's log-probs, in bf16 and fp16
+    clip_range: float
+    num_epochs: int
+    price_per_hour: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of an epoch."""
+        return self.seconds_sampling + self.seconds_reward + self.seconds_training
+
+    @property
+    def seconds_per_image(self) -> float:
+        """Seconds for each image that is sampled, scored and trained on."""
+        return self.seconds / self.images
+
+    @property
+    def hours(self) -> float:
+        """Hours of all epochs of the run."""
+        return self.seconds * self.num_epochs / 3600
+
+    @property
+    def money(self) -> float:
+        """Price of the hours."""
+        return self.hours * self.price_per_hour
+
+    def __repr__(self) -> str:
+        phases = (self.seconds_sampling, self.seconds_reward, self.seconds_training)
+        sampling, reward, training = (f"{seconds:.3g} s" for seconds in phases)
+        lines = [
+            f"An epoch of {self.images} images takes {self.seconds:.3g} s: sampling {sampling}, rewards "
+            f"{reward}, training {training}; that is {self.seconds_per_image:.3g} s per image.",
+            f"The peak is {self.peak_bytes / 1e9:.2f} GB of {'GPU' if self.is_gpu else 'main'} memory.",
+        ]
+        if self.first_ratio_error is not None:
+            lines.append(
+                f"The first ratio is off by {self.first_ratio_error:.1e}; the clip range is "
+                f"{self.clip_range:g}."
+            )
+        if self.sampling_error is not None:
+            lines.append(f"Ratios of sampling and training are off by {self.sampling_error:.1e}.")
+        cost = hours_and_money(self.seconds * self.num_epochs, self.price_per_hour)
+        lines.append(f"All {self.num_epochs} epochs take {cost}, validation and checkpoints left out.")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the epochs of a run took; `predicted_seconds` is None where nothing was predicted."""
+
+    epochs: int
+    images: int
+    seconds: float
+    price_per_hour: float
+    predicted_seconds: float | None = None
+
+    @property
+    def hours(self) -> float:
+        """Hours of all epochs."""
+        return self.seconds / 3600
+
+    @property
+    def money(self) -> float:
+        """Price of the hours."""
+        return self.hours * self.price_per_hour
+
+    @property
+    def seconds_per_image(self) -> float:
+        """Seconds for each image that was sampled, scored and trained on."""
+        return self.seconds / self.images
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{self.epochs} epochs with {self.images} images took "
+            f"{hours_and_money(self.seconds, self.price_per_hour)}: {self.seconds_per_image:.3g} s per image"
+        ]
+        if self.predicted_seconds is not None:
+            ratio = self.seconds / self.predicted_seconds
+            predicted = hours_and_money(self.predicted_seconds, self.price_per_hour)
+            lines.append(f"predicted were {predicted}: the run took {ratio:.2f} times as long")
+        return "\n".join(lines)
+
+
+def cost(run: Any, predicted: SmokeRun | None = None) -> Cost:
+    """Add up what the epochs of a run took, from its records; `run` is its folder, or its trainer.
+
+    These are the times of sampling, rewards and training, and those between epochs: hooks such as validation,
+    image grids and checkpoints. Loading models is not in them. Raises ValueError where no epoch was done.
+
+        cost(trainer, predicted)  # the last expression of a notebook's cell; `predicted` by smoke_run
+    """
+    folder = Path(getattr(getattr(run, "config", None), "run_dir", run))
+    epochs = read_metrics(folder, "epoch")
+    if not epochs:
+        raise ValueError(f"{folder} holds no record of an epoch: give the folder of a run that has begun")
+    return Cost(
+        epochs=len(epochs),
+        images=epochs[-1]["samples_seen"],
+        seconds=sum(map(seconds_of, epochs)),
+        price_per_hour=read_run(folder)[0].price_per_hour,
+        predicted_seconds=None if predicted is None else predicted.seconds * len(epochs),
+    )
