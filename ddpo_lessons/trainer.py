@@ -283,12 +283,17 @@ class Trainer:
         ):
             try:
                 while self.epochs_done < config.num_epochs:
-                    metrics, seconds = self._fitted(self._timed_step)
+                    started = time.perf_counter()
+                    try:
+                        metrics = self.step(self.epochs_done)
+                    except OutOfMemory as error:
+                        self._halve(error)
+                        continue
                     bar.set_postfix(reward=f"{metrics['reward_mean']:.3f}")
                     bar.update()
                     is_first = self.epochs_done == first < config.num_epochs
                     if is_first or not draws_bars():
-                        self._print_epoch(metrics, seconds, is_first)
+                        self._print_epoch(metrics, time.perf_counter() - started, is_first)
                     if self.epochs_done % config.save_freq == 0 or self.epochs_done == config.num_epochs:
                         self.save()
             except Stopped:
@@ -307,7 +312,11 @@ class Trainer:
         written and no hook is called. Only smaller passes stay that a lack of memory asked for, and what a
         reward function remembers of its calls. Every process must call it.
         """
-        return self._fitted(lambda: self._rehearsed(function))
+        while True:
+            try:
+                return self._rehearsed(function)
+            except OutOfMemory as error:
+                self._halve(error)
 
     def _rehearsed(self, function: Callable[[], T]) -> T:
         with same_random_state():
@@ -321,20 +330,11 @@ class Trainer:
                 vars(self).update(kept)
                 self.state.restore(*before)
 
-    def _fitted(self, function: Callable[[], T]) -> T:
-        """Call a function, and again with smaller passes each time that one runs out of memory."""
-        while True:
-            try:
-                return function()
-            except OutOfMemory as error:
-                if not error.smaller or self.accelerator.num_processes > 1:  # others wait
-                    raise
-                say(self.accelerator, halve(self.config, error))
-
-    def _timed_step(self) -> tuple[dict[str, Any], float]:
-        """Do the next epoch; return its metrics and seconds."""
-        started = time.perf_counter()
-        return self.step(self.epochs_done), time.perf_counter() - started
+    def _halve(self, error: OutOfMemory) -> None:
+        """Make the passes smaller that ran out of memory; raise the error if they cannot be."""
+        if not error.smaller or self.accelerator.num_processes > 1:  # others wait
+            raise error
+        say(self.accelerator, halve(self.config, error))
 
     def _print_epoch(self, metrics: dict[str, Any], seconds: float, is_first: bool) -> None:
         """Print a line in the place of bars, which a file does not show, and first what all epochs take."""
