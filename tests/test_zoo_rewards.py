@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.folders import ImagePrompts, find_images, open_image
 from ddpo_lessons.image import to_tensor
 from ddpo_lessons.named_prompts import hidden_animals, zoo_prompts
@@ -120,12 +121,25 @@ class Says45(torch.nn.Module):
         return torch.arange(45.0).expand(len(images), 45), images[:, 0], images[:, 0]
 
 
-def test_the_margin_is_among_the_classes_of_the_folder(monkeypatch):
-    monkeypatch.setattr(animals.RewardModel, "load", Says45)
+def test_the_margin_is_among_the_classes_of_the_folder():
     first, third, last = (animals.ANIMALS[number] for number in (0, 2, 44))
     metadata = [{"label": last}, {"label": third}]
-    assert animal_margin()(green(2), ["", ""], metadata).tolist() == [1, 2 - 44]
-    assert animal_margin((first, third, last))(green(2), ["", ""], metadata).tolist() == [42, 2 - 44]
+    of_all, of_three = (animal_margin(names, Says45()) for names in (animals.ANIMALS, (first, third, last)))
+    assert of_all(green(2), ["", ""], metadata).tolist() == [1, 2 - 44]
+    assert of_three(green(2), ["", ""], metadata).tolist() == [42, 2 - 44]
+
+
+def test_a_positive_margin_is_a_right_answer():
+    shown = animals.draw_pictures(60, 3)
+    foggy = DAMAGES["foggy"](shown.images, 2, torch.Generator().manual_seed(0))
+    metadata = [{"label": said.animal} for said in shown.descriptions]
+    for classifier in (animals.RewardModel.load(), animals.Judge.load()):
+        reward = animal_margin(model=classifier)
+        right = named(classifier, foggy)[:, 0] == shown.labels[:, 0]
+        assert 0 < right.sum() < 60
+        assert torch.equal(reward(foggy, [""] * 60, metadata) > 0, right)
+    default = animal_margin()(foggy, [""] * 60, metadata)
+    assert torch.equal(default, animal_margin(model=animals.RewardModel.load())(foggy, [""] * 60, metadata))
 
 
 @pytest.mark.parametrize(

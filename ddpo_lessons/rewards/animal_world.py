@@ -66,17 +66,19 @@ def animal_alignment(
 
 
 @register(needs=("label",))
-def animal_margin(classes: Sequence[str] = animals.ANIMALS) -> RewardFunction:
-    """The logit of the animal `metadata["label"]` minus the strongest wrong one, by the reward model.
+def animal_margin(classes: Sequence[str] = animals.ANIMALS, model: nn.Module | None = None) -> RewardFunction:
+    """The logit of the animal `metadata["label"]` minus the strongest wrong one.
 
     What `clip_margin` is for photographs, for the world of animals: among `classes`, names of its animals.
+    The model is as for `animal_alignment`. Train for the reward model alone, and measure with
+    `animals.Judge.load()`, or with the second one: an image is recognized where its margin is above 0.
     Raises ValueError if there are fewer than two of them, or one is no animal of this world; and for images
     that are not of its size.
     """
     check_classes(classes)
     if strangers := [name for name in classes if name not in animals.ANIMALS]:
         raise ValueError(f"classes hold {strangers[0]!r}: use names of worlds.animals.ANIMALS")
-    classifier = animals.RewardModel.load()
+    classifier = animals.RewardModel.load() if model is None else model
     columns = [animals.ANIMALS.index(name) for name in classes]
 
     @checked_reward
