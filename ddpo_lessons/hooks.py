@@ -1,11 +1,12 @@
 """What a run calls after its epochs: several hooks as one, a live figure for notebooks, the best images."""
 
+import json
 from typing import Any
 
 import torch
 from accelerate.state import PartialState
+from PIL import Image
 
-from ddpo_lessons.data.contexts import check_hook
 from ddpo_lessons.trainer import ImageSamplesHook, Trainer
 from ddpo_lessons.training.figure import plot_run
 from ddpo_lessons.training.runlog import with_captions
@@ -24,7 +25,8 @@ class Hooks:
 
     def __init__(self, *hooks: ImageSamplesHook) -> None:
         for hook in hooks:
-            check_hook("each of Hooks", hook)
+            if not callable(hook):
+                raise TypeError(f"Hooks takes functions, not {type(hook).__name__}: leave it out")
         self.hooks = hooks
 
     def __call__(self, batches: list[list[Any]], global_step: int, tracker: Any) -> None:
@@ -67,9 +69,10 @@ class LivePlot:
 
     def draw(self) -> None:
         """Show the figure, in the place of the older one."""
-        from IPython.display import Image, display
+        from IPython.display import Image as Shown
+        from IPython.display import display
 
-        image = Image(plot_run(self.trainer.config.run_dir)._repr_png_(), format="png")  # type: ignore[attr-defined]
+        image = Shown(plot_run(self.trainer.config.run_dir)._repr_png_(), format="png")  # type: ignore[attr-defined]
         if self._place is None:
             self._place = display(image, display_id=True)
         else:
@@ -91,7 +94,9 @@ class Highest:
     the main process into the run's folder, for img2img behind their inputs, the highest reward first, and
     rewards and prompts beside it in a JSON file. Raises ValueError if `count` or `every` is below 1.
 
-        trainer.image_samples_hook = Highest(trainer, count=8)
+        trainer.image_samples_hook = highest = Highest(trainer, count=8)
+        trainer.train()
+        image, captions = highest.read()
     """
 
     def __init__(self, trainer: Trainer, count: int = 8, every: int = 1) -> None:
@@ -111,3 +116,17 @@ class Highest:
         contexts = [own[row] for row in best]
         tiles, captions = with_captions(contexts, images[best], rewards[best].tolist())
         trainer.write_grid("highest", done, tiles, captions)
+
+    def read(self) -> tuple[Image.Image, list[str]]:
+        """Return the newest grid and the captions of its tiles, also of a run that was done before.
+
+        Raises ValueError if the run's folder has none.
+        """
+        folder = self.trainer.config.run_dir / "images"
+        captions = sorted(folder.glob("highest-*.json"))
+        if not captions:
+            raise ValueError(f"{folder} holds no images of Highest: let it be the run's hook")
+        (grid,) = (path for path in folder.glob(f"{captions[-1].stem}.*") if path.suffix != ".json")
+        with Image.open(grid) as image:
+            image.load()
+        return image, json.loads(captions[-1].read_text(encoding="utf-8"))

@@ -27,6 +27,8 @@ from torch import nn
 from benchmarks.speed.gpu import count_waits
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
+from ddpo_lessons.checks import preflight
+from ddpo_lessons.smoke import smoke_run
 from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.runlog import read_metrics
@@ -73,6 +75,23 @@ def test_training_is_that_of_the_cpu(tmp_path, monkeypatch):
     assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-3)
     found, expected = (read_metrics(tmp_path / name, "step")[0] for name in ("device", "host"))
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rehearsals_leave_weights_and_random_state(precision, tmp_path):
+    trainer = make_trainer(tmp_path, mixed_precision=precision)
+    stir_adapter(trainer.learner.denoiser)
+    before, values = trainer.learner.copy_tensors(), trainer.state.values()
+    seed = torch.cuda.get_rng_state() if HAS_GPU else torch.get_rng_state()
+    assert preflight(trainer).failed == []
+    found = smoke_run(trainer)
+    assert found.is_gpu == HAS_GPU
+    assert found.peak_bytes > 1e6
+    assert torch.equal(torch.cuda.get_rng_state() if HAS_GPU else torch.get_rng_state(), seed)
+    assert trainer.state.values() == values
+    for kind, tensors in trainer.learner.copy_tensors().items():
+        assert before[kind].keys() == tensors.keys()
+        assert all(torch.equal(before[kind][name], tensor) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

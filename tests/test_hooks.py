@@ -49,8 +49,8 @@ def test_hooks_are_called_in_their_order(tmp_path):
     trainer.train()
     assert calls == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     assert len(read_metrics(tmp_path, "validation")) == 2
-    with pytest.raises(TypeError, match="each of Hooks must be a function or None, not str"):
-        Hooks("plot")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Hooks takes functions, not NoneType: leave it out"):
+        Hooks(first, None)  # type: ignore[arg-type]
 
 
 def test_the_live_plot_stays_in_one_place_and_ends_with_the_last_epoch(tmp_path, shown):
@@ -120,9 +120,12 @@ def test_the_highest_rewards_are_kept_with_images_and_prompts(tmp_path):
     side = seen[2].shape[-1]
     expected = seen[2][1, :, side // 2, side // 2] * 255
     assert torch.tensor(middle).float() == pytest.approx(expected.numpy(), abs=1)
+    image, captions = Highest(trainer).read()
+    assert (image.size, captions[2:]) == (grid.size, ["input", "3 · "])
     make_trainer_again = make_config(tmp_path, overwrite=True)
     DDPOTrainer(make_trainer_again, brightness, red_three, make_pipeline()).train()
-    assert not list((tmp_path / "images").glob("highest-*"))
+    with pytest.raises(ValueError, match="holds no images of Highest"):
+        Highest(trainer).read()
 
 
 @pytest.mark.parametrize("settings", [{"count": 0}, {"every": 0}], ids=str)

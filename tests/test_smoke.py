@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fake_device import fake_device
 from helpers import brightness, make_config, make_pipeline, red_three
 
 from ddpo_lessons import cost, smoke_run
@@ -58,6 +59,13 @@ def test_low_precision_tells_the_error_of_sampling_and_others_have_no_ratio(tmp_
     config = make_config(tmp_path / "rwr", train_clip_range=1e-4)
     found = smoke_run(Trainer(config, brightness, red_three, make_pipeline(), algorithm=RWR()))
     assert found.first_ratio_error is None
+
+
+def test_a_smoke_run_on_a_gpu(tmp_path):
+    with fake_device():
+        config = make_config(tmp_path, mixed_precision="fp16")
+        found = smoke_run(DDPOTrainer(config, brightness, red_three, make_pipeline()))
+    assert found.seconds > 0
 
 
 def write_run(folder: Path, price: float = 0.5) -> None:

@@ -139,7 +139,7 @@ def test_before_and_after_stay_in_the_folder_of_a_resumed_run(tmp_path):
     assert [row.name for row in table] == ["epoch 0", "epoch 2", "epoch 4"]
     assert torch.equal(table[0].rewards.float(), rewards)
     assert table[0].evaluations is not None
-    assert torch.equal(table[0].evaluations.float(), redness(images, (), ()))
+    torch.testing.assert_close(table[0].evaluations.float(), redness(images, (), ()))  # scored in batches
     assert not torch.equal(table[0].rewards, table[2].rewards)
     (first, *_) = read_metrics(tmp_path / "whole", "validation")
     assert first["validation_evaluation"] == pytest.approx(redness(images, (), ()).mean().item())
