@@ -34,7 +34,7 @@ class SmokeRun:
     seconds_training: float
     peak_bytes: int  #: of the GPU as its allocator holds them, or else of the process since it began
     is_gpu: bool
-    first_ratio_error: float | None  #: largest |ratio - 1| before the first optimizer step
+    first_ratio_error: float | None  #: largest distance from 1 before the first optimizer step
     sampling_error: float | None  #: the same of sampling's log-probs, in bf16 and fp16
     clip_range: float
     num_epochs: int

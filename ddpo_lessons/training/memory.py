@@ -23,7 +23,7 @@ def what_fits() -> dict[str, Any]:
 
     They are fields of `DDPOConfig`: bf16 where the GPU computes in it (Ampere and newer), fp16 on an older
     one, such as the T4, and float32 without CUDA, where a micro batch of 0 leaves the choice to the trainer.
-    The sizes are estimates: a pass that does not fit is halved, see `halve`.
+    The sizes are estimates: a pass that does not fit is halved, see `halve`::
 
         config = DDPOConfig(**what_fits(), output_dir="run")
     """
