@@ -141,7 +141,7 @@ def _of_saving(
         trainer.save_pretrained(folder)
         still_bare, loaded = draw_saved(trainer, contexts, Path(folder))
     moved, error = _distance(after, before), _distance(after, loaded)
-    rates = [] if trainer.first_epoch is None else trainer.first_epoch.rates
+    rates = [] if trainer.watched is None else trainer.watched.rates
     is_excused = not any(rates)  # a learning rate of 0, as a schedule begins or ends
     skipped = trainer.learner.only_skipped
     found = [

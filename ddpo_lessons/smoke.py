@@ -27,7 +27,7 @@ def _timed_epoch(trainer: Trainer) -> SmokeRun:
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats(device)
     metrics = trainer.step(trainer.epochs_done)
-    watched = trainer.first_epoch
+    watched = trainer.watched
     assert watched is not None
     return SmokeRun(
         images=trainer.plan.total_samples,

@@ -73,7 +73,7 @@ _TRAINED: Any = WeakIdKeyDictionary()  # weights that optimizer steps of this pr
 T = TypeVar("T")
 # What a rehearsal changes of a trainer beside its state.
 _UNDONE = (
-    "log", "_log_is_open", "image_samples_hook", "preflight", "first_epoch", "_first", "_trained", "_warned",
+    "log", "_log_is_open", "image_samples_hook", "preflight", "watched", "_first", "_trained", "_warned",
     "_before",
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ class Trainer:
     stopped_by: int | None = None  #: the number of the signal that ended `train` early
     _log_is_open = False
     _interrupt: DeferredInterrupt | None = None
-    first_epoch: FirstEpoch | None = None  #: what watched the first epoch of the run, or of a rehearsal
+    watched: FirstEpoch | None = None  #: what watched the first epoch of the run, or of a rehearsal
     _before: tuple[Tensors, dict[str, Any]] | None = None  # what a rehearsal goes back to
     _first: FirstEpoch | None = None  # what watches the epoch that is done, if it is the first
     _trained: float | None = None  # when the last epoch's training ended
@@ -439,7 +439,7 @@ class Trainer:
         """Keep what the first epoch of the run showed, if this is it; warn of what failed."""
         if self._first is None:
             return
-        self._first.rewards, self.first_epoch = rewards, self._first
+        self._first.rewards, self.watched = rewards, self._first
         clip_range = None if "train_clip_range" in self.algorithm.unused else self.config.train_clip_range
         config = self.config
         self.preflight = self._first.findings(
