@@ -105,6 +105,15 @@ class Validation:
             for record in read_metrics(self.trainer.config.run_dir, "validation")
         )
 
+    def images(self, trained: bool = True) -> torch.Tensor:
+        """Draw the held-out images (N, 3, H, W) to the CPU, by the policy as it is or was before training.
+
+        Raises RuntimeError as `untrained` does. Every process must call it.
+        """
+        learner = self.trainer.learner
+        with learner.averaged_policy() if trained else self._before_training():
+            return self._draw(self.sampler)[0]
+
     def untrained(self, *strengths: float, best_of: int = 1) -> Lines[Measured]:
         """Score the policy before training, also when the run has trained, at several noise strengths.
 
@@ -113,13 +122,16 @@ class Validation:
         ValueError for strengths where the run does not start from images; RuntimeError if the run trains
         other weights than a new adapter, and has begun. Every process must call it.
         """
-        is_new, learner = self.trainer.global_step == 0, self.trainer.learner
         of_many = f", best of {best_of}" if best_of > 1 else ""
-        with contextlib.nullcontext() if is_new else learner.reference():
+        with self._before_training():
             return Lines(
                 self._best(f"untrained{name}{of_many}", replace(self.sampler, start=start), best_of)
                 for name, start in self._starts(strengths)
             )
+
+    def _before_training(self) -> contextlib.AbstractContextManager[None]:
+        is_new = self.trainer.global_step == 0
+        return contextlib.nullcontext() if is_new else self.trainer.learner.reference()
 
     def _starts(self, strengths: Sequence[float]) -> list[tuple[str, FromNoise]]:
         """Name the starts of the strengths, or the run's own one."""

@@ -12,10 +12,10 @@ import torch
 SEED = 0  # of every random number in the lessons
 
 
-def set_up() -> None:
+def set_up(stay_on_cpu: bool = True) -> None:
     """Seed torch, stay on the CPU, silence libraries that load models, and set the style of figures.
 
-    A RuntimeError says that this kernel already computes elsewhere.
+    A RuntimeError says that this kernel already computes elsewhere. Lesson 13 stays only where there is no GPU.
     """
     import diffusers
     import matplotlib.pyplot as plt
@@ -28,7 +28,8 @@ def set_up() -> None:
     plt.style.use("ddpo_lessons.lessons.lesson")
     plt.switch_backend(plt.get_backend())  # so that a notebook's first figure is shown whoever makes it
     torch.manual_seed(SEED)
-    _stay_on_cpu()
+    if stay_on_cpu:
+        _stay_on_cpu()
 
 
 def _stay_on_cpu() -> None:
