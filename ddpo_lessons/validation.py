@@ -2,13 +2,13 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ddpo_lessons.data.contexts import RewardFunction, check_rewards, score
+from ddpo_lessons.data.contexts import Context, RewardFunction, check_rewards, score
 from ddpo_lessons.data.starts import FromImages, FromNoise
 from ddpo_lessons.models import family_of
 from ddpo_lessons.table import Lines
@@ -105,14 +105,14 @@ class Validation:
             for record in read_metrics(self.trainer.config.run_dir, "validation")
         )
 
-    def images(self, trained: bool = True) -> torch.Tensor:
-        """Draw the held-out images (N, 3, H, W) to the CPU, by the policy as it is or was before training.
+    def images(self, count: int, trained: bool = True) -> torch.Tensor:
+        """Draw the first held-out images (N, 3, H, W), by the policy as it is or as it was before training.
 
-        Raises RuntimeError as `untrained` does. Every process must call it.
+        They are those of `measure`. Raises RuntimeError as `untrained` does. Every process must call it.
         """
         learner = self.trainer.learner
         with learner.averaged_policy() if trained else self._before_training():
-            return self._draw(self.sampler)[0]
+            return torch.cat([images.cpu() for images in self._batches(self.sampler, self.contexts[:count])])
 
     def untrained(self, *strengths: float, best_of: int = 1) -> Lines[Measured]:
         """Score the policy before training, also when the run has trained, at several noise strengths.
@@ -169,15 +169,23 @@ class Validation:
         is_main = self.trainer.accelerator.is_main_process
         reward = self.trainer.reward_function if is_main else _nothing
         evaluator = self.evaluator if is_main or self.evaluator is None else _nothing
-        for first in range(0, len(self.contexts), size):
+        drawn = self._batches(sampler, self.contexts, number)
+        for first, images in zip(range(0, len(self.contexts), size), drawn, strict=True):
             contexts = self.contexts[first : first + size]
-            rows = range(first, first + len(contexts))
-            images = sampler.draw(contexts, [number * len(self.contexts) + row for row in rows])
             batches.append(score(reward, images, contexts))
             if evaluator is not None:
                 evaluated.append(score(evaluator, images, contexts))
         images = torch.cat([batch[0].cpu() for batch in batches])
         return images, check_rewards(batches), check_rewards(evaluated) if evaluated else None
+
+    def _batches(
+        self, sampler: Sampler, contexts: Sequence[Context], number: int = 0
+    ) -> Iterator[torch.Tensor]:
+        """Draw the first contexts for a time by its number, in batches of images (B, 3, H, W)."""
+        size, before = self.trainer.config.sample_batch_size, number * len(self.contexts)
+        for first in range(0, len(contexts), size):
+            part = contexts[first : first + size]
+            yield sampler.draw(part, [before + first + n for n in range(len(part))])
 
     def _report(
         self,

@@ -6,7 +6,9 @@
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -27,9 +29,13 @@ class Shell(InteractiveShell):
         """Do nothing: `%matplotlib inline` opens no window."""
 
 
-def first_failure(lesson: Path) -> str:
-    """Run a lesson up to the first cell that raises; say in a line which and why, or "" if none does."""
-    shell = Shell()
+def play(lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
+    """Run a lesson; return its variables. What a cell raises is raised, with a note that says which.
+
+    After the cells whose ids are in `changes` variables get other values.
+    """
+    Shell.clear_instance()
+    shell = Shell.instance()  # what `get_ipython` returns
     with contextlib.chdir(lesson.parent):
         for number, cell in enumerate(json.loads(lesson.read_text("utf-8"))["cells"]):
             if cell["cell_type"] != "code":
@@ -37,8 +43,19 @@ def first_failure(lesson: Path) -> str:
             result = shell.run_cell("".join(cell["source"]))
             error = result.error_before_exec or result.error_in_exec
             if error is not None:
-                (reason, *_) = [*str(error).splitlines(), ""]
-                return f"cell {number}: {type(error).__name__}: {reason}"
+                error.add_note(f"cell {number}")
+                raise error
+            shell.user_ns.update(changes.get(cell["id"], {}))
+    return dict(shell.user_ns)
+
+
+def first_failure(lesson: Path) -> str:
+    """Run a lesson up to the first cell that raises; say in a line which and why, or "" if none does."""
+    try:
+        play(lesson)
+    except Exception as error:
+        (reason, *_) = [*str(error).splitlines(), ""]
+        return f"{error.__notes__[-1]}: {type(error).__name__}: {reason}"
     return ""
 
 

@@ -15,7 +15,7 @@ SEED = 0  # of every random number in the lessons
 def set_up(stay_on_cpu: bool = True) -> None:
     """Seed torch, stay on the CPU, silence libraries that load models, and set the style of figures.
 
-    A RuntimeError says that this kernel already computes elsewhere. Lesson 13 stays only where there is no GPU.
+    A RuntimeError says that this kernel already computes elsewhere. Lesson 13 uses a GPU if there is one.
     """
     import diffusers
     import matplotlib.pyplot as plt
