@@ -86,12 +86,17 @@ def _rescore(trainer: Trainer, images: torch.Tensor, contexts: Sequence[Context]
 
 
 def _compared(
-    check: str, again: torch.Tensor, rewards: torch.Tensor, epoch: torch.Tensor, remedy: str
+    check: str,
+    again: torch.Tensor,
+    rewards: torch.Tensor,
+    epoch: torch.Tensor,
+    remedy: str,
+    allowed: float = 0.05,
 ) -> Finding:
     """Compare rewards (N,) with what they were; the spread of all of the epoch's is the measure."""
     error, deviation = (again - rewards).abs().max().item(), epoch.std(correction=0).item()
     says = f"they differ by {error:.2g} at most, with a standard deviation of {deviation:.2g}"
-    return judged(check, error <= 0.05 * deviation + 1e-6, says, remedy)
+    return judged(check, error <= allowed * deviation + 1e-6, says, remedy)
 
 
 def _of_scoring(
@@ -125,6 +130,8 @@ def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Te
         rewards[rows],
         rewards,
         "pictures, prompts or metadata shifted against one another, or a reward that depends on its batch?",
+        # Samples alone are other forward passes, which bf16 and fp16 round differently.
+        allowed=0.05 if trainer.config.mixed_precision == "no" else 0.3,
     )
 
 
