@@ -169,6 +169,24 @@ def make_pipeline(seed: int = 0, dropout: float = 0.0, **scheduler: Any) -> Stab
     return quiet(pipeline)
 
 
+def rounding_pipeline(off: float = 1e-3) -> Any:
+    """Return a pipeline whose UNet is off by so much for every row of its batch.
+
+    On a GPU, and with Stable Diffusion's shapes also on a CPU, a network in bf16 rounds differently in a
+    batch of another size. A tiny UNet does not.
+    """
+    pipeline = make_pipeline()
+    forward = pipeline.unet.forward
+
+    def rounded(latents: torch.Tensor, *others: Any, **named: Any) -> Any:
+        out = forward(latents, *others, **named)
+        out.sample = out.sample * (1 + off * len(latents))
+        return out
+
+    pipeline.unet.forward = rounded
+    return pipeline
+
+
 def make_xl_pipeline(seed: int = 0, **scheduler: Any) -> StableDiffusionXLPipeline:
     """Make a Stable Diffusion XL of random weights, 32x32 images; `scheduler` overrides its config.
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-import torch
-from helpers import brightness, counted_passes, make_config, make_pipeline, red_three
+from helpers import brightness, counted_passes, make_config, make_pipeline, red_three, rounding_pipeline
 
 from ddpo_lessons import Trainer
 from ddpo_lessons.algorithms import make_algorithm
@@ -15,24 +14,6 @@ SETTINGS: dict[str, Any] = {
     "sample_batch_size": 8, "sample_group_size": 4, "train_batch_size": 4, "train_clip_range": 1e-4,
     "train_learning_rate": 1e-3, "sample_num_steps": 4,
 }  # fmt: skip
-
-
-def rounding_pipeline(off: float = 1e-3) -> Any:
-    """Return a pipeline whose UNet is off by so much for every row of its batch.
-
-    On a GPU, and with Stable Diffusion's shapes also on a CPU, a network in bf16 rounds differently in a
-    batch of another size. A tiny UNet does not.
-    """
-    pipeline = make_pipeline()
-    forward = pipeline.unet.forward
-
-    def rounded(latents: torch.Tensor, *others: Any, **named: Any) -> Any:
-        out = forward(latents, *others, **named)
-        out.sample = out.sample * (1 + off * len(latents))
-        return out
-
-    pipeline.unet.forward = rounded
-    return pipeline
 
 
 def steps_of(folder: Any, algorithm: str = "ddpo", **changes: Any) -> list[dict[str, Any]]:

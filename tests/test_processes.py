@@ -21,6 +21,8 @@ from helpers import (
     make_sd3_pipeline,
     make_xl_pipeline,
     noisy_image,
+    red_three,
+    rounding_pipeline,
 )
 from safetensors.torch import load_file, save_file
 
@@ -65,6 +67,23 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "kontext": {"sample_eta": 0.7},
     "xl": {"train_lora_target_modules": TARGETS},
     "xl images": {"train_use_lora": False},
+}  # fmt: skip
+
+
+# Of each of two processes in bf16, whose networks round differently in every batch of another size.
+BF16 = {
+    "mixed_precision": "bf16", "sample_batch_size": 8, "sample_num_steps": 4, "train_batch_size": 4,
+    "train_clip_range": 1e-4,
+}  # fmt: skip
+LOW_PRECISION: dict[str, dict[str, Any]] = {
+    "equal passes": {"train_micro_batch_size": 8},
+    "groups": {"sample_group_size": 4},
+    "smaller passes": {"train_micro_batch_size": 3},
+    "groups and smaller passes": {
+        "sample_group_size": 4, "train_micro_batch_size": 3, "train_batch_size": 2,
+        "train_gradient_accumulation_steps": 2,
+    },
+    "branching": {"sample_group_size": 4, "train_micro_batch_size": 3},
 }  # fmt: skip
 
 
@@ -148,6 +167,10 @@ def in_each_process(folder: Path) -> None:
             save_policy(trainer.family, folder / f"export-{rank}")
         if name in ("skipped", "own key"):
             assert (trainer.prompt_function.made, trainer.prompt_function.drawn) == (4, 8)  # of two epochs
+    for name, changes in LOW_PRECISION.items():
+        config = make_config(folder / f"bf16 {name}", **{**BF16, **changes})
+        algorithm = Branching(window=2) if name == "branching" else DDPO()
+        Trainer(config, brightness, red_three, rounding_pipeline(), algorithm=algorithm).train()
     try:
         train(folder, "lora")
     except ValueError as error:
@@ -215,6 +238,14 @@ def test_two_processes_train_the_weights_of_one(launched, tmp_path, name, one_th
     for two, one in records("step"):
         assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", list(LOW_PRECISION))
+def test_in_bf16_the_first_ratio_is_within_a_tenth_of_the_clip_range(launched, name):
+    """A record's maximum is that of both processes."""
+    first, *_ = read_metrics(launched / f"bf16 {name}", "step")
+    assert first["first_replay_max_ratio_error"] <= 1e-5
+    assert (first["max_sampling_error"] > 5e-5) == (name != "equal passes")
 
 
 def test_two_exports_are_equal_to_the_byte(launched):
