@@ -1,5 +1,8 @@
 """The first ratio is 1 in bf16 and fp16 too, whatever passes sampling and training make."""
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +87,15 @@ def test_the_old_log_probs_cost_one_forward_pass_per_group_of_pairs(tmp_path):
         passes[precision] = sizes
     assert passes["no"] == [8] * 4 + [6] * 5 + [2]  # 32 pairs in six groups
     assert passes["bf16"] == [8] * 4 + 2 * ([6] * 5 + [2])
+
+
+def test_the_lesson_quotes_what_was_measured_at_full_size():
+    root = Path(__file__).parents[1]
+    measured = json.loads((root / "benchmarks" / "speed" / "full_size.json").read_text("utf-8"))["runs"]
+    lesson = json.loads((root / "notebooks" / "08_fails_in_silence.ipynb").read_text("utf-8"))
+    (text,) = ("".join(c["source"]) for c in lesson["cells"] if "largest \\|ρ − 1\\|" in "".join(c["source"]))
+    quoted = re.findall(r"^\| [a-z].* \| ([\d.e-]+) \| ([\d.e-]+) \|$", text, re.MULTILINE)
+    errors = [(row["sampling_error"], row["first_ratio_error"]) for row in measured]
+    assert [(float(a), float(b)) for a, b in quoted] == [
+        (float(f"{a:.1e}"), float(f"{b:.1e}")) for a, b in errors
+    ]
