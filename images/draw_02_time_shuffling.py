@@ -1,4 +1,4 @@
-"""Draw the figures of lesson 02: orders and what they learn, from orders.csv; gradients, from clocks.json."""
+"""Draw the figures of lesson 02: orders and what they learn, from orders.csv, and gradients."""
 
 import json
 import math
@@ -259,6 +259,46 @@ def draw_orders() -> Figure:
     return figure
 
 
+def _of_steps(axes: Axes, column: str, names: Sequence[str], reward: str, color: str, shift: float) -> None:
+    """Draw a column of gradient_signal.csv: a dash for each seed, a dot at their mean."""
+    rows = where(read_rows("results/gradient_signal.csv"), reward=reward)
+    seeds = [[float(row[column]) for row in where(rows, steps=name)] for name in names]
+    means, places = (
+        [mean(values) for values in seeds],
+        [k + shift if k < 7 else 1.4 * k - 1.9 + 2 * shift for k in range(len(names))],
+    )
+    axes.plot(places[:7], means[:7], color=color)  # sums of steps, which follow, are no part of the line
+    axes.plot(places, means, "o", color=color, markersize=5)
+    for place, values in zip(places, seeds, strict=True):
+        axes.plot([place] * len(values), values, "_", color=color, markersize=9, alpha=0.5)
+    height, side = (0.06, "bottom") if shift < 0 else (-0.06, "top")
+    for place, value in zip(places[7:], means[7:], strict=True):
+        axes.text(
+            place, value + height, minus(f"{value:.2f}"), color=color, ha="center", va=side, fontsize=9.5
+        )
+
+
+def draw_signal() -> Figure:
+    """Length of each step's gradient, and its cosine with that of an independent batch."""
+    figure, (lengths, cosines) = panels(2, (10, 3.4), width_ratios=(2, 3))
+    steps = ["999", "874", "749", "624", "499", "374", "249"]
+    sums = ["first three", "last three", "all seven"]
+    for reward, color, shift, height in (("redness", RED, -0.1, 0.62), ("compressibility", BLUE, 0.1, 0.5)):
+        _of_steps(lengths, "length", steps, reward, color, shift)
+        _of_steps(cosines, "cosine", steps + sums, reward, color, shift)
+        cosines.text(2.2, height, reward, color=color, weight="bold")
+    lengths.set_xticks(range(7), ["t = 999", *steps[1:]], fontsize=9)
+    lengths.set_title("length of a step's gradient", fontsize=11, loc="left")
+    lengths.set_ylim(0, None)
+    ticks = ["t = 999", *steps[1:], *(name.replace(" ", "\n") for name in sums)]
+    cosines.set_xticks([*range(7), 7.9, 9.3, 10.7], ticks, fontsize=9)
+    cosines.axhline(0, color=MUTED, linewidth=0.9, linestyle="--")
+    cosines.set_title("its cosine with that of an independent batch", fontsize=11, loc="left")
+    cosines.set_ylim(-0.2, 1)
+    plain(lengths, cosines)
+    return figure
+
+
 ONLY_PAIRS = """\
 Only pairs are shuffled: two integers.
 The latents stay where they are, so
@@ -313,4 +353,4 @@ def draw_pairs() -> Figure:
 if __name__ == "__main__":
     drawn = {"02-question": draw_question, "02-orders": draw_orders, "02-torn": draw_torn}
     drawn |= {"02-clocks": draw_clocks, "02-directions": draw_directions, "02-lengths": draw_lengths}
-    main({**drawn, "02-pairs": draw_pairs})
+    main({**drawn, "02-pairs": draw_pairs, "02-signal": draw_signal})

@@ -49,17 +49,17 @@ class Policy:
         self.family: Family = family_of(pipeline)
         self.weights = list(pipeline.unet.parameters())
 
-    def rollout(self, seed: int) -> tuple[torch.Tensor, Trajectory, Samples]:
-        """Sample; the samples' rewards say how red a picture is."""
+    def rollout(self, seed: int, count: int = SAMPLES) -> tuple[torch.Tensor, Trajectory, Samples]:
+        """Sample so many images; their rewards say how red an image is."""
         settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=1.0)
         draws = seeded(seed)
-        images, made = text2img_rollout(self.family, [PROMPT] * SAMPLES, settings, generator=draws)
+        images, made = text2img_rollout(self.family, [PROMPT] * count, settings, generator=draws)
         rewards = redness(images)  # (B,)
         noise = torch.randn(made.final_latents.shape, generator=draws)  # (B, C, h, w)
         samples = {
             "timesteps": made.timesteps, "latents": made.latents[:, :-1], "next_latents": made.latents[:, 1:],
             "log_probs": made.log_probs, "noise": noise[:, None].expand(-1, made.num_steps, -1, -1, -1),
-            "id": torch.arange(SAMPLES), "rewards": rewards, "advantages": normalize(rewards),
+            "id": torch.arange(count), "rewards": rewards, "advantages": normalize(rewards),
             "final": made.final_latents, "prompt_embeds": made.conditioning["prompt_embeds"],
         }  # fmt: skip
         return images, made, samples
@@ -75,7 +75,7 @@ class Policy:
         return step.log_prob - batch["log_probs"]
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.weights)])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.weights, retain_graph=True)])
 
     def ddpo(self, made: Trajectory, batch: Samples) -> torch.Tensor:
         return self.gradient(-(batch["advantages"] * self.log_ratio(made, batch).exp()).mean())
