@@ -1,15 +1,29 @@
 """Figures of lesson 04: what clipping buys, four rollouts from reward to gradient, an epoch's stages."""
 
+import itertools
 from statistics import mean, pstdev
 
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, Row, mean_and_paths, minus, of_seeds, picture, plain, read_rows, where
+from plots import (
+    BENCHMARKS,
+    Row,
+    mean_and_paths,
+    minus,
+    of_seeds,
+    panels,
+    picture,
+    plain,
+    read_rows,
+    where,
+)
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE, _, _ = PALETTE
-RESULTS = read_rows("results/clipping.csv")
+ALL = read_rows("results/clipping.csv")
+RESULTS = [row for row in ALL if int(row["seed"]) < 3]  # later seeds have four inner epochs alone
+NEW = [row for row in ALL if int(row["seed"]) >= 3]
 SEEDS = len({row["seed"] for row in RESULTS})
 COLORS = {"clipped": BLUE, "not clipped": ORANGE}
 SETTINGS = {  # columns of clipping.csv, as they stand there
@@ -107,6 +121,54 @@ def answer() -> Figure:
     return figure
 
 
+def readable_at(run: list[Row], redness: float = 0.5) -> float | None:
+    """Return the readable fraction where a run's redness first passes a value, between epochs by a line."""
+    for before, after in itertools.pairwise(run):
+        low, high = float(before["redness"]), float(after["redness"])
+        if low < redness <= high:
+            part = (redness - low) / (high - low)
+            return (1 - part) * float(before["readable"]) + part * float(after["readable"])
+    return None
+
+
+def seeds() -> Figure:
+    """Draw for new seeds and three learning rates how many digits can be read at a redness of 0.5."""
+    figure, (axes,) = panels(1, (8, 3.1))
+    rates = sorted({row["learning_rate"] for row in NEW}, key=float)
+    for place, rate in enumerate(rates):
+        names = sorted({row["seed"] for row in where(NEW, learning_rate=rate)})
+        for number, seed in enumerate(names):
+            x = place + 0.13 * (number - (len(names) - 1) / 2)
+            runs = {name: where(NEW, learning_rate=rate, seed=seed, variant=name) for name in COLORS}
+            ends = {name: readable_at(run) for name, run in runs.items() if run}
+            there = [end for end in ends.values() if end is not None]
+            axes.plot([x] * len(there), there, color=MUTED, linewidth=0.9, zorder=1)
+            for name, end in ends.items():
+                marker, height = ("o", end) if end is not None else ("x", 0.03)
+                axes.plot(x, height, marker, color=COLORS[name], markersize=6)
+    axes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
+    axes.set(
+        ylim=(0, 1), xlim=(-0.5, len(rates) - 0.35), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%")
+    )
+    axes.set_xticks(
+        range(len(rates)), [f"learning rate {float(rate):.0e}".replace("e-0", "e-") for rate in rates]
+    )
+    axes.set_title("readable digits where redness first passes 0.5", fontsize=11, color=INK, loc="left")
+    for (name, color), height in zip(COLORS.items(), (0.93, 0.83), strict=True):
+        axes.text(-0.45, height, name, color=color, weight="bold")
+    axes.text(
+        len(rates) - 0.36,
+        0.03,
+        "x: not within these epochs",
+        fontsize=8.5,
+        color=MUTED,
+        ha="right",
+        va="center",
+    )
+    plain(axes, labelsize=9, colors=INK)
+    return figure
+
+
 def rollouts() -> Figure:
     """Draw the table that sections 1 and 2 fill in, computed from rewards and ratios."""
     figure, axes = diagram(10, 4.15)
@@ -177,4 +239,5 @@ def _stage(axes: Axes, x: float, y: float, name: str, text: str, color: str) -> 
 
 
 if __name__ == "__main__":
-    main({"04-clipping": clipping, "04-answer": answer, "04-rollouts": rollouts, "04-stages": stages})
+    drawn = {"04-clipping": clipping, "04-answer": answer, "04-seeds": seeds}
+    main({**drawn, "04-rollouts": rollouts, "04-stages": stages})

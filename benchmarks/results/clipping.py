@@ -1,12 +1,13 @@
 """What clipping buys: `python -m benchmarks.results.clipping` teaches tiny-sd red, with it and without.
 
-Two learning rates, one and four inner epochs, ten epochs, three seeds. A row per epoch that was looked at
-goes to clipping.csv; epoch 0 is before training. `redness` and `readable` (the share whose digit a judge
-names) are of 100 pictures, from starts of each seed's own; `median` and `low` (5% quantile) are of their
-redness. The other columns are about the epoch's 224 actions after its last optimizer step: root mean
-square of their drift d, means of log ρ and of (log ρ)²/2, shares of ρ outside the clip range, and of
-actions whose gradient the clip takes away (or would take). Pictures of two runs of seed 0 go to
-clipping_*.png, a row per epoch; images/draw_04_ppo_clipping.py draws all of it.
+Two learning rates, one and four inner epochs, ten epochs, three seeds. Then five new seeds with four inner
+epochs, at 2e-4 and at half and twice that learning rate, until redness has passed 0.5. clipping.csv has a row
+per epoch that is looked at; epoch 0 is before training. `redness` and `readable` (the share whose digit a
+judge names) are of 100 pictures, from starts of each seed's own; `median` and `low` (5% quantile) are of the
+redness. The other columns are about the epoch's 224 actions after its last optimizer step: root mean square
+of their drift d, means of log ρ and of (log ρ)²/2, shares of ρ outside the clip range, and of actions whose
+gradient the clip takes away (or would take). Pictures of two runs of seed 0 go to clipping_*.png, a row per
+epoch; images/draw_04_ppo_clipping.py draws all of it.
 """
 
 import random
@@ -28,6 +29,8 @@ COLUMNS = (
 )  # fmt: skip
 CLIP_RANGE, EPOCHS, PICTURES = 5e-3, 10, 100
 LOOKED_AT = (1, 2, 3, 5, 7, 10)  # after these epochs
+NEW_SEEDS = (3, 4, 5, 6, 7)  # which test what the first three showed
+NEW_EPOCHS = {2e-4: 5, 4e-4: 3, 1e-4: 5}  # of each learning rate: redness passes 0.5 within them
 SETTINGS: Row = {
     "sample_num_steps": 8, "sample_guidance_scale": 1.0, "sample_batch_size": 32,
     "sample_num_batches_per_epoch": 1, "train_batch_size": 8, "train_use_lora": False, "image_grid_freq": 0,
@@ -96,7 +99,8 @@ def train(run: Row) -> list[Row]:
     task = (redness, lambda: (f"a {random.choice(digits.DIGITS)}", {}), pipeline)
     own = {"train_learning_rate": learning_rate, "train_num_inner_epochs": inner_epochs, "seed": seed}
     with trainer_of(task, SETTINGS, own, algorithm=algorithm) as trainer:
-        rows = readings(trainer, (0, *LOOKED_AT), measure)
+        last = NEW_EPOCHS[learning_rate] if seed in NEW_SEEDS else EPOCHS
+        rows = readings(trainer, [0, *(epoch for epoch in LOOKED_AT if epoch <= last)], measure)
     if (seed, learning_rate, inner_epochs) == (0, 2e-4, 4):
         name = f"clipping_{variant.replace(' ', '_')}.png"
         save_grid(torch.cat(strips), 10, RESULT.with_name(name))  # a row per epoch
@@ -104,6 +108,10 @@ def train(run: Row) -> list[Row]:
 
 
 if __name__ == "__main__":
-    rates = {"learning_rate": (2e-4, 5e-5), "inner_epochs": (4, 1)}
-    runs = product(**rates, seed=(0, 1, 2), variant=("clipped", "not clipped"))
+    both = ("clipped", "not clipped")
+    runs = product(learning_rate=(2e-4, 5e-5), inner_epochs=(4, 1), seed=(0, 1, 2), variant=both)
+    neighbours = [rate for rate in NEW_EPOCHS if rate != 2e-4]
+    runs += product(learning_rate=[2e-4], inner_epochs=[4], seed=NEW_SEEDS, variant=both)
+    for seed in NEW_SEEDS:
+        runs += product(learning_rate=neighbours, inner_epochs=[4], seed=[seed], variant=both)
     run_all(train, runs, COLUMNS, RESULT, parse(__doc__).processes)
