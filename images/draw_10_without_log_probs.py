@@ -4,12 +4,11 @@ The line, its policy, losses and training are the notebook's own: its cells with
 cosines and rewards of img2img are those of `python -m benchmarks.results.forward_starts`.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nbformat
 import torch
+from lessons import run_tagged
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from plots import panels, plain, read_rows
@@ -21,7 +20,6 @@ from ddpo_lessons.algorithms.forward_process import Example
 from ddpo_lessons.lessons import SEED, seeded
 from ddpo_lessons.ppo import clipped_loss
 
-ROOT = Path(__file__).parents[1]
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLOURS = {"RWR": BLUE, "signed": INK, "AWM": ORANGE, "NFT": GREEN, "PEPG": PURPLE, "penalty": RED}
 NAMES = {"signed": "praise and blame", "AWM": "AWM's clip", "penalty": "penalty to a lag"}
@@ -30,22 +28,18 @@ SEEDS, EPOCHS, SHOWN = (0, 1, 2), 100, 60
 RUNS: dict[str, dict[str, Any]] = {  # panel: what it changes
     "one batch, 100 steps": {"epochs": 1, "steps": EPOCHS},
     "one step an epoch": {"epochs": EPOCHS, "steps": 1},
-    "one step an epoch, the old policy lags": {"epochs": EPOCHS, "steps": 1, "decay": 0.9},
+    "one step an epoch, the old policy lags": {
+        "epochs": EPOCHS,
+        "steps": 1,
+        "sampler_decay": 0.9,
+        "center_decay": 0.9,
+    },
 }
 
 
-def the_line() -> dict[str, Any]:
-    """Return what the notebook's cells with the tag "line" define."""
-    used = (torch, nn, SimpleNamespace, Example, seeded, normalize, clipped_loss)
-    names: dict[str, Any] = {"SEED": SEED, **{thing.__name__.split(".")[-1]: thing for thing in used}}
-    notebook = nbformat.read(ROOT / "notebooks" / "10_without_log_probs.ipynb", as_version=4)
-    for cell in notebook.cells:
-        if "line" in cell.metadata.get("tags", []):
-            exec(cell.source, names)
-    return names
-
-
-LINE = the_line()
+USED = (torch, nn, SimpleNamespace, Example, seeded, normalize, clipped_loss)
+NAMED = {"SEED": SEED, **{thing.__name__.split(".")[-1]: thing for thing in USED}}
+LINE = run_tagged("10_without_log_probs", "line", NAMED)
 LOSSES = {name: LINE[f"{name.lower()}_loss"] for name in COLOURS}
 
 

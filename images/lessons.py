@@ -3,9 +3,11 @@
 `python -m benchmarks.tables` writes it into them.
 """
 
+import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Each lesson, the modules that it builds, its figure in images/, and what it teaches.
@@ -88,3 +90,12 @@ def lesson_rows(seconds: dict[str, float]) -> list[list[str]]:
         link = f"[{title}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
         rows.append([link, teaches, f"{seconds[name]:.0f} s", picture])
     return rows
+
+
+def run_tagged(name: str, tag: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a notebook's cells that have a tag, beside names that they use; return all names."""
+    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if tag in cell["metadata"].get("tags", []):
+            exec("".join(cell["source"]), names)
+    return names

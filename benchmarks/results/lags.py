@@ -1,0 +1,57 @@
+"""Lesson 10: which lag keeps samples near the data, that of the sampler or that of the loss's center?
+
+    python -m benchmarks.results.lags --processes 1
+
+Trains on the line with the notebook's own functions, its cells with the tag "line": a hundred epochs of one
+optimizer step. An old policy may lag behind the newest one where it samples, where the loss is centered, or
+in both places, with a decay of 0.9. The authors' presets have less. In AWM's the center of a penalty lags,
+with a decay that grows by 0.001 per step up to 0.3; in NFT's and PEPG's both lag, up to 0.5. Their runs here
+have that limit from the first step on, or grow as the authors' do. lags.csv has for each loss, lag and seed
+the fraction of good samples and the distance from the data.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from benchmarks.common import Row, parse, product, run_all
+from ddpo_lessons.advantages import normalize
+from ddpo_lessons.algorithms.forward_process import Example
+from ddpo_lessons.lessons import SEED, seeded
+from ddpo_lessons.ppo import clipped_loss
+from images.lessons import run_tagged
+
+RESULT = Path(__file__).with_suffix(".csv")
+COLUMNS = ("loss", "lag", "seed", "good", "distance")
+SEEDS, LOSSES = (3, 4, 5, 6, 7), ("signed", "AWM", "PEPG", "NFT", "penalty")
+LAGS: dict[str, Row] = {
+    "none": {},
+    "sampler": {"sampler_decay": 0.9},
+    "center": {"center_decay": 0.9},
+    "both": {"sampler_decay": 0.9, "center_decay": 0.9},
+}
+NFT_LIMIT, AWM_LIMIT = {"sampler_decay": 0.5, "center_decay": 0.5}, {"center_decay": 0.3}
+PRESETS: dict[str, dict[str, Row]] = {  # for which losses: what lags
+    "penalty": {"limit": AWM_LIMIT, "grows": {**AWM_LIMIT, "growth": 0.001}},
+    "NFT": {"limit": NFT_LIMIT, "grows": {**NFT_LIMIT, "growth": 0.001}},
+    "PEPG": {"limit": NFT_LIMIT, "grows": {**NFT_LIMIT, "growth": 0.001}},
+}
+
+
+def train(run: Row) -> list[Row]:
+    used = (torch, nn, SimpleNamespace, Example, seeded, normalize, clipped_loss)
+    names = {"SEED": SEED, **{thing.__name__.split(".")[-1]: thing for thing in used}}
+    line = run_tagged("10_without_log_probs", "line", names)
+    loss = line[f"{run['loss'].lower()}_loss"]
+    lag = (LAGS | PRESETS.get(run["loss"], {}))[run["lag"]]
+    _, looks = line["draft_train"](loss, epochs=100, steps=1, seed=run["seed"], **lag)
+    good, distance = looks[-1]
+    return [{"good": good, "distance": distance}]
+
+
+if __name__ == "__main__":
+    runs = product(seed=SEEDS, lag=LAGS, loss=LOSSES)
+    runs += product(seed=SEEDS, lag=("limit", "grows"), loss=PRESETS)
+    run_all(train, runs, COLUMNS, RESULT, parse(__doc__).processes)
