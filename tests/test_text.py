@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from ddpo_lessons.text.text_ppo import (
     Targets,
     action_mask,
+    adapt_kl_coef,
     clipped_value_loss,
     entropy_from_logits,
+    kl_estimate,
     masked_mean,
     positions,
     shape_rewards,
@@ -85,6 +87,39 @@ def test_a_text_without_an_action_is_refused() -> None:
         shape_rewards(torch.zeros(2), torch.zeros(2, 2), torch.tensor([[0, 1], [0, 0]]))
 
 
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # the token has 1/2 under the policy and 1/4 under the reference: d = log 2; then the reverse
+        ("kl", [math.log(2), -math.log(2)]),
+        ("abs", [math.log(2), math.log(2)]),
+        ("mse", [math.log(2) ** 2 / 2, math.log(2) ** 2 / 2]),
+        # 1/2 log 2 + 1/4 log (1/2) + 1/4 log 1
+        ("full", [math.log(2) / 4, math.log(2) / 4]),
+    ],
+)
+def test_kl_estimates_by_hand(estimator: Any, expected: list[float]) -> None:
+    new = torch.tensor([[[2.0, 1, 1], [2, 1, 1], [1, 9, 1]]]).log()
+    ref = torch.tensor([[[1.0, 2, 1], [1, 2, 1], [9, 1, 1]]]).log()
+    close(kl_estimate(new, ref, torch.tensor([[2, 0, 1]]), estimator), [expected])
+
+
+def test_the_difference_and_the_full_sum_have_the_same_mean() -> None:
+    generator = torch.Generator().manual_seed(0)
+    new, ref = torch.randn(2, 1, 2, 5, generator=generator)
+    exact = kl_estimate(new[None], ref[None], torch.zeros(1, 2, dtype=torch.long), "full").item()
+    tokens = torch.arange(5).repeat(2, 1).T  # (5, 2) each token once, weighed by its probability
+    each = kl_estimate(new.expand(5, -1, -1), ref.expand(5, -1, -1), tokens, "kl")[:, 0]
+    assert (new[0, 0].softmax(-1) * each).sum().item() == pytest.approx(exact, rel=1e-5)
+
+
+def test_adapted_kl_coefficient_by_hand() -> None:
+    assert adapt_kl_coef(2.0, kl=6.6, target=6.0) == pytest.approx(2 * 1.01)
+    assert adapt_kl_coef(2.0, kl=60.0, target=6.0) == pytest.approx(2 * 1.02)  # the error is clipped
+    assert adapt_kl_coef(2.0, kl=-1.0, target=6.0, gain=0.5) == pytest.approx(2 * 0.9)
+    assert adapt_kl_coef(2.0, kl=6.0, target=6.0) == 2.0
+
+
 # ------------------------------------------------------------------------------------------------ losses
 def test_clipped_value_loss_by_hand() -> None:
     # return 1, old value 0, range 0.2: moving on to 0.5 counts as 0.2, moving away counts in full
@@ -103,7 +138,7 @@ def by_hand(**changes: Any) -> tuple[torch.Tensor, dict[str, float]]:
     )
     log_probs = torch.tensor([[-1 + math.log(1.5), -1 + math.log(0.5), 900.0]], requires_grad=True)
     values = torch.tensor([[0.5, -0.5, math.nan]], requires_grad=True)
-    return text_ppo_loss(log_probs, values, targets, **changes)
+    return text_ppo_loss(log_probs, values, torch.tensor([[2.0, 1.0, math.nan]]), targets, **changes)
 
 
 def test_text_ppo_loss_by_hand() -> None:
@@ -118,6 +153,13 @@ def test_text_ppo_loss_by_hand() -> None:
     assert stats["policy/kl"] == pytest.approx(-math.log(0.75) / 2)
     assert stats["policy/approx_kl"] == pytest.approx((math.log(1.5) ** 2 + math.log(0.5) ** 2) / 4)
     assert stats["policy/skipped"] == 0
+    assert stats["policy/entropy"] == 1.5
+    assert stats["advantages/mean"] == 0
+    assert stats["value/var"] == 0.25
+
+
+def test_entropy_is_subtracted_from_the_loss() -> None:
+    assert by_hand()[0].item() - by_hand(entropy_coef=0.1)[0].item() == pytest.approx(0.1 * 1.5)
 
 
 def test_the_ratio_threshold_skips_with_exactly_zero_gradient() -> None:
@@ -133,7 +175,7 @@ def test_an_infinite_or_undefined_ratio_skips_without_nan_gradient(odd: float) -
     targets = Targets(zeros, zeros, zeros, zeros, torch.ones(1, 2, dtype=torch.bool))
     log_probs = torch.tensor([[odd, 0.0]], requires_grad=True)
     values = torch.ones(1, 2, requires_grad=True)
-    loss, stats = text_ppo_loss(log_probs, values, targets)
+    loss, stats = text_ppo_loss(log_probs, values, zeros, targets)
     loss.backward()
     assert stats["policy/skipped"] == 1
     assert values.grad is not None
@@ -152,7 +194,7 @@ def test_padding_changes_no_loss(left: int, right: int, query: int, response: in
         mask = action_mask(torch.nn.functional.pad(attention, (before, after)), torch.tensor([query]))
         new, old, values, old_values, advantages, returns = (tensor[:, 1:] for tensor in padded)
         targets = Targets(old, old_values, advantages, returns, mask)
-        return text_ppo_loss(new, values, targets)[0]
+        return text_ppo_loss(new, values, torch.zeros_like(new), targets)[0]
 
     row = list(0.3 * torch.randn(6, 1, length, generator=generator))
     attention = torch.ones(1, length, dtype=torch.long)

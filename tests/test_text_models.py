@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from transformers import (
 )
 
 from benchmarks.text import recipe
-from ddpo_lessons.text import grammar, language_models
+from ddpo_lessons.text import gpt2_reviews, grammar, language_models
 from ddpo_lessons.text.language_models import (
     ActorCritic,
     SentimentReward,
+    SharedTrunk,
     ValueModel,
     generate,
     load_text_models,
@@ -149,6 +151,16 @@ def test_generate_pads_after_the_end_and_repeats_with_the_seed() -> None:
         assert attended == [int(place <= end) for place in range(len(row))]
 
 
+def test_each_response_keeps_to_its_own_limit() -> None:
+    policy = make_policy()
+    policy.lm_head.weight.data[TOKENIZER.eos_token_id] -= 100 * policy.transformer.ln_f.bias.sign()
+    batch = TOKENIZER(["the plot was"] * 3, padding=True, return_tensors="pt")
+    limits, generator = torch.tensor([2, 5, 1]), torch.Generator().manual_seed(0)
+    ids, mask = generate(policy, batch.input_ids, batch.attention_mask, limits, generator)
+    assert mask[:, 3:].sum(1).tolist() == [2, 5, 1]
+    assert (ids[mask == 0] == TOKENIZER.pad_token_id).all()
+
+
 def test_generate_draws_from_the_distribution_that_training_sees() -> None:
     """Cache and padding change nothing: frequencies are those of the full forward pass."""
     policy = make_policy()
@@ -180,7 +192,7 @@ def test_three_labels_are_no_sentiment() -> None:
         SentimentReward(GPT2ForSequenceClassification(config), TOKENIZER)
 
 
-def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) -> None:
+def save_models_as_on_the_hub(tmp_path: Path) -> None:
     """As gpt2-imdb (no padding token) and distilbert-imdb (two outputs, a tokenizer of its own) are built."""
     make_policy().save_pretrained(tmp_path / "policy")
     plain = PreTrainedTokenizerFast(
@@ -196,6 +208,17 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
     own = recipe.make_tokenizer()
     own.model_input_names = ["input_ids", "attention_mask"]
     own.save_pretrained(tmp_path / "reward")
+
+
+def save_reviews(folder: Path) -> list[dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    rows = [{"text": text, "label": 0} for text, _ in grammar.reviews(50, "train", seed=0)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return rows
+
+
+def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) -> None:
+    save_models_as_on_the_hub(tmp_path)
     loaded = load_text_models("hub", tmp_path / "policy", tmp_path / "reward", device="cpu")
     assert loaded.tokenizer.pad_token == grammar.EOS
     assert loaded.tokenizer.padding_side == "left"
@@ -209,12 +232,36 @@ def test_hub_models_load_through_the_same_function_from_folders(tmp_path: Path) 
 
 def test_queries_come_from_a_folder_of_reviews(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    rows = [{"text": text, "label": 0} for text, _ in grammar.reviews(50, "train", seed=0)]
-    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    rows = save_reviews(tmp_path)
     queries = read_queries(TOKENIZER, tmp_path, count=14)
     assert len(queries) == 14
     assert {len(query.split()) for query in queries} <= set(range(2, 9))
     assert all(any(row["text"].startswith(query) for row in rows) for query in queries)
+
+
+def test_the_gpt2_command_trains_stops_and_goes_on_with_models_from_folders(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    save_models_as_on_the_hub(tmp_path)
+    save_reviews(tmp_path / "reviews")
+    command = [f"--{name}={tmp_path / name}" for name in ("policy", "reward", "reviews")]
+    command += ["--batch-size=4", "--minibatch-size=2", "--save-every=1"]
+
+    def run(name: str, iterations: int) -> TextPPOTrainer:
+        return gpt2_reviews.main([*command, f"--output-dir={tmp_path / name}", f"--iterations={iterations}"])
+
+    whole = run("whole", 3)
+    run("halves", 1)
+    halves = run("halves", 3)
+    assert [record["iteration"] for record in halves.history] == [1, 2, 3]
+    assert all(4 <= record["length"] <= 16 for record in halves.history)
+    assert halves.history[1]["kl_coef"] < 0.2  # the KL of an untrained policy is below its target
+    for one, other in zip(whole.model.parameters(), halves.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    lines = (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["score"] for line in lines] == [record["score"] for record in whole.history]
+    assert len(list((tmp_path / "halves").glob("checkpoint-*"))) == 1
+    saved = GPT2LMHeadModel.from_pretrained(tmp_path / "halves" / "policy")
+    assert torch.equal(saved.transformer.wte.weight, whole.model.policy.transformer.wte.weight)
 
 
 # ------------------------------------------------------------------------------------------------ trainer
@@ -267,6 +314,101 @@ def test_a_step_trains_policy_and_value_and_leaves_the_reference() -> None:
     assert trainer.step()["iteration"] == 2
 
 
+def numbers(trainer: TextPPOTrainer) -> str:
+    """The history without times, as text: a NaN differs from itself."""
+    return json.dumps([{k: v for k, v in record.items() if "seconds" not in k} for record in trainer.history])
+
+
+SHARED: dict[str, Any] = {"shared": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kl_target": 0.5, "kl_horizon": 8, "kl_estimator": "full", "min_new_tokens": 2, "entropy_coef": 0.1},
+        SHARED,
+    ],
+)
+def test_a_resumed_run_equals_one_without_a_stop(changes: dict[str, Any], tmp_path: Path) -> None:
+    make = make_shared_trainer if changes is SHARED else lambda: make_trainer(**changes)
+    whole, first, second = (make() for _ in range(3))
+    for _ in range(4):
+        whole.step()
+    for _ in range(2):
+        first.step()
+    second.resume(first.save(tmp_path))
+    for _ in range(2):
+        second.step()
+    assert numbers(second) == numbers(whole)
+    assert second.kl_coef == whole.kl_coef
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer()
+    trainer.step()
+    folder = trainer.save(tmp_path)
+    with pytest.raises(ValueError, match=r"kl_coef: 1\.0 there, 0\.5 here"):
+        make_trainer(kl_coef=0.5).resume(folder)
+    with pytest.raises(ValueError, match="queries"):
+        make_trainer(["the plot"]).resume(folder)
+    trained = TextPPOTrainer(  # built from the trained policy, whose copy would be another reference
+        trainer.config, trainer.model.policy, trainer.model.value, TOKENIZER, positive_words, trainer.queries
+    )
+    with pytest.raises(ValueError, match="reference"):
+        trained.resume(folder)
+    with pytest.raises(ValueError, match="give one of its checkpoints, such as"):
+        make_trainer().resume(tmp_path)
+
+
+def make_shared_trainer() -> TextPPOTrainer:
+    policy = make_policy()
+    config = TextPPOConfig(batch_size=4, minibatch_size=2, inner_epochs=2, max_new_tokens=5)
+    return TextPPOTrainer(
+        config, policy, SharedTrunk(policy), TOKENIZER, positive_words, ["the plot", "i loved the"]
+    )
+
+
+def test_with_a_shared_trunk_the_value_loss_reaches_the_policy() -> None:
+    trainer = make_shared_trainer()
+    assert [name for name, _ in trainer.model.value.named_parameters()] == ["head.weight", "head.bias"]
+    ids = torch.tensor([[5, 6, 7]])
+    torch.nn.init.ones_(trainer.model.value.head.weight)
+    trainer.model.value(ids, torch.ones_like(ids)).square().sum().backward()
+    assert trainer.model.policy.transformer.wte.weight.grad.abs().sum() > 0
+
+
+def test_limits_are_drawn_evenly_for_each_response() -> None:
+    trainer = make_trainer(min_new_tokens=3, max_new_tokens=5)
+    counts = Counter(trainer._limits(3000).tolist())
+    assert counts.keys() == {3, 4, 5}
+    assert min(counts.values()) > 900
+    assert make_trainer()._limits(2).tolist() == [5, 5]
+
+
+def test_the_adaptive_coefficient_prices_the_next_iteration() -> None:
+    trainer = make_trainer(kl_target=0.5, kl_horizon=8)  # a gain of 4 / 8
+    first, second = trainer.step(), trainer.step()
+    assert first["kl_coef"] == 1.0
+    assert second["kl_coef"] == pytest.approx(0.9)  # no KL yet: an error of -1, clipped to -0.2
+    rollout = trainer.rollout(["the plot"])
+    assert rollout.kl.abs().max() > 0
+    expected = rollout.scores.sum() - trainer.kl_coef * rollout.kl.sum()
+    assert rollout.rewards.sum().item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_an_entropy_bonus_keeps_entropy_up() -> None:
+    settings = {"learning_rate": 1e-2, "kl_coef": 0.0, "batch_size": 16, "minibatch_size": 8}
+    plain, bonus = make_trainer(**settings), make_trainer(**settings, entropy_coef=1.0)
+    for trainer in (plain, bonus):
+        for _ in range(6):
+            trainer.step()
+    assert plain.history[0]["policy/entropy"] == pytest.approx(5.7, abs=0.2)  # near log 318
+    assert bonus.history[-1]["policy/entropy"] > plain.history[-1]["policy/entropy"]
+
+
 def test_a_skipped_minibatch_moves_no_weight() -> None:
     trainer = make_trainer(ratio_threshold=0.5)
     before = [p.clone() for p in trainer.model.parameters()]
@@ -287,7 +429,16 @@ def test_runs_repeat_with_the_seed_and_learn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"minibatch_size": 3}, "minibatch_size=3"), ({"batch_size": 0}, "batch_size=0")]
+    ("changes", "message"),
+    [
+        ({"minibatch_size": 3}, "minibatch_size=3"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"kl_horizon": 0}, "kl_horizon=0"),
+        ({"min_new_tokens": 21}, "min_new_tokens=21 must be from 1 to max_new_tokens=20"),
+        ({"min_new_tokens": 0}, "min_new_tokens=0"),
+        ({"kl_estimator": "k3"}, "kl_estimator='k3' must be one of kl, abs, mse, full"),
+        ({"kl_target": 0.0}, "kl_target"),
+    ],
 )
 def test_settings_that_cannot_work_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -32,6 +32,7 @@ def our_results(case: dict[str, Any]) -> dict[str, Any]:
     loss, stats = text_ppo_loss(
         new,
         case["new_values"],
+        torch.zeros_like(new),
         targets,
         ARGS["cliprange"],
         ARGS["cliprange_value"],

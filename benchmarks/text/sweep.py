@@ -17,11 +17,11 @@ from torch import nn
 from benchmarks.common import Row, parse, product, run_all
 from ddpo_lessons.advantages import masked_whiten, normalize
 from ddpo_lessons.text import grammar
-from ddpo_lessons.text.language_models import ValueModel, generate, load_text_models, read
+from ddpo_lessons.text.language_models import SharedTrunk, ValueModel, generate, load_text_models, read
 from ddpo_lessons.text.text_ppo import action_mask
 from ddpo_lessons.text.text_trainer import Rollout, TextPPOConfig, TextPPOTrainer, measure
 
-SEEDS = [0, 1, 2]
+SEEDS = [3, 4, 5, 6, 7]
 ITERATIONS, EVERY, TEST_QUERIES = 30, 6, 128
 COLUMNS = ("variant", "seed", "iteration", "kl", "score", "parses", "positive", "distinct")
 
@@ -46,20 +46,6 @@ class RewardToGo(SameForEveryToken):
         return masked_whiten(rewards.flip(1).cumsum(1).flip(1), mask)
 
 
-class SharedTrunk(ValueModel):
-    """A value head on the policy's own trunk; only the head is among its parameters."""
-
-    def __init__(self, policy: Any) -> None:
-        nn.Module.__init__(self)
-        self.borrowed, self.head = (policy.base_model,), nn.Linear(policy.config.hidden_size, 1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-
-    @property
-    def trunk(self) -> Any:
-        return self.borrowed[0]
-
-
 @dataclass(frozen=True)
 class Variant:
     settings: Row = field(default_factory=dict)
@@ -73,7 +59,13 @@ VARIANTS = {
     "beta 0.3": Variant({"kl_coef": 0.3}), "reward to go": Variant(trainer=RewardToGo),
     "value from the policy": Variant(value=ValueModel.from_policy),
     "shared trunk": Variant(value=SharedTrunk),
+    "shared trunk, value_coef 0.01": Variant({"value_coef": 0.01}, value=SharedTrunk),
+    "lambda 0.5": Variant({"lam": 0.5}), "lambda 0.8": Variant({"lam": 0.8}),
 }  # fmt: skip
+VARIANTS |= {
+    f"value from the policy, lambda {lam:g}": Variant({"lam": lam}, value=ValueModel.from_policy)
+    for lam in (0.0, 0.5, 0.8, 1.0)
+}
 
 
 @torch.no_grad()

@@ -39,10 +39,7 @@ class ValueModel(nn.Module):
     @classmethod
     def from_policy(cls, policy: Any) -> ValueModel:
         """Copy the policy's trunk; the head starts at zero and claims nothing."""
-        head = nn.Linear(policy.config.hidden_size, 1)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        return cls(copy.deepcopy(policy.base_model), head.to(policy.device))
+        return cls(copy.deepcopy(policy.base_model), zero_head(policy))
 
     @classmethod
     def from_classifier(cls, classifier: Any) -> ValueModel:
@@ -53,6 +50,31 @@ class ValueModel(nn.Module):
         """Return values (B, L), in units of the score."""
         hidden = _run(self.trunk, input_ids, attention_mask).last_hidden_state  # (B, L, D)
         return self.head(hidden).squeeze(-1)
+
+
+def zero_head(policy: Any) -> nn.Linear:
+    """Make a value head for a policy's hidden states, whose values are 0 at first."""
+    head = nn.Linear(policy.config.hidden_size, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head.to(policy.device)
+
+
+class SharedTrunk(ValueModel):
+    """A value head on the policy's own trunk, which the value loss then trains as well.
+
+    Only the head is among its parameters; the trunk's belong to the policy.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        nn.Module.__init__(self)
+        self.borrowed = (policy.base_model,)  # in a tuple a module is not registered
+        self.head = zero_head(policy)
+
+    @property
+    def trunk(self) -> Any:
+        """Return the policy's trunk."""
+        return self.borrowed[0]
 
 
 class ActorCritic(nn.Module):
@@ -75,20 +97,23 @@ def generate(
     policy: Any,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
-    max_new_tokens: int,
+    max_new_tokens: int | torch.Tensor,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Go on writing each query, token by token from the policy's own distribution, until it says end-of-text.
+    """Sample a response to each query, token by token from the policy's own distribution.
+
+    A response ends with the end-of-text token, or after `max_new_tokens`: one limit, or one per row (B,).
 
     Nothing is cut off or sharpened (no top-k, no temperature): what trains must be what sampled. The policy's
     config names the tokens that end and pad a text; queries (B, Q) are padded on the left, and the generator
-    is of the CPU. Returns ids and attention mask (B, Q + n), with n at most `max_new_tokens`; after a row's
+    is of the CPU. Returns ids and attention mask (B, Q + n), with n at most the largest limit; after a row's
     end its ids are padding.
     """
     end, pad = policy.config.eos_token_id, policy.config.pad_token_id
+    limits = torch.as_tensor(max_new_tokens, device=input_ids.device).expand(len(input_ids))  # (B,)
     cache, fed = None, input_ids
     running = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)  # (B,)
-    for _ in range(max_new_tokens):
+    for written in range(1, int(limits.max()) + 1):
         out = policy(
             input_ids=fed,
             attention_mask=attention_mask,
@@ -102,7 +127,7 @@ def generate(
         fed = torch.where(running[:, None], drawn, pad)
         input_ids = torch.cat([input_ids, fed], dim=1)
         attention_mask = torch.cat([attention_mask, running[:, None].to(attention_mask)], dim=1)
-        running = running & (drawn[:, 0] != end)
+        running = running & (drawn[:, 0] != end) & (written < limits)
         if not running.any():
             break
     return input_ids, attention_mask

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from ddpo_lessons.ppo import clipped_loss
+
+KLEstimator = Literal["kl", "abs", "mse", "full"]
 
 
 # ------------------------------------------------------------------------------------- masks, log-probs
@@ -60,6 +63,36 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------- rewards
+def kl_estimate(
+    logits: torch.Tensor, ref_logits: torch.Tensor, input_ids: torch.Tensor, estimator: KLEstimator = "kl"
+) -> torch.Tensor:
+    """Estimate at each place how far the policy has moved from the reference, (B, L - 1) in nats.
+
+    With d = log π - log π_ref of the recorded token, `kl` is d, which is right on average but negative for
+    some tokens; `abs` is |d| and `mse` is d² / 2, which are never negative; `full` is the exact
+    KL(π || π_ref) of the place, a sum over the vocabulary. The two `logits` are (B, L, V), the ids (B, L).
+    Source: the four kinds of `_kl_penalty` in TRL 0.11; on `mse` see http://joschu.net/blog/kl-approx.html.
+    """
+    if estimator == "full":
+        new, ref = (x[:, :-1].float().log_softmax(-1) for x in (logits, ref_logits))  # (B, L - 1, V)
+        return (new.exp() * (new - ref)).sum(-1)
+    difference = token_log_probs(logits, input_ids) - token_log_probs(ref_logits, input_ids)  # (B, L - 1)
+    if estimator == "kl":
+        return difference
+    return difference.abs() if estimator == "abs" else 0.5 * difference.square()
+
+
+def adapt_kl_coef(kl_coef: float, kl: float, target: float, gain: float = 0.1) -> float:
+    """Return the KL coefficient of the next iteration, which steers the KL of a text towards a target.
+
+    ``kl_coef * (1 + gain * clip(kl / target - 1, -0.2, 0.2))``: at most 2% more or less with a gain of 0.1.
+    Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2, where the gain is K_β. `kl` and `target` are
+    in nats per text.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + gain * error)
+
+
 def shape_rewards(
     scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float = 0.1
 ) -> torch.Tensor:
@@ -115,21 +148,23 @@ class Targets:
 def text_ppo_loss(
     log_probs: torch.Tensor,
     values: torch.Tensor,
+    entropy: torch.Tensor,
     targets: Targets,
     clip_range: float = 0.2,
     value_clip_range: float = 0.2,
     value_coef: float = 0.1,
     ratio_threshold: float = 10.0,
+    entropy_coef: float = 0.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Policy loss + value_coef * value loss, as means over the actions; and statistics, see `loss_stats`.
+    """Policy loss + value_coef * value loss - entropy_coef * entropy, as means over the actions.
 
-    Sources: PPO (Schulman et al. 2017, arXiv 1707.06347, formula 7, and 9 without entropy); value clipping
-    and the ratio threshold as in TRL 0.11. A minibatch whose mean ratio is above the threshold is skipped:
-    its loss is 0 with zero gradient, because such a ratio says that the update before went too far for these
-    texts to be a guide.
+    Also returned are statistics, see `loss_stats`. Sources: PPO (Schulman et al. 2017, arXiv 1707.06347,
+    formulas 7 and 9); value clipping and the ratio threshold as in TRL 0.11. A minibatch whose mean ratio is
+    above the threshold is skipped: its loss is 0 with zero gradient, because such a ratio says that the
+    update before went too far for these texts to be a guide.
 
-    Log-probs of the recorded tokens, in nats, and values, in units of the score, are (B, T) and of the model
-    in training.
+    Log-probs of the recorded tokens and the entropy of each place's distribution, in nats, and values, in
+    units of the score, are (B, T) and of the model in training.
     """
     mask = targets.mask.bool()
     log_ratio = (log_probs - targets.log_probs).masked_fill(~mask, 0)  # (B, T)
@@ -137,12 +172,14 @@ def text_ppo_loss(
     policy_loss = masked_mean(clipped_loss(ratio, targets.advantages, clip_range), mask)
     value_losses = clipped_value_loss(values, targets.values, targets.returns, value_clip_range)
     value_loss = masked_mean(value_losses, mask)
-    loss = policy_loss + value_coef * value_loss
+    mean_entropy = masked_mean(entropy, mask)
+    loss = policy_loss + value_coef * value_loss - entropy_coef * mean_entropy
     skipped = not masked_mean(ratio, mask).item() <= ratio_threshold  # NaN is skipped too
     if skipped:
         loss = 0 * values[mask].sum()  # not 0 * loss: an infinite ratio would make that NaN
     stats = loss_stats(log_ratio.detach(), values.detach(), targets, clip_range, value_clip_range)
     stats |= {"loss/policy": policy_loss.item(), "loss/value": value_loss.item(), "loss/total": loss.item()}
+    stats["policy/entropy"] = mean_entropy.item()
     return loss, stats | {"policy/skipped": float(skipped)}
 
 
@@ -160,7 +197,9 @@ def loss_stats(
     loss (lesson 04 counts all ratios outside the clip range);
     `policy/ratio_error` is the largest ``|ratio - 1|``, which has to be 0 on the first minibatch after
     sampling (the mean ratio is near 1 for any new policy: it estimates a sum of probabilities);
-    `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant.
+    `value/explained` is 1 - Var(return - value) / Var(return): 1 for a perfect value, 0 for a constant;
+    `advantages/mean` is of the whitened advantages, 0 over a whole batch and near 0 in a minibatch;
+    `value/var` is the variance of the values.
 
     The log ratio is log π_new - log π_old, (B, T), 0 where masked; values are of the model in training.
     """
@@ -180,8 +219,10 @@ def loss_stats(
         "policy/clip_fraction": masked_mean(policy_clipped.float(), mask).item(),
         "value/clip_fraction": masked_mean(value_clipped.float(), mask).item(),
         "value/mean": masked_mean(values, mask).item(),
+        "value/var": values[mask].var(correction=0).item(),
         "value/error": error.square().mean().item(),
         "value/explained": 1 - error.var(correction=0).item() / spread if spread > 0 else math.nan,
+        "advantages/mean": masked_mean(advantages, mask).item(),
         "returns/mean": masked_mean(returns, mask).item(),
         "returns/std": math.sqrt(spread),
     }

@@ -6,10 +6,13 @@ model.
 """
 
 import copy
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 
@@ -18,13 +21,18 @@ from ddpo_lessons.batching import minibatches, shuffle_samples
 from ddpo_lessons.text import grammar
 from ddpo_lessons.text.language_models import ActorCritic, ValueModel, generate, read
 from ddpo_lessons.text.text_ppo import (
+    KLEstimator,
     Targets,
     action_mask,
+    adapt_kl_coef,
+    entropy_from_logits,
+    kl_estimate,
     masked_mean,
     shape_rewards,
     text_ppo_loss,
     token_log_probs,
 )
+from ddpo_lessons.training import checkpoint
 
 Reward = Callable[[Sequence[str]], torch.Tensor]
 
@@ -41,6 +49,8 @@ class TextPPOConfig:
     """Passes over the texts of an iteration."""
     max_new_tokens: int = 20
     """Longest response."""
+    min_new_tokens: int | None = None
+    """If set, the limit of each response is drawn evenly from this to `max_new_tokens`."""
     learning_rate: float = 3e-4
     """Of AdamW, for the policy."""
     value_learning_rate: float = 1e-3
@@ -48,7 +58,13 @@ class TextPPOConfig:
     max_grad_norm: float = 1.0
     """The gradients of policy and value model are each scaled down to this norm."""
     kl_coef: float = 1.0
-    """Price of a nat between policy and reference, in units of the score."""
+    """KL coefficient: the price of a nat between policy and reference, in units of the score."""
+    kl_estimator: KLEstimator = "kl"
+    """How the KL of a token is estimated, see `kl_estimate`."""
+    kl_target: float | None = None
+    """If set, the KL of a text, in nats, that `kl_coef` is adapted towards, see `adapt_kl_coef`."""
+    kl_horizon: int = 640
+    """The gain of this adaptation is batch_size / kl_horizon: 0.1 for 64 texts per iteration."""
     gamma: float = 1.0
     """Discount; texts are short, so nothing is discounted."""
     lam: float = 0.95
@@ -59,15 +75,26 @@ class TextPPOConfig:
     """Of the values, in units of the score."""
     value_coef: float = 0.1
     """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
     ratio_threshold: float = 10.0
     """A minibatch whose mean ratio is above it is skipped."""
     seed: int = 0
     """Of sampling and shuffling."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "minibatch_size", "inner_epochs", "max_new_tokens"):
+        for name in ("batch_size", "minibatch_size", "inner_epochs", "max_new_tokens", "kl_horizon"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be 1 or more")
+        if self.min_new_tokens is not None and not 1 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens} must be from 1 to max_new_tokens={self.max_new_tokens}"
+            )
+        if self.kl_estimator not in get_args(KLEstimator):
+            names = ", ".join(get_args(KLEstimator))
+            raise ValueError(f"kl_estimator={self.kl_estimator!r} must be one of {names}")
+        if self.kl_target is not None and not self.kl_target > 0:
+            raise ValueError(f"kl_target={self.kl_target} must be above 0 nats, or None for a fixed kl_coef")
         if self.batch_size % self.minibatch_size:
             raise ValueError(
                 f"minibatch_size={self.minibatch_size} does not divide batch_size={self.batch_size}"
@@ -116,24 +143,43 @@ class TextPPOTrainer:
         ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(config.seed)
+        self.kl_coef = config.kl_coef
         self.history: list[dict[str, float]] = []
 
     # ------------------------------------------------------------------------------------ sampling
     @torch.no_grad()
     def rollout(self, queries: Sequence[str]) -> Rollout:
-        """Answer queries, score the texts, and work out rewards, advantages and returns."""
-        config = self.config
+        """Answer queries, and judge the texts."""
         batch = self.tokenizer(list(queries), padding=True, return_tensors="pt").to(self.device)
-        lengths = batch.attention_mask.sum(1)  # (B,)
         ids, attention = generate(
-            self.model.policy, batch.input_ids, batch.attention_mask, config.max_new_tokens, self.generator
+            self.model.policy,
+            batch.input_ids,
+            batch.attention_mask,
+            self._limits(len(batch.input_ids)),
+            self.generator,
         )
-        mask = action_mask(attention, lengths)  # (B, L - 1)
+        return self.judge(ids, attention, batch.attention_mask.sum(1))
+
+    def _limits(self, count: int) -> torch.Tensor:
+        """Return how many tokens each response may have, (B,)."""
+        shortest, longest = self.config.min_new_tokens, self.config.max_new_tokens
+        if shortest is None:
+            return torch.full((count,), longest)
+        return torch.randint(shortest, longest + 1, (count,), generator=self.generator)
+
+    @torch.no_grad()
+    def judge(self, ids: torch.Tensor, attention: torch.Tensor, query_lengths: torch.Tensor) -> Rollout:
+        """Score texts (B, L) that the policy wrote, and work out rewards, advantages and returns.
+
+        A row's query is its first `query_lengths` (B,) tokens that are attended to.
+        """
+        config = self.config
+        mask = action_mask(attention, query_lengths)  # (B, L - 1)
         log_probs, values, kl = self._judge(ids, attention)
         kl = kl.masked_fill(~mask, 0)
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         scores = self.reward_function(texts).to(self.device)  # (B,)
-        rewards = shape_rewards(scores, kl, mask, config.kl_coef)
+        rewards = shape_rewards(scores, kl, mask, self.kl_coef)
         advantages, returns = gae(rewards, values, config.gamma, config.lam, mask)
         targets = Targets(log_probs, values, masked_whiten(advantages, mask), returns, mask)
         return Rollout(texts, ids, attention, scores, kl, rewards, targets)
@@ -146,9 +192,8 @@ class TextPPOTrainer:
         size = self.config.minibatch_size
         for rows, mask in zip(ids.split(size), attention.split(size), strict=True):
             logits, values = self.model(rows, mask)
-            log_probs = token_log_probs(logits, rows)
-            kl = log_probs - token_log_probs(read(self.reference, rows, mask), rows)
-            pieces.append((log_probs, values[:, :-1], kl))
+            kl = kl_estimate(logits, read(self.reference, rows, mask), rows, self.config.kl_estimator)
+            pieces.append((token_log_probs(logits, rows), values[:, :-1], kl))
         log_probs, values, kl = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         return log_probs, values, kl
 
@@ -173,14 +218,18 @@ class TextPPOTrainer:
         config = self.config
         ids = rollout.input_ids[rows]  # (M, L)
         logits, values = self.model(ids, rollout.attention_mask[rows])
+        with torch.set_grad_enabled(config.entropy_coef != 0):
+            entropy = entropy_from_logits(logits[:, :-1])  # (M, L - 1)
         loss, stats = text_ppo_loss(
             token_log_probs(logits, ids),
             values[:, :-1],
+            entropy,
             rollout.targets[rows],
             config.clip_range,
             config.value_clip_range,
             config.value_coef,
             config.ratio_threshold,
+            config.entropy_coef,
         )
         self.optimizer.zero_grad()
         loss.backward()
@@ -204,6 +253,7 @@ class TextPPOTrainer:
             "iteration": len(self.history) + 1,
             "score": rollout.scores.mean().item(),
             "kl": rollout.kl.sum(1).mean().item(),
+            "kl_coef": self.kl_coef,
             "kl_per_token": masked_mean(rollout.kl, rollout.targets.mask).item(),
             "reward": rollout.rewards.sum(1).mean().item(),
             "length": lengths.mean().item(),
@@ -211,8 +261,64 @@ class TextPPOTrainer:
             "seconds_training": time.perf_counter() - sampled,
             **stats,
         }
+        if self.config.kl_target is not None:
+            gain = self.config.batch_size / self.config.kl_horizon
+            self.kl_coef = adapt_kl_coef(self.kl_coef, metrics["kl"], self.config.kl_target, gain)
         self.history.append(metrics)
         return metrics
+
+    # ----------------------------------------------------------------------------------- checkpoints
+    def save(self, run_dir: str | Path) -> Path:
+        """Write all that decides how the run goes on to a folder of `run_dir`, and return this folder.
+
+        An OSError says that it cannot be written; checkpoints before it are untouched.
+        """
+        tensors = {
+            "policy": self.model.policy.state_dict(),
+            "value": self.model.value.state_dict(),
+            "optimizer": checkpoint.optimizer_tensors(self.optimizer, self._names()),
+            "generator": {"state": self.generator.get_state()},
+        }
+        state = {"history": self.history, "kl_coef": self.kl_coef, "identity": self._identity()}
+        return checkpoint.write(Path(run_dir), len(self.history), tensors, state)
+
+    def resume(self, folder: str | Path) -> None:
+        """Go on from a checkpoint that `save` wrote: the weights to come are those of a run without a stop.
+
+        The trainer is built as the first one was, from the policy before any training. A ValueError says what
+        differs, or that the folder holds no complete checkpoint.
+        """
+        tensors, state = checkpoint.read(Path(folder))
+        there, here = state["identity"], self._identity()
+        changed = [
+            f"{name}: {there[name]!r} there, {here[name]!r} here"
+            for name in here
+            if there[name] != here[name]
+        ]
+        if changed:
+            raise ValueError(
+                f"checkpoint {folder} belongs to another run ({'; '.join(changed)}): build the trainer with "
+                "the models, queries and settings of its first step"
+            )
+        self.model.policy.load_state_dict(tensors["policy"])
+        self.model.value.load_state_dict(tensors["value"])
+        checkpoint.load_optimizer_tensors(self.optimizer, self._names(), tensors["optimizer"])
+        self.generator.set_state(tensors["generator"]["state"])
+        self.history, self.kl_coef = state["history"], state["kl_coef"]
+
+    def _names(self) -> list[str]:
+        """Return the names of the parameters, in the optimizer's order."""
+        parts = {"policy": self.model.policy, "value": self.model.value}
+        return [f"{part}.{name}" for part, model in parts.items() for name, _ in model.named_parameters()]
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a checkpoint has to have in common with the trainer that resumes it."""
+        weights = hashlib.blake2b(digest_size=8)
+        for tensor in self.reference.state_dict().values():
+            weights.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        queries = hashlib.blake2b(json.dumps(self.queries).encode(), digest_size=8)
+        ours = {"reference": weights.hexdigest(), "queries": queries.hexdigest()}
+        return {**asdict(self.config), **ours}
 
     def evaluate(self, queries: Sequence[str], seed: int = 0) -> tuple[dict[str, float], list[str]]:
         """Answer queries without training; return what `measure` says of the texts, and these.
