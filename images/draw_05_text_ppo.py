@@ -1,15 +1,18 @@
-"""Draw the pictures of lesson 05: two decision processes, the loop, a review in numbers, GAE, experiments."""
+"""Draw the figures of lesson 05: two decision processes, the loop, a review in numbers, GAE, experiments."""
 
 import base64
 import json
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from plots import BENCHMARKS, bar, mean_and_paths, minus, of_seeds, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
+
+from ddpo_lessons.text.text_ppo import clipped_value_loss
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
 STRIP = json.loads((BENCHMARKS / "text/strip.json").read_text(encoding="utf-8"))
@@ -179,7 +182,7 @@ def hacking() -> Figure:
     figure, plots = panels(2, (9.6, 3.2))
     plain(*plots)
     names = {"beta 0": ("β = 0", ORANGE), "beta 0.3": ("β = 0.3", GREEN), "plain": ("β = 1", BLUE)}
-    places = {"plain": (-0.1, "right"), "beta 0.3": (0.15, "left"), "beta 0": (0.1, "left")}
+    places = {"plain": (-0.1, "right"), "beta 0.3": (0.2, "left"), "beta 0": (0.2, "left")}
     for plot, column, scale in zip(plots, ("score", "positive"), (1, 100), strict=True):
         for variant, (text, color) in names.items():
             runs = of_seeds(where(read_rows("text/sweep.csv"), variant=variant), "kl", column)
@@ -193,27 +196,65 @@ def hacking() -> Figure:
     return figure
 
 
+def value_clip() -> Figure:
+    """Plot the clipped value loss over the new value, for a return outside the clip range and one inside."""
+    figure, plots = panels(2, (9.6, 2.9), sharey=True)
+    plain(*plots)
+    values = torch.linspace(-2.2, 4.2, 200)
+    for plot, returns in zip(plots, (2.0, 0.5), strict=True):
+        target = torch.full_like(values, returns)
+        squared = 0.5 * (values - target).square()
+        clipped = clipped_value_loss(values, torch.zeros_like(values), target, clip_range=1.0)
+        plot.axvspan(-1, 1, color="#8fb3e6", alpha=0.25, linewidth=0)
+        plot.plot(values, squared, color=MUTED, linewidth=1.4, linestyle="--")
+        plot.plot(values, clipped, color=ORANGE, linewidth=2.4)
+        plot.axvline(returns, color=BLUE, linewidth=1.2)
+        plot.text(returns + 0.08, 3.0, f"return {returns:g}", color=BLUE, fontsize=10.5)
+        plot.set(xlabel="new value $V_j$ (the old one is 0)", ylim=(-0.1, 3.8))
+    plots[0].set(title="the return is outside the range", ylabel="loss")
+    plots[1].set(title="the return is inside it")
+    plots[0].text(-0.95, 0.1, "old value ± 1", color=MUTED, fontsize=10)
+    plots[0].text(1.05, 0.62, "no gradient", color=ORANGE, fontsize=10.5, weight="bold")
+    plots[1].text(1.8, 0.2, "nothing changes", color=ORANGE, fontsize=10.5, weight="bold")
+    return figure
+
+
 def bridge() -> Figure:
-    """Plot DDPO with four kinds of advantages at two learning rates, and what they weigh the steps by."""
-    figure, (*plots, right) = panels(3, (9.6, 3.4))
-    plain(*plots, right)
+    """Plot DDPO with four kinds of advantages: over epochs, over learning rates, and how they weigh steps."""
+    figure, (left, middle, right) = panels(3, (9.6, 3.4))
+    plain(left, middle, right)
     names = {"one advantage": ("one advantage", BLUE), "value": ("value network, GAE", ORANGE)}
     names |= {"falling": ("fixed, falling", GREEN), "rising": ("fixed, rising", MUTED)}
     steps = range(1, 8)
     for variant, (_, color) in names.items():
         mine = where(read_rows("text/bridge.csv"), variant=variant)
-        for plot, rate in zip(plots, ("0.0001", "0.0002"), strict=True):
-            mean_and_paths(plot, of_seeds(where(mine, learning_rate=rate), "epoch", "reward"), color)
+        runs = of_seeds(where(mine, learning_rate="0.0002"), "epoch", "reward")
+        mean_and_paths(left, runs, color)
+        rates = sorted({float(row["learning_rate"]) for row in mine})
+        ends = [late_redness(mine, rate) for rate in rates]
+        middle.plot(
+            rates, [np.mean(end) for end in ends], color=color, linewidth=2.2, marker="o", markersize=4
+        )
+        lows, highs = [min(end) for end in ends], [max(end) for end in ends]
+        middle.fill_between(rates, lows, highs, color=color, alpha=0.15, linewidth=0)
         sizes = [[float(row[f"weight {step}"] or 1) for step in steps] for row in mine]  # empty: one for all
         right.plot(steps, np.mean(sizes, axis=0), color=color, linewidth=2.2)
-    for plot, rate in zip(plots, ("1e-4", "2e-4"), strict=True):
-        plot.set(title=f"redness, learning rate {rate}", xlabel="epoch", ylim=(-0.05, 0.8))
+    left.set(title="redness, learning rate 2e-4", xlabel="epoch", ylim=(-0.05, 0.8))
+    middle.set(title="redness, epochs 8 to 10", xlabel="learning rate", ylim=(-0.05, 0.8), xscale="log")
+    middle.set_xticks([1e-4, 2e-4, 4e-4, 8e-4], ["1e-4", "2e-4", "4e-4", "8e-4"])
+    middle.minorticks_off()
     for line, (text, color) in enumerate(names.values()):
-        plots[0].text(1, 0.74 - 0.07 * line, text, color=color, fontsize=10.5, weight="bold")
+        middle.text(1.05e-4, 0.2 - 0.065 * line, text, color=color, fontsize=10, weight="bold")
     right.set(title="size of the advantages", xlabel="denoising step", xticks=list(steps), ylim=(0, 1.7))
     return figure
 
 
+def late_redness(rows: list[dict[str, str]], rate: float) -> list[float]:
+    """Return the mean reward of epochs 8 to 10 of each seed at a learning rate."""
+    mine = [row for row in rows if float(row["learning_rate"]) == rate and int(row["epoch"]) >= 8]
+    return [float(run.mean()) for run in of_seeds(mine, "reward")]
+
+
 if __name__ == "__main__":
     drawn = {"05-two-mdps": two_mdps, "05-loop": loop, "05-strip": strip, "05-gae": weights}
-    main({**drawn, "05-hacking": hacking, "05-bridge": bridge})
+    main({**drawn, "05-value-clip": value_clip, "05-hacking": hacking, "05-bridge": bridge})
