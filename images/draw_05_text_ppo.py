@@ -120,21 +120,23 @@ def loop() -> Figure:
 
 def strip() -> Figure:
     """Draw every number that text PPO makes of one review, token by token."""
-    text = STRIP["text"]
+    text = dict(STRIP["text"])
+    text["before"] = [0.0] * (len(text["tokens"]) - 1) + [text["score"]]
     rows = (
+        ("before", "$r_j$ before the first update"),
         ("log_prob", r"log $\pi_\theta$"), ("ref_log_prob", r"log $\pi_\mathrm{ref}$"),
         ("kl", "KL, their difference"), ("reward", r"$r_j$ = − KL (β = 1), score at the end"),
         ("value", r"$V_j$, before the token"), ("delta", r"$\delta_j = r_j + V_{j+1} - V_j$"),
         ("advantage", r"$A_j = \delta_j + 0.95\, A_{j+1}$"), ("return", r"$R_j = A_j + V_j$"),
     )  # fmt: skip
-    figure, axes = diagram(9.6, 4.75)
-    left, width, height, top = 3.0, 0.645, 0.4, 3.55
-    title(axes, 0.3, 4.45, f"query: {' '.join(text['query'])}", 11)
-    note(axes, 9.45, 4.45, f"score of the whole review {text['score']:+.2f}", 10.5, "right")
+    figure, axes = diagram(9.6, 5.27)
+    left, width, height, top = 3.0, 0.645, 0.4, 4.07
+    title(axes, 0.3, 4.97, f"query: {' '.join(text['query'])}", 11)
+    note(axes, 9.45, 4.97, f"score of the whole review {text['score']:+.2f}", 10.5, "right")
     for column, token in enumerate(text["tokens"]):
         box(axes, left + column * width, top + 0.08, width, 0.44, token[:7], color=BLUE, size=9.5)
     for number, (name, meaning) in enumerate(rows):
-        y = top - (number + 1) * height - (0.12 if number >= 4 else 0)
+        y = top - (number + 1) * height - 0.12 * ((number >= 1) + (number >= 5))
         label(axes, left - 0.12, y + height / 2, meaning, size=10, align="right")
         heavy = "bold" if name in ("value", "advantage") else "normal"
         for column, value in enumerate(text[name]):

@@ -3,7 +3,7 @@
 DDPO gives every step of a trajectory the same advantage, its normalised reward. Here tiny-sd learns to paint
 red from prompts that name no colour, with the advantages of five trainers: that one; a small value network's,
 by GAE; the picture's one advantage times fixed weights that fall, or rise, in a straight line over the steps;
-and branching's, for one action a picture, in groups of eight. Two learning rates, three seeds; each epoch's
+and branching's, for one action per image, in groups of eight. Four learning rates, five seeds; each epoch's
 reward and what the steps weighed go to bridge.csv, appended run by run; runs that it holds are skipped.
 """
 
@@ -25,8 +25,8 @@ from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
-SEEDS, EPOCHS, STEPS = (0, 1, 2), 10, 8
-LEARNING_RATES = (1e-4, 2e-4)
+SEEDS, EPOCHS, STEPS = (3, 4, 5, 6, 7), 10, 8
+LEARNING_RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 LAM, VALUE_STEPS, VALUE_RATE = 0.95, 40, 1e-3
 WEIGHTS = tuple(f"weight {step}" for step in range(1, STEPS))  # the last denoising step adds no noise
 COLUMNS = ("variant", "learning_rate", "seed", "epoch", "reward", "first", "last", *WEIGHTS)
@@ -117,7 +117,7 @@ class ValueDDPO(PerStep):
 
 
 VARIANTS: dict[str, Callable[[], DDPO]] = {
-    "one advantage": DDPO, "value": ValueDDPO, "falling": lambda: WeightedDDPO(falling=True),
+    "one advantage": DDPO, "falling": lambda: WeightedDDPO(falling=True), "value": ValueDDPO,
     "rising": lambda: WeightedDDPO(falling=False), "branching": Branching,
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Fine-tuning on good examples in place of RL: `python -m benchmarks.text.positives`; two minutes.
 
 As many optimizer steps as thirty iterations of the lesson's run, with next-token cross-entropy: on positive
-reviews that the grammar writes, or on the policy's own answers that the reward model scores highest. Three
+reviews that the grammar writes, or on the policy's own answers that the reward model scores highest. Five
 seeds; what the policy then answers to test queries goes to positives.csv.
 """
 
