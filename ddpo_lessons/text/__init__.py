@@ -1,6 +1,6 @@
 """Lesson 05: PPO for text, the algorithm that DDPO is best understood beside.
 
-`grammar` writes movie reviews and recognizes them, `language_models` holds policy, value model and reward model,
-`text_ppo` the parts of the algorithm, `text_trainer` the loop, `preferences` the losses on pairs of texts, and
-`gpt2_reviews` the command that trains GPT-2.
+`grammar` writes movie reviews and recognizes them, `language_models` holds policy, value model and reward
+model, `text_ppo` the parts of the algorithm, `text_trainer` the loop, `preferences` the losses on pairs of
+texts, and `gpt2_reviews` the command that trains GPT-2.
 """
