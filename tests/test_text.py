@@ -106,9 +106,9 @@ def test_kl_estimates_by_hand(estimator: Any, expected: list[float]) -> None:
 
 def test_the_difference_and_the_full_sum_have_the_same_mean() -> None:
     generator = torch.Generator().manual_seed(0)
-    new, ref = torch.randn(2, 1, 2, 5, generator=generator)
-    exact = kl_estimate(new[None], ref[None], torch.zeros(1, 2, dtype=torch.long), "full").item()
-    tokens = torch.arange(5).repeat(2, 1).T  # (5, 2) each token once, weighed by its probability
+    new, ref = torch.randn(2, 1, 2, 5, generator=generator)  # (1, 2, 5) each: two tokens, one place
+    exact = kl_estimate(new, ref, torch.zeros(1, 2, dtype=torch.long), "full").item()
+    tokens = torch.arange(5).repeat(2, 1).T  # (5, 2) each token once; its probability weighs it
     each = kl_estimate(new.expand(5, -1, -1), ref.expand(5, -1, -1), tokens, "kl")[:, 0]
     assert (new[0, 0].softmax(-1) * each).sum().item() == pytest.approx(exact, rel=1e-5)
 
