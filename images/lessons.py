@@ -36,6 +36,8 @@ what holds them? RWR, AWM, DiffusionNFT and PEPG: one gradient on finished sampl
 when to get off? DRaFT, AlignProp and ReFL: the gradient of the reward, its price, and its goal
 12_which_algorithm | algorithms/rwr | 12-plane
 which algorithm, and when none? All on equal terms, a limit against hacking, a guide, a project of your own
+13_full_run | checks smoke hooks validation | 13-restored
+can RL restore photographs, or is a classifier fooled? A full img2img run on a GPU, from photographs to a LoRA
 """
 # What the first code cell of every lesson begins with.
 SETUP = """\

@@ -1,0 +1,41 @@
+"""Figure of lesson 13: what its small run restores. The numbers are of `benchmarks.results.full_run`."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+from plots import BENCHMARKS, plain, read_rows, where
+from style import CARD, MUTED, PALETTE, main
+
+ROWS = ("clean", "in fog", "untrained", "trained")  # of the picture
+SIDE = 64  # of its tiles, in pixels
+
+
+def restored() -> Figure:
+    """Draw held-out pictures, and the share that the evaluator recognizes along the training of each seed."""
+    rows = read_rows("results/full_run.csv")
+    figure = Figure(figsize=(11, 3.9), facecolor=CARD, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.75, 1))
+    pixels = np.asarray(Image.open(BENCHMARKS / "results" / "full_run.png"))
+    left.imshow(pixels, interpolation="none")
+    left.set_yticks([SIDE * (n + 0.5) for n in range(len(ROWS))], ROWS, fontsize=11)
+    left.set_xticks([])
+    left.tick_params(length=0)
+    left.spines[:].set_visible(False)
+    curves = []
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        points = [row for row in where(rows, seed=seed) if row["what"].startswith("epoch ")]
+        epochs = [int(row["what"].removeprefix("epoch ")) for row in points]
+        curves.append([100 * float(row["second_judge"]) for row in points])
+        right.plot(epochs, curves[-1], color=PALETTE[0], linewidth=0.9, alpha=0.5)
+    right.plot(epochs, np.mean(curves, axis=0), "o-", color=PALETTE[0], linewidth=2.4)
+    for name, what in (("best of 4, untrained", "untrained, best of 4"), ("in fog", "damaged")):
+        level = np.mean([100 * float(row["second_judge"]) for row in where(rows, what=what)])
+        right.axhline(level, color=MUTED, linestyle="--", linewidth=1.2)
+        right.text(epochs[-1], level + 1, name, ha="right", va="bottom", color=MUTED, fontsize=10)
+    right.set(xlabel="epoch", ylabel="recognized by the evaluator (%)", ylim=(0, None))
+    plain(right, labelsize=10)
+    return figure
+
+
+if __name__ == "__main__":
+    main({"13-restored": restored})
