@@ -127,7 +127,8 @@ def test_no_symbol_has_two_meanings():
 def test_one_quiet_set_up_cell_folded_everywhere(path):
     first, *others = code_cells(path)
     assert first.source.startswith(lessons.setup_cell()), "python -m benchmarks.tables writes it"
-    assert "\nset_up()\n" in first.source  # seeds, style, silence
+    on_gpu = path.stem == "13_full_run"
+    assert f"\nset_up({'stay_on_cpu=not FULL' if on_gpu else ''})\n" in first.source  # seeds, style, silence
     assert first.outputs == []
     assert first.metadata["jupyter"] == {"source_hidden": True}  # JupyterLab
     assert first.metadata["cellView"] == "form"  # Colab
