@@ -97,7 +97,7 @@ def _is_notebook() -> bool:
 
 
 class Highest:
-    """An `image_samples_hook` that keeps the images with the highest rewards of an epoch.
+    """An `image_samples_hook` that keeps the images with the highest rewards of an epoch, one of each group.
 
     After every `every` epochs and after the last one it writes `images/highest-NNNNNN` with `count` images of
     the main process into the run's folder, for img2img behind their inputs, the highest reward first, and
@@ -121,7 +121,10 @@ class Highest:
         rewards = torch.cat([batch[3] for batch in batches])  # (N,)
         images = torch.cat([batch[0] for batch in batches])
         own = [trainer.contexts.newest[row] for row in trainer.sampler.share.rows.flatten().tolist()]
-        best = rewards.argsort(descending=True, stable=True)[: self.count].tolist()
+        first: dict[int, int] = {}  # of each context, which a group shares, its best sample
+        for row in rewards.argsort(descending=True, stable=True).tolist():
+            first.setdefault(id(own[row]), row)
+        best = list(first.values())[: self.count]
         contexts = [own[row] for row in best]
         tiles, captions = with_captions(contexts, images[best], rewards[best].tolist())
         trainer.write_grid("highest", done, tiles, captions)

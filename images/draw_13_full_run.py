@@ -8,6 +8,11 @@ from style import CARD, MUTED, PALETTE, main
 
 ROWS = ("clean", "in fog", "untrained", "trained")  # of the picture
 SIDE = 64  # of its tiles, in pixels
+WITHOUT = (
+    ("contrast stretch", "stretched"),
+    ("untrained, best of 4", "untrained, best of 4"),
+    ("in fog", "damaged"),
+)
 
 
 def restored() -> Figure:
@@ -28,7 +33,7 @@ def restored() -> Figure:
         curves.append([100 * float(row["second_judge"]) for row in points])
         right.plot(epochs, curves[-1], color=PALETTE[0], linewidth=0.9, alpha=0.5)
     right.plot(epochs, np.mean(curves, axis=0), "o-", color=PALETTE[0], linewidth=2.4)
-    for name, what in (("best of 4, untrained", "untrained, best of 4"), ("in fog", "damaged")):
+    for name, what in WITHOUT:
         level = np.mean([100 * float(row["second_judge"]) for row in where(rows, what=what)])
         right.axhline(level, color=MUTED, linestyle="--", linewidth=1.2)
         right.text(epochs[-1], level + 1, name, ha="right", va="bottom", color=MUTED, fontsize=10)

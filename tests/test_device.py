@@ -19,6 +19,8 @@ from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipe
 from PIL import Image
 
 from benchmarks.results.recolour import restore
+from benchmarks.speed.full_run import LESSON
+from benchmarks.speed.lessons import play
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.branching import branch_advantages
 from ddpo_lessons.algorithms.rwr import RWR
@@ -101,6 +103,21 @@ def test_a_kernel_that_computes_elsewhere_has_to_be_restarted(made, own_environm
     made()
     with pytest.raises(RuntimeError, match="already uses cuda in this kernel: restart"):
         set_up()
+
+
+def test_lesson_13_in_small_runs_on_a_gpu(own_environment, traffic, monkeypatch):
+    """All of its cells, of which the small scale stays on the CPU by itself."""
+    few = functools.partial(animals.write_pictures, animals=animals.ANIMALS[:6])
+    monkeypatch.setattr(animals, "write_pictures", few)
+    monkeypatch.setattr("ddpo_lessons.lessons._stay_on_cpu", lambda: None)
+    settings = {
+        "num_epochs": 2, "sample_num_steps": 12, "sample_guidance_scale": 1.0, "sample_batch_size": 8,
+        "sample_num_batches_per_epoch": 1, "sample_group_size": 8, "train_batch_size": 8,
+    }  # fmt: skip
+    told = play(LESSON, {"13-001": {"DEVICE": "cuda"}, "13-006": {"EVERY": 1, "SETTINGS": settings}})
+    assert told["trainer"].accelerator.device.type == "cuda"
+    assert told["trainer"].epochs_done == 2
+    assert traffic.to_device.total() > 0
 
 
 # -------------------------------------------------------------------------------------------- training

@@ -62,6 +62,7 @@ WRONG = [
     (3, OR_EQUAL, "equal reading"),
     (3, WALK.replace("since == patience", "since > patience"), "nobody had seen"),
     (3, WALK.replace("return best, n\n", "return n, best\n"), ") is "),
+    (3, WALK.replace("best, since = n, 0", "best = n"), ") is "),
 ]  # fmt: skip
 
 

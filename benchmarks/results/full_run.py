@@ -3,8 +3,8 @@
 Plays the notebook's own cells with another SEED, which decides pictures, damage, noise and training. Writes
 full_run.csv: at each reading the mean reward of the held-out pictures and the share that the evaluator
 recognizes, beside those of the untrained pipeline over noise strengths and of the best of four; and of clean,
-damaged and trained pictures also what another judge says, and how far they are from the clean ones. The
-pictures of the first seed go into full_run.png.
+damaged, contrast-stretched, untrained and trained pictures also what another judge says, and how far they are
+from the clean ones. The pictures of the first seed go into full_run.png.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ def train(run: Row) -> list[Row]:
         found = {name: (judge(images, *asked) > 0).double().mean().item() for name, judge in judges.items()}
         return {"what": what, **found, "distance": -pixel_penalty()(images, *asked).mean().item()}
 
-    rows = [of(name, told[name]) for name in ("clean", "damaged")]
+    rows = [of(name, told[name]) for name in ("clean", "damaged", "stretched")]
     rows.append(of("untrained", validation.images(len(contexts), trained=False)))
     rows.append(of("trained", validation.images(len(contexts))))
     untrained = [*validation.untrained(0.3, 0.45, 0.6), *validation.untrained(best_of=4)]

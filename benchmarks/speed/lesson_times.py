@@ -1,11 +1,12 @@
 """Time every notebook in a fresh kernel and an empty folder: `python -m benchmarks.speed.lesson_times`.
 
-Writes lesson_times.json, from which the README's table of lessons is made. Run it on a quiet machine. With
+With names of notebooks it times these alone. Writes lesson_times.json, from which the README's table of lessons is made. Run it on a quiet machine. With
 `--memory` it reads instead, every 50 ms, what nbconvert and its kernel hold of a small machine's memory while
 they execute lessons 01 to 05, and writes lesson_memory.json.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -56,12 +57,16 @@ def rss(process: psutil.Process) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--memory", action="store_true")
-    if parser.parse_args().memory:
+    parser.add_argument("lessons", nargs="*", help="names of notebooks; without any, all of them")
+    arguments = parser.parse_args()
+    if arguments.memory:
         gigabytes = {path.stem: memory_of(path) for path in LESSONS[:5]}
         write_json(MEMORY, {"machine": machine(), "gigabytes": gigabytes})
         print(f"wrote {MEMORY.name}: {gigabytes}")
         return
-    seconds = {path.stem: time_of(path) for path in LESSONS}
+    seconds = json.loads(RESULT.read_text())["seconds"]
+    chosen = [path for path in LESSONS if not arguments.lessons or path.stem in arguments.lessons]
+    seconds |= {path.stem: time_of(path) for path in chosen}
     write_json(RESULT, {"machine": machine(), "seconds": seconds})
     print(f"wrote {RESULT.name}: {seconds}; now run: python -m benchmarks.tables")
 

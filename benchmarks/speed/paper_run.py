@@ -56,7 +56,7 @@ CARDS = {
 }  # fmt: skip
 # Bytes of reward models, float32: CLIP ViT-L/14, ResNet-18 without its head, CLIP ViT-H/14.
 _CLIP, _RESNET, _CLIP_H = (4 * count for count in (427_616_513, 11_176_512, 986_109_441))
-REWARDS = {"edit": _CLIP + _RESNET, "camouflage": _CLIP, "sd35": _CLIP_H, "flux": _CLIP_H}
+REWARDS = {"edit": _CLIP + _RESNET, "camouflage": _CLIP + _RESNET, "sd35": _CLIP_H, "flux": _CLIP_H}
 SMOKE = {  # lesson 08's smoke run: `edit` with these fields
     "num_epochs": 10, "image_grid_freq": 1, "sample_num_steps": 20, "sample_num_batches_per_epoch": 16,
     "train_gradient_accumulation_steps": 8,
