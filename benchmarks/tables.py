@@ -5,6 +5,7 @@ import re
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.speed.gpu import EPOCHS
 from benchmarks.speed.gpu import RESULT as GPU_RESULT
 from benchmarks.speed.time_to_result import first_reached
 from ddpo_lessons.embedded import CHECKPOINTS
+from ddpo_lessons.lessons.demo import UNTRAINED_BEST
 from images.lessons import lesson_rows, setup_cell
 
 PAGES = (
@@ -54,19 +56,6 @@ def best_setting(best: Row) -> str:
     return f"strength {best['strength']:g}, guidance {best['guidance']:g}, {best['steps']} steps"
 
 
-def seeds_table(result: Row) -> str:
-    """Return the demo's table: the untrained pipeline, a row per seed, and the mean."""
-    runs, columns = result["runs"], ANIMAL_SHARES
-    best, before = (runs[0][name] for name in ("untrained_best", "before"))
-    after = [run["after"] for run in runs]
-    rows = [[f"untrained, the best setting: {best_setting(best)}", *shares(best, columns)]]
-    rows.append(["untrained, as RL begins", *shares(before, columns)])
-    rows += [[f"after RL, seed {run['seed']}", *shares(run["after"], columns)] for run in runs]
-    rows.append(["**after RL, mean**", *(percent(mean(after, name)) for name in columns)])
-    found = table(["", *columns.values()], "l" + "r" * len(columns), rows)
-    return f"{found}\n\nMeasured on: {result['machine']}."
-
-
 def edit_table(found: Mapping[str, Sequence[Row]], columns: Mapping[str, str] = SHARES) -> str:
     """Return what does an edit, by name: means of the seeds, for all right the lowest and highest too."""
     lines = []
@@ -79,17 +68,25 @@ def edit_table(found: Mapping[str, Sequence[Row]], columns: Mapping[str, str] = 
     return table(["", *columns.values()], "l" + "r" * len(columns), lines)
 
 
-def finding(result: Row, rows: list[Row], animals: str) -> dict[str, Sequence[Row]]:
-    """Return what does the demo's task, by name, for animals that RL practised or for new ones."""
-    runs = result["runs"] if animals == "practised" else [run["new_animals"] for run in result["runs"]]
-    own = by(where(rows, animals=animals), "what")
-    best = result["runs"][0]["untrained_best"]
+def finding(images: str) -> dict[str, Sequence[Row]]:
+    """Return what does the demo's task, by name, on the images of the test or of new animals."""
+    animals = {"test": "practised", "new animals": "new"}[images]
+    own = by(where(read("benchmarks/zoo/edit.csv"), animals=animals), "what")
+    trained = by(where(read("benchmarks/zoo/demo.csv"), images=images), "algorithm")
     return {
-        "the picture that goes in": own["untouched"], "a program for this world": own["program"],
-        f"turning the knobs ({best_setting(best)})": [runs[0]["untrained_best"]],
-        "the best of 8 of these by RL's reward": own["best of 8"],
-        "supervised, on 2,560 pairs": own["supervised"], "RL, from a score": [run["after"] for run in runs],
+        "the input image": own["untouched"], "a program for this world": own["program"],
+        "untrained, as RL begins": own["as RL begins"],
+        f"untrained, best setting ({best_setting(asdict(UNTRAINED_BEST))})": own["turned"],
+        "best of 8 of these by RL's reward": own["best of 8"],
+        "supervised, on 2,560 pairs": own["supervised"],
+        "DDPO, from a reward": trained["ddpo"], "branching, from a reward": trained["branching"],
     }  # fmt: skip
+
+
+def demo_table() -> str:
+    """Return the demo's table: before RL, and after it by either algorithm."""
+    before, best, *_, ddpo, branching = list(finding("test").items())[2:]
+    return edit_table(dict([before, best, ddpo, branching]), ANIMAL_SHARES)
 
 
 def by(rows: list[Row], column: str) -> dict[str, list[Row]]:
@@ -197,8 +194,8 @@ def results_table() -> str:
 
 def guide_table() -> str:
     """Return what lesson 12's guide answers, and the few numbers (means) that each answer rests on."""
-    zoo = finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), "practised")
-    pairs, rl = [percent(mean(found, "all")) for found in zoo.values()][4:6]
+    right = [percent(mean(found, "all")) for found in finding("test").values()]
+    pairs, ddpo, branching = right[-3:]
     untrained = {(row["task"], row["setting"]): row for row in read(f"{EQUAL}_untrained.csv")}
     words = next(row for (task, name), row in untrained.items() if task == "taste" and '"' in name)
     turned = next(row for (task, name), row in untrained.items() if task == "edit" and "guidance" in name)
@@ -214,12 +211,12 @@ def guide_table() -> str:
     rows = [
         ["do not train", f"taste: said in the prompt {float(words['reward']):.2f}, best of 4 "
          f"{float(untrained['taste', 'best of 4']['reward']):.2f}, {taste('AWM')}"],
-        ["train on the pairs", f"confetti: {pairs} right from 2,560 pairs, {rl} from 34,816 scores"],
+        ["train on the pairs", f"confetti: {pairs} right from 2,560 pairs, {branching} from 4,096 scores"],
         ["ReFL or DRaFT; for a taste try the last answer, too",
          f"confetti: {edit('ReFL')}, {edit('DRaFT')}, best of 8 {float(kept['judge']):.0%}; "
          f"taste: {taste('DRaFT', 'PEPG')}"],
         ["branching, over many queries",
-         f"confetti: branching {rl} after 34,816 queries (no other ran so long); after 1,024 "
+         f"confetti: branching {branching} after 4,096 queries, DDPO {ddpo} after 3,072; after 1,024 "
          f"{edit('branching')}, {edit('AWM, visited states').replace(', visited', ' at visited')}; a setting "
          f"{float(turned['judge']):.0%} without any"],
         ["AWM, PEPG or NFT; look at a judge often",
@@ -366,17 +363,10 @@ EQUAL = "benchmarks/results/equal_terms"
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
     "steps": lambda: edit_table(by(read("benchmarks/results/recolour_steps.csv"), "sampled")),
-    "demo-ablations": lambda: edit_table(
-        by(read("benchmarks/zoo/edit_ablations.csv"), "variant"), ANIMAL_SHARES
-    ),
     "paper": lambda: paper_table(read("benchmarks/zoo/paper.csv")),
-    "demo": lambda: seeds_table(read("benchmarks/zoo/demo.json")),
-    **{
-        f"demo-{animals}": lambda animals=animals: edit_table(
-            finding(read("benchmarks/zoo/demo.json"), read("benchmarks/zoo/edit.csv"), animals), ANIMAL_SHARES
-        )
-        for animals in ("practised", "new")
-    },
+    "demo": demo_table,
+    "demo-practised": lambda: edit_table(finding("test"), ANIMAL_SHARES),
+    "demo-new": lambda: edit_table(finding("new animals"), ANIMAL_SHARES),
     **{
         name: lambda folder=folder: markdown(json.loads((folder / "evaluation.json").read_text()))
         for name, folder in CHECKPOINTS.items()

@@ -402,7 +402,7 @@ def test_help_explains_every_field(capsys, monkeypatch):
     for registry in (PRESETS, PROMPTS, ALGORITHMS, rewards.REWARDS, DAMAGES):
         listed = [name for name in registry if f"{name}, " in train_help or f", {name}" in train_help]
         assert listed == [*registry]
-    assert f"--epochs INT Epochs of training. (default: {demo.SETTINGS['num_epochs']})" in demo_help
+    assert "--algorithm {branching,ddpo} Algorithm; each has a schedule of its own." in demo_help
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):
@@ -549,8 +549,8 @@ def test_doctor_and_demo_are_called(monkeypatch):
     assert cli.main(["doctor"]) == 1
     calls = []
     monkeypatch.setattr(demo, "run", lambda arguments: calls.append(arguments) or 0)
-    run_command("demo", "--epochs", "3", "--output-dir", "there")
-    assert (calls[0].epochs, calls[0].output_dir) == (3, Path("there"))
+    run_command("demo", "--epochs", "3", "--algorithm", "ddpo", "--output-dir", "there")
+    assert calls == [options.Demo(algorithm="ddpo", epochs=3, output_dir=Path("there"))]
 
 
 def test_help_version_and_doctor_do_not_wait_for_torch():

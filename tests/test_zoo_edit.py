@@ -5,12 +5,12 @@ import sys
 import pytest
 import torch
 
-from benchmarks.common import read_rows
-from benchmarks.zoo import edit, edit_ablations
+from benchmarks.common import read_rows, where
+from benchmarks.zoo import demo as zoo_demo
+from benchmarks.zoo import edit, edit_credit
 from ddpo_lessons.cli.options import Demo
 from ddpo_lessons.lessons import demo
 from ddpo_lessons.lessons.demo import Img2Img
-from ddpo_lessons.models import family_of
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,20 +89,35 @@ def test_a_demo_that_is_stopped_gives_no_verdict(is_terminal, monkeypatch, tmp_p
     assert not (tmp_path / "demo-run" / "lora").exists()
 
 
-def test_one_of_the_ablations_has_one_action():
-    family = family_of(load_tiny_zoo())
-    actions = {
-        name: int((family.schedule(policy.steps, policy.strength).stds > 0).sum())
-        for name, (policy, _, _) in edit_ablations.VARIANTS.items()
-    }
-    assert actions.pop("one action: 2 of 5 steps") == 1
-    assert set(actions.values()) == {4}
-
-
 def test_one_network_call_is_decoded_without_any_step():
     edits, pipeline = animals.draw_edits(2, demo.VALIDATION), load_tiny_zoo()
     calls, predict = [], pipeline.unet.forward
     pipeline.unet.forward = lambda *args, **kwargs: calls.append(1) or predict(*args, **kwargs)
-    images = edit_ablations.in_one_call(pipeline, edits)
+    images = zoo_demo.in_one_call(pipeline, edits)
     assert (len(calls), images.shape) == (1, (2, 3, 64, 64))
     assert 0.02 < (images - edits.images).abs().mean() < 0.25  # changed, and still the picture
+
+
+@pytest.mark.parametrize("algorithm", demo.SCHEDULES)
+def test_the_demos_schedule_is_the_one_that_was_measured(algorithm):
+    rows = where(read_rows(zoo_demo.RESULT), algorithm=algorithm, images="test")
+    schedule = demo.SCHEDULES[algorithm]
+    assert sorted(int(row["seed"]) for row in rows) == [*zoo_demo.SEEDS[algorithm]]
+    assert {int(row["done"]) for row in rows} == {schedule["num_epochs"] * schedule["sample_batch_size"]}
+    assert all(float(row["all"]) <= min(float(row["animal"]), float(row["ground"])) for row in rows)
+
+
+def test_the_last_step_explains_the_least_of_the_reward_in_every_draw():
+    rows = read_rows(edit_credit.RESULT)
+    assert {row["draw"] for row in rows} == {str(draw) for draw in range(edit_credit.DRAWS)}
+    for draw in range(edit_credit.DRAWS):
+        found = {row["step"]: float(row["variance"]) for row in where(rows, draw=str(draw))}
+        assert found["4"] == min(found.values())
+        assert found["all four"] == max(found.values())
+
+
+def test_a_group_that_parts_at_the_last_step_alone_differs_less(monkeypatch):
+    monkeypatch.setattr(edit_credit, "IMAGES", 1)
+    monkeypatch.setattr(edit_credit, "PARTS", {"all four": (0, 4), "4": (3, 4)})
+    every, last = edit_credit.measure({"draw": 0})
+    assert 0 < last["variance"] < every["variance"] / 2

@@ -2,7 +2,8 @@
 
 Writes edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures; and
 edit.csv, what else there is to compare with, on the 500 test pictures and on as many of new animals: nothing
-done, a program, the best of n untrained pictures by RL's own reward, and the policy trained on pairs.
+done, a program, the untrained pipeline as RL begins and at its best setting, the best of n of the latter by
+RL's own reward, and the policy trained on pairs.
 Interrupted, it goes on with what is missing.
 """
 
@@ -110,8 +111,10 @@ def compare(run: Row) -> list[Row]:
                 images = by_program(exam.edits)
             case ["best", "of", count]:
                 images = best_of(int(count), exam.edits)
-            case _:
-                images = exam.images(pipeline, POLICY)
+            case ["turned"]:
+                images = exam.images(load_tiny_zoo(), UNTRAINED_BEST)
+            case _:  # as RL begins, or supervised
+                images = exam.images(pipeline or load_tiny_zoo(), POLICY)
         rows.append({"animals": group, **exam.shares(images)})
     return rows
 
@@ -122,5 +125,5 @@ if __name__ == "__main__":
     run_all(measure, grid, ("strength", "guidance", "steps", "eta", *SHARES), GRID, processes)
     print("best of the grid:", best_of_grid(read_rows(GRID), "all"))
     alternatives = product(what=("supervised",), seed=SEEDS)  # of training
-    alternatives += product(what=("untouched", "program", "best of 8"), seed=(0,))
+    alternatives += product(what=("untouched", "program", "best of 8", "turned", "as RL begins"), seed=(0,))
     run_all(compare, alternatives, ("what", "seed", "animals", *SHARES), RESULTS, processes)

@@ -96,10 +96,12 @@ PROMPT_SOURCES = (
 class Demo:
     """Flags of `demo`."""
 
+    algorithm: Literal["branching", "ddpo"] = "branching"
+    """Algorithm; each has a schedule of its own."""
     seed: int = 0
     """Seed of training."""
-    epochs: int = 34
-    """Epochs of training."""
+    epochs: int | None = None
+    """Epochs of training; the schedule's if not given."""
     eval_images: int = 500
     """Test pictures judged."""
     output_dir: Path = Path("demo-run")
