@@ -1,4 +1,4 @@
-"""Figures of lesson 07: the question, the first state, a tree of rollouts, credit over epochs, the dilemma.
+"""Figures of lesson 07: question, first state, tree of rollouts, credit, when to stop, the dilemma.
 
 The pictures in the first are of one rollout of tiny-zoo that happened: `denoise` makes them, and
 `07-frames.png` keeps them with the rewards of its group. Delete that file to make them again.
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import BENCHMARKS, band, bar, by_seed, minus, panels, picture, plain, read_rows, where
+from plots import band, bar, by_seed, minus, panels, picture, plain, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.lessons.plotting import CURVE_COLORS
@@ -23,6 +23,7 @@ BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
 FRAMES = Path(__file__).parent / "07-frames.png"
 SHOWN, GROUP, CALLS = 3, 8, 5  # the validation picture that is shown, rollouts of it, calls of the network
 UNUSED = "#d9d9d0"
+DEMO = 4096  # evaluations of the reward in branching's schedule
 NAMES = {"one advantage": "DDPO: one for all", "falling": "fixed, falling", "branching": "branching"}
 COLORS = {"one advantage": BLUE, "falling": GREEN, "branching": ORANGE}
 
@@ -106,7 +107,7 @@ def question() -> Figure:
 def epochs(variant: str, rate: str) -> tuple[list[int], np.ndarray]:
     """Return epochs and rewards (epochs, seeds) of benchmarks/text/bridge.csv."""
     rows = where(read_rows("text/bridge.csv"), variant=variant, learning_rate=rate)
-    return by_seed(rows, "epoch", "reward")
+    return by_seed((row for row in rows if row["seed"] in ("0", "1", "2")), "epoch", "reward")
 
 
 def tidy(axes: Axes) -> None:
@@ -189,6 +190,27 @@ def tree() -> Figure:
     return figure
 
 
+def stop() -> Figure:
+    """Plot the reward and two evaluators over a run that is too long."""
+    rows = where(read_rows("zoo/demo.csv"), algorithm="branching, too long", images="validation")
+    figure, (above, below) = panels(2, (9.2, 3.4))
+    done = [int(row["done"]) for row in rows]
+    look = {"marker": ".", "linewidth": 1.8}
+    above.plot(done, [float(row["reward"]) for row in rows], color=ORANGE, **look)
+    for column, color, name in (("all", BLUE, "first"), ("second_judge", GREEN, "second")):
+        correct = [100 * float(row[column]) for row in rows]
+        below.plot(done, correct, color=color, label=f"{name} evaluator", **look)
+    above.set_title("mean reward", fontsize=11, color=INK)
+    below.set_title("images correct (%)", fontsize=11, color=INK)
+    below.legend(loc="lower right", fontsize=9, frameon=False)
+    for axes in (above, below):
+        axes.axvline(DEMO, color=MUTED, linestyle=":", linewidth=1.2)
+        axes.set_xlabel("evaluations of the reward", color=INK)
+        tidy(axes)
+    above.text(DEMO + 150, above.get_ylim()[0] + 0.6, "the demo's length", color=MUTED, fontsize=9)
+    return figure
+
+
 def point(shares: dict[str, Any]) -> tuple[float, float]:
     """Return the place of a verdict, in per cent."""
     return 100 * float(shares["ground"]), 100 * float(shares["animal"])
@@ -207,28 +229,31 @@ def dilemma() -> Figure:
             for row, place in zip(own, places, strict=True):
                 look = {"textcoords": "offset points", "fontsize": 8, "color": MUTED}
                 axes.annotate(f"{float(row['strength']):g}", place, (4, 5), **look)
-    rows, runs = read_rows("zoo/edit.csv"), json.loads((BENCHMARKS / "zoo/demo.json").read_text())["runs"]
+    rows, trained = read_rows("zoo/edit.csv"), where(read_rows("zoo/demo.csv"), algorithm="branching")
     names = {"best of 8": "untrained, best of 8 by the score", "program": "a program for this world"}
     names |= {"supervised": "supervised on pairs, three seeds"}
     dot = {"markeredgecolor": INK, "linestyle": "none"}
     for marker, what in zip("^DP", ("best of 8", "supervised", "program"), strict=True):
         places = [point(row) for row in where(rows, what=what, animals="practised")]
         axes.plot(*zip(*places, strict=True), marker, color=GREEN, markersize=8, label=names[what], **dot)
-    for run in runs:
-        way = [point(shares) for shares in run["run"]["path"]]
-        along, after = ("RL over its epochs, three seeds", "after RL, test pictures")
-        along, after = (name if run["seed"] == 0 else None for name in (along, after))
-        axes.plot(*zip(*way, strict=True), ".-", color=BLUE, linewidth=1.5, alpha=0.8, label=along)
-        axes.plot(*point(run["after"]), "*", color=BLUE, markersize=13, label=after, **dot)
+    for n, seed in enumerate(dict.fromkeys(row["seed"] for row in trained)):
+        own = where(trained, seed=seed)
+        way = [point(row) for row in where(own, images="validation")]
+        names = (
+            [None, None] if n else ["branching over its epochs, five seeds", "after branching, test images"]
+        )
+        axes.plot(*zip(*way, strict=True), ".-", color=BLUE, linewidth=1.5, alpha=0.8, label=names[0])
+        (end,) = where(own, images="test")
+        axes.plot(*point(end), "*", color=BLUE, markersize=13, label=names[1], **dot)
     tidy(axes)
     axes.set(xlim=(-4, 103), ylim=(0, 103))
     axes.set_xlabel("ground obeyed (%)", color=INK)
     axes.set_ylabel("animal kept (%)", color=INK)
-    axes.set_title("Turning the knobs moves along curves; RL leaves them", fontsize=12, color=INK)
+    axes.set_title("Sampling settings move along curves; RL leaves them", fontsize=12, color=INK)
     axes.legend(loc="lower left", fontsize=8.5, frameon=False)
     return figure
 
 
 if __name__ == "__main__":
     drawn = {"07-question": question, "07-start": start, "07-tree": tree}
-    main({**drawn, "07-credit": credit, "07-dilemma": dilemma})
+    main({**drawn, "07-credit": credit, "07-stop": stop, "07-dilemma": dilemma})

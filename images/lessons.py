@@ -25,7 +25,7 @@ RLHF's PPO for text from its parts, GAE derived and written, reward hacking; wha
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-question
 can a number teach a painter? The whole loop, DDPO beside RWR, paths, the KL and early stopping
 07_img2img_ddpo | algorithms/branching rollout lessons/demo | 07-question
-which step deserves the praise? The edit of many steps: a bandit, credit by branching, honest baselines
+which step deserves the praise? Edits of many steps: a bandit, branching beside DDPO live, honest baselines
 08_fails_in_silence | lessons/faults training/first_epoch cli/preflight | 08-question
 which of these runs is broken? Eleven faults without an error, preflight; memory, hours, money of a long run
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight
