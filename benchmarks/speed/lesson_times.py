@@ -1,8 +1,8 @@
 """Time every notebook in a fresh kernel and an empty folder: `python -m benchmarks.speed.lesson_times`.
 
-With names of notebooks it times these alone. Writes lesson_times.json, from which the README's table of lessons is made. Run it on a quiet machine. With
-`--memory` it reads instead, every 50 ms, what nbconvert and its kernel hold of a small machine's memory while
-they execute lessons 01 to 05, and writes lesson_memory.json.
+With names of notebooks it times these alone. Writes lesson_times.json, from which the README's table of
+lessons is made. Run it on a quiet machine. With `--memory` it reads instead, every 50 ms, what nbconvert and
+its kernel hold of a small machine's memory while they execute lessons 01 to 05; that is lesson_memory.json.
 """
 
 import argparse
