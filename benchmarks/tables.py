@@ -408,7 +408,7 @@ def filled_page(path: Path) -> str:
         if cell["cell_type"] == "markdown":
             cell["source"] = filled("".join(cell["source"])).splitlines(keepends=True)
     setup = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-    own = re.split(r"%pip install .*\n", "".join(setup["source"]))[1]  # what this lesson imports
+    own = re.split(r"%pip install .*\n", "".join(setup["source"]), maxsplit=1)[1]  # what this lesson imports
     setup["source"] = (setup_cell() + own).splitlines(keepends=True)
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
