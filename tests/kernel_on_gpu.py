@@ -1,7 +1,8 @@
 """What a kernel begins with in `make test`, by PYTHONSTARTUP: a machine with a GPU, which is made up.
 
 nbval runs every lesson so. A lesson that lets accelerate choose its device ends in an error, because all of
-them stay on the CPU. `make notebooks` and readers run them without this file.
+them stay on the CPU. Lesson 13, which asks for a GPU, is told that there is none. `make notebooks` and readers
+run them without this file.
 """
 
 import sys
@@ -14,4 +15,14 @@ from fake_device import fake_device
 
 machine = fake_device(is_refused=True)
 machine.__enter__()  # until the kernel ends
-mock.patch("torch.cuda.is_available", return_value=True).start()
+available = mock.patch("torch.cuda.is_available", return_value=True)
+available.start()
+
+
+def in_small() -> bool:
+    """Take the GPU away from the kernel that asks for it."""
+    available.stop()
+    return False
+
+
+mock.patch("ddpo_lessons.lessons.has_gpu", in_small).start()

@@ -159,6 +159,7 @@ def run_tests() -> Iterator[Row]:
 def run_lessons() -> Iterator[Row]:
     """Run every lesson, as many at a time as there are cores: they stay on the CPU, one thread each."""
     environment = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+    chosen = [path for path in lessons.LESSONS if path.stem != "13_full_run"]  # which would download a model
     started = time.perf_counter()
 
     def failure(lesson: Path) -> str:
@@ -168,8 +169,8 @@ def run_lessons() -> Iterator[Row]:
         return f"{lesson.stem}, {last or f'ended with {done.returncode}'}" if done.returncode else ""
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failures = [text for text in pool.map(failure, lessons.LESSONS) if text]
-    yield {"seconds": time.perf_counter() - started, "passed": len(lessons.LESSONS) - len(failures)}
+        failures = [text for text in pool.map(failure, chosen) if text]
+    yield {"seconds": time.perf_counter() - started, "passed": len(chosen) - len(failures)}
     yield {"result": f"{len(failures)} failed" if failures else "ok", "failures": failures}
 
 

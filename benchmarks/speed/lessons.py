@@ -45,7 +45,7 @@ def play(lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyTy
             if error is not None:
                 error.add_note(f"cell {number}")
                 raise error
-            shell.user_ns.update(changes.get(cell["id"], {}))
+            shell.user_ns.update(changes.get(cell.get("id"), {}))
     return dict(shell.user_ns)
 
 

@@ -28,7 +28,7 @@ CLASS_NAMES = {
 def fetch_photographs(
     folder: str | Path, per_class: int = 40, source: str = IMAGENETTE, split: str = "train"
 ) -> ImageFolder:
-    """Write the first photographs of every class of a set on the hub as FOLDER/CLASS/*.jpg; find them.
+    """Write the first photographs of every class of a set on the hub as `FOLDER/CLASS/*.jpg`; find them.
 
     A folder that is there already is only read. The set is streamed until each class has `per_class`, and
     lies in FOLDER.part until then, so that after an interruption the next call begins anew. The source is a

@@ -32,6 +32,11 @@ def set_up(stay_on_cpu: bool = True) -> None:
         _stay_on_cpu()
 
 
+def has_gpu() -> bool:
+    """Tell whether lesson 13 runs at full size: on a machine with CUDA."""
+    return torch.cuda.is_available()
+
+
 def _stay_on_cpu() -> None:
     """Let accelerate give trainers the CPU, also on a machine with a GPU, so that results are those printed.
 

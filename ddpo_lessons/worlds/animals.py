@@ -183,7 +183,7 @@ def draw_pictures(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN
 
 
 def write_pictures(folder: str | Path, per_class: int, seed: int, animals: Sequence[str] = ANIMALS) -> Path:
-    """Write pictures of each animal as FOLDER/ANIMAL/*.png, as photographs lie in a folder; return it.
+    """Write pictures of each animal as `FOLDER/ANIMAL/*.png`, as photographs lie in a folder; return it.
 
     Artists are those that pre-training has shown. A ValueError refuses a name that this world does not have.
     """
