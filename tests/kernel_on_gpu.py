@@ -1,7 +1,7 @@
 """What a kernel begins with in `make test`, by PYTHONSTARTUP: a machine with a GPU, which is made up.
 
 nbval runs every lesson so. A lesson that lets accelerate choose its device ends in an error, because all of
-them stay on the CPU. Lesson 13, which asks for a GPU, is told that there is none. `make notebooks` and readers
+them stay on the CPU. Lesson 13, which asks for a GPU, hears that there is none. `make notebooks` and readers
 run them without this file.
 """
 
