@@ -69,8 +69,9 @@ def kl_estimate(
     """Estimate at each place how far the policy has moved from the reference, (B, L - 1) in nats.
 
     With d = log π - log π_ref of the recorded token, `kl` is d, which is right on average but negative for
-    some tokens; `abs` is its absolute value and `mse` is d² / 2, which are never negative; `full` is the exact
-    KL(π || π_ref) of the place, a sum over the vocabulary. The two `logits` are (B, L, V), the ids (B, L).
+    some tokens; `abs` is its absolute value and `mse` is d² / 2, which are never negative; `full` is the
+    exact KL(π || π_ref) of the place, a sum over the vocabulary. The two `logits` are (B, L, V), and the ids
+    are (B, L).
     Source: the four kinds of `_kl_penalty` in TRL 0.11; on `mse` see http://joschu.net/blog/kl-approx.html.
     """
     if estimator == "full":
