@@ -115,7 +115,7 @@ def test_package_itself_not_installed(monkeypatch):
 
 
 def test_gpu_line(monkeypatch):
-    assert list(doctor.check_gpu()) == [(True, "GPU: none, and no lesson needs one")]
+    assert list(doctor.check_gpu()) == [(True, "GPU: none; lesson 13 runs in small")]
     pretend_cuda(monkeypatch)
     assert list(doctor.check_gpu()) == [(True, "GPU: Pretend 8G, 6.0 of 8.0 GiB free")]
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
@@ -158,7 +158,7 @@ def test_hub_lines(hub, monkeypatch):
     assert list(doctor.check_hub()) == [(True, f"Model hub: {constants.ENDPOINT} answers")]
     monkeypatch.setattr(constants, "ENDPOINT", "models.example")
     [check] = doctor.check_hub()
-    assert check == (True, f"Model hub: {constants.ENDPOINT} does not answer; no lesson asks it")
+    assert check == (True, f"Model hub: {constants.ENDPOINT} does not answer; lesson 13 asks it, on a GPU")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     [check] = doctor.check_hub()
     assert check == (True, "Model hub: switched off by HF_HUB_OFFLINE")

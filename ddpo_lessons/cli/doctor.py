@@ -74,7 +74,7 @@ def check_gpu() -> Iterator[Check]:
         yield Check(True, "GPU: Apple's, by MPS; training uses it, lessons do not")
         return
     if not torch.cuda.is_available():
-        yield Check(True, "GPU: none, and no lesson needs one")
+        yield Check(True, "GPU: none; lesson 13 runs in small")
         return
     free, total = torch.cuda.mem_get_info()  # bytes
     name = torch.cuda.get_device_name()
@@ -131,7 +131,7 @@ def check_hub() -> Iterator[Check]:
     elif constants.HF_HUB_OFFLINE:
         yield Check(True, "Model hub: switched off by HF_HUB_OFFLINE")
     else:
-        yield Check(True, f"Model hub: {constants.ENDPOINT} does not answer; no lesson asks it")
+        yield Check(True, f"Model hub: {constants.ENDPOINT} does not answer; lesson 13 asks it, on a GPU")
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
