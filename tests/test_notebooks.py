@@ -195,6 +195,10 @@ def test_exercises_have_a_stub_a_check_and_a_closed_solution(path):
         assert "NotImplementedError" in stub.source
         assert re.search(r"^def check_(\w+)[^§]*^check_mine\(check_\1, \1\)$", check.source, re.MULTILINE)
         assert texts(check) == ["not yet: your turn\n"]
+        assert {CHECKED, "hide-input"} == {*tags(check)}  # a check may show the answer, so it is folded
+        assert check.metadata["jupyter"] == {"source_hidden": True}  # JupyterLab
+        assert check.metadata["cellView"] == "form"  # Colab, which shows the title
+        assert re.match(r"# @title Check of exercise \d\n", check.source)
         assert {"solution", "hide-cell"} <= {*tags(solution)}  # hide-cell: closed on the site
         assert solution.metadata["jupyter"] == {"outputs_hidden": True, "source_hidden": True}  # JupyterLab
         assert solution.metadata["cellView"] == "form"  # Colab
