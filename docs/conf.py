@@ -8,10 +8,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from docutils import nodes
+from PIL import Image, ImageColor
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+from images.style import CARD  # noqa: E402
 
 project = "ddpo-lessons"
 copyright = "ddpo-lessons, MIT licence"
@@ -53,7 +58,8 @@ default_role = "py:obj"  # docstrings have Markdown's single backticks
 
 html_theme = "furo"
 pygments_dark_style = "monokai"  # furo's own underlines modules as if they were links
-html_theme_options = {"dark_css_variables": {"card-brightness": "0.8"}}  # of figures: site.css
+_INVERTED = "invert(0.92) hue-rotate(180deg)"  # dark paper, and hues stay
+html_theme_options = {"dark_css_variables": {"figure-filter": "brightness(0.8)", "plot-filter": _INVERTED}}
 html_title = "ddpo-lessons"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
@@ -83,8 +89,21 @@ def keep_colons(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines
         lines.insert(0, "\\")
 
 
+def mark_plots(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Give diagrams and plots a class, so that a dark page can invert them and leave images as they are."""
+    for node in doctree.findall(nodes.image):
+        path = ROOT / node["uri"]
+        if path.suffix == ".svg":
+            is_plot = b"<image" not in path.read_bytes()
+        else:  # a plot is mostly paper
+            pixels = np.asarray(Image.open(path).convert("RGB"), dtype=int)
+            is_plot = (abs(pixels - ImageColor.getrgb(CARD)).max(axis=-1) < 3).mean() > 0.5
+        node["classes"] += ["plot"] if is_plot else []
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("doctree-resolved", mark_plots)
     app.connect("source-read", link_modules)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon

@@ -118,6 +118,14 @@ def test_a_lesson_shows_all_its_figures_and_folds_its_solutions(site, path):
     assert not any(details.has_attr("open") for details in folded)
 
 
+def test_dark_pages_invert_plots_and_leave_images_alone(site):
+    lesson = article(site / "notebooks" / "04_ppo_clipping.html")
+    assert lesson.select_one('img.plot[src$=".svg"]')
+    assert lesson.select_one('img.plot[src$=".png"]')
+    front = article(site / "docs" / "index.html")
+    assert front.select_one('img[src$="demo-before-after.png"]:not(.plot)')
+
+
 def test_reference_has_every_module_of_the_package(site):
     modules = pkgutil.walk_packages(ddpo_lessons.__path__, "ddpo_lessons.")
     described = set().union(*(anchors(path) for path in site.glob("docs/api/*.html")))
