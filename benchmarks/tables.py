@@ -232,9 +232,9 @@ def gallery_table(section: Section) -> str:
 
 
 def speed_sentence(runs: Sequence[Row]) -> str:
-    """Return how much longer the peers' epochs take, in the batches that each documents and in large ones.
+    """Return how much longer an epoch of the other trainers takes, in documented and in large batches.
 
-    The ranges are those of all runs and of the cases whose gradients are the peer's.
+    The ranges cover all runs, and only cases in which both trainers have equal gradients.
     """
     documented = {"TRL": "TRL", "imageddpo": "gaussian-glasses"}
     rows = [row for run in runs for row in run["rows"] if row.get("gradient_difference")]
@@ -260,33 +260,32 @@ RATIOS = (("peer", "ours"), ("peer", "compiled"), ("ours", "floor"), ("compiled"
 
 
 def _outcome(row: Row) -> str:
-    """Say how far the peer's gradients and ours, and our compiled ones, are apart, or why they cannot be."""
+    """Return how much the other trainer's gradients differ from ours and our compiled ones, or an error."""
     if "error" in row:
         return textwrap.shorten(row["error"].replace("|", "/"), 72, placeholder=" …")
     if row["gradient_difference"] is None:
         return f"wrong policy: clip fraction {row['first_clip_fraction']:.2f} before any update"
-    apart = " and ".join(f"{value:.0e}" for value in row["gradient_difference"].values())
-    return f"gradients {apart} apart"
+    return " and ".join(f"{value:.0e}" for value in row["gradient_difference"].values()) + " apart"
 
 
 def _ratio(row: Row, one: str, other: str) -> str:
-    """Divide medians, if there are both: some peers fail."""
+    """Return the ratio of two medians, or a dash where the other trainer fails."""
     return f"{row[one]['whole'][0] / row[other]['whole'][0]:.2f}" if {one, other} <= row.keys() else "–"
 
 
 def peers_table(result: Row) -> str:
-    """Return the comparison with the peers: a row per case and size, the medians of whole epochs."""
+    """Return the comparison with other trainers: a row per case and size, the medians of whole epochs."""
     names = ("peer", "ours", "compiled")
-    titles = ["case", "batches", "peer", *(f"{name}, s" for name in names)]
-    titles += [*(f"{one} / {other}" for one, other in RATIOS), "outcome"]
+    titles = ["case", "batches", "trainer", "its s", "our s", "compiled s"]
+    titles += ["its / our", "its / compiled", "our / floor", "compiled / floor", "gradients"]
     rows = []
     for row in result["rows"]:
         seconds = [f"{row[name]['whole'][0]:.2f}" if name in row else "fails" for name in names]
         ratios = [_ratio(row, *pair) for pair in RATIOS]
         rows.append([row["case"], row["size"], row["against"], *seconds, *ratios, _outcome(row)])
-    how = f"{result['rounds']} rounds, {result['threads']} thread(s), {result['machine']}"
-    versions = f"Peers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
-    return table(titles, "lll" + 7 * "r" + "l", rows) + f"\n\nSeconds per epoch, {how}. {versions}"
+    how = f"median of {result['rounds']} rounds, {result['threads']} threads, {result['machine']}"
+    versions = f"Other trainers: {_versions(result['peers'])}. Ours: {_versions(result['ours'])}."
+    return table(titles, "lll" + 7 * "r" + "l", rows) + f"\n\nSeconds per epoch ({how}). {versions}"
 
 
 def _versions(versions: dict[str, str]) -> str:
@@ -294,8 +293,8 @@ def _versions(versions: dict[str, str]) -> str:
 
 
 def gpu_table(result: Row) -> str:
-    """Return the epochs of `make gpu`: on paper beside measured, or "not run"."""
-    titles = ["epoch", "precision", "samples of a pass", "GB, paper", "GB", "sampling, s", "training, s"]
+    """Return the epochs of `make gpu`, estimated and measured, or "not run"."""
+    titles = ["epoch", "precision", "micro batch", "GB, estimated", "GB", "sampling, s", "training, s"]
     titles += ["first epoch, s", "TFLOP/s", "waits", "ratio error", "result"]
     forms = {"paper_gb": ".1f", "peak_gb": ".1f", "sampling_s": ".1f", "training_s": ".1f"}
     forms |= {"first_epoch_s": ".1f", "rate": ".0f", "waits": "d", "ratio_error": ".0e"}
@@ -312,9 +311,9 @@ def gpu_table(result: Row) -> str:
 
 
 def gpu_about(result: Row) -> str:
-    """Say on what `make gpu` ran, and what came of its tests, the lessons and the demo."""
+    """Return the GPU of `make gpu`, and the results of its tests, the lessons and the demo."""
     if not result:
-        return "**Not run on a GPU yet.**"
+        return "Not run on a GPU yet."
     outcomes = []
     for name in ("tests", "lessons", "demo"):
         row = result["parts"].get(name, {"result": "not run"})
@@ -330,12 +329,12 @@ def read_gpu() -> Row:
     return found
 
 
-NEVER = {"seconds": "inf", "samples": "inf"}  # a run that never reads 15 points more
+NEVER = {"seconds": "inf", "samples": "inf"}  # a run that never gains 15 points
 
 
 def result_table(rows: list[Row], about: Row) -> str:
-    """Return the table of seconds until 15 points more pictures are right, per variant."""
-    titles = "trainer, settings | seconds, median | seconds, each seed | samples, median | samples a second"
+    """Return the table of seconds until 15 percentage points more images are correct, per variant."""
+    titles = "trainer, settings | seconds, median | seconds, each seed | samples, median | samples per second"
     lines = []
     for variant, own in by(rows, "variant").items():
         runs = list(by(own, "seed").values())
@@ -349,8 +348,10 @@ def result_table(rows: list[Row], about: Row) -> str:
         pace = f"{trained['samples'] / trained['seconds']:.1f}"
         before, best = own[0]["both"], max(float(row["both"]) for row in own)
         lines.append([variant, seconds, each, samples, pace, percent(before), percent(best)])
-    found = table([*titles.split(" | "), "right before", "best"], "lrrrrrr", lines)
-    measured = f"Measured on: {about['machine']}, one thread a run. Peers: {_versions(about['peers'])}."
+    found = table([*titles.split(" | "), "correct before", "best"], "lrrrrrr", lines)
+    measured = (
+        f"Measured on: {about['machine']}, one thread per run. Other trainers: {_versions(about['peers'])}."
+    )
     return f"{found}\n\n{measured}"
 
 

@@ -1,6 +1,7 @@
 """Tables of the READMEs, from a result made up by hand."""
 
 import json
+import re
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_only_tables_with_marks_are_read(monkeypatch):
 def test_epochs_on_a_gpu_are_beside_the_paper():
     nothing = tables.gpu_table({})
     assert nothing.count("| not run |") == len(tables.EPOCHS)
-    assert nothing.endswith("\n\n**Not run on a GPU yet.**")
+    assert nothing.endswith("\n\nNot run on a GPU yet.")
     done = {"paper_gb": 11.48, "peak_gb": 12.06, "sampling_s": 4.0, "training_s": 6.0, "first_epoch_s": 12.34}
     done |= {"sampling_tflop": 158.0, "training_tflop": 282.0, "waits": 31, "ratio_error": 0.00012}
     parts = {"sd15": {**done, "result": "ok"}, "sdxl": {"paper_gb": 10.33, "result": "out of memory"}}
@@ -57,6 +58,13 @@ def test_epochs_on_a_gpu_are_beside_the_paper():
     assert "| sdxl | bf16 | 2, checkpointing | 10.3 | – | – | – | – | – | – | – | out of memory |" in found
     outcomes = "Tests: 20 passed, 1 failed. Lessons: 12 passed, 99 s, ok. Demo: not run."
     assert found[-1] == f"Measured on: a card, 24.0 GB. {outcomes}"
+
+
+def test_the_verdict_beside_other_trainers_has_the_measured_ranges():
+    verdict = tables.speed_sentence(tables.read("benchmarks/speed/side_by_side.json")["runs"])
+    page = (tables.ROOT / "docs" / "beside-peers.md").read_text("utf-8").partition("<!--")[0]
+    ranges = re.findall(r"\d\.\d to \d\.\d", verdict)
+    assert ranges == re.findall(r"\d\.\d to \d\.\d", page)
 
 
 @pytest.mark.parametrize("path", tables.PAGES)
