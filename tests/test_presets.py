@@ -122,7 +122,7 @@ def settings_row(name: str) -> str:
     """A line of docs/full-size.md."""
     preset, config = PRESETS[name], DDPOConfig(**PRESETS[name].config)
     strength = preset.noise_strength
-    start = "noise" if strength is None else f"pictures, {strength}"
+    start = "noise" if strength is None else f"images, {strength}"
     actions = int(config.sample_num_steps * (strength or 1) + 1e-6)
     plan = config.epoch_plan(actions)
     processes = {"alignment": 6}.get(name, 8 if config.per_prompt_stat_tracking else 1)
