@@ -1,7 +1,7 @@
-"""Lesson 06: every number of a run, under TRL's names, checked when it is set.
+"""Lesson 06: define all settings of a run under TRL's names, and check them when they are set.
 
-Fields and defaults are those of TRL 0.21's `DDPOConfig`, which people's scripts hold; fields that are new say
-why they exist.
+Fields and defaults are those of TRL 0.21's `DDPOConfig`, because existing scripts use them. Descriptions of
+settings that TRL does not have say "Not in TRL" at the end.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ from typing import Any, Literal, Self, get_origin, get_type_hints
 
 from ddpo_lessons.plan import EpochPlan
 
-LORA_FILE = "pytorch_lora_weights.safetensors"  # of the adapter, as diffusers names it
-RUN = "run"  # beside the fields in config.json: what else a run was made with, see training/record.py
-FORWARD_NUMEL = 64 * 256  # elements of latents that a forward pass is filled up to, where its size is 0
+LORA_FILE = "pytorch_lora_weights.safetensors"  # the adapter's file name in diffusers
+RUN = "run"  # an entry of config.json beside the fields: everything else of a run, see training/record.py
+FORWARD_NUMEL = 64 * 256  # latent elements per forward pass, where a micro batch size is 0
 
 
 @dataclass
@@ -27,104 +27,110 @@ class DDPOConfig:
 
     # --- the run
     exp_name: str = "ddpo"
-    """Name of the experiment, and of the run's folder unless `run_name` or `output_dir` is set."""
+    """Name of the experiment. It is also the name of the run's folder unless `run_name` or `output_dir` is
+    set."""
     run_name: str = ""
-    """Name of this run; its folder is `logdir/run_name` (or `logdir/exp_name`) unless `output_dir` is set."""
+    """Name of the run. Its folder is `logdir/run_name` (or `logdir/exp_name`) unless `output_dir` is set."""
     seed: int = 0
-    """Decides every random number: noise, actions, shuffles, LoRA's start."""
+    """Seed of all random numbers: noise, actions, shuffles and the initial LoRA weights."""
     log_with: str | None = None
-    """"tensorboard" or "wandb": a copy of metrics.jsonl and images/, which are always written. A tracker that
-    fails is warned of once and left out for the rest of the run."""
+    """Tracker that gets a copy of metrics.jsonl and images/: "tensorboard" or "wandb". If the tracker
+    fails, the run prints one warning and continues without it."""
     tracker_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Passed to accelerate's `init_trackers`."""
+    """Keyword arguments of accelerate's `init_trackers`."""
     accelerator_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Passed to `Accelerator`."""
+    """Keyword arguments of `Accelerator`."""
     project_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Passed to accelerate's `ProjectConfiguration`; a `project_dir` in it is the run's folder, unless
-    `output_dir` is set."""
+    """Keyword arguments of accelerate's `ProjectConfiguration`. A `project_dir` among them is the run's
+    folder unless `output_dir` is set."""
     tracker_project_name: str = "ddpo_lessons"
-    """Project under which trackers file the run."""
+    """Name of the project in the tracker."""
     logdir: str = "logs"
-    """Folder that holds the folders of runs."""
+    """Folder that contains the folders of runs."""
     output_dir: str = ""
-    """The run's own folder. New: says in one word what TRL spreads over three fields."""
+    """Folder of the run. It replaces three settings of TRL (`logdir`, `run_name`, `project_kwargs`). Not in
+    TRL."""
     overwrite: bool = False
-    """Replace a run that the folder already holds. New: without it such a folder is refused."""
+    """Replace an existing run in the folder. Without it, such a folder is refused. Not in TRL."""
     num_epochs: int = 100
-    """Number of epochs; each samples once and trains `train_num_inner_epochs` times on what it sampled."""
+    """Number of epochs. Each epoch samples once and trains `train_num_inner_epochs` times on the samples."""
     save_freq: int = 1
-    """A checkpoint every so many epochs, and always after the last."""
+    """Number of epochs between checkpoints. The last epoch is always saved."""
     num_checkpoint_limit: int = 5
-    """How many checkpoints are kept."""
+    """Number of checkpoints that are kept."""
     image_grid_freq: int = 1
-    """A grid of the first images every so many epochs, also for the tracker; 0 for none. New: grids need no
-    tracker."""
+    """Number of epochs between grids of the first images, which also go to the tracker; 0 for no grids.
+    Not in TRL."""
     price_per_hour: float = 0.0
-    """Price of an hour on the machine, in any currency: the line after the first epoch then also says what
-    the run costs. New."""
+    """Price of an hour on the machine, in any currency. If set, the run also prints its estimated cost
+    after the first epoch. Not in TRL."""
     mixed_precision: str = "no"
-    """"no", "bf16" or "fp16": precision of the networks. Latents and log-probs are float32 whatever it is.
-    TRL's default is fp16, which asks for a GPU."""
+    """Precision of the networks: "no", "bf16" or "fp16". Latents and log-probs are always float32. The
+    default of TRL is fp16, which needs a GPU."""
     allow_tf32: bool = True
     """Allow TF32 matrix products on NVIDIA GPUs."""
     torch_compile: bool = False
-    """Compile the UNet (on the CPU with a C++ compiler): the first epoch takes minutes more, all later ones
-    less. New: if compiled gradients are not those of the UNet, as happens, the run ends before a step."""
+    """Compile the UNet, which makes the first epoch slower by minutes and all later epochs faster; the CPU
+    needs a C++ compiler. If the compiled gradients differ from those of the UNet, which happens, the run
+    ends before the first step. Not in TRL."""
     resume_from: str = ""
-    """"auto" continues from the newest checkpoint if there is one, and starts the run otherwise; "latest"
-    requires a checkpoint; a path names one. What the run did after it is dropped once training goes on."""
+    """Checkpoint to continue from: "auto" takes the newest checkpoint, or starts the run if there is none;
+    "latest" requires a checkpoint; a path names one. Later records are discarded when training continues."""
 
     # --- sampling
     sample_num_steps: int = 50
-    """Denoising steps of the whole schedule."""
+    """Number of denoising steps of the whole schedule."""
     sample_eta: float = 1.0
-    """η of DDIM; 0 is deterministic and has no log-probability, so it cannot be trained."""
+    """η of DDIM. At 0 a step is deterministic and has no log-probability, so it cannot be trained."""
     sample_guidance_scale: float = 5.0
-    """Classifier-free guidance; at 1 and below a step takes one forward pass."""
+    """Scale of classifier-free guidance. At 1 and below a step needs only one forward pass."""
     sample_batch_size: int = 1
-    """Samples that are scored together."""
+    """Number of samples per sampling batch, which are scored together."""
     sample_num_batches_per_epoch: int = 2
-    """Sampling batches per epoch."""
+    """Number of sampling batches per epoch."""
     sample_group_size: int = 1
-    """Rollouts of each context from one initial noise. New: within such a group only the actions explain the
-    rewards, so advantages are normalised in it (as GRPO does). Must divide the samples of an epoch."""
+    """Number of rollouts per prompt (or input image) that share their initial noise. Only the actions
+    explain differences of reward within such a group, so advantages are normalized in it, as in GRPO. It
+    must divide the samples of an epoch. Not in TRL."""
     sample_micro_batch_size: int = 0
-    """Samples that are denoised together, in whole batches; 0 picks: one batch, and more where latents are
-    small. New, see `train_micro_batch_size`."""
+    """Number of samples that are denoised together, in whole batches. 0 chooses one batch, or more for small
+    latents. Not in TRL, see `train_micro_batch_size`."""
     negative_prompts: str = ""
-    """What guidance leads away from."""
+    """Negative prompt, which guidance moves away from."""
 
     log_prob_reduction: Literal["mean", "sum"] = "mean"
-    """How a latent's dimensions make one log-probability. New: the peers' mean ties the meaning of the clip
-    range to the latent's size; with "sum" the ratio is the true one, and 1e-4 is far too small."""
+    """How the log-probs of a latent's elements are reduced to one number. With "mean", the meaning of the
+    clip range depends on the size of the latent. With "sum", the ratio is the true one, and a clip range of
+    1e-4 is far too small. Not in TRL, which always uses "mean"."""
 
     # --- training
     train_batch_size: int = 1
-    """Samples of one minibatch."""
+    """Number of samples per minibatch."""
     train_use_lora: bool = True
-    """Train a LoRA adapter; False trains the whole UNet. New: in TRL the pipeline wrapper decides."""
+    """Train a LoRA adapter. False trains the whole UNet. Not in TRL, where the pipeline wrapper decides."""
     train_lora_rank: int = 4
-    """Rank of the adapter. New: the peers fix 4."""
+    """Rank of the adapter. Not in TRL, which always uses 4."""
     train_lora_alpha: int = 4
-    """Scale of the adapter times its rank. New: the peers fix 4."""
+    """Scale of the adapter times its rank. Not in TRL, which always uses 4."""
     train_lora_target_modules: tuple[str, ...] = ("to_k", "to_q", "to_v", "to_out.0")
-    """Layers that get an adapter. New: the peers fix these."""
+    """Layers that get an adapter. Not in TRL, which always uses the default."""
     train_lora_from: str = ""
-    """Folder of LoRA weights, such as `RUN/lora`, that a new run starts from, with a fresh optimizer. Rank,
-    alpha and layers are taken from there; those that are set here must agree. New: for another learning rate,
-    reward or strength in a second run."""
+    """Folder of LoRA weights, such as `RUN/lora`, from which a new run starts with a new optimizer, for
+    example with another learning rate, reward or noise strength. Rank, alpha and layers are those of the
+    folder; if you set them here, they must agree. Not in TRL."""
     train_gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time. New: for 512 px on 10 GB."""
+    """Recompute activations in the backward pass, which saves memory and takes more time. It is needed for
+    512 pixels on 10 GB. Not in TRL."""
     train_use_8bit_adam: bool = False
-    """AdamW of bitsandbytes."""
+    """Use the 8-bit AdamW of bitsandbytes."""
     train_learning_rate: float = 3e-4
     """Learning rate."""
     train_learning_rate_schedule: str = "constant"
-    """"constant", "linear" or "cosine", from `train_learning_rate`: the last two end at 0 with the last of
-    `num_epochs`. New: as diffusers' `get_scheduler`; a run that goes on with another `num_epochs` follows the
-    new curve."""
+    """Schedule of the learning rate, as in diffusers' `get_scheduler`: "constant", "linear" or "cosine".
+    The last two fall to 0 at the last of `num_epochs`. A resumed run with another `num_epochs` follows the
+    new curve. Not in TRL."""
     train_learning_rate_warmup_steps: int = 0
-    """Optimizer steps in which the learning rate rises from 0. New, see `train_learning_rate_schedule`."""
+    """Number of optimizer steps in which the learning rate rises from 0. Not in TRL."""
     train_adam_beta1: float = 0.9
     """Adam's β₁."""
     train_adam_beta2: float = 0.999
@@ -134,40 +140,43 @@ class DDPOConfig:
     train_adam_epsilon: float = 1e-8
     """Adam's ε."""
     train_gradient_accumulation_steps: int = 1
-    """Minibatches of one optimizer step, each with all its timesteps."""
+    """Number of minibatches per optimizer step, each with all its timesteps."""
     train_max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
+    """Maximum norm of the gradient; larger gradients are scaled down to it."""
     train_ema_decay: float = 0.0
-    """Keep an average of the weights, decay average + (1 - decay) new after every optimizer step. It is what
-    is validated, and saved for other tools; the newest weights sample and learn. New; 0 for none."""
+    """Decay of an average of the weights (EMA), which becomes decay average + (1 - decay) new after every
+    optimizer step. The average is validated, and saved for other tools, while the newest weights sample and
+    learn. 0 keeps no average. Not in TRL."""
     train_num_inner_epochs: int = 1
-    """How often the samples of an epoch are trained on."""
+    """Number of times that the samples of an epoch are trained on."""
     train_cfg: bool = True
-    """Train the guided policy that sampled. False is refused under guidance: it trains another policy."""
+    """Train the guided policy that sampled. With guidance, False is refused because it trains another
+    policy."""
     train_adv_clip_max: float = 5.0
-    """Advantages are clipped to this magnitude."""
+    """Maximum magnitude of an advantage; larger ones are clipped."""
     train_clip_range: float = 1e-4
-    """PPO's clip range of the ratio."""
+    """Clip range of PPO's ratio."""
     train_kl_coefficient: float = 0.0
-    """Weight of the KL from the policy to what it was before training. New: holds back reward hacking, at the
-    price of one more forward pass (DPOK, arXiv 2305.16381)."""
+    """Weight of a penalty on the KL from the policy to the policy before training. It reduces reward
+    hacking and costs one more forward pass (DPOK, arXiv 2305.16381). Not in TRL."""
     train_timestep_fraction: float = 1.0
-    """Share of each sample's timesteps, drawn at random, that is trained on."""
+    """Fraction of each sample's timesteps that is trained on, chosen at random."""
     train_micro_batch_size: int = 0
-    """(sample, timestep) pairs of one forward pass; 0 picks: `train_batch_size`, and more where latents are
-    small. New: a knob of speed and memory that changes no result in float32. In bf16 and fp16 networks round
-    differently in batches of different sizes: the `sample_micro_batch_size` that sampled replays exactly."""
+    """Number of (sample, timestep) pairs per forward pass. 0 chooses `train_batch_size`, or more for small
+    latents. It affects speed and memory, and no result in float32. In bf16 and fp16 networks round
+    differently in batches of different sizes, and only the `sample_micro_batch_size` that sampled replays
+    exactly. Not in TRL."""
 
     # --- advantages
     per_prompt_stat_tracking: bool = False
-    """Normalise rewards per prompt (or per `metadata["id"]`) instead of over the epoch."""
+    """Normalize rewards per prompt (or per `metadata["id"]`) instead of over the epoch."""
     per_prompt_stat_tracking_buffer_size: int = 16
-    """Rewards remembered per prompt."""
+    """Number of the latest rewards that are kept per prompt."""
     per_prompt_stat_tracking_min_count: int = 16
-    """Below so many rewards a prompt uses the epoch's statistics."""
+    """Minimum number of rewards per prompt; below it, a prompt uses the epoch's statistics."""
 
     def __new__(cls, *args: Any, **fields: Any) -> Self:
-        """Name the field that an unknown one may have meant; Python's own TypeError does not."""
+        """Suggest the field that an unknown name may have meant, which Python's own TypeError does not."""
         known = {spec.name for spec in dataclasses.fields(cls)}
         for name in fields.keys() - known:
             raise TypeError(f"{cls.__name__} has no field {name!r}{_similar(name)}")
@@ -175,12 +184,12 @@ class DDPOConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if isinstance(self.train_lora_target_modules, list):  # as JSON and argument parsers give it
+        if isinstance(self.train_lora_target_modules, list):  # from JSON and argument parsers
             self.train_lora_target_modules = tuple(self.train_lora_target_modules)
         self.check()
 
     def check(self) -> None:
-        """Raise a ValueError for the first field whose value cannot work, naming it and the remedy."""
+        """Raise a ValueError, with the field and the fix, for the first value that cannot work."""
         _check_types(self)
         _check_values(self)
         _check_combinations(self)
@@ -188,7 +197,7 @@ class DDPOConfig:
 
     @property
     def run_dir(self) -> Path:
-        """The folder that everything of the run goes to."""
+        """The folder of the run, for all that it writes."""
         if self.output_dir:
             return Path(self.output_dir)
         return Path(
@@ -196,7 +205,7 @@ class DDPOConfig:
         )
 
     def epoch_plan(self, num_timesteps: int, num_processes: int = 1) -> EpochPlan:
-        """Return the arithmetic of an epoch with that many trained timesteps."""
+        """Return the plan of an epoch with this number of trained timesteps."""
         try:
             return EpochPlan(
                 sample_batch_size=self.sample_batch_size,
@@ -207,13 +216,13 @@ class DDPOConfig:
                 num_timesteps=num_timesteps,
                 num_processes=num_processes,
             )
-        except ValueError as error:  # names the plan's fields, two of which have a longer name here
+        except ValueError as error:  # the message has the plan's field names, and two are longer here
             message = str(error).replace("gradient_accumulation_steps", "train_gradient_accumulation_steps")
             message = message.replace("num_batches_per_epoch", "sample_num_batches_per_epoch")
             raise ValueError(message) from None
 
     def check_epoch(self, num_processes: int) -> None:
-        """Raise a ValueError if the samples of all processes are not whole groups, or teach nothing."""
+        """Raise a ValueError if the samples of all processes are not whole groups, or have no advantage."""
         samples = self.epoch_plan(1, num_processes).total_samples
         if samples % self.sample_group_size:
             raise ValueError(
@@ -228,14 +237,16 @@ class DDPOConfig:
 
     @property
     def shared_starts(self) -> int:
-        """How many rollouts side by side begin in one state: a group, where batches hold whole ones."""
+        """The number of consecutive rollouts that share their first state: a group, if batches hold whole
+        ones."""
         size = self.sample_group_size
         return size if self.sample_batch_size % size == 0 else 1
 
     def micro_batch_sizes(self, latents_numel: int) -> tuple[int, int]:
-        """Return how many samples are denoised, and how many pairs trained on, in one forward pass.
+        """Return the number of samples per forward pass of sampling, and of pairs per one of training.
 
-        Latents of a sample have so many elements, C h w. The samples are a multiple of `sample_batch_size`.
+        `latents_numel` is C h w, the elements of a sample's latent. Samples are a multiple of
+        `sample_batch_size`.
         """
         fitting = FORWARD_NUMEL // latents_numel
         batches = max(1, (self.sample_micro_batch_size or fitting) // self.sample_batch_size)
@@ -243,17 +254,17 @@ class DDPOConfig:
         return min(batches, self.sample_num_batches_per_epoch) * self.sample_batch_size, pairs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as they go into config.json; objects in a `*_kwargs` become their names."""
+        """Return the fields for config.json, in which objects of a `*_kwargs` become their names."""
         fields = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
         return json.loads(json.dumps(fields, default=str))
 
     def decisive_fields(self) -> dict[str, Any]:
-        """Return the fields that decide the weights, which a continued run must keep."""
+        """Return the fields that affect the weights, which a resumed run must keep."""
         return {name: value for name, value in self.to_dict().items() if name not in _FREE}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Make a config of config.json's fields; an unknown field is a ValueError."""
+        """Make a config from the fields of config.json; raise a ValueError for an unknown field."""
         try:
             return cls(**{name: value for name, value in values.items() if name != RUN})
         except TypeError as error:
@@ -261,14 +272,14 @@ class DDPOConfig:
 
 
 def _similar(name: str) -> str:
-    """Say which field may have been meant."""
+    """Return a hint at the field that may have been meant, or nothing."""
     names = [spec.name for spec in dataclasses.fields(DDPOConfig)]
     ends = [field for field in names if field.endswith(name)][:3]  # steps, learning_rate
     close = ends or difflib.get_close_matches(name, names, n=2)
     return f" (perhaps {' or '.join(close)})" if close else ""
 
 
-# What may differ between a run and its continuation without changing a weight by more than rounding.
+# Fields that a resumed run may change without changing a weight by more than rounding.
 _FREE = {
     "exp_name", "run_name", "log_with", "tracker_kwargs", "accelerator_kwargs", "project_kwargs",
     "tracker_project_name", "logdir", "output_dir", "overwrite", "num_epochs", "save_freq",
@@ -298,7 +309,7 @@ _CHOICES = {
     "log_prob_reduction": ("mean", "sum"),
     "train_learning_rate_schedule": ("constant", "linear", "cosine"),
 }
-# What the trainer decides itself.
+# Arguments of `Accelerator` that other fields set.
 _RESERVED = (
     "mixed_precision", "log_with", "project_config", "gradient_accumulation_steps", "dynamo_backend",
     "dynamo_plugin",

@@ -402,7 +402,7 @@ def test_help_explains_every_field(capsys, monkeypatch):
     for registry in (PRESETS, PROMPTS, ALGORITHMS, rewards.REWARDS, DAMAGES):
         listed = [name for name in registry if f"{name}, " in train_help or f", {name}" in train_help]
         assert listed == [*registry]
-    assert "--algorithm {branching,ddpo} Algorithm; each has a schedule of its own." in demo_help
+    assert "--algorithm {branching,ddpo} Algorithm of training; each has its own schedule." in demo_help
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):

@@ -1,7 +1,7 @@
-"""`ddpo-lessons demo · preflight · train · sample · plot · doctor`: words become a call, errors a line.
+"""Run `ddpo-lessons demo · preflight · train · sample · plot · doctor`, and print each error in one line.
 
-What a command needs is imported when it runs: torch takes a second to load, diffusers four, and `doctor` runs
-where they do not load.
+A command imports what it needs when it runs, because torch takes a second to load and diffusers four, and
+`doctor` must also run where they cannot be loaded.
 """
 
 import functools
@@ -20,17 +20,17 @@ import tyro
 
 from ddpo_lessons import __version__
 
-# Each has a function `run` in a module of its own, which takes its flags; these are a class of `options`.
+# Each command has a module with the function `run(flags)`; its flags are a class of `options`.
 COMMANDS = {
-    "demo": "Teach img2img to find an animal in confetti.",
-    "preflight": "Do a run's first epoch aside, with train's flags, and look for faults that raise no error.",
+    "demo": "Train an img2img model to find an animal in confetti.",
+    "preflight": "Rehearse a run's first epoch (flags of train) and check for faults that raise no error.",
     "train": "Train a model on a reward; on several GPUs: accelerate launch -m ddpo_lessons.cli train",
-    "sample": "Use what was trained: --run RUN samples its policy, on prompts or images as in training.",
-    "plot": "Draw the records of runs as one PNG: rewards, ratio errors, clipping, KL, images.",
-    "doctor": "Say what works on this machine.",
+    "sample": "Generate images with a trained policy, such as --run RUN, from prompts or images.",
+    "plot": "Plot the records of runs as one figure: rewards, ratio errors, clipping, KL, images.",
+    "doctor": "Check what works on this machine.",
 }
 HELP = "\n".join(
-    ["usage: ddpo-lessons COMMAND [FLAGS]; ddpo-lessons COMMAND --help has the flags\n"]
+    ["usage: ddpo-lessons COMMAND [FLAGS]; ddpo-lessons COMMAND --help lists the flags\n"]
     + [f"  {name:10} {about}" for name, about in COMMANDS.items()]
 )
 
@@ -41,14 +41,14 @@ def _flags(name: str) -> Any:
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """Parse the words after the program's name into a command's flags.
+    """Parse the command line, without the program's name, into a command's flags.
 
-    SystemExit ends `--help` with 0 and, after tyro's message, what tyro cannot read with 2; a ValueError says
-    what is wrong with the file of `--config`.
+    Raises SystemExit with 0 after `--help`, SystemExit with 2 after tyro's message about words that it cannot
+    parse, and a ValueError for a wrong `--config` file.
     """
     name, *words = argv
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
-    if name not in COMMANDS:  # a shell's completion, or a mistake, which tyro names
+    if name not in COMMANDS:  # shell completion, or a mistake that tyro reports
         return tyro.cli(
             functools.reduce(operator.or_, map(_flags, COMMANDS)),
             prog="ddpo-lessons",
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> Any:
 
 
 def _own_line(error: BaseException) -> str:
-    """Return where in the user's own code an error arose, such as " (mine.py, line 3)", or nothing."""
+    """Return where in the user's code an error was raised, such as " (mine.py, line 3)", or ""."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     places = [Path(__file__).parents[1], *(Path(path).resolve() for path in libraries)]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -75,7 +75,7 @@ def _own_line(error: BaseException) -> str:
 
 
 def run(name: str, flags: Any) -> int:
-    """Check a command's flags, then do it; return the exit status."""
+    """Check the flags of a command, run it, and return the exit status."""
     if hasattr(flags, "check"):
         flags.check()
     home = "lessons" if name == "demo" else "cli"
@@ -84,10 +84,11 @@ def run(name: str, flags: Any) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, of the process's words if none are given, and return the exit status.
+    """Run a command, by default that of the process's command line, and return the exit status.
 
-    Without a word it prints the help, as pip does. 0; 2 after an error, which is printed in one line, but for
-    tyro's; 130 after Ctrl-C and 143 after SIGTERM, as shells count, also where what was done is saved.
+    The status is 0 after success and 2 after an error, which is printed in one line (tyro prints its own). As
+    in shells it is 130 after Ctrl-C and 143 after SIGTERM, even if the run was saved. Without arguments the
+    function prints the help, as pip does.
     """
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if argv in (["--version"], ["--help"], ["-h"]):

@@ -1,6 +1,6 @@
-"""Flags of the commands, and every check of them that needs no model.
+"""Define the flags of the commands, and check them without loading a model.
 
-Flags, their types and their help are the fields below and those of `DDPOConfig`, as tyro reads them.
+tyro reads flags, their types and their help from the fields below and from `DDPOConfig`.
 """
 
 import functools
@@ -35,9 +35,9 @@ JSON = PrimitiveConstructorSpec(
 
 
 def _settings() -> Any:
-    """Make the type of a dict of fields of `DDPOConfig`; tyro puts those in that are given."""
+    """Return the type of a dict of `DDPOConfig` fields, which tyro fills with the flags that are given."""
     hints, defaults = get_type_hints(DDPOConfig), DDPOConfig().to_dict()
-    preset = PRESETS["digit_world"].config  # of tiny-sd, where no preset is asked for
+    preset = PRESETS["digit_world"].config  # of tiny-sd, the default model
     flags = {}
     for doc in docstring_parser.parse_from_object(DDPOConfig).params:
         name, default = doc.arg_name, defaults[doc.arg_name]
@@ -55,7 +55,7 @@ def _settings() -> Any:
 
 
 def check_packages(config: DDPOConfig) -> None:
-    """Raise an ImportError for a package that the settings need and that is not installed."""
+    """Raise an ImportError if a package that the settings need is not installed."""
     adam = "bitsandbytes" if config.train_use_8bit_adam else None
     for name, package in (("log_with", config.log_with), ("train_use_8bit_adam", adam)):
         ways = ["tensorboard", "tensorboardX"] if package == "tensorboard" else [package]
@@ -64,14 +64,14 @@ def check_packages(config: DDPOConfig) -> None:
 
 
 def check_output(folder: Path) -> None:
-    """Refuse a folder that is a file, or would lie in one, by a ValueError."""
+    """Raise a ValueError if the output folder is a file, or would be inside a file."""
     for place in (folder, *folder.parents):
         if place.is_file():
             raise ValueError(f"--output-dir {folder}: {place} is a file; choose another folder")
 
 
 def check_numbers(flags: Any, **least: int) -> None:
-    """Refuse a number that is given and below its least value, by a ValueError."""
+    """Raise a ValueError for a given number that is below its minimum."""
     for name, low in least.items():
         if (number := getattr(flags, name)) is not None and number < low:
             raise ValueError(f"{name}={number}: use a number of at least {low}")
@@ -79,16 +79,21 @@ def check_numbers(flags: Any, **least: int) -> None:
 
 # ------------------------------------------------------------------------------------------- commands
 ALGORITHM = (
-    f"How rewards become updates: {', '.join(ALGORITHMS)}, with settings of its own as in "
-    "nft:beta=0.1,max_decay=0; or a subclass of Algorithm of your own, FILE.py:CLASS or MODULE:CLASS, whose "
-    "settings follow a second colon, my.py:RLOO:scale=2; the preset's, or ddpo."
+    f"Algorithm of the updates: {', '.join(ALGORITHMS)}, optionally with settings, as in "
+    "nft:beta=0.1,max_decay=0. Or give your own subclass of Algorithm as FILE.py:CLASS or MODULE:CLASS, with "
+    "settings after a second colon, as in my.py:RLOO:scale=2. If left out, the preset's algorithm, or ddpo."
 )
 NAMED = (
-    f"Named settings, which every other flag overrides: {', '.join(PRESETS)}; for an embedded model its own."
+    f"Named group of settings, which any other flag overrides: {', '.join(PRESETS)}. Models in the package "
+    "use their own preset by default."
 )
-DAMAGE = f"With --images: damage to clean images, one of {', '.join(DAMAGES)}; the preset's if not given."
+DAMAGE = (
+    f"With --images: kinds of damage that are applied to clean images: {', '.join(DAMAGES)}. If left out, "
+    "those of the preset."
+)
 PROMPT_SOURCES = (
-    f"{', '.join(PROMPTS)}; or a file: one a line, JSON, JSON lines, or a table with a column named prompt."
+    f"Source of the prompts: {', '.join(PROMPTS)}; or a file with one prompt per line, JSON, JSON lines, or "
+    "a table with a column named prompt."
 )
 
 
@@ -97,20 +102,20 @@ class Demo:
     """Flags of `demo`."""
 
     algorithm: Literal["branching", "ddpo"] = "branching"
-    """Algorithm; each has a schedule of its own."""
+    """Algorithm of training; each has its own schedule."""
     seed: int = 0
     """Seed of training."""
     epochs: int | None = None
-    """Epochs of training; the schedule's if not given."""
+    """Number of training epochs. If left out, that of the algorithm's schedule."""
     eval_images: int = 500
-    """Test pictures judged."""
+    """Number of test images that are evaluated."""
     output_dir: Path = Path("demo-run")
-    """Folder."""
+    """Output folder."""
 
     def check(self) -> None:
-        """Raise a ValueError for numbers that no demo can have."""
+        """Raise a ValueError for numbers and folders that cannot work."""
         check_numbers(self, seed=0, epochs=1, eval_images=1)
-        check_output(self.output_dir)  # which is written after minutes
+        check_output(self.output_dir)  # now, because it is first written after minutes
 
 
 @dataclass
@@ -120,45 +125,49 @@ class Train:
     settings: Annotated[dict[str, Any], tyro.conf.arg(constructor=_settings())]
     """Fields of DDPOConfig."""
     config: Path | None = None
-    """Flags in a file: YAML, or the config.json of a run, to make another one like it; flags override it."""
+    """File with flags: YAML, or the config.json of a run that you want to repeat. Flags on the command line
+    override it."""
     model: str | None = None
-    """Folder or name on the hub; tiny-sd, tiny-sd3 or tiny-zoo, which are in the package; the preset's, or
-    tiny-sd."""
+    """Model: tiny-sd, tiny-sd3 or tiny-zoo (in the package), a folder, or a name on the hub. If left out,
+    that of the preset, or tiny-sd."""
     preset: Annotated[str | None, tyro.conf.arg(help=NAMED)] = None
     algorithm: Annotated[str | None, tyro.conf.arg(help=ALGORITHM)] = None
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text())] = None
     judge: str | None = None
-    """A second reward, written as --reward is, which is recorded as reward/judge and never trained on: where
-    it falls while the reward rises, the reward is being gamed."""
+    """Held-out evaluator: a second reward, in the syntax of --reward, that is recorded as reward/judge and
+    not trained on. If it falls while the reward rises, the policy exploits the reward."""
     prompts: Annotated[str | None, tyro.conf.arg(help=PROMPT_SOURCES)] = None
     prompt: str | None = None
-    """One prompt for everything."""
+    """Single prompt for all samples."""
     images: Path | None = None
-    """Img2img, or images for a model that edits: a folder of images, or of subfolders named by label;
-    NAME.txt beside NAME.png: its prompts."""
+    """Folder of input images for img2img or for an editing model. Subfolders are labels; NAME.txt has the
+    prompts of the image NAME.png."""
     noise_strength: float | None = None
-    """With --images: share of the schedule that is run; the preset's, or 0.2."""
+    """With --images: fraction of the schedule that is run. If left out, the preset's, or 0.2."""
     resolution: int | None = None
-    """Side of the images, in pixels; the preset's, or the model's own."""
+    """Side of the images in pixels. If left out, the preset's, or the model's own."""
     damage: Annotated[tuple[str, ...] | None, tyro.conf.arg(help=DAMAGE)] = None
     severity: tuple[Literal[1, 2, 3, 4, 5], ...] | None = None
-    """Of the damage; any of them if not given."""
+    """Severities of the damage from 1 to 5. If left out, all of them."""
     validation: Path | None = None
-    """Not trained on, but made and scored from the same noise again and again: a folder of images as those of
-    --images; without --images a file, a prompt a line."""
+    """Held-out data, which is not trained on. The run generates and scores its images again and again from
+    the same noise. Give a folder of images if --images is set, and otherwise a file with one prompt per
+    line."""
     validation_freq: int = 10
-    """Epochs from one validation to the next; there is one before the first and after the last."""
+    """Number of epochs between two validations. There is also one before the first epoch and after the
+    last."""
     dry_run: bool = False
-    """Say what the run would do and count, and end; no weights are loaded."""
+    """Print what the run would do, with the counts of an epoch and of the run, and exit without loading
+    weights."""
 
     @property
     def preset_name(self) -> str | None:
-        """The preset asked for; without one, that of an embedded model."""
+        """The given preset, or else that of a model in the package."""
         return self.preset or OF_MODELS.get(self.model or "tiny-sd")
 
     @functools.cached_property
     def chosen(self) -> Preset:
-        """The preset, if any, with the parts that flags replace."""
+        """The preset, with the parts that flags replace."""
         name = self.preset_name
         preset = PRESETS[name] if name else Preset(self.model or "", reward="", prompts="", config={})
         given: dict[str, Any] = {
@@ -173,7 +182,7 @@ class Train:
         return replace(preset, **{part: value for part, value in given.items() if value})
 
     def check(self) -> None:
-        """Raise a ValueError for flags that do not go together, and for settings that cannot work."""
+        """Raise a ValueError for flags that exclude each other, and for settings that cannot work."""
         for name in ("algorithm", "reward", "judge", "prompts"):
             if getattr(self, name) == "":
                 raise ValueError(f"--{name} is empty: leave it out, or say which, as --help does")
@@ -212,13 +221,13 @@ class Train:
         check_packages(config)
         if self.judge is not None:
             reward_flag.load_functions(reward_flag.parse(self.judge))
-        reward_flag.load_functions(terms)  # late, since a user's file may take long to load
+        reward_flag.load_functions(terms)  # late, because a user's file may take long to load
         if self.images is None:
             self.choose_prompts(config.seed)
         make_algorithm(self.chosen.algorithm).check(config)
 
     def check_validation(self) -> None:
-        """Refuse what cannot be validated on."""
+        """Raise a ValueError for validation data that cannot be used."""
         if self.validation is None:
             return
         if self.images is None and not self.validation.is_file():
@@ -229,11 +238,11 @@ class Train:
             raise ValueError(f"--validation {self.validation} is what is trained on: keep some images apart")
 
     def make_config(self) -> DDPOConfig:
-        """Return the preset's settings for one of the processes, overridden by those that were given."""
+        """Return the preset's settings for one process, overridden by the settings that were given."""
         settings = divide(self.chosen, world_size(), self.settings)
-        if self.settings.get("train_lora_from"):  # the adapter's own, and not the preset's, are the defaults
+        if self.settings.get("train_lora_from"):  # the defaults are the adapter's instead of the preset's
             settings = {name: value for name, value in settings.items() if "train_lora_" not in name}
-        if self.algorithm is not None:  # which may not use all that the preset's does
+        if self.algorithm is not None:  # it may not use all settings of the preset's algorithm
             algorithm = make_algorithm(self.algorithm)
             unused = {*algorithm.unused, *(["sample_eta"] if algorithm.follows_ode else [])}
             settings = {name: value for name, value in settings.items() if name not in unused}
@@ -252,7 +261,7 @@ class Train:
 
 @dataclass
 class Preflight(Train):
-    """Flags of `preflight`: those of `train`."""
+    """Flags of `preflight`, which are those of `train`."""
 
 
 @dataclass
@@ -260,48 +269,50 @@ class Sample:
     """Flags of `sample`."""
 
     run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
-    """Folder of a run, which gives model, weights, prompts, images and settings that no flag below gives."""
+    """Folder of a run. It provides the model, weights, prompts, images and settings that no other flag
+    gives."""
     model: str | None = None
-    """Folder or name on the hub; the run's, or tiny-sd."""
+    """Model as a folder or a name on the hub. If left out, the run's, or tiny-sd."""
     lora: Path | None = None
-    """Folder of LoRA weights; one that lies in a run's folder brings its settings."""
+    """Folder of LoRA weights. If it is inside a run's folder, the run's settings are used."""
     images: list[Path] = field(default_factory=list)
-    """Img2img: folders or files to start from, whose names the results keep; the run's if not given."""
+    """For img2img: folders or files of input images, whose names the results keep. If left out, the images
+    of the run."""
     prompt: str | None = None
-    """What the images show; the run's prompt or prompts, or the first line of NAME.txt, if not given."""
+    """Prompt of all images. If left out, the run's prompts, or the first line of NAME.txt."""
     count: int | None = None
-    """Images without --images; 4 if not given."""
+    """Number of images without --images. If left out, 4."""
     noise_strength: float | None = None
-    """Of img2img: share of the schedule that is run; the run's, or 0.2."""
+    """For img2img: fraction of the schedule that is run. If left out, the run's, or 0.2."""
     resolution: int | None = None
-    """Side of the images, in pixels; the run's, or the model's own."""
+    """Side of the images in pixels. If left out, the run's, or the model's own."""
     keep_size: bool = False
-    """Of img2img: keep sizes that the model can take, instead of making all the model's own."""
+    """For img2img: keep image sizes that the model can take, instead of resizing all to the model's own."""
     steps: int | None = None
-    """Of the whole schedule; the run's, or 50."""
+    """Number of denoising steps of the whole schedule. If left out, the run's, or 50."""
     guidance_scale: float | None = None
-    """Classifier-free guidance; the run's, or 5."""
+    """Scale of classifier-free guidance. If left out, the run's, or 5."""
     seed: int = 0
-    """Decides the noise."""
+    """Seed of the noise."""
     batch_size: int = 4
-    """Images that are made together; changes none of them."""
+    """Number of images that are generated together; it does not change the images."""
     output_dir: Path = Path("samples")
-    """Folder, which has to be empty."""
+    """Output folder, which must be empty."""
     overwrite: bool = False
-    """Write into a folder that holds files, over those of the same name."""
+    """Allow an output folder that is not empty, and replace files of the same name."""
 
     @functools.cached_property
     def policy(self) -> Policy:
-        """The model with what its run trained, if there is a run."""
+        """The model, with the weights that a run trained if one is given."""
         return find_policy(self.run_dir, self.model, self.lora)
 
     @property
     def starts_from_images(self) -> bool:
-        """Whether this is img2img: of images given, or else of those of the run."""
+        """Whether this is img2img, from the given images or those of the run."""
         return bool(self.images) or "images" in self.policy.record
 
     def check(self) -> None:
-        """Raise a ValueError for values that cannot work and for flags that do not go together."""
+        """Raise a ValueError for values that cannot work, and for flags that exclude each other."""
         check_numbers(self, count=1, steps=1, batch_size=1, resolution=1)
         if self.guidance_scale is not None and not 0 <= self.guidance_scale < math.inf:
             raise ValueError(f"--guidance-scale {self.guidance_scale}: use 1 for none, and 5 or so for more")
@@ -330,12 +341,13 @@ class Sample:
 
 @dataclass
 class Plot:
-    """Draw the rewards and other curves of runs, and of one run its first and latest images."""
+    """Plot rewards and other curves of runs, and for a single run its first and latest images."""
 
     runs: tyro.conf.Positional[list[Path]]
-    """Folders of runs, also of those that still go on; several share the panels."""
+    """Folders of finished or unfinished runs. Several runs share the panels of the figure."""
     output: Path | None = None
-    """The file, whose ending is its format; plot.png in the run's folder, or for several runs here."""
+    """Output file, whose ending sets the format. If left out, plot.png: in the folder of a single run, and
+    for several runs in the current folder."""
 
     def __post_init__(self) -> None:
         if not self.runs:

@@ -21,10 +21,10 @@ def help_text() -> str:
     """Return the flag's help."""
     asking = ", ".join("@".join((name, *found.models)) for name, found in REWARDS.items() if found.models)
     return (
-        "What is trained for; the preset's if not given. A NAME; or FILE.py:FUNCTION or MODULE:FUNCTION, "
-        "which is called with (images, prompts, metadata) and returns a reward for each image; or a weighted "
-        f"sum, such as clip_score=1,my.py:red=0.2. NAMEs: {', '.join(REWARDS)}. After @ stands a folder of a "
-        f"model that is asked, or its name on the hub: {asking}."
+        "Reward that the run maximizes: a NAME, or FILE.py:FUNCTION or "
+        "MODULE:FUNCTION, which is called with (images, prompts, metadata) and returns one reward per image, "
+        f"or a weighted sum such as clip_score=1,my.py:red=0.2. NAMEs: {', '.join(REWARDS)}. Some take "
+        f"models after @, each as a folder or a name on the hub: {asking}. If left out, the preset's reward."
     )
 
 
