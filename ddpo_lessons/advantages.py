@@ -1,8 +1,8 @@
-"""Lessons 04 and 05: from rewards to advantages.
+"""Lessons 04 and 05: compute advantages from rewards.
 
-DDPO needs no value network: the reward of a trajectory, normalised over the batch or over its
-prompt, is the advantage of each of its steps. Token-level PPO has a value per step and spreads the
-reward with generalised advantage estimation (GAE).
+DDPO needs no value network, because the reward of a trajectory, normalized over the batch or over its
+prompt, is the advantage of each of its steps. Token-level PPO has a value per step and distributes the
+reward with generalized advantage estimation (GAE).
 """
 
 from collections import deque
@@ -16,47 +16,48 @@ Rewards = torch.Tensor | np.ndarray | Sequence[float]
 
 
 def to_rewards(values: Any) -> torch.Tensor:
-    """Turn numbers of any kind into a tensor: float32 where they are no wider, else float64.
+    """Convert numbers of any type to a tensor: float32 if they fit exactly, otherwise float64.
 
-    Float64 matters for advantages, which are differences: in float32 1e8 and 1e8 + 1 are equal. Raises
-    TypeError, ValueError or RuntimeError, as numpy and torch do, for what is not numbers.
+    Float64 matters because advantages are differences, and in float32 1e8 and 1e8 + 1 are equal. Raises
+    TypeError, ValueError or RuntimeError, as numpy and torch do, for values that are not numbers.
     """
     if isinstance(values, torch.Tensor):
         if values.is_complex():
             raise TypeError("a complex tensor holds no real numbers")
         wide = values.is_floating_point()
         return values.to(torch.promote_types(values.dtype, torch.float32)) if wide else values.cpu().double()
-    if hasattr(values, "__array__"):  # an array, or such as a column of a table
+    if hasattr(values, "__array__"):  # an array, or for example a column of a table
         values = np.asarray(values)
         if values.dtype.kind not in "biufO":
             raise TypeError(f"an array of {values.dtype} holds no real numbers")
-        # Torch takes neither negative strides nor another byte order.
+        # Torch supports neither negative strides nor another byte order.
         kind = np.float32 if values.dtype.name in ("float16", "float32") else np.float64
         return torch.from_numpy(np.array(values, dtype=kind, order="C"))
     return torch.as_tensor(values, dtype=torch.float64)
 
 
 def normalize(rewards: Rewards, eps: float = 1e-8) -> torch.Tensor:
-    """Advantages from the statistics of the whole batch: ``(r - mean(r)) / (std(r) + eps)``, float32 (N,).
+    """Normalize rewards over the whole batch: ``(r - mean(r)) / (std(r) + eps)``, float32 (N,).
 
-    Std is the population's. Equal rewards, which say nothing, give exact zeros. Source: TRL 0.21's
-    ``DDPOTrainer.step``; the mean is the baseline that keeps the policy gradient's variance down.
+    Std is that of the population. Equal rewards give exact zeros, because they carry no information. The mean
+    is the baseline that reduces the variance of the policy gradient. Source: TRL 0.21's ``DDPOTrainer.step``.
 
-    Rewards (N,) are of any real or integer type and of all processes; `eps`, in units of the reward, keeps
-    the division defined. A ValueError refuses rewards that are not (N,), are empty, or hold NaN or inf.
+    Rewards (N,) may be of any real or integer type, and include those of all processes. `eps`, in units of
+    the reward, avoids a division by 0. Raises a ValueError if the rewards are not (N,), are empty, or contain
+    NaN or inf.
     """
     values, device = _as_float64(rewards)
     return _standardise(values, values, eps).to(device)
 
 
 def normalize_groups(rewards: Rewards, group_size: int, eps: float = 1e-8) -> torch.Tensor:
-    """Advantages within groups of rollouts that share context and initial noise.
+    """Normalize rewards within groups of rollouts that share context and initial noise.
 
-    ``(r - mean of its group) / (std of all such differences + eps)``, float32 (N,), of rewards (N,) with the
-    members of a group side by side. The group's mean is the baseline, as in GRPO (Shao et al. 2024, arXiv
-    2402.03300, section 4.1); one common std keeps a group whose rewards hardly differ from speaking as loudly
-    as the others (Liu et al. 2025, arXiv 2503.20783, section 3.1). Raises ValueError: group_size is below 2
-    or does not divide N, or `normalize` would refuse the rewards.
+    ``(r - mean of its group) / (std of all such differences + eps)``, float32 (N,), for rewards (N,) in which
+    the samples of a group are consecutive. The group's mean is the baseline, as in GRPO (Shao et al. 2024,
+    arXiv 2402.03300, section 4.1). A common std is used so that a group whose rewards hardly differ does not
+    get the same weight as the others (Liu et al. 2025, arXiv 2503.20783, section 3.1). Raises a ValueError if
+    group_size is below 2 or does not divide N, or if `normalize` would refuse the rewards.
     """
     values, device = _as_float64(rewards)
     if group_size < 2 or len(values) % group_size:
@@ -69,24 +70,23 @@ def normalize_groups(rewards: Rewards, group_size: int, eps: float = 1e-8) -> to
 
 
 class PerPromptStatTracker:
-    """Advantages from the statistics of each context's recent rewards.
+    """Normalize rewards with the statistics of each context's recent rewards.
 
-    A context is a prompt or an image, named by any hashable key. With statistics of its own, an
-    easy context stops drowning a hard one. They apply once a key has ``min_count`` rewards; until
-    then those of the current batch do: ``(r - mean) / (std + 1e-6)`` with the population's std.
-    Source: ``stat_tracking.py`` of ddpo-pytorch, the code of DDPO's authors.
+    A context is a prompt or an image, identified by any hashable key. With separate statistics, an easy
+    context no longer dominates a hard one. A key's statistics are used once it has ``min_count`` rewards, and
+    before that those of the current batch: ``(r - mean) / (std + 1e-6)`` with the population's std. Source:
+    ``stat_tracking.py`` of ddpo-pytorch, the code of DDPO's authors.
 
-    While rewards rise, a buffer that reaches back over several epochs has a mean below today's, so
-    advantages come out positive on average and everything sampled is reinforced, good or bad.
-    ``last_bias`` shows this.
+    While rewards rise, the mean of a buffer over several epochs is below the current mean. Advantages are
+    then positive on average, and all samples are reinforced, good or bad. ``last_bias`` shows this.
 
     Attributes:
-        buffer_size: rewards kept per key, the newest.
-        min_count: rewards that a key needs before its own statistics apply.
+        buffer_size: number of the newest rewards that are kept per key.
+        min_count: number of rewards that a key needs before its own statistics are used.
         last_bias: mean advantage of the last update, in standard deviations; 0 without bias.
 
     Raises:
-        ValueError: min_count is below 1, or the buffer is too small ever to reach it.
+        ValueError: min_count is below 1, or the buffer is too small to reach it.
     """
 
     def __init__(self, buffer_size: int, min_count: int) -> None:
@@ -105,8 +105,9 @@ class PerPromptStatTracker:
     def update(self, keys: Iterable[Hashable], rewards: Rewards) -> torch.Tensor:
         """Record rewards (N,) of all processes; return their advantages, float32 (N,) on the rewards' device.
 
-        `keys` name the context of each reward; for images an id, never the text that conditions the policy:
-        different images share it. A ValueError refuses another number of keys, and what `normalize` refuses.
+        `keys` identify the context of each reward. For images use an id instead of the prompt, because
+        different images may share a prompt. Raises a ValueError for another number of keys, and as
+        `normalize` does.
         """
         values, device = _as_float64(rewards)
         keys = list(keys)
@@ -120,7 +121,7 @@ class PerPromptStatTracker:
         for key, indices in positions.items():
             buffer = self._rewards.setdefault(key, deque(maxlen=self.buffer_size))
             new = values[indices].tolist()
-            kept = [*buffer, *new][-max(self.buffer_size, len(new)) :]  # never less than all of this epoch's
+            kept = [*buffer, *new][-max(self.buffer_size, len(new)) :]  # at least all rewards of this epoch
             buffer.extend(new)
             basis = torch.tensor(kept, dtype=torch.float64) if len(kept) >= self.min_count else values
             advantages[indices] = _standardise(values[indices], basis, eps=1e-6)
@@ -128,14 +129,14 @@ class PerPromptStatTracker:
         return advantages.to(device)
 
     def stats(self) -> dict[Hashable, tuple[float, float, int]]:
-        """Mean, population standard deviation and number of the rewards kept for each key."""
+        """Return mean, population standard deviation and number of the kept rewards for each key."""
         return {
             key: (float(np.mean(buffer)), float(np.std(buffer)), len(buffer))
             for key, buffer in self._rewards.items()
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later updates depend on, as JSON holds it; a TypeError for keys that it cannot."""
+        """Return the state for JSON; raise a TypeError for keys that JSON cannot store."""
         return {
             "buffer_size": self.buffer_size,
             "min_count": self.min_count,
@@ -143,7 +144,7 @@ class PerPromptStatTracker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the rewards of a tracker; a ValueError if it had another buffer_size or min_count."""
+        """Load a tracker's rewards; raise a ValueError for another buffer_size or min_count."""
         for name in ("buffer_size", "min_count"):
             if state[name] != getattr(self, name):
                 raise ValueError(
@@ -161,7 +162,7 @@ def gae(
     lam: float = 0.95,
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation, backwards through time.
+    """Compute generalized advantage estimation (GAE), backwards through time.
 
     Source: Schulman et al. 2015, arXiv 1506.02438, formulas 11 and 16::
 
@@ -169,13 +170,13 @@ def gae(
         A_t      = delta_t + gamma lam A_{t+1}
         return_t = A_t + V_t
 
-    V and A after the last valid step are 0. ``lam=0`` is the one-step TD error, ``lam=1`` the Monte-Carlo
-    return minus the value. The results carry no gradient (they are targets) and are not whitened.
+    V and A after the last valid step are 0. ``lam=0`` gives the one-step TD error, ``lam=1`` the Monte-Carlo
+    return minus the value. The results have no gradient, because they are targets, and are not whitened.
 
-    Rewards and values are (..., T), as is `mask`, true or 1 on valid steps; padding may be left, right or
-    both, and a masked step ends the episode before it. Returns advantages and returns (..., T), 0 on padding,
-    float32 (float64 if an input is). A ValueError refuses shapes that differ, and a gamma or lam outside [0,
-    1].
+    Rewards and values are (..., T), as is `mask`, which is true or 1 on valid steps. Padding may be on the
+    left, on the right or on both sides, and a masked step ends the episode before it. Returns advantages and
+    returns (..., T), 0 on padding, float32 (float64 if an input is). Raises a ValueError if shapes differ, or
+    if gamma or lam is outside [0, 1].
     """
     valid = _valid_steps(rewards, mask)
     if values.shape != rewards.shape:
@@ -187,7 +188,7 @@ def gae(
         if not 0 <= number <= 1:
             raise ValueError(f"{name}={number} must be in [0, 1]")
     rewards = _as_float(rewards)
-    # Filling, here and below, and not multiplying by 0, because padding may hold inf or NaN.
+    # Fill, here and below, instead of multiplying by 0, because padding may contain inf or NaN.
     values = _as_float(values).masked_fill(~valid, 0)
 
     advantages = torch.zeros_like(rewards + values)
@@ -203,12 +204,13 @@ def gae(
 def masked_whiten(
     values: torch.Tensor, mask: torch.Tensor | None = None, shift_mean: bool = True
 ) -> torch.Tensor:
-    """Scale the valid entries to variance 1, and shift them to mean 0 unless told otherwise.
+    """Scale the valid entries to variance 1, and by default shift them to mean 0.
 
-    ``(v - mean) / sqrt(var + 1e-8)``, plus the mean again with ``shift_mean=False`` (for rewards, whose sign
-    matters). Mean and variance are over all valid entries of the batch, where `mask`, of the same shape, is
-    true or 1; the variance is the unbiased one, as in TRL's text PPO. The result is 0 where masked, float32
-    (float64 if the input is). A ValueError refuses shapes that differ, and fewer than two valid entries.
+    ``(v - mean) / sqrt(var + 1e-8)``, plus the mean again with ``shift_mean=False`` (for rewards, because
+    their sign matters). Mean and variance are over all valid entries of the batch, where `mask`, of the same
+    shape, is true or 1. The variance is the unbiased one, as in TRL's text PPO. The result is 0 where masked,
+    float32 (float64 if the input is). Raises a ValueError if shapes differ, or if fewer than two entries are
+    valid.
     """
     valid = _valid_steps(values, mask)
     values = _as_float(values)
@@ -222,7 +224,7 @@ def masked_whiten(
 
 
 def _as_float64(rewards: Rewards) -> tuple[torch.Tensor, torch.device]:
-    """Rewards as float64 on the CPU, and the device they came from."""
+    """Return rewards as float64 on the CPU, and their original device."""
     rewards = to_rewards(rewards)
     if rewards.ndim != 1 or len(rewards) == 0:
         raise ValueError(f"rewards must have shape (N,) with N >= 1, got {tuple(rewards.shape)}")
@@ -234,15 +236,15 @@ def _as_float64(rewards: Rewards) -> tuple[torch.Tensor, torch.device]:
 
 
 def _standardise(values: torch.Tensor, basis: torch.Tensor, eps: float) -> torch.Tensor:
-    """Values in standard deviations of the basis from its mean, float32."""
-    # Equal rewards must give exact zeros, but their mean may be an ulp off; that of zeros is not.
+    """Return the distances of values from the mean of the basis in its standard deviations, float32."""
+    # Subtract one value first, so that equal rewards give exact zeros although their mean is rounded.
     origin = basis[0]
     basis = basis - origin
     return ((values - origin - basis.mean()) / (basis.std(correction=0) + eps)).float()
 
 
 def _as_float(tensor: torch.Tensor) -> torch.Tensor:
-    """Float64 stays, everything else becomes float32."""
+    """Convert to float32, and leave float64 as it is."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -255,7 +257,7 @@ def _valid_steps(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tenso
 
 
 def _encode(key: Hashable) -> Any:
-    """A key as JSON; a tuple, which JSON lacks, becomes {"tuple": [...]}."""
+    """Encode a key for JSON, with tuples as {"tuple": [...]}."""
     if isinstance(key, tuple):
         return {"tuple": [_encode(part) for part in key]}
     if key is None or isinstance(key, str | int | float):  # bool is an int

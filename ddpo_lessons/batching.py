@@ -1,8 +1,8 @@
-"""Lessons 01 and 02: how the samples of an epoch are shuffled and cut; `EpochPlan` counts them.
+"""Lessons 01 and 02: shuffle the samples of an epoch and cut them into minibatches.
 
-An epoch samples trajectories, then trains on them for one or more inner epochs. A sample batch is a
-dict of tensors whose first dimension is the sample and, for what depends on time, whose second is
-the denoising step.
+An epoch samples trajectories, then trains on them for one or more inner epochs. A sample batch is a dict of
+tensors whose first dimension is the sample. The second dimension of tensors that depend on time is the
+denoising step.
 """
 
 from collections.abc import Iterable
@@ -16,22 +16,22 @@ Samples = dict[str, torch.Tensor]
 
 
 def shuffle_samples(samples: Samples, generator: torch.Generator) -> Samples:
-    """Put the samples (B, ...) in a new random order, the same for every key; return new tensors.
+    """Shuffle the samples (B, ...) in the same random order for every key; return new tensors.
 
-    The generator is one of the CPU, so that every device sees the same order. A ValueError says
-    that there is no tensor, or that numbers of samples differ.
+    The generator is a CPU generator, so that the order is the same on every device. Raises a ValueError if
+    there is no tensor, or if the tensors have different numbers of samples.
     """
     order = torch.randperm(_num_samples(samples), generator=generator)  # (B,)
     return {key: tensor[order.to(tensor.device)] for key, tensor in samples.items()}
 
 
 def shuffle_time(samples: Samples, keys: Iterable[str], generator: torch.Generator) -> Samples:
-    """Put each sample's timesteps in a random order of its own, the same for all ``keys``.
+    """Shuffle the timesteps of each sample in its own random order, the same for all ``keys``.
 
-    A minibatch then mixes noise levels. Latents, timestep and log-prob of one step must stay together, so
-    every key that depends on time has to be named: its tensors are (B, T, ...). All others are handed on as
-    they are. The generator is one of the CPU. A ValueError says that a key is missing, that none is named,
-    or that the (B, T) of two keys differ.
+    A minibatch then mixes noise levels. Latents, timestep and log-prob of a step must stay together, so
+    ``keys`` must name every entry that depends on time, with tensors (B, T, ...). All other entries are
+    returned unchanged. The generator is a CPU generator. Raises a ValueError if ``keys`` is empty, if a key
+    is missing, or if the (B, T) of two keys differ.
     """
     keys = list(keys)
     if not keys or not samples.keys() >= set(keys):
@@ -51,10 +51,10 @@ def shuffle_time(samples: Samples, keys: Iterable[str], generator: torch.Generat
 
 
 def minibatches(samples: Samples, batch_size: int) -> list[Samples]:
-    """Cut samples (B, ...) into B / batch_size consecutive minibatches, views of the given ones.
+    """Cut samples (B, ...) into B / batch_size consecutive minibatches, which are views.
 
-    A ValueError says that there is no tensor, that numbers of samples differ, or that batch_size does not
-    divide B.
+    Raises a ValueError if there is no tensor, if the tensors have different numbers of samples, or if
+    batch_size does not divide B.
     """
     num_samples = _num_samples(samples)
     check_divides("batch_size", batch_size, num_samples, "samples")

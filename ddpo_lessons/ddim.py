@@ -1,8 +1,8 @@
-"""Lesson 03: one stochastic DDIM step and the log-probability of its outcome.
+"""Lesson 03: take a stochastic DDIM step and compute the log-prob of its outcome.
 
-A denoising step with noise is a Gaussian policy: the state is ``(x_t, t, prompt)``, the action is
-``x_prev``, and its density has a closed form because mean and standard deviation are known. This is
-what turns sampling into a Markov decision process (Black et al. 2023, arXiv 2305.13301, section 4.3).
+A denoising step with noise is a Gaussian policy: the state is ``(x_t, t, prompt)``, and the action is
+``x_prev``. Its density has a closed form, because mean and standard deviation are known. Sampling is
+therefore a Markov decision process (Black et al. 2023, arXiv 2305.13301, section 4.3).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 import torch
 from diffusers import DDIMScheduler
 
-PREDICTIONS = ("epsilon", "sample", "v_prediction")  # what a network may be trained to predict
+PREDICTIONS = ("epsilon", "sample", "v_prediction")  # possible predictions of a network
 
 
 class DDIMStep(NamedTuple):
-    """One denoising step: its outcome, the log-probability of that, and the Gaussian behind it."""
+    """The result of a denoising step: its outcome, the outcome's log-prob, and the Gaussian."""
 
     prev_sample: torch.Tensor  # (B, ...) float32, carries no gradient
     log_prob: torch.Tensor  # (B,) float32, gradient through `mean` only
@@ -27,7 +27,7 @@ class DDIMStep(NamedTuple):
 
 
 class DDIMSchedule:
-    r"""The DDIM steps of a run, worked out and checked once; a step then looks nothing up.
+    r"""The DDIM steps of a run, whose coefficients are computed and checked once.
 
     Formulas (12) and (16) of DDIM (Song et al. 2021, arXiv 2010.02502), with ``alpha_bar`` for its
     alpha, and the policy of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.3)::
@@ -38,23 +38,23 @@ class DDIMSchedule:
         log_prob = -(x_prev - mean)^2 / (2 std^2) - log(std) - log(2 pi) / 2
 
     where ``x0`` and ``noise`` are the model's predictions. A step agrees with ``DDIMScheduler.step`` for
-    every prediction type, clipping, thresholding and spacing. Its numbers depend on the schedule alone, so
-    they lie in a table on the device, where no GPU has to wait for them.
+    every prediction type, clipping, thresholding and spacing. Its coefficients depend only on the schedule,
+    so they are kept in a table on the device, and a GPU never waits for them.
 
     std is 0 on the last step when ``alpha_bar_prev`` is 1 (``set_alpha_to_one=True``) or equals ``alpha_bar``
     (t = 0 otherwise). Such a step returns its mean with log-prob 0 and no gradient: leave it out of training.
 
     Args:
-        scheduler: a DDIMScheduler on which ``set_timesteps`` was called; later calls change nothing here.
-        timesteps: those that are run, (T,), decreasing, of ``scheduler.timesteps``.
+        scheduler: a DDIMScheduler on which ``set_timesteps`` was called; later calls have no effect here.
+        timesteps: the timesteps to run, (T,), decreasing, from ``scheduler.timesteps``.
         eta: noise scale, above 0; 1 is as noisy as DDPM.
-        device: where the latents are.
+        device: the device of the latents.
 
     Attributes:
         timesteps: (T,) int64 on the device.
-        first_timestep: the first of them, which no GPU has to be asked for.
-        stds: (T,) float32 on the CPU; 0 where a step is deterministic, and so no action.
-        actions: the first of the steps that are actions and the one after the last; None for all with noise.
+        first_timestep: the first of them as an int, so that the host does not wait for the GPU.
+        stds: (T,) float32 on the CPU; 0 where a step is deterministic and therefore not an action.
+        actions: index of the first action and index after the last; None if all steps with noise are actions.
 
     Raises:
         TypeError: the scheduler is not a DDIMScheduler, or the timesteps are not integers.
@@ -74,7 +74,7 @@ class DDIMSchedule:
         coefficients = _coefficients(scheduler, timesteps.cpu(), eta)  # (4, T)
         self.scheduler, self.eta = scheduler, eta
         self.stds = coefficients[3]
-        # NaN at every timestep that is not run: a wrong one cannot pass for a right one.
+        # NaN at every timestep that is not run, so that a wrong timestep cannot go unnoticed.
         shape = (4, scheduler.config.num_train_timesteps)
         table = torch.full(shape, math.nan, dtype=torch.float32)
         table[:, timesteps.cpu()] = coefficients
@@ -82,7 +82,7 @@ class DDIMSchedule:
         self.timesteps, self.first_timestep = timesteps.to(device), int(timesteps[0])
 
     def with_actions(self, first: int, end: int) -> DDIMSchedule:
-        """Return the same steps, of which those from `first` to before `end` are actions."""
+        """Return the same schedule with the steps from `first` to before `end` as its actions."""
         other = copy.copy(self)
         other.actions = (first, end)
         return other
@@ -96,16 +96,17 @@ class DDIMSchedule:
         prev_sample: torch.Tensor | None = None,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> DDIMStep:
-        """Take a step with this noise, or replay the one that led to `prev_sample`.
+        """Take a step with this noise, or replay the step that led to `prev_sample`.
 
-        The outcome is detached, so that the log-prob's gradient does not leak through the sample. Everything
-        is computed in float32 whatever the dtype of the inputs: in bf16 the rounding of the latents alone
-        moves some log-probs by more than DDPO's clip range.
+        The outcome is detached, so that the gradient of the log-prob does not flow through the sample.
+        Everything is computed in float32 regardless of the inputs' dtype, because in bf16 the rounding of the
+        latents alone changes some log-probs by more than DDPO's clip range.
 
         The network's output after guidance, the latents x_t (`sample`), standard normal noise, and the
-        outcome to replay are (B, ...); the timesteps (B,) are those of this schedule, on the device: at
-        others everything is NaN. `reduction` is mean or sum of the log-density (nats) over all but the batch
-        dimension; with the mean, the PPO ratio is the geometric mean of the ratios of single dimensions.
+        outcome to replay are (B, ...). The timesteps (B,) are on the device and belong to this schedule; at
+        other timesteps the result is NaN. `reduction` is the mean or sum of the log-density (nats) over all
+        but the batch dimension. With the mean, the PPO ratio is the geometric mean of the ratios of single
+        dimensions.
         """
         numbers = self._table[:, timesteps].view(4, -1, *[1] * (sample.ndim - 1))  # (4, B, 1, ...)
         alpha_bar, weight_x0, weight_noise, std = numbers
@@ -119,7 +120,7 @@ class DDIMSchedule:
 
 
 def _coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float) -> torch.Tensor:
-    """Return alpha_bar, both weights of the mean, and std of each step, (4, T) float32 on the CPU."""
+    """Return alpha_bar, the two weights of the mean, and the std of each step, (4, T) float32 on the CPU."""
     if not isinstance(scheduler, DDIMScheduler):
         raise TypeError(
             f"scheduler is a {type(scheduler).__name__}, but the step's density is known for DDIM "
@@ -145,7 +146,7 @@ def _coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float)
         )
     variance = noise_variance(alpha_bar, alpha_bar_prev, eta)
     direction_variance = 1 - alpha_bar_prev - variance
-    # Rounding may leave a zero a little negative (-6e-8); what is clearly below comes from eta > 1.
+    # Rounding may leave a zero slightly negative (-6e-8); clearly negative values come from eta > 1.
     _refuse_where(
         direction_variance < -1e-6,
         timesteps,
@@ -158,9 +159,9 @@ def _coefficients(scheduler: DDIMScheduler, timesteps: torch.Tensor, eta: float)
 def gaussian_kl(
     step: DDIMStep, reference: DDIMStep, reduction: Literal["mean", "sum"] = "mean"
 ) -> torch.Tensor:
-    r"""KL divergence from one policy's step to another's, exactly, for steps of the same state: (B,).
+    r"""Return the exact KL divergence from one policy's steps to another's, for the same states: (B,).
 
-    Both are Gaussians with the same standard deviation, which the schedule fixes, so only means count::
+    Both are Gaussians with the standard deviation of the schedule, so only the means differ::
 
         KL(step || reference) = (mean - mean_reference)^2 / (2 std^2)
 
@@ -175,7 +176,7 @@ def gaussian_kl(
 
 
 def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return alpha_bar at each timestep and at the one that follows it in sampling, (T,) each."""
+    """Return alpha_bar at each timestep and at the next one of sampling, (T,) each."""
     if scheduler.num_inference_steps is None:
         raise ValueError("the scheduler has no num_inference_steps; call set_timesteps(...) first")
     if timesteps.is_floating_point():
@@ -188,7 +189,7 @@ def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torc
     )
     table = scheduler.alphas_cumprod.cpu()
     prev_timesteps = timesteps - scheduler.config.num_train_timesteps // scheduler.num_inference_steps
-    # The clamp only keeps the look-up legal: below 0 it is the final alpha_bar that counts.
+    # The clamp only keeps the index valid, because below 0 the final alpha_bar is used.
     alpha_bar_prev = torch.where(
         prev_timesteps >= 0,
         table[prev_timesteps.clamp(min=0)],
@@ -200,10 +201,10 @@ def _alpha_bars(scheduler: DDIMScheduler, timesteps: torch.Tensor) -> tuple[torc
 
 
 def noise_variance(alpha_bar: torch.Tensor, alpha_bar_prev: torch.Tensor, eta: float) -> torch.Tensor:
-    """Variance of the noise that a step adds: the square of formula (16) of DDIM.
+    """Return the variance of the noise that a step adds: the square of formula (16) of DDIM.
 
-    `alpha_bar` is that of the step's timestep, of any shape; `alpha_bar_prev` that of the one it leads to. It
-    is exactly 0 where the step is deterministic.
+    `alpha_bar`, of any shape, belongs to the timestep of the step, and `alpha_bar_prev` to the next timestep.
+    The variance is exactly 0 where the step is deterministic.
     """
     return eta**2 * (1 - alpha_bar_prev) / (1 - alpha_bar) * (1 - alpha_bar / alpha_bar_prev)
 
@@ -214,10 +215,10 @@ def predict_x0_and_noise(
     sample: torch.Tensor,
     alpha_bar: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn the model's output into x0 and noise, (B, ...) each, by x_t = sqrt(ab) x0 + sqrt(1 - ab) noise.
+    """Convert the model's output to x0 and noise, (B, ...) each: x_t = sqrt(ab) x0 + sqrt(1 - ab) noise.
 
-    `scheduler` says what the model predicts, and how far x0 may reach; `sample` is x_t, (B, ...), and
-    `alpha_bar` ab, (B, 1, ...). A ValueError refuses a prediction type that is unknown.
+    The config of `scheduler` gives the prediction type and the limits of x0. `sample` is x_t, (B, ...), and
+    `alpha_bar` is ab, (B, 1, ...). Raises a ValueError for an unknown prediction type.
     """
     signal, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()  # (B, 1, ...)
     match scheduler.config.prediction_type:
@@ -230,7 +231,7 @@ def predict_x0_and_noise(
             noise = signal * model_output + sigma * sample
         case unknown:
             raise ValueError(f"prediction_type={unknown!r} is unknown; use one of {PREDICTIONS}")
-    # As in the scheduler, only x0 is limited; the noise stays what the model said.
+    # As in the scheduler, only x0 is limited; the predicted noise stays unchanged.
     if scheduler.config.thresholding:
         x0 = scheduler._threshold_sample(x0)
     elif scheduler.config.clip_sample:
@@ -242,12 +243,13 @@ def predict_x0_and_noise(
 def gaussian_log_prob(
     value: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, reduction: str
 ) -> torch.Tensor:
-    """Log-density of N(mean, std^2 I) at a value (B, ...) with std (B,), per sample: (B,) in nats.
+    """Return the log-density of N(mean, std^2 I) at a value (B, ...) with std (B,): (B,) in nats.
 
-    `reduction` is "mean" or "sum" over all but the batch dimension. Where std is 0, it is 0 without gradient.
+    `reduction` is "mean" or "sum" over all but the batch dimension. Where std is 0, the result is 0 without a
+    gradient.
     """
-    noisy = std != 0  # NaN, that of an unknown timestep, stays NaN
-    # Replace std before dividing: a NaN in the branch not taken would still poison the gradient.
+    noisy = std != 0  # the NaN of an unknown timestep stays NaN
+    # Replace std before dividing, because a NaN in the unused branch would still reach the gradient.
     safe_std = torch.where(noisy, std, 1.0)
     squared_error = (value - mean).square().flatten(1)  # (B, D)
     error = squared_error.mean(1) if reduction == "mean" else squared_error.sum(1)

@@ -1,4 +1,4 @@
-"""Lesson 01: how many samples, minibatches and optimizer steps an epoch holds."""
+"""Lesson 01: count the samples, minibatches and optimizer steps of an epoch."""
 
 import math
 from dataclasses import dataclass, fields
@@ -6,20 +6,20 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The arithmetic of one epoch. Batch sizes are per process, totals are over all processes.
+    """The plan of one epoch. Batch sizes are per process, totals are over all processes.
 
     An optimizer step accumulates the gradients of ``gradient_accumulation_steps`` minibatches over
     all their timesteps, so it sees ``train_batch_size * gradient_accumulation_steps`` samples per
     process. The minibatches of an inner epoch divide into whole optimizer steps.
 
     Attributes:
-        sample_batch_size: trajectories that one process samples at once.
-        num_batches_per_epoch: sample batches per process and epoch.
-        train_batch_size: samples of one minibatch, per process.
-        gradient_accumulation_steps: minibatches per optimizer step.
-        num_inner_epochs: passes over the samples of an epoch.
-        num_timesteps: denoising steps per sample that are trained on.
-        num_processes: processes (devices) that work side by side.
+        sample_batch_size: number of trajectories that a process samples at once.
+        num_batches_per_epoch: number of sample batches per process and epoch.
+        train_batch_size: number of samples per minibatch, per process.
+        gradient_accumulation_steps: number of minibatches per optimizer step.
+        num_inner_epochs: number of times that the samples of an epoch are trained on.
+        num_timesteps: number of denoising steps per sample that are trained on.
+        num_processes: number of processes (devices) that train together.
 
     Raises:
         ValueError: a number is below 1 or does not divide; the message names the field and the
@@ -54,38 +54,38 @@ class EpochPlan:
 
     @property
     def samples_per_process(self) -> int:
-        """Trajectories that one process samples per epoch, and then trains on."""
+        """Number of trajectories that a process samples and trains on per epoch."""
         return self.sample_batch_size * self.num_batches_per_epoch
 
     @property
     def total_samples(self) -> int:
-        """Trajectories per epoch over all processes."""
+        """Number of trajectories per epoch, over all processes."""
         return self.samples_per_process * self.num_processes
 
     @property
     def minibatches_per_inner_epoch(self) -> int:
-        """Minibatches that one process goes through in an inner epoch."""
+        """Number of minibatches of a process in an inner epoch."""
         return self.samples_per_process // self.train_batch_size
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps per epoch; processes step together, so they do not multiply it."""
+        """Number of optimizer steps per epoch; all processes take the same steps together."""
         steps = self.minibatches_per_inner_epoch // self.gradient_accumulation_steps
         return self.num_inner_epochs * steps
 
     @property
     def samples_per_optimizer_step(self) -> int:
-        """Trajectories whose gradients one optimizer step averages, over all processes."""
+        """Number of trajectories whose gradients an optimizer step averages, over all processes."""
         return self.train_batch_size * self.gradient_accumulation_steps * self.num_processes
 
     @property
     def pairs_per_sample(self) -> int:
-        """How often an epoch trains on one sample: once per timestep and inner epoch."""
+        """Number of times that an epoch trains on a sample: once per timestep and inner epoch."""
         return self.num_timesteps * self.num_inner_epochs
 
     @property
     def total_pairs(self) -> int:
-        """(sample, timestep) pairs that an epoch trains on, over all processes and inner epochs."""
+        """Number of (sample, timestep) pairs of an epoch, over all processes and inner epochs."""
         return self.total_samples * self.pairs_per_sample
 
 
@@ -104,9 +104,9 @@ def summary(plan: EpochPlan, num_epochs: int) -> str:
 
 
 def counts(plan: EpochPlan, forward_passes: int, rewards: int = 1) -> dict[str, int]:
-    """Return what an epoch holds over all processes, by name.
+    """Return the counts of an epoch over all processes, by name.
 
-    `forward_passes` of the network and `rewards` are those of one sample. Rollouts that share a state take
+    `forward_passes` of the network and `rewards` are those of one sample. Rollouts that share a state need
     fewer passes, and a model whose last step has no noise has fewer pairs.
     """
     return {
@@ -119,7 +119,7 @@ def counts(plan: EpochPlan, forward_passes: int, rewards: int = 1) -> dict[str, 
 
 
 def check_divides(name: str, value: int, total: int, things: str) -> None:
-    """Refuse a value that does not divide a total of things; the ValueError names the nearest that does."""
+    """Raise a ValueError, with the nearest divisor, if a value does not divide a total of things."""
     if value < 1 or total % value:
         small = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
         divisors = sorted({*small, *(total // n for n in small)})

@@ -1,9 +1,9 @@
-"""Lessons 06 and 07: sampling a trajectory, from noise or from an image, with its log-probabilities.
+"""Lessons 06 and 07: sample a trajectory with its log-probs, from noise or from an image.
 
-A rollout plays the denoising MDP of DDPO (Black et al. 2023, arXiv 2305.13301, section 4.3): the state is
-(prompt, t, x_t), the action is x_{t-1}, and the policy is the Gaussian of one stochastic DDIM step. What the
-policy predicts comes from one function, the family's `predict`, which training calls again to replay the
-trajectory.
+A rollout is an episode of DDPO's denoising MDP (Black et al. 2023, arXiv 2305.13301, section 4.3): the state
+is (prompt, t, x_t), the action is x_{t-1}, and the policy is the Gaussian of one stochastic DDIM step.
+Sampling and training both predict with the family's `predict`, so that training replays the policy that
+sampled.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ Generators = torch.Generator | list[torch.Generator] | None
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What one rollout did: states, actions and how likely each action was."""
+    """The record of a batch of rollouts: states, actions and the log-prob of each action."""
 
     #: (B, T+1, C, h, w) float32; action k leads from `latents[:, k]` to `latents[:, k + 1]`
     latents: torch.Tensor
-    timesteps: torch.Tensor  #: (B, T), the timestep at which action k was taken
-    log_probs: torch.Tensor  #: (B, T) float32, log-probability of action k under the policy that took it
-    #: what the policy was told, (B, ...) each, by names that the family gives; those that begin with
-    #: `negative_` are there only where guidance needs a second pass
+    timesteps: torch.Tensor  #: (B, T), the timestep of action k
+    log_probs: torch.Tensor  #: (B, T) float32, log-prob of action k under the policy that sampled it
+    #: inputs that the policy is conditioned on, (B, ...) each, under the family's names; names with the
+    #: prefix `negative_` exist only if guidance needs a second forward pass
     conditioning: dict[str, torch.Tensor]
-    guidance_scale: float  #: the guidance that was part of the policy
-    schedule: Schedule  #: the steps that were run; replaying takes their numbers from here and nowhere else
-    #: (B, C, h, w) float32, what the VAE decoded: `latents[:, -1]`, or what later steps without noise, which
-    #: are no actions, made of it
+    guidance_scale: float  #: the guidance scale, which is part of the policy
+    schedule: Schedule  #: the steps that were run; a replay takes their numbers only from here
+    #: (B, C, h, w) float32, the latents that the VAE decoded: `latents[:, -1]`, or the result of later steps
+    #: without noise, which are not actions
     final_latents: torch.Tensor
-    group_size: int = 1  #: so many rollouts side by side began in one state
-    #: into so many they parted at each action, until each went alone; None for all at the first
+    group_size: int = 1  #: the number of consecutive rollouts that start in the same state
+    #: the number of branches into which a group splits at each action, until each rollout is on its own; None
+    #: if all rollouts separate at the first action
     branches: int | None = None
 
     @property
     def num_steps(self) -> int:
-        """The number of actions T that were taken and can be trained on."""
+        """The number of recorded actions, T, which can be trained on."""
         return self.timesteps.shape[1]
 
     @property
     def is_guided(self) -> bool:
-        """Whether the policy took two passes a step."""
+        """Whether the policy used two forward passes per step."""
         return any(name.startswith("negative_") for name in self.conditioning)
 
     @staticmethod
     def cat(trajectories: Sequence[Trajectory]) -> Trajectory:
-        """Join trajectories of one schedule; those not guided, where one pass was enough, mix with guided."""
+        """Join trajectories of one schedule, also guided ones with those that needed only one pass."""
         first = trajectories[0]
-        names = {name: None for t in trajectories for name in t.conditioning}  # a set that keeps its order
+        names = {name: None for t in trajectories for name in t.conditioning}  # a set that keeps the order
         return replace(
             first,
             latents=torch.cat([t.latents for t in trajectories]),
@@ -72,17 +73,17 @@ def _told(trajectory: Trajectory, name: str) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------- seeds
-# What random numbers are drawn for. A seed is mixed from the run's seed, the number of the epoch (or of the
-# optimizer step), one of these, and the number of the sample, so that it depends neither on what was drawn
-# before nor on batch sizes or the number of processes.
+# Purposes of random numbers. A seed is mixed from the run's seed, the number of the epoch (or of the
+# optimizer step), one of these purposes, and the number of the sample. It therefore depends neither on
+# earlier random numbers nor on batch sizes or the number of processes.
 INITIAL_NOISE = 0  # (seed, epoch, purpose, sample or group)
 ACTIONS = 1  # (seed, epoch, purpose, sample)
 SHUFFLE = 2  # the order of training: (seed, epoch, purpose, inner epoch, process)
 FORWARD_PROCESS = 3  # timesteps and noise of training: (seed, purpose, optimizer step, 0, sample, column)
-WINDOW = 4  # which steps have noise: (seed, epoch, purpose)
+WINDOW = 4  # the position of the window of noise: (seed, epoch, purpose)
 STEPS_WITH_GRADIENT = 5  # (seed, optimizer step, purpose)
-NEW_NOISE = 6  # of steps that are taken again with a gradient: (seed, optimizer step, purpose, sample)
-NO_EPOCH = -1  # in the place of an epoch, for images that are only looked at: (seed, -1, number)
+NEW_NOISE = 6  # of steps that are repeated with a gradient: (seed, optimizer step, purpose, sample)
+NO_EPOCH = -1  # instead of an epoch, for images that are not trained on: (seed, -1, number)
 
 
 def sample_seed(*numbers: int) -> int:
@@ -92,18 +93,18 @@ def sample_seed(*numbers: int) -> int:
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a generator of the CPU with the `sample_seed` of these numbers."""
+    """Return a CPU generator with the `sample_seed` of these numbers."""
     return torch.Generator().manual_seed(sample_seed(*numbers))
 
 
 def sample_noise(shape: Sequence[int], generators: Sequence[torch.Generator]) -> torch.Tensor:
-    """Draw standard normal noise (N, ...) float32 of a shape, each sample's from its own generator."""
+    """Sample standard normal noise (N, ...) float32, with one generator per sample."""
     return torch.stack([torch.randn(shape, generator=g, dtype=torch.float32) for g in generators])
 
 
 # -------------------------------------------------------------------------------------- first states
 def from_noise(family: Family, noise: torch.Tensor) -> torch.Tensor:
-    """Return the first state (B, C, h, w) float32 of text-to-image: noise, as large as the schedule's is."""
+    """Return the first state (B, C, h, w) float32 of text-to-image: noise on the schedule's scale."""
     return noise.float() * family.init_noise_sigma
 
 
@@ -117,9 +118,9 @@ def from_images(
 ) -> torch.Tensor:
     """Return the first state of img2img: x_t = sqrt(ᾱ_t) z + sqrt(1 - ᾱ_t) ε, with z the image's latent.
 
-    Images are (B, 3, H, W) in [0, 1], the state (B, C, h, w) float32; t is the first timestep of the
-    schedule. The noise ε is drawn when not given. So many images side by side as `group_size` says are the
-    same one, and encoded once.
+    Images are (B, 3, H, W) in [0, 1], the state is (B, C, h, w) float32, and t is the first timestep of the
+    schedule. The noise ε is sampled if it is not given. `group_size` consecutive images are equal, so each
+    group is encoded once.
     """
     clean = family.encode(images[::group_size]).repeat_interleave(group_size, dim=0)  # (B, C, h, w)
     if noise is None:
@@ -131,13 +132,13 @@ def from_images(
 def _first_noise(
     shape: Sequence[int], generator: Generators, device: torch.device, group_size: int
 ) -> torch.Tensor:
-    """Draw the noise of first states, that of each group's first rollout for all of the group."""
+    """Sample the noise of first states, one per group."""
     noise = randn_tensor(tuple(shape), generator, device, torch.float32)
     return noise[::group_size].repeat_interleave(group_size, dim=0)
 
 
 def _check_groups(group_size: int, prompts: Sequence[str], **tensors: torch.Tensor | None) -> None:
-    """Refuse groups whose rollouts do not have all in common that is computed once for them."""
+    """Raise a ValueError for groups whose rollouts differ in something that is computed once."""
     if group_size < 1 or len(prompts) % group_size:
         raise ValueError(f"group_size={group_size} must be 1 or more and divide the {len(prompts)} prompts")
     firsts = [n - n % group_size for n in range(len(prompts))]
@@ -155,7 +156,7 @@ def _check_batch(family: Family, images: torch.Tensor, prompts: Sequence[str]) -
 
 
 def _draw_noise(count: int, latents: torch.Tensor, generator: Generators) -> torch.Tensor:
-    """Draw the noise of every step, (T, B, C, h, w), in the order of the steps, and move it once."""
+    """Sample the noise of all steps, (T, B, C, h, w), in their order, and move it to the device once."""
     each = generator if isinstance(generator, list) else [generator]
     place = each[0].device if each[0] is not None else latents.device
     noise = [randn_tensor(latents.shape, generator, place, torch.float32) for _ in range(count)]
@@ -163,10 +164,10 @@ def _draw_noise(count: int, latents: torch.Tensor, generator: Generators) -> tor
 
 
 def recorded_steps(schedule: Schedule) -> tuple[int, int]:
-    """Return the first of the steps that are recorded and the one after the last.
+    """Return the index of the first recorded step, and the index after the last.
 
-    They are the schedule's actions, by default all steps with noise, which are neighbours; in an ODE they are
-    all. Raises ValueError if noise is asked for, and no step has it.
+    Recorded steps are the schedule's actions. By default these are all steps with noise, which are
+    consecutive; in an ODE they are all steps. Raises ValueError if η is above 0 but no step has noise.
     """
     if schedule.actions is not None:
         return schedule.actions
@@ -192,20 +193,20 @@ def sample_trajectory(
     group_size: int = 1,
     branches: int | None = None,
 ) -> Trajectory:
-    """Run the policy over a schedule; steps that are no actions are run, and not recorded.
+    """Sample a batch of trajectories over a schedule.
 
-    Where no step has noise, as in the ODE of a flow model, all are recorded, with log-prob 0: such a
-    trajectory serves losses that need no log-probs.
+    Steps that are not actions are run but not recorded. If no step has noise, as in the ODE of a flow model,
+    all steps are recorded with log-prob 0, for losses that need no log-probs.
 
-    The policy is the family's denoiser, `latents` the first state (B, C, h, w), and `conditioning` that of
-    `family.condition`. The generator, one or one per sample, decides the actions. Group size and branches are
-    those of `Trajectory`: what rollouts share is predicted once. A ValueError says that noise is asked for,
-    and no step has it.
+    The policy is the family's denoiser, `latents` is the first state (B, C, h, w), and `conditioning` comes
+    from `family.condition`. The generator (one, or one per sample) determines the actions. Group size and
+    branches are those of `Trajectory`; predictions that rollouts share are computed once. Raises a ValueError
+    if η is above 0 but no step has noise.
     """
     first, end = recorded_steps(schedule)
     states, log_probs = [], []
     noise = _draw_noise(len(schedule.stds), latents, generator)  # (T, B, C, h, w)
-    shared = group_size  # so many side by side are in one state
+    shared = group_size  # the number of consecutive rollouts that are in the same state
     for k, std in enumerate(schedule.stds.tolist()):
         timesteps = schedule.timesteps[k].expand(len(latents))  # (B,)
         distinct = {name: value[::shared] for name, value in conditioning.items()}
@@ -214,7 +215,7 @@ def sample_trajectory(
         )
         output = output.repeat_interleave(shared, dim=0)  # (B, C, h, w)
         if std > 0:
-            # Rollouts of a group part by actions alone: other noise is common to all of them.
+            # Rollouts of a group differ only in their actions; all other noise is shared.
             together = group_size
             if first <= k < end:
                 shared = together = max(1, shared // (branches or group_size))
@@ -241,17 +242,17 @@ def sample_trajectory(
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How images are sampled, beside the model, the prompts and the random numbers."""
+    """Settings of sampling, apart from the model, the prompts and the random numbers."""
 
     num_inference_steps: int = 50  #: denoising steps of the whole schedule
-    #: w; at 1 and below, and where prompt and negative prompt agree, one forward pass a step predicts from
+    #: w; at 1 and below, or if prompt and negative prompt are equal, one forward pass per step predicts from
     #: the prompt alone
     guidance_scale: float = 5.0
-    #: η of DDIM, > 0; 1 gives DDPM's noise. Of a flow model its SDE's level of noise; 0 gives the ODE
+    #: η of DDIM, > 0; 1 gives DDPM's noise. For a flow model the noise level of its SDE; 0 gives the ODE
     eta: float = 1.0
-    negative_prompt: str = ""  #: what guidance leads away from
+    negative_prompt: str = ""  #: the prompt that guidance moves away from
     reduction: Literal["mean", "sum"] = "mean"  #: of the log-density over a latent, see `DDIMSchedule.step`
-    #: so many rollouts side by side have one context and one initial noise; what they share is computed once
+    #: the number of consecutive rollouts that share prompt, input image and initial noise
     group_size: int = 1
 
 
@@ -267,14 +268,14 @@ def text2img_rollout(
 ) -> tuple[torch.Tensor, Trajectory]:
     """Sample images from noise, (B, 3, H, W) float32 in [0, 1], and record the trajectory.
 
-    `pipeline` is a diffusers pipeline of a known family; or a `Family`, which remembers prompts' embeddings.
-    The generator, one or one per sample, decides noise and actions; `initial_noise` is x_T (B, C, h, w),
-    drawn when not given. `size` is (H, W) in pixels; that of `images`, or the model's own, if not given.
-    `images` (B, 3, H, W) in [0, 1] are for a model that edits, such as FLUX.1 Kontext.
+    `pipeline` is a diffusers pipeline of a known family, or a `Family`, which caches the embeddings of
+    prompts. The generator (one, or one per sample) determines noise and actions. `initial_noise` is x_T (B,
+    C, h, w), and is sampled if it is not given. `size` is (H, W) in pixels, by default that of `images` or
+    the model's own. `images` (B, 3, H, W) in [0, 1] are for an editing model such as FLUX.1 Kontext.
 
-    Raises TypeError if the pipeline is of no known family, or takes no images; ValueError if eta, size or
-    images do not fit the model, the scheduler cannot be used, or the rollouts of a group do not have prompt,
-    image and noise in common.
+    Raises TypeError if the pipeline is of no known family, or takes no images. Raises ValueError if eta, size
+    or images do not fit the model, if the scheduler cannot be used, or if the rollouts of a group differ in
+    prompt, image or noise.
     """
     family = family_of(pipeline)
     if images is not None:
@@ -301,13 +302,13 @@ def img2img_rollout(
     generator: Generators = None,
     initial_noise: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Trajectory]:
-    """Encode images, add the noise that `noise_strength` names, and denoise (SDEdit, arXiv 2108.01073).
+    """Encode images, add the noise of `noise_strength`, and denoise them (SDEdit, arXiv 2108.01073).
 
-    Images are (B, 3, H, W) float in [0, 1] with a prompt each; `noise_strength` in (0, 1] is the fraction of
-    the schedule that is run; `initial_noise` is ε of `from_images`. All else is that of `text2img_rollout`.
-    Raises TypeError if the pipeline is of no known family, or the images are not floats; ValueError if
-    images, noise_strength or eta do not fit, or the rollouts of a group do not have prompt, image and noise
-    in common.
+    Images are (B, 3, H, W) float in [0, 1], with one prompt each. `noise_strength` in (0, 1] is the fraction
+    of the schedule that is run, and `initial_noise` is ε of `from_images`. Other arguments are those of
+    `text2img_rollout`. Raises TypeError if the pipeline is of no known family, or the images are not floats.
+    Raises ValueError if images, noise_strength or eta do not fit, or if the rollouts of a group differ in
+    prompt, image or noise.
     """
     family = family_of(pipeline)
     _check_batch(family, images, prompts)
@@ -328,7 +329,7 @@ def _sample(
     size: tuple[int, int] | None,
     images: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Trajectory]:
-    """Encode the prompts, run the policy from first states, and decode what it makes."""
+    """Encode the prompts, sample from the first states, and decode the results."""
     scale = settings.guidance_scale
     conditioning = family.condition(prompts, settings.negative_prompt, scale, size, images)
     trajectory = sample_trajectory(

@@ -1,8 +1,8 @@
-"""The machinery of a run around an algorithm: `Trainer.step` is one epoch.
+"""Train a model with any algorithm: `Trainer.step` runs one epoch.
 
-All randomness is drawn from (seed, epoch, sample), never from what happened before: an epoch can be done
-again, resumed or spread over processes and comes out the same. An epoch that fails or is interrupted leaves
-everything as it was before it. What surrounds an epoch has modules of its own in `training/`.
+All random numbers depend only on (seed, epoch, sample), so an epoch gives the same result when it is
+repeated, resumed or spread over processes. If an epoch fails or is interrupted, everything is as it was
+before it. The parts of an epoch are modules in `training/`.
 """
 
 import contextlib
@@ -68,61 +68,61 @@ from ddpo_lessons.training.state import State, Tensors, check_processes, describ
 from ddpo_lessons.training.trackers import Trackers
 
 SHOWN_IMAGES = 32
-_TRAINED: Any = WeakIdKeyDictionary()  # weights that optimizer steps of this process have changed
+_TRAINED: Any = WeakIdKeyDictionary()  # weights that an optimizer step of this process has changed
 
 T = TypeVar("T")
-# What a rehearsal changes of a trainer beside its state.
+# Attributes that a rehearsal restores, besides the trainer's state.
 _UNDONE = (
     "log", "_log_is_open", "image_samples_hook", "preflight", "watched", "_first", "_trained", "_warned",
     "_before",
 )  # fmt: skip
 
-DebugHook = Callable[[Any, float, int], None]  # (sd_pipeline, noise_strength, global_step), as by imageddpo
-# Called as (batches, global_step, tracker), as by the peers.
+DebugHook = Callable[[Any, float, int], None]  # (sd_pipeline, noise_strength, global_step), as in imageddpo
+# Called as (batches, global_step, tracker), as in TRL.
 ImageSamplesHook = Callable[[list[list[Any]], int, Any], None]
 
 
 class Trainer:
-    """Runs an algorithm on a model, from a start, for as many epochs as the config says.
+    """Train a model with an algorithm for the number of epochs in the config.
 
-    Several processes give the weights of one with the same samples and timesteps in each optimizer step; that
-    is so where a step takes all of the epoch (and `train_timestep_fraction` is 1). Otherwise each process
-    shuffles its own samples.
+    Several processes end with the weights of one if each optimizer step takes the whole epoch (and
+    `train_timestep_fraction` is 1), because a step then has the same samples and timesteps. Otherwise each
+    process shuffles its own samples.
 
     Args:
-        config: the settings; the trainer keeps a copy, its `config`.
+        config: the settings; the trainer keeps a copy as its `config`.
         reward_function: `(images, prompts, metadata) -> rewards (B,)` or `(rewards, info)`, with images
-            (B, 3, H, W) float in [0, 1]. The means of what a dict `info` holds for every sample are recorded
-            as `reward/NAME`. What it raises ends the run, as do rewards that are not finite, and nothing is
-            trained on that epoch.
-        prompt_function: returns what `start` says. If it holds state, give it `state_dict()` and
-            `load_state_dict()`; without them a resumed run calls it as often as the old run did. With
-            `skip()` beside them a process leaves out what others sample, and makes its own images only. A
-            `prefetch(calls)` is told before each epoch which of its draws will be calls, and which skipped.
+            (B, 3, H, W) float in [0, 1]. `info` is a dict of further numbers per sample, whose means are
+            recorded as `reward/NAME`. If the function raises an error or returns rewards that are not finite,
+            the run ends without training on that epoch.
+        prompt_function: returns the prompt, and the image and metadata that `start` needs. If it holds state,
+            give it `state_dict()` and `load_state_dict()`; without them a resumed run calls it as often as
+            the old run did. If it also has `skip()`, a process makes only its own images. A
+            `prefetch(calls)` is called before each epoch with the list of draws, which are calls or skips.
         sd_pipeline: a plain diffusers pipeline, or a wrapper of `ddpo_lessons.compat`.
         image_samples_hook: called after every epoch as `(batches, global_step, tracker)`, where each batch
             is `[images, prompts, metadata, rewards, info]`, `global_step` counts optimizer steps, and the
-            tracker is None when none was asked for, or it could not start.
+            tracker is None if there is none, or if it could not start.
         algorithm: such as `DDPO()` or `RWR()`.
         start: `FromNoise()`, `FromImages(noise_strength)` or `WithImages()`.
-        about: more that config.json is to say of the run, such as {"reward": name}; a resume prints what
-            changed of it. Model, start, algorithm and the functions' names are found without it.
+        about: further entries for config.json, such as {"reward": name}; a resume prints which of them
+            changed. Model, start, algorithm and the functions' names are recorded without it.
 
     Raises:
         ValueError: if settings do not fit each other, the pipeline, the run's folder or the checkpoint.
-        TypeError: if the pipeline or a function is not what it has to be.
+        TypeError: if the pipeline or a function has the wrong type.
     """
 
     log: RunLog | None = None  #: of the main process, once training starts
-    preflight: Sequence[Finding] = ()  #: what the first epoch showed
+    preflight: Sequence[Finding] = ()  #: results of the checks of the first epoch
     stopped_by: int | None = None  #: the number of the signal that ended `train` early
     _log_is_open = False
     _interrupt: DeferredInterrupt | None = None
-    watched: FirstEpoch | None = None  #: what watched the first epoch of the run, or of a rehearsal
-    _before: tuple[Tensors, dict[str, Any]] | None = None  # what a rehearsal goes back to
-    _first: FirstEpoch | None = None  # what watches the epoch that is done, if it is the first
-    _trained: float | None = None  # when the last epoch's training ended
-    _warned = False  # of an epoch that teaches nothing
+    watched: FirstEpoch | None = None  #: the observer of the first epoch of the run, or of a rehearsal
+    _before: tuple[Tensors, dict[str, Any]] | None = None  # the state that a rehearsal restores
+    _first: FirstEpoch | None = None  # the observer of the current epoch, if it is the first
+    _trained: float | None = None  # the time when the last epoch's training ended
+    _warned = False  # about an epoch without a learning signal
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Trainer:
     ) -> None:
         check_functions(reward_function, prompt_function)
         check_hook("image_samples_hook", image_samples_hook)
-        config = copy.copy(config)  # an adapter that is loaded sets its rank, and the caller's stays
+        config = copy.copy(config)  # a loaded adapter sets its rank, without changing the caller's config
         config.check()
         algorithm.check(config)
         self.config, self.algorithm, self.start = config, algorithm, start
@@ -181,21 +181,21 @@ class Trainer:
 
     @property
     def epochs_done(self) -> int:
-        """Number of epochs that were done."""
+        """Number of completed epochs."""
         return self.state.epochs_done
 
     @property
     def global_step(self) -> int:
-        """Number of optimizer steps that were taken."""
+        """Number of optimizer steps so far."""
         return self.learner.steps_done
 
     # ------------------------------------------------------------------------------------ preparation
     def _read_checkpoint(self) -> tuple[Tensors, dict[str, Any]] | None:
-        """Look at the run's folder and at the model; read the checkpoint that is resumed, if any."""
+        """Check the run's folder and the model, and read the checkpoint to resume from, if any."""
         config = self.config
         self._resumed_from = claim(config)
         is_gone, is_kept = not Path(config.train_lora_from).is_dir(), self.algorithm.needs_reference(config)
-        # A checkpoint has the weights, but not those that are the reference.
+        # A checkpoint has the current weights, but not the reference policy's.
         if config.train_lora_from and not (is_gone and self._resumed_from and not is_kept):
             load_adapter(self.family, config)
         adapted = [name for name, part in self.family.frozen.items() if getattr(part, "peft_config", None)]
@@ -210,11 +210,11 @@ class Trainer:
         return read_checkpoint(self._resumed_from, config, self._identity, self.record, is_main)
 
     def _is_trained(self) -> bool:
-        """Tell whether an earlier trainer of this process has changed the weights."""
+        """Return whether an earlier trainer of this process has changed the weights."""
         return any(weight in _TRAINED for weight in self.learner.trainable.values())
 
     def _resume(self, tensors: Tensors, values: dict[str, Any]) -> None:
-        """Continue from a checkpoint; a ValueError where the pipeline is not the one that it began with."""
+        """Continue from a checkpoint; raise a ValueError if the pipeline is not the run's initial one."""
         if self._is_trained() and self.algorithm.needs_reference(self.config):
             raise ValueError(
                 "an earlier trainer has trained this pipeline, and a KL penalty would hold on to what it has "
@@ -232,20 +232,20 @@ class Trainer:
         self.state.restore(tensors, values)
 
     def _make_learner(self) -> Learner:
-        """Build policy and optimizer and hand them to accelerate."""
+        """Build policy and optimizer, and prepare them with accelerate."""
         config, family, accelerator = self.config, self.family, self.accelerator
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.allow_tf32
         set_seed(config.seed % 2**32)  # numpy takes no larger one
         unet: Any = family.denoiser
         self.had_adapter = bool(getattr(unet, "peft_config", None))
         self._originals = originals(family, config, self.use_lora)
-        # A network that is sharded goes to the device block by block, for all of it may not fit there.
+        # A sharded network goes to the device block by block, because all of it may not fit there.
         place = torch.device("cpu") if accelerator.is_fsdp2 else accelerator.device
         trainable = prepare_networks(family, config, self.use_lora, place, accelerator.device)
         optimizer = make_optimizer(config, list(trainable.values()))
         if accelerator.is_fsdp2:
             set_up_sharding(accelerator, unet)
-        # In one process this is the family's denoiser itself; in several it synchronises gradients.
+        # In one process this is the family's denoiser itself; in several it synchronizes gradients.
         denoiser: nn.Module
         denoiser, optimizer = accelerator.prepare(unet, optimizer)
         denoiser.eval()
@@ -264,11 +264,12 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------------- epochs
     def train(self) -> None:
-        """Run the epochs that are left.
+        """Run the remaining epochs.
 
-        Ctrl-C or SIGTERM ends the run within a sampling pass or an optimizer step: the epoch is dropped, and
-        what was before it is saved. A second one stops at once. An epoch that fails is dropped too, and what
-        was before it is saved. Raises RuntimeError if another trainer trains in the run's folder.
+        Ctrl-C or SIGTERM ends the run within a forward pass of sampling or an optimizer step: the trainer
+        drops the current epoch and saves the state before it. A second signal stops at once. An epoch that
+        fails is also dropped, and the state before it is saved. Raises RuntimeError if another trainer uses
+        the folder.
         """
         config, self.stopped_by, first = self.config, None, self.epochs_done + 1
         if self.epochs_done < config.num_epochs:
@@ -305,12 +306,12 @@ class Trainer:
                 self._interrupt = None
 
     def rehearse(self, function: Callable[[], T]) -> T:
-        """Call a function that does the next epoch or a part of it, and undo what that changes.
+        """Call a function that runs the next epoch or a part of it, and undo its changes.
 
         Weights, optimizer, averages, the scaler, the prompt function, the global random state and the run's
-        folder are as before, so that training goes on as if nothing had been called. Meanwhile nothing is
-        written and no hook is called. Only smaller passes stay that a lack of memory asked for, and what a
-        reward function remembers of its calls. Every process must call it.
+        folder are as before, so training continues as if nothing had been called. During the call nothing is
+        written and no hook is called. Two changes stay: smaller micro batches after a lack of memory, and
+        the state of a reward function that counts its calls. Every process must call it.
         """
         while True:
             try:
@@ -331,13 +332,13 @@ class Trainer:
                 self.state.restore(*before)
 
     def _halve(self, error: OutOfMemory) -> None:
-        """Make the passes smaller that ran out of memory; raise the error if they cannot be."""
+        """Halve the micro batch that ran out of memory; raise the error if that is impossible."""
         if not error.smaller or self.accelerator.num_processes > 1:  # others wait
             raise error
         say(self.accelerator, halve(self.config, error))
 
     def _print_epoch(self, metrics: dict[str, Any], seconds: float, is_first: bool) -> None:
-        """Print a line in the place of bars, which a file does not show, and first what all epochs take."""
+        """Print a line per epoch for logs without progress bars; the first one estimates all epochs."""
         done, asked, price = self.epochs_done, self.config.num_epochs, self.config.price_per_hour
         reward = f"reward {metrics['reward_mean']:.4g} (std {metrics['reward_std']:.3g})"
         left = tqdm.format_interval(seconds * (asked - done))
@@ -347,7 +348,7 @@ class Trainer:
         say(self.accelerator, text, sys.stderr)
 
     def step(self, epoch: int) -> dict[str, Any]:
-        """Do one epoch, in the order of lesson 06; return its metrics. If it fails, it never was."""
+        """Run one epoch in the order of lesson 06 and return its metrics; undo the epoch if it fails."""
         asked = time.perf_counter()
         contexts = self.contexts.of(epoch)  # 1. prompts, for img2img with their images
         with self._undone_if_it_fails():
@@ -356,7 +357,7 @@ class Trainer:
             # 2. Sample, and 3. call the reward function.
             batches, trajectory, reward_seconds = self.sampler.sample(epoch, contexts)
             rewards = self.sampler.share.gather_rewards(check_rewards(batches))  # (N,)
-            # 4. Advantages, of the samples of all processes.
+            # 4. Advantages, for the samples of all processes.
             advantages = self.algorithm.advantages(rewards, self.contexts.keys(contexts))  # (N,) or (N, T)
             self._warn_if_constant(epoch, rewards, advantages)
             sampled = time.perf_counter()
@@ -370,7 +371,7 @@ class Trainer:
                     self._record_step(epoch, number, self.learner.step(loss, groups))
                     bar.update()
                     self._stop_if_asked()
-            # 7. Record what happened.
+            # 7. Record the results.
             self.state.epochs_done, self._trained = epoch + 1, time.perf_counter()
             metrics = self._metrics(rewards, batches, advantages) | {
                 "seconds_sampling": sampled - started - reward_seconds,
@@ -387,7 +388,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _undone_if_it_fails(self) -> Iterator[None]:
-        """Undo a `with` block that raises; watch it, if it is the first of the run that trains."""
+        """Undo a `with` block that raises; observe it if it is the first epoch that trains."""
         self._open_log()
         before, position = self._before or self.state.snapshot(), None if self.log is None else self.log.size
         is_watched = self.global_step == 0 or self._before is not None
@@ -405,9 +406,9 @@ class Trainer:
     def _samples(
         self, epoch: int, contexts: Contexts, trajectory: Trajectory, advantages: torch.Tensor
     ) -> Samples:
-        """Put together what this process trains on."""
+        """Return the samples that this process trains on."""
         numbers = self.sampler.share.rows.flatten()  # (B,)
-        if self.config.torch_compile:  # parts that share predictions would all differ in shape
+        if self.config.torch_compile:  # groups that share predictions would all differ in shape
             trajectory = replace(trajectory, group_size=1)
         self.learner.begin_epoch(trajectory)
         return Samples(
@@ -436,7 +437,7 @@ class Trainer:
         }
 
     def _report_first(self, rewards: torch.Tensor) -> None:
-        """Keep what the first epoch of the run showed, if this is it; warn of what failed."""
+        """Keep the checks of the run's first epoch, if this is it, and warn of those that failed."""
         if self._first is None:
             return
         self._first.rewards, self.watched = rewards, self._first
@@ -445,7 +446,7 @@ class Trainer:
         self.preflight = self._first.findings(
             config.sample_group_size, clip_range, config.sample_guidance_scale
         )
-        self._first.before = {}  # for it is a copy of the weights
+        self._first.before = {}  # free this copy of the weights
         if self.log is not None:
             self.log.preflight([vars(finding) for finding in self.preflight])
             for finding in self.preflight:
@@ -453,7 +454,7 @@ class Trainer:
                     warnings.warn(f"the first epoch looks broken: {finding}", stacklevel=3)
 
     def _warn_if_constant(self, epoch: int, rewards: torch.Tensor, advantages: torch.Tensor) -> None:
-        """Say it once where an epoch teaches nothing, because nothing was better than anything else."""
+        """Warn once of an epoch without a learning signal, because no sample was better than another."""
         constant = bool(rewards.min() == rewards.max())
         if self._warned or (advantages.any() and not constant):
             return
@@ -468,7 +469,7 @@ class Trainer:
         )
 
     def _record_step(self, epoch: int, number: int, record: dict[str, float]) -> None:
-        """Write the record of an epoch's optimizer step, by its number from 0."""
+        """Write the record of an optimizer step; `number` counts from 0 within the epoch."""
         if "max_ratio_error" in record:
             if number == 0:  # no update before it: the policies must agree
                 record["first_replay_max_ratio_error"] = record["max_ratio_error"]
@@ -493,10 +494,10 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------- what is kept
     def _open_log(self) -> None:
-        """Open metrics.jsonl and start the trackers, and drop what an older run left; only once."""
+        """Open metrics.jsonl, discard records after the checkpoint, and start the trackers; only once."""
         if self._log_is_open:
             return
-        self.accelerator.wait_for_everyone()  # all have looked at the folder before it changes
+        self.accelerator.wait_for_everyone()  # all processes have read the folder before it changes
         if self.accelerator.is_main_process:
             self.log = RunLog(self.config, self._resumed_from, self.epochs_done, self.record)
         self.trackers.start(self.config)
@@ -505,7 +506,7 @@ class Trainer:
     def write_record(self, kind: str, values: Mapping[str, Any]) -> None:
         """Write a record of numbers and lists of numbers to metrics.jsonl, in the main process.
 
-        The trackers get it without its lists.
+        The trackers get the record without its lists.
         """
         if self.log is not None:
             self.log.record(kind, values)
@@ -530,15 +531,15 @@ class Trainer:
             rewards = torch.cat([batch[3] for batch in needed]).tolist()
             tiles, captions = with_captions(own[:count], images[:count], rewards[:count])
             self.write_grid("epoch", self.epochs_done, tiles, captions)
-        self.write_record("epoch", metrics)  # after the grid, which TensorBoard then writes to disk, too
+        self.write_record("epoch", metrics)  # after the grid, so that TensorBoard also writes it to disk
         hook = self.image_samples_hook
         if hook is not None and (self.accelerator.is_main_process or hasattr(hook, "in_every_process")):
             tracker = self.accelerator.trackers[0] if self.accelerator.trackers else None
             hook(batches, self.global_step, tracker)
 
     def save(self) -> Path:
-        """Write a checkpoint; every process must call it. Return its folder."""
-        self._open_log()  # also where nothing was trained yet
+        """Write a checkpoint and return its folder; every process must call it."""
+        self._open_log()  # also before any training
         self.accelerator.wait_for_everyone()
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
         tensors = self.learner.tensors()
@@ -548,16 +549,16 @@ class Trainer:
         return folder
 
     def _save_what_was_before(self) -> None:
-        """Write the epochs before one that failed; what failed is told, not what fails here on top of it."""
+        """Save the state before an epoch that failed; errors here do not hide the original error."""
         folder = self.config.run_dir / checkpoint.name_of(self.epochs_done)
         if self.log is None or self.epochs_done == 0 or folder.exists() or self.accelerator.is_fsdp2:
             return
-        with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a folder that is another's by now
-            self._write_checkpoint(self.learner.tensors())  # waits for nobody: others may not have failed
+        with contextlib.suppress(OSError, RuntimeError):  # a full disk, or another trainer in the folder
+            self._write_checkpoint(self.learner.tensors())  # without waiting: other processes may be fine
 
     def _write_checkpoint(self, tensors: Tensors) -> None:
         if self.log is not None:
-            self.log.flush()  # so that a power cut leaves no checkpoint without its records
+            self.log.flush()  # so that a checkpoint has its records even after a power cut
         config = self.config.to_dict()
         values = {**self.state.values(), "config": config, "identity": self._identity, RUN: self.record}
         checkpoint.write(self.config.run_dir, self.epochs_done, tensors, values)
@@ -574,13 +575,13 @@ class Trainer:
         changes: dict[str, Any] | None = None,
         **arguments: Any,
     ) -> Self:
-        """Make a trainer that continues a checkpoint with the config that it was written with.
+        """Make a trainer that continues a checkpoint with the checkpoint's own config.
 
-        The checkpoint is `<run>/checkpoint-NNNNNN`, and the run goes on in `<run>`; the pipeline is that
-        which the run started from. `changes` are fields of the config that do not decide the weights, such as
-        `num_epochs`, and objects in `accelerator_kwargs` and the like, which the checkpoint holds as text
-        only. All else is that of the constructor. A ValueError says that the checkpoint is damaged or belongs
-        to another model.
+        The checkpoint is `<run>/checkpoint-NNNNNN`, and the run continues in `<run>`. The pipeline must be
+        the one that the run started from. `changes` are fields of the config that do not affect the weights,
+        such as `num_epochs`, and objects in `accelerator_kwargs` and the like, because the checkpoint has
+        them only as text. Other arguments are those of the constructor. Raises a ValueError if the checkpoint
+        is damaged or belongs to another model.
         """
         state = checkpoint.read_state(Path(folder))
         config = DDPOConfig.from_dict({**state["config"], **(changes or {})})
@@ -588,13 +589,13 @@ class Trainer:
         return cls(config, reward_function, prompt_function, sd_pipeline, **arguments)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the trained weights for plain diffusers, see `save_policy`; every process must call it."""
+        """Save the trained weights for plain diffusers, see `save_policy`; every process must call it."""
         with self.learner.averaged_policy():
             save_policy(self.family, folder, self._originals, self.accelerator.is_main_process)
 
 
 class DDPOTrainer(Trainer):
-    """DDPO from noise; `prompt_function` is `() -> (prompt, metadata)`. All else is that of `Trainer`."""
+    """Train with DDPO from noise; `prompt_function` is `() -> (prompt, metadata)`; see `Trainer`."""
 
     def __init__(
         self,
@@ -610,11 +611,11 @@ class DDPOTrainer(Trainer):
 
 
 class ImageDDPOTrainer(Trainer):
-    """DDPO whose first state is an image with noise; `prompt_function` is `() -> (prompt, image, metadata)`.
+    """Train with DDPO from noisy images; `prompt_function` is `() -> (prompt, image, metadata)`.
 
-    `noise_strength` is the share of the schedule that is run, in (0, 1]; a ValueError refuses one that leaves
-    no step. `debug_hook` is called before every epoch as `(sd_pipeline, noise_strength, global_step)`, for
-    validation images and the like. All else is that of `Trainer`.
+    `noise_strength` in (0, 1] is the fraction of the schedule that is run; a value that leaves no step raises
+    a ValueError. `debug_hook` is called before every epoch as `(sd_pipeline, noise_strength, global_step)`,
+    for example for validation images. Other arguments are those of `Trainer`.
     """
 
     start_class: type[FromImages] = FromImages
@@ -642,7 +643,7 @@ class ImageDDPOTrainer(Trainer):
         )
 
     def step(self, epoch: int) -> dict[str, Any]:
-        """Call `debug_hook`, then do one epoch."""
+        """Call `debug_hook`, then run one epoch."""
         if self.debug_hook is not None and self.accelerator.is_main_process and self._before is None:
             self.debug_hook(self.sd_pipeline, self.noise_strength, self.global_step)
         return super().step(epoch)

@@ -1,4 +1,4 @@
-"""What an algorithm is given, and what it has to have."""
+"""Define the interface of algorithms: their inputs, and the methods that they need."""
 
 import abc
 import contextlib
@@ -15,7 +15,7 @@ from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.models import Family, Schedule
 from ddpo_lessons.rollout import SHUFFLE, WINDOW, Trajectory, seeded
 
-Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and what a loss adds
+Pairs = dict[str, torch.Tensor]  # "rows" (samples) and "columns" (actions), (N,) each, and entries of a loss
 _OTHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # *args and **kwargs
 LossAndStats = tuple[torch.Tensor, dict[str, torch.Tensor]]
 Loss = Callable[[Any, Pairs], LossAndStats]  # of a denoiser and a group of pairs
@@ -23,45 +23,49 @@ Loss = Callable[[Any, Pairs], LossAndStats]  # of a denoiser and a group of pair
 
 @dataclass(frozen=True)
 class Samples:
-    """What one process sampled in an epoch, and how good it was."""
+    """The samples of one process in an epoch, with their advantages."""
 
-    epoch: int  #: its number, from 0
-    first_step: int  #: optimizer steps that were taken before it
+    epoch: int  #: number of the epoch, from 0
+    first_step: int  #: number of optimizer steps before this epoch
     process: int  #: number of the process
-    #: (B,) on the CPU, which samples of the epoch these are; other processes have the others
+    #: (B,) on the CPU, the numbers of these samples in the epoch; other processes have the others
     numbers: torch.Tensor
-    trajectory: Trajectory  #: what was done
-    advantages: torch.Tensor  #: (B,) or (B, T), what `Algorithm.advantages` made of the rewards
-    #: `(images, rows) -> rewards`, with a gradient if the reward function has one: asks it again, for other
-    #: images (N, 3, H, W) made from the contexts of the samples `rows` (N,)
+    trajectory: Trajectory  #: the record of the rollouts
+    advantages: torch.Tensor  #: (B,) or (B, T), the result of `Algorithm.advantages`
+    #: `(images, rows) -> rewards`: calls the reward function again, for other images (N, 3, H, W) made from
+    #: the contexts of the samples `rows` (N,); with a gradient if the reward function has one
     score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    #: (B, T) log-probs as sampling computed them, if those of the trajectory were computed once more
+    #: (B, T) log-probs from sampling, if those of the trajectory were computed again
     sampled_log_probs: torch.Tensor | None = None
 
 
 class Learner(Protocol):
-    """Takes optimizer steps; `steps_done` counts them."""
+    """The part of a trainer that takes optimizer steps; `steps_done` counts them."""
 
     steps_done: int
 
     def split(self, pairs: Pairs) -> list[Pairs]:
-        """Cut the pairs of a step into as many groups as forward passes are needed."""
+        """Split the pairs of a step into groups, one per forward pass."""
 
     def reference(self) -> contextlib.AbstractContextManager[Any]:
-        """Give the denoiser as it was before training, for the time of a `with` block."""
+        """Provide the denoiser as it was before training, within a `with` block."""
 
     def evaluate(self, function: Callable[[Any, Pairs], torch.Tensor], groups: Sequence[Pairs]) -> list[Any]:
-        """Call `function(denoiser, group)` for groups of pairs as a step does its loss, without gradients."""
+        """Call `function(denoiser, group)` for groups of pairs, as a step calls its loss, without
+        gradients."""
 
     def old_policy(self) -> contextlib.AbstractContextManager[Any]:
-        """Give the denoiser with the old policy's weights, for the time of a `with` block."""
+        """Provide the denoiser with the old policy's weights, within a `with` block."""
 
     def update_old_policy(self, decay: float) -> None:
-        """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
+        """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new weights."""
 
 
 def draw_window(schedule: Schedule, window: int, config: DDPOConfig, epoch: int) -> tuple[int, int]:
-    """Draw neighbouring steps of those with noise, first and end; a ValueError if there are fewer."""
+    """Sample a window of consecutive steps with noise; return its first index and the index after it.
+
+    Raises a ValueError if fewer steps have noise.
+    """
     noisy = torch.nonzero(schedule.stds > 0).flatten().tolist()
     if window > len(noisy):
         raise ValueError(f"window={window} of {len(noisy)} steps with noise: lower it, or take more steps")
@@ -71,37 +75,40 @@ def draw_window(schedule: Schedule, window: int, config: DDPOConfig, epoch: int)
 
 
 class Algorithm(abc.ABC):
-    """How rewards weigh samples, and the loss; settings of its own are arguments with defaults."""
+    """Base class of algorithms, which define weights of samples and a loss.
 
-    name: ClassVar[str]  #: what checkpoints and the command line call it
-    #: fields of the config that it does not use, and that must therefore keep their defaults
+    Settings of an algorithm are arguments of its constructor, with defaults.
+    """
+
+    name: ClassVar[str]  #: the name in checkpoints and on the command line
+    #: fields of the config that the algorithm does not use, which must therefore keep their defaults
     unused: ClassVar[tuple[str, ...]] = ()
-    #: whether the learner is to keep an older policy's weights, see `Learner.update_old_policy`
+    #: whether the learner keeps the weights of an old policy, see `Learner.update_old_policy`
     keeps_old: ClassVar[bool] = False
-    #: whether the rollouts of a group begin in one state; where no step has noise they must not
+    #: whether the rollouts of a group start in the same state; if no step has noise they must not
     shares_starts: ClassVar[bool] = True
-    #: whether flow models are sampled by their ODE; other models keep their noise
+    #: whether flow models are sampled with their ODE; other models keep their noise
     follows_ode: ClassVar[bool] = False
     config: DDPOConfig
     family: Family
     num_train_timesteps: int
 
     def check(self, config: DDPOConfig) -> None:
-        """Refuse settings that ask for what the algorithm does not have, with a ValueError."""
+        """Raise a ValueError for settings that the algorithm does not use."""
         for name in self.unused:
             if getattr(config, name) != getattr(DDPOConfig, name):
                 raise ValueError(f"{self.name} does not use {name}={getattr(config, name)}: leave it out")
 
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
-        """Get to know a run before it samples, and how many actions of each sample are trained on."""
+        """Prepare for a run, in which `num_train_timesteps` actions of each sample are trained on."""
         self.config, self.family, self.num_train_timesteps = config, family, num_train_timesteps
 
     def needs_reference(self, config: DDPOConfig) -> bool:
-        """Tell whether `Learner.reference` will be asked for the policy before training."""
+        """Return whether `Learner.reference`, the policy before training, will be used."""
         return config.train_kl_coefficient > 0
 
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the steps to sample by in an epoch, given those that config and model lead to."""
+        """Return the denoising steps of an epoch, given the schedule of config and model."""
         if not (self.follows_ode and isinstance(schedule, FlowSchedule)):
             return schedule
         if config.sample_eta != DDPOConfig.sample_eta:
@@ -111,41 +118,41 @@ class Algorithm(abc.ABC):
         return schedule.with_noise(eta=0.0)
 
     def sampling_policy(self, learner: Learner) -> contextlib.AbstractContextManager[Any]:
-        """Make another policy than the newest one sample, for the time of a `with` block."""
+        """Let another policy than the newest one sample, within a `with` block."""
         return contextlib.nullcontext()
 
     def branches(self, config: DDPOConfig) -> int:
-        """Return into how many a group parts at each action; by default its members part at the first."""
+        """Return the number of branches per action of a group; by default all separate at the first."""
         return config.sample_group_size
 
     def key(self, context: Context) -> Any:
-        """Return what a sample is compared by: `metadata["id"]` or the prompt; None where it is not.
+        """Return the key by which samples are compared: `metadata["id"]` or the prompt, or None for no key.
 
-        Checkpoints keep it: it is made of str, int, float, bool, None and tuples of these.
+        A key consists of str, int, float, bool, None and tuples of these, because checkpoints store it.
         """
         return context.key if self.config.per_prompt_stat_tracking else None
 
     @abc.abstractmethod
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Turn all processes' rewards (N,), with what `key` made of contexts, into weights (N,) or (N, T)."""
+        """Compute weights (N,) or (N, T) from the rewards (N,) of all processes and the keys of `key`."""
 
     @abc.abstractmethod
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
-        """Yield the optimizer steps of an epoch, each a loss and the groups of pairs that it is the mean of.
+        """Yield the optimizer steps of an epoch, each as a loss and the groups of pairs that it averages.
 
-        The trainer accumulates the gradient of `loss(denoiser, group)` over the groups and takes the step,
-        before it asks for the next one. Beside the loss come statistics: each a mean over the group's pairs
+        The trainer accumulates the gradient of `loss(denoiser, group)` over the groups and takes the step
+        before the iterator continues. The loss also returns statistics: each is a mean over the group's pairs
         or, if its name begins with "max", a maximum. The "max_ratio_error" of an epoch's first step is the
         error of the first replay.
         """
 
     def shuffles(self, samples: Samples) -> Iterator[torch.Generator]:
-        """Yield what decides the order of training in each inner epoch."""
+        """Yield the generator of the order of training for each inner epoch."""
         for inner_epoch in range(self.config.train_num_inner_epochs):
             yield seeded(self.config.seed, samples.epoch, SHUFFLE, inner_epoch, samples.process)
 
     def identity(self) -> dict[str, Any]:
-        """Return settings of its own that decide the weights: its constructor's arguments, as attributes."""
+        """Return the algorithm's settings, which are its constructor's arguments, from its attributes."""
         kind = type(self)
         names = [name for name, a in inspect.signature(kind).parameters.items() if a.kind not in _OTHERS]
         for name in names:
@@ -157,10 +164,10 @@ class Algorithm(abc.ABC):
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> Any:
-        """Return what it remembers from epoch to epoch, in what JSON holds."""
+        """Return the state that is kept between epochs, for JSON."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Take that back."""
+        """Load the state that `state_dict` returned."""
         if state is not None:
             raise ValueError(f"{self.name} remembers nothing, and was given {state!r:.200}")

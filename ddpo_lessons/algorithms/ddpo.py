@@ -5,18 +5,18 @@ is the Gaussian of a DDIM step, whose mean the denoiser predicts and whose σ_t 
 
     log p(x_{t-1} | x_t) = -(x_{t-1} - mean)² / (2 σ_t²) - log σ_t - log(2π) / 2, averaged over the latent
 
-An epoch
+An epoch has four parts:
 
-1. samples: `rollout.sample_trajectory` runs the policy as it is from B first states, T actions each, and
-   records states and log-probs; the prompts' embeddings and guidance are part of the policy;
-2. scores: the user's reward function sees the final images and their prompts, and gives one number each;
-3. weighs: `DDPO.advantages` compares each reward with its like; every action of a sample gets that number;
-4. steps: `DDPO.steps` goes through the recorded actions in random order and yields optimizer steps on PPO's
-   clipped surrogate (lesson 04), with ρ = p(action now) / p(action when it was sampled):
+1. Sample: `rollout.sample_trajectory` runs the current policy from B first states, with T actions each, and
+records states and log-probs. The prompts' embeddings and guidance are part of the policy. 2. Score: the
+user's reward function maps the final images and their prompts to one number per image. 3. Weight:
+`DDPO.advantages` compares each reward with similar ones; all actions of a sample get its advantage. 4. Step:
+`DDPO.steps` takes the recorded actions in random order and yields optimizer steps on PPO's clipped surrogate
+(lesson 04), with ρ = p(action now) / p(action when it was sampled):
 
     loss = mean over actions of max(-A ρ, -A clip(ρ, 1 - ε, 1 + ε))
 
-`trainer.py` calls 1 to 4 in this order; nothing of what it does besides changes a weight.
+`trainer.py` calls parts 1 to 4 in this order, and nothing else that it does changes a weight.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,13 +37,13 @@ from ddpo_lessons.rollout import Trajectory
 
 
 class DDPO(Algorithm):
-    """Denoising diffusion policy optimisation."""
+    """Denoising diffusion policy optimization (DDPO)."""
 
     name = "ddpo"
     tracker: PerPromptStatTracker | None = None
 
     def begin(self, config: DDPOConfig, family: Family, num_train_timesteps: int) -> None:
-        """Get to know the run; with per-prompt statistics, begin to keep them."""
+        """Prepare for a run, with a tracker if statistics per prompt are set."""
         super().begin(config, family, num_train_timesteps)
         self.tracker = None
         if config.per_prompt_stat_tracking:
@@ -52,10 +52,10 @@ class DDPO(Algorithm):
             )
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Return (reward - mean) / std of all samples of the epoch (N,), of all processes.
+        """Return (reward - mean) / std for all samples of the epoch (N,), of all processes.
 
-        Mean and std are those of the prompt's (or id's) recent rewards, of the sample's group, or of the
-        epoch, as the config says; `keys` name prompts or ids.
+        Depending on the config, mean and std are those of the recent rewards of the prompt (or id), of the
+        sample's group, or of the epoch. `keys` identify prompts or ids.
         """
         if self.tracker is not None:
             return self.tracker.update(keys, rewards)
@@ -73,7 +73,7 @@ class DDPO(Algorithm):
                 yield partial(self.loss, samples, learner), groups
 
     def groups(self, samples: Samples, learner: Learner, generator: torch.Generator) -> Iterator[list[Pairs]]:
-        """Yield each optimizer step's pairs of an inner epoch, in as many groups as memory asks for."""
+        """Yield the pairs of each optimizer step of an inner epoch, in groups that fit into memory."""
         config, trajectory = self.config, samples.trajectory
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
         shape = trajectory.log_probs.shape
@@ -84,18 +84,19 @@ class DDPO(Algorithm):
             ]
 
     def rescore(self, samples: Samples, learner: Learner) -> Samples:
-        """Compute the old log-probs once more, by the forward passes that training will make.
+        """Compute the old log-probs again with the forward passes of training.
 
-        In bf16 and fp16 a network rounds differently in a batch of another size, and a log-prob divides the
-        difference by a step's small σ: with Stable Diffusion's shapes the first ratio is then off by more
-        than the clip range. So both log-probs of a ratio come from forward passes of the same size.
+        In bf16 and fp16 a network rounds differently in batches of different sizes, and a log-prob divides
+        the difference by a step's small σ. With Stable Diffusion's shapes the first ratio would then differ
+        from 1 by more than the clip range. Therefore both log-probs of a ratio use forward passes of the same
+        size.
         """
         trajectory, reduction = samples.trajectory, self.config.log_prob_reduction
 
         def score(denoiser: Any, pairs: Pairs) -> torch.Tensor:
             return replay(self.family, denoiser, trajectory, pairs, reduction).log_prob  # (P,)
 
-        log_probs = trajectory.log_probs.clone()  # (B, T); actions that are not trained on keep theirs
+        log_probs = trajectory.log_probs.clone()  # (B, T), unchanged for actions that are not trained on
         steps = self.groups(samples, learner, next(self.shuffles(samples)))
         groups = [pairs for step in steps for pairs in step]  # all at once, so that a GPU waits once
         rows, columns = (torch.cat([pairs[name] for pairs in groups]) for name in ("rows", "columns"))
@@ -104,11 +105,11 @@ class DDPO(Algorithm):
         return replace(samples, trajectory=new, sampled_log_probs=trajectory.log_probs)
 
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
-        """Return the advantages (N,) of recorded actions: that of the sample."""
+        """Return the advantages (N,) of recorded actions, which are those of their samples."""
         return samples.advantages[pairs["rows"]]
 
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
-        """Replay some recorded actions; return PPO's loss, with a KL penalty if asked for, and statistics."""
+        """Replay recorded actions; return PPO's loss, with a KL penalty if it is set, and statistics."""
         config, trajectory = self.config, samples.trajectory
         rows, columns = pairs["rows"], pairs["columns"]
         new = replay(self.family, denoiser, trajectory, pairs, config.log_prob_reduction)
@@ -120,7 +121,7 @@ class DDPO(Algorithm):
             config.train_adv_clip_max,
         )
         record = {name: getattr(stats, name) for name in ("approx_kl", "kl_k3", "clip_fraction")}
-        if config.train_kl_coefficient > 0:  # to the policy before training, not to the one that sampled
+        if config.train_kl_coefficient > 0:  # to the policy before training, not to the behavior policy
             with torch.no_grad(), learner.reference() as reference:
                 start = replay(self.family, reference, trajectory, pairs, config.log_prob_reduction)
             kl = self.kl(new, start, trajectory, pairs).mean()
@@ -129,11 +130,11 @@ class DDPO(Algorithm):
         if samples.sampled_log_probs is not None:
             error = trajectory.log_probs[rows, columns] - samples.sampled_log_probs[rows, columns]
             record["max_sampling_error"] = error.expm1().abs().max()
-        # Before the first step of an epoch both policies are one, and this is 0 to rounding.
+        # Before the first step of an epoch both policies are equal, and this is 0 up to rounding.
         return loss, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
 
     def kl(self, new: DDIMStep, reference: DDIMStep, trajectory: Trajectory, pairs: Pairs) -> torch.Tensor:
-        """Return the KL of steps to those of the policy before training, (N,)."""
+        """Return the KL from these steps to those of the policy before training, (N,)."""
         return gaussian_kl(new, reference, self.config.log_prob_reduction)
 
     def state_dict(self) -> Any:
@@ -147,11 +148,11 @@ class DDPO(Algorithm):
 def shuffled_pairs(
     shape: tuple[int, ...], num_train_timesteps: int, samples_per_step: int, generator: torch.Generator
 ) -> list[Pairs]:
-    """Return the (sample, action) pairs of each optimizer step: samples shuffled, and each one's actions.
+    """Return the (sample, action) pairs of each optimizer step, with samples and their actions shuffled.
 
-    Of actions (B, T) each sample keeps `num_train_timesteps`, K; which ones, the shuffle decides. Each of the
-    B / S steps, with S = `samples_per_step`, has {"rows": (S K,), "columns": (S K,)}: numbers of samples, and
-    of their actions.
+    Of its T actions each of B samples keeps K = `num_train_timesteps`, which the shuffle chooses. Each of the
+    B / S steps, with S = `samples_per_step`, has {"rows": (S K,), "columns": (S K,)}: the numbers of samples
+    and of their actions.
     """
     rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")  # (B, T) each
     shuffled = shuffle_samples({"rows": rows, "columns": columns}, generator)
@@ -168,10 +169,10 @@ def replay(
     pairs: Pairs,
     reduction: Literal["mean", "sum"],
 ) -> DDIMStep:
-    """Score N recorded actions under a denoiser: log_prob (N,), mean and std of each.
+    """Compute log_prob (N,), mean and std of N recorded actions under a denoiser.
 
-    The family's `predict` is the one function that predicts, in sampling and here. `pairs` come from
-    `share_predictions`; `reduction` is that of sampling.
+    The family's `predict` makes all predictions, in sampling and here. `pairs` come from `share_predictions`,
+    and `reduction` is that of sampling.
     """
     rows, columns, distinct = pairs["rows"], pairs["columns"], pairs["distinct"]
     latents, timesteps = trajectory.latents[rows, columns], trajectory.timesteps[rows, columns]
@@ -184,11 +185,12 @@ def replay(
 
 
 def share_predictions(pairs: Pairs, group_size: int, branches: int | None = None) -> Pairs:
-    """Save forward passes: rollouts of a group begin in one state, whose prediction serves all first actions.
+    """Find pairs with the same state, because one prediction is enough for all of them.
 
-    Group size and branches are those of `Trajectory`; gradients and losses are the same without this. The N
-    pairs get "distinct" (D,), the places of pairs whose states differ, and "inverse" (N,): pair n has the
-    state of pair distinct[inverse[n]].
+    The rollouts of a group start in the same state, so their first actions share a prediction. Group size and
+    branches are those of `Trajectory`. The function only saves forward passes; it changes no loss and no
+    gradient. The N pairs get "distinct" (D,), the positions of pairs with different states, and "inverse"
+    (N,): pair n has the state of pair distinct[inverse[n]].
     """
     rows, columns = pairs["rows"], pairs["columns"]
     if group_size == 1:
@@ -196,8 +198,8 @@ def share_predictions(pairs: Pairs, group_size: int, branches: int | None = None
     sizes = [group_size]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // (branches or group_size))
-    alike = torch.tensor(sizes)[columns.clamp(max=len(sizes) - 1)]  # so many side by side are in one state
-    owners = rows // alike * alike  # whose state it is
+    alike = torch.tensor(sizes)[columns.clamp(max=len(sizes) - 1)]  # consecutive rollouts in the same state
+    owners = rows // alike * alike  # the first rollout with this state
     states, inverse = torch.stack([owners, columns]).unique(dim=1, return_inverse=True)  # (2, D), (N,)
     distinct = torch.zeros(states.shape[1], dtype=torch.long)
     distinct.scatter_(0, inverse, torch.arange(len(rows)))  # any pair of a state will do

@@ -1,4 +1,4 @@
-"""What every reward has in common: its type, its registration, checks of inputs, and reading metadata."""
+"""Define the type and the registration of rewards, check their inputs, and read metadata."""
 
 import functools
 import inspect
@@ -15,31 +15,32 @@ Rewards = torch.Tensor | tuple[torch.Tensor, dict[str, Any]]
 
 
 class RewardFunction(Protocol):
-    """What a trainer calls after sampling: images (B, 3, H, W) in [0, 1] to rewards (B,).
+    """A function from images (B, 3, H, W) in [0, 1] to rewards (B,), which a trainer calls after sampling.
 
-    It may return `(rewards, info)` too. A trainer passes B prompts and B dicts of metadata as tuples, and the
-    rewards of this package take any sequences. The types are open, so that functions written for either fit.
+    It may also return `(rewards, info)`. A trainer passes B prompts and B dicts of metadata as tuples, and
+    the rewards of this package take any sequences. The types are open, so that functions written for either
+    fit.
     """
 
     def __call__(self, images: torch.Tensor, prompts: Any, metadata: Any, /) -> Any:
         """Score a batch of images."""
 
 
-# What a reward reads: the prompt, or a key of the metadata. On a folder of images the factory of one that
-# needs a "label" gets the argument `classes`, the folder's; of one that needs a "target", the clean image,
-# the argument `reference="image"` where no image is damaged.
+# Inputs of a reward: the prompt, or a key of the metadata. With a folder of images, a factory that needs a
+# "label" gets the folder's classes as the argument `classes`. A factory that needs a "target" (the clean
+# image) gets the argument `reference="image"` if no image is damaged.
 Need = Literal["prompt", "image", "target", "label", "digit"]
 Factory = TypeVar("Factory", bound=Callable[..., RewardFunction])
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A reward that `get_reward` and the command line know by name."""
+    """A reward that `get_reward` and the command line find by name."""
 
     make: Callable[..., RewardFunction]  #: returns the reward function; models are its first arguments
-    needs: tuple[Need, ...] = ()  #: what it reads beside the images
-    models: tuple[str, ...] = ()  #: what the models are that it takes by folder or hub name, such as "CLIP"
-    #: takes prompts, and raises a ValueError for those that it cannot score; None if it scores any
+    needs: tuple[Need, ...] = ()  #: inputs besides the images
+    models: tuple[str, ...] = ()  #: kinds of models that it takes by folder or hub name, such as "CLIP"
+    #: function of the prompts that raises a ValueError for those that it cannot score; None if it scores any
     reads: Callable[[Sequence[str]], Any] | None = None
 
 
@@ -51,9 +52,9 @@ def register(
     models: tuple[str, ...] = (),
     reads: Callable[[Sequence[str]], Any] | None = None,
 ) -> Callable[[Factory], Factory]:
-    """Register the decorated factory of rewards under its name, with what it needs; see `Registered`.
+    """Register the decorated factory under its name, with the inputs that it needs; see `Registered`.
 
-    Raises TypeError if the factory lacks an argument that its needs bring.
+    Raises TypeError if the factory lacks an argument that one of its needs provides.
     """
 
     def decorate(make: Factory) -> Factory:
@@ -69,18 +70,18 @@ def register(
 
 
 def split_info(returned: Any) -> tuple[Any, Any]:
-    """Return (rewards, info) of what a reward function returned; a tuple of numbers is rewards alone."""
+    """Split the result of a reward function into (rewards, info); a tuple of numbers is only rewards."""
     is_pair = isinstance(returned, tuple) and len(returned) == 2 and _has_rows(returned[0])
     return returned if is_pair else (returned, {})
 
 
 def _has_rows(value: Any) -> bool:
-    # Not np.ndim: a list may hold numbers on a GPU, which numpy does not take.
+    # Not np.ndim, because a list may hold numbers on a GPU, which numpy does not accept.
     return getattr(value, "ndim", 1 if isinstance(value, Sequence) else 0) > 0
 
 
 def checked_reward(score: RewardFunction) -> RewardFunction:
-    """Check what comes in; hand on float32 images clamped to [0, 1], with a gradient if they have one."""
+    """Check the inputs and pass float32 images clamped to [0, 1], with a gradient if they have one."""
 
     @functools.wraps(score)
     def checked(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
@@ -95,9 +96,9 @@ def checked_reward(score: RewardFunction) -> RewardFunction:
 
 
 def margin(logits: torch.Tensor, labels: Sequence[str], classes: Sequence[str]) -> torch.Tensor:
-    """Subtract the strongest wrong class from the true one: logits (B, classes) and B labels to (B,).
+    """Subtract the largest logit of a wrong class from that of the true class: (B, classes) to (B,).
 
-    A ValueError names a label that is none of the classes.
+    Raises a ValueError for a label that is not one of the classes.
     """
     for index, label in enumerate(labels):
         if label not in classes:
@@ -108,13 +109,13 @@ def margin(logits: torch.Tensor, labels: Sequence[str], classes: Sequence[str]) 
 
 
 def check_classes(classes: Sequence[str]) -> None:
-    """Refuse fewer than two classes, and equal names, by a ValueError."""
+    """Raise a ValueError for fewer than two classes, or for equal names."""
     if len(set(classes)) != len(classes) or len(classes) < 2:
         raise ValueError(f"classes={list(classes)}: give two or more different names")
 
 
 def metadata_column(metadata: Metadata, key: str, meaning: str) -> list[Any]:
-    """Return `metadata[i][key]` of every image; the ValueError where one is missing says what it means."""
+    """Return `metadata[i][key]` of every image; raise a ValueError with its meaning if one is missing."""
     for index, entry in enumerate(metadata):
         if key not in entry:
             raise ValueError(
