@@ -34,9 +34,9 @@ def f(drift, aim, dims, clip_range, sign):
 """
 FLOAT32 = """
 def f(drift, aim, dims, clip_range, sign):
-    bell = log_ratio_bell(torch.tensor(drift), dims)
+    normal = log_ratio_normal(torch.tensor(drift), dims)
     edge = torch.tensor(1 + sign * clip_range).log() - sign * aim
-    return bell.cdf(edge) if sign < 0 else 1 - bell.cdf(edge)
+    return normal.cdf(edge) if sign < 0 else 1 - normal.cdf(edge)
 """
 ADDED_IN_FLOAT64 = """
 def f(log_ratio, advantages, stiffness):
