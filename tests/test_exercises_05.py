@@ -90,7 +90,7 @@ RIGHT = [
     (3, "(normalize(rewards.sum(1))[:, None] * mask).numpy()"),
 ]  # fmt: skip
 TD, ADD = "r + next_value - v", "insert(0, next_advantage)"
-LINE, WEIGHED, UNIT = "torch.arange(num_steps, 0, -1).float()", "a[:, None] * w", "normalize(rewards)"
+LINE, WEIGHTED, UNIT = "torch.arange(num_steps, 0, -1).float()", "a[:, None] * w", "normalize(rewards)"
 TOTAL, EXPANDED = "rewards.sum(1)", "each[:, None].expand(mask.shape)"
 
 
@@ -115,14 +115,14 @@ WRONG = [
     (1, given("return advantages", "return [float('nan')] * len(rewards)"), "NaN"),
     (1, given("return advantages", "return torch.tensor(advantages).abs()"), "below 0"),
     (1, given("    return", "    rewards.clear()\n    return"), "work on copies"),
-    (2, falling(WEIGHED, "w"), "pictures"), (2, falling(LINE, "torch.ones(num_steps)"), "fall"),
-    (2, falling(LINE, "0.7 ** torch.arange(num_steps)"), "weighed"),
+    (2, falling(WEIGHTED, "w"), "images"), (2, falling(LINE, "torch.ones(num_steps)"), "fall"),
+    (2, falling(LINE, "0.7 ** torch.arange(num_steps)"), "weighted"),
     (2, falling(UNIT, "rewards"), "use normalize"),
     (2, falling(UNIT, "rewards - rewards.mean()"), "mean square"),
-    (2, falling(WEIGHED, "-a[:, None] * w"), "sign"),
+    (2, falling(WEIGHTED, "-a[:, None] * w"), "sign"),
     (2, falling(UNIT, "normalize(rewards.abs())"), "its reward"),
     (2, falling("w.square().mean().sqrt()", "7.5**0.5"), "3 steps"),
-    (2, falling(WEIGHED, "a[:, None] * w / 0 * 0"), "NaN"),
+    (2, falling(WEIGHTED, "a[:, None] * w / 0 * 0"), "NaN"),
     (2, falling(UNIT, "normalize(rewards.sub_(rewards.mean()))"), "work on copies"),
     (3, same(f"{EXPANDED}.masked_fill(~mask, 0)", "each"), "shape"),
     (3, same(EXPANDED, "each.expand(mask.shape)"), "same number"),
