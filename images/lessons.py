@@ -19,7 +19,7 @@ should you shuffle time? Every sample's denoising steps in their own order, torn
 03_ddim_log_probs | ddim | 03-same
 how likely was this step? its log-prob, replaying it, and which log-probs teach
 04_ppo_clipping | ppo advantages | 04-clipping
-what does clipping buy? Advantages, the clipped surrogate, which ratios leave the clip range, eight seeds
+what does clipping buy? Advantages, the clipped surrogate, drift and clip range, curves over ten epochs
 05_text_ppo_with_gae | text/text_ppo text/text_trainer | 05-two-mdps
 RLHF's PPO for text from its parts, GAE derived and written, reward hacking; what takes GAE's place in DDPO
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-question
