@@ -1,8 +1,9 @@
-"""Draw the pictures of lesson 01: two runs and their records, what happens to samples, and stale ones."""
+"""Draw the figures of lesson 01: two runs and their records, the way of a sample, and stale samples."""
 
 import math
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from plots import minus, panels, picture, plain
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
@@ -13,11 +14,18 @@ from ddpo_lessons.worlds.digits import COLOURS, handwriting, render
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 PALE_BLUE, PALE_ORANGE = "#e6edf7", "#faebe0"
 SEED = 0  # the notebook's: the same shuffle
-# The seed settings with gradients accumulated over two minibatches.
+# Settings (a) of the notebook.
 NUMBERS = {"train_batch_size": 2, "gradient_accumulation_steps": 2, "num_inner_epochs": 1}
 PLAN = EpochPlan(sample_batch_size=4, num_batches_per_epoch=2, num_timesteps=3, **NUMBERS)
 # The notebook's toy: latents are numbers, the reward is minus the distance of the last one from GOAL.
 STD, GOAL, STEPS, SAMPLES, EPOCHS, SEEDS = 0.5, 3.0, 3, 64, 20, 10
+
+
+def card(width: float, height: float) -> tuple[Figure, Axes]:
+    """Make an empty card that is shown smaller than its coordinates, so that texts are larger in it."""
+    figure, axes = diagram(width, height)
+    figure.set_size_inches(0.8 * width, 0.8 * height)
+    return figure, axes
 
 
 def _sample(shift: float, generator: torch.Generator, count: int = SAMPLES) -> Samples:
@@ -62,8 +70,8 @@ def _signed(value: float) -> str:
 
 def draw_silent() -> Figure:
     """Rewards of ten healthy runs and of ten with one wrong line, and the records that both leave."""
-    figure, axes = diagram(10, 3.5)
-    left = figure.add_axes((0.06, 0.155, 0.46, 0.72))
+    figure, axes = card(10, 3.5)
+    left = figure.add_axes((0.06, 0.185, 0.46, 0.69))
     for is_faulty, colour in ((False, BLUE), (True, RED)):
         for seed in range(SEEDS):
             means = [round(mean, 2) for mean in _learn(seed, is_faulty)]
@@ -71,40 +79,40 @@ def draw_silent() -> Figure:
     # E|x - GOAL| of a normal x around GOAL: the weight moves its mean, not its spread
     best = -math.sqrt(2 / math.pi * (1 + STEPS * STD**2))
     left.axhline(best, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), zorder=3)
-    left.text(20, -0.62, f"best that one weight can do: −{-best:.2f}", color=INK, fontsize=10, ha="right")
-    left.text(20, -0.25, "healthy, 10 runs", color=BLUE, fontsize=12, weight="bold", ha="right")
+    left.text(20, -0.62, f"best possible: −{-best:.2f}", color=INK, fontsize=10, ha="right")
+    left.text(20, -0.25, "correct, 10 runs", color=BLUE, fontsize=12, weight="bold", ha="right")
     left.text(2.2, -4.7, "one line wrong, 10 runs", color=RED, fontsize=12, weight="bold")
     left.set(xlim=(0.5, 20.5), ylim=(-5.2, 0), xticks=(1, 5, 10, 15, 20))
     left.set_xlabel("epoch", color=INK, fontsize=11)
     left.set_title("mean reward of an epoch", color=INK, fontsize=12, loc="left")
     plain(left, colors=INK, labelsize=10.5)
-    label(axes, 5.7, 3.25, "what both record in an epoch", size=12, align="left")
+    label(axes, 5.7, 3.25, "records of an epoch", size=12, align="left")
     records = (  # section 5 of the notebook prints those of the red loop
         ("forward passes", "24"),
         ("optimizer steps", "4"),
         ("samples in each of them", "16"),
-        ("ratios of 1 before step 1", "192 of 192"),
-        ("gradient left over at the end", "none"),
+        ("ratios of 1 at first", "192 / 192"),
+        ("gradient left over", "none"),
         ("mean of the advantages", "0.00"),
         ("errors, warnings", "none"),
     )
-    for x, name, ink in ((8.4, "healthy", BLUE), (9.45, "red", RED)):
+    for x, name, ink in ((8.35, "blue", BLUE), (9.4, "red", RED)):
         label(axes, x, 2.88, name, ink=ink, size=10.5, weight="bold")
     for row, (name, value) in enumerate(records):
         y = 2.52 - 0.35 * row
         label(axes, 5.7, y, name, size=10, align="left")
-        for x, ink in ((8.4, BLUE), (9.45, RED)):
+        for x, ink in ((8.35, BLUE), (9.4, RED)):
             label(axes, x, y, value, ink=ink, size=10)
     return figure
 
 
 def draw_loop() -> Figure:
     """One epoch: prompts are denoised into images and scored, then the policy is trained on them."""
-    figure, axes = diagram(10, 5.3)
+    figure, axes = card(10, 5.3)
     box(axes, 0.15, 1.0, 6.05, 4.1, color=PALE_BLUE, edge=BLUE)
     label(axes, 0.35, 4.82, "1  Sampling phase", ink=BLUE, size=13, weight="bold", align="left")
     note(axes, 6.0, 4.82, "no gradients; everything is recorded", 10, "right")
-    for x, text in ((0.95, "prompt"), (3.05, "denoise, step by step"), (4.85, "reward"), (5.65, "advantage")):
+    for x, text in ((0.95, "prompt"), (3.05, "denoise, step by step"), (4.75, "reward"), (5.6, "advantage")):
         note(axes, x, 4.4, text, 10, "center")
     rewards = torch.tensor([0.9, 0.1, 0.5])
     advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
@@ -120,15 +128,15 @@ def draw_loop() -> Figure:
             if column:
                 arrow(axes, (x - 0.11, y + 0.38), (x - 0.005, y + 0.38), width=1)
         ink = GREEN if advantage > 0.1 else RED if advantage < -0.1 else MUTED
-        label(axes, 4.85, y + 0.38, f"{reward:.1f}", size=11)
-        label(axes, 5.65, y + 0.38, _signed(float(advantage)), ink=ink, size=12, weight="bold")
+        label(axes, 4.75, y + 0.38, f"{reward:.1f}", size=11)
+        label(axes, 5.6, y + 0.38, _signed(float(advantage)), ink=ink, size=12, weight="bold")
     box(axes, 6.75, 1.0, 3.1, 4.1, color=PALE_ORANGE, edge=ORANGE)
     label(axes, 6.95, 4.82, "2  Training phase", ink=ORANGE, size=13, weight="bold", align="left")
     steps = (
         "shuffle the samples,\ncut them into minibatches",
         "replay the denoising steps:\nhow likely are they now?",
-        "advantage above 0: more likely\nbelow 0: less likely",
-        "average the gradients of some\nminibatches, move the weights",
+        "advantage > 0: more likely\nadvantage < 0: less likely",
+        "average the gradients of\nminibatches, then step",
     )
     for number, text in enumerate(steps):
         y = 3.83 - number * 0.9
@@ -142,7 +150,7 @@ def draw_loop() -> Figure:
     arrow(axes, (6.22, 3.0), (6.73, 3.0), width=2)
     axes.plot([8.3, 8.3, 3.2], [0.98, 0.42, 0.42], color=INK, linewidth=2)
     arrow(axes, (3.2, 0.42), (3.2, 0.98), width=2)
-    label(axes, 5.75, 0.7, "next epoch: the changed model samples anew", size=10.5)
+    label(axes, 5.75, 0.7, "next epoch: the changed policy samples again", size=10.5)
     label(axes, 5.75, 0.2, "the old samples are thrown away", ink=MUTED, size=10)
     return figure
 
@@ -154,7 +162,7 @@ def _shuffled_ids() -> list[int]:
 
 def draw_travel() -> Figure:
     """Eight numbered samples: sampled in two batches, shuffled, cut, trained on by two optimizer steps."""
-    figure, axes = diagram(10, 5.35)
+    figure, axes = card(10, 5.35)
     order, steps, T = _shuffled_ids(), PLAN.optimizer_steps, PLAN.num_timesteps
     top, height = 4.45, 0.47
     centre = [top - (row + 0.5) * height for row in range(8)]
@@ -174,7 +182,7 @@ def draw_travel() -> Figure:
     for number, batch in enumerate(minibatches({"id": torch.tensor(order)}, PLAN.train_batch_size)):
         first = number * PLAN.train_batch_size
         upper, lower = top - first * height, top - (first + len(batch["id"])) * height
-        label(axes, 3.58, (upper + lower) / 2, f"mini-\nbatch {number}", ink=MUTED, size=9)
+        label(axes, 3.55, (upper + lower) / 2, f"mini-\nbatch {number}", ink=MUTED, size=9)
         for j in range(T):
             x = left + (number * T + j) * width + gap * (number // PLAN.gradient_accumulation_steps)
             for row in range(first, first + PLAN.train_batch_size):
@@ -189,7 +197,7 @@ def draw_travel() -> Figure:
         x0 = left + step * (calls * width + gap)
         x1 = x0 + calls * width
         axes.plot([x0 + 0.04, x1 - 0.06], [0.5, 0.5], color=PALETTE[step], linewidth=2.5)
-        text = f"gradients add up: optimizer step {step + 1}"
+        text = f"optimizer step {step + 1}"
         label(axes, (x0 + x1) / 2, 0.27, text, ink=PALETTE[step], size=10)
         end = x1 + gap / 2 - 0.02
         axes.plot([end, end], [0.45, 4.5], color=PALETTE[step], linewidth=1.5, linestyle=(0, (3, 2)))
@@ -201,17 +209,17 @@ def draw_travel() -> Figure:
 
 def draw_nesting() -> Figure:
     """The levels of an epoch inside each other: each with its line of the loop and the count so far."""
-    figure, axes = diagram(10, 4.6)
+    figure, axes = card(10, 4.6)
     E, steps, batches = PLAN.num_inner_epochs, PLAN.optimizer_steps, PLAN.minibatches_per_inner_epoch
     passes = batches * PLAN.num_timesteps
     rows = (
         ("inner epoch", "for inner_epoch in range(E):", "1", f"{E} inner epoch", PALETTE[3]),
-        ("optimizer step", "    for m minibatches at a time:", "× 2", f"{steps} steps", ORANGE),
-        ("minibatch", "        for batch in these m:", "× 2", f"{batches} minibatches", BLUE),
-        ("denoising step", "            for j in range(T):", "× 3", f"{passes} forward passes", GREEN),
-        ("sample", "                b samples at once", "× 2", f"{PLAN.total_pairs} pairs", PALETTE[4]),
+        ("optimizer step", "   for m minibatches at a time:", "× 2", f"{steps} steps", ORANGE),
+        ("minibatch", "      for batch in these m:", "× 2", f"{batches} minibatches", BLUE),
+        ("denoising step", "         for j in range(T):", "× 3", f"{passes} forward passes", GREEN),
+        ("sample", "            b samples at once", "× 2", f"{PLAN.total_pairs} pairs", PALETTE[4]),
     )
-    for x, text in ((0.35, "level"), (3.1, "the loop, in short"), (6.75, "times"), (7.75, "running product")):
+    for x, text in ((0.35, "level"), (2.6, "the loop, in short"), (6.75, "times"), (7.75, "running product")):
         label(axes, x, 4.3, text, ink=MUTED, size=11, align="left")
     shades = ("#f0e6f2", "#faebe0", "#e6edf7", "#e3f0e8", "#f3eddd")
     for depth, ((name, code, times, product, colour), shade) in enumerate(zip(rows, shades, strict=True)):
@@ -219,15 +227,15 @@ def draw_nesting() -> Figure:
         box(axes, x, bottom, 9.85 - x - 0.11 * depth, top - bottom, color=shade, edge=colour)
         y = top - 0.36
         label(axes, x + 0.18, y, name, ink=colour, size=12, weight="bold", align="left")
-        axes.text(3.1, y, code, color=INK, fontsize=11, family="DejaVu Sans Mono", va="center")
-        label(axes, 7.0, y, times, ink=colour, size=13, weight="bold")
-        label(axes, 7.75, y, product, size=11.5, align="left")
+        axes.text(2.6, y, code, color=INK, fontsize=11, family="DejaVu Sans Mono", va="center")
+        label(axes, 7.1, y, times, ink=colour, size=13, weight="bold")
+        label(axes, 7.7, y, product, size=10.5, align="left")
     return figure
 
 
 def draw_recut() -> Figure:
-    """Two inner epochs: the same eight samples, shuffled and cut anew."""
-    figure, axes = diagram(10, 2.3)
+    """Two inner epochs: the same eight samples, shuffled and cut again."""
+    figure, axes = card(10, 2.3)
     generator = torch.Generator().manual_seed(SEED)
     ids = {"id": torch.arange(PLAN.total_samples)}
     home = {n: (PALETTE[3], GREEN)[n // 4] for n in range(8)}  # not the colours of optimizer steps
@@ -239,18 +247,18 @@ def draw_recut() -> Figure:
             box(axes, x, y, 0.8, 0.44, f"sample {sample}", color=home[sample], size=9.5)
     for step, name in enumerate(("first", "second")):
         label(axes, 3.6 + 3.85 * step, 1.95, f"its {name} optimizer step", ink=MUTED, size=10.5)
-    label(axes, 5.6, 0.15, "colour: the sample batch that it came from", ink=MUTED, size=9.5)
+    label(axes, 5.6, 0.15, "color: sample batch", ink=MUTED, size=9.5)
     axes.plot([5.505, 5.505], [0.32, 1.75], color=INK, linewidth=1.4, linestyle=(0, (3, 2)))
     return figure
 
 
 def draw_moments() -> Figure:
     """Twelve forward passes of four minibatches, and three rules for when to take an optimizer step."""
-    figure, axes = diagram(10, 3.2)
+    figure, axes = card(10, 3.2)
     rules = (
-        ("right", lambda i, j: i % 2 == 1 and j == 2),
+        ("correct", lambda i, j: i % 2 == 1 and j == 2),
         ("off by one", lambda i, j: i % 2 == 0 and j == 2),
-        ("forward passes counted", lambda i, j: (3 * i + j) % 2 == 1),
+        ("passes counted", lambda i, j: (3 * i + j) % 2 == 1),
     )
     for row, (name, ends) in enumerate(rules):
         y, step = 1.95 - 0.85 * row, 0
@@ -267,36 +275,34 @@ def draw_moments() -> Figure:
                 axes.plot([end, end], [y - 0.14, y + 0.58], color=INK, linewidth=2.2)
     for i in range(4):
         label(axes, 2.55 + 1.82 * i + 0.86, 2.72, f"minibatch {i}", ink=MUTED, size=10)
-    legend = "one colour: gradients that add up;  bar: the weights move;  grey: left over"
+    legend = "one color: gradients that add up;  bar: the weights move;  gray: left over"
     label(axes, 6.1, 2.93, legend, size=10)
     return figure
 
 
 def draw_wrong_line() -> Figure:
     """What the red loop multiplies: shuffled rows with advantages in the order of sampling."""
-    figure, axes = diagram(10, 3.0)
+    figure, axes = card(10, 2.7)
     shuffled, unmoved = _shuffled_ids(), list(range(8))
-    advantages = _sample(0.0, torch.Generator().manual_seed(SEED), count=8)["advantages"].tolist()
-    for x, title, ink, owners in ((0.3, "healthy", BLUE, shuffled), (5.3, "red", RED, unmoved)):
-        label(axes, x + 0.05, 2.78, title, ink=ink, size=12, weight="bold", align="left")
-        for y, name in ((1.95, "samples"), (1.15, "advantages of")):
+    for x, title, ink, owners in ((0.3, "correct", BLUE, shuffled), (5.3, "red", RED, unmoved)):
+        label(axes, x + 0.05, 2.4, title, ink=ink, size=12, weight="bold", align="left")
+        for y, name in ((1.6, "samples"), (0.85, "advantages of")):
             label(axes, x + 0.98, y + 0.22, name, ink=MUTED, size=9.5, align="right")
         for place, (sample, owner) in enumerate(zip(shuffled, owners, strict=True)):
             left = x + 1.05 + 0.44 * place
-            box(axes, left, 1.95, 0.41, 0.44, str(sample), color=PALETTE[0], size=11)
+            box(axes, left, 1.6, 0.41, 0.44, str(sample), color=PALETTE[0], size=11)
             is_right = sample == owner
             colour = GREEN if is_right else RED
-            box(axes, left, 1.15, 0.41, 0.44, str(owner), color=colour, size=11)
-            label(axes, left + 0.2, 0.92, minus(f"{advantages[owner]:+.2f}"), ink=colour, size=8)
-    label(axes, 0.35, 0.45, "Both rows moved by one order.", size=10.5, align="left")
-    text = "advantages[rows] still counts in the order of sampling."
-    label(axes, 5.35, 0.45, text, size=10.5, align="left")
+            box(axes, left, 0.85, 0.41, 0.44, str(owner), color=colour, size=11)
+    label(axes, 0.35, 0.4, "Both rows were moved by one order.", size=10.5, align="left")
+    text = "The advantages are in the order of sampling."
+    label(axes, 5.35, 0.4, text, size=10.5, align="left")
     return figure
 
 
 def draw_stale() -> Figure:
-    """What is left of stale samples: the share that counts, and the error of the gradient's average."""
-    figure, (share, error) = panels(2, (10, 3.5))
+    """What stale samples cost: the ESS ratio, and the error of the average gradient."""
+    figure, (share, error) = panels(2, (8, 3.2))
     drifts = [n / 100 for n in range(101)]
     spread = math.sqrt(1 + STEPS * STD**2)
 
@@ -304,11 +310,11 @@ def draw_stale() -> Figure:
         """The gradient at a distance from the goal, but for a factor: 2 Φ(distance / spread) - 1."""
         return math.erf(distance / spread / math.sqrt(2))
 
-    for power, name, colour in ((1, "ρ of each pair", BLUE), (STEPS, "product of the three ρ", GREEN)):
+    for power, name, colour in ((1, "ρ of each pair", BLUE), (STEPS, "product of\nthe three ρ", GREEN)):
         share.plot(drifts, [math.exp(-power * d**2) for d in drifts], color=colour, linewidth=2)
         x, y = 0.62 if power == 1 else 0.1, math.exp(-power * 0.62**2) + 0.04
         share.text(x, y, name, color=colour, weight="bold", fontsize=10)
-    share.set_title("share of the samples that is left", color=INK, fontsize=12, loc="left")
+    share.set_title("ESS ratio", color=INK, fontsize=12, loc="left")
     share.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
     for theta, colour in ((0.0, PALETTE[4]), (0.8, RED)):
         goal = GOAL - STEPS * theta
@@ -318,8 +324,8 @@ def draw_stale() -> Figure:
             error.plot(ends, values, color=colour, linewidth=2, linestyle=style)
     error.text(0.31, 1.3, "old policy near\nthe goal, θ = 0.8", color=RED, weight="bold", fontsize=10)
     error.text(0.52, 0.27, "far from it, θ = 0", color=PALETTE[4], weight="bold", fontsize=10)
-    error.text(0.62, 0.75, "solid: no ρ\ndashed: ρ of each pair", color=INK, fontsize=10)
-    error.set_title("gradient too long by", color=INK, fontsize=12, loc="left")
+    error.text(0.52, 0.75, "solid: no ρ\ndashed: ρ of each pair", color=INK, fontsize=10)
+    error.set_title("gradient too large by", color=INK, fontsize=12, loc="left")
     error.set(ylim=(0, 1.6), yticks=(0, 0.5, 1, 1.5), yticklabels=("0", "50%", "100%", "150%"))
     plain(share, error, colors=INK, labelsize=10.5)
     for axes in (share, error):
