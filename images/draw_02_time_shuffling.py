@@ -16,11 +16,18 @@ from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, n
 
 from ddpo_lessons.batching import Samples, minibatches, shuffle_samples, shuffle_time
 
-SEED = 0  # the notebook's, so that its tables and these pictures show the same shuffles
-WIDTH, HEIGHT = 0.84, 0.5  # of a card
+SEED = 0  # the notebook's, so that its tables and these figures show the same shuffles
+WIDTH, HEIGHT = 0.84, 0.5  # of the box of a step
 RESULTS = BENCHMARKS / "results"  # clocks.py writes there
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 ORDERS = {"time order": ORANGE, "shuffled": BLUE}
+
+
+def _card(width: float, height: float, scale: float = 0.8) -> tuple[Figure, Axes]:
+    """Make an empty card that is shown smaller than its coordinates, so that texts are larger in it."""
+    figure, axes = diagram(width, height)
+    figure.set_size_inches(scale * width, scale * height)
+    return figure, axes
 
 
 def _recorded() -> Samples:
@@ -41,26 +48,26 @@ def _stages() -> tuple[Samples, Samples, Samples]:
     return recorded, mixed, shuffle_time(mixed, keys, torch.Generator().manual_seed(SEED + 30))
 
 
-def _card(axes: Axes, x: float, y: float, samples: Samples, row: int, column: int) -> None:
+def _step(axes: Axes, x: float, y: float, samples: Samples, row: int, column: int) -> None:
     t, before, after = (samples[key][row, column].item() for key in ("timesteps", "latents", "next_latents"))
     color = PALETTE[int(samples["step"][row, column])]
     box(axes, x, y, WIDTH - 0.03, HEIGHT - 0.03, f"t = {t}\n{before} → {after}", color=color, size=9)
 
 
 def _samples(axes: Axes, x: float, y: float, samples: Samples) -> None:
-    """Draw the cards of some samples, with their numbers before them."""
+    """Draw the boxes of some samples, with their numbers before them."""
     label(axes, x - 0.22, y + HEIGHT + 0.13, "sample", ink=MUTED, size=9)
     for row in range(len(samples["id"])):
         below = y - row * HEIGHT
         label(axes, x - 0.22, below + 0.23, f"{samples['id'][row]}", ink=MUTED, size=10)
         for column in range(3):
-            _card(axes, x + column * WIDTH, below, samples, row, column)
+            _step(axes, x + column * WIDTH, below, samples, row, column)
 
 
 def draw_clocks() -> Figure:
     """Four samples: as recorded, whole samples shuffled, steps of each shuffled, and the training order."""
-    figure, axes = diagram(10, 5.1)
-    titles = ("1  as recorded", "2  samples shuffled", "3  steps of each shuffled")
+    figure, axes = _card(10, 5.1, 0.88)
+    titles = ("1  as recorded", "2  samples shuffled", "3  steps shuffled")
     stages = _stages()
     for panel, (name, samples) in enumerate(zip(titles, stages, strict=True)):
         x = 0.55 + 3.42 * panel
@@ -93,11 +100,11 @@ def _pictures() -> list[np.ndarray]:
 
 def draw_torn() -> Figure:
     """Seven shuffled steps of one real sample: whole, with timesteps left behind, with a wrong advantage."""
-    figure, axes = diagram(10, 5.1)
+    figure, axes = _card(10, 5.1)
     torn, pictures, x0, pitch, size = _read()["torn"], _pictures(), 1.95, 0.96, 0.8
     whole = torn["whole"]
     rows = (
-        ("whole", "every card whole", "seven steps\nof one sample"),
+        ("whole", "whole sample", "seven steps\nof one sample"),
         ("timesteps", "timesteps\nleft behind", "no error is raised"),
         ("advantages", "advantage of\nanother sample", "no error is raised"),
     )
@@ -152,20 +159,20 @@ def draw_directions() -> Figure:
     axes.axvline(0, color=MUTED, linewidth=0.9, linestyle="--")
     axes.set_yticks([-place for place in range(len(rows))], [f"{names[a]}, {b}" for a, b in rows])
     axes.set(xlim=(-0.25, 1.08), ylim=(-len(rows) + 0.5, 0.5))
-    axes.set_xlabel("cosine of consecutive gradients, mean of a rollout")
+    axes.set_xlabel("mean cosine of a rollout's neighboring gradients")
     return figure
 
 
 def draw_lengths() -> Figure:
     """Lengths of the passes' gradients in time order; and the longest over the shortest, order by order."""
-    figure, (along, ratios) = panels(2, (8.4, 3.1))
+    figure, (along, ratios) = panels(2, (7.4, 3.1))
     result = _read()
     columns = zip(*(rollout["time order"]["lengths"] for rollout in result["rollouts"]), strict=True)
     means, errors = zip(*map(_mean_and_error, columns), strict=True)
     along.errorbar(range(7), means, errors, fmt="o-", color=ORANGE, capsize=3, markersize=5)
     along.set_xticks(range(7), [f"t = {t}" if not k else f"{t}" for k, t in enumerate(result["timesteps"])])
     along.set(ylim=(0, 0.62))
-    along.set_title("length of a pass's gradient, time order", fontsize=11, loc="left")
+    along.set_title("length of a pass's gradient", fontsize=11, loc="left")
     names = ("time order, or one shared order", "each sample's own order")
     for place, (name, (order, color)) in enumerate(zip(names, ORDERS.items(), strict=True)):
         lengths = [rollout[order]["lengths"] for rollout in result["rollouts"]]
@@ -174,7 +181,7 @@ def draw_lengths() -> Figure:
         ratios.text(middle, -place + 0.27, f"{middle:.1f}", color=color, weight="bold", ha="center")
         ratios.text(1, -place - 0.42, name, color=color, weight="bold")
     ratios.set(xlim=(0, 22), ylim=(-1.6, 0.6), yticks=[])
-    ratios.set_title("longest over shortest pass of a rollout", fontsize=11, loc="left")
+    ratios.set_title("longest over shortest pass", fontsize=11, loc="left")
     plain(along, ratios)
     ratios.spines["left"].set_visible(False)
     return figure
@@ -200,7 +207,7 @@ def _draw_curves(axes: Axes, curves: dict[str, list[np.ndarray]], named: bool, g
     ends = {}
     for order, seeds in curves.items():
         letter, color, name = KEPT[order]
-        means = mean_and_paths(axes, seeds, color, thin=0.8, alpha=0.6, linewidth=2.4)
+        means = mean_and_paths(axes, seeds, color, thin=0.8, alpha=0.4, linewidth=2.6)
         ends[f"{letter}  {name}" if named else letter] = *means[-1], color
     height = -math.inf
     for name, (last, end, color) in sorted(ends.items(), key=lambda item: item[1][1]):
@@ -223,11 +230,11 @@ def _strips(axes: Axes, x: float, y: float, steps: Sequence[Sequence[int]], colo
 
 def draw_question() -> Figure:
     """Five curves without names, and five orders without curves."""
-    figure, card = diagram(10, 3.7)
+    figure, card = _card(10, 3.7, 0.85)
     axes = figure.add_axes((0.055, 0.15, 0.42, 0.74), facecolor=CARD)
     _draw_curves(axes, _curves("redness", "0.003"), named=False, gap=0.045)
-    axes.set_title("redness of fresh pictures, mean of 48", fontsize=11.5, loc="left")
-    label(card, 5.4, 3.45, "which steps of each sample are trained on", size=11.5, align="left")
+    axes.set_title("mean redness of 48 new images", fontsize=11.5, loc="left")
+    label(card, 5.4, 3.45, "steps that are trained on (filled)", size=11.5, align="left")
     generator = torch.Generator().manual_seed(SEED + 5)
 
     def some() -> list[int]:
@@ -248,14 +255,14 @@ def draw_question() -> Figure:
 
 
 def draw_orders() -> Figure:
-    """The same curves with their names; a second panel where the other reward has all of its runs."""
-    asked = (("redness", "redness", 0.045), ("compressibility", "compressibility, −kB", 0.03))
+    """The same curves with their names; and by letters those of the other reward, if all have run."""
+    asked = (("redness", "mean redness", 0.055), ("compressibility", "mean compressibility, −kB", 0.02))
     drawn = [(panel, _curves(panel[0], "0.003")) for panel in asked]
     whole = drawn[:1] + [(p, c) for p, c in drawn[1:] if sum(map(len, c.values())) == 3 * len(KEPT)]
-    figure, plots = panels(len(whole), (5.2 * len(whole) + 0.8, 3.5))
+    figure, plots = panels(len(whole), (3.6 * len(whole) + 1.6, 3.3))
     for axes, ((_, name, gap), curves) in zip(plots, whole, strict=True):
-        _draw_curves(axes, curves, named=True, gap=gap)
-        axes.set_title(f"{name}, mean of 48 fresh pictures", fontsize=11.5, loc="left")
+        _draw_curves(axes, curves, named=axes is plots[0], gap=gap)
+        axes.set_title(name, fontsize=11.5, loc="left")
     return figure
 
 
@@ -280,34 +287,35 @@ def _of_steps(axes: Axes, column: str, names: Sequence[str], reward: str, color:
 
 def draw_signal() -> Figure:
     """Length of each step's gradient, and its cosine with that of an independent batch."""
-    figure, (lengths, cosines) = panels(2, (10, 3.4), width_ratios=(2, 3))
+    figure, (lengths, cosines) = panels(2, (8.8, 3.4), width_ratios=(2, 3))
     steps = ["999", "874", "749", "624", "499", "374", "249"]
     sums = ["first three", "last three", "all seven"]
     for reward, color, shift, height in (("redness", RED, -0.1, 0.62), ("compressibility", BLUE, 0.1, 0.5)):
         _of_steps(lengths, "length", steps, reward, color, shift)
         _of_steps(cosines, "cosine", steps + sums, reward, color, shift)
         cosines.text(2.2, height, reward, color=color, weight="bold")
-    lengths.set_xticks(range(7), ["t = 999", *steps[1:]], fontsize=9)
+    lengths.set_xticks(range(7), steps, fontsize=9)
+    lengths.set_xlabel("timestep")
     lengths.set_title("length of a step's gradient", fontsize=11, loc="left")
     lengths.set_ylim(0, None)
-    ticks = ["t = 999", *steps[1:], *(name.replace(" ", "\n") for name in sums)]
+    ticks = [*steps, *(name.replace(" ", "\n") for name in sums)]
     cosines.set_xticks([*range(7), 7.9, 9.3, 10.7], ticks, fontsize=9)
     cosines.axhline(0, color=MUTED, linewidth=0.9, linestyle="--")
-    cosines.set_title("its cosine with that of an independent batch", fontsize=11, loc="left")
+    cosines.set_title("cosine with that of an independent batch", fontsize=11, loc="left")
     cosines.set_ylim(-0.2, 1)
     plain(lengths, cosines)
     return figure
 
 
 ONLY_PAIRS = """\
-Only pairs are shuffled: two integers.
-The latents stay where they are, so
-neighbours in time stay neighbours."""
+Only the pairs are shuffled.
+The latents stay in place, so
+neighbors stay neighbors."""
 
 
 def draw_pairs() -> Figure:
     """A trajectory that stores T + 1 states once, and pairs (row, column) that point into it."""
-    figure, axes = diagram(10, 4.5)
+    figure, axes = _card(10, 4.5, 0.88)
     row, column, x0, gap = 2, 1, 1.45, 1.45
     title(axes, 0.25, 4.2, "Trajectory: every state once")
     for r, y in ((1, 3.5), (2, 2.35), (3, 1.3)):
@@ -332,7 +340,7 @@ def draw_pairs() -> Figure:
     states = "3 steps lead through 4 states: (B, T + 1) instead of 2 × (B, T)"
     note(axes, 3.6, 0.38, states, 10, "center")
     axes.plot([6.6, 6.6], [0.3, 4.25], color=MUTED, linewidth=0.8)
-    title(axes, 6.85, 4.2, "Pair (row 2, column 1) reads")
+    title(axes, 6.85, 4.2, "Pair (2, 1) looks up")
     lines = (
         ("state before", f"latents[{row}, {column}]", "220"),
         ("state after", f"latents[{row}, {column + 1}]", "230"),
@@ -343,7 +351,7 @@ def draw_pairs() -> Figure:
     for number, (name, code, value) in enumerate(lines):
         y = 3.75 - number * 0.4
         label(axes, 6.85, y, name, ink=MUTED, size=9.5, align="left")
-        label(axes, 7.85, y, code, size=9.5, align="left")
+        label(axes, 7.95, y, code, size=9.5, align="left")
         label(axes, 9.75, y, value, ink=PALETTE[column], size=10.5, weight="bold", align="right")
     axes.plot([6.85, 9.75], [1.83, 1.83], color=MUTED, linewidth=0.8)
     label(axes, 6.85, 1.2, ONLY_PAIRS, size=10, align="left")
