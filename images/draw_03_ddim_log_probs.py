@@ -1,7 +1,7 @@
-"""Diagrams of lesson 03: two networks, the denoising MDP, a step and ten of them, bells, and what teaches.
+"""Draw the figures of lesson 03: two networks, the denoising MDP, steps, Gaussians, and what teaches.
 
-The pictures are of runs of tiny-sd that happened: `denoise` makes them, and `03-frames.png` keeps them with
-their log-probs, so that the diagrams are the same on every machine. Delete that file to run them again.
+The images are from runs of tiny-sd: `denoise` makes them, and `03-frames.png` keeps them with their
+log-probs, so that the figures are the same on every machine. Delete that file to run tiny-sd again.
 """
 
 import json
@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -20,7 +21,7 @@ FRAMES = Path(__file__).parent / "03-frames.png"
 PROMPT = "a red three on a blue background"
 TIMES = (999, 899, 799, 699, 599, 499, 399, 299, 199, 99, 0)  # of the latents on the way
 
-# The case that the lesson works out by pencil, with η = 1 and the draw z = 1.
+# The worked example of the lesson, with η = 1 and z = 1.
 ALPHA_BAR, ALPHA_BAR_NEXT, X0, NOISE, Z, DRIFT = 0.36, 0.64, 1.0, -0.5, 1.0, 1.5
 VARIANCE = (1 - ALPHA_BAR_NEXT) / (1 - ALPHA_BAR) * (1 - ALPHA_BAR / ALPHA_BAR_NEXT)
 KEPT = 1 - ALPHA_BAR_NEXT - VARIANCE
@@ -28,7 +29,7 @@ STD, MEAN = math.sqrt(VARIANCE), math.sqrt(ALPHA_BAR_NEXT) * X0 + math.sqrt(KEPT
 
 
 def denoise() -> None:
-    """Run tiny-sd and a network of random weights with the same draws; keep pictures, log-probs, shares."""
+    """Run tiny-sd and a network of random weights with the same noise; keep images, log-probs and ᾱ."""
     import torch
 
     from ddpo_lessons.models import family_of
@@ -59,27 +60,34 @@ def denoise() -> None:
 
 
 def frames() -> Image.Image:
-    """Return the kept run: two strips of pictures, and as texts its log-probs and shares of the picture."""
+    """Return the kept run: two strips of images, and as texts its log-probs and ᾱ."""
     if not FRAMES.exists():
         denoise()
     return Image.open(FRAMES)
 
 
 def strips() -> np.ndarray:
-    """Return the pictures (2, 11, 32, 32, 3), tiny-sd's first."""
+    """Return the images (2, 11, 32, 32, 3), tiny-sd's first."""
     return np.asarray(frames()).reshape(2, 32, len(TIMES), 32, 3).transpose(0, 2, 1, 3, 4)
 
 
+def card(width: float, height: float) -> tuple[Figure, Axes]:
+    """Make an empty card that is shown smaller than its coordinates, so that texts are larger in it."""
+    figure, axes = diagram(width, height)
+    figure.set_size_inches(0.85 * width, 0.85 * height)
+    return figure, axes
+
+
 def same() -> Figure:
-    """Two networks, the same draws: other pictures, and step by step the same log-prob."""
-    figure, axes = diagram(9.4, 3.55)
-    title(axes, 0.2, 3.3, "Each network is asked of its own steps: how likely was this one?")
+    """Two networks, the same noise: other images, and step by step the same log-prob."""
+    figure, axes = card(9.4, 3.55)
+    title(axes, 0.2, 3.3, "The log-probs that each network gives its own steps")
     size, pitch, left = 0.64, 0.685, 1.75
     rows = zip((2.3, 0.9), (BLUE, ORANGE), ("tiny-sd", "random\nweights"), strips(), strict=True)
     log_probs = json.loads(frames().text["log_probs"])
     for row, (y, color, name, strip) in enumerate(rows):
         label(axes, 0.9, y + size / 2, name, ink=color, size=11, weight="bold")
-        label(axes, 0.9, y - 0.22, "log-prob of a step", ink=color, size=9.5)
+        label(axes, 0.9, y - 0.22, "log-prob", ink=color, size=9.5)
         for column, pixels in enumerate(strip):
             edge = color if column == len(TIMES) - 1 else None
             picture(axes, left + column * pitch, y, size, pixels, edge=edge, line=2.5)
@@ -87,18 +95,18 @@ def same() -> Figure:
             x, text = left + (column + 1) * pitch - 0.02, minus(f"{value:.2f}")
             label(axes, x, y - 0.22, text, ink=color, size=10.5, weight="bold")
     for column, t in enumerate(TIMES):
-        name = {0: "t = 999", len(TIMES) - 1: "picture"}.get(column, str(t))
+        name = {0: "t = 999", len(TIMES) - 1: "image"}.get(column, str(t))
         note(axes, left + column * pitch + size / 2, 3.05, name, 9.5, "center")
-    what = f"“{PROMPT}”; ten denoising steps, each latent decoded; both networks get the same draws"
+    what = f"“{PROMPT}”; each latent is decoded; both networks get the same noise"
     note(axes, 4.7, 0.25, what, 9.5, "center")
     return figure
 
 
 def mdp() -> Figure:
     """States are latents of a real rollout; between two of them stands the policy with its action."""
-    figure, axes = diagram(9.4, 3.75)
+    figure, axes = card(9.4, 3.75)
     strip, size, y = strips()[0], 1.2, 1.55
-    title(axes, 0.25, 3.48, "A rollout: state, action, next state; one reward, at the end")
+    title(axes, 0.25, 3.48, "A rollout: states, actions, and one reward at the end")
     for x, t, above, name in (
         (0.3, 999, "first state", "noise,  t = 999"),
         (2.2, 499, "state", "x$_t$ ,  t = 499"),
@@ -118,14 +126,14 @@ def mdp() -> Figure:
     axes.plot([at, at], [floor, floor + 0.72 * math.exp(-0.5)], color=INK, linewidth=1.3)
     axes.plot(at, floor, "o", color=INK, markersize=6)
     label(axes, center, y + size + 0.05, "policy: N(μ, σ² I)", ink=GREEN, weight="bold")
-    label(axes, center + 0.3, floor - 0.22, "action: x$_{t-1}$ , drawn", size=10)
+    label(axes, center + 0.3, floor - 0.22, "action: x$_{t-1}$", size=10)
     arrow(axes, (3.48, y + size / 2), (3.84, y + size / 2))
     arrow(axes, (5.3, y + size / 2), (5.7, y + size / 2))
     box(axes, 7.45, 0.3, 1.6, 0.6, "reward r", color=PURPLE, size=11)
     arrow(axes, (8.25, 1.2), (8.25, 0.9))
     notes = (
         f"The prompt c = “{PROMPT}” belongs to every state.",
-        "The network decides μ, the schedule σ. No reward before the end.",
+        "The network decides μ, the schedule decides σ.",
     )
     for y, text in zip((0.75, 0.45), notes, strict=True):
         note(axes, 0.3, y, text, 10)
@@ -133,26 +141,26 @@ def mdp() -> Figure:
 
 
 def step_parts() -> Figure:
-    """How a denoising step divides the variance 1 of its outcome, in the lesson's numbers."""
-    figure, axes = diagram(9.4, 3.75)
+    """How a denoising step divides the variance 1 of a latent, in the lesson's numbers."""
+    figure, axes = card(9.4, 3.75)
     before, after = r"$\bar{\alpha}_t$", r"$\bar{\alpha}_{t-1}$"
     title(axes, 0.25, 3.46, "What x$_{t-1}$ is made of")
-    case = f"(by pencil: {before} = {ALPHA_BAR}, {after} = {ALPHA_BAR_NEXT}, η = 1)"
+    case = f"(worked example: {before} = {ALPHA_BAR}, {after} = {ALPHA_BAR_NEXT}, η = 1)"
     note(axes, 2.75, 3.46, case, 10)
     left, width = 1.6, 7.5
-    first = [(ALPHA_BAR, BLUE, "picture\n0.36"), (1 - ALPHA_BAR, ORANGE, "noise\n0.64")]
-    then = [(ALPHA_BAR_NEXT, BLUE, "picture\n0.64"), (KEPT, ORANGE, f"noise\nthat stays\n{KEPT:.3f}")]
+    first = [(ALPHA_BAR, BLUE, "image\n0.36"), (1 - ALPHA_BAR, ORANGE, "noise\n0.64")]
+    then = [(ALPHA_BAR_NEXT, BLUE, "image\n0.64"), (KEPT, ORANGE, f"noise\nthat stays\n{KEPT:.3f}")]
     then += [(VARIANCE, GREEN, f"fresh noise\n{VARIANCE:.3f}")]
     for y, name, parts in ((2.35, "x$_t$", first), (0.95, "x$_{t-1}$", then)):
         label(axes, 1.15, y + 0.35, name, size=14)
         start = left
         for share, color, text in parts:
             bar(axes, start, y, share * width, 0.7, color, edgecolor=CARD, linewidth=2)
-            label(axes, start + share * width / 2, y + 0.35, text, ink="white", size=9.5)
+            label(axes, start + share * width / 2, y + 0.35, text, ink="white", size=9)
             start += share * width
     note(axes, 0.25, 2.7, "before", 10)
     note(axes, 0.25, 1.3, "after", 10)
-    share = "length of a bar = share of the variance, for the true $x_0$ and ε; every row adds up to 1"
+    share = "fractions of the variance, for the true $x_0$ and ε"
     note(axes, left + width / 2, 2.0, share, 10, "center")
     formula = [
         (0.3, BLUE, r"$\sqrt{\bar{\alpha}_{t-1}}\;\hat{x}_0$"),
@@ -161,15 +169,15 @@ def step_parts() -> Figure:
     ]
     for x, color, text in formula:
         label(axes, left + x * width, 0.58, text, ink=color, size=13)
-    what = r"the network's estimates $\hat{x}_0$ and $\hat{\varepsilon}$, and a draw z ~ N(0, I)"
+    what = r"the network's estimates $\hat{x}_0$ and $\hat{\varepsilon}$, and noise z ~ N(0, I)"
     note(axes, left + width / 2, 0.2, what, 9.5, "center")
     return figure
 
 
 def schedule() -> Figure:
-    """Of what each of tiny-sd's ten outcomes is made, from the shares of the picture before and after."""
-    figure, axes = diagram(9.4, 3.3)
-    title(axes, 0.25, 3.05, "The ten outcomes of a rollout")
+    """What each latent of tiny-sd's ten steps is made of, from ᾱ before and after the step."""
+    figure, axes = card(9.4, 3.3)
+    title(axes, 0.25, 3.05, "The ten steps of a rollout")
     note(axes, 3.2, 3.05, "(tiny-sd, η = 1)", 10)
     bars = np.array(json.loads(frames().text["alpha_bars"]))
     before, after = bars[:-1], bars[1:]
@@ -185,8 +193,8 @@ def schedule() -> Figure:
         note(axes, x, floor - 0.17, f"{TIMES[k]}", 9.5, "center")
     label(axes, 0.75, floor + height + 0.15, "σ", ink=GREEN, size=12)
     note(axes, 0.75, floor - 0.17, "step at t =", 9.5, "center")
-    note(axes, 0.75, floor + height / 2, "share of\nthe variance", 9.5, "center")
-    names = ((GREEN, "fresh noise"), (ORANGE, "noise that stays"), (BLUE, "picture"))
+    note(axes, 0.75, floor + height / 2, "fraction of\nthe variance", 9.5, "center")
+    names = ((GREEN, "fresh noise"), (ORANGE, "noise\nthat stays"), (BLUE, "image"))
     for y, (color, text) in zip((2.25, 1.7, 1.15), names, strict=True):
         title(axes, 7.8, y, text, 11, ink=color)
     kept = math.sqrt(1 - after[0] - fresh[0])
@@ -196,10 +204,10 @@ def schedule() -> Figure:
 
 
 def own() -> Figure:
-    """The same draw in two bells has one height; one action in two bells has two."""
-    figure, _ = diagram(9.4, 2.9)
+    """The same noise under two Gaussians has one height; one action under two Gaussians has two."""
+    figure, _ = card(9.4, 2.9)
     x = np.linspace(-3.2, 5.2, 301)
-    titles = ("each scores its own step: equal", "both score one step: not equal")
+    titles = ("own steps: equal densities", "one step: different densities")
     for left, shared, name in ((0.03, False, titles[0]), (0.52, True, titles[1])):
         panel = figure.add_axes((left, 0.2, 0.45, 0.62), facecolor=CARD)
         for mean, color in ((0.0, BLUE), (2.0, ORANGE)):
@@ -221,10 +229,10 @@ def own() -> Figure:
 def teaches() -> Figure:
     """Redness, threes and log-probs of fresh steps over optimizer steps: three actions, three seeds."""
     rows = read_rows("results/log_probs.csv")
-    figure, axes = diagram(9.4, 3.6)
-    title(axes, 0.25, 3.35, "Ten optimizer steps on “red”; a line is a seed")
+    figure, axes = card(9.4, 3.6)
+    title(axes, 0.25, 3.35, "Ten optimizer steps on redness (a line is a seed)")
     colors = {"stored": GREEN, "drawn anew": ORANGE, "attached": PURPLE}
-    columns = {"redness": ("redness", (0, 0.7)), "threes": ("share read as a three", (0, 1))}
+    columns = {"redness": ("redness", (0, 0.7)), "threes": ("read as a three", (0, 1))}
     columns |= {"log_prob": ("log-prob of fresh steps", (-1, 0))}
     for left, (column, (name, limits)) in zip((0.06, 0.385, 0.71), columns.items(), strict=True):
         panel = figure.add_axes((left, 0.25, 0.265, 0.5))
@@ -236,16 +244,16 @@ def teaches() -> Figure:
         panel.set_title(name, fontsize=11, color=INK, pad=6)
         panel.set_xlabel("optimizer steps", fontsize=9.5, color=MUTED)
     panel.text(5, -0.52, "all nine runs", color=MUTED, fontsize=10, ha="center")
-    names = ("stored action", "action drawn anew", "stored, but attached")
+    names = ("stored", "redrawn", "attached")
     for x, name, color in zip((2.0, 4.7, 7.4), names, colors.values(), strict=True):
         label(axes, x, 0.2, name, ink=color, size=11, weight="bold")
     return figure
 
 
 def replay() -> Figure:
-    """Sampling draws an action and stores it; training scores the stored one."""
-    figure, axes = diagram(9.4, 4.1)
-    title(axes, 0.25, 3.85, "sampling: draw the action", ink=BLUE)
+    """Sampling stores an action; training computes the log-prob of the stored action."""
+    figure, axes = card(9.4, 4.1)
+    title(axes, 0.25, 3.85, "sampling: take an action", ink=BLUE)
     title(axes, 5.0, 3.85, "training: replay it", ink=ORANGE)
     old, new = r"log π$_{\theta_\mathrm{old}}$", r"log π$_\theta$"
     box(axes, 0.25, 2.75, 1.5, 0.75, "x$_t$, t, prompt", color=BLUE)
@@ -256,7 +264,7 @@ def replay() -> Figure:
     box(axes, 2.35, 0.45, 2.0, 0.75, old, color=PURPLE, size=12)
     arrow(axes, (3.35, 1.6), (3.35, 1.2))
     box(axes, 5.0, 2.75, 1.5, 0.75, "x$_t$, t, prompt", color=BLUE)
-    box(axes, 7.1, 2.75, 2.0, 0.75, "μ, σ  with today's\nweights θ", color=MUTED)
+    box(axes, 7.1, 2.75, 2.0, 0.75, "μ, σ  with the\npresent weights θ", color=MUTED)
     arrow(axes, (6.5, 3.13), (7.1, 3.13))
     box(axes, 7.1, 1.6, 2.0, 0.75, "how likely is the\nsame x$_{t-1}$ now?", color=GREEN)
     arrow(axes, (8.1, 2.75), (8.1, 2.35))
@@ -275,15 +283,15 @@ def replay() -> Figure:
 
 
 def log_ratio() -> Figure:
-    """Two bells and the stored action: heights are densities, on a log scale their gap is the log-ratio."""
-    figure, axes = diagram(9.4, 4.3)
+    """Two Gaussians and the stored action: heights are densities, and their logs differ by the log-ratio."""
+    figure, axes = card(9.4, 4.3)
     title(axes, 0.25, 4.03, "The policy has moved, the stored action has not")
     action, moved = MEAN + STD * Z, MEAN + DRIFT * STD
     left_end, right_end = MEAN - 2.4 * STD, moved + 2.2 * STD
     x = np.linspace(left_end, right_end, 301)
     constant = -math.log(STD) - 0.5 * math.log(2 * math.pi)
     for left, log in ((0.03, False), (0.52, True)):
-        panel = figure.add_axes((left, 0.2, 0.33, 0.6), facecolor=CARD)
+        panel = figure.add_axes((left, 0.22, 0.33, 0.58), facecolor=CARD)
         heights = {}
         for mean, color in ((MEAN, BLUE), (moved, ORANGE)):
             logs = constant - ((x - mean) / STD) ** 2 / 2
@@ -309,7 +317,7 @@ def log_ratio() -> Figure:
         panel.set_title("height: density π" if not log else "height: log π", fontsize=11, color=MUTED, pad=4)
     old = "μ$_{old}$"
     what = f"z = {Z:g}: from {old} to the action;  d = {DRIFT:g}: from {old} to μ;  both in units of σ"
-    note(axes, 4.7, 0.2, what, 10, "center")
+    note(axes, 4.7, 0.13, what, 10, "center")
     return figure
 
 
