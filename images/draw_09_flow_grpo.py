@@ -1,7 +1,7 @@
-"""Diagrams of lesson 09: eight runs by three samplers, a step's budget of noise, learning curves, rounding.
+"""Figures of lesson 09: eight runs by three samplers, a step's budget of noise, learning curves, rounding.
 
-The pictures are of runs of tiny-sd3 that happened: `denoise` makes them, and `09-frames.png` keeps them, so
-that the diagram is the same on every machine. Delete that file to run them again. What was measured is in
+The images are of real runs of tiny-sd3. `denoise` makes them, and `09-frames.png` keeps them, so that the
+figure is the same on every machine. Delete that file to run them again. What was measured is in
 `benchmarks/results/flow*.csv`.
 """
 
@@ -22,7 +22,7 @@ from ddpo_lessons.flow import flow_coefficients
 from ddpo_lessons.rewards import prompt_alignment
 from ddpo_lessons.worlds import digits
 
-BLUE, ORANGE, GREEN = PALETTE[:3]
+BLUE, ORANGE, GREEN, PURPLE, _, RED = PALETTE
 FRAMES = Path(__file__).parent / "09-frames.png"
 PROMPT = "a white four on a blue background"
 START, ACTIONS = 1, 2  # seeds of the first noise and of the draws on the way, as in the lesson
@@ -75,102 +75,113 @@ def signed(value: float) -> str:
 
 
 def eight() -> Figure:
-    """One noise, three samplers, eight runs each, with rewards and advantages."""
-    figure, axes = diagram(9.4, 5.3)
-    strips, size, pitch, left = frames(), 0.82, 0.9, 2.1
-    title(axes, 0.2, 5.07, f"One first noise, one prompt, one network: “{PROMPT}”")
+    """Draw one noise, three samplers, eight runs each, with rewards and advantages."""
+    figure, axes = diagram(7.4, 5.05)
+    strips, size, pitch, left = frames(), 0.64, 0.69, 1.84
     for pixels, y, color, name in (
-        (strips[0], 3.76, BLUE, "ODE: eight equal pictures"),
-        (strips[1], 2.18, GREEN, "ODE, and noise added in every step"),
-        (strips[2], 0.6, ORANGE, "SDE: the same noise added in every step"),
+        (strips[0], 3.87, BLUE, "ODE: eight equal images"),
+        (strips[1], 2.19, GREEN, "ODE, with noise added in every step"),
+        (strips[2], 0.51, ORANGE, "SDE: the same noise added in every step"),
     ):
         values = italics(torch.from_numpy(pixels[1:].copy()).permute(0, 3, 1, 2).float().div(255))  # (8,)
         advantages = normalize_groups(values, COUNT).tolist()
-        title(axes, 0.2, y + size + 0.16, name, 10, ink=color)
-        picture(axes, 0.2, y, size, pixels[0], edge=MUTED)
-        arrow(axes, (1.1, y + size / 2), (left - 0.1, y + size / 2), ink=color)
-        note(axes, 1.55, y + size / 2 + 0.15, f"{STEPS} steps", align="center")
-        note(axes, 0.2, y - 0.13, "first noise")
-        note(axes, left - 0.08, y - 0.13, "reward", align="right")
-        note(axes, left - 0.08, y - 0.33, "advantage", align="right")
+        title(axes, 0.15, y + size + 0.22, name, 13, ink=color)
+        picture(axes, 0.15, y, size, pixels[0], edge=MUTED)
+        arrow(axes, (0.85, y + size / 2), (left - 0.08, y + size / 2), ink=color)
+        note(axes, 1.3, y + size / 2 + 0.17, f"{STEPS} steps", size=11, align="center")
+        label(axes, left - 0.1, y - 0.17, "reward", size=11.5, align="right")
+        label(axes, left - 0.1, y - 0.41, "advantage", size=11.5, align="right")
         for n, (value, advantage) in enumerate(zip(values.tolist(), advantages, strict=True)):
             x = left + n * pitch
             picture(axes, x, y, size, pixels[n + 1], edge=color)
-            label(axes, x + size / 2, y - 0.13, minus(f"{value:.1f}"), size=9.5)
-            label(axes, x + size / 2, y - 0.33, signed(advantage), size=9.5, weight="bold", ink=color)
+            label(axes, x + size / 2, y - 0.17, minus(f"{value:.1f}"), size=11.5)
+            label(axes, x + size / 2, y - 0.41, signed(advantage), size=11.5, weight="bold", ink=color)
     return figure
 
 
 def budget() -> Figure:
-    """Bars: how much noise a latent holds after a step, kept and fresh, for three samplers."""
-    figure, axes = diagram(9.4, 2.7)
+    """Draw bars: how much noise a latent contains after a step, kept and fresh, for three samplers."""
+    figure, axes = diagram(7.2, 2.75)
     after, level = LEVEL - LENGTH, ETA * math.sqrt(LEVEL / (1 - LEVEL))
     fresh = level**2 * LENGTH
     kept = after - level**2 / (2 * LEVEL) * LENGTH
-    title(axes, 0.2, 2.45, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}")
-    left, scale, height = 1.7, 15.0, 0.38
+    title(axes, 0.15, 2.5, f"Variance of the noise after one step, from σ̄ = {LEVEL} to {after:.1f}", 12.5)
+    left, scale, height = 1.4, 11.0, 0.4
     for y, name, old, new, color in (
-        (1.55, "ODE", after**2, 0.0, BLUE),
-        (1.0, "noise added", after**2, fresh, GREEN),
-        (0.45, "SDE", kept**2, fresh, ORANGE),
+        (1.6, "ODE", after**2, 0.0, BLUE),
+        (1.05, "noise added", after**2, fresh, GREEN),
+        (0.5, "SDE", kept**2, fresh, ORANGE),
     ):
-        label(axes, left - 0.15, y + 0.19, name, ink=color, weight="bold", align="right")
+        label(axes, left - 0.12, y + 0.2, name, size=12, ink=color, weight="bold", align="right")
         for x, share, face, edge, hatch in (
             (left, old, color, INK, ""),
             (left + old * scale, new, "none", color, "///"),
         ):
             bar(axes, x, y, share * scale, height, face, edgecolor=edge, linewidth=0.8, hatch=hatch)
-        sums = f"{old:.4f} kept + {new:.4f} fresh = {old + new:.4f}"
-        label(axes, left + (old + new) * scale + 0.15, y + 0.19, sums, size=9.5, align="left")
+        sums = f"{old + new:.4f}" if new == 0 else f"{old:.4f} + {new:.4f} = {old + new:.4f}"
+        label(axes, left + (old + new) * scale + 0.12, y + 0.2, sums, size=11.5, align="left")
     x = left + after**2 * scale
-    axes.plot([x, x], [0.35, 2.05], color=INK, linewidth=1, linestyle="--")
-    label(axes, x, 0.22, f"room for σ̄² = {after**2:.2f}", size=9.5)
+    axes.plot([x, x], [0.4, 2.1], color=INK, linewidth=1.2, linestyle="--")
+    label(axes, x, 0.2, f"room for {after**2:.2f}", size=11.5)
+    note(axes, 0.15, 0.2, "full: kept, hatched: fresh", size=11)
     return figure
 
 
-def titled(*titles: str) -> tuple[Figure, list[Axes]]:
+def titled(*titles: str, height: float) -> tuple[Figure, list[Axes]]:
     """Make a card with plots side by side."""
-    figure, axes = panels(len(titles), (9.4, 3.5))
-    plain(*axes)
+    figure, axes = panels(len(titles), (7.4, height))
+    plain(*axes, labelsize=11)
     for axis, text in zip(axes, titles, strict=True):
-        axis.set_title(text, fontsize=11, fontweight="bold")
+        axis.set_title(text, fontsize=12.5)
     return figure, axes
 
 
 def curves() -> Figure:
-    """Reward, lean and obedience over training, three seeds, beside settings that were not trained."""
-    figure, axes = titled("reward", "lean (0.25 wanted)", "obeyed")
-    rows = read_rows("results/flow.csv")
+    """Draw reward and obedience over training, three seeds, beside baselines without training."""
+    figure, axes = titled("reward", "obeyed (%)", height=3.3)
+    rows = where(read_rows("results/flow.csv"), method="flow")
     settings = {row["setting"]: row for row in read_rows("results/flow_untrained.csv")}
-    styles = {"3 steps": ":", "guidance 4": "-.", "best of 8": "--", "sheared": (0, (1, 3))}
-    for axis, measure in zip(axes, ("reward", "lean", "obeyed"), strict=True):
-        for method, color in (("flow", ORANGE), ("CPS", GREEN)):
-            epochs, found = by_seed(where(rows, method=method), "epoch", measure)
-            band(axis, epochs, found, color, alpha=0.2)
-            axis.plot(epochs, found.mean(1), "o-", color=color, markersize=3.5, label=method)
-        for n, (name, style) in zip((0, 3, 4, 5), styles.items(), strict=True):
-            value = float(settings[name][measure])
-            axis.axhline(value, color=PALETTE[n], linestyle=style, linewidth=1.2, label=name)
-        axis.set_xlabel("epoch of 64 queries")
-    below = {"loc": "outside lower center", "ncols": 6, "fontsize": 9, "frameon": False}
-    figure.legend(*axes[0].get_legend_handles_labels(), **below)
+    styles = {"best of 8": (PURPLE, "--"), "guidance 4": (GREEN, "-."), "sheared": (RED, ":")}
+    for axis, measure, scale in zip(axes, ("reward", "obeyed"), (1, 100), strict=True):
+        queries, found = by_seed(rows, "queries", measure, scale)
+        band(axis, queries, found, ORANGE, alpha=0.2)
+        axis.plot(queries, found.mean(1), "o-", color=ORANGE, markersize=4.5, linewidth=2)
+        for name, (color, style) in styles.items():
+            value = scale * float(settings[name][measure])
+            axis.axhline(value, color=color, linestyle=style, linewidth=1.6)
+        axis.set_xlabel("reward evaluations", fontsize=12)
+    reward, obeyed = axes
+    obeyed.set_ylim(40, 103)
+    for axis, x, y, text, color in (
+        (reward, 20, -0.68, "sheared by a program", RED), (reward, 20, -1.86, "best-of-8", PURPLE),
+        (reward, 430, -2.86, "guidance 4", GREEN), (reward, 560, -2.55, "Flow-GRPO", ORANGE),
+        (obeyed, 20, 86, "sheared", RED), (obeyed, 400, 95.5, "best-of-8, guidance 4", PURPLE),
+        (obeyed, 300, 66, "Flow-GRPO", ORANGE),
+    ):  # fmt: skip
+        axis.text(x, y, text, color=color, fontsize=12)
     return figure
 
 
 def floor() -> Figure:
-    """Mean |Δ log p| before any update against the size of a latent, and what 1/√D would say."""
-    figure, axes = titled("replayed with bfloat16 weights", "replayed in float32")
+    """Draw the mean |Δ log p| before any update against the size of a latent, beside a fall as 1/√D."""
+    figure, axes = titled("replayed with bfloat16 weights", "replayed in float32", height=3.4)
     rows = read_rows("results/flow_floor.csv")
     for axis, replayed in zip(axes, ("bfloat16 weights", "float32"), strict=True):
         for action, color in ((1, BLUE), (5, ORANGE), (9, GREEN)):
             mine = where(rows, replayed=replayed, action=str(action))
             dims, found = (np.array([float(row[name]) for row in mine]) for name in ("dims", "difference"))
-            axis.plot(dims, found, "o-", color=color, markersize=4, label=f"action {action}")
-            axis.plot(dims, found[0] * np.sqrt(dims[0] / dims), ":", color=color, linewidth=1)
-            axis.axhline(float(mine[0]["second_term"]), color=color, linestyle="--", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", ylim=(2e-7, 4e-3), xlabel="numbers D in a latent")
-        axis.set_ylabel("mean |Δ log p|")
-        axis.legend(fontsize=9, frameon=False, loc="upper right", ncols=3, columnspacing=1)
+            axis.plot(dims, found, "o-", color=color, markersize=4.5)
+            axis.plot(dims, found[0] * np.sqrt(dims[0] / dims), ":", color=color, linewidth=1.2)
+            axis.axhline(float(mine[0]["second_term"]), color=color, linestyle="--", linewidth=1)
+        axis.set(xscale="log", yscale="log", ylim=(2e-7, 4e-3))
+        axis.set_xlabel("elements D of a latent", fontsize=12)
+    axes[0].set_ylabel("mean |Δ log p|", fontsize=12)
+    for height, text, color in (
+        (1.9e-3, "action 9", GREEN),
+        (3.2e-4, "action 5", ORANGE),
+        (6.5e-5, "action 1", BLUE),
+    ):
+        axes[0].text(350, height, text, color=color, fontsize=12)
     return figure
 
 

@@ -23,13 +23,13 @@ what does clipping buy? Advantages, the clipped surrogate, drift and clip range,
 05_text_ppo_with_gae | text/text_ppo text/text_trainer | 05-two-mdps
 RLHF's PPO for text from its parts, GAE derived and written, reward hacking; what takes GAE's place in DDPO
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-question
-can a number teach a painter? The whole loop, DDPO beside RWR, paths, the KL and early stopping
+can one number per image teach a model what to draw? The whole loop beside RWR; a KL penalty, stopping early
 07_img2img_ddpo | algorithms/branching rollout lessons/demo | 07-question
 which step deserves the praise? Edits of many steps: a bandit, branching beside DDPO live, honest baselines
 08_fails_in_silence | lessons/faults training/first_epoch cli/preflight | 08-question
 which of these runs is broken? Eleven faults without an error, preflight; memory, hours, money of a long run
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight
-where do an ODE's probabilities come from? A budget of noise, an SDE, groups, and what training buys
+where do an ODE's probabilities come from? A budget of noise, an SDE, groups, training beside best-of-8
 10_without_log_probs | algorithms/awm algorithms/nft algorithms/pepg algorithms/dpo | 10-push
 what holds them? RWR, AWM, DiffusionNFT and PEPG: one gradient on finished samples, lag, NFT as guidance
 11_through_the_reward | algorithms/draft algorithms/refl | 11-question
