@@ -237,8 +237,7 @@ class DDPOConfig:
 
     @property
     def shared_starts(self) -> int:
-        """The number of consecutive rollouts that share their first state: a group, if batches hold whole
-        ones."""
+        """The number of consecutive rollouts that share their first state: a group, or else 1."""
         size = self.sample_group_size
         return size if self.sample_batch_size % size == 0 else 1
 

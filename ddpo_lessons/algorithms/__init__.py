@@ -1,7 +1,7 @@
-"""Algorithms: how rewards weigh samples, and the loss; one file each, to be read from top to bottom.
+"""Find algorithms by name. Each one is a file that can be read from top to bottom.
 
 To add one, write a file with a subclass of `algorithm.Algorithm` and register it in `ALGORITHMS`. Its module
-is imported when the algorithm is made, since diffusers takes seconds to load.
+is imported when the algorithm is made, because diffusers takes seconds to load.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddpo_lessons import own
 if TYPE_CHECKING:
     from ddpo_lessons.algorithms.algorithm import Algorithm
 
-ALGORITHMS = {  # name, which is also the module's: class
+ALGORITHMS = {  # name of the algorithm and of its module: class
     "ddpo": "DDPO",
     "branching": "Branching",
     "rwr": "RWR",
@@ -37,14 +37,15 @@ def _similar(word: str, known: Iterable[str]) -> str:
     return f" (perhaps {close[0]})" if close else ""
 
 
-# FILE.py:CLASS:KEY=VALUE,KEY=VALUE: settings follow a second colon, and a path may hold colons too.
+# FILE.py:CLASS:KEY=VALUE,KEY=VALUE. Settings follow a second colon, and a path may also contain colons.
 _OWN = re.compile(r"(.+?):([^\W\d]\w*)(?::(.*))?")
 
 
 def parse_algorithm(text: str) -> tuple[str, dict[str, str]]:
-    """Return name and settings of "nft" or "nft:beta=0.1,max_decay=0", as they are written.
+    """Split "nft" or "nft:beta=0.1,max_decay=0" into the name and the settings, which stay text.
 
-    The name of a user's class is FILE.py:CLASS or MODULE:CLASS. A ValueError says what does not fit.
+    The name of a user's class is FILE.py:CLASS or MODULE:CLASS. Raises a ValueError for a wrong name or
+    syntax.
     """
     name, _, listed = text.partition(":")
     if name not in ALGORITHMS:
@@ -67,12 +68,12 @@ def parse_algorithm(text: str) -> tuple[str, dict[str, str]]:
 
 
 def is_own(name: str) -> bool:
-    """Tell whether the name that `parse_algorithm` returns is that of a user's class."""
+    """Return whether a name of `parse_algorithm` is that of a user's class."""
     return name not in ALGORITHMS
 
 
 def _read(key: str, value: str, kind: str) -> Any:
-    """Read a setting of a type such as "bool", "float | None" or "SDE"."""
+    """Parse a setting of a type such as "bool", "float | None" or "SDE"."""
     kind, _, other = kind.partition(" | ")
     if value.lower() == "none" and other == "None":
         return None
@@ -86,7 +87,7 @@ def _read(key: str, value: str, kind: str) -> Any:
 
 
 def make_algorithm(text: str, **settings: Any) -> Algorithm:
-    """Make an algorithm of a text as `parse_algorithm` reads it; a ValueError says what does not fit."""
+    """Make an algorithm from text in the syntax of `parse_algorithm`; raise a ValueError if it is wrong."""
     name, written = parse_algorithm(text)
     kind: type[Algorithm] = (
         _load_own(name)
@@ -115,7 +116,7 @@ def make_algorithm(text: str, **settings: Any) -> Algorithm:
 
 
 def settings_of(kind: type[Algorithm]) -> dict[str, str]:
-    """Return the constructor's arguments and their types; of one without annotation that of its default."""
+    """Return the types of the constructor's arguments, from annotations or else from defaults."""
     found = {}
     for name, argument in inspect.signature(kind).parameters.items():
         if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):

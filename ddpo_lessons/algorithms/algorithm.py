@@ -51,8 +51,7 @@ class Learner(Protocol):
         """Provide the denoiser as it was before training, within a `with` block."""
 
     def evaluate(self, function: Callable[[Any, Pairs], torch.Tensor], groups: Sequence[Pairs]) -> list[Any]:
-        """Call `function(denoiser, group)` for groups of pairs, as a step calls its loss, without
-        gradients."""
+        """Call `function(denoiser, group)` for groups as a step calls its loss, without gradients."""
 
     def old_policy(self) -> contextlib.AbstractContextManager[Any]:
         """Provide the denoiser with the old policy's weights, within a `with` block."""

@@ -1,19 +1,19 @@
-"""Lesson 10: advantage-weighted matching (AWM, Xue et al. 2025, arXiv 2509.25050): RWR with signed weights.
+"""Lesson 10: advantage-weighted matching (AWM, Xue et al. 2025, arXiv 2509.25050).
 
-RWR trains on the policy's own samples with the loss of pre-training, weighed by how good they were. AWM lets
-the weights be advantages, so that bad samples push away. The loss of pre-training ℓ at one noise level σ̄ in
-[0, 1] and noise ε takes the place of a log-probability:
+RWR trains on the policy's own samples with the loss of pre-training, weighted by their rewards. AWM uses
+advantages as weights, which may be negative, so bad samples are pushed away. The loss of pre-training ℓ at a
+noise level σ̄ in [0, 1] and noise ε takes the place of a log-probability:
 
     ℓ = mean((output - target)²),    "log p" = -σ̄^k ℓ,    ρ = exp("log p" now - "log p" when sampling)
 
-with the same σ̄ and ε in both. Where the policy that sampled is still the newest one, ρ = 1 and the gradient
-is that of A σ̄^k ℓ: nothing holds it. PPO's clip acts from the second optimizer step of an epoch on. What
-holds the runs of AWM's authors, who take one step an epoch, is a penalty to a policy that lags,
+with the same σ̄ and ε in both. While the policy that sampled is still the newest one, ρ = 1 and the gradient
+is that of A σ̄^k ℓ without a constraint. PPO's clipping acts only from the second optimizer step of an epoch
+on. AWM's authors take one step per epoch, and constrain it by a penalty to an EMA policy,
 
-    lag_coefficient mean((output - output of the lagging policy)²)
+    lag_coefficient mean((output - output of the EMA policy)²)
 
-where after each step lagging = decay lagging + (1 - decay) newest, with decay = min(decay_rate steps,
-max_decay). How a sample was made is not asked.
+where after each step EMA = decay EMA + (1 - decay) newest, with decay = min(decay_rate steps, max_decay). The
+loss does not depend on how a sample was made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,19 +27,20 @@ from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.ppo import clipped_surrogate
 
-TINY = 1e-10  # its authors', keeps the slope of a power finite at 0
+TINY = 1e-10  # as the authors have it; keeps the gradient of a power finite at 0
 
 
 class AWM(ForwardProcess):
-    """Advantage-weighted matching on as many examples as DDPO has actions.
+    """Train by advantage-weighted matching on as many examples as DDPO has actions.
 
-    Flow models are sampled by their ODE. Advantages are those of a sample's group, if there are groups, or of
-    the epoch. Guidance samples, and is not trained. `train_kl_coefficient` χ adds χ mean((output - output
-    before training)²). `time_power`, k, lets noisy examples count more (t runs from 0 to 1). `error_power`,
-    p, puts ((ℓ + 1e-10)^p - 1e-10^p) / p in the place of ℓ: below 1, an example that is far off pulls less.
-    `lag_coefficient`, `decay_rate` and `max_decay` are those above; with a lag an epoch is one optimizer
-    step, and there is no clip range. `logit_normal` and `visited_states` are those of `ForwardProcess`.
-    A ValueError refuses numbers that do not fit, and settings that would do nothing.
+    Flow models are sampled with their ODE. Advantages are relative to a sample's group, if there are groups,
+    or to the epoch. Guidance is used in sampling, and not in training. `train_kl_coefficient` χ adds χ
+    mean((output - output before training)²). `time_power`, k, gives noisy examples a larger weight (t is
+    between 0 and 1). `error_power`, p, replaces ℓ by ((ℓ + 1e-10)^p - 1e-10^p) / p; below 1, an example with
+    a large error has less influence. `lag_coefficient`, `decay_rate` and `max_decay` are explained above;
+    with a lag coefficient an epoch has one optimizer step and no clip range. `logit_normal` and
+    `visited_states` are those of `ForwardProcess`. Raises a ValueError for numbers that do not fit, and for
+    settings without effect.
 
     The authors' runs: time_power=1, error_power=0.25 and, for `train_adv_clip_max` = 5, lag_coefficient=5,
     which is their `ema_beta` = 1 for advantages scaled to [-1, 1].
@@ -50,7 +51,7 @@ class AWM(ForwardProcess):
     keeps_old = True
     shares_starts = False
     follows_ode = True
-    lag_coefficient = 0.0  # of those that inherit, too
+    lag_coefficient = 0.0  # also for subclasses
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class AWM(ForwardProcess):
         self.decay_rate, self.max_decay = decay_rate, max_decay
 
     def check(self, config: DDPOConfig) -> None:
-        """With a lag, refuse several optimizer steps an epoch, and a clip range, which would do nothing."""
+        """Raise a ValueError for several optimizer steps, or a clip range, with a lag coefficient."""
         super().check(config)
         if self.lag_coefficient and config.epoch_plan(1).optimizer_steps > 1:
             raise ValueError(
@@ -97,7 +98,7 @@ class AWM(ForwardProcess):
         return normalize_groups(rewards, size) if size > 1 else normalize(rewards)
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
-        """Yield the optimizer steps of an epoch, from the policy that sampled; let the lagging one follow."""
+        """Yield the optimizer steps of an epoch; then update the old or EMA policy."""
         if self.lag_coefficient == 0:
             learner.update_old_policy(decay=0.0)
         yield from super().steps(samples, learner)
@@ -107,7 +108,7 @@ class AWM(ForwardProcess):
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         config, example = self.config, self.example(samples, pairs)
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
-            before = example.predict(old_policy)  # (N, C, h, w); with a lag, of the lagging policy
+            before = example.predict(old_policy)  # (N, C, h, w); with a lag coefficient, of the EMA policy
         output = example.predict(denoiser)  # (N, C, h, w)
         new, advantages = self.log_prob(example, output), samples.advantages[pairs["rows"]]
         old = new.detach() if self.lag_coefficient else self.log_prob(example, before)
@@ -122,7 +123,7 @@ class AWM(ForwardProcess):
         return loss + penalty, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
 
     def log_prob(self, example: Example, output: torch.Tensor) -> torch.Tensor:
-        """Return what takes the place of log-probabilities, (N,)."""
+        """Return the substitute for log-probabilities, (N,)."""
         error, power = example.error_of(output), self.error_power
         if power != 1:
             error = ((error + TINY) ** power - TINY**power) / power
@@ -131,7 +132,7 @@ class AWM(ForwardProcess):
     def penalty(
         self, example: Example, learner: Learner, output: torch.Tensor
     ) -> tuple[torch.Tensor | float, dict[str, torch.Tensor]]:
-        """Return how far outputs have moved from before training, weighed, and as a statistic."""
+        """Return the penalty on the change of outputs since before training, and its statistic."""
         if self.config.train_kl_coefficient == 0:
             return 0.0, {}
         with torch.no_grad(), learner.reference() as reference:

@@ -1,17 +1,17 @@
-"""Lesson 07: credit for each action by branching, for DDPO on trajectories of many steps.
+"""Lesson 07: branching, which gives each action of long trajectories its own credit, for DDPO.
 
-DDPO gives every action of a sample the sample's whole reward, so most of what an action is praised for was
-another action's doing. Here only some neighbouring steps are actions, a window that is drawn anew each epoch.
-A group of G = b^n rollouts shares its path up to the window of n steps and parts into b branches at each of
-them, so that it is a tree whose leaves are pictures; at all other steps the group has one noise in common, so
-that nothing but actions tells its pictures apart:
+DDPO gives every action of a sample the sample's whole reward, so most of an action's credit belongs to other
+actions. Here only a window of consecutive steps are actions, and it is sampled again for each epoch. A group
+of G = b^n rollouts shares its trajectory up to the window of n steps and splits into b branches at each of
+them, so that it is a tree whose leaves are images. At all other steps the group shares its noise, so that its
+images differ only because of the actions:
 
     value of a node = mean reward of the leaves below it
     advantage of an action = value of where it leads - value of where it was taken
 
-divided by the standard deviation of all such differences at that depth. With a window of one step that is
-DDPO's advantage within a group, but what one action did is all that differs. States that rollouts share are
-predicted once, in sampling and in training, so an epoch is also cheaper.
+divided by the standard deviation of all such differences at that depth. With a window of one step this is
+DDPO's advantage within a group, except that the samples differ by a single action. States that rollouts share
+are predicted once, in sampling and in training, so an epoch is also cheaper.
 
 Relatives: TempFlow-GRPO (arXiv 2508.04324) branches at one step; BranchGRPO (arXiv 2509.06040) and TreeGRPO
 (arXiv 2512.08153) average leaves over trees.
@@ -29,14 +29,14 @@ from ddpo_lessons.models import Schedule
 
 
 def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: float = 1e-8) -> torch.Tensor:
-    """Advantages of the actions in trees: the value of the child minus that of its parent, by depth.
+    """Compute the advantages of actions in trees: the child's value minus the parent's, by depth.
 
-    Rewards (N,) are those of the leaves, those of a tree side by side, so that a node's are neighbours; a
-    tree with b `branches` at each of n actions (`window`) has b^n leaves. Column k of the result (N, n)
-    float32 is the action taken at depth k on the way to each leaf, divided by the standard deviation of that
-    column plus `eps`.
+    Rewards (N,) are those of the leaves in the order of the trees, so that the leaves below a node are
+    consecutive. A tree with b `branches` at each of n actions (`window`) has b^n leaves. Column k of the
+    result (N, n) float32 belongs to the action at depth k on the way to each leaf, divided by the standard
+    deviation of the column plus `eps`.
     """
-    leaves = rewards.cpu().double()  # there, because MPS has no float64
+    leaves = rewards.cpu().double()  # on the CPU, because MPS has no float64
     sizes = [branches ** (window - depth) for depth in range(window + 1)]  # leaves below a node, by depth
     values = [leaves.view(-1, size).mean(dim=1).repeat_interleave(size) for size in sizes]  # (N,) each
     differences = torch.stack(values, dim=1).diff(dim=1)  # (N, n)
@@ -44,10 +44,10 @@ def branch_advantages(rewards: torch.Tensor, branches: int, window: int, eps: fl
 
 
 class Branching(DDPO):
-    """DDPO whose groups part at a window of steps; `sample_group_size` is the number of a tree's leaves.
+    """DDPO whose groups branch in a window of steps; `sample_group_size` is the number of a tree's leaves.
 
-    So many neighbouring steps as `window` says, n, have noise and are trained; the group size is a power b^n.
-    A ValueError refuses a window that is no number of steps.
+    `window` is n, the number of consecutive steps that are actions; the group size is a power b^n. Raises a
+    ValueError for a window that is not a number of steps.
     """
 
     name = "branching"
@@ -73,16 +73,16 @@ class Branching(DDPO):
             )
 
     def branches(self, config: DDPOConfig) -> int:
-        """Return b, so that b^window is the group's size."""
+        """Return b, for which b^window is the group size."""
         return round(config.sample_group_size ** (1 / self.window))
 
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the steps, of which the epoch's window alone is actions."""
+        """Return the schedule with the epoch's window as its actions."""
         return schedule.with_actions(*draw_window(schedule, self.window, config, epoch))
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
         return branch_advantages(rewards, self.branches(self.config), self.window)
 
     def weights(self, samples: Samples, pairs: Pairs) -> torch.Tensor:
-        """Return the actions' own advantages (N,)."""
+        """Return the advantage of each action (N,)."""
         return samples.advantages[pairs["rows"], pairs["columns"]]

@@ -1,15 +1,15 @@
 """Lesson 10: online Diffusion-DPO (Wallace et al. 2023, arXiv 2311.12908).
 
-Direct preference optimisation asks a policy to prefer the better of two samples, measured against what it was
-before training. With the loss of pre-training ℓ in the place of -log p, the same σ̄ and ε for both
-samples, and Δℓ = ℓ_best - ℓ_worst,
+Direct preference optimization trains a policy to prefer the better of two samples, relative to the policy
+before training. With the loss of pre-training ℓ instead of -log p, the same σ̄ and ε for both samples, and Δℓ
+= ℓ_best - ℓ_worst,
 
     loss = -log sigmoid(-β / 2 (Δℓ - Δℓ before training))
 
 At the policy before training its gradient is β / 4 times that of Δℓ: weights 1 and -1.
 
-The paper has pairs that people chose, once and for all; here the reward chooses among the policy's own
-samples, in every epoch.
+The paper uses a fixed data set of pairs that people chose; here the reward chooses among the policy's own
+samples in every epoch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,10 @@ from ddpo_lessons.config import DDPOConfig
 
 
 class DPO(AWM):
-    """Online Diffusion-DPO; sampling and examples are those of `AWM`.
+    """Train by online Diffusion-DPO; sampling and examples are those of `AWM`.
 
-    `beta`, above 0, says how sharply preferences are felt, per unit of error; `logit_normal` is that of
-    `ForwardProcess`. A ValueError refuses another beta, and a config without groups.
+    `beta`, above 0, is the sharpness of preferences per unit of error, and `logit_normal` is that of
+    `ForwardProcess`. Raises a ValueError for another beta, and for a config without groups.
     """
 
     name = "dpo"
@@ -43,7 +43,7 @@ class DPO(AWM):
         self.beta = beta
 
     def check(self, config: DDPOConfig) -> None:
-        """Refuse settings without groups, whose best and worst are compared, and those that tear them."""
+        """Raise a ValueError for settings without whole groups, whose best and worst are compared."""
         super().check(config)
         size = config.sample_group_size
         if size < 2:
@@ -78,7 +78,7 @@ class DPO(AWM):
         size = self.config.sample_group_size
         groups = samples.advantages.cpu().view(-1, size)  # (groups, G)
         firsts = torch.arange(len(groups)) * size
-        # One sample if all are alike.
+        # The same sample if all rewards are equal.
         best, worst = firsts + groups.argmax(dim=1), firsts + groups.argmin(dim=1)
         shape = len(groups), samples.trajectory.log_probs.shape[1]
         steps = shuffled_pairs(shape, self.num_train_timesteps, samples_per_step // size, generator)
@@ -88,6 +88,6 @@ class DPO(AWM):
         best, worst = self.example(samples, pairs), self.example(samples, pairs, rows="worst")
         with torch.no_grad(), learner.reference() as reference:
             before = best.error(reference) - worst.error(reference)  # (N,)
-        change = best.error(denoiser) - worst.error(denoiser) - before  # below 0 where the best has gained
+        change = best.error(denoiser) - worst.error(denoiser) - before  # below 0 if the best has gained
         loss = -F.logsigmoid(-self.beta / 2 * change)
         return loss.mean(), {"preferred": (change.detach() < 0).float().mean()}

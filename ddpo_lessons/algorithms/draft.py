@@ -1,13 +1,14 @@
-"""Lesson 11: DRaFT-K and AlignProp: the gradient of the reward itself, through the last steps of sampling.
+"""Lesson 11: DRaFT-K and AlignProp, which use the reward's gradient through the last steps of sampling.
 
-If the reward is differentiable, nothing has to be weighed: the loss is -r of images that are made anew from
-recorded states, the last K steps with a gradient,
+With a differentiable reward no weights are needed: the loss is -r of images that are generated again from
+recorded states, with a gradient through the last K steps,
 
     x_T → … → x_K (recorded, a constant) → K steps, decoder, reward → -mean r
 
-DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3); AlignProp draws it (Prabhudesai et al.
-2023, arXiv 2310.03739, section 4.2). Memory and time grow with K; a small K changes what the last steps can:
-colours more than shapes. `train_kl_coefficient` χ adds χ mean((output - output before)²), as DRaFT+ does.
+DRaFT-K fixes K (Clark et al. 2023, arXiv 2309.17400, section 3), and AlignProp samples it (Prabhudesai et al.
+2023, arXiv 2310.03739, section 4.2). Memory and time grow with K. A small K changes only what the last steps
+can change: colors more than shapes. `train_kl_coefficient` χ adds χ mean((output - output before)²), as in
+DRaFT+.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from ddpo_lessons.rollout import NEW_NOISE, STEPS_WITH_GRADIENT, Trajectory, sam
 
 
 def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Ask for rewards (N,) of images that carry a gradient; a ValueError if they have none."""
+    """Return rewards (N,) with a gradient; raise a ValueError if they have none."""
     rewards = samples.score(images, rows)
     if not rewards.requires_grad:
         raise ValueError(
@@ -38,10 +39,10 @@ def differentiable_rewards(samples: Samples, images: torch.Tensor, rows: torch.T
 def replay_last_steps(
     family: Family, denoiser: Any, trajectory: Trajectory, rows: torch.Tensor, steps: int, noise: Any = None
 ) -> tuple[torch.Tensor, list[Any]]:
-    """Take the last K steps of samples `rows` (N,) again, with a gradient; `noise` (N, K, C, h, w), if any.
+    """Repeat the last K steps of samples `rows` (N,) with a gradient.
 
-    Returns the final latents (N, C, h, w); and of every step the latents and timesteps (N,) that the network
-    was given, and its output.
+    `noise` is (N, K, C, h, w), or None if these steps have no noise. Returns the final latents (N, C, h, w),
+    and for every step the network's inputs, which are latents and timesteps (N,), and its output.
     """
     schedule, total = trajectory.schedule, len(trajectory.schedule.stds)
     conditioning = {name: value[rows] for name, value in trajectory.conditioning.items()}
@@ -51,17 +52,17 @@ def replay_last_steps(
         output = family.predict(denoiser, latents, timesteps, conditioning, trajectory.guidance_scale)
         asked.append((latents, timesteps, output))
         step = schedule.step(output, timesteps, latents, noise=torch.zeros_like(latents))
-        latents = step.mean  # a step's outcome itself carries no gradient
+        latents = step.mean  # the outcome of a step is detached
         if schedule.stds[number] > 0:
             latents = latents + step.std[:, None, None, None] * noise[:, number - total]
     return latents, asked
 
 
 class DRaFT(Algorithm):
-    """Gradient ascent on the reward through the last K steps. Flow models are sampled by their ODE.
+    """Train by gradient ascent on the reward through the last K steps. Flow models use their ODE.
 
-    `last_steps` is K, 1 or more, else a ValueError; `draws_steps` draws K from 1 to `last_steps` anew for
-    every optimizer step, as AlignProp does.
+    `last_steps` is K, 1 or more, otherwise a ValueError is raised. `draws_steps` samples K between 1 and
+    `last_steps` for every optimizer step, as AlignProp does.
     """
 
     name = "draft"
@@ -78,17 +79,17 @@ class DRaFT(Algorithm):
         self.last_steps, self.draws_steps = last_steps, draws_steps
 
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the steps, of which the last K are to have a gradient."""
+        """Return the schedule, which must have at least K steps."""
         if self.last_steps > len(schedule.stds):
             raise ValueError(f"last_steps={self.last_steps} of {len(schedule.stds)} steps: lower it")
         return super().sampling_schedule(schedule, config, epoch)
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any]) -> torch.Tensor:
-        """Return (reward - mean) / std (N,), which only shows whether rewards differ."""
+        """Return (reward - mean) / std (N,), which is only used to see whether rewards differ."""
         return normalize(rewards)
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
-        """Yield the optimizer steps of an epoch, each on images made anew from `samples_per_step` samples."""
+        """Yield the optimizer steps of an epoch, each on `samples_per_step` images generated again."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
         for generator in self.shuffles(samples):
@@ -100,22 +101,22 @@ class DRaFT(Algorithm):
                 count += 1
 
     def steps_with_gradient(self, step: int) -> int:
-        """Return K of an optimizer step, the same in all processes."""
+        """Return K for an optimizer step, the same in all processes."""
         if not self.draws_steps:
             return self.last_steps
         generator = seeded(self.config.seed, step, STEPS_WITH_GRADIENT)
         return 1 + int(torch.randint(self.last_steps, (1,), generator=generator))
 
     def draw_noise(self, samples: Samples, pairs: Pairs, steps: int, step: int) -> torch.Tensor:
-        """Draw each sample's noise (N, K, C, h, w) of K steps from its own seed, whatever the grouping."""
+        """Sample the noise (N, K, C, h, w) of K steps with one seed per sample, for any grouping."""
         shape = steps, *samples.trajectory.final_latents.shape[1:]
-        numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
+        numbers = samples.numbers[pairs["rows"]].tolist()  # numbers in the epoch, the same for any processes
         return sample_noise(shape, [seeded(self.config.seed, step, NEW_NOISE, number) for number in numbers])
 
     def loss(
         self, samples: Samples, learner: Learner, steps: int, denoiser: Any, pairs: Pairs
     ) -> LossAndStats:
-        """Make images anew from the states before the last steps; return the negative mean reward."""
+        """Generate images again from the states before the last steps; return the negative mean reward."""
         trajectory, rows, family = samples.trajectory, pairs["rows"], self.family
         latents, asked = replay_last_steps(family, denoiser, trajectory, rows, steps, pairs["noise"])
         rewards = differentiable_rewards(samples, family.decode_with_gradient(latents), rows)

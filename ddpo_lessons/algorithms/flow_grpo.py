@@ -1,13 +1,13 @@
 """Lesson 09: Flow-GRPO (Liu et al. 2025, arXiv 2505.05470), DDPO for models whose sampler is an ODE.
 
-An ODE takes no actions: given the first noise, the picture is decided. Flow-GRPO samples with an SDE of the
-same marginals instead (`flow.py`), whose steps are Gaussian policies as DDIM's are, and from there on it is
-DDPO with the rewards of a prompt compared among themselves. Three things are new:
+An ODE has no actions, because the initial noise determines the image. Flow-GRPO therefore samples with an SDE
+of the same marginals (`flow.py`). Its steps are Gaussian policies like those of DDIM, so the rest is DDPO,
+with rewards compared within a prompt. Three settings are new:
 
-- which SDE: "flow", "dance" (DanceGRPO, arXiv 2505.07818) or "cps" (arXiv 2509.05952);
-- a window: only so many neighbouring steps have noise and are trained, the rest follows the ODE. It moves
-  from epoch to epoch (MixGRPO, arXiv 2507.21802, slides it; Flow-GRPO-Fast draws it, as here);
-- the penalty: the authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 κ²) with std² = κ² Δ.
+- the SDE: "flow", "dance" (DanceGRPO, arXiv 2505.07818) or "cps" (arXiv 2509.05952); - a window: only some
+consecutive steps have noise and are trained, and the rest follows the ODE. The window moves between epochs
+(MixGRPO, arXiv 2507.21802, slides it; Flow-GRPO-Fast samples its position, as here); - the penalty: the
+authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 κ²) with std² = κ² Δ.
 """
 
 import torch
@@ -22,20 +22,20 @@ from ddpo_lessons.rollout import Trajectory
 
 
 def flow_schedule(schedule: Schedule, name: str) -> FlowSchedule:
-    """Return the schedule of a flow model; a ValueError names the algorithm that needs one."""
+    """Return the schedule if it is a flow model's; otherwise raise a ValueError for the algorithm."""
     if not isinstance(schedule, FlowSchedule):
         raise ValueError(f"algorithm={name!r} needs a flow model, such as tiny-sd3: for this one use 'ddpo'")
     return schedule
 
 
 class FlowGRPO(DDPO):
-    """DDPO on the SDE of a flow model; `sample_eta` of the config is its level of noise η.
+    """DDPO on the SDE of a flow model; `sample_eta` of the config is its noise level η.
 
-    With `sample_group_size` above 1 rewards are compared within a group, whose rollouts also begin in one
-    state, as DanceGRPO's do. `sde` is that of `flow.flow_coefficients`; so many neighbouring steps as
-    `window` says have noise, 0 for all, else a ValueError. `kl_times_length` multiplies the KL of a step by
-    its length Δ, as the authors do for "flow" and "dance", whose σ lacks √Δ there; with "cps" they have the
-    true KL, as False has everywhere.
+    With `sample_group_size` above 1 rewards are compared within a group, whose rollouts also share their
+    first state, as in DanceGRPO. `sde` is that of `flow.flow_coefficients`. `window` is the number of
+    consecutive steps with noise, 0 for all; other values raise a ValueError. `kl_times_length` multiplies the
+    KL of a step by its length Δ, as the authors do for "flow" and "dance", because their σ lacks √Δ there.
+    With "cps" they use the true KL, which False uses for every SDE.
     """
 
     name = "flow_grpo"
@@ -46,14 +46,14 @@ class FlowGRPO(DDPO):
         self.sde, self.window, self.kl_times_length = sde, window, kl_times_length
 
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> FlowSchedule:
-        """Return the steps with the SDE's noise, in the epoch's window."""
+        """Return the schedule with the SDE's noise in the epoch's window."""
         everywhere = flow_schedule(schedule, self.name).with_noise(sde=self.sde)
         if not self.window:
             return everywhere
         return everywhere.with_noise(sde=self.sde, window=draw_window(everywhere, self.window, config, epoch))
 
     def kl(self, new: DDIMStep, reference: DDIMStep, trajectory: Trajectory, pairs: Pairs) -> torch.Tensor:
-        """Return the KL to the policy before training (N,), times the steps' lengths if asked for."""
+        """Return the KL to the policy before training (N,), times the steps' lengths if that is set."""
         kl = super().kl(new, reference, trajectory, pairs)
         if not self.kl_times_length or self.sde == "cps":
             return kl

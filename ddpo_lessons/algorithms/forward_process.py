@@ -1,8 +1,8 @@
-"""Lessons 06 and 10: training on final samples, noised anew, as pre-training does on data.
+"""Lessons 06 and 10: train on re-noised final samples, as pre-training does on data.
 
-The forward process x_t of a sample x₀ and fresh noise ε needs no record of how the sample was made: any
-sampler will do, and nothing is said about log-probabilities. RWR, AWM, DiffusionNFT and Diffusion-DPO differ
-in what they make of the errors at such examples.
+The forward process x_t of a sample x₀ and new noise ε needs no record of how the sample was made, so any
+sampler can be used, and no log-probs are needed. RWR, AWM, DiffusionNFT and Diffusion-DPO differ in the loss
+that they compute from the errors at such examples.
 """
 
 import abc
@@ -24,32 +24,32 @@ from ddpo_lessons.rollout import FORWARD_PROCESS, Trajectory, recorded_steps, sa
 
 @dataclass(frozen=True)
 class Example:
-    """Some samples, each noised to a time of its own."""
+    """A batch of samples, each noised to its own timestep."""
 
-    family: Family  #: whose forward process it is
+    family: Family  #: the family that defines the forward process
     clean: torch.Tensor  #: (N, C, h, w) x₀, the final latents
     noise: torch.Tensor  #: (N, C, h, w) ε
     timesteps: torch.Tensor  #: (N,) t
-    conditioning: dict[str, torch.Tensor]  #: (N, ...) each, without what guidance leads away from
+    conditioning: dict[str, torch.Tensor]  #: (N, ...) each, without the negative prompt
 
     @property
     def noisy(self) -> torch.Tensor:
-        """x_t (N, C, h, w)."""
+        """The noisy latents x_t (N, C, h, w)."""
         return self.family.add_noise(self.clean, self.noise, self.timesteps)
 
     @property
     def times(self) -> torch.Tensor:
-        """The timesteps as shares of the schedule (N,), in [0, 1]."""
+        """The timesteps as fractions of the schedule (N,), in [0, 1]."""
         return self.timesteps / self.family.num_train_timesteps
 
     def predict(self, denoiser: Callable[..., Any]) -> torch.Tensor:
-        """Return what a denoiser says of x_t (N, C, h, w), without guidance."""
+        """Return a denoiser's output for x_t (N, C, h, w), without guidance."""
         return self.family.predict(
             denoiser, self.noisy, self.timesteps, self.conditioning, guidance_scale=1.0
         )
 
     def error(self, denoiser: Callable[..., Any]) -> torch.Tensor:
-        """Return a denoiser's `error_of` each example (N,)."""
+        """Return `error_of` a denoiser's output (N,)."""
         return self.error_of(self.predict(denoiser))
 
     def error_of(self, output: torch.Tensor) -> torch.Tensor:
@@ -59,38 +59,39 @@ class Example:
 
 
 def visited_states(trajectory: Trajectory) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the recorded states from which steps were taken (B, K, C, h, w), and their timesteps (K,)."""
+    """Return the recorded states before a step (B, K, C, h, w), and their timesteps (K,)."""
     first, _ = recorded_steps(trajectory.schedule)
     timesteps = trajectory.schedule.timesteps[first:][: trajectory.latents.shape[1]]
     return trajectory.latents[:, : len(timesteps)], timesteps
 
 
 class ForwardProcess(Algorithm):
-    """What such algorithms share: an epoch's examples and steps.
+    """Base class of these algorithms, which provides an epoch's examples and steps.
 
-    Every (sample, timestep) pair of DDPO becomes one example here, so that all methods train on equally many;
-    its timestep is a random one of those up to the first that sampling visits. That of a flow model lies
-    anywhere on the way that sampling takes, so that its shift to much noise holds in training, too.
+    Every (sample, timestep) pair of DDPO becomes one example here, so that all methods train on the same
+    number. The timestep of an example is a random one up to the first that sampling visits. For a flow model
+    it may lie anywhere on the schedule of sampling, so that the schedule's shift to high noise also applies
+    in training.
 
-    From noise, such examples look like what sampling passes. From images they do not: x_t is the final sample
-    with noise, where sampling saw the picture that went in with noise. With `visited_states` an example is a
-    state x_t that sampling passed, drawn among those from which it took a step, and ε is the noise that leads
-    there from x₀ on the forward process. Then x₀ given x_t is the sampler's, with its guidance and its noise:
+    In text-to-image, such examples look like the states of sampling. In img2img they do not: x_t is the
+    noised final sample, whereas sampling saw the noised input image. With `visited_states` an example is a
+    state x_t that sampling visited, chosen among those from which it took a step, and ε is the noise that
+    leads there from x₀ in the forward process. Then x₀ given x_t follows the sampler, with its guidance and
+    its noise:
 
-    - weights that are all alike teach the sampler itself, E[x₀ | x_t], guidance included;
+    - equal weights for all samples teach the sampler itself, E[x₀ | x_t], guidance included;
     - advantages teach its covariance with them, E[A (v* - v_old) | x_t] where E[A | x_t] = 0. Let a step lead
-      to μ + σz, and the later ones from there to x₀(μ + σz) ≈ x₀(μ) + J σz. Then a sample moves the
-      prediction of x₀ along A J σz: a policy gradient, A z, sent through what the later steps do with z;
-    - a state from which no noise follows has one x₀: it learns the guidance of good samples.
+      to μ + σz, and the later steps from there to x₀(μ + σz) ≈ x₀(μ) + J σz. Then a sample moves the
+      prediction of x₀ along A J σz, which is a policy gradient, A z, passed through the later steps;
+    - a state without later noise has only one x₀, so it learns the guidance of good samples.
 
-    Args:
-        logit_normal: of flow models: draw the place on that way by the sigmoid of a standard normal number,
-            rarely near either end, as Stable Diffusion 3 was trained (Esser et al. 2024, arXiv 2403.03206,
-            section 3.1); otherwise all places are equally likely.
-        visited_states: train at states that sampling visited, in the place of final samples noised anew.
+    Args: logit_normal: for flow models: sample the position on the schedule with the sigmoid of a standard
+    normal number, rarely near either end, as Stable Diffusion 3 was trained (Esser et al. 2024, arXiv
+    2403.03206, section 3.1); otherwise all positions are equally likely. visited_states: train at states that
+    sampling visited, instead of re-noised final samples.
 
     Raises:
-        ValueError: both are asked for; visited states have timesteps.
+        ValueError: both are set, although visited states have their own timesteps.
     """
 
     def __init__(self, logit_normal: bool = False, visited_states: bool = False) -> None:
@@ -101,13 +102,13 @@ class ForwardProcess(Algorithm):
         self.logit_normal, self.visited_states = logit_normal, visited_states
 
     def sampling_schedule(self, schedule: Schedule, config: DDPOConfig, epoch: int) -> Schedule:
-        """Return the steps to sample by; a ValueError if logit_normal meets another than a flow model."""
+        """Return the denoising steps; raise a ValueError if logit_normal is set for another model."""
         if self.logit_normal and not isinstance(schedule, FlowSchedule):
             raise ValueError("logit_normal=true is of flow models, and this is none: leave it out")
         return super().sampling_schedule(schedule, config, epoch)
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
-        """Yield as many optimizer steps as DDPO would, on as many examples."""
+        """Yield as many optimizer steps as DDPO, on as many examples as its pairs."""
         config, count = self.config, samples.first_step
         samples_per_step = config.train_batch_size * config.train_gradient_accumulation_steps
         for generator in self.shuffles(samples):
@@ -117,14 +118,14 @@ class ForwardProcess(Algorithm):
                 count += 1
 
     def pairs(self, samples: Samples, samples_per_step: int, generator: torch.Generator) -> list[Pairs]:
-        """Return the pairs of each optimizer step, as DDPO has them."""
+        """Return the pairs of each optimizer step, as in DDPO."""
         shape = samples.trajectory.log_probs.shape
         return shuffled_pairs(shape, self.num_train_timesteps, samples_per_step, generator)
 
     def draw_timesteps(self, schedule: Schedule, generators: Sequence[torch.Generator]) -> torch.Tensor:
-        """Draw timesteps (N,) up to the first that sampling visits: img2img has little noise."""
+        """Sample timesteps (N,) up to the first that sampling visits, because img2img has little noise."""
         if not isinstance(schedule, FlowSchedule):
-            assert isinstance(schedule, DDIMSchedule)  # there are these two kinds
+            assert isinstance(schedule, DDIMSchedule)  # the only other kind
             count = schedule.first_timestep + 1
             return torch.cat([torch.randint(count, (1,), generator=g) for g in generators])
         if self.logit_normal:
@@ -133,8 +134,8 @@ class ForwardProcess(Algorithm):
         return schedule.timesteps_at(1 - evenly)  # above 0: not all clean
 
     def denoising_examples(self, samples: Samples, pairs: Pairs, step: int) -> Pairs:
-        """Draw timestep (N,) and noise (N, C, h, w) of each pair from its own seed, whatever the grouping."""
-        numbers = samples.numbers[pairs["rows"]].tolist()  # by number in the epoch: processes change nothing
+        """Sample a timestep (N,) and noise (N, C, h, w) with one seed per pair, for any grouping."""
+        numbers = samples.numbers[pairs["rows"]].tolist()  # numbers in the epoch, the same for any processes
         generators = [
             seeded(self.config.seed, FORWARD_PROCESS, step, 0, number, column)
             for number, column in zip(numbers, pairs["columns"].tolist(), strict=True)
@@ -150,7 +151,7 @@ class ForwardProcess(Algorithm):
     def visited_examples(
         self, trajectory: Trajectory, rows: torch.Tensor, generators: Sequence[torch.Generator]
     ) -> Pairs:
-        """Draw one of the states from which each sample's steps were taken; return its timestep and noise."""
+        """Choose one state before a step of each sample at random; return its timestep and noise."""
         states, timesteps = visited_states(trajectory)  # (B, K, C, h, w), (K,)
         drawn = torch.cat([torch.randint(len(timesteps), (1,), generator=g) for g in generators])
         noisy, clean, times = states[rows, drawn], trajectory.final_latents[rows], timesteps[drawn]
@@ -159,7 +160,7 @@ class ForwardProcess(Algorithm):
         return {"timesteps": times, "noise": (noisy - kept) / scale}
 
     def example(self, samples: Samples, pairs: Pairs, rows: str = "rows") -> Example:
-        """Put the examples of pairs together; their entry `rows` holds the numbers of the samples."""
+        """Return the examples of pairs; the entry `rows` of the pairs has the numbers of the samples."""
         trajectory, numbers = samples.trajectory, pairs[rows]
         conditioning = {
             n: v[numbers] for n, v in trajectory.conditioning.items() if not n.startswith("negative_")
@@ -170,4 +171,4 @@ class ForwardProcess(Algorithm):
 
     @abc.abstractmethod
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
-        """Return the loss of some examples, a mean over them, and statistics."""
+        """Return the mean loss of a group of examples, and statistics."""

@@ -1,19 +1,20 @@
 """Lesson 10: DiffusionNFT (Zheng et al. 2025, arXiv 2509.16117).
 
-Let q in [0, 1] say how good a sample was (r in the paper), v the output now and v_old that of the policy that
-sampled. Around v_old lie two mirror images,
+Let q in [0, 1] be the optimality probability of a sample (r in the paper), v the current output, and v_old
+the output of the policy that sampled. The implicit positive and negative policies are
 
     v⁺ = v_old + ζ (v - v_old),    v⁻ = v_old - ζ (v - v_old),
 
-and the loss asks v⁺ to explain good samples, and v⁻ bad ones:
+and the loss fits v⁺ to good samples, and v⁻ to bad ones:
 
     loss = A_max mean(q / ζ (x̂₀⁺ - x₀)² / e⁺ + (1 - q) / ζ (x̂₀⁻ - x₀)² / e⁻)
 
-with e the mean of abs(x̂₀ - x₀) (w in the paper), held fixed. Its value does not depend on q where v =
-v_old; its gradient does, and is AWM's with σ̄² / e for σ̄^k, whatever ζ is. ζ is the paper's β, here `beta`:
-it decides how firmly v is held at v_old. The weight of a penalty, `train_kl_coefficient`, which the authors'
-code calls beta too, holds v at what it was before training. The policy that samples follows the one that
-learns: after every epoch old = decay old + (1 - decay) new, with decay = min(decay_rate epoch, max_decay).
+with e the mean of abs(x̂₀ - x₀) (w in the paper), without a gradient. At v = v_old the loss does not depend
+on q, but its gradient does: it is AWM's with σ̄² / e instead of σ̄^k, for any ζ. ζ is the paper's β, here
+`beta`. It determines how strongly v is kept near v_old. In contrast, the penalty with the weight
+`train_kl_coefficient`, which the authors' code also calls beta, keeps v near the policy before training. The
+sampling policy follows the learning one: after every epoch old = decay old + (1 - decay) new, with decay =
+min(decay_rate epoch, max_decay).
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from ddpo_lessons.algorithms.forward_process import Example, ForwardProcess
 
 
 def normalized_error(example: Example, output: torch.Tensor) -> torch.Tensor:
-    """Return mean((x̂₀ - x₀)²) / e of each example (N,), with e = mean(abs(x̂₀ - x₀)) held fixed."""
+    """Return mean((x̂₀ - x₀)²) / e of each example (N,), with e = mean(abs(x̂₀ - x₀)) detached."""
     clean = example.family.predict_clean(example.noisy, output, example.timesteps)
     difference = (clean - example.clean).flatten(1)  # (N, D)
     size = difference.detach().abs().mean(1).clamp(min=1e-5)  # e, (N,)
@@ -38,10 +39,10 @@ def normalized_error(example: Example, output: torch.Tensor) -> torch.Tensor:
 def mirrored_loss(
     example: Example, new: torch.Tensor, old: torch.Tensor, goodness: torch.Tensor, beta: float
 ) -> torch.Tensor:
-    """Ask one mirror image to explain good samples, and the other one bad ones: (N,), in units of A_max.
+    """Fit the positive policy to good samples and the negative one to bad ones: (N,), in units of A_max.
 
-    Of N examples `new` and `old` (N, C, h, w) are the outputs of the policies that learn and that sampled,
-    the latter without a gradient; `goodness` is q, (N,) in [0, 1], and `beta` ζ, above 0.
+    For N examples, `new` and `old` (N, C, h, w) are the outputs of the learning policy and of the policy that
+    sampled, the latter without a gradient. `goodness` is q, (N,) in [0, 1], and `beta` is ζ, above 0.
     """
     step = beta * (new - old)
     good, bad = (normalized_error(example, mirrored) for mirrored in (old + step, old - step))  # (N,)
@@ -49,12 +50,12 @@ def mirrored_loss(
 
 
 class NFT(AWM):
-    """DiffusionNFT; samples, advantages, examples and penalty are those of `AWM`.
+    """Train by DiffusionNFT; samples, advantages, examples and penalty are those of `AWM`.
 
-    `beta` is ζ, how far v⁺ and v⁻ lie from v_old, in units of v - v_old; a large one holds v near v_old.
-    `decay_rate` is by how much the decay of the sampling policy grows from epoch to epoch, up to `max_decay`;
-    0 lets the newest policy sample. `logit_normal` and `visited_states` are those of `ForwardProcess`. A
-    ValueError refuses a number that does not fit.
+    `beta` is ζ, the distance of v⁺ and v⁻ from v_old in units of v - v_old; a large value keeps v near v_old.
+    `decay_rate` is the growth of the sampling policy's decay per epoch, up to `max_decay`; with 0 the newest
+    policy samples. `logit_normal` and `visited_states` are those of `ForwardProcess`. Raises a ValueError for
+    a number that does not fit.
     """
 
     name = "nft"
@@ -83,7 +84,7 @@ class NFT(AWM):
         return learner.old_policy()
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
-        """Yield the optimizer steps of an epoch; then let the old policy follow."""
+        """Yield the optimizer steps of an epoch; then update the old policy."""
         yield from ForwardProcess.steps(self, samples, learner)
         learner.update_old_policy(min(self.decay_rate * samples.epoch, self.max_decay))
 

@@ -1,16 +1,17 @@
 """Lesson 10: PEPG, the proximal ELBO policy gradient (Choi et al. 2026, arXiv 2602.04663).
 
-A policy gradient asks for the log-probability of a sample. A lower bound of it, the ELBO, is pre-training's
-error, and one draw of timestep and noise estimates that:
+A policy gradient needs the log-probability of a sample. Its lower bound, the ELBO, is the error of
+pre-training, and one random timestep and noise give an estimate:
 
     E = -mean((x̂₀ - x₀)²) / e,    log ρ = E now - E of the policy that sampled
 
-with e the mean of abs(x̂₀ - x₀), held fixed. The loss is
+with e the mean of abs(x̂₀ - x₀), without a gradient. The loss is
 
-    loss = -mean(ρ (A - log ρ) E)    with ρ and log ρ held fixed.
+    loss = -mean(ρ (A - log ρ) E)    with ρ and log ρ detached.
 
-Without log ρ it would be REINFORCE. With it, the gradient is that of ρ / 2 (A - log ρ)², a regression: it
-wants a sample to become A nats likelier and no more, so nothing is clipped. A is the advantage times `scale`.
+Without log ρ it would be REINFORCE. With log ρ, the gradient is that of the regression ρ / 2 (A - log ρ)²,
+whose minimum makes a sample A nats more likely and no more, so no clipping is needed. A is the advantage
+times `scale`.
 """
 
 from typing import Any
@@ -22,16 +23,16 @@ from ddpo_lessons.algorithms.nft import NFT, normalized_error
 
 
 def proximal_loss(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """Return -ρ (A - log ρ) E of each example (N,), of E now and E of the policy that sampled, A in nats."""
+    """Return -ρ (A - log ρ) E of each example (N,), with E now and at sampling, and A in nats."""
     log_ratio = new.detach() - old
     return -log_ratio.exp() * (advantages - log_ratio) * new
 
 
 class PEPG(NFT):
-    """PEPG; samples, advantages, examples, penalty and the policy that samples are those of `NFT`.
+    """Train by PEPG; samples, advantages, examples, penalty and the sampling policy are those of `NFT`.
 
-    `scale` says by how many nats of E an advantage of 1 is to make a sample likelier; a ValueError refuses a
-    number that does not fit.
+    `scale` is the number of nats of E by which an advantage of 1 should make a sample more likely. Raises a
+    ValueError for a number that does not fit.
     """
 
     name = "pepg"

@@ -1,11 +1,11 @@
 """Lesson 11: ReFL (Xu et al. 2023, arXiv 2304.05977), the gradient through one prediction.
 
-Late in sampling the model's guess of the clean picture is good enough to be scored. ReFL stops at a random
-late step, predicts once with a gradient, decodes x̂₀, and climbs the reward:
+Late in sampling, the model's prediction of the clean image is good enough to be scored. ReFL stops at a
+random late step, predicts once with a gradient, decodes x̂₀, and raises the reward:
 
     loss = mean max(0, margin - r(decode(x̂₀)))
 
-One prediction costs as much memory as DRaFT-1, and reaches earlier steps.
+One prediction needs as much memory as DRaFT-1, but it trains earlier steps.
 """
 
 import math
@@ -16,10 +16,10 @@ from ddpo_lessons.algorithms.draft import DRaFT, differentiable_rewards
 
 
 class ReFL(DRaFT):
-    """Reward feedback learning; sampling and optimizer steps are those of `DRaFT`.
+    """Train by reward feedback learning; sampling and optimizer steps are those of `DRaFT`.
 
-    Among so many of the `last_steps` one is drawn for every optimizer step; beyond `margin` a reward teaches
-    nothing, and infinity is no limit. A ValueError refuses values that fit neither.
+    One of the `last_steps` is chosen for every optimizer step. A reward above `margin` has no gradient;
+    infinity sets no limit. Raises a ValueError for values that do not fit.
     """
 
     name = "refl"
@@ -34,7 +34,7 @@ class ReFL(DRaFT):
     def loss(
         self, samples: Samples, learner: Learner, steps: int, denoiser: Any, pairs: Pairs
     ) -> LossAndStats:
-        """Predict once from the states `steps` before the end; return the loss of what they promise."""
+        """Predict once from the states `steps` before the end; return the loss of the predicted images."""
         trajectory, rows, family = samples.trajectory, pairs["rows"], self.family
         number = len(trajectory.schedule.stds) - steps
         conditioning = {name: value[rows] for name, value in trajectory.conditioning.items()}
@@ -47,5 +47,5 @@ class ReFL(DRaFT):
         return shortfall.mean(), {"reward": rewards.detach().mean()}
 
     def identity(self) -> dict[str, Any]:
-        """Return its settings; JSON has no infinity."""
+        """Return the settings, with text for infinity, which JSON does not have."""
         return {**super().identity(), "margin": str(self.margin)}

@@ -1,9 +1,9 @@
-"""Lesson 06: reward-weighted regression (RWR), the method that DDPO is measured against.
+"""Lesson 06: reward-weighted regression (RWR), the method with which DDPO was compared.
 
-RWR treats the reward as a weight: it samples, and then trains on its own samples with the ordinary
-denoising loss, the better ones more (Peters and Schaal 2007; for diffusion models Lee et al. 2023, arXiv
-2302.12192, and Black et al. 2023, arXiv 2305.13301, section 4.2). It never looks at the denoising steps that
-were taken.
+RWR treats the reward as a weight: it samples, and then trains on its own samples with the ordinary denoising
+loss, in which better samples have a larger weight (Peters and Schaal 2007; for diffusion models Lee et al.
+2023, arXiv 2302.12192, and Black et al. 2023, arXiv 2305.13301, section 4.2). It does not use the denoising
+steps of sampling.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from ddpo_lessons.algorithms.forward_process import ForwardProcess
 
 
 def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Weights of RWR: ``w = N softmax(r / (temperature std(r)))``, so that their mean is 1; (N,) float32.
+    """Compute the weights of RWR: ``w = N softmax(r / (temperature std(r)))``, with mean 1; (N,) float32.
 
-    Small temperatures train on the best samples only, large ones on all alike; a ValueError refuses one that
-    is not positive. Source: Black et al. 2023, section 4.2, w_RWR, with rewards in standard deviations so
-    that one temperature serves every reward.
+    Small temperatures train only on the best samples, large ones on all samples equally. Raises a ValueError
+    if the temperature is not positive. Source: Black et al. 2023, section 4.2, w_RWR, with rewards in
+    standard deviations, so that one temperature fits every reward.
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} must be above 0; 1 is a usual value")
@@ -30,10 +30,11 @@ def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
-    """Weights of sparse RWR: 1 / top_share for the best samples, 0 for the others; their mean is 1.
+    """Compute the weights of sparse RWR: 1 / top_share for the best samples, 0 for the others; mean 1.
 
-    (N,) float32; at least one sample is trained on, and a ValueError refuses a share outside (0, 1]. Source:
-    Black et al. 2023, section 4.2, w_sparse, with the threshold put at a quantile of the epoch.
+    The result is (N,) float32, with at least one sample to train on. Raises a ValueError for a fraction
+    outside (0, 1]. Source: Black et al. 2023, section 4.2, w_sparse, with a quantile of the epoch as its
+    threshold.
     """
     if not 0 < top_share <= 1:
         raise ValueError(f"top_share={top_share} must lie in (0, 1]")
@@ -44,12 +45,12 @@ def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
 
 
 class RWR(ForwardProcess):
-    """Reward-weighted regression on the same rollouts, prompts, rewards and settings as DDPO.
+    """Train by reward-weighted regression on the same rollouts, prompts, rewards and settings as DDPO.
 
-    Guidance samples, as in DDPO, and is not trained, as in ordinary fine-tuning; samples of a group share
-    their start, as in DDPO. `temperature` is that of `rwr_weights`; `top_share` takes `sparse_rwr_weights` in
-    its place; a ValueError refuses values that these refuse. `logit_normal` and `visited_states` are those of
-    `ForwardProcess`.
+    Sampling uses guidance, as in DDPO, and training does not, as in ordinary fine-tuning. Samples of a group
+    share their first state, as in DDPO. `temperature` is that of `rwr_weights`; `top_share` selects
+    `sparse_rwr_weights` instead, and both functions check their values. `logit_normal` and `visited_states`
+    are those of `ForwardProcess`.
     """
 
     name = "rwr"
@@ -67,15 +68,15 @@ class RWR(ForwardProcess):
     ) -> None:
         super().__init__(logit_normal, visited_states)
         self.temperature, self.top_share = temperature, top_share
-        self.advantages(torch.zeros(1))  # refuses wrong settings before anything is loaded
+        self.advantages(torch.zeros(1))  # checks the settings before anything is loaded
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any] = ()) -> torch.Tensor:
-        """Return the weight of each sample (N,) where DDPO has its advantage."""
+        """Return the weight of each sample (N,), which replaces DDPO's advantage."""
         if self.top_share is not None:
             return sparse_rwr_weights(rewards, self.top_share)
         return rwr_weights(rewards, self.temperature)
 
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
-        """Return the weighted denoising loss of some examples: mean of w (target - prediction)^2."""
+        """Return the weighted denoising loss of examples: mean of w (target - prediction)^2."""
         error = self.example(samples, pairs).error(denoiser)  # (N,)
         return (samples.advantages[pairs["rows"]] * error).mean(), {"denoising_error": error.detach().mean()}
