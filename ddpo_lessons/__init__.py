@@ -1,6 +1,6 @@
 """Reinforcement learning of diffusion models: a course, and the package that it builds.
 
-The names below are imported when they are first used, so that `import ddpo_lessons` costs nothing.
+The names below are imported at their first use, so that `import ddpo_lessons` takes no time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Preflight: faults that raise no error, looked for with a user's model, reward and data.
+"""Check a user's model, reward and data for faults that raise no error (preflight).
 
-It does one epoch of a run, draws and scores some of its images again, and compares what is drawn before
-training, after it, and with what was saved. Then the trainer is what it was.
+Preflight runs one epoch, generates and scores some of its images again, and compares images before training,
+after it, and with the saved weights. Then it undoes the epoch.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from ddpo_lessons.trainer import Trainer
 from ddpo_lessons.training.first_epoch import SKIPPED, Finding, Findings, judged
 from ddpo_lessons.training.sampler import Sampler
 
-SHOWN = 4  # images that are drawn again and again
+SHOWN = 4  # number of images that are generated several times
 MOST_DISTANCE = 5e-3  # of pixels in [0, 1], on average: about one of 255 levels
 
 
 def preflight(trainer: Trainer, plain: bool = True) -> Findings:
-    """Do a trainer's next epoch aside, look for faults that raise no error, and undo the epoch.
+    """Run a trainer's next epoch, check it for faults that raise no error, and undo it.
 
-    With `plain` it also draws with a plain diffusers pipeline, as the docs say, and compares.
+    With `plain` it also compares images with those of a plain diffusers pipeline, as in the docs.
 
-        preflight(trainer)  # the last expression of a notebook's cell: shows a line per check
+        preflight(trainer)  # as the last expression of a cell: a line per check
         trainer.train()  # as if there had been no preflight
 
     See `Trainer.rehearse` for what is undone. Raises ValueError with several processes.
@@ -68,7 +68,7 @@ def _of_pictures(images: torch.Tensor) -> Finding:
 
 
 def _of_starts(trajectory: Trajectory) -> Finding:
-    """Rollouts of a group may begin in one state, and no others."""
+    """Check that only rollouts of the same group share their first state."""
     starts = trajectory.latents[:: trajectory.group_size, 0].flatten(1)  # (groups, C h w)
     found, expected = len(starts.unique(dim=0)), len(starts)
     remedy = "are seeds of random numbers used again?"
@@ -77,7 +77,7 @@ def _of_starts(trajectory: Trajectory) -> Finding:
 
 
 def _rescore(trainer: Trainer, images: torch.Tensor, contexts: Sequence[Context], size: int) -> torch.Tensor:
-    """Ask the reward function about images (N, 3, H, W), `size` at a time: (N,)."""
+    """Score images (N, 3, H, W) again, `size` at a time: (N,)."""
     rewards = []
     for first in range(0, len(images), size):
         part = slice(first, first + size)
@@ -93,7 +93,7 @@ def _compared(
     remedy: str,
     allowed: float = 0.05,
 ) -> Finding:
-    """Compare rewards (N,) with what they were; the spread of all of the epoch's is the measure."""
+    """Compare rewards (N,) with earlier ones, relative to the standard deviation of the epoch."""
     error, deviation = (again - rewards).abs().max().item(), epoch.std(correction=0).item()
     says = f"they differ by {error:.2g} at most, with a standard deviation of {deviation:.2g}"
     return judged(check, error <= allowed * deviation + 1e-6, says, remedy)
@@ -102,7 +102,7 @@ def _compared(
 def _of_scoring(
     trainer: Trainer, images: torch.Tensor, contexts: list[Context], rewards: torch.Tensor
 ) -> list[Finding]:
-    """Score the same pictures again, and in reverse."""
+    """Score the same images again, and in reverse order."""
     size = trainer.config.sample_batch_size
     again = _rescore(trainer, images, contexts, size)
     backwards = _rescore(trainer, images.flip(0), contexts[::-1], size).flip(0)
@@ -115,7 +115,7 @@ def _of_scoring(
 
 
 def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Tensor) -> Finding:
-    """Make the first and the last group of samples by themselves, and score them one by one."""
+    """Generate the first and the last group separately, and score their samples one by one."""
     epoch, sampler, size = trainer.epochs_done, trainer.sampler, trainer.config.sample_group_size
     schedule = sampler.schedule(epoch, list(contexts.values()))
     first, last = list(range(size)), list(range(len(rewards) - size, len(rewards)))
@@ -130,7 +130,7 @@ def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Te
         rewards[rows],
         rewards,
         "pictures, prompts or metadata shifted against one another, or a reward that depends on its batch?",
-        # Samples alone are other forward passes, which bf16 and fp16 round differently.
+        # Forward passes of single groups are rounded differently in bf16 and fp16.
         allowed=0.05 if trainer.config.mixed_precision == "no" else 0.3,
     )
 
@@ -138,7 +138,7 @@ def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Te
 def _of_saving(
     trainer: Trainer, contexts: Sequence[Context], before: torch.Tensor, bare: torch.Tensor
 ) -> list[Finding]:
-    """Compare images of the trained policy with those before training, and with those of what is saved.
+    """Compare images of the trained policy with those before training and those of the saved weights.
 
     `bare` are images (B, 3, H, W) without the adapter, before this epoch.
     """
@@ -149,7 +149,7 @@ def _of_saving(
         still_bare, loaded = draw_saved(trainer, contexts, Path(folder))
     moved, error = _distance(after, before), _distance(after, loaded)
     rates = [] if trainer.watched is None else trainer.watched.rates
-    is_excused = not any(rates)  # a learning rate of 0, as a schedule begins or ends
+    is_excused = not any(rates)  # a learning rate of 0, at the start or the end of a schedule
     skipped = trainer.learner.only_skipped
     found = [
         judged(
@@ -176,7 +176,7 @@ def _of_saving(
 def draw_saved(
     trainer: Trainer, contexts: Sequence[Context], folder: Path
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Draw without the adapter, where a new one was trained, and with what plain diffusers loads."""
+    """Generate images without the new adapter, and with the weights that plain diffusers loads."""
     pipeline = copy_of(trainer.pipeline)
     sampler = replace(trainer.sampler, family=family_of(pipeline))
     if not trainer.use_lora:
@@ -191,10 +191,10 @@ def draw_saved(
 
 # ------------------------------------------------------------------------------------- plain diffusers
 def of_snippet(trainer: Trainer, contexts: Sequence[Context]) -> list[Finding]:
-    """Compare what the docs' snippet for plain diffusers draws with what the run draws, from the same noise.
+    """Compare images of the docs' snippet for plain diffusers with those of the run, from the same noise.
 
-    Both draw in float32, because in half precision diffusers draws other noise. Flow models are left out:
-    their plain pipelines need no other scheduler.
+    Both use float32, because diffusers samples other noise in half precision. Flow models are left out,
+    because their plain pipelines need no other scheduler.
     """
     if not isinstance(trainer.pipeline.scheduler, DDIMScheduler):
         return []
@@ -212,9 +212,9 @@ def of_snippet(trainer: Trainer, contexts: Sequence[Context]) -> list[Finding]:
 
 @torch.no_grad()
 def draw_plain(sampler: Sampler, contexts: Sequence[Context]) -> torch.Tensor:
-    """Draw an image of each context (B, 3, H, W) as a user does, with the noise of `Sampler.draw`.
+    """Generate an image of each context (B, 3, H, W) as a user would, with the noise of `Sampler.draw`.
 
-    Img2img starts from the latents' mean, where diffusers, given an image, would sample them.
+    Img2img starts from the latents' mean, whereas diffusers would sample the latents of an image.
     """
     config, start, family = sampler.config, sampler.start, sampler.family
     plain, side = with_parts(family.pipeline, family.without_checker), image_size(family.pipeline)

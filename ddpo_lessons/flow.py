@@ -1,18 +1,18 @@
-r"""Lesson 09: steps of a flow model: the ODE that it was trained for, and SDEs with noise to explore by.
+r"""Lesson 09: take steps of a flow model, with the ODE that it was trained for or an SDE for exploration.
 
 Rectified flow (Liu et al. 2022, arXiv 2209.03003; Esser et al. 2024, arXiv 2403.03206) mixes data and noise
 along straight lines, x = (1 - σ̄) x₀ + σ̄ ε with the noise level σ̄ from 0 to 1, and a network predicts the
-velocity v = ε - x₀. What it takes for x₀ and ε is x - σ̄ v and x + (1 - σ̄) v. A step from σ̄ to σ̄' < σ̄, with
-Δ = σ̄ - σ̄', draws from a Gaussian; it is one of
+velocity v = ε - x₀. The predictions of x₀ and ε are x - σ̄ v and x + (1 - σ̄) v. A step from σ̄ to σ̄' < σ̄, with
+Δ = σ̄ - σ̄', samples from a Gaussian, which is one of
 
     ODE    mean = x - v Δ,                                                     std = 0
     SDE    mean = x - (v + κ² (x + (1 - σ̄) v) / (2σ̄)) Δ,                       std = κ √Δ
     CPS    mean = (1 - σ̄') (x - σ̄ v) + √(σ̄'² - std²) (x + (1 - σ̄) v),          std = σ̄' sin(η π / 2)
 
-The SDE keeps the distribution of the x of the ODE, for any κ, as Δ goes to 0: "flow" has κ = η √(σ̄ / (1 - σ̄))
-(Flow-GRPO, Liu et al. 2025, arXiv 2505.05470, section 4.2), and "dance" κ = η (DanceGRPO, Xue et al. 2025,
-arXiv 2505.07818). CPS (Wang and Yu 2025, arXiv 2509.05952) keeps the weights of x₀ and ε, and not the
-distribution. η, here `eta`, is the level of noise; the papers write a for it, and σ or t for σ̄.
+As Δ goes to 0, the SDE has the distribution of x of the ODE, for any κ. "flow" has κ = η √(σ̄ / (1 - σ̄))
+(Flow-GRPO, Liu et al. 2025, arXiv 2505.05470, section 4.2), and "dance" has κ = η (DanceGRPO, Xue et al. 2025,
+arXiv 2505.07818). CPS (Wang and Yu 2025, arXiv 2509.05952) keeps the weights of x₀ and ε instead of the
+distribution. η, here `eta`, is the noise level; the papers write a for it, and σ or t for σ̄.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SDE = Literal["flow", "dance", "cps"]
 
 
 def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> torch.Tensor:
-    """The three numbers (3, T) float32 of each step: weights of x and v in the mean, and standard deviation.
+    """Return the coefficients of each step, (3, T) float32: weights of x and v in the mean, and the std.
 
-    `sigmas` (T + 1,) are decreasing noise levels in [0, 1]; `eta` is η, and 0 gives the ODE. At σ̄ = 1, where
-    √(σ̄ / (1 - σ̄)) has no value, "flow" takes 1 - σ̄ of the next noise level, as its authors do. A step to
-    σ̄' = 0 has no noise: it shows the picture. A ValueError refuses an eta or sde that does not fit, and
-    noise levels that do not fall.
+    `sigmas` (T + 1,) are decreasing noise levels in [0, 1], and `eta` is η; 0 gives the ODE. At σ̄ = 1, where
+    √(σ̄ / (1 - σ̄)) is undefined, "flow" uses 1 - σ̄ of the next noise level, as its authors do. A step to
+    σ̄' = 0 has no noise, because it gives the final image. Raises a ValueError for an eta or sde that does
+    not fit, and for noise levels that do not decrease.
     """
     if sde not in get_args(SDE):
         raise ValueError(f"sde={sde!r} does not exist: use one of {', '.join(get_args(SDE))}")
@@ -67,20 +67,20 @@ def flow_coefficients(sigmas: torch.Tensor, eta: float, sde: SDE = "flow") -> to
 
 
 class FlowSchedule:
-    """The steps of a run of a flow model, worked out once, as `ddim.DDIMSchedule` has those of DDIM.
+    """The steps of a flow model's run, computed once, as `ddim.DDIMSchedule` does for DDIM.
 
     Args:
         sigmas: (T + 1,) noise levels, decreasing; kept as float32 on the CPU.
-        eta: level of noise η; 0 gives the ODE.
-        device: where the latents are.
-        sde: which formula, see `flow_coefficients`, whose errors are raised.
-        window: (first, end) of the steps that have noise; all others follow the ODE. None for all steps.
-        num_train_timesteps: what σ̄ = 1 is called as a timestep.
+        eta: noise level η; 0 gives the ODE.
+        device: the device of the latents.
+        sde: the formula, see `flow_coefficients`, whose errors are raised.
+        window: (first, end) of the steps with noise; all others follow the ODE. None for all steps.
+        num_train_timesteps: the timestep at σ̄ = 1.
 
     Attributes:
-        timesteps: (T,) float32 on the device, σ̄ times `num_train_timesteps`: what the network is told.
-        stds: (T,) float32 on the CPU; 0 where a step has no noise, and is no action.
-        actions: the first of the steps that are actions and the one after the last; None for all with noise.
+        timesteps: (T,) float32 on the device, σ̄ times `num_train_timesteps`, which is the network's input.
+        stds: (T,) float32 on the CPU; 0 where a step has no noise and therefore is not an action.
+        actions: index of the first action and index after the last; None if all steps with noise are actions.
     """
 
     actions: tuple[int, int] | None = None
@@ -102,11 +102,11 @@ class FlowSchedule:
         self.stds = coefficients[2]
         lengths = self.sigmas[:-1] - self.sigmas[1:]
         self.timesteps = (self.sigmas[:-1] * num_train_timesteps).to(device)
-        # The last column is that of every timestep that this schedule does not have: all becomes NaN.
+        # The last column belongs to timesteps that are not in this schedule, and gives NaN.
         self._table = F.pad(torch.cat([coefficients, lengths[None]]), (0, 1), value=math.nan).to(device)
 
     def with_actions(self, first: int, end: int) -> FlowSchedule:
-        """Return the same steps, of which those from `first` to before `end` are actions."""
+        """Return the same schedule with the steps from `first` to before `end` as its actions."""
         other = copy.copy(self)
         other.actions = (first, end)
         return other
@@ -114,7 +114,7 @@ class FlowSchedule:
     def with_noise(
         self, eta: float | None = None, sde: SDE = "flow", window: tuple[int, int] | None = None
     ) -> FlowSchedule:
-        """Return the same noise levels with other noise; None keeps eta."""
+        """Return a schedule of the same noise levels with other noise; None keeps eta."""
         eta = self.eta if eta is None else eta
         return FlowSchedule(self.sigmas, eta, self.timesteps.device, sde, window, self.num_train_timesteps)
 
@@ -127,10 +127,10 @@ class FlowSchedule:
         prev_sample: torch.Tensor | None = None,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> DDIMStep:
-        """Take a step with this noise, or replay the one that led to `prev_sample`; as `DDIMSchedule.step`.
+        """Take a step with this noise, or replay the step to `prev_sample`, as `DDIMSchedule.step` does.
 
-        Latents, velocity (after guidance) and noise (standard normal) are (B, ...); `timesteps` (B,) are
-        those of this schedule, on the device.
+        Latents, velocity (after guidance) and noise (standard normal) are (B, ...). `timesteps` (B,) belong
+        to this schedule and are on the device.
         """
         shape = (3, -1, *[1] * (sample.ndim - 1))
         weight_x, weight_v, std = self._table[:3, self._numbers(timesteps)].view(shape)  # (B, 1, ...)
@@ -142,9 +142,9 @@ class FlowSchedule:
         return DDIMStep(prev_sample, log_prob, mean, std.flatten())
 
     def timesteps_at(self, places: torch.Tensor) -> torch.Tensor:
-        """Return timesteps (N,) at places of the way from the clean end, 0, to the first step, 1.
+        """Return timesteps (N,) at positions between the clean end, 0, and the first step, 1.
 
-        Each of the T steps is an equal part of the way, within which σ̄ grows evenly; places are (N,), on the
+        Each of the T steps takes an equal part, within which σ̄ grows linearly. Positions are (N,), on the
         CPU.
         """
         steps = len(self.sigmas) - 1
@@ -158,6 +158,6 @@ class FlowSchedule:
         return self._table[3, self._numbers(timesteps)]
 
     def _numbers(self, timesteps: torch.Tensor) -> torch.Tensor:
-        """Return which steps these are, (B,), without waiting for a GPU."""
+        """Return the indices of these steps, (B,), without waiting for a GPU."""
         matches = timesteps[:, None] == self.timesteps  # (B, T)
         return torch.where(matches.any(dim=1), matches.int().argmax(dim=1), len(self.timesteps))

@@ -1,4 +1,4 @@
-"""What a run calls after its epochs: several hooks as one, a live figure for notebooks, the best images."""
+"""Hooks that a run calls after its epochs: several hooks as one, a live figure, the best images."""
 
 import io
 import json
@@ -14,10 +14,10 @@ from ddpo_lessons.training.runlog import with_captions
 
 
 class Hooks:
-    """Several hooks as one `image_samples_hook`, called in this order.
+    """Combine several hooks into one `image_samples_hook`, which calls them in this order.
 
-    A hook with the attribute `in_every_process`, such as `Validation`, is called in every process, all others
-    in the main one. A TypeError refuses what cannot be called.
+    A hook with the attribute `in_every_process`, such as `Validation`, is called in every process, and all
+    others only in the main process. Raises a TypeError for a hook that cannot be called.
 
         trainer.image_samples_hook = Hooks(validation, my_hook, LivePlot(trainer))
     """
@@ -39,11 +39,11 @@ class Hooks:
 
 
 class LivePlot:
-    """An `image_samples_hook` for notebooks: `plot_run`'s figure in one place, redrawn while the run goes on.
+    """Show the figure of `plot_run` in a notebook and update it during the run, as an `image_samples_hook`.
 
-    It is redrawn after every `every` epochs and after the last one. The figure of a run that was resumed
-    also shows its earlier epochs, and stands there at once. As the last of `Hooks` it shows what the others
-    record. Raises RuntimeError outside a notebook; ValueError if `every` is below 1.
+    The figure is updated after every `every` epochs and after the last one. For a resumed run it appears at
+    once and includes the earlier epochs. Put this hook last in `Hooks`, so that it shows the records of the
+    others. Raises RuntimeError outside a notebook, and ValueError if `every` is below 1.
 
         trainer.image_samples_hook = LivePlot(trainer)
         trainer.train()
@@ -63,13 +63,13 @@ class LivePlot:
             self.draw()
 
     def __call__(self, batches: list[list[Any]], global_step: int, tracker: Any) -> None:
-        """Redraw the figure if the epoch is one of those."""
+        """Update the figure if it is the turn of this epoch."""
         done = self.trainer.epochs_done
         if done % self.every == 0 or done == self.trainer.config.num_epochs:
             self.draw()
 
     def draw(self) -> None:
-        """Show the figure, in the place of the older one."""
+        """Show the figure in place of the previous one."""
         from IPython.display import Image as Shown
         from IPython.display import display
 
@@ -81,7 +81,7 @@ class LivePlot:
 
 
 def _fewer_colours(figure: Any) -> bytes:
-    """Draw a figure as PNG with 256 colours, which a saved notebook holds in a third of the bytes."""
+    """Render a figure as PNG with 256 colors, which takes a third of the bytes in a saved notebook."""
     file = io.BytesIO()
     with Image.open(io.BytesIO(figure._repr_png_())) as image:
         image.convert("RGB").quantize(256).save(file, "png", optimize=True)
@@ -97,11 +97,11 @@ def _is_notebook() -> bool:
 
 
 class Highest:
-    """An `image_samples_hook` that keeps the images with the highest rewards of an epoch, one of each group.
+    """Save the images of an epoch with the highest rewards, one per group, as an `image_samples_hook`.
 
-    After every `every` epochs and after the last one it writes `images/highest-NNNNNN` with `count` images of
-    the main process into the run's folder, for img2img behind their inputs, the highest reward first, and
-    rewards and prompts beside it in a JSON file. Raises ValueError if `count` or `every` is below 1.
+    After every `every` epochs and after the last one it writes `images/highest-NNNNNN` into the run's folder,
+    with `count` images of the main process in the order of their rewards (in img2img each after its input). A
+    JSON file beside it has their rewards and prompts. Raises ValueError if `count` or `every` is below 1.
 
         trainer.image_samples_hook = highest = Highest(trainer, count=8)
         trainer.train()
@@ -114,14 +114,14 @@ class Highest:
         self.trainer, self.count, self.every = trainer, count, every
 
     def __call__(self, batches: list[list[Any]], global_step: int, tracker: Any) -> None:
-        """Write the images if the epoch is one of those."""
+        """Write the images if it is the turn of this epoch."""
         trainer, done = self.trainer, self.trainer.epochs_done
         if done % self.every and done != trainer.config.num_epochs:
             return
         rewards = torch.cat([batch[3] for batch in batches])  # (N,)
         images = torch.cat([batch[0] for batch in batches])
         own = [trainer.contexts.newest[row] for row in trainer.sampler.share.rows.flatten().tolist()]
-        first: dict[int, int] = {}  # of each context, which a group shares, its best sample
+        first: dict[int, int] = {}  # the best sample of each context, which a group shares
         for row in rewards.argsort(descending=True, stable=True).tolist():
             first.setdefault(id(own[row]), row)
         best = list(first.values())[: self.count]
@@ -130,7 +130,7 @@ class Highest:
         trainer.write_grid("highest", done, tiles, captions)
 
     def read(self) -> tuple[Image.Image, list[str]]:
-        """Return the newest grid and the captions of its tiles, also of a run that was done before.
+        """Return the newest grid and the captions of its tiles, also of a finished run.
 
         Raises ValueError if the run's folder has none.
         """

@@ -1,4 +1,4 @@
-"""A smoke run: an epoch aside, timed, which says what the whole run will cost."""
+"""Time an epoch without keeping it, to predict what the whole run will cost."""
 
 import sys
 
@@ -10,13 +10,13 @@ from ddpo_lessons.training.costs import SmokeRun
 
 
 def smoke_run(trainer: Trainer) -> SmokeRun:
-    """Do a trainer's next epoch twice aside, time the second one, and undo both.
+    """Run a trainer's next epoch twice, time the second time, and undo both.
 
-    The first one warms up: kernels are chosen, prompts are encoded, files are read. `Trainer.rehearse` says
-    what is undone. Every process must call it.
+    The first time is a warm-up, in which kernels are chosen, prompts are encoded and files are read.
+    `Trainer.rehearse` documents what is undone. Every process must call it.
 
         predicted = smoke_run(trainer)
-        predicted  # the last expression of a notebook's cell: shows seconds, memory, hours and money
+        predicted  # as the last expression of a cell: seconds, memory, hours and money
     """
     trainer.rehearse(lambda: trainer.step(trainer.epochs_done))
     return trainer.rehearse(lambda: _timed_epoch(trainer))
@@ -45,7 +45,7 @@ def _timed_epoch(trainer: Trainer) -> SmokeRun:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Return the most bytes that were reserved on the GPU, or that this process has had since it began."""
+    """Return the peak of bytes reserved on the GPU, or without a GPU the peak of this process."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_reserved(device)
     if sys.platform == "win32":

@@ -1,4 +1,4 @@
-"""Images that are never trained on, made again every so many epochs from the same noise."""
+"""Evaluate a run on held-out images, which are generated from the same noise at several epochs."""
 
 import contextlib
 import math
@@ -25,11 +25,11 @@ def _nothing(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Measured:
-    """Scores of the held-out images of one policy, in their order; shown as means with standard errors."""
+    """Rewards of the held-out images of one policy, printed as means with standard errors."""
 
     name: str
-    rewards: torch.Tensor  #: (N,) of the training's reward function
-    evaluations: torch.Tensor | None = None  #: (N,) of the evaluator, if there is one
+    rewards: torch.Tensor  #: (N,) from the reward function of training
+    evaluations: torch.Tensor | None = None  #: (N,) from the evaluator, if there is one
 
     def __str__(self) -> str:
         text = f"{self.name:<32} reward {with_error(self.rewards)}"
@@ -37,34 +37,35 @@ class Measured:
 
 
 def with_error(scores: torch.Tensor) -> str:
-    """Write the mean of scores (N,) and its standard error, of N - 1 degrees of freedom."""
+    """Return the mean of scores (N,) and its standard error (N - 1 degrees of freedom) as text."""
     error = scores.double().std().item() / math.sqrt(len(scores)) if len(scores) > 1 else math.nan
     return f"{scores.double().mean().item():.3f} ± {error:.3f}"
 
 
 class Validation:
-    """A trainer's `image_samples_hook` that renders and scores contexts which are not trained on.
+    """Generate and score held-out contexts during a run, as the `image_samples_hook` of a trainer.
 
     Before the first epoch, after every `every` epochs and after the last one it writes
     `images/validation-NNNNNN` (for img2img pairs of input and result) into the run's folder, a record
     `{"kind": "validation", "epoch", "step", "validation_reward", "validation_reward_std",
-    "validation_reward_q05", ..., "rewards"}` into metrics.jsonl, and both to the trackers. Noise depends on
-    seed and context alone, so that grids differ by what was learned. Nothing of the training changes. Every
-    process renders, for weights may be sharded, and the main one scores. `Hooks` combines it with others.
+    "validation_reward_q05", ..., "rewards"}` into metrics.jsonl, and both to the trackers. The noise depends
+    only on seed and context, so grids differ only by what was learned, and the training itself does not
+    change. Every process generates images, because weights may be sharded, and the main process scores them.
+    `Hooks` combines this hook with others.
 
         validation = Validation(trainer, held_out, every=10, evaluator=hits)
         trainer.image_samples_hook = validation
         trainer.train()
-        validation.table()  # the last expression of a notebook's cell: a line per epoch that was measured
+        validation.table()  # as the last expression of a cell: a line per measured epoch
 
-    Samples are what a prompt function would return, one for each context: `(prompt, metadata)`, or `(prompt,
-    image, metadata)`. An evaluator is a second reward function, `(images, prompts, metadata) -> (N,)`, which
-    nothing is trained on; its scores are recorded as "evaluations", and their mean as
-    "validation_evaluation". A TypeError or ValueError refuses samples that the trainer's start does not take,
-    images that differ in size, no samples, and `every` below 1.
+    Each of the samples is a result of a prompt function: `(prompt, metadata)`, or `(prompt, image,
+    metadata)`. An evaluator is a second reward function, `(images, prompts, metadata) -> (N,)`, which is not
+    trained on; its scores are recorded as "evaluations", and their mean as "validation_evaluation". Raises a
+    TypeError or ValueError for samples that the trainer's start does not take, images of different sizes, no
+    samples, and `every` below 1.
     """
 
-    in_every_process = True  # the trainer calls other hooks in the main one
+    in_every_process = True  # the trainer calls other hooks only in the main process
 
     def __init__(
         self,
@@ -78,14 +79,14 @@ class Validation:
                 f"validation of {len(samples)} samples every {every} epochs: give one or more of both"
             )
         self.trainer, self.every, self.evaluator = trainer, every, evaluator
-        family = family_of(trainer.pipeline)  # one of its own: training's remembers prompts
+        family = family_of(trainer.pipeline)  # a separate one, because training's caches its prompts
         self.sampler = replace(trainer.sampler, family=family)
         self.contexts = [trainer.start.context(sample, family) for sample in samples]
         trainer.start.check(self.contexts)
         self._before = self._measure() if trainer.epochs_done == 0 else None
 
     def __call__(self, batches: list[list[Any]], global_step: int, tracker: Any) -> None:
-        """Render and score if the epoch is one of those."""
+        """Generate and score the images if it is the turn of this epoch."""
         is_main, epochs = self.trainer.accelerator.is_main_process, self.trainer.epochs_done
         if epochs == 1 and self._before is not None and is_main:  # there was no folder before
             self._report(0, 0, *self._before)
@@ -95,7 +96,7 @@ class Validation:
                 self._report(epochs, global_step, *found)
 
     def table(self) -> Lines[Measured]:
-        """Read what the run's folder holds of the epochs: before training, during and after."""
+        """Return the measurements in the run's folder: before, during and after training."""
         return Lines(
             Measured(
                 f"epoch {record['epoch']}",
@@ -106,21 +107,21 @@ class Validation:
         )
 
     def images(self, count: int, trained: bool = True) -> torch.Tensor:
-        """Draw the first held-out images (N, 3, H, W), by the policy as it is or as it was before training.
+        """Generate the first held-out images (N, 3, H, W) with the current or the untrained policy.
 
-        They are those of `measure`. Raises RuntimeError as `untrained` does. Every process must call it.
+        They are the images of `measure`. Raises RuntimeError as `untrained` does. Every process must call it.
         """
         learner = self.trainer.learner
         with learner.averaged_policy() if trained else self._before_training():
             return torch.cat([images.cpu() for images in self._batches(self.sampler, self.contexts[:count])])
 
     def untrained(self, *strengths: float, best_of: int = 1) -> Lines[Measured]:
-        """Score the policy before training, also when the run has trained, at several noise strengths.
+        """Score the untrained policy at several noise strengths, also after training.
 
-        Without strengths it is the run's own. Of `best_of` images from different noise the one with the
-        highest reward is taken, and the evaluator scores it; the first of them is that of validation. Raises
-        ValueError for strengths where the run does not start from images; RuntimeError if the run trains
-        other weights than a new adapter, and has begun. Every process must call it.
+        Without strengths the run's own is used. Of `best_of` images from different noise, the one with the
+        highest reward is kept, and the evaluator scores it; the first image is that of validation. Raises
+        ValueError for strengths if the run does not start from images, and RuntimeError if the run trains
+        other weights than a new adapter and has begun. Every process must call it.
         """
         of_many = f", best of {best_of}" if best_of > 1 else ""
         with self._before_training():
@@ -134,7 +135,7 @@ class Validation:
         return contextlib.nullcontext() if is_new else self.trainer.learner.reference()
 
     def _starts(self, strengths: Sequence[float]) -> list[tuple[str, FromNoise]]:
-        """Name the starts of the strengths, or the run's own one."""
+        """Return names and starts of the strengths, or of the run."""
         start = self.trainer.start
         if not strengths:
             return [("", start)]
@@ -145,7 +146,7 @@ class Validation:
         ]
 
     def _best(self, name: str, sampler: Sampler, best_of: int) -> Measured:
-        """Take of each context's images that with the highest reward."""
+        """Measure the image with the highest reward of each context."""
         tries = [self._draw(sampler, number)[1:] for number in range(best_of)]
         rewards = torch.stack([rewards for rewards, _ in tries])  # (best_of, N)
         best = rewards.argmax(dim=0, keepdim=True)  # (1, N)
@@ -154,7 +155,7 @@ class Validation:
         return Measured(name, rewards.gather(0, best)[0], chosen)
 
     def measure(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Render all contexts (N, 3, H, W) in every process; score them (N,) in the main one."""
+        """Generate images of all contexts (N, 3, H, W) and, in the main process, their rewards (N,)."""
         return self._measure()[:2]
 
     def _measure(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -164,7 +165,7 @@ class Validation:
     def _draw(
         self, sampler: Sampler, number: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Render all contexts for a time by its number; return images, rewards (N,) and evaluations (N,)."""
+        """Generate all contexts with noise number `number`; return images, rewards and evaluations (N,)."""
         size, batches, evaluated = self.trainer.config.sample_batch_size, [], []
         is_main = self.trainer.accelerator.is_main_process
         reward = self.trainer.reward_function if is_main else _nothing
@@ -181,7 +182,7 @@ class Validation:
     def _batches(
         self, sampler: Sampler, contexts: Sequence[Context], number: int = 0
     ) -> Iterator[torch.Tensor]:
-        """Draw the first contexts for a time by its number, in batches of images (B, 3, H, W)."""
+        """Generate the given contexts with noise number `number`, in batches of images (B, 3, H, W)."""
         size, before = self.trainer.config.sample_batch_size, number * len(self.contexts)
         for first in range(0, len(contexts), size):
             part = contexts[first : first + size]

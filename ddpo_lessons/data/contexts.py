@@ -1,4 +1,4 @@
-"""Lesson 06: where a run meets the user's functions, and what is asked of what they return."""
+"""Lesson 06: call the user's functions, and check their results."""
 
 import inspect
 import json
@@ -17,12 +17,12 @@ from ddpo_lessons.rewards.reward import RewardFunction as RewardFunction
 from ddpo_lessons.rewards.reward import split_info
 
 PromptFunction = Callable[[], tuple[Any, ...]]
-DEPTH = 3  # of dicts and lists in the metadata that are looked into
+DEPTH = 3  # levels of nested dicts and lists of the metadata that are checked
 
 
 @dataclass(frozen=True)
 class Context:
-    """What one rollout is asked for: a prompt, the user's metadata and, for img2img, an image (3, H, W)."""
+    """The context of a rollout: a prompt, the user's metadata and, for img2img, an image (3, H, W)."""
 
     prompt: str
     metadata: Any
@@ -30,19 +30,19 @@ class Context:
 
     @property
     def key(self) -> Any:
-        """What per-prompt statistics are kept by: `metadata["id"]` where there is one, else the prompt."""
+        """The key of per-prompt statistics: `metadata["id"]` if there is one, otherwise the prompt."""
         has_id = isinstance(self.metadata, dict) and "id" in self.metadata
         return self.metadata["id"] if has_id else self.prompt
 
 
 def check_hook(name: str, hook: Any) -> None:
-    """Refuse a hook that is neither a function nor None, with a TypeError."""
+    """Raise a TypeError for a hook that is neither a function nor None."""
     if hook is not None and not callable(hook):
         raise TypeError(f"{name} must be a function or None, not {type(hook).__name__}")
 
 
 def check_functions(reward_function: Any, prompt_function: Any) -> None:
-    """Refuse with a TypeError functions that cannot be called, and state that no checkpoint can hold."""
+    """Raise a TypeError for functions that cannot be called, or whose state JSON cannot store."""
     for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
         if not callable(function):
             raise TypeError(f"{name} must be callable, not {type(function).__name__}")
@@ -72,7 +72,7 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
 
 
 def other_arguments(reward_function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return what a function takes instead of (images, prompts, metadata); not every callable says it."""
+    """Return a function's signature if it does not accept (images, prompts, metadata), else None."""
     try:
         signature = inspect.signature(reward_function)
     except (TypeError, ValueError):
@@ -85,7 +85,7 @@ def other_arguments(reward_function: Callable[..., Any]) -> inspect.Signature | 
 
 
 def text_context(drawn: Any) -> Context:
-    """Make a context of what a text-to-image prompt function returned; refuse anything else."""
+    """Make a context from the result of a text-to-image prompt function; raise a TypeError otherwise."""
     if isinstance(drawn, tuple) and len(drawn) == 3 and isinstance(drawn[0], str):
         raise TypeError(
             "prompt_function returned (prompt, image, metadata), and this run starts from noise: return "
@@ -99,7 +99,7 @@ def text_context(drawn: Any) -> Context:
 def _check_prompt(prompt: str) -> str:
     try:
         prompt.encode()
-    except UnicodeEncodeError as error:  # such as half an emoji, which no tokenizer takes
+    except UnicodeEncodeError as error:  # such as half an emoji, which no tokenizer accepts
         raise ValueError(
             f"prompt_function returned {prompt!r:.200}, which is no valid text: {error}"
         ) from error
@@ -107,7 +107,7 @@ def _check_prompt(prompt: str) -> str:
 
 
 def check_key(key: Any) -> None:
-    """Refuse, with a TypeError, what samples are compared by where a checkpoint could not bring it back."""
+    """Raise a TypeError for a key of samples that a checkpoint cannot restore."""
     parts = key if isinstance(key, tuple) else ()
     for part in parts:
         check_key(part)
@@ -119,7 +119,7 @@ def check_key(key: Any) -> None:
 
 
 def image_context(drawn: Any, family: Family) -> Context:
-    """Make a context of what an img2img prompt function returned; refuse anything else."""
+    """Make a context from the result of an img2img prompt function; raise a TypeError otherwise."""
     if not isinstance(drawn, tuple) or len(drawn) != 3 or not isinstance(drawn[0], str):
         raise TypeError(f"prompt_function must return (prompt, image, metadata), not {drawn!r:.200}")
     prompt, image, metadata = drawn
@@ -129,11 +129,12 @@ def image_context(drawn: Any, family: Family) -> Context:
 
 
 def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Sequence[Context]) -> list[Any]:
-    """Call the reward function on B images and their contexts; `check_rewards` looks at the values.
+    """Call the reward function on B images and their contexts; `check_rewards` checks the values.
 
-    Returns [images, prompts, metadata, rewards (B,) of `to_rewards`, info], the peers' order. A TypeError
-    refuses rewards that are no numbers; a ValueError those of another shape, and a function that writes into
-    the tensors or arrays that it is given, because later rollouts start from the images in the metadata.
+    Returns [images, prompts, metadata, rewards (B,) of `to_rewards`, info], in TRL's order. Raises a
+    TypeError for rewards that are not numbers, and a ValueError for rewards of another shape. It also raises
+    a ValueError if the function writes into the tensors or arrays that it gets, because later rollouts start
+    from these images.
     """
     prompts = tuple(context.prompt for context in contexts)
     metadata = tuple(context.metadata for context in contexts)
@@ -161,7 +162,7 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
 
 
 def _marks(images: torch.Tensor, metadata: Sequence[Any]) -> set[tuple[Any, ...]]:
-    """Mark the images, and each tensor and array in the metadata by its place; writing changes a mark."""
+    """Return a checksum of the images and of each tensor and array in the metadata, to detect writing."""
     marks: set[tuple[Any, ...]] = {(_sum_of(images),)}
     seen, left = set[int](), [(entry, 0) for entry in metadata]
     while left:
@@ -177,7 +178,7 @@ def _marks(images: torch.Tensor, metadata: Sequence[Any]) -> set[tuple[Any, ...]
 
 
 def _sum_of(value: Any) -> int | None:
-    """Sum the bytes, since numpy may write into a tensor's memory; elsewhere take torch's count of writes."""
+    """Return a checksum of the bytes on the CPU, and elsewhere torch's count of writes."""
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided:
             return None if value.is_inference() else value._version
@@ -186,7 +187,7 @@ def _sum_of(value: Any) -> int | None:
 
 
 def info_means(batches: list[list[Any]]) -> dict[str, float]:
-    """Return by name the means of those entries of the info that hold a number for every sample."""
+    """Return the means of the entries of info that have one number per sample, by name."""
     infos = [batch[4] for batch in batches]
     if not all(isinstance(info, Mapping) for info in infos):
         return {}
@@ -200,7 +201,7 @@ def info_means(batches: list[list[Any]]) -> dict[str, float]:
 
 
 def _column(value: Any, size: int) -> torch.Tensor | None:
-    """Return an entry of the info (B,), or None if it is anything but B numbers."""
+    """Return an entry of info (B,), or None if it is not B numbers."""
     try:
         column = to_rewards(value).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -209,7 +210,7 @@ def _column(value: Any, size: int) -> torch.Tensor | None:
 
 
 def check_rewards(batches: list[list[Any]]) -> torch.Tensor:
-    """Bring the batches' rewards to the CPU together, (N,); a ValueError names one that is not finite."""
+    """Move the rewards of all batches to the CPU, (N,); raise a ValueError if one is not finite."""
     rewards = torch.cat([batch[3] for batch in batches]).cpu()  # (N,)
     for batch, own in zip(batches, rewards.split([len(batch[3]) for batch in batches]), strict=True):
         batch[3] = own

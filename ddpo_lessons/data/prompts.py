@@ -1,8 +1,8 @@
-"""Prompt functions: where the contexts of training come from.
+"""Prompt functions, which provide the contexts of training.
 
-A prompt function takes nothing and returns `(prompt, metadata)`, or `(prompt, image, metadata)` for
+A prompt function has no arguments and returns `(prompt, metadata)`, or `(prompt, image, metadata)` for
 img2img. Here each one is a `PromptSampler`, whose whole state is a seed and a count, so that a resumed
-run draws what the uninterrupted run would have drawn.
+run gets the prompts of a run that never stopped.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ ACTIVITIES = ("washing dishes", "riding a bike", "playing chess")
 
 
 class PromptSampler:
-    """Draw prompts at random; the same seed gives the same sequence.
+    """Sample prompts at random; the same seed gives the same sequence.
 
-    Draw number n has a generator of its own, seeded by `(seed, n)`, of which `draw` makes `(prompt,
-    metadata)`. The state is therefore two integers, and samplers of different seeds are independent. Every
-    process has the same seed, draws what it needs of an epoch, and skips the rest.
+    Call number n has its own generator, seeded by `(seed, n)`, from which `draw` makes `(prompt, metadata)`.
+    The state is therefore two integers, and samplers of different seeds are independent. Every process has
+    the same seed, makes the prompts that it needs of an epoch, and skips the others.
     """
 
     def __init__(self, draw: Callable[[random.Random], Prompt], seed: int) -> None:
-        functools.update_wrapper(self, draw)  # a run is known by what draws
+        functools.update_wrapper(self, draw)  # records have the name of this function
         self._draw = draw
         self.seed = seed
         self.drawn = 0
@@ -46,15 +46,15 @@ class PromptSampler:
         return random.Random(f"{self.seed}-{number}")  # a string is hashed alike on every machine
 
     def skip(self) -> None:
-        """Leave out a draw, as a process does whose sample it is not; what follows stays the same."""
+        """Skip a call, for the sample of another process; later calls stay the same."""
         self.drawn += 1
 
     def state_dict(self) -> dict[str, int]:
-        """Return the seed and the number of prompts drawn so far; JSON can hold it."""
+        """Return the seed and the number of calls so far, for JSON."""
         return {"seed": self.seed, "drawn": self.drawn}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where the sampler stood whose `state_dict` this is; a ValueError refuses anything else."""
+        """Continue from a `state_dict`; raise a ValueError for anything else."""
         if set(state) != {"seed", "drawn"}:
             raise ValueError(f"state has the keys {sorted(state)}: pass what state_dict() returned")
         self.seed, self.drawn = state["seed"], state["drawn"]
@@ -65,7 +65,7 @@ def _with_article(noun: str) -> str:
 
 
 def animals(seed: int) -> PromptSampler:
-    """One of 45 common animals, such as "an ant"; metadata: `label`, the animal."""
+    """Sample one of 45 common animals, such as "an ant"; metadata: `label`, the animal."""
 
     def draw(generator: random.Random) -> Prompt:
         animal = generator.choice(ANIMALS)
@@ -75,7 +75,7 @@ def animals(seed: int) -> PromptSampler:
 
 
 def activities(seed: int) -> PromptSampler:
-    """An animal at an activity: "a fox playing chess" (DDPO paper, section 6); metadata: label, activity."""
+    """Sample an animal and an activity, as in section 6 of the DDPO paper; metadata: label, activity."""
 
     def draw(generator: random.Random) -> Prompt:
         animal, activity = generator.choice(ANIMALS), generator.choice(ACTIVITIES)
@@ -85,7 +85,7 @@ def activities(seed: int) -> PromptSampler:
 
 
 def from_file(path: str | Path, seed: int) -> PromptSampler:
-    """One of the prompts of a file, as `read_prompts` finds them."""
+    """Sample one of the prompts of a file, which `read_prompts` reads."""
     prompts = read_prompts(path)
     return PromptSampler(lambda generator: (generator.choice(prompts), {}), seed)
 
@@ -94,12 +94,12 @@ TABLES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")  # endings of files tha
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """Return the prompts of a UTF-8 file, whose form is known by what it holds.
+    """Return the prompts of a UTF-8 file, whose format is detected from its content.
 
-    It is a list in JSON; an object or a text of JSON on each line; a table (by commas, semicolons or tabs)
-    whose first line names its columns; or else text, a prompt a line. Of an object or a row, "prompt" or
-    "text" is read. What is empty is passed over. Raises ValueError if there is no prompt, the file cannot be
-    read, or its ending says that it is no text.
+    The file is a JSON list, a JSON object or string per line, a table (with commas, semicolons or tabs) whose
+    first line names its columns, or otherwise text with one prompt per line. Of an object or a row, "prompt"
+    or "text" is read. Empty entries are skipped. Raises ValueError if there is no prompt, if the file cannot
+    be read, or if its ending does not fit its content.
     """
     path = Path(path)
     if not path.is_file():
@@ -128,7 +128,7 @@ def read_prompts(path: str | Path) -> list[str]:
 
 
 def _entries(text: str) -> list[Any] | None:
-    """Read JSON, lines of JSON, or a table; None for anything else, which is lines of text."""
+    """Read JSON, lines of JSON, or a table; return None for anything else, which is lines of text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""Where a rollout starts: from noise (text-to-image, editing) or from a noised image (img2img)."""
+"""Starts of a rollout: noise (text-to-image, editing) or a noised image (img2img)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,29 +17,29 @@ from ddpo_lessons.rollout import from_images, from_noise
 class FromNoise:
     """Text-to-image: the first state is noise; `prompt_function` returns `(prompt, metadata)`.
 
-    Another start is a subclass that changes what is different.
+    Other starts are subclasses that override what differs.
     """
 
     name: ClassVar[str] = "noise"
-    #: side of the images in pixels, which then are squares; None for the model's own size, or that of the
-    #: images which the prompt function returns
+    #: side of the square images in pixels; None for the model's own size, or that of the images that the
+    #: prompt function returns
     resolution: int | None = field(default=None, kw_only=True)
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, for checkpoints."""
+        """Return the settings that affect the weights, for checkpoints."""
         return {"start": self.name, **asdict(self)}
 
     def check_resolution(self, family: Family) -> None:
-        """Refuse with a ValueError a resolution that the model cannot take."""
+        """Raise a ValueError for a resolution that the model cannot take."""
         if self.resolution is not None:
             check_size((self.resolution, self.resolution), *family.sides, resolution=self.resolution)
 
     def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
-        """Return the steps of a rollout, the whole schedule, for contexts that are all of one size."""
+        """Return the schedule of a rollout for contexts of one size, which is the whole schedule."""
         return family.schedule(config.sample_num_steps, eta=config.sample_eta, size=self.size(contexts))
 
     def count_train_timesteps(self, num_actions: int, config: DDPOConfig) -> int:
-        """Return `train_timestep_fraction` of the actions."""
+        """Return the number of actions that are trained on, by `train_timestep_fraction`."""
         count = int(num_actions * config.train_timestep_fraction + 1e-6)
         if count == 0:
             raise ValueError(
@@ -53,18 +53,18 @@ class FromNoise:
         return text_context(drawn)
 
     def check(self, contexts: Sequence[Context]) -> None:
-        """Accept all: prompts make a batch whatever they are."""
+        """Accept all contexts, because any prompts can share a batch."""
 
     def size(self, contexts: Sequence[Context]) -> tuple[int, int] | None:
         """Return (H, W) of the images, or None for the model's own size."""
         return None if self.resolution is None else (self.resolution, self.resolution)
 
     def prompts(self, contexts: Sequence[Context], config: DDPOConfig) -> list[str]:
-        """Return what the policy is told."""
+        """Return the prompts that the policy is conditioned on."""
         return [context.prompt for context in contexts]
 
     def images(self, contexts: Sequence[Context]) -> torch.Tensor | None:
-        """Return the images (B, 3, H, W) that the policy is told beside the prompts, if any."""
+        """Return the images (B, 3, H, W) that the policy is conditioned on, if any."""
         return None
 
     def first_states(
@@ -75,16 +75,16 @@ class FromNoise:
         noise: torch.Tensor,
         group_size: int,
     ) -> torch.Tensor:
-        """Make the first state of each rollout, (B, C, h, w), of standard normal noise."""
+        """Make the first state of each rollout, (B, C, h, w), from standard normal noise."""
         return from_noise(family, noise)
 
 
 @dataclass(frozen=True)
 class WithImages(FromNoise):
-    """Editing: the first state is noise, and the model is told an image beside the prompt.
+    """Editing: the first state is noise, and the model is conditioned on an image and a prompt.
 
-    `prompt_function` returns `(prompt, image, metadata)`. It takes a model that was made for that, such as
-    FLUX.1 Kontext; `FromImages` starts any model from an image.
+    `prompt_function` returns `(prompt, image, metadata)`. This needs an editing model, such as FLUX.1
+    Kontext, whereas `FromImages` starts any model from an image.
     """
 
     name = "noise with images"
@@ -94,7 +94,7 @@ class WithImages(FromNoise):
         return image_context(drawn, family)
 
     def check(self, contexts: Sequence[Context]) -> None:
-        """Refuse images of different sizes: an epoch is one batch, with one schedule."""
+        """Raise a ValueError for images of different sizes, because an epoch has one schedule."""
         sizes = {tuple(context.image.shape[1:]) for context in contexts if context.image is not None}
         if len(sizes) > 1:
             raise ValueError(f"images of one epoch have the sizes {sorted(sizes)}: resize them to one")
@@ -104,7 +104,7 @@ class WithImages(FromNoise):
             )
 
     def size(self, contexts: Sequence[Context]) -> tuple[int, int] | None:
-        """Return (H, W) of the contexts' images; before there are any, of what the run was made for."""
+        """Return (H, W) of the contexts' images, or of the run's resolution if there are none yet."""
         for context in contexts:
             if context.image is not None:
                 return context.image.shape[1], context.image.shape[2]
@@ -119,24 +119,24 @@ class WithImages(FromNoise):
 class FromImages(WithImages):
     """Img2img: the first state is an image with noise; `prompt_function` returns `(prompt, image, metadata)`.
 
-    `noise_strength` is the share of the schedule that is run, in (0, 1].
+    `noise_strength` in (0, 1] is the fraction of the schedule that is run.
     """
 
     name = "images"
     noise_strength: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse what is no number; the schedule looks at its size."""
+        """Raise a TypeError for a strength that is not a number; the schedule checks its value."""
         if not isinstance(self.noise_strength, (int, float)):
             raise TypeError(f"noise_strength={self.noise_strength!r} must be a number in (0, 1]")
 
     def schedule(self, family: Family, config: DDPOConfig, contexts: Sequence[Context] = ()) -> Schedule:
-        """Return the steps of a rollout: the last part of the schedule."""
+        """Return the schedule of a rollout, which is the last part of the whole schedule."""
         size = self.size(contexts)
         return family.schedule(config.sample_num_steps, self.noise_strength, config.sample_eta, size)
 
     def images(self, contexts: Sequence[Context]) -> torch.Tensor | None:
-        """Return None: the images are in the first states."""
+        """Return None, because the images are in the first states."""
         return None
 
     def first_states(

@@ -1,4 +1,4 @@
-"""What a model family promises, whatever its networks are; nobody outside knows more of it."""
+"""Define the interface of a model family, which is all that training uses of a pipeline."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -10,12 +10,12 @@ from ddpo_lessons.ddim import DDIMStep
 
 
 class Schedule(Protocol):
-    """The steps of a run, as `ddim.DDIMSchedule` and `flow.FlowSchedule` are."""
+    """The denoising steps of a run, such as `ddim.DDIMSchedule` and `flow.FlowSchedule`."""
 
     timesteps: torch.Tensor  #: (T,) on the latents' device
-    stds: torch.Tensor  #: (T,) on the CPU; 0 where a step has no noise. Those that have noise are neighbours
-    eta: float  #: level of the noise; 0 where no step is to have any
-    #: the first of the steps that are actions and the one after the last; None for all with noise
+    stds: torch.Tensor  #: (T,) on the CPU; 0 where a step has no noise. Steps with noise are consecutive
+    eta: float  #: noise level; 0 if no step has noise
+    #: index of the first action and index after the last; None if all steps with noise are actions
     actions: tuple[int, int] | None
 
     def step(
@@ -27,24 +27,24 @@ class Schedule(Protocol):
         prev_sample: torch.Tensor | None = None,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> DDIMStep:
-        """Take a step with this noise, or replay that which led to `prev_sample`, as `DDIMSchedule` does."""
+        """Take a step with this noise, or replay the step to `prev_sample`, as `DDIMSchedule` does."""
 
     def with_actions(self, first: int, end: int) -> "Schedule":
-        """Return the same steps, of which those from `first` to before `end` are actions."""
+        """Return the same schedule with the steps from `first` to before `end` as its actions."""
 
 
 @runtime_checkable
 class Family(Protocol):
-    """A diffusers pipeline, seen as what reinforcement learning needs of it."""
+    """The parts of a diffusers pipeline that reinforcement learning needs."""
 
-    #: arguments of `from_pretrained` that leave a safety checker out
+    #: arguments of `from_pretrained` that leave the safety checker out
     without_checker: ClassVar[dict[str, Any]]
-    #: whether the denoiser is told images beside the prompt, as models that edit are
+    #: whether the denoiser is conditioned on images besides the prompt, as in editing models
     takes_images: ClassVar[bool]
     pipeline: Any  #: the diffusers pipeline
 
     def __init__(self, pipeline: Any) -> None:
-        """Refuse a pipeline that lacks a part, with a TypeError."""
+        """Raise a TypeError for a pipeline that lacks a part."""
 
     @property
     def denoiser(self) -> Any:
@@ -70,16 +70,17 @@ class Family(Protocol):
         size: tuple[int, int] | None = None,
         images: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Turn B prompts, and images (B, 3, H, W) in [0, 1], into what the denoiser is told, (B, ...) each.
+        """Encode B prompts, and images (B, 3, H, W) in [0, 1], as the denoiser's inputs, (B, ...) each.
 
-        Names that begin with `negative_` hold what guidance leads away from; they are left out where one
-        pass is enough: guidance of 1 and below, prompts that all are the negative one, or a model that is
-        told its guidance, which then is here. `size` is (H, W) of the images in pixels, the model's own if
-        not given. A TypeError refuses images where `takes_images` is False.
+        Entries with the prefix `negative_` belong to the negative prompt. They are left out if one forward
+        pass is enough: with guidance of 1 and below, if all prompts equal the negative prompt, or if the
+        model itself is conditioned on the guidance scale, which is then an entry. `size` is (H, W) of the
+        images in pixels, by default the model's own. Raises a TypeError for images if `takes_images` is
+        False.
         """
 
     def forget_prompts(self) -> None:
-        """Forget embeddings that were kept, since a text encoder has other weights now."""
+        """Clear the cached embeddings, because the weights of a text encoder have changed."""
 
     def schedule(
         self,
@@ -88,10 +89,10 @@ class Family(Protocol):
         eta: float = 1.0,
         size: tuple[int, int] | None = None,
     ) -> Schedule:
-        """Return the last `noise_strength` of a schedule of `num_steps` steps.
+        """Return the last fraction `noise_strength` of a schedule of `num_steps` steps.
 
-        `size` is (H, W) of the images in pixels, the model's own if not given: some models have other noise
-        levels for larger images.
+        `size` is (H, W) of the images in pixels, by default the model's own, because some models have other
+        noise levels for larger images.
         """
 
     def predict(
@@ -102,10 +103,10 @@ class Family(Protocol):
         conditioning: Mapping[str, torch.Tensor],
         guidance_scale: float,
     ) -> torch.Tensor:
-        """Predict (N, C, h, w) float32 with guidance: the one policy of sampling and training."""
+        """Predict (N, C, h, w) float32 with guidance; sampling and training both use this policy."""
 
     def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """Return x_t (B, C, h, w) of clean latents, as the forward process makes it."""
+        """Return x_t (B, C, h, w) for clean latents, by the forward process."""
 
     def denoising_target(
         self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
@@ -126,16 +127,16 @@ class Family(Protocol):
 
     @property
     def sides(self) -> tuple[int, float]:
-        """What an image's sides are multiples of, and the longest that there may be, in pixels."""
+        """The number that an image's sides must be multiples of, and their maximum, in pixels."""
 
     def check_images(self, images: torch.Tensor) -> None:
-        """Refuse images that are not a float batch (B, 3, H, W) in [0, 1] of a size that can be encoded."""
+        """Raise an error for images that are not float (B, 3, H, W) in [0, 1] of a possible size."""
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn images (B, 3, H, W) in [0, 1] into latents (B, C, h, w) float32, without randomness."""
+        """Encode images (B, 3, H, W) in [0, 1] as latents (B, C, h, w) float32, deterministically."""
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn latents (B, C, h, w) into images (B, 3, H, W) float32 in [0, 1], without a gradient."""
+        """Decode latents (B, C, h, w) to images (B, 3, H, W) float32 in [0, 1], without a gradient."""
 
     def decode_with_gradient(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn latents into images like `decode`, for losses that go through the images."""
+        """Decode latents like `decode`, with a gradient for losses through the images."""

@@ -1,4 +1,4 @@
-"""What a run will take, by an epoch that was timed, and what it took, by its records: hours and money."""
+"""Predict the hours and the cost of a run from a timed epoch, and add them up from its records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ddpo_lessons.training.runlog import read_metrics
 
 
 def hours_and_money(seconds: float, price_per_hour: float) -> str:
-    """Say how long something takes, as H:MM:SS, and what it costs where an hour has a price."""
+    """Format a duration as H:MM:SS, with its cost if an hour has a price."""
     money = (
         f", {seconds / 3600 * price_per_hour:.2f} at {price_per_hour:g} per hour" if price_per_hour else ""
     )
@@ -20,19 +20,19 @@ def hours_and_money(seconds: float, price_per_hour: float) -> str:
 
 
 def seconds_of(metrics: Mapping[str, Any]) -> float:
-    """Add up the seconds of an epoch's record: sampling, reward, training, and what was done besides."""
+    """Add up the seconds of an epoch's record: sampling, reward, training and everything else."""
     return sum(value for name, value in metrics.items() if name.startswith("seconds_"))
 
 
 @dataclass(frozen=True)
 class SmokeRun:
-    """What one epoch took; shown as sentences. Errors are None where the algorithm has no ratios."""
+    """The measurements of one epoch, printed as sentences. Errors are None if there are no ratios."""
 
     images: int  #: per epoch, over all processes
     seconds_sampling: float
     seconds_reward: float
     seconds_training: float
-    peak_bytes: int  #: of the GPU as its allocator holds them, or else of the process since it began
+    peak_bytes: int  #: of the GPU's allocator, or without a GPU of the process
     is_gpu: bool
     first_ratio_error: float | None  #: largest distance from 1 before the first optimizer step
     sampling_error: float | None  #: the same of sampling's log-probs, in bf16 and fp16
@@ -82,7 +82,7 @@ class SmokeRun:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the epochs of a run took; `predicted_seconds` is None where nothing was predicted."""
+    """The measured cost of a run's epochs; `predicted_seconds` is None without a prediction."""
 
     epochs: int
     images: int
@@ -118,12 +118,12 @@ class Cost:
 
 
 def cost(run: Any, predicted: SmokeRun | None = None) -> Cost:
-    """Add up what the epochs of a run took, from its records; `run` is its folder, or its trainer.
+    """Add up the time of a run's epochs from its records; `run` is its folder, or its trainer.
 
-    These are the times of sampling, rewards and training, and those between epochs: hooks such as validation,
-    image grids and checkpoints. Loading models is not in them. Raises ValueError where no epoch was done.
+    This includes sampling, rewards, training, and the time between epochs for hooks such as validation, image
+    grids and checkpoints. It excludes loading models. Raises ValueError if no epoch was completed.
 
-        cost(trainer, predicted)  # the last expression of a notebook's cell; `predicted` by smoke_run
+        cost(trainer, predicted)  # as the last expression of a cell; `predicted` comes from smoke_run
     """
     folder = Path(getattr(getattr(run, "config", None), "run_dir", run))
     epochs = read_metrics(folder, "epoch")
