@@ -10,9 +10,9 @@ velocity v = ε - x₀. The predictions of x₀ and ε are x - σ̄ v and x + (1
     CPS    mean = (1 - σ̄') (x - σ̄ v) + √(σ̄'² - std²) (x + (1 - σ̄) v),          std = σ̄' sin(η π / 2)
 
 As Δ goes to 0, the SDE has the distribution of x of the ODE, for any κ. "flow" has κ = η √(σ̄ / (1 - σ̄))
-(Flow-GRPO, Liu et al. 2025, arXiv 2505.05470, section 4.2), and "dance" has κ = η (DanceGRPO, Xue et al. 2025,
-arXiv 2505.07818). CPS (Wang and Yu 2025, arXiv 2509.05952) keeps the weights of x₀ and ε instead of the
-distribution. η, here `eta`, is the noise level; the papers write a for it, and σ or t for σ̄.
+(Flow-GRPO, Liu et al. 2025, arXiv 2505.05470, section 4.2), and "dance" has κ = η (DanceGRPO, Xue et al.
+2025, arXiv 2505.07818). CPS (Wang and Yu 2025, arXiv 2509.05952) keeps the weights of x₀ and ε instead of
+the distribution. η, here `eta`, is the noise level; the papers write a for it, and σ or t for σ̄.
 """
 
 from __future__ import annotations
