@@ -1,4 +1,4 @@
-"""Seconds per epoch of the peers, this package and the bare UNet, from benchmarks/speed/side_by_side."""
+"""Draw seconds per epoch of other trainers, this package and the UNet alone (speed/side_by_side)."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from style import CARD, INK, MUTED, PALETTE, label, main
 
 BLUE, ORANGE, *_, RED = PALETTE
 RESULT = BENCHMARKS / "speed/side_by_side.json"
-PHASES = {"sampling": BLUE, "training": ORANGE}  # the reward takes nothing that can be seen
+PHASES = {"sampling": BLUE, "training": ORANGE}  # the reward's time is too short to be seen
 RUNS = ("peer", "ours", "compiled", "floor")
 SIZES = {"TRL": "TRL's example", "gaussian-glasses": "gaussian-glasses", "large": "large"}
 HEIGHT = 0.155  # of a bar, where a case is 1 high
@@ -28,7 +28,7 @@ def draw_bar(axes: Axes, y: float, seconds: dict[str, list[float]]) -> None:
 
 
 def remark(row: dict[str, Any], run: str) -> str:
-    """Return what stands behind a bar: its seconds, and what is wrong with the peer."""
+    """Return the text after a bar: its seconds, and whether the other trainer's policy is wrong."""
     text = f"{row[run]['whole'][0]:.1f} s"
     if run == "floor":
         return text
@@ -55,7 +55,7 @@ def draw_case(axes: Axes, place: int, row: dict[str, Any]) -> None:
 
 
 def peers() -> Figure:
-    """Draw a panel for every choice of batch sizes, and in it five bars for every case."""
+    """Draw a panel for every choice of batch sizes, with four bars for every case."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))["runs"][-1]
     panel_rows = [[row for row in result["rows"] if row["size"] == size] for size in SIZES]
     heights = [len(rows) for rows in panel_rows]
@@ -77,7 +77,7 @@ def peers() -> Figure:
     handles = [Patch(color=color, label=phase) for phase, color in PHASES.items()]
     below = {"frameon": False, "ncols": 2, "loc": "outside lower center"}
     figure.legend(handles=handles, fontsize=9.5, **below)
-    figure.suptitle("The same epochs side by side", fontsize=12, color=INK)
+    figure.suptitle("Seconds per epoch for the same work", fontsize=12, color=INK)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Draw pictures right over seconds of training, beside imageddpo (benchmarks/speed/time_to_result.py)."""
+"""Draw the gain in correct images over seconds of training (benchmarks/speed/time_to_result.py)."""
 
 import json
 
@@ -15,7 +15,7 @@ def time_to_result() -> Figure:
     for variant, color in zip(sorted({row["variant"] for row in rows}), PALETTE, strict=False):
         runs = of_seeds(where(rows, variant=variant), "seconds", "both")
         for number, run in enumerate(runs):
-            # Guidance differs, and with it what the untrained policy gets.
+            # Guidance differs between the settings, and so does the untrained policy's accuracy.
             seconds, gained = run[1:, 0], run[1:, 1] - run[0, 1]
             axes.plot(seconds, gained, color=color, linewidth=1.6, label=None if number else variant)
             axes.plot(seconds[-1:], gained[-1:], "o", color=color, markersize=5)
@@ -26,12 +26,12 @@ def time_to_result() -> Figure:
     axes.set_xscale("log")
     axes.set_xticks([3, 10, 30, 100, 300], ["3", "10", "30", "100", "300"])
     axes.minorticks_off()
-    axes.set_xlabel("seconds of training, without the readings", fontsize=9, color=INK)
-    axes.set_ylabel("share of pictures right, gained", fontsize=9, color=INK)
+    axes.set_xlabel("seconds of training, without evaluation", fontsize=9, color=INK)
+    axes.set_ylabel("gain in correct images", fontsize=9, color=INK)
     axes.set_facecolor(axes.figure.get_facecolor())
     axes.tick_params(labelsize=8.5, colors=INK)
     figure.legend(fontsize=8.5, frameon=False, ncols=3, loc="outside lower center")
-    title = f"Digit and colours right; a line ends at +15 points or at the limit; seeds: {len(runs)}"
+    title = f"Images with correct digit and colors; a line ends at +15 points or the limit; {len(runs)} seeds"
     axes.set_title(title, fontsize=10.5, color=INK)
     return figure
 
