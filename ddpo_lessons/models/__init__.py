@@ -1,7 +1,7 @@
-"""Model families: all that a run knows of a diffusers pipeline.
+"""Find the model family of a diffusers pipeline, which is the interface between it and training.
 
-To add one, write a class that keeps the promises of `family.Family`, and register it here under the class
-name of its pipeline.
+To add one, write a class with the interface `family.Family`, and register it here under the class name of its
+pipeline.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def family_class(pipeline_class: str) -> type[Family]:
-    """Return the family of a diffusers pipeline's class; for others a TypeError names those known."""
+    """Return the family of a diffusers pipeline's class; raise a TypeError for an unknown class."""
     if pipeline_class not in FAMILIES:
         raise TypeError(
             f"the model is a {pipeline_class}, of a family that this package does not train: use one of "
@@ -45,7 +45,7 @@ def family_class(pipeline_class: str) -> type[Family]:
 
 
 def family_of(pipeline: Any) -> Family:
-    """Return a pipeline's family, or what is one already; a TypeError if none fits or a part is missing."""
+    """Return a pipeline's family; raise a TypeError if none fits or a part is missing."""
     if isinstance(pipeline, Family):
         return pipeline
     known = [base.__name__ for base in type(pipeline).__mro__ if base.__name__ in FAMILIES]
@@ -53,7 +53,7 @@ def family_of(pipeline: Any) -> Family:
 
 
 def model_name(pipeline: Any) -> str | None:
-    """Return what `load_pipeline` takes to load a pipeline's model again; None for one made in memory."""
+    """Return the name with which `load_pipeline` loads a pipeline again; None if it has no source."""
     name = getattr(pipeline, "name_or_path", None)
     if not name or not Path(name).is_dir():
         return name or None
@@ -63,7 +63,7 @@ def model_name(pipeline: Any) -> str | None:
 
 
 def image_size(pipeline: Any) -> int:
-    """Return the side of the square images, in pixels, that a pipeline makes."""
+    """Return the side in pixels of the square images that a pipeline generates."""
     return family_of(pipeline).latents_shape()[-1] * vae_factor(pipeline.vae)
 
 

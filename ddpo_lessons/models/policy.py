@@ -1,4 +1,4 @@
-"""Lesson 06: which weights are the policy, in which precision, and how they leave for plain diffusers."""
+"""Lesson 06: prepare the trained weights in their precision, and save them for plain diffusers."""
 
 import contextlib
 import copy
@@ -29,7 +29,7 @@ _PRECISION = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16
 
 
 def loaded_dtype(config: DDPOConfig) -> torch.dtype:
-    """Return the precision in which a run can load all networks: bfloat16 if it trains none but LoRA in it.
+    """Return the precision for loading all networks: bfloat16 if the run trains only LoRA in it.
 
     FLUX.1 has 17 billion parameters, 34 GB instead of 68. What is trained itself stays float32, and in
     float16 some networks do.
@@ -45,7 +45,7 @@ def prepare_policy(
     device: torch.device,
     keeps_float32: Collection[str] = (),
 ) -> dict[str, nn.Parameter]:
-    """Freeze what is not trained, set precisions and add the adapter; return the trained parameters by name.
+    """Freeze weights, set precisions, add the adapter, and return the trained parameters by name.
 
     Trained weights are float32; frozen ones have the precision that `mixed_precision` names, but for those in
     `keeps_float32`, which float16 breaks. An adapter that the UNet already carries is the policy; those of
@@ -95,7 +95,7 @@ def prepare_policy(
 def prepare_networks(
     family: Family, config: DDPOConfig, use_lora: bool, policy_device: torch.device, device: torch.device
 ) -> dict[str, nn.Parameter]:
-    """Prepare a family's networks for a run, as if no earlier trainer had; see `prepare_policy`."""
+    """Prepare a family's networks for a run, whatever an earlier trainer did; see `prepare_policy`."""
     unet: Any = family.denoiser
     unwrap_forward(unet)
     trainable = prepare_policy(unet, family.frozen, config, use_lora, policy_device, family.keeps_float32)
@@ -109,13 +109,13 @@ def prepare_networks(
 
 
 def unwrap_forward(denoiser: Any) -> None:
-    """Take away the precision that accelerate gave the forward pass for an earlier trainer."""
+    """Remove the precision that accelerate set for an earlier trainer's forward pass."""
     if "_original_forward" in vars(denoiser):
         denoiser.forward = vars(denoiser).pop("_original_forward")
 
 
 def unread(denoiser: nn.Module) -> tuple[str, ...]:
-    """Name layers whose output the model throws away, so that no gradient comes to their weights.
+    """Return the names of layers whose output is unused, so that their weights get no gradient.
 
     The last block of Stable Diffusion 3 asks for its text, too, and drops the answer; the attention of
     diffusers calls that `context_pre_only`.
@@ -129,7 +129,7 @@ def unread(denoiser: nn.Module) -> tuple[str, ...]:
 
 
 def load_adapter(family: Family, config: DDPOConfig) -> None:
-    """Load the LoRA weights of `config.train_lora_from`, which then are the policy of the family's denoiser.
+    """Load the LoRA weights of `config.train_lora_from` as the adapter of the family's denoiser.
 
     The config's rank, alpha and layers become the adapter's where they are the defaults. Raises ValueError if
     the weights do not fit the model, it has an adapter already, or a field that is no default is not what the
@@ -166,7 +166,7 @@ def load_adapter(family: Family, config: DDPOConfig) -> None:
 
 
 def read_lora(pipeline: Any, folder: str | Path) -> None:
-    """Load the LoRA weights of a folder into a pipeline; a ValueError if they do not fit the model."""
+    """Load the LoRA weights of a folder into a pipeline; raise a ValueError if they do not fit."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # diffusers prints, layer by layer, what it raises too
     try:
@@ -191,7 +191,7 @@ def read_lora(pipeline: Any, folder: str | Path) -> None:
 
 @contextlib.contextmanager
 def adapter_off(denoiser: nn.Module) -> Iterator[None]:
-    """Switch a network's adapter off for the time of a `with` block.
+    """Disable a network's adapter within a `with` block.
 
     peft's own switch also makes the adapter's weights ask for no gradient, and those that FSDP gathers for
     the first time while it is off never ask for one again.
@@ -207,7 +207,7 @@ def adapter_off(denoiser: nn.Module) -> Iterator[None]:
 
 
 def _check_adapter(part: str, network: Any, use_lora: bool) -> None:
-    """Refuse an adapter that is not in use as it is, since an export would hold another one."""
+    """Raise a ValueError for an adapter that an export would change."""
     if not getattr(network, "peft_config", None):
         return
     if not use_lora:
@@ -238,7 +238,7 @@ def _check_adapter(part: str, network: Any, use_lora: bool) -> None:
 
 
 def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
-    """Return the name of the adapter that the UNet already carries, if it is the one to train."""
+    """Return the name of the adapter that the UNet already has, if it is the one to train."""
     if not getattr(unet, "peft_config", None):
         return None
     (active,) = unet.active_adapters()
@@ -254,7 +254,7 @@ def _active_adapter(unet: Any, config: DDPOConfig) -> str | None:
 
 
 def _check_adapted(unet: nn.Module, adapter: str, targets: Sequence[str]) -> None:
-    """Refuse an adapter of other layers than the config names."""
+    """Raise a ValueError for an adapter of other layers than those of the config."""
     adapted = {path for path, module in unet.named_modules() if adapter in getattr(module, "lora_A", ())}
     paths = [path for path, _ in unet.named_modules()]
     named = {path for path in paths if any(f".{path}".endswith(f".{target}") for target in targets)}
@@ -283,7 +283,7 @@ def _check_targets(unet: nn.Module, targets: Sequence[str]) -> None:
 
 
 def _move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Move to the device, and to the precision all but an adapter, which stays what it is."""
+    """Move to the device and the precision, except for an adapter, which keeps its precision."""
     module.to(device)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_floating_point() and "lora_" not in name:
@@ -291,7 +291,7 @@ def _move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def make_optimizer(config: DDPOConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Make the AdamW that the config describes; an ImportError if its 8-bit variant lacks bitsandbytes."""
+    """Make the AdamW of the config; raise an ImportError if the 8-bit variant lacks bitsandbytes."""
     kind: Any = partial(torch.optim.AdamW, fused=True)  # all weights in one pass: adapters are many and small
     if config.train_use_8bit_adam:
         try:
@@ -319,14 +319,14 @@ def originals(family: Family, config: DDPOConfig, use_lora: bool) -> dict[str, n
 
 
 def with_parts(pipeline: Any, parts: Mapping[str, Any]) -> Any:
-    """Return a pipeline like this one with other parts; nothing is copied or cast."""
+    """Return a pipeline with some parts replaced, without copying or casting."""
     known = inspect.signature(type(pipeline).__init__).parameters
     settings = {k: v for k, v in pipeline.config.items() if k in known and k not in pipeline.components}
     return type(pipeline)(**{**pipeline.components, **settings, **parts})
 
 
 def copy_of(pipeline: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return a pipeline whose networks have modules of their own, but the weights of this one.
+    """Return a pipeline with separate modules that share the weights of this one.
 
     Adapters can be loaded into the copy, or taken from it. With a `dtype` its weights are cast to that.
     """
@@ -353,7 +353,7 @@ def save_policy(
     originals: Mapping[str, nn.Module] = MappingProxyType({}),
     writes: bool = True,
 ) -> None:
-    """Write the trained weights for plain diffusers; two exports of the same weights are equal to the byte.
+    """Save the trained weights for plain diffusers; equal weights give identical files.
 
     LoRA weights, those of text encoders among them, load with `pipeline.load_lora_weights(folder)`. A fully
     trained denoiser is written with its whole pipeline, for `from_pretrained(folder)`, and `originals` in the
@@ -383,7 +383,7 @@ def save_policy(
 
 
 def with_adapters(pipeline: Any) -> dict[str, Any]:
-    """Return the networks of a pipeline that have an adapter, by their names in it."""
+    """Return the networks of a pipeline that have an adapter, by name."""
     return {part: m for part, m in pipeline.components.items() if getattr(m, "peft_config", None)}
 
 

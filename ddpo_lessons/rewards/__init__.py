@@ -6,8 +6,8 @@ images' device, or `(rewards, info)` with a dict of named (B,) tensors. Rewards 
 DDPO uses their values only, so a reward may be anything that can be computed (Black et al. 2023,
 arXiv 2305.13301, section 5).
 
-To add one, write a factory under `@register(...)`, which gives it a name and says what it needs. Import its
-module here if it is new.
+To add one, write a factory with the decorator `@register(...)`, which registers its name and declares its
+needs. Import its module here if it is new.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ from ddpo_lessons.rewards.reward import register as register
 
 
 def get_reward(name: str, *arguments: Any, **settings: Any) -> RewardFunction:
-    """Make the reward function of a name in `REWARDS`, with arguments of its factory.
+    """Make the reward function with a name in `REWARDS`, with arguments of its factory.
 
     Raises ValueError if the name does not exist; the message lists those that do; RuntimeError if the reward
     needs a model that cannot be had.

@@ -1,4 +1,4 @@
-"""Rewards of the world of animals: its classifier names animal and artist, the ground is measured."""
+"""Rewards of the world of animals: a classifier scores animal and artist, the background is measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ def animal_alignment(
     artist_weight: float = 1.0,
     ground_weight: float = 10.0,
 ) -> RewardFunction:
-    """How well an image of the world of animals shows what its prompt says.
+    """Score how well an image of the world of animals shows its prompt.
 
     With log p from the classifier (nats), and the mean distance of the ground's pixels from the colour that
     is named, Euclidean in RGB on [0, 1]::
@@ -67,7 +67,7 @@ def animal_alignment(
 
 @register(needs=("label",))
 def animal_margin(classes: Sequence[str] = animals.ANIMALS, model: nn.Module | None = None) -> RewardFunction:
-    """The logit of the animal `metadata["label"]` minus the strongest wrong one.
+    """Score the logit of the animal `metadata["label"]` minus the largest wrong one.
 
     What `clip_margin` is for photographs, for the world of animals: among `classes`, names of its animals.
     The model is as for `animal_alignment`. Train for the reward model alone, and measure with
@@ -91,7 +91,7 @@ def animal_margin(classes: Sequence[str] = animals.ANIMALS, model: nn.Module | N
 
 
 def check_side(images: torch.Tensor, name: str) -> None:
-    """Refuse images that are not of this world's size, by a ValueError."""
+    """Raise a ValueError for images that do not have this world's size."""
     if images.shape[2:] != (animals.IMAGE_SIZE, animals.IMAGE_SIZE):
         raise ValueError(
             f"images are {images.shape[3]}x{images.shape[2]}: {name} scores those of tiny-zoo, "
@@ -115,7 +115,7 @@ def described(prompts: Sequence[str], metadata: Metadata) -> list[Description]:
 
 
 def _with_metadata(index: int, said: Description, metadata: Mapping[str, Any]) -> Description:
-    """Return what a prompt says, with animal and artist from the metadata where it leaves them out."""
+    """Return the description of a prompt, completed with animal and artist from the metadata."""
     for name, known in (("animal", animals.ANIMALS), ("artist", animals.ARTISTS)):
         if metadata.get(name) not in (None, *known):
             raise ValueError(
@@ -141,7 +141,7 @@ def _ground_masks(metadata: Metadata, images: torch.Tensor) -> torch.Tensor | No
 
 
 def _log_prob(logits: torch.Tensor, names: Sequence[str | None], classes: Sequence[str]) -> torch.Tensor:
-    """Log-probabilities (B,) in nats of the named classes, of logits (B, C); 0 where none is named."""
+    """Return log-probs (B,) in nats of the named classes from logits (B, C); 0 where none is named."""
     log_probs = logits.float().log_softmax(dim=1)
     return torch.stack(
         [

@@ -1,4 +1,4 @@
-"""Rewards made of other rewards."""
+"""Rewards that combine other rewards."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def _component(result: Rewards, name: str, like: torch.Tensor) -> tuple[torch.Te
 
 
 def weighted_sum(components: Mapping[str, tuple[float, RewardFunction]]) -> RewardFunction:
-    """Sum of weight * reward over components {name: (weight, reward function)}.
+    """Sum weight * reward over components {name: (weight, reward function)}.
 
     The info holds every component's rewards (B,) before weighting, under its name, and its own info under
     "name/key". A component that returns NaN, an infinity or anything but (B,) is named in a ValueError.
@@ -67,17 +67,17 @@ def edit(
     clip_weight: float = 5.0,
     distance_weight: float = 1.0,
 ) -> RewardFunction:
-    """Obey the prompt and keep the picture: CLIP's score of the prompt less the distance to the input.
+    """Score an edit: CLIP's score of the prompt minus the distance to the input image.
 
     clip_weight * cos(image, prompt) - distance_weight * d(image, metadata["image"]), with the cosine of
     `clip_score` in [-1, 1] and the perceptual distance of `distance_penalty` in [0, 4]. Both terms are
     returned as info before weighting, "clip_score" and "distance_penalty", which is -d.
 
-    Advantages are normalised, so that only the ratio of the weights counts: it trades obedience against
-    faithfulness. 5 to 1 is a guess, not measured on a GPU: CLIP's cosines lie closer together than distances.
-    Sources: Hessel et al. 2021, arXiv 2104.08718, and Zhang et al. 2018, arXiv 1801.03924, as those two say.
-    Raises ValueError if a weight is negative or not finite, or the metadata has no `image` of the result's
-    shape; RuntimeError if a model cannot be had, or the perceptual one is not convolutional.
+    Advantages are normalized, so only the ratio of the weights matters. It trades following the prompt
+    against keeping the input. 5 to 1 is a guess, because CLIP's cosines vary less than distances. Sources:
+    Hessel et al. 2021, arXiv 2104.08718, and Zhang et al. 2018, arXiv 1801.03924, as those two say. Raises
+    ValueError if a weight is negative or not finite, or the metadata has no `image` of the result's shape;
+    RuntimeError if a model cannot be had, or the perceptual one is not convolutional.
     """
     for name, weight in (("clip_weight", clip_weight), ("distance_weight", distance_weight)):
         if not 0 <= weight < float("inf"):
@@ -91,7 +91,7 @@ def edit(
 
 
 def judged(reward_function: RewardFunction, judge: RewardFunction) -> RewardFunction:
-    """Return a reward function whose info also holds a judge's rewards (B,), which have no gradient.
+    """Return a reward function whose info also has the evaluator's rewards (B,), without a gradient.
 
     A judge that returns NaN, an infinity or anything but (B,) is named in a ValueError.
     """

@@ -1,4 +1,4 @@
-"""Rewards of the digit world: its classifier reads the digit, its colours are measured."""
+"""Rewards of the digit world: a classifier scores the digit, colors are measured."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def _digit_log_prob(model: nn.Module, images: torch.Tensor, digits: torch.Tensor
 
 
 def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
-    """Euclidean RGB distance (B,) of measured (B, 3) to named colours; 0 where none is named."""
+    """Return the RGB distance (B,) of measured (B, 3) to named colors; 0 where none is named."""
     distances = [
         measured.new_zeros(()) if name is None else (row - row.new_tensor(COLOURS[name])).norm()
         for row, name in zip(measured, names, strict=True)
@@ -48,7 +48,7 @@ def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> tor
 
 
 def described(prompts: Sequence[str]) -> list[Description]:
-    """Read prompts; a ValueError refuses one that names neither a digit nor a colour."""
+    """Parse prompts; raise a ValueError for one that names neither a digit nor a color."""
     said = [parse_prompt(prompt) for prompt in prompts]
     for index, part in enumerate(said):
         if part.digit is None and part.ink is None and part.background is None:
@@ -66,7 +66,7 @@ def prompt_alignment(
     ink_weight: float = 1.0,
     background_weight: float = 1.0,
 ) -> RewardFunction:
-    """How well an image of the digit world shows what its prompt says.
+    """Score how well an image of the digit world shows its prompt.
 
     With log p (nats) from the classifier, colours measured without any model, and distances Euclidean in RGB
     on [0, 1] (at most sqrt(3))::
@@ -100,7 +100,7 @@ def prompt_alignment(
 
 
 def described_colours(prompts: Sequence[str]) -> list[Description]:
-    """Read prompts; a ValueError refuses one that does not name both colours."""
+    """Parse prompts; raise a ValueError for one that does not name both colors."""
     said = [parse_prompt(prompt) for prompt in prompts]
     for index, part in enumerate(said):
         if part.ink is None or part.background is None:
@@ -115,7 +115,7 @@ def described_colours(prompts: Sequence[str]) -> list[Description]:
 def recolouring(
     model: nn.Module | None = None, colour_weight: float = 10.0, shape_weight: float = 30.0
 ) -> RewardFunction:
-    """Obey a prompt that names ink and background, and keep digit and shape of the input.
+    """Score recoloring: the prompt names ink and background, and digit and shape should stay.
 
     With log p (nats) of `metadata["digit"]` from the classifier, colours and coverage measured without any
     model (`digits.measure_colours`, `digits.coverage`), and colours' distances Euclidean in RGB on [0, 1]::

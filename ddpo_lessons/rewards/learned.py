@@ -1,4 +1,4 @@
-"""Rewards that ask a model from the hub: CLIP, PickScore, the aesthetic score, a perceptual distance."""
+"""Rewards that use a model: CLIP, PickScore, the aesthetic score, a perceptual distance."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ T = TypeVar("T")
 def load_from_hub(
     model: str | Path, load: Callable[[Path], T], files: Sequence[str] = (*TEXT_FILES, WEIGHTS)
 ) -> T:
-    """Find a model, by folder, file, or name on the hub, and return what `load` makes of the folder or file.
+    """Find a model by folder, file, or name on the hub, and return the result of `load` for it.
 
     No code of the model's repository runs, and weights are safetensors. Of a repository only what matches the
     patterns `files` is downloaded. Raises RuntimeError if the model cannot be had or loaded; says which, why
@@ -72,7 +72,7 @@ def _pretrained(model_class: Any, folder: Path) -> Any:
 
 
 class _Normalize(nn.Module):
-    """Shift and scale channels by the mean and std of a folder's preprocessor_config.json."""
+    """Normalize channels with the mean and std of a folder's preprocessor_config.json."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -89,7 +89,7 @@ class _Normalize(nn.Module):
 
 # ---------------------------------------------------------------------------------------------- CLIP
 class Clip(nn.Module):
-    """CLIP (Radford et al. 2021, arXiv 2103.00020) as two maps onto the unit sphere."""
+    """CLIP (Radford et al. 2021, arXiv 2103.00020), with image and text embeddings of unit length."""
 
     model: Any  # of transformers, which mypy does not follow
 
@@ -105,7 +105,7 @@ class Clip(nn.Module):
         self.crop = crop["height"] if isinstance(crop, dict) else crop
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
-        """Resize the shorter side, cut out the middle, normalize: (B, 3, H, W) to (B, 3, crop, crop).
+        """Resize the shorter side, crop the center, and normalize: (B, 3, H, W) to (B, 3, crop, crop).
 
         Bicubic with antialias is what PIL does, but for rounding to 8 bits in between; doing it here spares
         the detour through PIL images and the need for torchvision.
@@ -116,12 +116,12 @@ class Clip(nn.Module):
         return self.normalize(resized[:, :, top : top + self.crop, left : left + self.crop])
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Images (B, 3, H, W) in [0, 1] to unit vectors (B, D)."""
+        """Embed images (B, 3, H, W) in [0, 1] as unit vectors (B, D)."""
         pooled = self.model.vision_model(pixel_values=self.preprocess(images)).pooler_output
         return F.normalize(self.model.visual_projection(pooled), dim=1)
 
     def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """N texts to unit vectors (N, D); what exceeds CLIP's 77 tokens is cut."""
+        """Embed N texts as unit vectors (N, D); texts are cut after CLIP's 77 tokens."""
         length = self.model.config.text_config.max_position_embeddings
         tokens = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt"
@@ -129,14 +129,14 @@ class Clip(nn.Module):
         return F.normalize(self.model.text_projection(self.model.text_model(**tokens).pooler_output), dim=1)
 
     def cosines(self, images: torch.Tensor, texts: Sequence[str]) -> torch.Tensor:
-        """Cosine of every image (B, 3, H, W) and its text: (B,)."""
+        """Return the cosine of each image (B, 3, H, W) and its text: (B,)."""
         self.to(images.device)
         return (self.embed_images(images) * self.embed_texts(texts)).sum(dim=1)
 
 
 @functools.cache
 def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
-    """Load a CLIPModel, its processor elsewhere if need be; cached, for rewards share its 1.7 GB."""
+    """Load a CLIPModel and its processor; cached, so that rewards share its 1.7 GB."""
     from transformers import CLIPModel
 
     weights = load_from_hub(model, lambda folder: _pretrained(CLIPModel, folder))
@@ -145,7 +145,7 @@ def load_clip(model: str | Path, processor: str | Path | None = None) -> Clip:
 
 @register(needs=("prompt",), models=("CLIP",))
 def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
-    """Cosine of the embeddings of image and prompt by a CLIPModel on the hub, or its folder, in [-1, 1].
+    """Score the cosine of the embeddings of image and prompt with a CLIPModel, in [-1, 1].
 
     CLIPModel's `logits_per_image` is this times exp(logit_scale). Source: Hessel et al. 2021, arXiv
     2104.08718, who report 2.5 max(cosine, 0).
@@ -163,7 +163,7 @@ def clip_score(model: str | Path = CLIP_MODEL) -> RewardFunction:
 def clip_margin(
     model: str | Path = CLIP_MODEL, classes: Sequence[str] = ANIMALS, template: str = "a photo of a {}"
 ) -> RewardFunction:
-    """CLIP's zero-shot logit of the class `metadata["label"]` minus the strongest wrong one.
+    """Score CLIP's zero-shot logit of the class `metadata["label"]` minus the largest wrong one.
 
     {} in the template, the sentence for a class, becomes its name. Raises ValueError if there are fewer than
     two classes, or the template has no place for them; RuntimeError if the model cannot be had.
@@ -189,9 +189,9 @@ def clip_margin(
 def clip_change(
     model: str | Path = CLIP_MODEL, classes: Sequence[str] = ANIMALS, template: str = "a photo of a {}"
 ) -> RewardFunction:
-    """The margin of `clip_margin` after minus before, before being that of `metadata["image"]`.
+    """Score the margin of `clip_margin` minus that of the input image `metadata["image"]`.
 
-    The margin and not the true class's logit alone, which rises as well when all logits rise.
+    It uses the margin instead of the true class's logit, because this logit also rises when all logits rise.
     """
     after = clip_margin(model, classes, template)
 
@@ -205,7 +205,7 @@ def clip_change(
 
 @register(needs=("prompt",), models=("MODEL", "PROCESSOR"))
 def pick_score(model: str | Path = PICK_SCORE, processor: str | Path = CLIP_H) -> RewardFunction:
-    """PickScore: CLIP's logit of image and prompt, from a CLIP that was trained on people's choices.
+    """Score images by PickScore, the logit of a CLIP that was trained on human preferences.
 
     exp(logit_scale) * cos(image, prompt), which is CLIPModel's `logits_per_image`; differences between images
     of one prompt are what it was trained on. `processor` has its tokenizer and preprocessor. Source: Kirstain
@@ -243,7 +243,7 @@ def _load_aesthetic_head(path: Path) -> nn.Module:
 
 @register(models=("CLIP", "HEAD"))
 def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC_HEAD) -> RewardFunction:
-    """LAION's aesthetic score, about 1 to 10: a small network on CLIP ViT-L/14's unit embedding.
+    """Score aesthetics from about 1 to 10: LAION's small network on CLIP ViT-L/14's unit embedding.
 
     Source: Schuhmann 2022, "improved-aesthetic-predictor" (sac+logos+ava1-l14-linearMSE), used in the DDPO
     paper, section 5.2. The scores mean something only with the pair of models given as defaults. The head is
@@ -267,7 +267,7 @@ def aesthetic_score(model: str | Path = CLIP_MODEL, head: str | Path = AESTHETIC
 
 # ------------------------------------------------------------------------------ perceptual distance
 class _Features(nn.Module):
-    """Feature maps of every stage of a convolutional network, of unit length at every position."""
+    """Return the feature maps of all stages of a network, with unit length at every position."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModel
@@ -285,7 +285,7 @@ class _Features(nn.Module):
 
 @register(needs=("target",), models=("NETWORK",))
 def distance_penalty(model: str | Path = PERCEPTUAL_MODEL, reference: str = "target") -> RewardFunction:
-    """Minus a perceptual distance, LPIPS-style, to the image `metadata[reference]` (3, H, W).
+    """Score minus a perceptual distance, as in LPIPS, to the image `metadata[reference]` (3, H, W).
 
     With f_l the features of stage l, scaled to unit length over the channels at each position, it is the mean
     over l, over positions, of `|f_l(image) - f_l(reference)|^2`, in [0, 4]. This is LPIPS without its learned

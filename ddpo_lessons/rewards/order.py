@@ -1,4 +1,4 @@
-"""Whether a reward orders images as it should, before anything is trained for it."""
+"""Check whether a reward ranks images as it should, before training on it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ GRAY = 0.5  # of every pixel of a blank image
 def check_order(
     reward_function: RewardFunction, contexts: Sequence[Any], device: str | torch.device = "cpu"
 ) -> dict[str, float]:
-    """Score clean, damaged and blank images; return the mean of each, and the fraction in the right order.
+    """Score clean, damaged and blank images; return the means, and the fraction in correct order.
 
     Contexts are what an img2img prompt function with damage returns: `(prompt, image (3, H, W), metadata)`,
     the image damaged and `metadata["target"]` clean; blank images are gray. The entries are "clean",

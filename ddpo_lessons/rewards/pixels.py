@@ -26,7 +26,7 @@ def _jpeg_kilobytes(images: torch.Tensor) -> torch.Tensor:
 
 @register()
 def jpeg_compressibility() -> RewardFunction:
-    """Minus the size of the image as a JPEG of quality 95, in kB of 1000 bytes.
+    """Score minus the size of the image as a JPEG of quality 95, in kB of 1000 bytes.
 
     Source: DDPO paper, section 5.1; kB and quality as in ddpo-pytorch.
     """
@@ -35,13 +35,13 @@ def jpeg_compressibility() -> RewardFunction:
 
 @register()
 def jpeg_incompressibility() -> RewardFunction:
-    """The size of the image as a JPEG of quality 95, in kB of 1000 bytes."""
+    """Score the size of the image as a JPEG of quality 95, in kB of 1000 bytes."""
     return checked_reward(lambda images, prompts, metadata: _jpeg_kilobytes(images))
 
 
 @register()
 def colourfulness() -> RewardFunction:
-    """How colourful people find an image; 0 for greys, above 100 for the most vivid.
+    """Score how colorful people find an image: 0 for grays, above 100 for the most vivid.
 
     With R, G, B on 0..255, rg = R - G and yb = (R + G) / 2 - B:
     sqrt(std(rg)^2 + std(yb)^2) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2), over all pixels.
@@ -62,10 +62,10 @@ def colourfulness() -> RewardFunction:
 
 @register(needs=("target",))
 def pixel_penalty(reference: str = "target") -> RewardFunction:
-    """Minus the root mean square difference of the pixels from the image `metadata[reference]`, in [-1, 0].
+    """Score minus the root mean square difference to the image `metadata[reference]`, in [-1, 0].
 
-    It needs no network, but a shifted image counts as a different one; `distance_penalty` is what people
-    would say. The reference "target" is the clean original, and "image" the input.
+    It needs no network, but it treats a shifted image as a different one; `distance_penalty` is closer to
+    human perception. The reference "target" is the clean original, and "image" the input.
     """
 
     @checked_reward

@@ -1,4 +1,4 @@
-"""The figure of one or several runs, drawn from what their folders hold; pyplot is left alone."""
+"""Plot one or several runs from the records in their folders, without pyplot."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Columns = dict[str, dict[int, float]]  # of each key of the records, the value o
 
 
 def plot_run(*folders: str | Path) -> Figure:
-    """Draw the records of one or several runs over their epochs, and of one run its images.
+    """Plot the records of one or several runs over their epochs, and for a single run its images.
 
-    The panels show the reward (mean, quantiles, validation), the mean of each reward term, the error of
-    the ratio, the clip fraction and the KL; what no run has recorded is left out. Each run has one color.
-    A run may still be going on. Raises ValueError if a folder is not that of a run, or a record is damaged.
+    The panels show the reward (mean, quantiles, validation), the mean of each reward term, the error of the
+    ratio, the clip fraction and the KL, as far as they were recorded. Each run has one color. A run need not
+    be finished. Raises ValueError if a folder is not that of a run, or a record is damaged.
 
-        plot_run("runs/edit")  # the last expression of a notebook's cell: shows the figure
+        plot_run("runs/edit")  # as the last expression of a cell: shows the figure
         plot_run("runs/a", "runs/b").savefig("both.png")
     """
     if not folders:
@@ -80,7 +80,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def write(path: Path, *folders: str | Path) -> None:
-    """Write the figure of runs into a file, whose ending is its format; it replaces an older one at once."""
+    """Write the figure of runs to a file, whose ending sets the format; replace an older file at once."""
     aside = path.with_name(f".{path.name}.part")
     try:
         plot_run(*folders).savefig(aside, format=path.suffix[1:] or "png", facecolor="auto")
@@ -91,7 +91,7 @@ def write(path: Path, *folders: str | Path) -> None:
 
 # ------------------------------------------------------------------------------------------ records
 def _read(folder: Path) -> Columns:
-    """Read the records: of an epoch's optimizer steps the mean, or the maximum if a key begins with max."""
+    """Read the records, with the mean (or for max_ keys the maximum) of an epoch's optimizer steps."""
     if not (folder / METRICS).is_file():
         raise ValueError(f"{folder} holds no {METRICS}: give the folder of a run that has begun")
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -114,7 +114,7 @@ def _has(runs: Sequence[Columns], key: str) -> bool:
 
 # ------------------------------------------------------------------------------------------- images
 def _first_and_latest(folder: Path) -> dict[str, Image.Image]:
-    """Return the first and the latest grid with a title; of validation if there are any."""
+    """Return the first and the latest grid with titles, preferably of validation."""
     for kind, name in (("validation", "validation images"), ("epoch", "images")):
         found = sorted(path for path in folder.glob(f"images/{kind}-*") if path.suffix in (".png", ".jpg"))
         if found:
@@ -124,7 +124,7 @@ def _first_and_latest(folder: Path) -> dict[str, Image.Image]:
 
 
 def _tiles(path: Path) -> Image.Image:
-    """Read the upper left tiles of a grid; one without captions is shown as it is."""
+    """Read the upper left tiles of a grid; return a grid without captions as it is."""
     captions = path.with_suffix(".json")
     with Image.open(path) as grid:
         grid.draft("RGB", (PIXELS, 1))  # a JPEG of photographs is decoded at this width
@@ -138,7 +138,7 @@ def _tiles(path: Path) -> Image.Image:
 
 # ------------------------------------------------------------------------------------------ drawing
 def _lay_out(keys: Sequence[str], grids: dict[str, Image.Image], lines: int) -> tuple[Any, dict[str, Axes]]:
-    """Make the figure with its images; return the axes of the reward, and below it two in a row."""
+    """Make the figure with its images; return the axes, with the reward on top and two per row below."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -175,7 +175,7 @@ def _lay_out(keys: Sequence[str], grids: dict[str, Image.Image], lines: int) -> 
 
 
 def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[str, str]]) -> None:
-    """Draw the curves of a run in a panel; each has its key as its label."""
+    """Plot the curves of a run in a panel, labeled with their keys."""
     for name, look, hollow in ((key, ".-", color), (DASHED.get(key, ""), "o--", axis.get_facecolor())):
         if name in run:
             x, y = list(run[name]), list(run[name].values())
@@ -206,7 +206,7 @@ def _colors(count: int) -> list[str]:
 
 
 def _legend(figure: Figure, folders: Sequence[Path], runs: Sequence[Columns], colors: Sequence[str]) -> None:
-    """Name the runs by their folders, and by their paths where two folders have one name."""
+    """Label the runs with their folders, or with their paths if two folders have the same name."""
     from matplotlib.lines import Line2D
 
     names = [folder.resolve().name for folder in folders]

@@ -1,4 +1,4 @@
-"""Lesson 08: faults of a run that raise no error, looked for in its first epoch.
+"""Lesson 08: check the first epoch of a run for faults that raise no error.
 
 Every run has these checks, which watch what it does anyway; `checks.preflight` has more.
 Each looks for faults that were found in published trainers (docs/peers.md).
@@ -30,7 +30,7 @@ TINY = 1e-3  # a gradient that is so much smaller than the largest need not move
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw; where it failed, `says` ends with what it most probably is."""
+    """The result of a check; if it failed, `says` ends with the most likely cause."""
 
     check: str
     passed: bool
@@ -41,11 +41,11 @@ class Finding:
 
 
 class Findings(Lines[Finding]):
-    """What all checks saw, shown as a line per check and a last one that counts."""
+    """The results of all checks, printed as a line per check and a summary."""
 
     @property
     def failed(self) -> list[Finding]:
-        """What failed."""
+        """The findings that failed."""
         return [finding for finding in self if not finding.passed]
 
     def __repr__(self) -> str:
@@ -53,12 +53,12 @@ class Findings(Lines[Finding]):
 
 
 def judged(check: str, passed: bool, says: str, remedy: str) -> Finding:
-    """Make a finding; where the check failed, the remedy follows what was seen."""
+    """Make a finding, with the remedy after the observation if the check failed."""
     return Finding(check, passed, says if passed else f"{says}; {remedy}")
 
 
 class FirstEpoch:
-    """Watches the optimizer steps of a run's first epoch: gradients, how far weights move, the first replay.
+    """Observe the optimizer steps of the first epoch: gradients, changes of weights, the first replay.
 
     `before` is this process's part of the trained weights, as they are before the learner takes these steps.
     """
@@ -73,7 +73,7 @@ class FirstEpoch:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Look at the gradients of each optimizer step in a `with` block; nothing waits for a GPU."""
+        """Observe the gradients of each optimizer step in a `with` block, without waiting for a GPU."""
         optimizer = getattr(self.learner.optimizer, "optimizer", self.learner.optimizer)  # in accelerate's
         handle = optimizer.register_step_pre_hook(self._note)
         try:
@@ -92,7 +92,7 @@ class FirstEpoch:
     def findings(
         self, group_size: int, clip_range: float | None, guidance_scale: float = 1.0
     ) -> list[Finding]:
-        """Return what was seen; every process must ask.
+        """Return the findings; every process must call it.
 
         Half of the clip range is what the first ratio may be off by; None where nothing is clipped. Guidance,
         g times one prediction minus g - 1 times the other, amplifies the rounding of both by up to 2g - 1.

@@ -1,4 +1,4 @@
-"""The optimizer's side of a run: groups of pairs, precision, several processes, and one step at a time."""
+"""Take optimizer steps over groups of pairs, in any precision and in several processes."""
 
 import contextlib
 import math
@@ -27,7 +27,7 @@ Weights = dict[str, torch.Tensor]
 
 
 class Learner:
-    """Accumulates gradients over groups of pairs and takes optimizer steps.
+    """Accumulate gradients over groups of pairs, and take optimizer steps.
 
     Denoiser, optimizer and the trained weights by name are as accelerate prepared them. `is_fresh` says that
     they are a new adapter, without which the denoiser is the policy before training; otherwise the weights
@@ -65,13 +65,13 @@ class Learner:
         return {name: p.detach().clone() for name, p in self.trainable.items()} if is_kept else {}
 
     def begin_epoch(self, trajectory: Trajectory) -> None:
-        """Get to know what is trained on: the shape of latents, by which forward passes are filled."""
+        """Prepare for an epoch with latents of this shape, which determines the micro batches."""
         self._latents_shape = tuple(trajectory.latents.shape[2:])  # (C, h, w)
         self._kind = (trajectory.is_guided, self._latents_shape)
         self.micro_batch_size = 1
 
     def split(self, pairs: Pairs) -> list[Pairs]:
-        """Cut pairs (N,) into groups of about one size: a small last one would waste time."""
+        """Split pairs (N,) into groups of similar size, because a small last group would waste time."""
         _, size = self.config.micro_batch_sizes(math.prod(self._latents_shape))
         count = math.ceil(len(pairs["rows"]) / size)
         chunks = {name: tensor.chunk(count) for name, tensor in pairs.items()}
@@ -80,7 +80,7 @@ class Learner:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
-        """Give the denoiser as it was before training, for the time of a `with` block.
+        """Provide the denoiser as it was before training, within a `with` block.
 
         Raises RuntimeError if that was not kept, because the algorithm does not say that it needs it.
         """
@@ -93,7 +93,7 @@ class Learner:
 
     @contextlib.contextmanager
     def old_policy(self) -> Iterator[Any]:
-        """Give the denoiser with the old policy's weights, for the time of a `with` block.
+        """Provide the denoiser with the old policy's weights, within a `with` block.
 
         Raises RuntimeError if they are not kept.
         """
@@ -103,12 +103,12 @@ class Learner:
             yield self.accelerator.unwrap_model(self.denoiser)
 
     def averaged_policy(self) -> contextlib.AbstractContextManager[None]:
-        """Put the average of the weights into the denoiser for the time of a `with` block, if one is kept."""
+        """Provide the denoiser with the average of its weights, if one is kept, within a `with` block."""
         return self._with(self.average) if self.average else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _with(self, weights: Weights) -> Iterator[None]:
-        """Put other weights into the denoiser for the time of a `with` block."""
+        """Provide the denoiser with other weights within a `with` block."""
         new = {name: held(parameter) for name, parameter in self.trainable.items()}
         try:
             self._use(weights)  # in the block: an interruption must not leave half of them in place
@@ -126,12 +126,12 @@ class Learner:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what was made of other weights: their low-precision copies, and what FSDP has gathered."""
+        """Drop low-precision copies of other weights, and weights that FSDP has gathered."""
         torch.clear_autocast_cache()
         forget_gathered(self.denoiser)
 
     def update_old_policy(self, decay: float) -> None:
-        """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new ones."""
+        """Move the old policy's weights: old = decay old + (1 - decay) new; 0 copies the new weights."""
         self._move(self.old, decay)
 
     @torch.no_grad()
@@ -141,14 +141,14 @@ class Learner:
 
     # ------------------------------------------------------------------------------------- its state
     def tensors(self) -> dict[str, Weights]:
-        """Return weights and optimizer state, for a checkpoint; every process must ask for them."""
+        """Return weights and optimizer state for a checkpoint; every process must call it."""
         return {  # in one order: after a resume each process has another one
             kind: {name: whole(group[name]) for name in sorted(group)}
             for kind, group in self._tensors().items()
         }
 
     def copy_tensors(self) -> dict[str, Weights]:
-        """Copy this process's part: an adapter on its device, all weights to the host, for they are large."""
+        """Copy this process's part: an adapter on its device, full (large) weights to the host."""
         is_adapter = any("lora_" in name for name in self.trainable)
         place = self.accelerator.device if is_adapter else torch.device("cpu")
         return {
@@ -163,7 +163,7 @@ class Learner:
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Weights]) -> None:
-        """Take back what `tensors` or `copy_tensors` returned."""
+        """Load the result of `tensors` or `copy_tensors`."""
         self.optimizer.zero_grad()
         for mine, kind in ((self.trainable, "policy"), (self.old, "old"), (self.average, "average")):
             for name, tensor in mine.items():
@@ -177,7 +177,7 @@ class Learner:
 
     # ------------------------------------------------------------------------------------- one step
     def step(self, loss: Loss, groups: Sequence[Pairs]) -> dict[str, float]:
-        """Accumulate the gradient over groups of pairs, weighed by their share; step; return its record."""
+        """Accumulate the gradient over groups, weighted by their sizes; take a step; return its record."""
         sizes = [len(group["rows"]) for group in groups]
         shares, stats = [size / sum(sizes) for size in sizes], []
         groups = move_together(groups, self.accelerator.device)
@@ -214,13 +214,13 @@ class Learner:
     def evaluate(
         self, function: Callable[[Any, Pairs], torch.Tensor], groups: Sequence[Pairs]
     ) -> list[torch.Tensor]:
-        """Call `function(denoiser, group)` for groups of pairs as a step does its loss, without gradients."""
+        """Call `function(denoiser, group)` for groups as a step calls its loss, without gradients."""
         with torch.no_grad(), self._autocast():
             moved = move_together(groups, self.accelerator.device)
             return [function(self.denoiser, group) for group in moved]
 
     def _note_skipped(self, skipped: bool) -> dict[str, float]:
-        """Record that fp16's scaler skipped the step, and its new scale; refuse to skip on and on.
+        """Record a step that fp16's scaler skipped, and its scale; raise an error after too many.
 
         Accelerate's `step_was_skipped` is not asked: a fused optimizer is called, and skips by itself.
         """
@@ -256,7 +256,7 @@ class Learner:
         return {**dict(zip(names, values, strict=True)), "lr": self.optimizer.param_groups[0]["lr"]}
 
     def _check_compiled(self, loss: Loss, group: Pairs) -> None:
-        """Compare the compiled denoiser's gradients with its own, for every shape twice: first, and later on.
+        """Compare compiled gradients with the denoiser's own, twice per shape: at first and later on.
 
         Later on, since LoRA's A has no gradient in the first one, where B is zero. What is compared is
         the gradient of the outputs: PPO's is zero where a ratio is clipped.
@@ -280,12 +280,12 @@ class Learner:
 
 
 def held(parameter: nn.Parameter) -> torch.Tensor:
-    """Return a weight's values, as they are now where others are written over them."""
+    """Return the current values of a weight, before others replace them."""
     return parameter.detach().clone() if isinstance(parameter, DTensor) else parameter.data
 
 
 def learning_rate(config: DDPOConfig, steps_done: int, num_steps: int) -> float:
-    """Return the learning rate of the next step of a run that has `num_steps`: no state, no checkpoint."""
+    """Return the learning rate of the next step of a run of `num_steps`, without any state."""
     name = config.train_learning_rate_schedule
     if name == "constant" and config.train_learning_rate_warmup_steps:
         name = "constant_with_warmup"

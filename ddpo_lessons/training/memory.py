@@ -1,4 +1,4 @@
-"""Which forward passes fit on the device, and what to do about one that does not: make smaller ones."""
+"""Find out which forward passes fit on the device, and halve those that do not."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ Field = Literal["sample_micro_batch_size", "train_micro_batch_size"]
 
 
 def what_fits() -> dict[str, Any]:
-    """Return the precision and the micro batches for Stable Diffusion 1.5 at 512 pixels on this machine.
+    """Return precision and micro batches for Stable Diffusion 1.5 at 512 pixels on this machine.
 
     They are fields of `DDPOConfig`: bf16 where the GPU computes in it (Ampere and newer), fp16 on an older
     one, such as the T4, and float32 without CUDA, where a micro batch of 0 leaves the choice to the trainer.
@@ -69,7 +69,7 @@ def _other_remedy(config: DDPOConfig, is_sampling: bool) -> str:
 
 @contextlib.contextmanager
 def sized(config: DDPOConfig, field: Field, size: Callable[[], int]) -> Iterator[None]:
-    """Turn the OutOfMemoryError of a `with` block, whose passes have that size, into an `OutOfMemory`."""
+    """Convert the OutOfMemoryError of a `with` block with passes of this size to `OutOfMemory`."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -77,7 +77,7 @@ def sized(config: DDPOConfig, field: Field, size: Callable[[], int]) -> Iterator
 
 
 def halve(config: DDPOConfig, error: OutOfMemory) -> str:
-    """Set the smaller size and free what the failed pass holds; return a line that says so."""
+    """Set the smaller size, free the memory of the failed pass, and return a line about it."""
     setattr(config, error.field, error.smaller)
     for each in (error, error.__cause__):
         traceback.clear_frames(each.__traceback__ if each else None)  # their variables hold activations
