@@ -1,7 +1,7 @@
-"""`--config FILE`: flags written in a file, or the config.json of a run.
+"""Read `--config FILE`: flags in a YAML file, or the config.json of a run.
 
-Both become words before the user's own: a value of a file is read and refused as the flag of its name is, and
-a flag that is given too overrides it.
+Both become words before the user's own. A value of the file is therefore parsed and checked like the flag of
+its name, and a flag on the command line overrides it.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ FIELDS = {spec.name for spec in dataclasses.fields(DDPOConfig)}
 
 
 def expand(words: Sequence[str]) -> list[str]:
-    """Return a command's words with those of the file that `--config` names before them.
+    """Return the words of a command with those of its `--config` file before them.
 
     Raises ValueError if the file is missing, holds no mapping, or a name that is no flag.
     """
@@ -62,7 +62,7 @@ def _words(path: Path, given: Sequence[str]) -> list[str]:
 
 
 def _check_kind(path: Path, name: str, value: Any) -> None:
-    """Refuse values that would be other words than were meant: YAML reads `no` as false."""
+    """Raise a ValueError for values that YAML changes, such as `no`, which becomes false."""
     if isinstance(value, bool) and _KINDS[name] is not bool:
         raise ValueError(
             f'--config {path}: {name} reads as {str(value).lower()}: write it in quotes, as "no"'
@@ -89,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _written(name: str, value: Any) -> list[str]:
-    """Write a setting as words of the command line."""
+    """Convert a setting to words of the command line."""
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
@@ -102,7 +102,7 @@ def _written(name: str, value: Any) -> list[str]:
 
 
 def _of_run(path: Path, values: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
-    """Return the flags that make another run like that of a config.json."""
+    """Return the flags that repeat the run of a config.json."""
     record, asked = values[RUN], {word.partition("=")[0] for word in given}
     empty: tuple[Any, ...] = ("", {}, None)  # no words for these, and all are defaults
     settings = {n: v for n, v in values.items() if n not in {RUN, *_PLACES} and v not in empty}
@@ -130,7 +130,7 @@ def _of_run(path: Path, values: Mapping[str, Any], given: Sequence[str]) -> dict
 
 
 def _algorithm_of_run(path: Path, record: Mapping[str, Any]) -> str | None:
-    """Return what `--algorithm` takes for the algorithm of a run; None if its record has none."""
+    """Return the value of `--algorithm` for the algorithm of a run, or None if its record has none."""
     settings = dict(record.get("algorithm", {}))
     if "own_algorithm" in record or not settings:
         return record.get("own_algorithm")

@@ -1,4 +1,4 @@
-"""`ddpo-lessons doctor`: one line for everything that a run needs of the machine."""
+"""Run `ddpo-lessons doctor`, which prints a line for everything that a run needs."""
 
 import shutil
 import sys
@@ -23,7 +23,7 @@ class Doctor:
 
 
 class Check(NamedTuple):
-    """One finding: whether it is good enough, and a sentence with the remedy if it is not."""
+    """The result of a check: whether it passed, and a sentence with the remedy if it did not."""
 
     ok: bool
     text: str
@@ -33,7 +33,7 @@ class Check(NamedTuple):
 
 
 def check_python() -> Iterator[Check]:
-    """Compare the interpreter with the oldest one supported."""
+    """Compare the interpreter with the oldest supported version."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield Check(sys.version_info >= (3, 11), f"Python {version} (needs 3.11 or newer)")
 
@@ -67,7 +67,7 @@ def check_package(name: str, bounds: str) -> Check:
 
 
 def check_gpu() -> Iterator[Check]:
-    """Name the GPU, of CUDA with its memory; having none is no fault."""
+    """Report the GPU, for CUDA with its memory; a machine without a GPU passes."""
     import torch
 
     if torch.backends.mps.is_available():  # accelerate asks in this order
@@ -82,7 +82,7 @@ def check_gpu() -> Iterator[Check]:
 
 
 def check_memory() -> Iterator[Check]:
-    """Compare the free main memory with what the demo takes."""
+    """Compare the free main memory with the need of the demo."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -93,7 +93,7 @@ def check_memory() -> Iterator[Check]:
 
 
 def check_disk() -> Iterator[Check]:
-    """Compare the free space on the current folder's disk with what a run writes."""
+    """Compare the free disk space of the current folder with the need of a run."""
     free = shutil.disk_usage(Path.cwd()).free
     ok = free >= DISK_NEEDED_GIB * GIB
     remedy = "" if ok else ": make room, or work in a folder on another disk"
@@ -102,7 +102,7 @@ def check_disk() -> Iterator[Check]:
 
 
 def check_checkpoint() -> Iterator[Check]:
-    """Open every weight file of the embedded tiny-sd; a truncated one does not open."""
+    """Open every weight file of the embedded tiny-sd, to find truncated ones."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(CHECKPOINTS["tiny-sd"].rglob("*.safetensors"))
@@ -121,7 +121,7 @@ def check_checkpoint() -> Iterator[Check]:
 
 
 def check_hub() -> Iterator[Check]:
-    """Say whether the model hub answers; it need not, since tiny-sd is in the package."""
+    """Report whether the model hub answers; it is optional, because tiny-sd is in the package."""
     from huggingface_hub import constants
 
     from ddpo_lessons.hub import hub_reachable
@@ -146,12 +146,12 @@ CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
 
 
 def findings() -> Lines[Check]:
-    """Run every check, for a notebook: shown as one line per finding."""
+    """Run every check, and show one line per finding in a notebook."""
     return Lines(_findings())
 
 
 def _findings() -> Iterator[Check]:
-    """Run every check; one that cannot even start, for want of a package, is a finding too."""
+    """Run every check; a check that fails to start is also a finding."""
     for check in CHECKS:
         try:
             yield from check()

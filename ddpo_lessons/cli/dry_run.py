@@ -1,4 +1,4 @@
-"""`ddpo-lessons train`: what a run is going to do, settled and said before any weights are loaded."""
+"""Determine and print what `ddpo-lessons train` will do, before any weights are loaded."""
 
 import math
 import os
@@ -26,13 +26,13 @@ from ddpo_lessons.training.runlog import claim
 
 
 def say(text: str) -> None:
-    """Print a line, in one of the processes."""
+    """Print a line in one of the processes."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
 
 
 def settle(arguments: Train) -> DDPOConfig:
-    """Return this process's settings; a ValueError if the run's folder holds another run."""
+    """Return this process's settings; raise a ValueError if the folder holds another run."""
     config = arguments.make_config()
     claim(config)
     if not arguments.chosen.config:
@@ -46,7 +46,7 @@ def settle(arguments: Train) -> DDPOConfig:
 
 
 def check_rewards(arguments: Train, images: ImageFolder | None) -> None:
-    """Refuse a reward or a judge that does not go with the images or prompts, by a ValueError."""
+    """Raise a ValueError for a reward or evaluator that does not fit the images or prompts."""
     try:
         _check_terms(arguments.chosen.reward, arguments, images)
     except ValueError as error:
@@ -68,7 +68,7 @@ def _check_terms(reward: str, arguments: Train, images: ImageFolder | None) -> N
 
 
 def choose_start(arguments: Train, pipeline: Any) -> FromNoise:
-    """Return where rollouts begin: in noise, in images, or in noise with images beside it."""
+    """Return the start of rollouts: noise, images, or noise with images as a condition."""
     resolution = arguments.chosen.resolution
     if arguments.images is None:
         return FromNoise(resolution=resolution)
@@ -79,7 +79,7 @@ def choose_start(arguments: Train, pipeline: Any) -> FromNoise:
 
 # ----------------------------------------------------------------------------------------- the dry run
 def dry_run(arguments: Train, images: ImageFolder | None) -> int:
-    """Say what the run would do and count, and return 0; no weights are loaded."""
+    """Print what the run would do, with its counts, and return 0; no weights are loaded."""
     check_rewards(arguments, images)
     config = settle(arguments)
     for line in describe(arguments, config, images):
@@ -88,7 +88,7 @@ def dry_run(arguments: Train, images: ImageFolder | None) -> int:
 
 
 def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -> Iterator[str]:
-    """Yield a line for everything that is known of a run beforehand."""
+    """Yield a line for each part of the run that is known in advance."""
     chosen = arguments.chosen
     yield f"model: {chosen.model}; reward: {chosen.reward}; algorithm: {chosen.algorithm}"
     if images is not None:
@@ -101,7 +101,7 @@ def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -
 
 
 def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> Iterator[str]:
-    """Yield lines with the counts of an epoch and of the run, as far as settings tell without a model.
+    """Yield lines with the counts of an epoch and of the run, without loading the model.
 
     Stable Diffusion rounds the steps of img2img down, and FLUX.1 needs one forward pass for its guidance.
     """
@@ -120,7 +120,7 @@ def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> It
 
 
 def _edits(model: str) -> bool:
-    """Tell whether a model edits images, as far as its files are on this machine."""
+    """Return whether a model edits images, if its files are on this machine."""
     try:
         index = DiffusionPipeline.load_config(str(CHECKPOINTS.get(model, model)), local_files_only=True)
     except OSError:

@@ -1,4 +1,4 @@
-"""Named settings for `ddpo-lessons train`; flags of the command line override them."""
+"""Define the presets of `ddpo-lessons train`, which flags of the command line override."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from ddpo_lessons.config import DDPOConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """What a name stands for: a model, a reward, prompts, and fields of `DDPOConfig`.
+    """A model, a reward, prompts, and fields of `DDPOConfig` under one name.
 
     Fields that `config` leaves out have the defaults of `DDPOConfig`.
     """
@@ -247,12 +247,12 @@ OF_MODELS = {"tiny-sd": "digit_world", "tiny-sd3": "digit_world_flow", "tiny-zoo
 
 
 def world_size() -> int:
-    """Return the number of processes, as accelerate launch and torchrun announce it to each of them."""
+    """Return the number of processes that accelerate launch or torchrun has started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def divide(preset: Preset, processes: int, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return a preset's fields for each of several processes, which together do its experiment.
+    """Return a preset's fields for each of several processes that share its experiment.
 
     One process alone keeps what `config` says, also of a preset that was run with more. Fields that were
     given are for each process, and not divided. A ValueError refuses samples that do not divide.

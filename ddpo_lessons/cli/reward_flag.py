@@ -1,4 +1,4 @@
-"""`--reward`: names of the package, functions of the user's files, models by path, and weighted sums."""
+"""Parse `--reward`: names of the package, users' functions, models by path, and weighted sums."""
 
 import difflib
 import inspect
@@ -45,7 +45,7 @@ class Term:
 
 
 def parse(text: str) -> tuple[Term, ...]:
-    """Read the flag; a ValueError refuses names, weights and models that cannot be."""
+    """Parse the flag; raise a ValueError for wrong names, weights and models."""
     try:
         terms = tuple(_term(part.strip()) for part in text.split(","))
     except ValueError as error:
@@ -103,7 +103,7 @@ def _check(text: str, name: str, models: Sequence[str]) -> None:
 
 # ------------------------------------------------------------------------------------------ functions
 def load_functions(terms: Sequence[Term]) -> dict[str, RewardFunction]:
-    """Import the functions of the user's files and modules; return them by name.
+    """Import users' functions from files and modules; return them by name.
 
     Raises ValueError if there is no such file, module or function, or it fails as it is imported; TypeError
     if it is no function of (images, prompts, metadata).
@@ -128,7 +128,7 @@ def _load_function(term: Term) -> RewardFunction:
 
 # -------------------------------------------------------------------------------------------- rewards
 def check(terms: Sequence[Term], images: ImageFolder, prompt: str | None) -> None:
-    """Refuse a prompt that does not go with the images, and rewards that lack labels or prompts.
+    """Raise a ValueError for a prompt that does not fit the images, or for missing labels or prompts.
 
     Rewards are those of the registry; what functions of users need is not declared. A ValueError names the
     remedy.
@@ -175,7 +175,7 @@ def _check_labels(name: str, images: ImageFolder) -> None:
 
 
 def _check_words(name: str, prompts: Sequence[str]) -> None:
-    """Refuse prompts that a reward cannot read."""
+    """Raise a ValueError for prompts that a reward cannot read."""
     reads = REWARDS[name].reads
     try:
         if reads is not None:
@@ -185,7 +185,7 @@ def _check_words(name: str, prompts: Sequence[str]) -> None:
 
 
 def check_text(terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[str, Any]) -> None:
-    """Refuse rewards of the registry that text-to-image with such prompts cannot have, by a ValueError."""
+    """Raise a ValueError for rewards whose needs text-to-image with these prompts does not meet."""
     for name in (term.name for term in terms if not term.place):
         needs = REWARDS[name].needs
         if {"image", "target"} & set(needs):
@@ -200,7 +200,7 @@ def check_text(terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[
 def make(
     terms: Sequence[Term], images: ImageFolder | None = None, damages: Sequence[str] = ()
 ) -> RewardFunction:
-    """Make the reward function of the flag: that of a single term without a weight, or the weighted sum.
+    """Make the reward function of the flag: a single term without a weight, or the weighted sum.
 
     With images, rewards that compare classes compare the folder's, and those that compare with the clean
     image compare with the input where nothing is damaged. Raises ValueError, TypeError as for
@@ -222,7 +222,7 @@ def make(
 
 
 def describe(terms: Sequence[Term]) -> str | dict[str, float]:
-    """Return what the record of a run says of its reward: its text, or those of a sum with their weights."""
+    """Return the reward's description for the record of a run, with the weights of a sum."""
     if len(terms) == 1 and terms[0].weight is None:
         return terms[0].text
     return {term.text: 1.0 if term.weight is None else term.weight for term in terms}

@@ -1,4 +1,4 @@
-"""Which policy `ddpo-lessons sample` uses: that of a run, of a LoRA folder or of a model."""
+"""Find the policy of `ddpo-lessons sample`: that of a run, a LoRA folder or a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from ddpo_lessons.training.record import METRICS, read_run
 
 @dataclass(frozen=True)
 class Policy:
-    """A model with what its run trained."""
+    """A model with the weights that its run trained."""
 
     model: str  #: "tiny-sd", a folder, or a name on the hub
     lora: Path | None  #: folder of LoRA weights, if any
@@ -20,7 +20,7 @@ class Policy:
 
 
 def find_policy(run_dir: Path | None, model: str | None, lora: Path | None) -> Policy:
-    """Find out what to sample, given `--run`, `--model` and `--lora`.
+    """Find the policy to sample from, given `--run`, `--model` and `--lora`.
 
     A LoRA folder that lies in a run's folder has that run's settings. If something is missing, a ValueError
     names the flag that helps.
@@ -43,7 +43,7 @@ def find_policy(run_dir: Path | None, model: str | None, lora: Path | None) -> P
 
 
 def _weights(run_dir: Path, model: str | None, record: dict[str, Any]) -> tuple[str | None, Path | None]:
-    """Return the model of a run, if it is not the record's, and its LoRA folder."""
+    """Return the model of a run, if it differs from the record's, and its LoRA folder."""
     lora, pipeline = run_dir / "lora", run_dir / "pipeline"
     if (lora / LORA_FILE).is_file():
         if model is None and "model" not in record:
@@ -58,7 +58,7 @@ def _weights(run_dir: Path, model: str | None, record: dict[str, Any]) -> tuple[
 
 
 def _run_around(result: Path) -> tuple[DDPOConfig, dict[str, Any]]:
-    """Return the settings of the run whose folder holds `result`, or the defaults."""
+    """Return the settings of the run whose folder contains `result`, or the defaults."""
     run_dir = result.parent
     if result.is_dir() and (run_dir / METRICS).is_file():
         return read_run(run_dir)
@@ -66,7 +66,7 @@ def _run_around(result: Path) -> tuple[DDPOConfig, dict[str, Any]]:
 
 
 def check_model(model: str) -> None:
-    """Refuse a `--model` that is neither a folder of a pipeline nor a name on the hub, by a ValueError."""
+    """Raise a ValueError for a `--model` that is neither a folder of a pipeline nor a name on the hub."""
     fault = no_model(model)
     if fault:
         raise ValueError(f"--model {fault}")

@@ -1,4 +1,4 @@
-"""What `ddpo-lessons sample` does once its flags are checked."""
+"""Run `ddpo-lessons sample` after its flags are checked."""
 
 import random
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ LARGEST = 4  # times the pixels of the model's own images: memory grows with the
 
 @dataclass(frozen=True)
 class Job:
-    """One image to be made: the name of its file, its prompt, and the file that it starts from, if any."""
+    """An image to generate: the name of its file, its prompt, and its input file, if any."""
 
     name: str
     prompt: str
@@ -47,7 +47,7 @@ class Job:
 
 
 def run(arguments: Sample) -> int:
-    """Sample, and write each image as soon as it is there; return 0, or 130 after Ctrl-C."""
+    """Generate images and write each at once; return 0, or 130 after Ctrl-C."""
     policy, jobs = arguments.policy, choose_jobs(arguments)
     _check_outputs(arguments.output_dir, jobs, arguments.overwrite)
     files = [job.file for job in jobs if job.file is not None]
@@ -70,7 +70,7 @@ def run(arguments: Sample) -> int:
 
 
 def takes_images(pipeline: Any, noise_strength: float | None) -> bool:
-    """Tell whether a model edits; a ValueError if it does, and a noise_strength was asked of it."""
+    """Return whether a model edits images; raise a ValueError if a noise_strength is set for it."""
     edits = family_of(pipeline).takes_images
     if edits and noise_strength is not None:
         raise ValueError(
@@ -82,7 +82,7 @@ def takes_images(pipeline: Any, noise_strength: float | None) -> bool:
 
 # ----------------------------------------------------------------------------------------- what to make
 def choose_jobs(arguments: Sample) -> list[Job]:
-    """Return what is to be made: of the flags, or else of what the policy was trained on.
+    """Return the images to generate, from the flags or from the training data of the policy.
 
     Those from images are named after them. A ValueError says that there is no image, two have the same name,
     or one lacks its caption.
@@ -105,13 +105,13 @@ def choose_jobs(arguments: Sample) -> list[Job]:
 
 
 def _say_if_some(arguments: Sample, things: str, there: int) -> None:
-    """Say that not all of what the policy was trained on is used, where nobody asked for a number."""
+    """Print that only a part of the training data is used, if no count was given."""
     if arguments.count is None and there > COUNT:
         print(f"{COUNT} of the run's {there} {things}; --count {there} makes {there} pictures", flush=True)
 
 
 def _jobs_from_images(arguments: Sample) -> list[Job]:
-    """Return a job for every image asked for, or for the first ones that the policy was trained on."""
+    """Return a job for every given image, or for the first images of the training data."""
     found: list[tuple[Path, str, Sequence[str]]] = []  # file, name, caption
     for place in arguments.images or [Path(arguments.policy.record["images"]["folder"])]:
         if place.is_dir():
@@ -134,7 +134,7 @@ def _jobs_from_images(arguments: Sample) -> list[Job]:
 
 
 def _choose_prompt(arguments: Sample, file: Path, caption: Sequence[str]) -> str:
-    """Return the flag's prompt, or that of training, or the first line of the caption."""
+    """Return the prompt of the flag, of training, or the first line of the caption."""
     source = arguments.policy.record.get("prompts", {})
     if arguments.prompt is not None or "prompt" in source:
         prompt = source["prompt"] if arguments.prompt is None else arguments.prompt
@@ -149,7 +149,7 @@ def _choose_prompt(arguments: Sample, file: Path, caption: Sequence[str]) -> str
 
 # ------------------------------------------------------------------------------------------- checks
 def _check_outputs(folder: Path, jobs: Sequence[Job], overwrite: bool) -> None:
-    """Refuse to write among files that are there, and over an input in any case."""
+    """Raise an error before writing among existing files, or over an input."""
     inputs = {job.file.resolve() for job in jobs if job.file is not None}
     for job in jobs:
         if (folder / job.name).resolve() in inputs:
@@ -163,7 +163,7 @@ def _check_outputs(folder: Path, jobs: Sequence[Job], overwrite: bool) -> None:
 
 
 def _check_sizes(files: Sequence[Path], size: int, factor: int, longest: float) -> None:
-    """Refuse images of sizes that the model cannot take or that would take forever, naming all of them."""
+    """Raise an error that names all images of sizes that the model cannot take, or that take too long."""
     wrong = []
     for file in files:
         with Image.open(file) as image:
@@ -183,7 +183,7 @@ def _check_sizes(files: Sequence[Path], size: int, factor: int, longest: float) 
 
 # ------------------------------------------------------------------------------------------ sampling
 def _sample(arguments: Sample, pipeline: Any, jobs: Sequence[Job]) -> int:
-    """Make and write image after image; Ctrl-C leaves those that are whole."""
+    """Generate and write one batch after the other; after Ctrl-C all written images are complete."""
     folder, shown = arguments.output_dir, []
     folder.mkdir(parents=True, exist_ok=True)
     family, settings = family_of(pipeline), _settings(arguments)  # a family remembers embeddings
@@ -230,7 +230,7 @@ def _sample(arguments: Sample, pipeline: Any, jobs: Sequence[Job]) -> int:
 
 
 def _settings(arguments: Sample) -> SamplingSettings:
-    """Return the settings of a rollout: the flags', or those that were trained with."""
+    """Return the settings of a rollout, from the flags or from training."""
     scale, trained = arguments.guidance_scale, arguments.policy.settings
     return SamplingSettings(
         num_inference_steps=arguments.steps or trained.sample_num_steps,
@@ -241,7 +241,7 @@ def _settings(arguments: Sample) -> SamplingSettings:
 
 
 def _size(arguments: Sample) -> tuple[int, int] | None:
-    """Return (H, W) in pixels, asked for or trained with; None for the model's own, or that of each image."""
+    """Return (H, W) in pixels from flags or training; None for the size of the model or of each image."""
     side = arguments.resolution or arguments.policy.record.get("resolution")
     return None if side is None or arguments.keep_size else (side, side)
 
@@ -252,7 +252,7 @@ def _strength(arguments: Sample) -> float:
 
 
 def _load(arguments: Sample, size: int, number: int, job: Job) -> torch.Tensor | None:
-    """Return the image (3, H, W) that a job starts from; the run's own images get the run's damage."""
+    """Return the input image (3, H, W) of a job; images of the run get the run's damage."""
     if job.file is None:
         return None
     image = open_image(job.file)
@@ -266,7 +266,7 @@ def _load(arguments: Sample, size: int, number: int, job: Job) -> torch.Tensor |
 
 
 def _write(path: Path, picture: Image.Image) -> None:
-    """Write a picture in one step, so that no half of one is ever there."""
+    """Write an image in one step, so that no incomplete file is ever visible."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")
     picture.save(aside, format="PNG")
@@ -274,7 +274,7 @@ def _write(path: Path, picture: Image.Image) -> None:
 
 
 def _grid(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
-    """Show images, each beside its input where there is one; different sizes are padded with white."""
+    """Make a grid of images, each beside its input if there is one, padded with white."""
     tiles = [tile for row in rows for tile in row]
     box = (max(tile.shape[2] for tile in tiles), max(tile.shape[1] for tile in tiles))
     padded = [to_tensor(ImageOps.pad(to_pil(tile), box, color="white")) for tile in tiles]

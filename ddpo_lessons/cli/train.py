@@ -1,4 +1,4 @@
-"""What `ddpo-lessons train` does once its flags are checked."""
+"""Run `ddpo-lessons train` after its flags are checked."""
 
 import shlex
 from pathlib import Path
@@ -20,7 +20,7 @@ from ddpo_lessons.validation import Validation
 
 
 def run(arguments: Train) -> int:
-    """Train, write it, say where it is; return 0, or 128 and the number of the signal that stopped it."""
+    """Train, save and print where; return 0, or 128 plus the number of the signal that stopped the run."""
     images = None if arguments.images is None else find_images(arguments.images)
     held_out = find_held_out(arguments)
     if arguments.dry_run:
@@ -47,7 +47,7 @@ def run(arguments: Train) -> int:
 
 @loading_bars()
 def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
-    """Check everything that is cheap to check, then load models; return the trainer."""
+    """Run all cheap checks, then load models; return the trainer."""
     chosen = arguments.chosen
     dry_run.check_rewards(arguments, images)
     config = dry_run.settle(arguments)
@@ -72,7 +72,7 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
 
 
 def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
-    """Find the images, or prompts, of `--validation`, and check that they go with the reward."""
+    """Find the images or prompts of `--validation`, and check that they fit the reward."""
     if arguments.validation is None:
         return None
     rewards = reward_flag.parse(arguments.chosen.reward)
@@ -86,7 +86,7 @@ def find_held_out(arguments: Train) -> ImageFolder | list[str] | None:
 
 
 def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | list[str]) -> Validation:
-    """Make what renders and scores them; images get the prompts and the damage of training."""
+    """Make the validation hook; its images get the prompts and the damage of training."""
     if isinstance(held_out, list):
         samples: list[Any] = [(prompt, {}) for prompt in held_out]
     else:
@@ -96,7 +96,7 @@ def make_validation(arguments: Train, trainer: Trainer, held_out: ImageFolder | 
 
 
 def _first_epoch_hook(trainer: Trainer) -> ImageSamplesHook:
-    """Make what prints what the first epoch showed."""
+    """Make the hook that prints the findings of the first epoch."""
 
     def hook(batches: list[list[Any]], global_step: int, tracker: Any) -> None:
         if trainer.epochs_done == 1:
@@ -115,7 +115,7 @@ def _sampler(arguments: Train, images: ImageFolder, pipeline: Any, seed: int) ->
 
 
 def _about(arguments: Train, images: ImageFolder | None) -> dict[str, Any]:
-    """Return the names of a run's parts, as the command line takes them."""
+    """Return the names of a run's parts, in the syntax of the command line."""
     chosen = arguments.chosen
     about: dict[str, Any] = {
         "preset": arguments.preset_name,

@@ -1,7 +1,8 @@
-"""Checkpoints that a kill at any moment cannot spoil: written aside, flushed, renamed; no pickle anywhere.
+"""Write and read checkpoints that a kill at any moment cannot damage, without pickle.
 
-A checkpoint is a folder `checkpoint-NNNNNN`, the number being the epochs done, with safetensors for tensors
-and JSON for the rest. It is whole once it has this name, since files get their place by renaming the folder.
+A checkpoint is a folder `checkpoint-NNNNNN`, where the number is that of completed epochs, with safetensors
+for tensors and JSON for the rest. A folder with this name is complete, because it was renamed after it was
+written.
 """
 
 import json
@@ -39,7 +40,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 def write(
     run_dir: Path, epochs_done: int, tensors: dict[str, dict[str, torch.Tensor]], state: dict[str, Any]
 ) -> Path:
-    """Write a checkpoint beside its place, flush it to disk, rename it into place, and return its folder.
+    """Write a checkpoint under another name, flush it to disk, rename it, and return its folder.
 
     Each safetensors file, by its stem, has a dictionary of tensors; `state` is the rest, which JSON can hold.
     One that a run has of these epochs already says the same, and stays.
@@ -69,7 +70,7 @@ def write(
 
 
 def how_to_go_on(run_dir: Path) -> str:
-    """Say how to start a run again that could not write."""
+    """Return how to restart a run that could not write."""
     if list_checkpoints(run_dir):
         return "continue with resume_from='latest'"
     return "begin anew with overwrite=True"
@@ -85,19 +86,19 @@ def _write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint; what a kill leaves of it is no checkpoint any more."""
+    """Delete a checkpoint, so that a kill leaves no incomplete checkpoint."""
     shutil.rmtree(folder.rename(folder.with_name(f".{name_of(epochs_of(folder))}.gone")))
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Delete what kills during `write` and `remove` have left."""
+    """Delete leftovers of kills during `write` and `remove`."""
     for path in run_dir.glob(".checkpoint-*"):
         if re.fullmatch(r"\.checkpoint-[0-9]+\.(new|gone)", path.name):  # and nothing of the user's
             shutil.rmtree(path)
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Bring tensors to the CPU; those that share memory, as 8-bit Adam's tables do, get copies."""
+    """Move tensors to the CPU, and copy those that share memory, as 8-bit Adam's tables do."""
     plain: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -117,7 +118,7 @@ def read(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, An
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's state alone, with the stems of its files of tensors; a ValueError as in `read`."""
+    """Read only a checkpoint's state, with the stems of its tensor files; errors are those of `read`."""
     if not (folder / STATE).is_file():
         newest = list_checkpoints(folder)[-1:]  # where the folder of the run was given
         hint = f"; give one of its checkpoints, such as {newest[0]}" if newest else ""
@@ -162,7 +163,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: list[str]) -> dic
 def load_optimizer_tensors(
     optimizer: torch.optim.Optimizer, names: list[str], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` took; entries keep dtype and follow their parameter's device."""
+    """Load the result of `optimizer_tensors`; entries keep their dtype and use the parameter's device."""
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         name, entry = key.rsplit("|", 1)
@@ -172,7 +173,7 @@ def load_optimizer_tensors(
 
 # ------------------------------------------------------------------------- what a checkpoint belongs to
 def check_identity(folder: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose run differs from this one in anything that decides the weights.
+    """Raise a ValueError if the checkpoint's run differs in a setting that affects the weights.
 
     A ValueError names all that differs, with both values.
     """

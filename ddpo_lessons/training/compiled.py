@@ -1,8 +1,8 @@
-"""Beside lesson 08: is a compiled UNet still the same function?
+"""Check that a compiled UNet is still the same function (an addition to lesson 08).
 
-torch.compile makes kernels of its own, and those of the backward pass can be wrong where the forward pass is
-right (PyTorch's issue 185509). Ratios are then 1 as they should be, no metric of PPO shows anything,
-and whole blocks learn nothing. So gradients are compared before they are used.
+torch.compile generates kernels, and those of the backward pass can be wrong although the forward pass is
+correct (PyTorch's issue 185509). Ratios are then 1 as they should be, and no metric of PPO shows the fault,
+but whole blocks learn nothing. Therefore gradients are compared before they are used.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ SMALL = 0.01  # of the largest gradient: what is smaller may be mostly rounding
 
 
 class WrongGradientsError(RuntimeError):
-    """Compiled code has other gradients than the same code uncompiled."""
+    """The gradients of compiled code differ from those of the same code uncompiled."""
 
 
 class Recorder:
-    """Calls a denoiser and keeps what it returns, so that gradients can be taken of that alone.
+    """Call a denoiser and keep its outputs, so that their gradients can be computed.
 
     A loss's own gradient would not do: PPO's is zero where a ratio is clipped.
     """
@@ -44,7 +44,7 @@ class Recorder:
 def check_gradients(
     names: Sequence[str], compiled: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
 ) -> None:
-    """Refuse gradients of compiled code that are not those of the same code uncompiled, weight by weight.
+    """Compare the gradients of compiled and uncompiled code, weight by weight.
 
     Each weight's difference is `|compiled - own| / max(|own|, 0.01 largest |own|)`. A WrongGradientsError
     names weights that differ by more than half, or are not finite.

@@ -1,4 +1,4 @@
-"""The contexts of an epoch: which prompts and images are asked for, the same in every process."""
+"""Get the contexts of an epoch, which are prompts and images, equally in every process."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ Contexts = dict[int, Context]  # by their samples' numbers in the epoch
 
 @contextlib.contextmanager
 def same_random_state() -> Iterator[None]:
-    """Leave Python's, numpy's and torch's global generators as they were before a `with` block."""
+    """Restore Python's, numpy's and torch's global generators after a `with` block."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
@@ -34,7 +34,7 @@ def same_random_state() -> Iterator[None]:
 
 
 class ContextSource:
-    """Asks the prompt function for the contexts of epochs.
+    """Call the prompt function for the contexts of each epoch.
 
     An epoch that is done again finds the contexts and the global random state that it had. If the prompt
     function has a state, it is asked again; else what it said is kept. `before` is that state as it was
@@ -59,11 +59,11 @@ class ContextSource:
 
     @property
     def skips(self) -> bool:
-        """Whether the prompt function leaves out what other processes sample."""
+        """Whether the prompt function skips the samples of other processes."""
         return self.share.accelerator.num_processes > 1 and hasattr(self.prompt_function, "skip")
 
     def of(self, epoch: int) -> Contexts:
-        """Return the contexts of an epoch, those of the last try if it was not done; see `draw`."""
+        """Return the contexts of an epoch, or those of the last attempt if it failed; see `draw`."""
         if self._drawn is None or self._drawn[0] != epoch:
             self.before = copy.deepcopy(self.state_dict())
             try:
@@ -82,17 +82,17 @@ class ContextSource:
 
     @property
     def newest(self) -> Contexts:
-        """The contexts of the epoch that is being done, also in its hooks; a RuntimeError between epochs."""
+        """The contexts of the current epoch, also in its hooks; a RuntimeError between epochs."""
         if self._drawn is None:
             raise RuntimeError("no epoch is being done: ask in a hook")
         return self._drawn[1]
 
     def done(self) -> None:
-        """Forget the contexts of an epoch that is done."""
+        """Drop the contexts of a completed epoch."""
         self._drawn = None
 
     def draw(self, epoch: int) -> Contexts:
-        """Ask the prompt function for the contexts of an epoch, from 0.
+        """Call the prompt function for the contexts of an epoch, which is counted from 0.
 
         Python's, numpy's and torch's global generators are seeded from (seed, epoch) first, so that prompt
         functions that draw from them need no state of their own. Contexts come by their samples' numbers in
@@ -117,7 +117,7 @@ class ContextSource:
         return contexts
 
     def check_same(self, contexts: Contexts) -> None:
-        """Refuse a prompt function that gives each process something else: rewards would be mixed up."""
+        """Raise an error if prompts differ between processes, because rewards would be mixed up."""
         drawn = list(contexts.values())
         seen: Any = (self.before, self.start.size(drawn)) if self.skips else list(map(_mark, drawn))
         if not all_same(self.share.accelerator, seen):
@@ -127,7 +127,7 @@ class ContextSource:
             )
 
     def keys(self, contexts: Contexts) -> list[Any]:
-        """Return what each sample of the epoch (N,) is compared by, if it is."""
+        """Return the key by which each sample of the epoch (N,) is compared, if any."""
         keys = {number: self.algorithm.key(context) for number, context in contexts.items()}
         if self.skips:  # each process knows its own
             keys = self.share.gather_dicts(keys)
@@ -139,7 +139,7 @@ class ContextSource:
         return None if state is None else state()
 
     def load_state_dict(self, state: Any, epochs_done: int = 0) -> None:
-        """Bring the prompt function to a state; one without is asked as often as for so many epochs."""
+        """Restore the prompt function's state, or call it as often as in the completed epochs."""
         if state is not None and hasattr(self.prompt_function, "load_state_dict"):
             self.prompt_function.load_state_dict(state)
             self._drawn = None
@@ -149,6 +149,6 @@ class ContextSource:
 
 
 def _mark(context: Context) -> Any:
-    """Return what tells a context from others: its prompt, and a pixel of each channel of its image."""
+    """Return a mark of a context: its prompt, and a pixel of each channel of its image."""
     image = context.image
     return context.prompt, None if image is None else image.flatten()[:: image[0].numel()].tolist()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that lose nothing: the first one asks the loop to stop at its next good moment."""
+"""Stop a run after Ctrl-C or SIGTERM at its next safe moment, so that nothing is lost."""
 
 import signal
 import threading
@@ -10,11 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the keyboard's, and that of Slurm a
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Somebody asked the run to stop."""
+    """The run was stopped by a signal."""
 
 
 class DeferredInterrupt:
-    """While entered, the first signal sets `requested` to its number; a second one raises KeyboardInterrupt.
+    """Set `requested` to the number of the first signal; raise KeyboardInterrupt at the second.
 
     Python delivers signals to the main thread only, so in another thread this does nothing.
     """

@@ -1,4 +1,4 @@
-"""The devices and processes of a run: accelerate's part, and who samples what."""
+"""Set up accelerate, precision and progress bars, and divide samples among processes."""
 
 import contextlib
 import sys
@@ -26,7 +26,7 @@ SHARDS = "accelerate launch --use_fsdp --fsdp_version 2"
 
 
 def make_accelerator(config: DDPOConfig) -> Accelerator:
-    """Make the accelerator that the config describes.
+    """Make the accelerator of the config.
 
     Raises ImportError if a tracker is asked for that is not installed; ValueError if the launch shards
     weights otherwise than by FSDP2.
@@ -58,7 +58,7 @@ def make_accelerator(config: DDPOConfig) -> Accelerator:
 
 
 def check_sharding(accelerator: Accelerator, config: DDPOConfig, use_lora: bool) -> None:
-    """Refuse, with a ValueError, what does not work or was never tried where weights are sharded."""
+    """Raise a ValueError for settings that do not work, or are untested, with sharded weights."""
     if not accelerator.is_fsdp2:
         return
     plugin = accelerator.state.fsdp_plugin
@@ -75,7 +75,7 @@ def check_sharding(accelerator: Accelerator, config: DDPOConfig, use_lora: bool)
 
 
 def set_up_sharding(accelerator: Accelerator, denoiser: Any) -> None:
-    """Let accelerate shard a denoiser block by block, and cast nothing: autocast does, as in one process."""
+    """Let accelerate shard a denoiser by block, without casts, which autocast makes."""
     plugin = accelerator.state.fsdp_plugin
     plugin.mixed_precision_policy = None  # it would round timesteps to bfloat16
     plugin.cpu_ram_efficient_loading = False  # all processes have loaded the model
@@ -91,7 +91,7 @@ def set_up_sharding(accelerator: Accelerator, denoiser: Any) -> None:
 def make_autocast(
     mixed_precision: str, device: torch.device
 ) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return what makes the context of a forward pass.
+    """Return a factory of autocast contexts for forward passes.
 
     Not accelerate's own: that follows the state of the process, which a later trainer may change.
     """
@@ -101,7 +101,7 @@ def make_autocast(
 
 
 def all_same(accelerator: Accelerator, value: Any) -> bool:
-    """Tell whether all processes have the same value, by its text; each must ask."""
+    """Return whether all processes have the same value, as text; every process must call it."""
     if accelerator.num_processes == 1:
         return True
     own = zlib.crc32(repr(value).encode())
@@ -109,7 +109,7 @@ def all_same(accelerator: Accelerator, value: Any) -> bool:
 
 
 def draws_bars() -> bool:
-    """Tell whether bars can be drawn: on a terminal and in a notebook, by tqdm's own rule, not in a file."""
+    """Return whether progress bars can be shown, which is on terminals and in notebooks."""
     return sys.stderr.isatty() or "ipykernel.zmqshell" in sys.modules
 
 
@@ -121,7 +121,7 @@ def progress_bar(accelerator: Accelerator, name: str, total: int, **settings: An
 
 @contextlib.contextmanager
 def loading_bars() -> Iterator[None]:
-    """Keep the bars of libraries that load models out of a file, for the time of a `with` block."""
+    """Hide the progress bars of loading libraries if the output is a file, within a `with` block."""
     libraries = () if draws_bars() else (logging, of_transformers)
     on = [library for library in libraries if library.is_progress_bar_enabled()]
     for library in on:
@@ -134,7 +134,7 @@ def loading_bars() -> Iterator[None]:
 
 
 def say(accelerator: Accelerator, text: str, file: TextIO | None = None) -> None:
-    """Print a line, to stdout if no file is given, at once and in one process; silenced as bars are."""
+    """Print a line at once, in one process, by default to stdout; silenced together with bars."""
     if accelerator.is_main_process and logging.is_progress_bar_enabled():
         tqdm.write(text, file=file)
         (file or sys.stdout).flush()
@@ -142,7 +142,7 @@ def say(accelerator: Accelerator, text: str, file: TextIO | None = None) -> None
 
 @dataclass
 class Share:
-    """Which samples of an epoch this process makes, and how all processes' results come together."""
+    """The part of an epoch's samples that this process makes, and the collection of all results."""
 
     accelerator: Accelerator  #: which knows the processes
     total: int  #: N, samples of an epoch
@@ -150,7 +150,7 @@ class Share:
 
     @property
     def rows(self) -> torch.Tensor:
-        """The numbers, in the whole epoch, of this process's samples: (batches, B)."""
+        """The numbers of this process's samples within the whole epoch: (batches, B)."""
         by_turn = torch.arange(self.total).view(-1, self.accelerator.num_processes, self.batch_size)
         return by_turn[:, self.accelerator.process_index]
 
@@ -163,7 +163,7 @@ class Share:
         return by_process.transpose(0, 1).flatten()
 
     def gather_means(self, own: dict[str, float]) -> dict[str, float]:
-        """Return the means over all processes of what all of them have."""
+        """Return the means over all processes of entries that all of them have."""
         parts = gather_object([own]) if self.accelerator.num_processes > 1 else [own]
         names = [name for name in parts[0] if all(name in part for part in parts)]
         return {name: fmean(part[name] for part in parts) for name in names}

@@ -1,4 +1,4 @@
-"""What a run was made with: config.json and checkpoints keep it, a resume compares it, `sample` reads it."""
+"""Describe the parts of a run, for config.json and checkpoints, so that a resume can compare them."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ _SILENT = {"resume_from", "overwrite", "output_dir", "logdir", "run_name", "exp_
 
 
 def name_of(function: Any) -> str | None:
-    """Return `module:qualname` of a function, what it wraps, or an object's class; a lambda has none."""
+    """Return `module:qualname` of a function (also a wrapped one) or of an object's class."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = function.func
@@ -25,7 +25,7 @@ def name_of(function: Any) -> str | None:
 
 
 def changes(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """Return what a continuation does otherwise that it may, of what both know: `name old → new`."""
+    """Return the allowed changes of a resumed run as text: `name old → new`."""
     return [
         f"{name} {saved[name]} → {value}"
         for name, value in mine.items()
@@ -34,7 +34,7 @@ def changes(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
 
 
 def read_run(folder: Path) -> tuple[DDPOConfig, dict[str, Any]]:
-    """Read config and record, if any, from a run's config.json; a ValueError if it is damaged or missing."""
+    """Read config and record from a run's config.json; raise a ValueError if it is damaged or missing."""
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return DDPOConfig.from_dict(values), dict(values.get(RUN, {}))

@@ -1,4 +1,4 @@
-"""The folder of a run: metrics.jsonl, config.json and image grids."""
+"""Write and read the folder of a run: metrics.jsonl, config.json and image grids."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of an epoch's rewards
 
 @contextlib.contextmanager
 def hold(run_dir: Path) -> Iterator[None]:
-    """Keep every other process and trainer from training in a folder; the end of the process frees it too.
+    """Lock a folder against other processes and trainers, until this process ends at the latest.
 
     Raises RuntimeError if another one trains there; OSError if the folder cannot be made.
     """
@@ -54,7 +54,7 @@ def hold(run_dir: Path) -> Iterator[None]:
 
 
 def claim(config: DDPOConfig) -> Path | None:
-    """Check that a run may use its folder; return the checkpoint that it continues, if any.
+    """Check that a run may use its folder; return the checkpoint to resume from, if any.
 
     Nothing is changed yet: what an older run left is dropped once training starts. With "auto" these may be
     the records of a run that ended before its first checkpoint. Raises ValueError if the folder holds another
@@ -95,7 +95,7 @@ def _is_inside(source: Path | None, run_dir: Path) -> bool:
 
 
 class RunLog:
-    """Writes the records of one run."""
+    """Write the records of a run."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class RunLog:
         epochs_done: int,
         record: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Write config.json; drop what older runs left here and the epochs that will be done again.
+        """Write config.json; remove leftovers of older runs and records after the checkpoint.
 
         The checkpoint `source`, if any, is that of `epochs_done`; `record` says what else the run was made
         with. Raises ValueError if a record that is continued is damaged, or the last one is missing;
@@ -133,7 +133,7 @@ class RunLog:
         self._warned = False  # of a grid that could not be written
 
     def _records_until(self, epochs_done: int) -> bytes:
-        """Return the lines of the epochs that were done; none if the file was taken away."""
+        """Return the lines of completed epochs, or nothing if the file is gone."""
         kept, last = list[bytes](), 0
         for line, record in _lines(self.path) if epochs_done > 0 else ():
             if record.get("epoch", 0) > epochs_done:
@@ -148,7 +148,7 @@ class RunLog:
         return b"".join(kept)
 
     def _drop_after(self, epochs_done: int) -> None:
-        """Remove the checkpoints and images that a run wrote after that epoch, and nothing else."""
+        """Remove only the checkpoints and images that a run wrote after this epoch."""
         checkpoint.remove_leftovers(self.run_dir)
         for path in checkpoint.list_checkpoints(self.run_dir):
             if checkpoint.epochs_of(path) > epochs_done:
@@ -178,19 +178,19 @@ class RunLog:
         self.size += len(line)
 
     def flush(self) -> None:
-        """Flush the records to disk; RuntimeError if another trainer has written to the file."""
+        """Flush the records to disk; raise a RuntimeError if another trainer wrote to the file."""
         with self._append() as file:
             os.fsync(file.fileno())
 
     def rewind(self, position: int) -> None:
-        """Drop the records after a position; not where another trainer has written since."""
+        """Remove the records after a position, unless another trainer has written since."""
         if self.path.exists() and self.path.stat().st_size == self.size:
             os.truncate(self.path, position)
             self.size = position
 
     @contextlib.contextmanager
     def _append(self) -> Iterator[Any]:
-        """Open the records at their end, unless another trainer has gone on with the run."""
+        """Open the records at their end, unless another trainer has continued the run."""
         with _writing(self.path, self.run_dir), open(self.path, "ab", buffering=0) as file:
             if file.tell() != self.size:
                 raise RuntimeError(
@@ -200,7 +200,7 @@ class RunLog:
             yield file
 
     def preflight(self, findings: Sequence[Mapping[str, Any]]) -> None:
-        """Write what the first epoch showed, a line each, for people."""
+        """Write the findings of the first epoch to preflight.json, one per line."""
         _write(self.run_dir / PREFLIGHT, (json.dumps(findings, indent=1) + "\n").encode())
 
     def images(
@@ -239,14 +239,14 @@ def spread(name: str, rewards: torch.Tensor) -> dict[str, float]:
 
 
 def as_numbers(rewards: torch.Tensor) -> list[float]:
-    """Return rewards (N,) as the shortest numbers that give them back: 0.1 in float32, not 0.10000000149."""
+    """Return rewards (N,) as the shortest exact numbers: 0.1 for float32 instead of 0.10000000149."""
     return [float(str(reward)) for reward in rewards.numpy()]
 
 
 def with_captions(
     contexts: Sequence[Context], images: torch.Tensor, rewards: Sequence[float]
 ) -> tuple[torch.Tensor, list[str]]:
-    """Return images (B, 3, H, W) for a grid, each behind the one that it began from, and their captions."""
+    """Return images (B, 3, H, W) for a grid, each after its input image, and their captions."""
     tiles, captions = list[torch.Tensor](), list[str]()
     for context, image, reward in zip(contexts, images, rewards, strict=True):
         if context.image is not None and context.image.shape == image.shape:
@@ -267,7 +267,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _writing(path: Path, run_dir: Path) -> Iterator[None]:
-    """Let an error of the disk name the file and the remedy."""
+    """Add the file and the remedy to errors of the disk."""
     try:
         yield
     except OSError as error:
@@ -279,7 +279,7 @@ def _writing(path: Path, run_dir: Path) -> Iterator[None]:
 
 
 def read_metrics(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """Read a run's records (of a kind) in order, but a last line cut off; a ValueError names a bad one."""
+    """Read a run's records (of a kind), without an incomplete last line; raise a ValueError for bad lines."""
     records = (record for _, record in _lines(Path(run_dir, METRICS)))
     return [record for record in records if kind is None or record["kind"] == kind]
 
@@ -299,7 +299,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _is_cut_off(line: bytes) -> bool:
-    """Tell whether a line may be the beginning of a record."""
+    """Return whether a line may be the beginning of a record."""
     begin = b'{"kind": '
     return begin.startswith(line[: len(begin)]) and line.isascii() and line.decode().isprintable()
 

@@ -1,4 +1,4 @@
-"""Sampling and scoring: each process plays the rollouts of its share of an epoch."""
+"""Sample and score the part of an epoch that belongs to this process."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ MIN_STD = 2e-4
 
 
 def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config: DDPOConfig) -> int:
-    """Return how many steps of a rollout are recorded; a ValueError if it fails, or cannot be replayed."""
+    """Return the number of recorded steps of a rollout; raise a ValueError if it cannot be replayed."""
     start.check_resolution(family)
     try:
         schedule = algorithm.sampling_schedule(start.schedule(family, config), config, epoch=0)
@@ -54,7 +54,7 @@ def count_actions(family: Family, start: FromNoise, algorithm: Algorithm, config
 
 @dataclass
 class Sampler:
-    """Samples and scores a process's share of an epoch; `on_pass` is called after every sampling pass."""
+    """Sample and score a process's part of an epoch; `on_pass` is called after each forward pass."""
 
     config: DDPOConfig
     family: Family
@@ -67,12 +67,12 @@ class Sampler:
     on_pass: Callable[[], None]
 
     def schedule(self, epoch: int, contexts: Sequence[Context] = ()) -> Schedule:
-        """Return the steps that an epoch samples its contexts by."""
+        """Return the denoising schedule of an epoch for its contexts."""
         steps = self.start.schedule(self.family, self.config, contexts)
         return self.algorithm.sampling_schedule(steps, self.config, epoch)
 
     def sample(self, epoch: int, contexts: dict[int, Context]) -> tuple[list[list[Any]], Trajectory, float]:
-        """Sample and score this process's share: batches of `score`, trajectory, seconds of scoring."""
+        """Sample and score this process's part; return batches of `score`, trajectory, seconds of scoring."""
         batches, pieces, seconds = [], [], 0.0
         rows = self.share.rows  # (batches, B)
         known = list(contexts.values())
@@ -116,21 +116,21 @@ class Sampler:
         )
 
     def _generator(self, *numbers: int) -> torch.Generator:
-        """Give every sample its own generator, so that batch size and processes change nothing."""
+        """Return a generator per sample, so that batch size and processes have no effect."""
         return seeded(self.config.seed, *numbers)
 
     def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
-        """Draw a picture of each context (B, 3, H, W), from noise by number that no epoch draws."""
+        """Generate an image of each context (B, 3, H, W) from numbered noise that no epoch uses."""
         generators = self.generators(range(len(contexts)) if numbers is None else numbers)
         return self.render(self._beginning(contexts, self.schedule(0, contexts), generators, generators))
 
     def render(self, beginning: dict[str, Any]) -> torch.Tensor:
-        """Play rollouts, given the arguments of `sample_trajectory`, for their images (B, 3, H, W) alone."""
+        """Run rollouts with arguments of `sample_trajectory`; return only their images (B, 3, H, W)."""
         with torch.no_grad(), self.autocast():
             return self.family.decode(sample_trajectory(self.family, **beginning).final_latents)
 
     def generators(self, numbers: Iterable[int]) -> list[torch.Generator]:
-        """Return the generators of `draw`, each for the noise of a picture and then of its steps."""
+        """Return the generators of `draw`, each for the noise of an image and then of its steps."""
         return [self._generator(NO_EPOCH, number) for number in numbers]
 
     def _beginning(
@@ -142,7 +142,7 @@ class Sampler:
         group_size: int = 1,
         branches: int | None = None,
     ) -> dict[str, Any]:
-        """Draw the noise of B rollouts, make their first states of it, and encode their prompts."""
+        """Sample the noise of B rollouts, make their first states, and encode their prompts."""
         config, family, size = self.config, self.family, self.start.size(contexts)
         shape = family.latents_shape(size)
         noise = sample_noise(shape, of_noise).to(self.share.accelerator.device)  # (B, C, h, w)
@@ -168,7 +168,7 @@ class Sampler:
 def scorer(
     reward_function: RewardFunction, contexts: Sequence[Context]
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what scores other images (N, 3, H, W) made from contexts of these numbers (N,)."""
+    """Return a function that scores other images (N, 3, H, W) of contexts with these numbers (N,)."""
 
     def rescore(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         chosen = [contexts[row] for row in rows.tolist()]

@@ -1,4 +1,4 @@
-"""What a run is, and what its epochs change: a snapshot undoes an epoch, a checkpoint is one that is kept."""
+"""Save and restore the state that epochs change, in snapshots and checkpoints."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ Tensors = dict[str, dict[str, torch.Tensor]]
 
 
 class State:
-    """What epochs change: learner, algorithm, the prompt function, float16's scaler, and `epochs_done`.
+    """The state that epochs change: learner, algorithm, prompt function, scaler and `epochs_done`.
 
     Both a snapshot and a checkpoint hold the same two parts: tensors, and values of which JSON can be made.
     """
@@ -35,7 +35,7 @@ class State:
         self.epochs_done = 0
 
     def values(self) -> dict[str, Any]:
-        """Return all that is not tensors."""
+        """Return the values that are not tensors."""
         return {
             "epochs_done": self.epochs_done,
             "global_step": self.learner.steps_done,
@@ -46,12 +46,12 @@ class State:
         }
 
     def snapshot(self) -> tuple[Tensors, dict[str, Any]]:
-        """Copy everything as it was before the contexts of the epoch that begins were drawn."""
+        """Copy the state from before the contexts of the current epoch were sampled."""
         values = {**self.values(), "prompt_function": self.contexts.before}
         return self.learner.copy_tensors(), copy.deepcopy(values)
 
     def restore(self, tensors: Tensors, values: dict[str, Any]) -> None:
-        """Make everything what it was at a snapshot or checkpoint."""
+        """Restore the state of a snapshot or checkpoint."""
         self.learner.load_tensors(tensors)
         self.learner.steps_done = values["global_step"]
         self.learner.skipped_in_a_row = values["skipped_in_a_row"]
@@ -66,7 +66,7 @@ class State:
 def identity(
     config: DDPOConfig, algorithm: Algorithm, start: FromNoise, num_processes: int, **more: Any
 ) -> dict[str, Any]:
-    """Return what decides the weights, and so must be the same when a run is continued."""
+    """Return everything that affects the weights and must be the same in a resumed run."""
     return {
         "algorithm": type(algorithm).__qualname__,  # a subclass is another algorithm
         **algorithm.identity(),
@@ -78,7 +78,7 @@ def identity(
 
 
 def check_processes(accelerator: Accelerator, identity: dict[str, Any], family: Family) -> None:
-    """Refuse processes that have other settings, or weights whose first values differ, with a ValueError."""
+    """Raise a ValueError if settings, or first values of weights, differ between processes."""
     if accelerator.num_processes == 1:
         return
     networks = (family.denoiser, *family.frozen.values())
@@ -93,7 +93,7 @@ def check_processes(accelerator: Accelerator, identity: dict[str, Any], family: 
 def describe(
     pipeline: Any, algorithm: Algorithm, start: FromNoise, about: Mapping[str, Any], **functions: Any
 ) -> dict[str, Any]:
-    """Return what is known of a run beside its config, in what JSON holds."""
+    """Return a description of a run in addition to its config, for JSON."""
     known = {
         "version": __version__,
         "model": model_name(pipeline),
@@ -110,7 +110,7 @@ def describe(
 def read_checkpoint(
     folder: Path, config: DDPOConfig, identity: dict[str, Any], record: dict[str, Any], is_main: bool
 ) -> tuple[Tensors, dict[str, Any]]:
-    """Read the checkpoint that a run continues; return its tensors and values.
+    """Read the checkpoint of a resumed run; return its tensors and values.
 
     The main process tells what the continuation does otherwise. A ValueError says that the checkpoint is
     damaged, or of another run.

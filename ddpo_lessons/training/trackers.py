@@ -1,4 +1,4 @@
-"""Copies of the records and grids, without which a run goes on: plot.png, and TensorBoard or W&B."""
+"""Send records and grids to TensorBoard or W&B and plot.png, without stopping a run on errors."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ PLOT = "plot.png"  # of a run, in its folder
 
 
 class Trackers:
-    """Sends records and grids to the trackers of an accelerator; the x axis is the number of optimizer steps.
+    """Send records and grids to the trackers of an accelerator, over the number of optimizer steps.
 
     A tracker that raises an exception is warned of once and gets nothing more from this run, because its next
     call would most likely fail too, and metrics.jsonl and images/ hold everything.
@@ -28,7 +28,7 @@ class Trackers:
         self._plot_failed = False
 
     def start(self, config: DDPOConfig) -> None:
-        """Start the tracker that the config asks for; every process must call it."""
+        """Start the tracker of the config; every process must call it."""
         if not config.log_with:
             return
         fields = config.to_dict().items()
@@ -58,7 +58,7 @@ class Trackers:
         self._send(send)
 
     def plot(self, run_dir: Path) -> None:
-        """Draw the run into its folder; the first time that this fails, warn."""
+        """Plot the run into its folder, and warn the first time that this fails."""
         path = run_dir / PLOT
         try:
             figure.write(path, run_dir)
