@@ -36,10 +36,10 @@ def _paper(reward: str, title: str, written: Callable[[float], str], turned: str
     ]
     before = (f"{reward}_before", "before", {"method": "DDPO", "epoch": "0"})
     without = [
-        ("", "the best of 8, no training", {"method": "best of 8"}),
+        ("", "best-of-8, no training", {"method": "best of 8"}),
         ("", turned, {"method": "turned"}),
     ]
-    columns = {title: ("score", written), "the animal is there": ("animal", percent)}
+    columns = {title: ("score", written), "animal present": ("animal", percent)}
     rows = (before, *trained, *without)
     return Section(
         "benchmarks/zoo/paper.csv", "benchmarks/zoo/paper/{}.png", columns, rows, {"reward": reward}
@@ -53,17 +53,17 @@ SECTIONS = {
         {"kB": ("reward", kilobytes), "a fox": ("fox", percent)},
         (
             ("DDPO_00", "before", {"method": "DDPO", "epoch": "0"}),
-            ("DDPO_04", "DDPO, 256 queries", {"method": "DDPO", "epoch": "4"}),
+            ("DDPO_04", "DDPO, 256 reward evaluations", {"method": "DDPO", "epoch": "4"}),
             ("DDPO_06", "384", {"method": "DDPO", "epoch": "6"}),
             ("DDPO_10", "640", {"method": "DDPO", "epoch": "10"}),
-            ("KL_0.1_10", "640, at a price of 0.1 on the KL", {"method": "KL 0.1", "epoch": "10"}),
-            ("", "the best of 8, no training", {"method": "best of 8"}),
+            ("KL_0.1_10", "640, with a KL penalty of 0.1", {"method": "KL 0.1", "epoch": "10"}),
+            ("", "best-of-8, no training", {"method": "best of 8"}),
             ("", "“a fox by Noto on an orange background”, no training", {"method": "more words"}),
         ),
     ),
     "small": _paper("compressibility", "kB", kilobytes, "“by Noto” and “green”, no training"),
     "large": _paper("incompressibility", "kB", kilobytes, "“by Twemoji”, “yellow”, guidance 3, no training"),
-    "taste": _paper("taste", "taste", two, "“by Fluent”, “orange”, guidance 3, no training"),
+    "taste": _paper("taste", "learned reward", two, "“by Fluent”, “orange”, guidance 3, no training"),
     "red": Section(
         "benchmarks/results/clipping.csv",
         "benchmarks/results/clipping_{}.png",

@@ -28,9 +28,10 @@ PAGES = (
     "docs/howto/your-card.md", "docs/gallery.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/12_which_algorithm.ipynb",
 )  # fmt: skip
-ANIMAL_SHARES = {name: name for name in ("animal", "artist", "ground")}
-ANIMAL_SHARES |= {"all": "all three", "second_judge": "second judge"}
-SHARES = {"digit": "digit kept", "colours": "colours obeyed", "both": "both", "second_judge": "second judge"}
+ANIMAL_SHARES = {"animal": "animal", "artist": "artist", "ground": "background"}
+ANIMAL_SHARES |= {"all": "all three", "second_judge": "second evaluator"}
+SHARES = {"digit": "digit kept", "colours": "colors obeyed", "both": "both"}
+SHARES |= {"second_judge": "second evaluator"}
 
 
 def table(titles: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -57,7 +58,7 @@ def best_setting(best: Row) -> str:
 
 
 def edit_table(found: Mapping[str, Sequence[Row]], columns: Mapping[str, str] = SHARES) -> str:
-    """Return what does an edit, by name: means of the seeds, for all right the lowest and highest too."""
+    """Return the table of ways to edit: means over the seeds, and the range of those that are all correct."""
     lines = []
     for name, measured in found.items():
         cells = [percent(mean(measured, key)) for key in columns]
@@ -69,16 +70,16 @@ def edit_table(found: Mapping[str, Sequence[Row]], columns: Mapping[str, str] = 
 
 
 def finding(images: str) -> dict[str, Sequence[Row]]:
-    """Return what does the demo's task, by name, on the images of the test or of new animals."""
+    """Return the measurements of each way to do the demo's task, on test images or on new animals."""
     animals = {"test": "practised", "new animals": "new"}[images]
     own = by(where(read("benchmarks/zoo/edit.csv"), animals=animals), "what")
     trained = by(where(read("benchmarks/zoo/demo.csv"), images=images), "algorithm")
     return {
         "the input image": own["untouched"], "a program for this world": own["program"],
-        "untrained, as RL begins": own["as RL begins"],
+        "untrained, RL's setting": own["as RL begins"],
         f"untrained, best setting ({best_setting(asdict(UNTRAINED_BEST))})": own["turned"],
-        "best of 8 of these by RL's reward": own["best of 8"],
-        "supervised, on 2,560 pairs": own["supervised"],
+        "best of 8 at this setting, by RL's reward": own["best of 8"],
+        "supervised training on 2,560 pairs": own["supervised"],
         "DDPO, from a reward": trained["ddpo"], "branching, from a reward": trained["branching"],
     }  # fmt: skip
 
@@ -98,8 +99,8 @@ def unique(rows: list[Row], column: str) -> list[str]:
 
 
 def paper_table(rows: list[Row]) -> str:
-    """Return the paper's experiments: what each way ends at, means of the seeds, with their range."""
-    titles = ["reward", "", "reward of test pictures", "right", "the persona's utility"]
+    """Return the table of the paper's experiments: how each method ends, mean and range over the seeds."""
+    titles = ["reward", "", "reward of test images", "correct", "annotator's utility"]
     lines = []
     for reward, own in by(rows, "reward").items():
         ways = {"untrained": where(own, epoch="0", method="DDPO")}
@@ -107,7 +108,7 @@ def paper_table(rows: list[Row]) -> str:
             measured = where(own, method=method)
             ways[method] = where(measured, epoch=measured[-1]["epoch"])
         turned = ways.pop("turned")
-        ways[f"turned: {turned[0]['setting']}"] = turned
+        ways[f"best untrained setting: {turned[0]['setting']}"] = turned
         for way, measured in ways.items():
             score, utility = (spread(measured, name) for name in ("score", "utility"))
             lines.append([reward, way, score, spread(measured, "all", ".0%"), utility])

@@ -13,31 +13,31 @@ ROOT = Path(__file__).resolve().parents[1]
 # Each lesson, the modules that it builds, its figure in images/, and what it teaches.
 LESSONS = """
 01_batching | batching | 01-silent
-which line is wrong? The loop of DDPO: samples, minibatches, inner epochs, accumulation; what its records miss
+DDPO's loop: samples, minibatches, inner epochs and gradient accumulation; a bug in it that no log shows
 02_time_shuffling | batching | 02-question
-should you shuffle time? Every sample's denoising steps in their own order, torn batches, reward curves
+Shuffling the denoising steps of each sample: how it is done, and what it does to gradients and reward curves
 03_ddim_log_probs | ddim | 03-same
-how likely was this step? its log-prob, replaying it, and which log-probs teach
+The log-prob of a DDIM step: computing it, replaying it, and which log-probs carry a learning signal
 04_ppo_clipping | ppo advantages | 04-clipping
-what does clipping buy? Advantages, the clipped surrogate, drift and clip range, curves over ten epochs
+Advantages, the clipped surrogate and its clip range; training with and without clipping over ten epochs
 05_text_ppo_with_gae | text/text_ppo text/text_trainer | 05-two-mdps
-RLHF's PPO for text from its parts, GAE derived and written, reward hacking; what takes GAE's place in DDPO
+RLHF's PPO for text: value model, GAE derived and written, reward hacking; what replaces GAE in DDPO
 06_text_to_image_ddpo | algorithms/ddpo rollout algorithms/rwr | 06-question
-can one number per image teach a model what to draw? The whole loop beside RWR; a KL penalty, stopping early
+The whole loop on text-to-image: DDPO beside RWR, reward hacking, the KL penalty and early stopping
 07_img2img_ddpo | algorithms/branching rollout lessons/demo | 07-question
-which step deserves the praise? Edits of many steps: a bandit, branching beside DDPO live, honest baselines
+Editing images with RL: credit for each denoising step, branching beside DDPO live, honest baselines
 08_fails_in_silence | lessons/faults training/first_epoch cli/preflight | 08-question
-which of these runs is broken? Eleven faults without an error, preflight; memory, hours, money of a long run
+Eleven bugs that raise no error, and the checks that look for them; memory, hours and cost of a long run
 09_flow_grpo | flow algorithms/flow_grpo | 09-eight
-where do an ODE's probabilities come from? A budget of noise, an SDE, groups, training beside best-of-8
+RL of flow models: from an ODE to an SDE with log-probs, how much noise to add, groups, what training gains
 10_without_log_probs | algorithms/awm algorithms/nft algorithms/pepg algorithms/dpo | 10-push
-what holds them? RWR, AWM, DiffusionNFT and PEPG: one gradient on finished samples, lag, NFT as guidance
+RWR, AWM, DiffusionNFT and PEPG, which need no log-probs: one gradient, the proximal term, NFT as guidance
 11_through_the_reward | algorithms/draft algorithms/refl | 11-question
-when to get off? DRaFT, AlignProp and ReFL: the gradient of the reward, its price, and its goal
+DRaFT, AlignProp and ReFL: the gradient of a differentiable reward, its cost, and when to stop
 12_which_algorithm | algorithms/rwr | 12-plane
-which algorithm, and when none? All on equal terms, a limit against hacking, a guide, a project of your own
+All algorithms compared on equal terms, a constraint against hacking, a guide, and a project of your own
 13_full_run | checks smoke hooks validation | 13-restored
-can RL restore photographs, or is a classifier fooled? A full img2img run on a GPU, from photographs to a LoRA
+A full img2img run, from photographs to a LoRA: on a GPU with Stable Diffusion, on a CPU in small
 """
 # What the first code cell of every lesson begins with.
 SETUP = """\

@@ -85,13 +85,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_there_is_one_command():
-    assert len(commands()) >= 3  # Makefile, README, docs/index.md
+    assert len(commands()) >= 3  # Makefile, README, docs/install.md
     assert len({*commands()}) == 1
 
 
 def test_binder_opens_the_same_page():
-    readme = (ROOT / "README.md").read_text("utf-8")
-    [page] = re.findall(r"choose \*URL\* instead of \*File\*, and enter `([^`]+)`", readme)
+    text = (ROOT / "docs" / "install.md").read_text("utf-8")
+    [page] = re.findall(r"choose \*URL\* instead of \*File\*, and enter `([^`]+)`", text)
     assert commands()[0].endswith(f"={page}")
 
 
