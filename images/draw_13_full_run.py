@@ -6,23 +6,24 @@ from PIL import Image
 from plots import BENCHMARKS, plain, read_rows, where
 from style import CARD, MUTED, PALETTE, main
 
-ROWS = ("clean", "in fog", "untrained", "trained")  # of the picture
+ROWS = ("clean", "in fog", "untrained", "trained")  # of the image
 SIDE = 64  # of its tiles, in pixels
+BEHIND = {"facecolor": CARD, "edgecolor": "none", "pad": 1, "alpha": 0.8}  # of labels on lines
 WITHOUT = (
     ("contrast stretch", "stretched"),
-    ("untrained, best of 4", "untrained, best of 4"),
+    ("best-of-4, untrained", "untrained, best of 4"),
     ("in fog", "damaged"),
 )
 
 
 def restored() -> Figure:
-    """Draw held-out pictures, and the share that the evaluator recognizes along the training of each seed."""
+    """Draw held-out images, and the fraction that the evaluator recognizes over the epochs of each seed."""
     rows = read_rows("results/full_run.csv")
-    figure = Figure(figsize=(11, 3.9), facecolor=CARD, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.75, 1))
+    figure = Figure(figsize=(9.2, 3.3), facecolor=CARD, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
     pixels = np.asarray(Image.open(BENCHMARKS / "results" / "full_run.png"))
     left.imshow(pixels, interpolation="none")
-    left.set_yticks([SIDE * (n + 0.5) for n in range(len(ROWS))], ROWS, fontsize=11)
+    left.set_yticks([SIDE * (n + 0.5) for n in range(len(ROWS))], ROWS, fontsize=13)
     left.set_xticks([])
     left.tick_params(length=0)
     left.spines[:].set_visible(False)
@@ -36,9 +37,13 @@ def restored() -> Figure:
     for name, what in WITHOUT:
         level = np.mean([100 * float(row["second_judge"]) for row in where(rows, what=what)])
         right.axhline(level, color=MUTED, linestyle="--", linewidth=1.2)
-        right.text(epochs[-1], level + 1, name, ha="right", va="bottom", color=MUTED, fontsize=10)
-    right.set(xlabel="epoch", ylabel="recognized by the evaluator (%)", ylim=(0, None))
-    plain(right, labelsize=10)
+        right.text(
+            epochs[-1], level + 1, name, ha="right", va="bottom", color=MUTED, fontsize=12, bbox=BEHIND
+        )
+    right.set_title("recognized by the evaluator (%)", fontsize=13)
+    right.set_xlabel("epoch", fontsize=13)
+    right.set_ylim(0, None)
+    plain(right, labelsize=12)
     return figure
 
 

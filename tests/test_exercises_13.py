@@ -58,9 +58,9 @@ WRONG = [
     (2, "(after - before).mean()[None]", "two numbers"),
     (2, "((after - before).mean(), (after.var() / 4 + before.var() / 4) ** 0.5)", "the error is"),
     (2, "(1.0, 0.0)", "the mean is"),
-    (3, "(evaluations.index(max(evaluations)), len(evaluations) - 1)", "nobody had seen"),
-    (3, OR_EQUAL, "equal reading"),
-    (3, WALK.replace("since == patience", "since > patience"), "nobody had seen"),
+    (3, "(evaluations.index(max(evaluations)), len(evaluations) - 1)", "had not been made yet"),
+    (3, OR_EQUAL, "equal evaluation"),
+    (3, WALK.replace("since == patience", "since > patience"), "had not been made yet"),
     (3, WALK.replace("return best, n\n", "return n, best\n"), ") is "),
     (3, WALK.replace("best, since = n, 0", "best = n"), ") is "),
 ]  # fmt: skip
