@@ -78,7 +78,7 @@ def finding(images: str) -> dict[str, Sequence[Row]]:
         "the input image": own["untouched"], "a program for this world": own["program"],
         "untrained, RL's setting": own["as RL begins"],
         f"untrained, best setting ({best_setting(asdict(UNTRAINED_BEST))})": own["turned"],
-        "best of 8 at this setting, by RL's reward": own["best of 8"],
+        "best-of-8 at this setting, by RL's reward": own["best of 8"],
         "supervised training on 2,560 pairs": own["supervised"],
         "DDPO, from a reward": trained["ddpo"], "branching, from a reward": trained["branching"],
     }  # fmt: skip
@@ -249,8 +249,8 @@ def speed_sentence(runs: Sequence[Row]) -> str:
     days = " and ".join(sorted(run["day"] for run in runs))
     return (
         "In the batches that TRL 0.21 and imageddpo document (6 and 4 samples at a time), an epoch takes "
-        f"them {span(usual, 'peer', 'ours')} times as long as this package, and in batches of 16 it takes "
-        f"them {span(large, 'peer', 'ours')} times as long, with equal gradients. This package takes "
+        f"them {span(usual, 'peer', 'ours')} times as long as this package. In batches of 16 it takes "
+        f"them {span(large, 'peer', 'ours')} times as long. The gradients are equal. This package takes "
         f"{span(rows, 'ours', 'floor')} times as long as the UNet alone. Measured on {days} "
         f"({runs[-1]['machine']})."
     )
