@@ -1,13 +1,13 @@
-"""Lesson 10: which lag keeps samples near the data, that of the sampler or that of the loss's center?
+"""Lesson 10: which old policy keeps samples near the data, the sampler or the center of the loss?
 
     python -m benchmarks.results.lags --processes 1
 
 Trains on the line with the notebook's own functions, its cells with the tag "line": a hundred epochs of one
-optimizer step. An old policy may lag behind the newest one where it samples, where the loss is centered, or
-in both places, with a decay of 0.9. The authors' presets have less. In AWM's the center of a penalty lags,
-with a decay that grows by 0.001 per step up to 0.3; in NFT's and PEPG's both lag, up to 0.5. Their runs here
-have that limit from the first step on, or grow as the authors' do. lags.csv has for each loss, lag and seed
-the fraction of good samples and the distance from the data.
+optimizer step. The policy that samples, the policy at which the loss is centered, or both can be exponential
+moving averages (EMA) of the newest policy, with a decay of 0.9. The authors' presets use less. In AWM's the
+center of a penalty is an EMA whose decay grows by 0.001 per step up to 0.3; in NFT's and PEPG's both are one,
+up to 0.5. The runs here have that limit from the first step on, or let the decay grow as the authors do.
+lags.csv has for each loss, lag and seed the fraction of good samples and the distance from the data.
 """
 
 from pathlib import Path
@@ -46,8 +46,8 @@ def train(run: Row) -> list[Row]:
     line = run_tagged("10_without_log_probs", "line", names)
     loss = line[f"{run['loss'].lower()}_loss"]
     lag = (LAGS | PRESETS.get(run["loss"], {}))[run["lag"]]
-    _, looks = line["draft_train"](loss, epochs=100, steps=1, seed=run["seed"], **lag)
-    good, distance = looks[-1]
+    policy = line["draft_train"](loss, epochs=100, steps=1, seed=run["seed"], **lag)
+    good, distance = line["measure"](policy)
     return [{"good": good, "distance": distance}]
 
 
