@@ -1,4 +1,4 @@
-"""Figures of lesson 11: moments of a climb, the last K steps, reward against diversity along training."""
+"""Figures of lesson 11: moments of a run, the last K steps, and diversity and distance along training."""
 
 import itertools
 from statistics import mean
@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, minus, picture, plain, read_rows, where
-from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
+from plots import BENCHMARKS, minus, panels, picture, plain, read_rows, where
+from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLORS = {"DRaFT-10": RED, "DRaFT-3": ORANGE, "ReFL": PURPLE, "Flow-GRPO": BLUE}
@@ -58,126 +58,149 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def question() -> Figure:
-    """Draw three rows of pictures of one run, and what is said of 150 pictures."""
-    figure, axes = diagram(10, 2.75)
-    for x, text, ink in ((7.75, "reward", BLUE), (8.55, "judge", GREEN), (9.4, "second judge", GREEN)):
-        label(axes, x, 2.52, text, ink=ink, size=9.5)
+    """Draw three rows of images of one run, and the measures of 150 images."""
+    figure, axes = diagram(7.6, 2.9)
+    columns = ((5.3, "reward", BLUE), (6.2, "evaluator", GREEN), (7.1, "second", GREEN))
+    for x, text, ink in columns:
+        label(axes, x, 2.6, text, ink=ink, size=12)
     run = _paths(CLIMB)[0]
     for row, (letter, queries) in enumerate(zip("ABC", MOMENTS, strict=True)):
-        y, found, pixels = 1.77 - 0.64 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
-        label(axes, 0.3, y + 0.28, letter, size=13, weight="bold")
-        for place, digit in enumerate((1, 2, 4, 5, 7, 8)):
+        y, found, pixels = 1.72 - 0.8 * row, run[READINGS.index(queries)], _seen(CLIMB, queries)
+        label(axes, 0.25, y + 0.36, letter, size=15, weight="bold")
+        for place, digit in enumerate((1, 2, 8)):
             two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            picture(axes, 0.6 + 1.12 * place, y, 1.12, two, height=0.56)
-        label(axes, 7.75, y + 0.28, _number(found["reward"]), ink=BLUE, size=12)
-        label(axes, 8.55, y + 0.28, f"{found['judge']:.0%}", ink=GREEN, size=12)
-        label(axes, 9.4, y + 0.28, f"{found['second_judge']:.0%}", ink=GREEN, size=12)
-    what = "Two pictures of each prompt, in every row from the same noise; the numbers are of 150 pictures."
-    note(axes, 0.3, 0.22, what)
+            picture(axes, 0.5 + 1.48 * place, y, 1.44, two, height=0.72)
+        values = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}")
+        for (x, _, ink), text in zip(columns, values, strict=True):
+            label(axes, x, y + 0.36, text, ink=ink, size=14)
     return figure
 
 
-def _style(axes: Axes, title: str, below: str) -> None:
-    plain(axes, labelsize=9, colors=INK)
-    axes.set_title(title, fontsize=10.5, color=INK, loc="left")
-    axes.set_xlabel(below, fontsize=9.5, color=INK)
+def _style(axes: Axes, below: str, beside: str) -> None:
+    plain(axes, labelsize=12, colors=INK)
+    axes.set_xlabel(below, fontsize=13, color=INK)
+    axes.set_ylabel(beside, fontsize=13, color=INK)
 
 
-def plane() -> Figure:
-    """Draw reward against diversity, the distance to handwriting along training, and final pictures."""
-    figure, axes = diagram(10, 8.1)
-    points = _points()
-    written = [row for name, row in points.items() if name.startswith("handwriting")]
-    goal = _mean(written)
-    left, right = figure.add_axes((0.075, 0.5, 0.42, 0.44)), figure.add_axes((0.57, 0.5, 0.4, 0.44))
+def _mean_path(method: str) -> list[Row]:
+    return [_mean(list(rows)) for rows in zip(*_paths(method), strict=True)]
+
+
+def _handwriting() -> list[Row]:
+    return [row for name, row in _points().items() if name.startswith("handwriting")]
+
+
+def diversity() -> Figure:
+    """Draw reward against diversity: training, settings of the untrained policy, and handwriting."""
+    figure, (axes,) = panels(1, (7.2, 4.9))
+    points, written = _points(), _handwriting()
     rewards = [row["reward"] for row in written]
-    left.axhspan(min(rewards), max(rewards), color=GREEN, alpha=0.15, linewidth=0)
-    left.plot(*_columns(written, "diversity", "reward"), "*", color=GREEN, markersize=11)
-    right.axhline(goal["frechet"], color=GREEN, linewidth=1.2)
-    right.text(0.03, goal["frechet"] + 0.08, "handwriting of the test split", fontsize=8.5, color=GREEN)
-    settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")
-    sides = (((-6, -11), "right"), ((8, -3), "left"))  # off the paths
-    for names, (place, side) in zip(settings, sides, strict=True):
-        found = [points[name] for name in ("untrained", *names)]
-        left.plot(*_columns(found, "diversity", "reward"), "s:", color=MUTED, ms=4)
-        for name, row in zip(names, found[1:], strict=True):
-            text = name if name == names[-1] else name.split()[-1]
-            left.annotate(text, (row["diversity"], row["reward"]), place, fontsize=8, color=MUTED, ha=side,
-                          textcoords="offset points")  # fmt: skip
-    for name in ("guidance 1.5", "best of 2", "best of 4"):
-        right.axhline(points[name]["frechet"], color=MUTED, linewidth=0.9, linestyle=":")
-        right.text(0.03, points[name]["frechet"] + 0.06, name, fontsize=8, color=MUTED)
+    axes.axhspan(min(rewards), max(rewards), color=GREEN, alpha=0.15, linewidth=0)
+    axes.plot(*_columns(written, "diversity", "reward"), "*", color=GREEN, markersize=14)
+    axes.text(0.1665, -0.15, "handwriting", fontsize=12, color=GREEN, ha="center")
     for method, color in COLORS.items():
-        seeds = _paths(method)
-        middle = [_mean(list(rows)) for rows in zip(*seeds, strict=True)]
-        for rows in (*seeds, middle):
-            style = {"lw": 2.2, "marker": "o", "ms": 4} if rows is middle else {"lw": 0.6}
-            left.plot(*_columns(rows, "diversity", "reward"), color=color, **style)
-            right.plot([row["frechet"] for row in rows], color=color, **style)
-        for n, (before, after) in enumerate(itertools.pairwise(middle)):
+        path = _mean_path(method)
+        axes.plot(*_columns(path, "diversity", "reward"), "o-", color=color, lw=2.2, ms=6, label=method)
+    settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")
+    names = {
+        "guidance 1.5": (-44, -13, "right"),
+        "guidance 4": (-6, -16, "center"),
+        "best of 4": (9, -4, "left"),
+        "untrained": (10, -4, "left"),
+    }
+    for group in settings:
+        found = [points[name] for name in ("untrained", *group)]
+        axes.plot(*_columns(found, "diversity", "reward"), "s:", color=MUTED, ms=6, lw=1.3)
+    for name, (x, y, side) in names.items():
+        place = (points[name]["diversity"], points[name]["reward"])
+        axes.annotate(name, place, (x, y), textcoords="offset points", fontsize=12, color=MUTED, ha=side)
+    axes.legend(fontsize=12, frameon=False, loc="lower left")
+    _style(axes, "diversity: difference between images of a prompt", "reward")
+    return figure
+
+
+def distance() -> Figure:
+    """Draw the Fréchet distance to handwriting along training."""
+    figure, (axes,) = panels(1, (7.2, 4.6))
+    points, goal = _points(), _mean(_handwriting())
+    axes.axhline(goal["frechet"], color=GREEN, linewidth=1.6)
+    axes.text(0.03, goal["frechet"] - 0.42, "handwriting of the test split", fontsize=12, color=GREEN)
+    axes.axhline(points["guidance 1.5"]["frechet"], color=INK, linewidth=1.4, linestyle=":")
+    axes.text(
+        0.03, points["guidance 1.5"]["frechet"] - 0.4, "untrained, guidance 1.5", fontsize=12, color=INK
+    )
+    for shift, (method, color) in enumerate(COLORS.items()):
+        path, places = _mean_path(method), [n + 0.05 * (shift - 1.5) * (n > 0) for n in range(len(READINGS))]
+        axes.plot(places, [row["frechet"] for row in path], "o-", color=color, lw=2.2, ms=6)
+        for place, rows in zip(places, zip(*_paths(method), strict=True), strict=True):
+            ends = [row["frechet"] for row in rows]
+            axes.plot([place, place], [min(ends), max(ends)], color=color, linewidth=1.2)
+        for n, (before, after) in enumerate(itertools.pairwise(path)):
             if before["reward"] < goal["reward"] <= after["reward"]:  # a ring where it passes handwriting's
                 part = (goal["reward"] - before["reward"]) / (after["reward"] - before["reward"])
                 y = before["frechet"] + part * (after["frechet"] - before["frechet"])
-                right.plot(n + part, y, "o", mfc="none", mec=color, ms=11, mew=1.6)
-        above = {"ReFL": 0.12, "DRaFT-3": -0.25}.get(method, 0)
-        right.text(4.06, middle[-1]["frechet"] + above, method, fontsize=8.5, color=color, va="center")
-    _style(left, "reward", "diversity: how far pictures of a prompt are apart")
-    _style(right, "Fréchet distance to handwriting", "queries")
-    right.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 4.6), ylim=(0, None))
-    right.spines["bottom"].set_bounds(0, 4)
-    _table(axes, points, goal)
+                x = places[n] + part * (places[n + 1] - places[n])
+                axes.plot(x, y, "o", mfc="none", mec=color, ms=14, mew=1.8)
+        above = {"ReFL": 0.15, "DRaFT-3": -0.3, "Flow-GRPO": 0.0}.get(method, 0)
+        axes.text(4.15, path[-1]["frechet"] + above, method, fontsize=12, color=color, va="center")
+    axes.set(xticks=range(len(READINGS)), xticklabels=READINGS, xlim=(0, 5.1), ylim=(0, None))
+    axes.spines["bottom"].set_bounds(0, 4)
+    _style(axes, "reward evaluations", "Fréchet distance to handwriting")
     return figure
 
 
-def _table(axes: Axes, points: dict[str, Row], written: Row) -> None:
-    """Draw pictures and numbers where the paths end, and of points."""
-    names = list(points)
-    rows = [("untrained", INK, _strip("points", 0), points["untrained"])]
+def rows() -> Figure:
+    """Draw images and two measures of the trained policies, and of what needs no training."""
+    points, names = _points(), list(_points())
+    lines = [("untrained", INK, _strip("points", 0), points["untrained"])]
+    for name in ("guidance 1.5", "best of 4"):
+        lines.append((name, INK, _strip("points", names.index(name)), points[name]))
     for method, color in COLORS.items():
         last = _mean([path[-1] for path in _paths(method)])
-        rows.append((method, color, _seen(method, READINGS[-1]), last))
-    for name in ("best of 4", "guidance 4"):
-        rows.append((name, INK, _strip("points", names.index(name)), points[name]))
-    rows.append(("handwriting", GREEN, _strip("points", names.index("handwriting 0")), written))
-    places = (7.55, 8.2, 8.72, 9.24, 9.76)
-    for x, text in zip(places, ("reward", "judge", "second", "divers.", "Fréchet"), strict=True):
-        note(axes, x, 3.45, text, 8.5, "center")
-    for number, (name, ink, pixels, found) in enumerate(rows):
-        y = 2.98 - 0.385 * number
-        label(axes, 1.05, y + 0.16, name, ink=ink, size=9.5, align="right")
-        picture(axes, 1.15, y, 6.0, pixels, height=0.3)
-        cells = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}",
-                 _number(found["diversity"], 3), _number(found["frechet"], 1))  # fmt: skip
-        for x, text in zip(places, cells, strict=True):
-            label(axes, x, y + 0.16, text, ink=ink, size=9.5)
+        lines.append((method, color, _seen(method, READINGS[-1]), last))
+    written = _strip("points", names.index("handwriting 0"))
+    lines.append(("handwriting", GREEN, written, _mean(_handwriting())))
+    figure, axes = diagram(7.2, 0.5 + 0.5 * len(lines))
+    for x, text in ((5.95, "reward"), (6.75, "Fréchet")):
+        label(axes, x, 0.28 + 0.5 * len(lines), text, ink=MUTED, size=12)
+    for number, (name, ink, pixels, found) in enumerate(lines):
+        y = 0.08 + 0.5 * (len(lines) - 1 - number)
+        label(axes, 1.35, y + 0.21, name, ink=ink, size=12.5, align="right")
+        for place, digit in enumerate((1, 2, 4, 5, 8)):
+            two = pixels[:, 64 * digit : 64 * (digit + 1)]
+            picture(axes, 1.47 + 0.84 * place, y, 0.82, two, height=0.41)
+        for x, text in ((5.95, _number(found["reward"])), (6.75, _number(found["frechet"], 1))):
+            label(axes, x, y + 0.21, text, ink=ink, size=12.5)
+    return figure
 
 
 def through() -> Figure:
     """Draw the rollout that is recorded, and the last steps that are taken again with a gradient."""
-    figure, axes = diagram(9.4, 3.3)
+    figure, axes = diagram(7.7, 3.4)
     upper = ("$x_{10}$", "…", "$x_3$", "$x_2$", "$x_1$", "$x_0$")
-    places = [0.4 + 1.0 * n for n in range(len(upper))]
-    label(axes, 0.4, 3.0, "sampled and recorded: all ten steps, no gradient", align="left", ink=MUTED)
+    places = [0.2 + 0.92 * n for n in range(len(upper))]
+    label(axes, 0.2, 3.08, "recorded: all ten steps, without a gradient", align="left", ink=MUTED, size=13)
     for n, (x, name) in enumerate(zip(places, upper, strict=True)):
         box(axes, x, 2.2, 0.65, 0.5, name, edge=MUTED, ink=MUTED, size=12)
         if n:
-            arrow(axes, (x - 0.36, 2.45), (x, 2.45), ink=MUTED)
+            arrow(axes, (x - 0.28, 2.45), (x, 2.45), ink=MUTED)
     arrow(axes, (places[3] + 0.32, 2.2), (places[3] + 0.32, 1.45), ink=INK)
-    label(axes, places[3] + 0.2, 1.83, "a constant", align="right", ink=INK, size=9)
-    lower = ["$x_2$", "$x_1$", "$x_0$", "picture", "$r$"]
-    ends = [places[3], places[4], places[5], places[5] + 1.05, places[5] + 2.55]
-    widths = [0.65, 0.65, 0.65, 1.0, 0.65]
+    label(axes, places[3] + 0.2, 1.83, "a constant", align="right", ink=INK, size=12)
+    lower = ["$x_2$", "$x_1$", "$x_0$", "image", "$r$"]
+    ends = [places[3], places[4], places[5], places[5] + 0.93, places[5] + 2.05]
+    widths = [0.65, 0.65, 0.65, 0.85, 0.5]
     for n, (x, name, width) in enumerate(zip(ends, lower, widths, strict=True)):
         box(axes, x, 0.95, width, 0.5, name, edge=BLUE if n else MUTED, ink=BLUE if n else MUTED, size=12)
         if n:
             arrow(axes, (ends[n - 1] + widths[n - 1], 1.28), (x, 1.28), ink=BLUE)
             arrow(axes, (x, 1.08), (ends[n - 1] + widths[n - 1], 1.08), ink=ORANGE)
-    label(axes, 0.4, 1.38, "taken again (K = 2), with a gradient", align="left", ink=BLUE, size=9.5)
-    label(axes, 0.4, 1.04, "and the way back", align="left", ink=ORANGE, size=9.5)
+    label(axes, 0.2, 1.42, "last K = 2 steps\nagain, with a gradient", align="left", ink=BLUE, size=12)
+    label(axes, 0.2, 0.92, "backward pass", align="left", ink=ORANGE, size=12)
     axes.plot([places[3] + 0.68, places[3] + 0.68], [0.45, 0.9], color=ORANGE, linewidth=2.2)
-    label(axes, places[3] + 0.68, 0.28, "ends here: nothing before $x_2$ is reached", ink=ORANGE, size=9)
+    label(axes, places[3] + 0.68, 0.28, "the gradient ends here", ink=ORANGE, size=12)
     return figure
 
 
 if __name__ == "__main__":
-    main({"11-question": question, "11-through": through, "11-plane": plane})
+    figures = {"11-question": question, "11-through": through, "11-diversity": diversity}
+    main({**figures, "11-distance": distance, "11-rows": rows})

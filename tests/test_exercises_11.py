@@ -109,7 +109,7 @@ WRONG = [
     (1, f"-steps * length * {KEEP} ** total", "no factor of that step"),
     (1, f"-steps * length * {KEEP} ** (steps - 1)", "smaller than 1"),
     (1, f"-steps * {KEEP} ** (total - 1)", "gain is missing"),
-    (1, "steps / total", "not its share"),
+    (1, "steps / total", "not its fraction"),
     (1, f"-(steps - 1) * length * {KEEP} ** (total - 1)", "is wrong at"),
     (2, OWN, "half of it is lost"),
     (2, sees(returned="(claims.abs() - measured.abs()).norm() <= 0.1 * measured.norm()"), "downhill"),
@@ -123,8 +123,8 @@ WRONG = [
     (3, replayed(INPUT="latents"), "input is not detached"),
     (3, replayed(NEXT=MEAN.replace("latents, noise", "latents.detach(), noise")), "earlier steps are lost"),
     (3, replayed(NEXT=MEAN + ".detach()"), "no gradient"),
-    (3, replayed(NEXT=BY_GAINS.replace(" + ", " - ", 1)), "other pictures"),
-    (3, replayed(FIRST="0"), "asked in each step"),
+    (3, replayed(NEXT=BY_GAINS.replace(" + ", " - ", 1)), "other images"),
+    (3, replayed(FIRST="0"), "of each step"),
     (3, replayed(NEXT=f"{BY_GAINS} + 0.5 * (output - output.detach())"), "not the sum"),
 ]  # fmt: skip
 
