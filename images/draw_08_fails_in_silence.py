@@ -1,14 +1,13 @@
-"""Diagrams of lesson 08: three runs, faults and checks, what a card holds, and what is kept in float32."""
+"""Diagrams of lesson 08: three runs, faults and checks, memory and hours of a GPU, and what is in float32."""
 
 import json
-import textwrap
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, panels, read_rows, where
-from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
+from plots import BENCHMARKS, minus, panels, read_rows, where
+from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, title
 
 from ddpo_lessons.lessons.desk import DESKS
 
@@ -18,16 +17,15 @@ RESULTS = BENCHMARKS / "results"  # python -m benchmarks.results.silent_faults
 # `python -m benchmarks.speed.paper_run`
 PAPER: dict[str, Any] = json.loads((LESSONS / "paper_run.json").read_text("utf-8"))
 PARTS = {"networks": BLUE, "reward models": PURPLE, "the epoch's samples": GREEN, "activations": ORANGE}
-HOPED, PUBLISHED = 0.3, 0.19  # shares of a card's peak speed
+HOPED, PUBLISHED = 0.3, 0.19  # fractions of a GPU's peak speed
 RECORDS = {
-    "|ρ − 1|, first step of epoch 10": ("first_ratio_error", ".0e"),
-    "|ρ − 1|, last step": ("last_ratio_error", ".0e"), "clip fraction, last step": ("clip_fraction", ".2f"),
-    "gradient's norm, last step": ("grad_norm", ".3f"), "loss, last step": ("loss", ".2f"),
+    "|ρ − 1|, first step": ("first_ratio_error", ".0e"), "|ρ − 1|, last step": ("last_ratio_error", ".0e"),
+    "clip fraction": ("clip_fraction", ".2f"), "gradient norm": ("grad_norm", ".3f"), "loss": ("loss", ".2f"),
 }  # fmt: skip
 
 
 def strip(axes: Axes, name: str, row: int) -> None:
-    """Show a row of the pictures of a run: before, after, and from the saved file."""
+    """Show a row of the images of a run: before, after, and from the saved file."""
     image = plt.imread(RESULTS / f"silent_{name}.png")
     height = len(image) // 3
     axes.imshow(image[height * row : height * (row + 1)], interpolation="nearest")
@@ -35,72 +33,81 @@ def strip(axes: Axes, name: str, row: int) -> None:
 
 
 def question() -> Figure:
-    """Draw rewards, records and pictures of the three runs."""
+    """Draw rewards, records and images of the three runs."""
     rows = read_rows("results/silent_runs.csv")
-    figure = Figure(figsize=(10, 5.4), facecolor=CARD, layout="constrained")
-    grid = figure.subplots(4, 3, height_ratios=[2.1, 1.5, 0.62, 0.62])
+    figure = Figure(figsize=(7.6, 5.9), facecolor=CARD, layout="constrained")
+    grid = figure.subplots(4, 3, height_ratios=[2.1, 1.7, 0.5, 0.5])
+    places = [0.9 - 0.2 * number for number in range(len(RECORDS))]
     for column, (name, color) in zip(grid.T, zip("XYZ", (BLUE, GREEN, PURPLE), strict=True), strict=True):
         own = where(rows, run=name)
         epochs, rewards = ([float(row[key]) for row in own] for key in ("epoch", "reward"))
         column[0].plot(epochs, rewards, "o-", color=color)
-        column[0].set(title=f"run {name}", xlabel="epoch", xticks=epochs, facecolor=CARD, ylim=(-0.25, 0.01))
-        column[1].axis("off")
-        for number, (text, (key, form)) in enumerate(RECORDS.items()):
-            y = 0.92 - 0.2 * number
-            column[1].text(0, y, text, fontsize=9.5, color=MUTED, va="center")
+        column[0].set(xticks=[1, 4, 7, 10], facecolor=CARD, ylim=(-0.25, 0.01), yticks=[-0.2, -0.1, 0])
+        column[0].set_title(f"run {name}", fontsize=14)
+        column[0].set_xlabel("epoch", fontsize=12)
+        column[0].tick_params(labelsize=12, labelleft=name == "X")
+        column[1].set(facecolor=CARD, xticks=[], yticks=[])
+        column[1].spines[:].set_visible(False)
+        for y, (key, form) in zip(places, RECORDS.values(), strict=True):
             value = abs(float(own[-1][key])) if key != "loss" else float(own[-1][key]) + 0.0
-            words = format(value, form) if value else "0"
-            column[1].text(1, y, words, fontsize=9.5, ha="right", va="center")
+            words = minus(format(value, form)) if value else "0"
+            column[1].text(0.5, y, words, fontsize=12.5, ha="center", va="center")
         for row in (0, 1):
             strip(column[2 + row], name, row)
-    grid[0, 0].set_ylabel("reward (redness)")
-    grid[2, 0].set_ylabel("before", rotation=0, ha="right", va="center")
-    grid[3, 0].set_ylabel("after", rotation=0, ha="right", va="center")
+    grid[0, 0].set_ylabel("reward (redness)", fontsize=12.5)
+    grid[1, 0].set_yticks(places, RECORDS, fontsize=12.5)
+    grid[1, 0].tick_params(length=0)
+    grid[1, 0].set(ylim=(0, 1))
+    for axes, text in ((grid[2, 0], "before"), (grid[3, 0], "after")):
+        axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=12.5)
     return figure
 
 
 def answer() -> Figure:
-    """Draw what the saved files of the three runs draw."""
-    figure, grid = panels(3, (10, 0.9))
+    """Draw images that are sampled with the saved files of the three runs."""
+    figure, grid = panels(3, (7.6, 0.85))
     for axes, name in zip(grid, "XYZ", strict=True):
         strip(axes, name, 2)
-        axes.set_title(f"run {name}, drawn with its file", fontsize=10)
+        axes.set_title(f"run {name}, saved file", fontsize=12.5)
     return figure
 
 
 def matrix() -> Figure:
-    """Draw which check fails for which fault."""
+    """Draw which check fails for which fault; the four healthy runs, for which none does, are left out."""
     found = json.loads((RESULTS / "silent_faults.json").read_text("utf-8"))
     checks = list(dict.fromkeys(check for run in found.values() for check in run))
     used = [check for check in checks if any(run.get(check) for run in found.values())]
-    quiet = [check for check in checks if check not in used]
-    figure, axes = diagram(10, 6.95)
-    left, top, wide, high = 1.8, 5.1, 0.72, 0.255
+    figure, axes = diagram(7.6, 7.4)
+    left, top, wide, high = 2.3, 5.0, 0.46, 0.375
     letters = {fault: f" ({letter})" for desk in DESKS for letter, (fault, _) in desk.items() if fault}
     for column, check in enumerate(used):
         x = left + wide * (column + 0.5)
-        look = {"rotation": 30, "fontsize": 9.5, "color": INK, "ha": "left", "va": "bottom"}
-        axes.text(x, top + 0.12, textwrap.fill(check, 30), **look)
-    for number, (name, run) in enumerate(found.items()):
-        y = top - high * (number + 0.5)
-        seen, healthy = any(run.values()), number < 4
-        ink = INK if seen or healthy else RED
-        label(axes, left - 0.12, y, name + letters.get(name, ""), size=9.5, align="right", ink=ink)
+        look = {"rotation": 50, "fontsize": 11.5, "color": INK, "ha": "left", "va": "bottom"}
+        shown = {"samples made and scored alone get their rewards": "samples alone get their rewards"}
+        axes.text(x, top + 0.06, shown.get(check, check), rotation_mode="anchor", **look)
+    for number, (name, run) in enumerate(list(found.items())[4:]):
+        y, seen = top - high * (number + 0.5), any(run.values())
+        label(
+            axes,
+            left - 0.1,
+            y,
+            name + letters.get(name, ""),
+            size=12,
+            align="right",
+            ink=INK if seen else RED,
+        )
         for column, check in enumerate(used):
             color = ORANGE if run.get(check) else "#e6e6de" if check in run else CARD
-            axes.bar(left + wide * (column + 0.5), high * 0.82, wide * 0.94, y - high * 0.41, color=color)
+            axes.bar(left + wide * (column + 0.5), high * 0.82, wide * 0.92, y - high * 0.41, color=color)
         if not seen:
-            words = "no alarm: it is healthy" if healthy else "seen by none"
-            x = left + wide * len(used) + 0.08
-            label(axes, x, y, words, size=9, align="left", ink=MUTED if healthy else RED)
-    words = "Orange: the check fails. Blank: nothing to check. These checks pass everywhere: "
-    note(axes, 0.2, 0.3, textwrap.fill(words + "; ".join(quiet) + ".", 118), 9.5)
+            label(axes, left + wide * len(used) + 0.08, y, "not seen", size=12, align="left", ink=RED)
     return figure
 
 
 def card() -> Figure:
-    """Draw memory by the pairs of a pass, and hours by card."""
-    figure, (memory, hours) = panels(2, (10, 3.9), width_ratios=[1.15, 1])
+    """Draw memory by the pairs of a forward pass, and hours by GPU."""
+    figure = Figure(figsize=(6.8, 7.6), facecolor=CARD, layout="constrained")
+    memory, hours = figure.subplots(2, 1, height_ratios=[1.2, 1])
     stations = [row for row in PAPER["memory"] if row["station"].startswith("train")]
     names = [row["station"].removeprefix("train ").replace(" pairs", "") for row in stations]
     at = [0.0] * len(stations)
@@ -111,23 +118,27 @@ def card() -> Figure:
     for size in (10, 16, 24):
         limit = 0.85 * size - 1
         memory.axhline(limit, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        text = f"limit of a\ncard of {size}"
-        memory.text(4.5, limit, text, fontsize=8.5, va="center", backgroundcolor=CARD)
+        memory.text(4.5, limit, f"{size} GB GPU", fontsize=11.5, va="center", backgroundcolor=CARD)
     for x, total in enumerate(at):
-        memory.text(x, total + 0.4, f"{total:.1f}", ha="center", fontsize=9, fontweight="bold")
+        memory.text(x, total + 0.4, f"{total:.1f}", ha="center", fontsize=12, fontweight="bold")
     memory.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
-    memory.set(ylabel="GB", ylim=(0, 46), xlim=(-0.5, 5.6), xlabel="pairs of a training pass", facecolor=CARD)
-    memory.set_title("memory of preset edit, estimated", fontsize=11)
+    memory.set(ylim=(0, 46), xlim=(-0.5, 5.9), facecolor=CARD)
+    memory.set_ylabel("GB (estimated)", fontsize=12.5)
+    memory.set_xlabel("pairs of a forward pass; dashed: what fits", fontsize=12.5)
     handles, texts = memory.get_legend_handles_labels()
-    memory.legend(handles[::-1], texts[::-1], frameon=False, fontsize=9, loc="upper left")
+    memory.legend(handles[::-1], texts[::-1], frameon=False, fontsize=12, loc="upper left")
     runs = [row for row in PAPER["runs"] if row["run"] == "edit"]
     for y, row in enumerate(reversed(runs)):
         low, high = row["hours"], row["hours"] * HOPED / PUBLISHED
         hours.barh(y, high - low, 0.5, low, color=BLUE)
-        hours.text(high + 1.5, y, f"{low:.0f} to {high:.0f} h", va="center", fontsize=9.5)
+        hours.text(high + 1.5, y, f"{low:.0f} to {high:.0f} h", va="center", fontsize=12)
     hours.set_yticks(range(len(runs)), [row["card"] for row in reversed(runs)])
-    hours.set(xlabel="hours of 100 epochs", xlim=(0, 135), facecolor=CARD)
-    hours.set_title(f"if a card reaches {HOPED} (left) to {PUBLISHED} of its peak", fontsize=11)
+    hours.set(xlim=(0, 140), facecolor=CARD)
+    hours.set_xlabel(
+        f"hours of 100 epochs, if a GPU reaches {HOPED} to {PUBLISHED} of its peak", fontsize=12.5
+    )
+    for axes in (memory, hours):
+        axes.tick_params(labelsize=12)
     return figure
 
 
