@@ -163,6 +163,7 @@ WRONG = [
     (2, "torch.allclose(normalize(rewards), advantages, atol=1e-4)", "above 0"),
     (2, f"{START}bool(s > 0 and wrong.max() < allowed)", "too high"),
     (2, f"{START}bool(s > 0 and wrong.abs().max() < 1e-4)", "of small advantages"),
+    (2, f"{START}bool(s > 0 and wrong.abs().max() <= 3 * allowed)", "2e-4 of the largest"),
     (2, f"{START}bool(s > 0 and wrong.mean().abs() < allowed)", "neighbors"),
     (2, f"{START}not bool((s <= 0) | (wrong.abs().max() > allowed))", "not a number"),
     (2, f"{START}wrong.abs() <= allowed", "one answer"),
