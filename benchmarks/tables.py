@@ -277,8 +277,8 @@ def _ratio(row: Row, one: str, other: str) -> str:
 def peers_table(result: Row) -> str:
     """Return the comparison with other trainers: a row per case and size, the medians of whole epochs."""
     names = ("peer", "ours", "compiled")
-    titles = ["case", "batches", "trainer", "its s", "our s", "compiled s"]
-    titles += ["its / our", "its / compiled", "our / floor", "compiled / floor", "gradients"]
+    titles = ["case", "batches", "other trainer", "other, s", "ours, s", "compiled, s"]
+    titles += ["other / ours", "other / compiled", "ours / floor", "compiled / floor", "gradients"]
     rows = []
     for row in result["rows"]:
         seconds = [f"{row[name]['whole'][0]:.2f}" if name in row else "fails" for name in names]

@@ -4,10 +4,10 @@ An ODE has no actions, because the initial noise determines the image. Flow-GRPO
 of the same marginals (`flow.py`). Its steps are Gaussian policies like those of DDIM, so the rest is DDPO,
 with rewards compared within a prompt. Three settings are new:
 
-- the SDE: "flow", "dance" (DanceGRPO, arXiv 2505.07818) or "cps" (arXiv 2509.05952); - a window: only some
-consecutive steps have noise and are trained, and the rest follows the ODE. The window moves between epochs
-(MixGRPO, arXiv 2507.21802, slides it; Flow-GRPO-Fast samples its position, as here); - the penalty: the
-authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 κ²) with std² = κ² Δ.
+- the SDE: "flow", "dance" (DanceGRPO, arXiv 2505.07818) or "cps" (arXiv 2509.05952);
+- a window: only some consecutive steps have noise and are trained, and the rest follows the ODE. The window
+  moves between epochs (MixGRPO, arXiv 2507.21802, slides it; Flow-GRPO-Fast samples its position, as here);
+- the penalty: the authors leave Δ out of the KL of a step, (mean - mean_ref)² / (2 κ²) with std² = κ² Δ.
 """
 
 import torch
