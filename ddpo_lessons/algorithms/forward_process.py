@@ -85,10 +85,11 @@ class ForwardProcess(Algorithm):
       prediction of x₀ along A J σz, which is a policy gradient, A z, passed through the later steps;
     - a state without later noise has only one x₀, so it learns the guidance of good samples.
 
-    Args: logit_normal: for flow models: sample the position on the schedule with the sigmoid of a standard
-    normal number, rarely near either end, as Stable Diffusion 3 was trained (Esser et al. 2024, arXiv
-    2403.03206, section 3.1); otherwise all positions are equally likely. visited_states: train at states that
-    sampling visited, instead of re-noised final samples.
+    Args:
+        logit_normal: for flow models: sample the position on the schedule with the sigmoid of a standard
+            normal number, rarely near either end, as Stable Diffusion 3 was trained (Esser et al. 2024,
+            arXiv 2403.03206, section 3.1); otherwise all positions are equally likely.
+        visited_states: train at states that sampling visited, instead of re-noised final samples.
 
     Raises:
         ValueError: both are set, although visited states have their own timesteps.
