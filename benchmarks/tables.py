@@ -217,7 +217,7 @@ def guide_table() -> str:
          f"confetti: {edit('ReFL')}, {edit('DRaFT')}, best of 8 {float(kept['judge']):.0%}; "
          f"taste: {taste('DRaFT', 'PEPG')}"],
         ["branching, over many queries",
-         f"confetti: branching {branching} after 4,096 queries, DDPO {ddpo} after 3,072; after 1,024 "
+         f"confetti: branching {branching} after 4,096 queries, DDPO {ddpo}; after 1,024 "
          f"{edit('branching')}, {edit('AWM, visited states').replace(', visited', ' at visited')}; a setting "
          f"{float(turned['judge']):.0%} without any"],
         ["AWM, PEPG or NFT; look at a judge often",

@@ -36,7 +36,7 @@ from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 RESULT = Path(__file__).with_suffix(".csv")
-SEEDS = {"branching": (21, 22, 23, 24, 25), "ddpo": (20, 21, 22, 23, 24)}  # no run had them before
+SEEDS = {"branching": (21, 22, 23, 24, 25), "ddpo": (30, 31, 32, 33, 34)}  # no run had them before
 EVERY = 1024
 TOO_LONG = {"num_epochs": 256, "sample_batch_size": 32, "train_batch_size": 32}
 RUNS = {**SCHEDULES, "branching, too long": TOO_LONG}

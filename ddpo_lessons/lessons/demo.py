@@ -79,7 +79,7 @@ SETTINGS: dict[str, Any] = {
 # algorithms had the same trials: benchmarks/zoo/edit_search.csv.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "branching": {"num_epochs": 128, "sample_batch_size": 32, "train_batch_size": 32},
-    "ddpo": {"num_epochs": 96, "sample_batch_size": 32, "train_batch_size": 32, "train_adam_beta2": 0.99},
+    "ddpo": {"num_epochs": 128, "sample_batch_size": 32, "train_batch_size": 32, "train_adam_beta2": 0.99},
 }
 GROUND_WEIGHT = 16.0  # of the score, in nats for a distance of 1
 # Seeds of `animals.draw_edits`: pictures that training does not draw, as its own have seeds of 62 bits.
