@@ -248,7 +248,7 @@ def speed_sentence(runs: Sequence[Row]) -> str:
 
     days = " and ".join(sorted(run["day"] for run in runs))
     return (
-        "In the batches that TRL 0.21 and imageddpo document (6 and 4 samples at a time), an epoch takes "
+        "TRL 0.21 and imageddpo document batches of 6 and 4 samples. In these batches an epoch takes "
         f"them {span(usual, 'peer', 'ours')} times as long as this package. In batches of 16 it takes "
         f"them {span(large, 'peer', 'ours')} times as long. The gradients are equal. This package takes "
         f"{span(rows, 'ours', 'floor')} times as long as the UNet alone. Measured on {days} "
