@@ -1,4 +1,4 @@
-"""TRL's and imageddpo's names over the same trainer, so that old scripts run on.
+"""Provide the names of TRL and imageddpo for the same trainer, so that old scripts run.
 
 A script for TRL <= 0.23's DDPO or for imageddpo runs after changing its import lines to
 `from ddpo_lessons.compat import ...`. The classes here add what such scripts call or count on, and no more:
@@ -33,7 +33,7 @@ from ddpo_lessons.models.stable_diffusion import make_schedule
 
 # ---------------------------------------------------------------------------------------- pipelines
 def _check_has_unet(pipeline: Any) -> None:
-    """Refuse models that TRL and imageddpo never knew: their API shows a UNet and the steps of DDIM."""
+    """Raise a TypeError for models without a UNet and DDIM steps, which TRL and imageddpo need."""
     if getattr(pipeline, "unet", None) is None:
         raise TypeError(
             f"ddpo_lessons.compat trains UNets, and a {type(pipeline).__name__} has none: use "
@@ -42,7 +42,7 @@ def _check_has_unet(pipeline: Any) -> None:
 
 
 def _load_adapter(pipeline: StableDiffusionPipeline, model: str, revision: str) -> bool:
-    """Load the LoRA weights that lie beside a model; return whether there are any."""
+    """Load the LoRA weights beside a model; return whether there are any."""
     try:
         pipeline.load_lora_weights(model, weight_name=LORA_FILE, revision=revision)
     except OSError as error:
@@ -72,7 +72,7 @@ _WRAPPERS: "weakref.WeakSet[DefaultDDPOStableDiffusionPipeline]" = weakref.WeakS
 
 
 def _wrapper_of(unet: Any) -> Any:
-    """Find the wrapper of a UNet, of which imageddpo's README gives the trainer nothing else."""
+    """Find the wrapper of a UNet, because imageddpo's README passes only the UNet to the trainer."""
     found = [wrapper for wrapper in _WRAPPERS if wrapper.unet is unet]
     if not found:
         raise ValueError(
@@ -108,7 +108,7 @@ class DefaultDDPOStableDiffusionPipeline:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name: str, **settings: Any) -> Self:
-        """Make one, as imageddpo's README does; the settings are those of the constructor."""
+        """Make a pipeline, as in imageddpo's README; the settings are those of the constructor."""
         return cls(pretrained_model_name, **settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ class DefaultDDPOStableDiffusionPipeline:
         return self.sd_pipeline(*args, **kwargs)
 
     def save_pretrained(self, output_dir: str | Path) -> None:
-        """Write the pipeline and, beside it, the LoRA weights; this class loads both from there."""
+        """Save the pipeline and, beside it, the LoRA weights; this class loads both."""
         _save(self.sd_pipeline, output_dir)
 
 
@@ -192,7 +192,7 @@ class DDPOConfig(config.DDPOConfig):
     """For the script to read; as in TRL, nothing else does."""
 
     def __post_init__(self) -> None:
-        """Check every field; TRL's own tests give None for no mixed precision."""
+        """Check every field; None means no mixed precision, as in TRL's own tests."""
         if self.mixed_precision is None:
             self.mixed_precision = "no"
         super().__post_init__()
@@ -229,7 +229,7 @@ class _Methods(trainer.Trainer):
         *others: Any,
         **named: Any,
     ) -> None:
-        """Refuse a pipeline without a UNet."""
+        """Raise a TypeError for a pipeline without a UNet."""
         _check_has_unet(sd_pipeline)
         super().__init__(config, reward_function, prompt_function, sd_pipeline, *others, **named)
 
@@ -239,18 +239,18 @@ class _Methods(trainer.Trainer):
         return getattr(self.algorithm, "tracker", None)
 
     def train(self, epochs: int | None = None) -> None:
-        """Run the epochs that are left, of `epochs` in the place of the config's `num_epochs` if given."""
+        """Run the remaining epochs, of `epochs` instead of the config's `num_epochs` if it is given."""
         if epochs is not None:
             self.config.num_epochs = epochs
         super().train()
 
     def step(self, epoch: int, global_step: int | None = None) -> Any:
-        """Do one epoch, from 0; return its metrics or, with TRL's `global_step`, the new count of steps."""
+        """Run one epoch, from 0; return its metrics or, with TRL's `global_step`, the new count of steps."""
         metrics = super().step(epoch)
         return metrics if global_step is None else self.global_step
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write pipeline and LoRA weights; half precision rounds the base, as in TRL."""
+        """Save pipeline and LoRA weights; half precision rounds the base, as in TRL."""
         if self.accelerator.is_fsdp2:
             raise ValueError(
                 "weights are sharded, of which no whole pipeline is written: use ddpo_lessons.trainer"
@@ -280,7 +280,7 @@ class DDPOTrainer(_Methods, trainer.DDPOTrainer):
 
 
 class _ImageddpoStart(FromImages):
-    """Two habits of imageddpo that its scripts count on.
+    """Two conventions of imageddpo that its scripts rely on.
 
     `train_timestep_fraction` is a share of `sample_num_steps`, and scripts set it to `noise_strength`. At
     guidance 1 and below a prompt only names its image for per-prompt statistics: the policy sees none.
@@ -299,7 +299,7 @@ class _ImageddpoStart(FromImages):
 
 
 def _one_of(**given: Any) -> Any:
-    """Return the one argument that was given under two names; a TypeError if it was none, or both."""
+    """Return an argument that has two names; raise a TypeError if none or both are given."""
     values = [value for value in given.values() if value is not None]
     if len(values) != 1:
         raise TypeError(f"give one of {' and '.join(given)}, not {len(values)}")

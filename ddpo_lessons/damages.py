@@ -1,4 +1,4 @@
-"""Damages that images (B, 3, H, W) in [0, 1] may get, each at a severity of 1 to 5."""
+"""Damage images (B, 3, H, W) in [0, 1], at a severity of 1 to 5."""
 
 import io
 from collections.abc import Callable
@@ -52,14 +52,14 @@ def jpeg(images: torch.Tensor, severity: int, generator: torch.Generator) -> tor
 
 
 def fade(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Wash an image out towards its background; 55% to 90% of the contrast is lost."""
+    """Reduce the contrast towards the background by 55% to 90%."""
     amount = _amount(severity, (0.55, 0.65, 0.74, 0.82, 0.90))
     background = measure_background(images)[:, :, None, None]
     return images * (1 - amount) + background * amount
 
 
 def darken(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Take away light; 45% down to 12% of it is left."""
+    """Darken to 45% down to 12% of the light."""
     return images * _amount(severity, (0.45, 0.34, 0.25, 0.18, 0.12))
 
 

@@ -1,4 +1,4 @@
-"""The models in this package, by name, and what else may name a model; `doctor` needs them without torch."""
+"""List the models in this package, and check names of models; `doctor` uses it without torch."""
 
 import difflib
 import re
@@ -10,7 +10,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def no_model(model: str) -> str:
-    """Say why a text names no pipeline; nothing where it may: a folder of one, a name here or on the hub."""
+    """Return why a text cannot name a pipeline, or nothing if it may."""
     if Path(model).is_dir():
         is_whole = Path(model, "model_index.json").is_file()
         return "" if is_whole else f"{model} holds no model_index.json: give a folder of a diffusers pipeline"

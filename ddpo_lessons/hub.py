@@ -1,4 +1,4 @@
-"""The model hub: whether it answers, which its client finds out in minutes and `hub_reachable` in seconds."""
+"""Check within seconds whether the model hub answers, for which its client takes minutes."""
 
 import ssl
 from pathlib import Path
@@ -10,7 +10,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 
 def hub_reachable(timeout: float = 3.0) -> bool:
-    """Tell whether the model hub answers in so many seconds, at `HF_ENDPOINT`, unless `HF_HUB_OFFLINE`.
+    """Return whether the hub at `HF_ENDPOINT` answers within a time, unless `HF_HUB_OFFLINE` is set.
 
     An error is an answer too: its client may know a certificate or an address that this does not.
     """
@@ -28,12 +28,12 @@ def hub_reachable(timeout: float = 3.0) -> bool:
 
 
 def only_here(model: str | Path) -> bool:
-    """Tell whether a model can come from this machine alone: a folder or file, or the hub does not answer."""
+    """Return whether a model can only come from this machine, as a file or because the hub is silent."""
     return Path(model).exists() or not hub_reachable()
 
 
 def explain(model: str | Path, error: Exception, remedy: str) -> RuntimeError:
-    """Return the error of a model that cannot be had: which, why, and what to do."""
+    """Return the error for a model that cannot be loaded: its name, the cause, and the remedy."""
     reason = f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
     cause: BaseException | None = error
     while cause is not None:

@@ -1,4 +1,4 @@
-"""Images as tensors: converted and checked, and laid out in grids for people to look at."""
+"""Convert and check images as tensors, and arrange them in grids."""
 
 import contextlib
 import struct
@@ -15,11 +15,11 @@ COLUMNS = 8  # of a full grid; even, so that input and result stay in one row
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Turn an image upright and convert it to RGB of 8 bits; a ValueError refuses 32 bits a channel.
+    """Rotate an image upright and convert it to 8-bit RGB; raise a ValueError for 32 bits per channel.
 
-    What PIL's own conversion would get wrong: 16 bits a channel, which it turns white; transparent pixels,
-    whose hidden color it shows, and which here let a white ground through; photographs that a camera has
-    marked as turned.
+    PIL's own conversion has three faults, which this function avoids: 16 bits per channel become white;
+    transparent pixels show their hidden color instead of a white background; and photographs that a camera
+    has marked as rotated stay rotated.
     """
     with contextlib.suppress(SyntaxError, ValueError, struct.error):  # EXIF that cannot be read turns nothing
         image = ImageOps.exif_transpose(image)
@@ -34,7 +34,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_tensor(image: Any) -> torch.Tensor:
-    """Turn a PIL image into a tensor (3, H, W) float32 in [0, 1], and an array into a tensor."""
+    """Convert a PIL image to a tensor (3, H, W) float32 in [0, 1], and an array to a tensor."""
     if hasattr(image, "convert"):
         pixels = np.array(to_rgb(image))  # (H, W, 3)
         return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
@@ -52,18 +52,18 @@ def to_tensor(image: Any) -> torch.Tensor:
 
 
 def to_pil(image: torch.Tensor) -> Image.Image:
-    """Turn one image (3, H, W) in [0, 1] into a PIL image."""
+    """Convert an image (3, H, W) in [0, 1] to a PIL image."""
     array = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
     return Image.fromarray(array)
 
 
 def fit(image: Image.Image, size: int) -> torch.Tensor:
-    """Resize an image so that its middle fills a square: (3, size, size) in [0, 1]."""
+    """Resize an image and crop its center to a square: (3, size, size) in [0, 1]."""
     return to_tensor(ImageOps.fit(image, (size, size)))
 
 
 def check_images(images: torch.Tensor, name: str = "images") -> None:
-    """Refuse anything but finite float images (B, 3, H, W) in [0, 1], to a tolerance of 1e-3, by their name.
+    """Check for finite float images (B, 3, H, W) in [0, 1], with a tolerance of 1e-3.
 
     Raises TypeError if `images` is not a floating-point tensor; ValueError if shape or range is wrong or a
     pixel is NaN or infinite.
@@ -85,7 +85,7 @@ def check_images(images: torch.Tensor, name: str = "images") -> None:
 def check_size(
     size: tuple[int, int], factor: int, longest: float = float("inf"), resolution: int | None = None
 ) -> None:
-    """Refuse sides (H, W) in pixels that no model can take, or a resolution that gives them; a ValueError."""
+    """Raise a ValueError for a size (H, W) in pixels that the model cannot take."""
     if any(side % factor for side in size) or max(size) > longest:
         most = "" if longest == float("inf") else f", at most {longest:g} pixels a side"
         if resolution is not None:
@@ -101,7 +101,7 @@ def measure_background(images: torch.Tensor) -> torch.Tensor:
 
 
 def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> Image.Image:
-    """Lay images (N, 3, H, W) in [0, 1] out in rows of `columns`, the last of them filled with white.
+    """Arrange images (N, 3, H, W) in [0, 1] in rows of `columns`, with the last row padded with white.
 
     `scale` enlarges by whole pixels; None enlarges small images to at least 96. A ValueError refuses no
     images, and no columns.
@@ -122,7 +122,7 @@ def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> 
 
 
 def grid_columns(count: int) -> int:
-    """Return the number of columns of a run's grid of so many images: no column is empty."""
+    """Return the number of columns of a run's grid, so that no column is empty."""
     return min(COLUMNS, count)
 
 

@@ -1,4 +1,4 @@
-"""Prompt functions by name, as `--prompts` takes it, and those of the worlds of digits and animals."""
+"""Find prompt functions by the names of `--prompts`, and define those of the two worlds."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ddpo_lessons.worlds import animals, digits
 
 
 def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = None) -> PromptSampler:
-    """Sentences of the digit world, such as "a red three on a blue background".
+    """Sample prompts of the digit world, such as "a red three on a blue background".
 
     The (digit, ink) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the ten
     it never showed the denoiser) or "all". The background is uniform over the other colours. Metadata:
@@ -34,7 +34,7 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
 
 
 def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
-    """Sentences of the world of animals, such as "a fox by Noto on a blue background".
+    """Sample prompts of the world of animals, such as "a fox by Noto on a blue background".
 
     The (animal, artist) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the
     thirty that it never showed) or "all", else a ValueError. Metadata: `animal`, `artist` and `ground`
@@ -51,7 +51,7 @@ def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
 
 
 def _pairs(world: ModuleType, split: str) -> tuple[tuple[int, Any], ...]:
-    """Return the pairs of a world that pre-training has shown, has not, or all; others are a ValueError."""
+    """Return the pairs of a world in a split; raise a ValueError for an unknown split."""
     splits = {"seen": world.SEEN, "left_out": world.LEFT_OUT, "all": world.SEEN + world.LEFT_OUT}
     if split not in splits:
         raise ValueError(f"split={split!r} does not exist: use one of {list(splits)}")
@@ -59,7 +59,7 @@ def _pairs(world: ModuleType, split: str) -> tuple[tuple[int, Any], ...]:
 
 
 def hidden_animals(seed: int) -> PromptSampler:
-    """Animals that hide in confetti, each with a sentence that names a ground, for img2img.
+    """Sample animals in confetti, each with a prompt that names a background, for img2img.
 
     Such as a fox in confetti with "an animal on a green background": clear the confetti away, and keep the
     animal. Metadata: what the score has to know, `animal` and `artist` (names) and `ground_mask` (64, 64);
@@ -86,7 +86,7 @@ PROMPTS: dict[str, Callable[[int], PromptSampler]] = {
 
 
 def get_prompts(name: str, seed: int) -> PromptSampler:
-    """Make the prompt function of a name in `PROMPTS`; for others a ValueError lists those that there are."""
+    """Make the prompt function with a name in `PROMPTS`; raise a ValueError for other names."""
     if name not in PROMPTS:
         raise ValueError(f"prompts={name!r} does not exist: use one of {', '.join(sorted(PROMPTS))}")
     return PROMPTS[name](seed)

@@ -1,4 +1,4 @@
-"""What users write themselves: a function or class in a file or module of theirs."""
+"""Load a user's own function or class from a file or module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def load(written: str, place: str, name: str, is_such: Callable[[Any], bool], such: str) -> Any:
-    """Import what is called `name` in `place`, which is FILE.py or MODULE.
+    """Import `name` from `place`, which is FILE.py or MODULE.
 
     Args:
         written: what messages begin with, such as "--reward my.py:red".
@@ -53,7 +53,7 @@ def _import(written: str, place: str) -> Any:
 
 
 def _describe(error: Exception, place: str) -> str:
-    """Name what went wrong, and the last line of the user's file that was reached."""
+    """Describe an error, with the last line of the user's file that was reached."""
     if isinstance(error, ModuleNotFoundError) and error.name == place:
         return f"there is no module {place} in {Path.cwd()}, and none is installed"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Lists whose elements are printed as lines, also where a notebook shows them."""
+"""Provide lists that are printed as one line per element, also in notebooks."""
 
 from typing import TypeVar
 

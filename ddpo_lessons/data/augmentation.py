@@ -1,4 +1,4 @@
-"""Random variants of training images: flipped to either side, and with slightly other colors."""
+"""Make random variants of training images, by flips and small changes of colors."""
 
 import random
 
@@ -9,7 +9,7 @@ HUE = 0.05  # of the color circle, by which hues turn at most
 
 
 def augment(image: Image.Image, generator: random.Random) -> Image.Image:
-    """Return an RGB image, flipped in half of all cases, with jittered colors.
+    """Return an RGB image with jittered colors, flipped in half of all cases.
 
     Brightness, contrast, saturation and hue change a little. The values are those of gaussian-glasses, which
     takes RandomHorizontalFlip and ColorJitter of torchvision; there the four come in a random order.

@@ -1,4 +1,4 @@
-"""Lesson 08: img2img contexts from a folder of images, with class labels, captions and damage.
+"""Lesson 08: read img2img contexts from a folder of images, with labels, captions and damage.
 
 `FOLDER/cat/*.png` gives every image of that subfolder the label "cat". Images that lie in the folder itself
 have no label, except for those of COD10K, whose file names hold it. `NAME.txt` beside `NAME.png` is the
@@ -58,7 +58,7 @@ class ImageFolder:
         return tuple(sorted(set(self.labels or ())))
 
     def split(self, held_out: int, seed: int) -> tuple["ImageFolder", "ImageFolder"]:
-        """Return the images to train on and those held out, so many of each class, chosen by the seed.
+        """Return images for training and held-out images, a given number per class, by the seed.
 
         Without classes all images are one. A ValueError refuses to hold out none, or all of a class.
         """
@@ -88,7 +88,7 @@ class ImageFolder:
 
 
 def find_images(folder: str | Path) -> ImageFolder:
-    """Find image files in a folder, or in its subfolders; each is decoded, so that what is damaged is found.
+    """Find the images of a folder or of its subfolders, and decode each to find damaged files.
 
     Beside the images lie captions, for all of them or for none; text files that share no image's name are
     notes, and are passed over, as hidden files are. Files are sorted by class and name. In the folder of
@@ -115,14 +115,14 @@ def find_images(folder: str | Path) -> ImageFolder:
 
 
 def _labelled_by_name(files: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Return COD10K's images of those, with the words of the class that each name holds."""
+    """Return COD10K's images among these, with the class in each file name."""
     named = [(file, match[1]) for file in files if (match := COD10K.fullmatch(file.stem))]
     spaced = [(file, re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()) for file, name in named]
     return sorted(spaced, key=lambda entry: (entry[1], entry[0]))
 
 
 def summary(images: ImageFolder) -> str:
-    """Say in one line what a folder holds: images, labels, captions, and files that are passed over."""
+    """Describe a folder in one line: images, labels, captions, and skipped files."""
     counts = Counter(images.labels or ())
     labels = ", ".join(f"{name} {number}" for name, number in sorted(counts.items())) or "none"
     captions = "none" if images.captions is None else f"{sum(map(len, images.captions))} prompts"
@@ -151,7 +151,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
-    """Read the prompts of every image, from a file of the whole folder or from text files beside the images.
+    """Read the prompts of every image, from a file for the folder or from text files beside images.
 
     None where there is neither kind of file. If some images have none, both kinds are there, or a file cannot
     be read, a ValueError names it.
@@ -218,13 +218,13 @@ def _name_files(folder: Path, files: Sequence[Path]) -> str:
 
 
 def name_some(names: Sequence[str]) -> str:
-    """List the first ten, and say how many more there are."""
+    """Return the first ten names and the number of the others."""
     rest = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def open_image(file: Path) -> Image.Image:
-    """Open an image file upright and in RGB; one that cannot be read is an OSError that names it."""
+    """Open an image file upright and in RGB; raise an OSError with its name if it cannot be read."""
     try:
         with Image.open(file) as image:
             return to_rgb(image)
@@ -233,7 +233,7 @@ def open_image(file: Path) -> Image.Image:
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Decode every image once, several at a time; an OSError names all that are damaged, with reasons."""
+    """Decode every image once, in threads; raise an OSError that lists damaged files with reasons."""
     with ThreadPoolExecutor() as pool:  # decoders leave Python's lock
         reasons = pool.map(_why_unreadable, files)
         bad = [f"{file} ({reason})" for file, reason in zip(files, reasons, strict=True) if reason]
@@ -271,17 +271,17 @@ def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Gener
 
 
 class ImagePrompts(PromptSampler):
-    """A prompt function that draws images of a folder: `() -> (prompt, image (3, size, size), metadata)`.
+    """Sample images of a folder, as a prompt function `() -> (prompt, image (3, size, size), metadata)`.
 
-    An image with several prompts in its caption gets one of them, drawn anew each time; images without
-    captions have `prompt`, in which "{label}" becomes the class. Images are read in threads, an epoch's
-    together (`prefetch`), and kept fitted while there is room. One of the damages, names of
-    `damages.DAMAGES`, and one of the severities are drawn for each; without any they stay clean. With
-    `augmented` each draw is a random variant of its image, made before the damage, see `augment`.
+    If the caption of an image has several prompts, one of them is chosen at random each time. Images without
+    captions have `prompt`, in which "{label}" becomes the class. The images of an epoch are read together in
+    threads (`prefetch`), and cached after resizing while there is room. For each image one of the damages
+    (names of `damages.DAMAGES`) and one of the severities are sampled; without damages images stay clean.
+    With `augmented` each draw is a random variant of its image, made before the damage, see `augment`.
 
-    Metadata: `id`, the file's place in the folder, with captions followed by the prompt; `image`, what is
-    trained on; with class subfolders `label`, and `digit` where the label names one; with damage `target`,
-    the clean image, `damage` and `severity`.
+    Metadata: `id`, the file's path in the folder, with captions followed by the prompt; `image`, the image
+    that is trained on; with class subfolders `label`, and `digit` if the label names one; with damage also
+    `target` (the clean image), `damage` and `severity`.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class ImagePrompts(PromptSampler):
         self._fitted = functools.lru_cache(self.kept)(self._read)
 
     def prefetch(self, calls: Sequence[bool]) -> None:
-        """Read the images of coming draws in parallel: True for a call, False for one to be skipped."""
+        """Read the images of the next draws in parallel: True for a call, False for a skip."""
         draws = [self.drawn + number for number, is_call in enumerate(calls) if is_call]
         wanted = dict.fromkeys(self._choose(self._generator(number)) for number in draws)
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -311,7 +311,7 @@ class ImagePrompts(PromptSampler):
                 pass
 
     def every(self) -> list[Any]:
-        """Return a context of each image in turn, whatever was drawn, none of them augmented.
+        """Return one context per image, in order and without augmentation.
 
         Damage depends on seed and image.
         """
@@ -328,7 +328,7 @@ class ImagePrompts(PromptSampler):
         return self.describe(self._choose(generator), generator, self.augmented)
 
     def describe(self, number: int, generator: random.Random, augmented: bool = False) -> Any:
-        """Return prompt, image (3, size, size) and metadata of an image, by its place in the folder."""
+        """Return prompt, image (3, size, size) and metadata of an image, by its index in the folder."""
         images, fitted = self.images, self._fitted(number)
         image = to_tensor(augment(fitted, generator) if augmented else fitted)
         metadata: dict[str, Any] = {"id": images.files[number].relative_to(images.folder).as_posix()}

@@ -1,4 +1,4 @@
-"""Lesson 13: photographs from the model hub, as a folder of class subfolders that everything else reads."""
+"""Lesson 13: download photographs from the model hub as a folder of class subfolders."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ CLASS_NAMES = {
 def fetch_photographs(
     folder: str | Path, per_class: int = 40, source: str = IMAGENETTE, split: str = "train"
 ) -> ImageFolder:
-    """Write the first photographs of every class of a set on the hub as `FOLDER/CLASS/*.jpg`; find them.
+    """Download the first photographs of every class of a set as `FOLDER/CLASS/*.jpg`; return them.
 
     A folder that is there already is only read. The set is streamed until each class has `per_class`, and
     lies in FOLDER.part until then, so that after an interruption the next call begins anew. The source is a

@@ -1,4 +1,4 @@
-"""Lesson 05: PPO for text, the algorithm that DDPO is best understood beside.
+"""Lesson 05: PPO for text, for comparison with DDPO.
 
 `grammar` writes movie reviews and recognizes them, `language_models` holds policy, value model and reward
 model, `text_ppo` the parts of the algorithm, `text_trainer` the loop, `preferences` the losses on pairs of

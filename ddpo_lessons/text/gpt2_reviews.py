@@ -1,4 +1,4 @@
-"""PPO of GPT-2 on movie reviews, towards positive sentiment: `python -m ddpo_lessons.text.gpt2_reviews`.
+"""Train GPT-2 with PPO to write positive reviews: `python -m ddpo_lessons.text.gpt2_reviews`.
 
 It needs `pip install datasets`. Policy, sentiment classifier and reviews come from the hub, or from folders.
 The output folder holds the newest checkpoint, from which the same command continues an interrupted run, and

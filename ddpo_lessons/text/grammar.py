@@ -1,4 +1,4 @@
-"""The review world: a grammar that writes movie reviews, and can say of any text whether it wrote it.
+"""The review world: a grammar that writes movie reviews, and recognizes them exactly.
 
 One sentence is a review: "honestly , the plot was not dull , but i hated the songs ." The grammar knows what
 each review means, so that sentiment has a true label, and *fluency is measured exactly*: a text either parses
@@ -125,7 +125,7 @@ def write(symbol: str, rng: random.Random) -> list[str]:
 
 
 def parse(text: str) -> Sentiment | None:
-    """Say what a review of words and punctuation between spaces means; None for one outside the grammar."""
+    """Return the meaning of a review (tokens between spaces), or None if it is not in the grammar."""
     words = tuple(text.split())
     for sentiment in SHARES:
         if len(words) in _ends(words, 0, (sentiment.upper(),)):

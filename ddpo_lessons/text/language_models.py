@@ -1,4 +1,4 @@
-"""Lesson 05: policy, value model and reward model, embedded or from the hub."""
+"""Lesson 05: load policy, value model and reward model, from the package or the hub."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _run(network: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) ->
 
 
 class ValueModel(nn.Module):
-    """A language model's trunk and a linear head: what reward is still to be expected at each place."""
+    """A language model's trunk with a linear head, which predicts the reward-to-go at each position."""
 
     def __init__(self, trunk: Any, head: nn.Linear) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class ValueModel(nn.Module):
 
     @classmethod
     def from_policy(cls, policy: Any) -> ValueModel:
-        """Copy the policy's trunk; the head starts at zero and claims nothing."""
+        """Copy the policy's trunk, with a head of zeros, so that all values start at 0."""
         return cls(copy.deepcopy(policy.base_model), zero_head(policy))
 
     @classmethod
     def from_classifier(cls, classifier: Any) -> ValueModel:
-        """Copy a causal classifier with one output: what it says of half a text is a guess at the whole."""
+        """Copy a causal classifier with one output, whose logit of a part predicts that of the whole."""
         return cls(copy.deepcopy(classifier.base_model), copy.deepcopy(classifier.score))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ def generate(
 
 
 class SentimentReward:
-    """Scores texts by how positive a classifier finds them: the logit, which has no upper end.
+    """Score texts by a classifier's logit of positive sentiment, which has no upper limit.
 
     Of a classifier with one output it is that logit, of one with two log p(positive) - log p(negative). The
     classifier's tokenizer may be another than the policy's.

@@ -1,4 +1,4 @@
-"""Lesson 05: learning from pairs of texts, of which one was preferred: a reward model, or DPO."""
+"""Lesson 05: learn from pairs of texts with a preference, by a reward model or DPO."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from ddpo_lessons.text.text_ppo import action_mask, token_log_probs
 
 
 def preference_loss(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-    """Loss of a reward model on pairs: the mean of ``-log sigmoid(r_chosen - r_rejected)``.
+    """Compute the loss of a reward model on pairs: mean of ``-log sigmoid(r_chosen - r_rejected)``.
 
     By the Bradley-Terry model the sigmoid is the probability that the text with the higher score is
     preferred, so that only differences of scores count. Source: Ouyang et al. 2022, arXiv 2203.02155,
@@ -34,7 +34,7 @@ def dpo_loss(
     ref_rejected: torch.Tensor,
     beta: float = 0.1,
 ) -> torch.Tensor:
-    """Loss of direct preference optimization: the mean of ``-log sigmoid(beta * margin)``.
+    """Compute the loss of direct preference optimization: mean of ``-log sigmoid(beta * margin)``.
 
     The margin is how much more the policy has raised the log-prob of the preferred response over that of
     the reference than it has raised the other's. Source: Rafailov et al. 2023, arXiv 2305.18290, formula 7.

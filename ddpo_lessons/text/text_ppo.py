@@ -1,4 +1,4 @@
-"""Lesson 05: the parts of PPO for text, from logits to the loss.
+"""Lesson 05: compute the parts of PPO for text, from logits to the loss.
 
 A token is an action. The logits at position t belong to the token at t + 1, so everything per action lives on
 the L - 1 *places* between tokens: place t is where the policy had read tokens 0..t and chose token t + 1. A
@@ -21,12 +21,12 @@ KLEstimator = Literal["kl", "abs", "mse", "full"]
 
 # ------------------------------------------------------------------------------------- masks, log-probs
 def positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Number the tokens of each row of a mask (B, L) from 0, wherever padding is, which gets 0; (B, L)."""
+    """Number the tokens of each row of a mask (B, L) from 0, with 0 for padding; (B, L)."""
     return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
 
 def action_mask(attention_mask: torch.Tensor, query_lengths: torch.Tensor) -> torch.Tensor:
-    """Mark the places at which the policy chose a token, (B, L - 1) bool.
+    """Mark the positions at which the policy chose a token, (B, L - 1) bool.
 
     The n-th token of a row is an action if n is above the row's query length, (B,); its place is one to the
     left. Padding, where the mask (B, L) is 0, may be left, right or both. A ValueError refuses an empty
@@ -40,7 +40,7 @@ def action_mask(attention_mask: torch.Tensor, query_lengths: torch.Tensor) -> to
 
 
 def token_log_probs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each token but the first, given the tokens before it.
+    """Compute the log-prob of each token except the first, given the tokens before it.
 
     ``log_probs[b, t] = log softmax(logits[b, t])[input_ids[b, t + 1]]``: of logits (B, L, V) and ids (B, L),
     (B, L - 1) float32 in nats, not masked.
@@ -50,13 +50,13 @@ def token_log_probs(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tens
 
 
 def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy of the distribution that logits (..., V) stand for: (...), nats, float32."""
+    """Compute the entropy of the distribution of logits (..., V): (...), nats, float32."""
     log_probs = logits.float().log_softmax(dim=-1)
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over the entries where the mask is true, whatever the others are; a ValueError if none is."""
+    """Average the entries where the mask is true; raise a ValueError if there are none."""
     if not mask.any():
         raise ValueError("the mask is false everywhere, and the mean of nothing is undefined")
     return values[mask.bool()].mean()
@@ -66,7 +66,7 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def kl_estimate(
     logits: torch.Tensor, ref_logits: torch.Tensor, input_ids: torch.Tensor, estimator: KLEstimator = "kl"
 ) -> torch.Tensor:
-    """Estimate at each place how far the policy has moved from the reference, (B, L - 1) in nats.
+    """Estimate the KL to the reference at each position, (B, L - 1) in nats.
 
     With d = log π - log π_ref of the recorded token, `kl` is d, which is right on average but negative for
     some tokens; `abs` is its absolute value and `mse` is d² / 2, which are never negative; `full` is the
@@ -84,7 +84,7 @@ def kl_estimate(
 
 
 def adapt_kl_coef(kl_coef: float, kl: float, target: float, gain: float = 0.1) -> float:
-    """Return the KL coefficient of the next iteration, which steers the KL of a text towards a target.
+    """Return the next KL coefficient, which moves the KL of a text towards a target.
 
     ``kl_coef * (1 + gain * clip(kl / target - 1, -0.2, 0.2))``: at most 2% more or less with a gain of 0.1.
     Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2, where the gain is K_β. `kl` and `target` are
@@ -97,7 +97,7 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, gain: float = 0.1) -
 def shape_rewards(
     scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float = 0.1
 ) -> torch.Tensor:
-    """Give every action its reward: ``-kl_coef * kl``, and the score on the last one.
+    """Compute the reward of every action: ``-kl_coef * kl``, plus the score for the last one.
 
     Source: Ziegler et al. 2019, arXiv 1909.08593, formula 2, spread over tokens as in TRL. `scores` (B,) are
     of whole texts. `kl` (B, T) is each sampled token's log-prob under the policy minus that under the
@@ -120,7 +120,7 @@ def shape_rewards(
 def clipped_value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float
 ) -> torch.Tensor:
-    """Squared error of each value, pessimistic about moving far from the old one.
+    """Compute the clipped squared error of each value, relative to its old value.
 
     ``max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2``
 
@@ -133,7 +133,7 @@ def clipped_value_loss(
 
 @dataclass(frozen=True)
 class Targets:
-    """What a text's actions are trained on; all (B, T), fixed while the inner epochs run."""
+    """The training targets of a text's actions, all (B, T), fixed during the inner epochs."""
 
     log_probs: torch.Tensor  # when sampled
     values: torch.Tensor  # when sampled
@@ -157,7 +157,7 @@ def text_ppo_loss(
     ratio_threshold: float = 10.0,
     entropy_coef: float = 0.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Policy loss + value_coef * value loss - entropy_coef * entropy, as means over the actions.
+    """Compute policy loss + value_coef * value loss - entropy_coef * entropy, averaged over actions.
 
     Also returned are statistics, see `loss_stats`. Sources: PPO (Schulman et al. 2017, arXiv 1707.06347,
     formulas 7 and 9); value clipping and the ratio threshold as in TRL 0.11. A minibatch whose mean ratio is
@@ -191,7 +191,7 @@ def loss_stats(
     clip_range: float,
     value_clip_range: float,
 ) -> dict[str, float]:
-    """Numbers to watch, all means over the actions of a minibatch.
+    """Return statistics to watch, averaged over the actions of a minibatch.
 
     `policy/approx_kl` (d^2 / 2) and `policy/kl` (-d) estimate KL(old || new) from d = log ratio;
     `policy/clip_fraction` and `value/clip_fraction` count the actions where clipping decides the

@@ -1,4 +1,4 @@
-"""Lesson 05: PPO for a language model, from queries to optimizer steps.
+"""Lesson 05: train a language model with PPO, from queries to optimizer steps.
 
 One iteration samples responses, scores them, and trains on them for a few inner epochs. The four models are
 the policy, the value model, the reference (the policy as it was at the start) and the reward
@@ -103,7 +103,7 @@ class TextPPOConfig:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What one iteration sampled: texts, tokens (B, L), and what the actions among them are trained on."""
+    """The samples of an iteration: texts, tokens (B, L), and the training targets of their actions."""
 
     texts: list[str]
     input_ids: torch.Tensor  # (B, L)
@@ -115,7 +115,7 @@ class Rollout:
 
 
 class TextPPOTrainer:
-    """PPO of a causal language model against a reward of whole texts.
+    """Train a causal language model with PPO, with a reward for whole texts.
 
     Policy and value model are trained in place; a frozen copy of the policy becomes the reference. The
     policy's tokenizer pads on the left, the reward function scores query and response together, (B,), and
@@ -149,7 +149,7 @@ class TextPPOTrainer:
     # ------------------------------------------------------------------------------------ sampling
     @torch.no_grad()
     def rollout(self, queries: Sequence[str]) -> Rollout:
-        """Answer queries, and judge the texts."""
+        """Sample responses to queries, and score the texts."""
         batch = self.tokenizer(list(queries), padding=True, return_tensors="pt").to(self.device)
         ids, attention = generate(
             self.model.policy,
@@ -161,7 +161,7 @@ class TextPPOTrainer:
         return self.judge(ids, attention, batch.attention_mask.sum(1))
 
     def _limits(self, count: int) -> torch.Tensor:
-        """Return how many tokens each response may have, (B,)."""
+        """Return the maximum number of tokens of each response, (B,)."""
         shortest, longest = self.config.min_new_tokens, self.config.max_new_tokens
         if shortest is None:
             return torch.full((count,), longest)
@@ -169,7 +169,7 @@ class TextPPOTrainer:
 
     @torch.no_grad()
     def judge(self, ids: torch.Tensor, attention: torch.Tensor, query_lengths: torch.Tensor) -> Rollout:
-        """Score texts (B, L) that the policy wrote, and work out rewards, advantages and returns.
+        """Score texts (B, L) of the policy, and compute rewards, advantages and returns.
 
         A row's query is its first `query_lengths` (B,) tokens that are attended to.
         """
@@ -242,7 +242,7 @@ class TextPPOTrainer:
         return stats | {"policy/grad_norm": norms[0], "value/grad_norm": norms[1]}
 
     def step(self) -> dict[str, float]:
-        """Do one iteration with queries drawn at random; return its metrics, which `history` keeps."""
+        """Run one iteration with random queries; return its metrics, which `history` keeps."""
         started = time.perf_counter()
         drawn = torch.randint(len(self.queries), (self.config.batch_size,), generator=self.generator)
         rollout = self.rollout([self.queries[row] for row in drawn.tolist()])
@@ -269,7 +269,7 @@ class TextPPOTrainer:
 
     # ----------------------------------------------------------------------------------- checkpoints
     def save(self, run_dir: str | Path) -> Path:
-        """Write all that decides how the run goes on to a folder of `run_dir`, and return this folder.
+        """Save the complete state of the run to a folder of `run_dir`, and return this folder.
 
         An OSError says that it cannot be written; checkpoints before it are untouched.
         """
@@ -283,7 +283,7 @@ class TextPPOTrainer:
         return checkpoint.write(Path(run_dir), len(self.history), tensors, state)
 
     def resume(self, folder: str | Path) -> None:
-        """Go on from a checkpoint that `save` wrote: the weights to come are those of a run without a stop.
+        """Continue from a checkpoint of `save`, bitwise identical to a run without a stop.
 
         The trainer is built as the first one was, from the policy before any training. A ValueError says what
         differs, or that the folder holds no complete checkpoint.
@@ -312,7 +312,7 @@ class TextPPOTrainer:
         return [f"{part}.{name}" for part, model in parts.items() for name, _ in model.named_parameters()]
 
     def _identity(self) -> dict[str, Any]:
-        """Return what a checkpoint has to have in common with the trainer that resumes it."""
+        """Return the settings that must be equal in a checkpoint and the trainer that resumes it."""
         weights = hashlib.blake2b(digest_size=8)
         for tensor in self.reference.state_dict().values():
             weights.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
@@ -321,7 +321,7 @@ class TextPPOTrainer:
         return {**asdict(self.config), **ours}
 
     def evaluate(self, queries: Sequence[str], seed: int = 0) -> tuple[dict[str, float], list[str]]:
-        """Answer queries without training; return what `measure` says of the texts, and these.
+        """Respond to queries without training; return the result of `measure`, and the texts.
 
         The queries are best those of reviews that training does not draw from.
         """
@@ -330,7 +330,7 @@ class TextPPOTrainer:
 
 
 def answer(policy: Any, tokenizer: Any, queries: Sequence[str], max_new_tokens: int, seed: int) -> list[str]:
-    """Let a policy finish queries; return query and response as one text each."""
+    """Complete queries with a policy; return query and response as one text each."""
     batch = tokenizer(list(queries), padding=True, return_tensors="pt").to(policy.device)
     generator = torch.Generator().manual_seed(seed)
     ids, _ = generate(policy, batch.input_ids, batch.attention_mask, max_new_tokens, generator)
@@ -338,7 +338,7 @@ def answer(policy: Any, tokenizer: Any, queries: Sequence[str], max_new_tokens: 
 
 
 def measure(texts: Sequence[str], scores: torch.Tensor) -> dict[str, float]:
-    """Say how good texts are by the reward model's scores (B,), and by the grammar, which training ignores.
+    """Measure texts by the reward model's scores (B,) and by the grammar, which is not trained on.
 
     `score` is the mean; `parses` the share that the grammar could have written, none of texts of another
     world; `positive` the share that it could have written as a positive review; `distinct` different texts
