@@ -3,11 +3,11 @@
 Source: Labs et al. 2025, arXiv 2506.15742, sections 2 and 3, and the published models. What differs from
 Stable Diffusion 3 stands here:
 
-- the transformer reads a row of tokens, patches of 2 × 2 latents with their places in the image;
-- "dev" was distilled from guided predictions: the scale is a number that it is told, and one pass is enough.
+- the transformer reads a sequence of tokens, which are patches of 2 × 2 latents with their positions;
+- "dev" was distilled from guided predictions, so the guidance scale is an input and one pass is enough.
   "schnell" has no such input, and needs no guidance;
-- noise levels are shifted the more, the larger the image;
-- Kontext reads the tokens of an image to be edited behind those of the noise.
+- the larger the image, the more noise levels are shifted;
+- Kontext reads the tokens of an image to be edited after those of the noise.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ class Flux(StableDiffusion3):
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        """Embed by T5, word by word, and by CLIP as a whole, which reads the beginning of a long text."""
+        """Embed texts by token with T5, and as a whole with CLIP, which reads only the beginning."""
         clip, t5 = self.pipeline.text_encoder, self.pipeline.text_encoder_2
         length = self.pipeline.tokenizer.model_max_length
         ids = self.pipeline.tokenizer(texts, padding="max_length", max_length=length, truncation=True)
@@ -119,7 +119,7 @@ class Flux(StableDiffusion3):
 
     @property
     def sides(self) -> tuple[int, float]:
-        """Patches of latents; there is no longest side."""
+        """Multiples of a patch of latents, without an upper limit."""
         return PATCH * vae_factor(self.pipeline.vae), float("inf")
 
 
@@ -133,18 +133,18 @@ class FluxKontext(Flux):
 
 
 def to_tokens(latents: torch.Tensor) -> torch.Tensor:
-    """Cut latents (N, C, h, w) into tokens (N, h w / 4, 4C), row by row."""
+    """Split latents (N, C, h, w) into tokens (N, h w / 4, 4C), row by row."""
     return functional.pixel_unshuffle(latents, PATCH).flatten(2).transpose(1, 2)
 
 
 def to_latents(tokens: torch.Tensor, height: int) -> torch.Tensor:
-    """Put tokens (N, L, 4C) together to latents (N, C, h, w) of a height."""
+    """Join tokens (N, L, 4C) to latents (N, C, h, w) of a height."""
     rows = tokens.transpose(1, 2).unflatten(2, (height // PATCH, -1))  # (N, 4C, h / 2, w / 2)
     return functional.pixel_shuffle(rows, PATCH)
 
 
 def places_of(latents: torch.Tensor, number: int) -> torch.Tensor:
-    """Return for each token of latents the number of its image, its row and its column, (L, 3)."""
+    """Return the number of its image, the row and the column of each token, (L, 3)."""
     height, width = (side // PATCH for side in latents.shape[2:])
     ranges = (range(number, number + 1), range(height), range(width))
     axes = [torch.arange(r.start, r.stop, device=latents.device, dtype=torch.float32) for r in ranges]

@@ -1,4 +1,4 @@
-"""Beside lesson 06: LoRA layers that change the weight before the product instead of the output after it.
+"""Make LoRA layers that change the weight instead of the output (an addition to lesson 06).
 
 A LoRA layer computes W x + s B (A x) (Hu et al. 2021, arXiv 2106.09685, section 4.1), peft's with five
 operations on activations. (W + s B A) x is the same function with the same gradients, with one operation on
@@ -16,12 +16,12 @@ from torch.nn import functional
 
 
 def use_summed_weights(config: LoraConfig) -> None:
-    """Let adapters of this config, without dropout, sum their weights; parameters and names stay peft's."""
+    """Use summed weights in adapters of this config without dropout, with peft's parameters and names."""
     config._register_custom_module({nn.Linear: SummedLinear, nn.Conv2d: SummedConv2d})
 
 
 def _is_plain(layer: Any) -> bool:
-    """Tell whether one adapter is to be added: not none, not several, not one that is in W already."""
+    """Return whether exactly one adapter must be added, which is not merged into W."""
     return not layer.disable_adapters and not layer.merged and len(layer.active_adapters) == 1
 
 

@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a part, as FSDP2 keeps weights; all others are left as they are."""
+"""Handle tensors that FSDP2 divides among processes; other tensors stay unchanged."""
 
 import torch
 from torch import nn
@@ -7,17 +7,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process holds; writing to it changes the tensor."""
+    """Return the part of this process; writing to it changes the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather the parts; every process must ask for it."""
+    """Gather the parts; every process must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def parted_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, given whole or as this process's part of it, as another of its kind is held."""
+    """Return a tensor (whole, or this process's part) in the sharding of another tensor."""
     if not isinstance(like, DTensor) or tensor.ndim == 0:  # such as an optimizer's number of steps
         return tensor
     tensor, mesh = tensor.to(like.device), like.device_mesh
@@ -27,7 +27,7 @@ def parted_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def forget_gathered(module: nn.Module) -> None:
-    """Let the next forward pass gather weights anew: a network keeps some from one pass to the next."""
+    """Drop gathered weights, which a network keeps between forward passes."""
     for part in module.modules() if isinstance(module, FSDPModule) else ():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -39,7 +39,7 @@ class StableDiffusion:
         self._encoded = functools.lru_cache(self.cached_prompts)(self._encode_text)
 
     def _check(self, pipeline: Any) -> None:
-        """Refuse a model that takes more than latents; give it a DDIMScheduler."""
+        """Raise a TypeError for a model with other inputs than latents; set a DDIMScheduler."""
         channels, latents = pipeline.unet.config.in_channels, pipeline.vae.config.latent_channels
         if channels != latents:
             raise TypeError(
@@ -112,7 +112,7 @@ class StableDiffusion:
         return {**self._told(prompts, size), **shown, **negative}
 
     def _shown(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what a model that edits is told of images (B, 3, H, W); others refuse them."""
+        """Return the conditioning of an editing model on images (B, 3, H, W); other models refuse them."""
         raise TypeError(
             f"a {type(self.pipeline).__name__} is told no images: start from them (FromImages), or take "
             "a model that edits, such as FLUX.1 Kontext"
@@ -121,7 +121,7 @@ class StableDiffusion:
     def _negative(
         self, prompts: Sequence[str], negative_prompt: str, size: tuple[int, int] | None
     ) -> dict[str, torch.Tensor]:
-        """Return what guidance leads away from, (B, ...) each; nothing if that is what the prompts say."""
+        """Return the negative conditioning, (B, ...) each; nothing if it equals that of the prompts."""
         if all(prompt == negative_prompt for prompt in prompts):
             return {}
         return self._told([negative_prompt] * len(prompts), size)
@@ -135,17 +135,17 @@ class StableDiffusion:
         self._encoded.cache_clear()
 
     def _encode_text(self, text: str) -> dict[str, torch.Tensor]:
-        """Encode a text by itself: a batch rounds otherwise, and a resume makes other batches."""
+        """Encode a text alone, because batches round differently and a resume has other batches."""
         return {name: rows[0] for name, rows in self._encode_texts([text]).items()}
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        """Embed by CLIP's last layer: (B, L, D)."""
+        """Embed texts with CLIP's last layer: (B, L, D)."""
         (out,) = self._read_by_clip(texts)
         return {"prompt_embeds": out[0]}
 
     def _read_by_clip(self, texts: list[str]) -> list[Any]:
-        """Return what each text encoder makes of texts, with all hidden states."""
+        """Return the outputs of each text encoder, with all hidden states."""
         outs = []
         for name in self.text_encoders:
             tokenizer = getattr(self.pipeline, name.replace("text_encoder", "tokenizer"))
@@ -180,7 +180,7 @@ class StableDiffusion:
     def denoising_target(
         self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
     ) -> torch.Tensor:
-        """Return the noise, v or the clean latents, as the scheduler says."""
+        """Return the noise, v or the clean latents, by the scheduler's prediction type."""
         scheduler = self.pipeline.scheduler
         match scheduler.config.prediction_type:
             case "epsilon":
@@ -231,7 +231,7 @@ class StableDiffusion:
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) -> torch.Tensor:
-    """Return ids (B, L) of texts, padded to a length, else the tokenizer's; what is cut is warned of."""
+    """Tokenize texts to ids (B, L), padded to a length or the tokenizer's; warn if a text is cut."""
     length = length or tokenizer.model_max_length
     for text, ids in zip(texts, tokenizer(texts, verbose=False).input_ids, strict=True):
         if len(ids) > length:
@@ -253,7 +253,7 @@ OF_THE_MODEL = (
 
 
 def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
-    """Make the DDIM scheduler with the noise schedule of another one, which stays in its `replaced`.
+    """Make a DDIM scheduler with the noise schedule of another one, which it keeps in `replaced`.
 
     diffusers' `from_config` gives what the other one has by default DDIM's own default: other betas than
     those of LCM, TCD, Heun and KDPM2. Here what describes the model is copied either way. Predictions are
@@ -274,7 +274,7 @@ def ddim_scheduler(scheduler: Any) -> DDIMScheduler:
 
 
 def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: float = 1.0) -> torch.Tensor:
-    """Set the scheduler and return the timesteps (T,) that a rollout takes, decreasing.
+    """Set the scheduler, and return the decreasing timesteps (T,) of a rollout.
 
     `noise_strength` is the fraction of the schedule of `num_steps` that is run, without its noisy beginning;
     1 runs all of it, and less runs int(num_steps * noise_strength) steps, as diffusers' img2img pipelines do.
@@ -300,13 +300,13 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
 
 
 def check_strength(noise_strength: float) -> None:
-    """Refuse a noise_strength outside (0, 1] with a ValueError."""
+    """Raise a ValueError for a noise_strength outside (0, 1]."""
     if not 0 < noise_strength <= 1:
         raise ValueError(f"noise_strength={noise_strength} must lie in (0, 1]")
 
 
 def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
-    """Set a scheduler and return its timesteps (num_steps,), decreasing; a ValueError if it has fewer.
+    """Set a scheduler, and return its timesteps (num_steps,); raise a ValueError if it has fewer.
 
     `levels` are what else `set_timesteps` is given.
     """
@@ -322,11 +322,11 @@ def set_steps(scheduler: Any, num_steps: int, **levels: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def encode(vae: Any, images: torch.Tensor) -> torch.Tensor:
-    """Encode images (B, 3, H, W) in [0, 1] to scaled latents (B, C, h, w) float32: the posterior's mean."""
+    """Encode images (B, 3, H, W) in [0, 1] as the mean of scaled latents (B, C, h, w) float32."""
     posterior = vae.encode((images * 2 - 1).to(vae.device, vae.dtype)).latent_dist
     return posterior.mode().float() * vae.config.scaling_factor
 
 
 def vae_factor(vae: Any) -> int:
-    """Return how many pixels make one latent, along a side."""
+    """Return the number of pixels per latent along a side."""
     return 2 ** (len(vae.config.block_out_channels) - 1)

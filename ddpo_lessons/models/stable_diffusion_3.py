@@ -71,7 +71,7 @@ class StableDiffusion3(StableDiffusion):
     # ---------------------------------------------------------------------------------------- prompts
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        """Put CLIP's tokens, both encoders side by side, before T5's: (B, L + L', D), pooled (B, P)."""
+        """Embed texts with CLIP's tokens, of both encoders, before T5's: (B, L + L', D), pooled (B, P)."""
         outs = self._read_by_clip(texts)
         clip = torch.cat([out.hidden_states[-2] for out in outs], dim=-1)
         t5 = self._encode_with_t5(texts).to(clip)  # (B, L', D)
@@ -99,7 +99,7 @@ class StableDiffusion3(StableDiffusion):
         eta: float = 1.0,
         size: tuple[int, int] | None = None,
     ) -> FlowSchedule:
-        """Leave out int(num_steps - num_steps * noise_strength) steps; `eta` is the noise level of the SDE.
+        """Skip int(num_steps - num_steps * noise_strength) steps of the schedule; `eta` is the SDE's level.
 
         diffusers' img2img pipeline of this model counts so: where the product is not whole, one more step is
         run than by Stable Diffusion 1.
@@ -111,7 +111,7 @@ class StableDiffusion3(StableDiffusion):
         return FlowSchedule(sigmas, eta, self.denoiser.device, num_train_timesteps=self.num_train_timesteps)
 
     def _noise_levels(self, num_steps: int, size: tuple[int, int] | None) -> dict[str, Any]:
-        """Return what the scheduler is told beside the number of steps; it knows the noise levels itself."""
+        """Return further arguments of the scheduler, which has the noise levels itself."""
         return {}
 
     def add_noise(self, clean: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
@@ -137,13 +137,13 @@ class StableDiffusion3(StableDiffusion):
     # ----------------------------------------------------------------------------------------- images
     @property
     def _shift(self) -> float:
-        """What the autoencoder's latents are moved by, after scaling."""
+        """The shift of the autoencoder's latents, after scaling."""
         config = self.pipeline.vae.config
         return (config.shift_factor or 0.0) * config.scaling_factor
 
     @property
     def sides(self) -> tuple[int, float]:
-        """Patches of latents, and as many as there are positions."""
+        """Multiples of a patch of latents, up to the number of positions."""
         patch = super().sides[0] * self.denoiser.config.patch_size
         return patch, patch * self.denoiser.config.pos_embed_max_size
 

@@ -41,7 +41,7 @@ class StableDiffusionXL(StableDiffusion):
     def _negative(
         self, prompts: Sequence[str], negative_prompt: str, size: tuple[int, int] | None
     ) -> dict[str, torch.Tensor]:
-        """Take zeros for the empty prompt, where the pipeline says so, as diffusers does without any."""
+        """Return zeros for the empty prompt if the pipeline is configured so, as in diffusers."""
         if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt:
             return super()._negative(prompts, negative_prompt, size)
         told = self._told(prompts, size)
@@ -50,7 +50,7 @@ class StableDiffusionXL(StableDiffusion):
         }
 
     def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
-        """Add the original size, the crop's corner and the size that is wanted, in pixels: (B, 6)."""
+        """Add the original size, the crop's corner and the target size, in pixels: (B, 6)."""
         told = super()._told(prompts, size)
         if size is None:
             side = self.pipeline.unet.config.sample_size * vae_factor(self.pipeline.vae)
@@ -61,7 +61,7 @@ class StableDiffusionXL(StableDiffusion):
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
-        """Join both encoders' last layers but one; the second one also gives the pooled embedding."""
+        """Join the penultimate layers of both encoders; the second one also gives the pooled embedding."""
         first, second = self._read_by_clip(texts)
         embeds = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
         return {"prompt_embeds": embeds, "pooled_embeds": second.text_embeds}
