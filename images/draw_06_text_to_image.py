@@ -1,176 +1,227 @@
-"""Figures of lesson 06: a painter of foxes, the loop, curves and paths.
+"""Figures of lesson 06: foxes in training, the loop, learning curves, trade-offs, and six denoising steps.
 
-Pictures and numbers are those that `python -m benchmarks.zoo.painter` measured.
+Images and numbers are those that `python -m benchmarks.zoo.painter` measured.
 """
 
 import itertools
 import json
 
 import numpy as np
-import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from plots import BENCHMARKS, Row, band, by_seed, minus, of_seeds, panels, picture, plain, read_rows, where
-from style import INK, PALETTE, arrow, box, diagram, label, main, note, title
-
-from ddpo_lessons.rewards import jpeg_compressibility
-from ddpo_lessons.worlds import animals
+from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
-PICTURES = BENCHMARKS / "zoo/painter"  # a folder
-METHODS = {"DDPO": BLUE, "KL 0.03": ORANGE, "KL 0.1": GREEN, "RWR": BROWN}
-NAMES = {"DDPO": "DDPO", "KL 0.03": "DDPO, β = 0.03", "KL 0.1": "DDPO, β = 0.1", "RWR": "RWR, τ = 0.2"}
-UNTRAINED = ("best of 2", "best of 4", "best of 8", "more words")
-ROWS = {  # files of the first figure
-    "DDPO_00": "before",
-    "DDPO_04": "256 queries",
-    "DDPO_06": "384 queries",
-    "DDPO_10": "640 queries",
-    "KL_0.1_10": "640, with a\nprice on the KL",
+IMAGES = BENCHMARKS / "zoo/painter"  # a folder
+COLORS = {"DDPO": BLUE, "KL 0.03": ORANGE, "KL 0.1": GREEN, "RWR": BROWN}
+NAMES = {"DDPO": "DDPO", "KL 0.03": "β = 0.03", "KL 0.1": "β = 0.1", "RWR": "RWR"}
+SHOWN = 6
+# Files of the first figure, and what selects their rows of the CSV.
+ROWS = {
+    "DDPO_00": ("before", "DDPO", "0"),
+    "DDPO_04": ("256\nevaluations", "DDPO", "4"),
+    "DDPO_06": ("384", "DDPO", "6"),
+    "DDPO_10": ("640", "DDPO", "10"),
+    "KL_0.1_10": ("640, with a\nKL penalty", "KL 0.1", "10"),
 }
-LEVELS = (-2.1, -1.9)
+LEVEL = -1.9
 TILE = 64  # pixels
-TICKS = {"labelsize": 9.5, "colors": INK}
+TICKS = {"labelsize": 11, "colors": INK}
+TEXT = {"fontsize": 12, "color": INK}
 
 
-def read_picture(name: str) -> np.ndarray:
-    """Return a picture that a benchmark kept, (H, W, 3)."""
-    return np.asarray(Image.open(PICTURES / f"{name}.png"))
+def read_image(name: str) -> np.ndarray:
+    """Return images that a benchmark kept side by side, (H, W, 3)."""
+    return np.asarray(Image.open(IMAGES / f"{name}.png"))
+
+
+def strip(axes: Axes, name: str, text: str, row: Row, bottom: float) -> None:
+    """Draw six images of a file, with their name and what the test says of all 48."""
+    left, size = 1.5, 0.74
+    label(axes, left - 0.12, bottom + size / 2, text, size=12.5, align="right")
+    picture(axes, left, bottom, SHOWN * size, read_image(name)[:, : SHOWN * TILE], height=size)
+    told = f"{abs(float(row['reward'])):.2f} kB\n{100 * float(row['fox']):.0f}% foxes"
+    label(axes, left + SHOWN * size + 0.12, bottom + size / 2, told, size=12.5, align="left")
 
 
 def question() -> Figure:
-    """Draw ten foxes from the same noise, as training goes on, with their mean size and the judge's count."""
-    figure, axes = diagram(9.6, 3.95)
-    width, left = 6.9, 1.45
-    for row, (name, text) in enumerate(ROWS.items()):
-        pixels, bottom = read_picture(name), 3.18 - 0.77 * row
-        label(axes, left - 0.1, bottom + 0.36, text, size=10, align="right")
-        picture(axes, left, bottom, width, pixels, height=width / 10)
-        tiles = torch.from_numpy(pixels.copy()).view(TILE, 10, TILE, 3).permute(1, 3, 0, 2) / 255
-        size = -jpeg_compressibility()(tiles, [""] * 10, [{}] * 10).mean()
-        with torch.no_grad():
-            foxes = (animals.Judge.load()(tiles)[0].argmax(1) == animals.ANIMALS.index("fox")).sum()
-        told = f"{size:.2f} kB\n{foxes} of 10 foxes"
-        label(axes, left + width + 0.1, bottom + 0.36, told, size=10, align="left")
+    """Draw six foxes from the same noise, as training goes on."""
+    figure, axes = diagram(7.2, 4.1)
+    rows = where(read_rows("zoo/painter.csv"), seed="0")
+    for number, (name, (text, method, epoch)) in enumerate(ROWS.items()):
+        (row,) = where(rows, method=method, epoch=epoch)
+        strip(axes, name, text, row, 3.3 - 0.8 * number)
     return figure
 
 
 def loop() -> Figure:
-    """Draw one epoch with three samples of a group: the states, the picture, its reward, its advantage."""
-    figure, axes = diagram(10, 5.6)
-    epoch, pixels = json.loads((PICTURES / "loop.json").read_text()), read_picture("loop")
+    """Draw one epoch with three samples of a group: the states, the image, its reward, its advantage."""
+    figure, axes = diagram(8.4, 5.5)
+    epoch, pixels = json.loads((IMAGES / "loop.json").read_text()), read_image("loop")
     heads = (
-        (0.82, "1  ask", BLUE, 1.36), (4.05, "2  sample, and record", BLUE, 4.7),
-        (7.22, "3  score", GREEN, 1.2), (8.85, "4  advantage", GREEN, 1.7),
+        (0.72, "1  prompts", BLUE, 1.25), (3.5, "2  sample, and record", BLUE, 4.1),
+        (6.4, "3  reward", GREEN, 1.35), (7.75, "4  advantage", GREEN, 1.2),
     )  # fmt: skip
     for x, text, color, width in heads:
-        box(axes, x - width / 2, 5.05, width, 0.4, text, color=color, size=10.5)
-    size, xs = 0.72, [1.75 + 0.83 * n for n in range(6)]
+        size = 11 if text.startswith("4") else 12
+        box(axes, x - width / 2, 4.98, width, 0.42, text, color=color, size=size)
+    size, xs = 0.62, [1.5 + 0.69 * n for n in range(6)]
     for row, sample in enumerate(epoch["shown"]):
-        bottom = 4.1 - 0.86 * row
-        label(axes, 0.82, bottom + 0.36, "“a fox”", size=10.5)
+        bottom = 4.2 - 0.74 * row
+        label(axes, 0.72, bottom + size / 2, "“a fox”", size=12.5)
         for column, x in enumerate(xs):
             tile = pixels[TILE * row : TILE * (row + 1), TILE * column : TILE * (column + 1)]
             picture(axes, x, bottom, size, tile)
-            if column:
-                arrow(axes, (x - 0.12, bottom + 0.36), (x + 0.01, bottom + 0.36), width=0.9)
-        label(axes, 7.22, bottom + 0.36, minus(f"{sample['reward']:.2f}"), size=12)
+        label(axes, 6.4, bottom + size / 2, minus(f"{sample['reward']:.2f}"), size=13)
         text, color = minus(f"{sample['advantage']:+.2f}"), BLUE if sample["advantage"] > 0 else RED
-        label(axes, 8.85, bottom + 0.36, text, size=14, weight="bold", ink=color)
+        label(axes, 7.75, bottom + size / 2, text, size=15, weight="bold", ink=color)
     notes = (
-        (xs[0] + size / 2, "noise, the same"),
-        ((xs[1] + xs[4] + size) / 2, "four actions, each with its log-probability"),
-        (xs[5] + size / 2, "picture"),
-        (7.22, minus(f"mean of the\ngroup {epoch['mean']:.2f}")),
-        (8.85, "in standard deviations"),
+        (xs[0] + size / 2, "the same\nnoise"),
+        ((xs[1] + xs[4] + size) / 2, "four actions,\neach with its log-prob"),
+        (xs[5] + size / 2, "image"),
+        (6.4, minus(f"group mean\n{epoch['mean']:.2f}")),
+        (7.75, "in standard\ndeviations"),
     )
     for x, text in notes:
-        note(axes, x, 2.2, text, align="center")
+        note(axes, x, 2.4, text, size=11, align="center")
     lower = (
-        (7.0, 2.85, "5  shuffle the pairs", "128 of 256 pairs (sample, timestep),\n64 for each step", ORANGE),
-        (3.3, 3.0, "6  replay, clip, update", "the same actions again:\nratios leave 1", ORANGE),
-        (0.15, 2.45, "7  report", "kB, judge, ratios", PURPLE),
+        (5.75, 2.5, "5  shuffle the pairs", "128 of 256 pairs,\n64 per optimizer step", ORANGE),
+        (2.65, 2.6, "6  replay, clip, update", "the same actions again:\nratios leave 1", ORANGE),
+        (0.15, 2.0, "7  report", "kB, foxes, ratios", PURPLE),
     )  # fmt: skip
     for x, width, head, text, color in lower:
-        box(axes, x, 1.08, width, 0.4, head, color=color, size=10.5)
-        note(axes, x + width / 2, 0.78, text, align="center")
-    arrow(axes, (8.85, 2.0), (8.85, 1.5))
-    arrow(axes, (7.0, 1.28), (6.32, 1.28))
-    arrow(axes, (3.3, 1.28), (2.62, 1.28))
-    arrow(axes, (4.05, 1.5), (4.05, 2.0), ink=ORANGE)
-    label(axes, 4.2, 1.76, "the new weights sample the next epoch", size=9.5, ink=ORANGE, align="left")
-    what = "Three of the eight samples of a group, by untrained tiny-zoo. Latents: three of four channels."
-    note(axes, 0.15, 0.25, what)
+        box(axes, x, 0.86, width, 0.42, head, color=color, size=12)
+        note(axes, x + width / 2, 0.5, text, size=11, align="center")
+    arrow(axes, (7.75, 2.1), (7.75, 1.34))
+    arrow(axes, (5.75, 1.07), (5.27, 1.07))
+    arrow(axes, (2.65, 1.07), (2.17, 1.07))
+    arrow(axes, (3.5, 1.34), (3.5, 2.1), ink=ORANGE)
+    label(axes, 3.62, 1.66, "the new weights sample the next epoch", size=11, ink=ORANGE, align="left")
+    what = "Three of a group's eight samples, before training. Latents: three of four channels."
+    note(axes, 0.15, 0.12, what, size=9.5)
     return figure
 
 
-def kept_at(path: np.ndarray, reward: float) -> float | None:
-    """Return the share kept where a path first reaches a reward, None if it never does."""
-    for (before, kept_before), (there, kept) in itertools.pairwise(path):
+def kept_at(curve: np.ndarray, reward: float) -> float | None:
+    """Return the fraction kept where a curve first reaches a reward, None if it never does."""
+    for (before, kept_before), (there, kept) in itertools.pairwise(curve):
         if before < reward <= there:
             return kept_before + (reward - before) / (there - before) * (kept - kept_before)
     return None
 
 
-def untrained(rows: list[Row]) -> dict[str, tuple[float, float]]:
-    """Return reward and percent of foxes of the untrained ways."""
-    own = [row for row in rows if row["method"] in UNTRAINED]
-    return {row["method"]: (float(row["reward"]), 100 * float(row["fox"])) for row in own}
+def untrained(rows: list[Row], name: str) -> tuple[float, float]:
+    """Return reward and percentage of foxes of a baseline without training."""
+    (row,) = where(rows, method=name)
+    return float(row["reward"]), 100 * float(row["fox"])
 
 
 def curves() -> Figure:
-    """Draw reward and foxes over queries, with two untrained ways as lines."""
+    """Draw reward and foxes over reward evaluations, with two untrained baselines as lines."""
     rows = read_rows("zoo/painter.csv")
-    figure, (left, right) = panels(2, (9, 3.4))
+    figure, (left, right) = panels(2, (7.2, 3.1))
     for axes, column, scale in ((left, "reward", 1), (right, "fox", 100)):
         for method in ("DDPO", "RWR"):
             x, seeds = by_seed(where(rows, method=method), "queries", column, scale)
-            axes.plot(x, seeds.mean(axis=1), color=METHODS[method], label=NAMES[method], linewidth=1.8)
-            band(axes, x, seeds, METHODS[method], alpha=0.15)
+            axes.plot(x, seeds.mean(axis=1), color=COLORS[method], linewidth=2)
+            band(axes, x, seeds, COLORS[method], alpha=0.15)
         for method, style in (("best of 8", "--"), ("more words", ":")):
-            value = untrained(rows)[method][column == "fox"]
-            axes.axhline(value, color=PURPLE, linestyle=style, linewidth=1.2, label=method)
-        axes.set_xlabel("queries", fontsize=10, color=INK)
+            value = untrained(rows, method)[column == "fox"]
+            axes.axhline(value, color=PURPLE, linestyle=style, linewidth=1.5)
+        axes.set_xlabel("reward evaluations", **TEXT)
         plain(axes, **TICKS)
-    left.set_title("reward of test pictures (minus kB)", fontsize=11, color=INK)
-    right.set_title("judge sees a fox (%)", fontsize=11, color=INK)
+    left.set_title("reward (minus kB)", **TEXT)
+    right.set_title("images with a fox (%)", **TEXT)
     right.set_ylim(0, 104)
-    left.legend(fontsize=9, frameon=False, labelcolor=INK)
+    for x, y, text, color in (
+        (150, -1.4, "RWR", BROWN), (430, -1.52, "DDPO", BLUE),
+        (400, -1.9, "longer prompt", PURPLE), (400, -2.19, "best-of-8", PURPLE),
+    ):  # fmt: skip
+        left.text(x, y, text, color=color, fontsize=12)
     return figure
 
 
-def paths() -> Figure:
-    """Draw foxes kept against reward, a line for each seed; beside it what is kept at some rewards."""
+def tradeoff() -> Figure:
+    """Draw the mean trade-off curve of each method; beside it each seed's foxes at one file size."""
     rows = read_rows("zoo/painter.csv")
-    figure, (axes, table) = panels(2, (9.4, 4.3), width_ratios=(7, 3))
-    table.axis("off")
-    table.set(xlim=(0, 3), ylim=(0, 10))
-    what = "foxes kept where a path first\nreaches this reward, each seed, %"
-    label(table, 0, 9.4, what, size=9, align="left")
-    for number, (method, color) in enumerate(METHODS.items()):
-        found = [path * (1, 100) for path in of_seeds(where(rows, method=method), "reward", "fox")]
-        for path in found:  # (E, 2)
-            axes.plot(*path.T, "o-", color=color, linewidth=1.3, markersize=4, alpha=0.8, label=NAMES[method])
-        title(table, 0, 8.1 - 1.9 * number, NAMES[method], 9.5, ink=color)
-        for line, reward in enumerate(LEVELS):
-            kept = [kept_at(path, reward) for path in found]
-            text = ", ".join("–" if share is None else f"{share:.0f}" for share in kept)
-            at, y = minus(f"at {reward}"), 7.5 - 1.9 * number - 0.5 * line
-            label(table, 0.1, y, f"{at}:  {text}", size=9.5, align="left")
-    for name, (x, y) in untrained(rows).items():
-        axes.plot(x, y, "D", color=PURPLE, markersize=6)
-        told = {"best of 4": "best of 2, 4, 8", "more words": "more words"}.get(name, "")
-        look = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "color": PURPLE}
-        axes.annotate(told, (x, y), (0, 12), **look)
-    axes.set(xlim=(-2.4, -1.0), ylim=(-2, 114), yticks=range(0, 101, 20))
-    axes.set_xlabel("reward (minus kB): smaller files to the right", fontsize=10, color=INK)
-    axes.set_ylabel("judge sees a fox (%)", fontsize=10, color=INK)
-    lines, names = axes.get_legend_handles_labels()
-    each = dict(zip(names, lines, strict=True))
-    axes.legend(each.values(), each, loc="lower left", fontsize=9.5, frameon=False, labelcolor=INK)
+    figure, (plane, level) = panels(2, (7.4, 3.5), width_ratios=(3, 2), sharey=True)
+    places = {"DDPO": (-1.45, 35), "KL 0.03": (-1.58, 70), "KL 0.1": (-2.25, 104), "RWR": (-2.05, 40)}
+    for place, (method, color) in enumerate(COLORS.items()):
+        found = [curve * (1, 100) for curve in of_seeds(where(rows, method=method), "reward", "fox")]
+        plane.plot(*np.mean(found, axis=0).T, "o-", color=color, linewidth=2, markersize=4.5)
+        plane.text(*places[method], NAMES[method], color=color, ha="center", fontsize=12)
+        kept = [share for curve in found if (share := kept_at(curve, LEVEL)) is not None]
+        level.plot([place] * len(kept), kept, "o", color=color, markersize=8, alpha=0.75)
+        if not kept:
+            level.text(place, 50, "not\nreached", color=color, ha="center", va="center", fontsize=11)
+    for name, text, shift in (
+        ("best of 8", "best-of-8", (-3, 9)),
+        ("more words", "longer prompt", (-4, 9)),
+    ):
+        x, y = untrained(rows, name)
+        plane.plot(x, y, "D", color=PURPLE, markersize=7)
+        look = {"textcoords": "offset points", "ha": "left", "fontsize": 11, "color": PURPLE}
+        plane.annotate(text, (x, y), shift, **look)
+    plane.axvline(LEVEL, color=MUTED, linewidth=1, linestyle=":")
+    plane.set(xlim=(-2.4, -1.1), ylim=(-3, 116), yticks=range(0, 101, 20))
+    plane.set_xlabel("reward (minus kB)", **TEXT)
+    plane.set_title("images with a fox (%), means", **TEXT)
+    level.set(xlim=(-0.5, 3.5))
+    level.set_xticks(range(4), [name.replace(" = ", "\n") for name in NAMES.values()])
+    level.set_title(f"at {abs(LEVEL)} kB, each seed", **TEXT)
+    plain(plane, level, **TICKS)
+    return figure
+
+
+def large() -> Figure:
+    """Draw foxes before and after training for large files, and the size over reward evaluations."""
+    rows = read_rows("zoo/painter.csv")
+    mine = where(rows, method="large files")
+    figure = Figure(figsize=(7.2, 4.7))
+    figure.set_facecolor(diagram(1, 1)[0].get_facecolor())
+    axes = figure.add_axes((0, 0.63, 1, 0.37))
+    axes.set(xlim=(0, 7.2), ylim=(0, 1.74))
+    axes.axis("off")
+    for epoch, text, bottom in (("0", "before", 0.92), ("16", "1,024\nevaluations", 0.1)):
+        (row,) = where(mine, seed="3", epoch=epoch)
+        strip(axes, f"large_files_{int(epoch):02d}", text, row, bottom)
+    below = figure.add_axes((0.1, 0.13, 0.62, 0.44))
+    x, seeds = by_seed(mine, "queries", "reward")
+    below.plot(x, seeds, color=BLUE, linewidth=1.3, alpha=0.7)
+    below.text(x[-1] + 20, seeds[-1].mean(), "DDPO,\neach seed", color=BLUE, va="center", fontsize=12)
+    for name, text in (("best of 8", "best-of-8"), ("more words", "longer prompt")):
+        value = untrained(rows, f"{name}, large files")[0]
+        below.axhline(value, color=PURPLE, linestyle="--", linewidth=1.5)
+        below.text(x[-1] + 20, value, text, color=PURPLE, va="center", fontsize=12)
+    below.set_xlim(0, x[-1])
+    below.set_xlabel("reward evaluations", **TEXT)
+    below.set_ylabel("kB", **TEXT)
+    plain(below, **TICKS)
+    return figure
+
+
+def six() -> Figure:
+    """Draw the file size after six epochs in six denoising steps, with and without the last action."""
+    rows = read_rows("zoo/painter.csv")
+    figure, (axes,) = panels(1, (6.4, 2.6))
+    ways = {"six steps": "all six actions\ntrained", "six steps, five trained": "the last action\nleft out"}
+    sizes = np.array([
+        [-float(row["reward"]) for row in where(rows, method=name, epoch="6")] for name in ways
+    ])  # (2, seeds)  # fmt: skip
+    before = -float(where(rows, method="six steps", epoch="0")[0]["reward"])
+    axes.plot(sizes, [0, 1], "o-", color=BLUE, linewidth=1, alpha=0.7, markersize=7)
+    axes.axvline(before, color=PURPLE, linestyle="--", linewidth=1.5)
+    axes.text(before, 1.45, f"before training: {before:.2f}", color=PURPLE, ha="right", fontsize=11.5)
+    axes.set_yticks([0, 1], ways.values())
+    axes.set(ylim=(1.6, -0.4))
+    axes.set_xlabel("kB after 384 reward evaluations, each seed", **TEXT)
     plain(axes, **TICKS)
     return figure
 
 
 if __name__ == "__main__":
-    main({"06-question": question, "06-loop": loop, "06-curves": curves, "06-paths": paths})
+    figures = {"question": question, "loop": loop, "curves": curves}
+    figures |= {"tradeoff": tradeoff, "large": large, "six": six}
+    main({f"06-{name}": draw for name, draw in figures.items()})

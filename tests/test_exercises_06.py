@@ -5,53 +5,54 @@ from __future__ import annotations
 from tests.helpers import edited, exercise_tests
 
 IMPORTS = "import math, torch\nimport numpy as np\nfrom ddpo_lessons.advantages import normalize\n"
-ARGUMENTS = {1: "rewards, kind", 2: "path, reward", 3: "kilobytes, log_p"}
+ARGUMENTS = {1: "rewards, kind", 2: "curve, reward", 3: "kilobytes, log_p"}
 BY_HAND = """
 def f(rewards, kind):
     r = rewards.double()
     a = (r - r.mean()) / (r.std(correction=0) + 1e-8)
     if kind == "all":
         return a
-    if kind == "blame":
+    if kind == "negative":
         return torch.minimum(a, torch.zeros_like(a))
-    praise = torch.where(a > 0, a, 0.0)
-    return praise - praise.mean() if kind == "recentred" else praise
+    positive = torch.where(a > 0, a, 0.0)
+    return positive - positive.mean() if kind == "recentered" else positive
 """
 LISTS = """
 def f(rewards, kind):
     a = normalize(rewards).tolist()
-    praise = [max(x, 0.0) for x in a]
-    mean = sum(praise) / len(praise)
-    blame = [min(x, 0.0) for x in a]
-    return {"all": a, "praise": praise, "recentred": [x - mean for x in praise], "blame": blame}[kind]
+    positive = [max(x, 0.0) for x in a]
+    mean = sum(positive) / len(positive)
+    negative = [min(x, 0.0) for x in a]
+    recentered = [x - mean for x in positive]
+    return {"all": a, "positive": positive, "recentered": recentered, "negative": negative}[kind]
 """
 IN_PLACE = """
 def f(rewards, kind):
     a = normalize(rewards)
-    if kind in ("praise", "recentred"):
+    if kind in ("positive", "recentered"):
         a[a < 0] = 0
-    if kind == "blame":
+    if kind == "negative":
         a[a > 0] = 0
-    return a - a.mean() if kind == "recentred" else a
+    return a - a.mean() if kind == "recentered" else a
 """
 NUMPY = """
 def f(rewards, kind):
     a = normalize(rewards).numpy()
     up = np.maximum(a, 0)
-    return {"all": a, "praise": up, "recentred": up - up.mean(), "blame": a - up}[kind]
+    return {"all": a, "positive": up, "recentered": up - up.mean(), "negative": a - up}[kind]
 """
 BY_STEPS = """
-def f(path, reward):
-    if path[0][0] >= reward:
-        return path[0][1]
-    for (r, k), (s, m) in zip(path, path[1:]):
+def f(curve, reward):
+    if curve[0][0] >= reward:
+        return curve[0][1]
+    for (r, k), (s, m) in zip(curve, curve[1:]):
         if r < reward <= s:
             share = (reward - r) / (s - r)
             return (1 - share) * k + share * m
 """
 TENSORS = """
-def f(path, reward):
-    r, k = torch.tensor(path, dtype=torch.float64).unbind(1)
+def f(curve, reward):
+    r, k = torch.tensor(curve, dtype=torch.float64).unbind(1)
     reached = (r >= reward).nonzero().flatten()
     if not len(reached):
         return None
@@ -61,16 +62,16 @@ def f(path, reward):
     return torch.lerp(k[n - 1], k[n], (reward - r[n - 1]) / (r[n] - r[n - 1]))
 """
 INTERP = """
-def f(path, reward):
-    for n in range(len(path)):
-        if path[n][0] >= reward:
+def f(curve, reward):
+    for n in range(len(curve)):
+        if curve[n][0] >= reward:
             low = max(n - 1, 0)
-            return float(np.interp(reward, [path[low][0], path[n][0]], [path[low][1], path[n][1]]))
+            return float(np.interp(reward, [curve[low][0], curve[n][0]], [curve[low][1], curve[n][1]]))
     return None
 """
 RECURSIVE = """
-def f(path, reward):
-    (r, k), *rest = path
+def f(curve, reward):
+    (r, k), *rest = curve
     if r >= reward:
         return k
     if not rest:
@@ -88,24 +89,24 @@ RIGHT = [
 ]
 
 
-def kinds(praise="up", recentred="up - up.mean()", blame="down", every="a"):
+def kinds(positive="up", recentered="up - up.mean()", negative="down", every="a"):
     """An answer to exercise 1 with some kinds of its own."""
     return f"""
 def f(rewards, kind):
     a = normalize(rewards)
     up, down = a.clamp(min=0), a.clamp(max=0)
-    return {{"all": lambda: {every}, "praise": lambda: {praise}, "recentred": lambda: {recentred},
-            "blame": lambda: {blame}}}[kind]()
+    return {{"all": lambda: {every}, "positive": lambda: {positive}, "recentered": lambda: {recentered},
+            "negative": lambda: {negative}}}[kind]()
 """
 
 
-def walk(found, first="path[0][1]", never="None"):
+def walk(found, first="curve[0][1]", never="None"):
     """An answer to exercise 2 that looks for the first two epochs with the reward between them."""
     return f"""
-def f(path, reward):
-    if path[0][0] >= reward:
+def f(curve, reward):
+    if curve[0][0] >= reward:
         return {first}
-    for (r, k), (s, m) in zip(path, path[1:]):
+    for (r, k), (s, m) in zip(curve, curve[1:]):
         if r < reward <= s:
             return {found}
     return {never}
@@ -115,24 +116,26 @@ def f(path, reward):
 LINE = "k + (reward - r) / (s - r) * (m - k)"
 PENALTY = "2 * (log_p - math.log(0.5)).clamp(max=0)"
 WRONG = [
-    (1, kinds(every="rewards - rewards.mean()"), "division"), (1, kinds(praise="down"), "that is blame"),
-    (1, kinds(praise="normalize(rewards.clamp(min=0))"), "not the rewards"),
-    (1, kinds(praise="torch.where(rewards > rewards.median(), a, 0)"), "median"),
-    (1, kinds(praise="normalize(up)"), "scale"), (1, kinds(praise="a.abs()"), "praise: other numbers"),
-    (1, kinds(praise="up[up > 0]"), "one number for each"), (1, kinds(recentred="up"), "that is praise"),
-    (1, kinds(recentred="normalize(up)"), "scale"),
-    (1, kinds(recentred="up - up[up > 0].mean()"), "zeros too"),
-    (1, kinds(recentred="torch.where(a > 0, up - up.mean(), 0)"), "every sample"),
-    (1, kinds(recentred="up + up.mean()"), "recentred: other numbers"), (1, kinds(blame="-down"), "below 0"),
-    (1, kinds(blame="up"), "that is praise"), (1, kinds(blame="down - down.mean()"), "blame: other numbers"),
+    (1, kinds(every="rewards - rewards.mean()"), "division"),
+    (1, kinds(positive="down"), "the negative ones"),
+    (1, kinds(positive="normalize(rewards.clamp(min=0))"), "not the rewards"),
+    (1, kinds(positive="torch.where(rewards > rewards.median(), a, 0)"), "median"),
+    (1, kinds(positive="normalize(up)"), "scale"), (1, kinds(positive="a.abs()"), "positive: other numbers"),
+    (1, kinds(positive="up[up > 0]"), "one number for each"),
+    (1, kinds(recentered="up"), "the positive ones"), (1, kinds(recentered="normalize(up)"), "scale"),
+    (1, kinds(recentered="up - up[up > 0].mean()"), "zeros included"),
+    (1, kinds(recentered="torch.where(a > 0, up - up.mean(), 0)"), "every sample"),
+    (1, kinds(recentered="up + up.mean()"), "recentered: other numbers"),
+    (1, kinds(negative="-down"), "below 0"), (1, kinds(negative="up"), "the positive ones"),
+    (1, kinds(negative="down - down.mean()"), "negative: other numbers"),
     (1, kinds(every="rewards.sub_(rewards.mean())"), "work on copies"),
     (1, kinds(every="1.05 * a"), "all: other numbers"),
-    (2, walk(LINE, first="max(k for r, k in path)"), "starts at this"), (2, walk("m"), "along the line"),
+    (2, walk(LINE, first="max(k for r, k in curve)"), "starts at this"), (2, walk("m"), "along the line"),
     (2, walk("k"), "epoch before"), (2, walk("m + (reward - r) / (s - r) * (k - m)"), "other end"),
     (2, walk("(k + m) / 2"), "is wrong at"), (2, walk(LINE, never="0.0"), "None"),
-    (2, walk("None"), "path gets there"),
-    (2, edited(walk(LINE), "    if path", "    path = sorted(path)\n    if path"), "order"),
-    (3, f"kilobytes + {PENALTY}", "minus the size"), (3, f"-kilobytes - {PENALTY}", "costs"),
+    (2, walk("None"), "curve gets there"),
+    (2, edited(walk(LINE), "    if curve", "    curve = sorted(curve)\n    if curve"), "order"),
+    (3, f"kilobytes + {PENALTY}", "minus the size"), (3, f"-kilobytes - {PENALTY}", "lowers the reward"),
     (3, "-kilobytes + 2 * (log_p - math.log(0.5))", "no bonus"),
     (3, "-kilobytes + 2 * (log_p - math.log(0.5)).clamp(min=0)", "likely ones"),
     (3, "-kilobytes + 2 * log_p", "not at 1"),
@@ -140,7 +143,7 @@ WRONG = [
     (3, "-kilobytes + 2 * (log_p.exp() - 0.5).clamp(max=0)", "already"),
     (3, f"-kilobytes + {PENALTY} / 2", "twice the guard"), (3, f"2 * -kilobytes + {PENALTY}", "is wrong for"),
     (3, "-kilobytes + 2 * (log_p - math.log10(0.5)).clamp(max=0)", "natural"),
-    (3, f"(-kilobytes + {PENALTY}).mean()", "each picture"),
+    (3, f"(-kilobytes + {PENALTY}).mean()", "each image"),
     (3, f"kilobytes.neg_() + {PENALTY}", "work on copies"),
 ]  # fmt: skip
 

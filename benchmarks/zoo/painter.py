@@ -1,15 +1,21 @@
-"""Lesson 06: what a reward teaches a painter of foxes, and what it forgets.
+"""Lesson 06: what two rewards teach a model that draws foxes, and what becomes of the foxes.
 
-`python -m benchmarks.zoo.painter`: the sentence is "a fox", the reward minus the size of a JPEG. DDPO, DDPO
-with a price on the KL and RWR train with as many queries, three seeds. painter.csv has, every other epoch,
-the mean reward of test pictures drawn from fixed noise and the share in which the judge sees a fox; and what
-the best of n and more words do without training. What the file holds already is not run again. Pictures of
-the first seed go into painter/, and three samples of an epoch from noise to advantage.
+    python -m benchmarks.zoo.painter --processes 1
+
+The prompt is "a fox". For small files the reward is minus the size of a JPEG: DDPO, DDPO with a KL penalty,
+and RWR train with the same number of reward evaluations, three seeds. For large files the reward is that
+size: DDPO with the same settings, five other seeds, 16 epochs. "six steps" is DDPO for small files in six
+denoising steps, of which the last has almost no noise, with and without that action in training; five seeds,
+six epochs. painter.csv has the mean reward of test images, which are drawn from fixed noise, and the
+fraction in which the evaluator sees a fox; also for best-of-n and longer prompts, which need no training.
+Finished runs are skipped. Images of one seed go into painter/, and three samples of an epoch from noise to
+advantage.
 """
 
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +29,20 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.algorithms.rwr import RWR
 from ddpo_lessons.image import to_pil
 from ddpo_lessons.lessons.demo import EVERYWHERE
-from ddpo_lessons.rewards import jpeg_compressibility
+from ddpo_lessons.rewards import RewardFunction, jpeg_compressibility, jpeg_incompressibility
 from ddpo_lessons.rollout import SamplingSettings, text2img_rollout
 from ddpo_lessons.worlds import animals, load_tiny_zoo
 from ddpo_lessons.worlds.judges import named
 
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("method", "seed", "epoch", "queries", "reward", "fox", "prompt")
-PROMPT, SEEDS, TEST, VALIDATION = "a fox", (0, 1, 2), 1_000, 2_000
-PICTURES, SHOWN, EPOCHS = 48, 10, 10
-STEPS = 5  # four actions: the last step has no noise; of six it would have a little, and drown the others
+Reward = Callable[[], RewardFunction]
+PROMPT, TEST, VALIDATION = "a fox", 1_000, 2_000
+SEEDS, NEW_SEEDS = (0, 1, 2), (3, 4, 5, 6, 7)
+PICTURES, SHOWN = 48, 10
+STEPS = 5  # four actions, because the last step has no noise
 SETTINGS: Row = {
-    "num_epochs": EPOCHS, "sample_num_steps": STEPS, "sample_guidance_scale": 1.0, "sample_batch_size": 64,
+    "sample_guidance_scale": 1.0, "sample_batch_size": 64,
     "sample_num_batches_per_epoch": 1, "sample_group_size": 8,
     "train_timestep_fraction": 0.5,  # two actions of each sample
     "train_batch_size": 32,  # two optimizer steps
@@ -42,73 +50,108 @@ SETTINGS: Row = {
     "image_grid_freq": 0,
 }  # fmt: skip
 CLIPPED: Row = {"train_learning_rate": 3e-3, "train_clip_range": 5e-3}
-METHODS: dict[str, tuple[Callable[[], Algorithm], Row]] = {
-    "DDPO": (DDPO, CLIPPED), "KL 0.03": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.03}),
-    "KL 0.1": (DDPO, {**CLIPPED, "train_kl_coefficient": 0.1}), "RWR": (RWR, {"train_learning_rate": 2e-3}),
-}  # fmt: skip
 
 
-KEPT = {"DDPO": (0, 4, 6, 10), "KL 0.1": (10,)}  # epochs of the first seed whose pictures the lesson shows
+@dataclass(frozen=True)
+class Method:
+    """How a policy is trained."""
+
+    algorithm: Callable[[], Algorithm]
+    settings: Row
+    seeds: tuple[int, ...] = SEEDS
+    reward: Reward = jpeg_compressibility
+    steps: int = STEPS
+    tested: tuple[int, ...] = (0, 2, 4, 6, 8, 10)  # after so many epochs
+    shown: tuple[int, ...] = ()  # epochs whose images the lesson shows, of the first seed
+
+
+class LastActionLeftOut(DDPO):
+    """DDPO that does not train the last of the steps with noise."""
+
+    def sampling_schedule(self, schedule: Any, config: Any, epoch: int) -> Any:
+        return schedule.with_actions(0, int((schedule.stds > 0).sum()) - 1)
+
+
+SIX: Row = {"seeds": NEW_SEEDS, "steps": 6, "tested": (0, 6)}
+METHODS = {
+    "DDPO": Method(DDPO, CLIPPED, shown=(0, 4, 6, 10)),
+    "KL 0.03": Method(DDPO, {**CLIPPED, "train_kl_coefficient": 0.03}),
+    "KL 0.1": Method(DDPO, {**CLIPPED, "train_kl_coefficient": 0.1}, shown=(10,)),
+    "RWR": Method(RWR, {"train_learning_rate": 2e-3}),
+    "large files": Method(
+        DDPO, CLIPPED, NEW_SEEDS, jpeg_incompressibility, tested=(0, 4, 8, 12, 16), shown=(0, 16)
+    ),
+    # Two actions of each sample, as in five steps.
+    "six steps": Method(DDPO, {**CLIPPED, "train_timestep_fraction": 0.34}, **SIX),
+    "six steps, five trained": Method(LastActionLeftOut, {**CLIPPED, "train_timestep_fraction": 0.4}, **SIX),
+}
 
 
 # -------------------------------------------------------------------------------------------- testing
-def paint(pipeline: Any, noise: int, prompt: str = PROMPT, count: int = PICTURES) -> torch.Tensor:
-    """Draw the test pictures, (N, 3, 64, 64)."""
-    return common.draw(pipeline, [prompt] * count, noise, num_inference_steps=STEPS)
+def paint(
+    pipeline: Any, noise: int, prompt: str = PROMPT, count: int = PICTURES, steps: int = STEPS
+) -> torch.Tensor:
+    """Draw the test images, (N, 3, 64, 64)."""
+    return common.draw(pipeline, [prompt] * count, noise, num_inference_steps=steps)
 
 
-def rewards(images: torch.Tensor) -> torch.Tensor:
-    """Return minus kB of each picture, (N,)."""
-    scored = jpeg_compressibility()(images, [PROMPT] * len(images), [{}] * len(images))
+def rewards(images: torch.Tensor, reward: Reward = jpeg_compressibility) -> torch.Tensor:
+    """Return the reward of each image, (N,): the size in kB, or minus that."""
+    scored = reward()(images, [PROMPT] * len(images), [{}] * len(images))
     assert isinstance(scored, torch.Tensor)
     return scored
 
 
-def verdict(images: torch.Tensor) -> Row:
+def verdict(images: torch.Tensor, reward: Reward = jpeg_compressibility) -> Row:
+    """Return the mean reward, and the fraction of the images in which the evaluator sees a fox."""
     seen = named(animals.Judge.load(), images)[:, 0] == animals.ANIMALS.index("fox")  # (N,)
-    return {"reward": rewards(images).mean().item(), "fox": seen.float().mean().item()}
+    return {"reward": rewards(images, reward).mean().item(), "fox": seen.float().mean().item()}
 
 
 # ------------------------------------------------------------------------------------------- training
 def train(run: Row) -> list[Row]:
-    """Train a policy; return what the test says of it every other epoch."""
-    (algorithm, settings), pipeline = METHODS[run["method"]], load_tiny_zoo()
-    tested, epochs = list[torch.Tensor](), (*range(0, EPOCHS, 2), EPOCHS)
+    """Train a policy; return its test results after some of the epochs."""
+    method, pipeline, images = METHODS[run["method"]], load_tiny_zoo(), list[torch.Tensor]()
+    own = {"seed": run["seed"], "num_epochs": max(method.tested), "sample_num_steps": method.steps}
 
     def test() -> Row:
-        tested.append(paint(pipeline, TEST))
-        return verdict(tested[-1])
+        images.append(paint(pipeline, TEST, steps=method.steps))
+        return verdict(images[-1], method.reward)
 
-    task = (jpeg_compressibility(), lambda: (PROMPT, {}), pipeline)
-    with common.trainer_of(task, SETTINGS, settings, {"seed": run["seed"]}, algorithm=algorithm()) as trainer:
-        rows = common.readings(trainer, epochs, test)
-    for epoch in KEPT.get(run["method"], ()) if run["seed"] == 0 else ():
+    task, settings = (method.reward(), lambda: (PROMPT, {}), pipeline), (SETTINGS, method.settings, own)
+    with common.trainer_of(task, *settings, algorithm=method.algorithm()) as trainer:
+        assert trainer.num_train_timesteps == 2
+        rows = common.readings(trainer, method.tested, test)
+    for epoch in method.shown if run["seed"] == method.seeds[0] else ():
         name = f"{run['method'].replace(' ', '_')}_{epoch:02d}"
-        common.save_grid(tested[epochs.index(epoch)][:SHOWN], SHOWN, RESULT.with_suffix("") / f"{name}.png")
+        shown = images[method.tested.index(epoch)][:SHOWN]
+        common.save_grid(shown, SHOWN, RESULT.with_suffix("") / f"{name}.png")
     return [{"queries": row["epoch"] * SETTINGS["sample_batch_size"], **row} for row in rows]
 
 
 # ----------------------------------------------------------------------------------- without training
-def best_of(count: int) -> list[Row]:
-    """Draw each test picture so many times, and keep the smallest file."""
+def best_of(count: int, reward: Reward = jpeg_compressibility) -> list[Row]:
+    """Draw each test image so many times, and keep the one with the highest reward."""
     draws = [paint(load_tiny_zoo(), TEST + n) for n in range(count)]  # (N, 3, 64, 64) each
-    return [verdict(common.best_draws(draws, [rewards(images) for images in draws]))]
+    return [verdict(common.best_draws(draws, [rewards(images, reward) for images in draws]), reward)]
 
 
-def more_words() -> list[Row]:
-    """Name the artist and the ground with the smallest files on other noise."""
+def more_words(reward: Reward = jpeg_compressibility) -> list[Row]:
+    """Name the artist and the background with the highest reward on other noise."""
     said = itertools.product(animals.ARTISTS, animals.GROUND_NAMES)
     prompts = [animals.make_prompt("fox", *words) for words in said]
     pipeline = load_tiny_zoo()
-    scores = [rewards(paint(pipeline, VALIDATION, prompt, 16)).mean().item() for prompt in prompts]
+    scores = [rewards(paint(pipeline, VALIDATION, prompt, 16), reward).mean().item() for prompt in prompts]
     best = prompts[max(range(len(prompts)), key=scores.__getitem__)]
-    return [{"prompt": best, **verdict(paint(pipeline, TEST, best))}]
+    return [{"prompt": best, **verdict(paint(pipeline, TEST, best), reward)}]
 
 
 WITHOUT: dict[str, Callable[[], list[Row]]] = {
     f"best of {count}": functools.partial(best_of, count) for count in (2, 4, 8)
 }
 WITHOUT["more words"] = more_words
+WITHOUT["best of 8, large files"] = functools.partial(best_of, 8, jpeg_incompressibility)
+WITHOUT["more words, large files"] = functools.partial(more_words, jpeg_incompressibility)
 
 
 # ------------------------------------------------------------------------------ an epoch in pictures
@@ -141,7 +184,9 @@ def measure(run: Row) -> list[Row]:
 
 
 if __name__ == "__main__":
-    runs = common.product(seed=SEEDS, method=METHODS) + common.product(method=WITHOUT, seed=(0,))
+    trained = ((seed, name) for name, method in METHODS.items() for seed in method.seeds)
+    every = [*((0, name) for name in WITHOUT), *sorted(trained, key=lambda run: run[0])]
+    runs = [{"seed": seed, "method": name} for seed, name in every]
     common.run_all(measure, runs, COLUMNS, RESULT, common.parse(__doc__).processes)
     common.quiet_thread()
     draw_loop()
