@@ -28,7 +28,7 @@ PAGES = (
     "docs/howto/your-card.md", "docs/gallery.md",
     "notebooks/07_img2img_ddpo.ipynb", "notebooks/12_which_algorithm.ipynb",
 )  # fmt: skip
-ANIMAL_SHARES = {"animal": "animal", "artist": "artist", "ground": "background"}
+ANIMAL_SHARES = {"animal": "animal", "artist": "artist", "background": "background"}
 ANIMAL_SHARES |= {"all": "all three", "second_judge": "second evaluator"}
 SHARES = {"digit": "digit kept", "colours": "colors obeyed", "both": "both"}
 SHARES |= {"second_judge": "second evaluator"}

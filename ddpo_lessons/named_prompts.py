@@ -37,15 +37,15 @@ def zoo_prompts(seed: int, split: str = "seen") -> PromptSampler:
     """Sample prompts of the world of animals, such as "a fox by Noto on a blue background".
 
     The (animal, artist) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the
-    thirty that it never showed) or "all", else a ValueError. Metadata: `animal`, `artist` and `ground`
+    thirty that it never showed) or "all", else a ValueError. Metadata: `animal`, `artist` and `background`
     (names).
     """
     pairs = _pairs(animals, split)
 
     def draw(generator: random.Random) -> Prompt:
         animal, artist = generator.choice(pairs)
-        names = animals.ANIMALS[animal], animals.ARTISTS[artist], generator.choice(animals.GROUND_NAMES)
-        return animals.make_prompt(*names), dict(zip(("animal", "artist", "ground"), names, strict=True))
+        names = animals.ANIMALS[animal], animals.ARTISTS[artist], generator.choice(animals.BACKGROUND_NAMES)
+        return animals.make_prompt(*names), dict(zip(("animal", "artist", "background"), names, strict=True))
 
     return PromptSampler(draw, seed)
 
@@ -62,9 +62,9 @@ def hidden_animals(seed: int) -> PromptSampler:
     """Sample animals in confetti, each with a prompt that names a background, for img2img.
 
     Such as a fox in confetti with "an animal on a green background": clear the confetti away, and keep the
-    animal. Metadata: what the score has to know, `animal` and `artist` (names) and `ground_mask` (64, 64);
-    `image` (what goes in) and `target` (what should come out, which supervised training needs and RL does
-    not), both (3, 64, 64).
+    animal. Metadata: what the reward depends on, `animal` and `artist` (names) and `background_mask`
+    (64, 64); the input `image`, and the correct result `target`, which supervised training needs and RL
+    does not, both (3, 64, 64).
     """
 
     def draw(generator: random.Random) -> Any:

@@ -31,7 +31,7 @@ COLORS = {"one advantage": BLUE, "falling": GREEN, "branching": ORANGE}
 @torch.no_grad()
 def denoise() -> None:
     """Edit one image eight times; keep the first run's prediction after each evaluation, and all rewards."""
-    from ddpo_lessons.lessons.demo import GROUND_WEIGHT, POLICY, VALIDATION
+    from ddpo_lessons.lessons.demo import BACKGROUND_WEIGHT, POLICY, VALIDATION
     from ddpo_lessons.models import family_of
     from ddpo_lessons.rewards import animal_alignment
     from ddpo_lessons.rollout import from_images
@@ -50,7 +50,7 @@ def denoise() -> None:
         shown.append(family.decode(family.predict_clean(latents[:1], output[:1], timesteps[:1]))[0])
         noise = torch.randn(latents.shape, generator=generator)
         latents = schedule.step(output, timesteps, latents, noise=noise).prev_sample
-    score = animal_alignment(ground_weight=GROUND_WEIGHT)
+    score = animal_alignment(background_weight=BACKGROUND_WEIGHT)
     rewards, _ = score(family.decode(latents), prompts, edits.metadata[SHOWN:] * GROUP)
     pixels = torch.cat(shown, dim=2).mul(255).round().byte().permute(1, 2, 0)  # (64, 6 * 64, 3)
     told = PngInfo()
@@ -221,7 +221,7 @@ def stop() -> Figure:
 
 def point(shares: dict[str, Any]) -> tuple[float, float]:
     """Return the place of a measurement, in percent: background and animal correct."""
-    return 100 * float(shares["ground"]), 100 * float(shares["animal"])
+    return 100 * float(shares["background"]), 100 * float(shares["animal"])
 
 
 def dilemma() -> Figure:
@@ -239,9 +239,11 @@ def dilemma() -> Figure:
                 axes.annotate(f"{float(row['strength']):g}", place, (4, 5), **look)
     rows, trained = read_rows("zoo/edit.csv"), where(read_rows("zoo/demo.csv"), algorithm="branching")
     path = where(trained, images="validation")
-    _, grounds = by_seed(path, "done", "ground", 100)
+    _, backgrounds = by_seed(path, "done", "background", 100)
     _, kept = by_seed(path, "done", "animal", 100)
-    axes.plot(grounds.mean(1), kept.mean(1), ".-", color=BLUE, linewidth=2, label="branching, along training")
+    axes.plot(
+        backgrounds.mean(1), kept.mean(1), ".-", color=BLUE, linewidth=2, label="branching, along training"
+    )
     dot = {"markeredgecolor": INK, "linestyle": "none"}
     ends = [point(row) for row in where(trained, images="test")]
     axes.plot(*zip(*ends, strict=True), "*", color=BLUE, markersize=13, label="branching, five seeds", **dot)

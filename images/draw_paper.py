@@ -16,7 +16,7 @@ BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
 TITLES = {  # and what the judge is asked
     "compressibility": ("minus kB as a JPEG", "animal", "the animal, %"),
     "incompressibility": ("kB as a JPEG", "animal", "the animal, %"),
-    "alignment": ("reward of the sentence", "all", "animal, artist, ground, %"),
+    "alignment": ("reward of the sentence", "all", "animal, artist, background, %"),
     "taste": ("rater's score", "utility", "the persona's own utility"),
 }
 METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": BROWN}

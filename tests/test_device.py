@@ -281,16 +281,16 @@ def test_judges_of_the_animals_read_pictures_of_any_device(judge_place, images_p
     edits = animals.draw_edits(6, 0)
     pictures = edits.wanted.images
     expected = animals.judge_edits(pictures, edits, animals.Judge.load(), animals.SecondJudge.load())
-    exam = demo.Exam(edits)
+    exam = demo.Evaluation(edits)
     exam.judges = tuple(on(judge_place, *exam.judges))
     found = animals.judge_edits(pictures.to(images_place), edits, *exam.judges)
     assert {name: hits.tolist() for name, hits in found.items()} == {
         name: hits.tolist() for name, hits in expected.items()
     }
     assert exam.shares(pictures.to(images_place))["all"] == expected["all"].double().mean()
-    distance = animals.ground_distance(pictures.to(images_place), ["red"] * 6, edits.ground_masks)
+    distance = animals.background_distance(pictures.to(images_place), ["red"] * 6, edits.background_masks)
     torch.testing.assert_close(
-        distance.cpu(), animals.ground_distance(pictures, ["red"] * 6, edits.ground_masks)
+        distance.cpu(), animals.background_distance(pictures, ["red"] * 6, edits.background_masks)
     )
 
 

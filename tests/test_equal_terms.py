@@ -106,7 +106,7 @@ def test_rate_and_length_are_chosen_by_the_highest_reward_within_the_limit(tmp_p
 
 
 # ---------------------------------------------------------------------------------------------- exams
-class PlainExam(equal_tasks.Exam):
+class PlainExam(equal_tasks.Evaluation):
     """Two questions, whose answers are as bright as the noise's number says."""
 
     prompts, metadata, noises = ["a", "b"], [{}] * 2, 2

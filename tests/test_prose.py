@@ -27,7 +27,7 @@ HOUSE = {
     r"(?<!graphics )cards?": 3,  # things on a card
     r"lagging|knobs?|best of (?:n|\$n\$|\d+)": 0,
     r"(?:is|are|be|been) told|right are|shares? (?:of|left)": 0,
-    r"grounds?(?! truth)": 2,
+    r"backgrounds?(?! truth)": 2,
 }
 
 

@@ -164,9 +164,9 @@ def test_the_default_reader_is_the_tiny_reward_model(monkeypatch):
     np.testing.assert_allclose(result, [math.log(0.55)], rtol=1e-5)
 
 
-def square(ink: Sequence[float], ground: Sequence[float], left: int = 12) -> torch.Tensor:
-    """A square of ink on a ground; 64 of 1,024 pixels, more than the 5% that are measured."""
-    image = torch.tensor(ground)[:, None, None].repeat(1, 32, 32)
+def square(ink: Sequence[float], background: Sequence[float], left: int = 12) -> torch.Tensor:
+    """A square of ink on a background; 64 of 1,024 pixels, more than the 5% that are measured."""
+    image = torch.tensor(background)[:, None, None].repeat(1, 32, 32)
     image[:, 12:20, left : left + 8] = torch.tensor(ink)[:, None, None]
     return image
 
@@ -565,14 +565,14 @@ def test_recolouring_adds_up_digit_colours_and_shape():
     images = torch.stack([square(red, blue), square(red, blue, left=14)])
     score, info = rewards.recolouring(ReadsThree(), 2.0, 100.0)(images, prompts, metadata)
     ink = (0.14**2 + 0.13**2 + 0.15**2) ** 0.5  # from (1, 0, 0) to the world's red
-    ground = (0.13**2 + 0.25**2 + 0.20**2) ** 0.5  # from (0, 0, 1) to its blue
+    background = (0.13**2 + 0.25**2 + 0.20**2) ** 0.5  # from (0, 0, 1) to its blue
     moved = 2 * 2 * 8 / 1024  # two columns of ink went, two came
     assert info["ink_distance"].tolist() == pytest.approx([ink, ink], abs=1e-5)
-    assert info["background_distance"].tolist() == pytest.approx([ground, ground], abs=1e-5)
+    assert info["background_distance"].tolist() == pytest.approx([background, background], abs=1e-5)
     assert info["shape_distance"].tolist() == pytest.approx([0, moved], abs=1e-5)
     digit = math.log(0.55)
     assert info["digit_log_prob"].tolist() == pytest.approx([digit, digit])
-    expected = digit - 2 * (ink + ground)
+    expected = digit - 2 * (ink + background)
     assert score.tolist() == pytest.approx([expected, expected - 100 * moved], abs=1e-4)
 
 

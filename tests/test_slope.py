@@ -31,9 +31,11 @@ def test_two_pictures_apart():
 def test_handwriting_has_its_prompts_digits_and_colours_and_other_digits_in_every_picture():
     asked = [digits.Description(3, "red", "blue")] * 3 + [digits.Description(8, "white", "black")] * 3
     drawn = slope.handwritten(asked, "test", 0)  # (6, 3, 32, 32)
-    ink, ground = digits.measure_colours(drawn)
+    ink, background = digits.measure_colours(drawn)
     assert [digits.COLOUR_NAMES[n] for n in nearest(ink, digits.COLOURS)] == ["red"] * 3 + ["white"] * 3
-    assert [digits.COLOUR_NAMES[n] for n in nearest(ground, digits.COLOURS)] == ["blue"] * 3 + ["black"] * 3
+    assert [digits.COLOUR_NAMES[n] for n in nearest(background, digits.COLOURS)] == ["blue"] * 3 + [
+        "black"
+    ] * 3
     assert all(slope.apart(drawn[n, None], drawn[m, None]) > 0.05 for n in range(3) for m in range(n))
 
 

@@ -29,11 +29,11 @@ def test_the_committed_grid_holds_every_setting_once_and_the_demo_has_its_best()
     assert len(rows) == len(settings) == 5 * 4 * 2 * 2
     assert edit.best_of_grid(rows, "all") == demo.UNTRAINED_BEST
     for row in rows:
-        assert float(row["all"]) <= min(float(row[name]) for name in ("animal", "artist", "ground"))
+        assert float(row["all"]) <= min(float(row[name]) for name in ("animal", "artist", "background"))
 
 
 def test_a_picture_has_its_own_noise_and_at_low_strength_hardly_changes():
-    exam, pipeline = demo.Exam(animals.draw_edits(2, demo.VALIDATION)), load_tiny_zoo()
+    exam, pipeline = demo.Evaluation(animals.draw_edits(2, demo.VALIDATION)), load_tiny_zoo()
     low, again, other, high = (
         exam.images(pipeline, Img2Img(strength, 1.0, 8, 0.0), seed)
         for strength, seed in ((0.125, 0), (0.125, 0), (0.125, 5), (1.0, 0))
@@ -51,8 +51,8 @@ def test_the_program_paints_over_what_reaches_the_frame_and_keeps_the_largest_pi
     image[:, :, 25:30, 25:30] = 0.2
     image[:, :, 50:53, 50:53] = 0.4  # a leftover
     made = edit.by_program(animals.Edits(image, edits.wanted))
-    ground = torch.tensor(animals.GROUNDS[edits.wanted.descriptions[0].ground])[:, None, None]
-    expected = ground.repeat(1, 64, 64)
+    background = torch.tensor(animals.BACKGROUNDS[edits.wanted.descriptions[0].background])[:, None, None]
+    expected = background.repeat(1, 64, 64)
     expected[:, 20:40, 20:40] = image[0, :, 20:40, 20:40]
     assert torch.equal(made[0], expected)
 
@@ -63,11 +63,11 @@ def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
         return torch.full((3, 3, 64, 64), number / 10)
 
     def likes(images, prompts, metadata):
-        assert metadata[0].keys() == {"animal", "artist", "ground_mask"}
+        assert metadata[0].keys() == {"animal", "artist", "background_mask"}
         return -(images.mean((1, 2, 3)) - torch.tensor([0.0, 0.1, 0.3])).abs(), {}
 
-    monkeypatch.setattr(demo.Exam, "images", draw)
-    monkeypatch.setattr(edit, "animal_alignment", lambda ground_weight: likes)
+    monkeypatch.setattr(demo.Evaluation, "images", draw)
+    monkeypatch.setattr(edit, "animal_alignment", lambda background_weight: likes)
     best = edit.best_of(4, animals.draw_edits(3, 0))
     assert best.mean((1, 2, 3)).tolist() == pytest.approx([0.0, 0.1, 0.3])
 
@@ -78,7 +78,7 @@ def test_a_demo_that_is_stopped_gives_no_verdict(is_terminal, monkeypatch, tmp_p
         trainer.stopped_by = 2  # SIGINT
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(demo.Exam, "images", lambda *_: torch.zeros(2, 3, 64, 64))
+    monkeypatch.setattr(demo.Evaluation, "images", lambda *_: torch.zeros(2, 3, 64, 64))
     monkeypatch.setattr(demo.Trainer, "train", stop)
     assert demo.run(Demo(epochs=3, eval_images=2, output_dir=tmp_path / "demo-run")) == 130
     printed, shown = capsys.readouterr()
@@ -104,7 +104,7 @@ def test_the_demos_schedule_is_the_one_that_was_measured(algorithm):
     schedule = demo.SCHEDULES[algorithm]
     assert sorted(int(row["seed"]) for row in rows) == [*zoo_demo.SEEDS[algorithm]]
     assert {int(row["done"]) for row in rows} == {schedule["num_epochs"] * schedule["sample_batch_size"]}
-    assert all(float(row["all"]) <= min(float(row["animal"]), float(row["ground"])) for row in rows)
+    assert all(float(row["all"]) <= min(float(row["animal"]), float(row["background"])) for row in rows)
 
 
 def test_the_last_step_explains_the_least_of_the_reward_in_every_draw():

@@ -11,7 +11,7 @@ from ddpo_lessons.worlds.judges import named
 
 
 class Says(torch.nn.Module):
-    """Names the same animal, artist and ground in every picture."""
+    """Names the same animal, artist and background in every picture."""
 
     def __init__(self, *named: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Says(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", [animals.RewardModel, animals.Judge, animals.SecondJudge])
-def test_a_classifier_gives_logits_of_animal_artist_and_ground(kind):
+def test_a_classifier_gives_logits_of_animal_artist_and_background(kind):
     logits = kind().eval()(torch.rand(2, 3, 64, 64))
     assert [part.shape for part in logits] == [(2, 45), (2, 3), (2, 8)]
 
@@ -40,15 +40,15 @@ def test_named_takes_the_largest_logit_in_any_number_of_batches():
 
 def test_verdicts_by_hand():
     images = torch.zeros(4, 3, 64, 64)
-    grounds = torch.tensor([4, 4, 4, 2])  # three are blue, the last one is yellow
-    images += torch.tensor(list(animals.GROUNDS.values()))[grounds][:, :, None, None]
+    backgrounds = torch.tensor([4, 4, 4, 2])  # three are blue, the last one is yellow
+    images += torch.tensor(list(animals.BACKGROUNDS.values()))[backgrounds][:, :, None, None]
     labels = torch.tensor([[5, 1, 4], [6, 1, 4], [5, 2, 4], [5, 1, 4]])
-    # The judge's own word for the ground, 0, does not count; that of the second judge does.
+    # The judge's own word for the background, 0, does not count; that of the second judge does.
     right = animals.verdicts(images, labels, Says(5, 1, 0), Says(5, 1, 4))
     assert {name: truth.tolist() for name, truth in right.items()} == {
         "animal": [True, False, True, True],
         "artist": [True, True, False, True],
-        "ground": [True, True, True, False],
+        "background": [True, True, True, False],
         "all": [True, False, False, False],
         "second_judge": [True, False, False, True],
     }
@@ -57,13 +57,13 @@ def test_verdicts_by_hand():
     assert not wrong["second_judge"].any()
 
 
-def test_edits_are_right_only_on_plain_ground():
+def test_edits_are_right_only_on_plain_background():
     edits = animals.draw_edits(3, seed=0)
-    (animal, artist, ground), *_ = edits.wanted.labels.tolist()
+    (animal, artist, background), *_ = edits.wanted.labels.tolist()
     images = edits.wanted.images.clone()
     images[:, :, :8] = edits.images[:, :, :8]
-    by_hand = {"animal": True, "artist": True, "ground": False, "all": False, "second_judge": False}
-    says = Says(animal, artist, ground)
+    by_hand = {"animal": True, "artist": True, "background": False, "all": False, "second_judge": False}
+    says = Says(animal, artist, background)
     for shown, expected in ((images, by_hand), (edits.wanted.images, dict.fromkeys(by_hand, True))):
         right = animals.judge_edits(shown, edits, says, says)
         assert {name: hits[0].item() for name, hits in right.items()} == expected

@@ -25,8 +25,10 @@ def test_a_test_asks_for_all_that_training_asks_for_equally_often(reward):
 def test_the_right_pictures_are_judged_right_and_shuffled_ones_wrong():
     asked = paper.questions("alignment")
     pairs = torch.tensor([[animals.ANIMALS.index(a.animal), animals.ARTISTS.index(a.artist)] for a in asked])
-    grounds = torch.tensor([animals.GROUND_NAMES.index(a.ground) for a in asked])
-    images = animals.render(pairs, grounds, animals.placements(len(asked), torch.Generator().manual_seed(0)))
+    backgrounds = torch.tensor([animals.BACKGROUND_NAMES.index(a.background) for a in asked])
+    images = animals.render(
+        pairs, backgrounds, animals.placements(len(asked), torch.Generator().manual_seed(0))
+    )
     right, wrong = (paper.verdict("alignment", made, asked) for made in (images, images.roll(1, dims=0)))
     assert right["animal"] == right["all"] == 1
     assert wrong["animal"] == wrong["all"] == 0

@@ -24,41 +24,49 @@ CAT, NOTO = torch.tensor(E2 / (E2 + 44)).log().item(), torch.tensor(E2 / (E2 + 2
 
 
 def green(count: int) -> torch.Tensor:
-    return torch.tensor(animals.GROUNDS["green"])[None, :, None, None].repeat(count, 1, 64, 64)
+    return torch.tensor(animals.BACKGROUNDS["green"])[None, :, None, None].repeat(count, 1, 64, 64)
 
 
 def test_the_reward_by_hand():
     prompts = ["a cat by Noto on a green background", "an animal by Noto on a red background", "a cat"]
     metadata = [{}, {"animal": "cat"}, {}]
     rewards, terms = animal_alignment(Says(), 2.0, 3.0, 10.0)(green(3), prompts, metadata)
-    far = torch.dist(torch.tensor(animals.GROUNDS["green"]), torch.tensor(animals.GROUNDS["red"])).item()
-    assert terms["ground_distance"].tolist() == pytest.approx([0, far, 0], abs=1e-6)
+    far = torch.dist(
+        torch.tensor(animals.BACKGROUNDS["green"]), torch.tensor(animals.BACKGROUNDS["red"])
+    ).item()
+    assert terms["background_distance"].tolist() == pytest.approx([0, far, 0], abs=1e-6)
     expected = [2 * CAT + 3 * NOTO, 2 * CAT + 3 * NOTO - 10 * far, 2 * CAT]
     assert rewards.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_ground_is_measured_where_the_mask_says():
     images, mask = green(1), torch.zeros(64, 64, dtype=torch.bool)
-    images[0, :, 10, 10] = torch.tensor(animals.GROUNDS["red"])
+    images[0, :, 10, 10] = torch.tensor(animals.BACKGROUNDS["red"])
     mask[10, 9:13] = True  # four pixels, one of them red
-    far = torch.dist(torch.tensor(animals.GROUNDS["green"]), torch.tensor(animals.GROUNDS["red"])).item()
+    far = torch.dist(
+        torch.tensor(animals.BACKGROUNDS["green"]), torch.tensor(animals.BACKGROUNDS["red"])
+    ).item()
     reward, prompt = animal_alignment(Says()), ["a cat on a green background"]
-    for metadata, distance in (({}, 0), ({"ground_mask": mask}, far / 4), ({"ground_mask": ~mask}, 0)):
+    for metadata, distance in (
+        ({}, 0),
+        ({"background_mask": mask}, far / 4),
+        ({"background_mask": ~mask}, 0),
+    ):
         _, terms = reward(images, prompt, [metadata])
-        assert terms["ground_distance"].item() == pytest.approx(distance, abs=1e-6)
+        assert terms["background_distance"].item() == pytest.approx(distance, abs=1e-6)
 
 
 @pytest.mark.parametrize("mask", [torch.ones(64, 64), torch.ones(32, 32, dtype=torch.bool), None])
 def test_a_mask_that_does_not_fit_or_is_missing_is_refused(mask):
-    right = {"ground_mask": torch.ones(64, 64, dtype=torch.bool)}
-    with pytest.raises(ValueError, match=r"metadata\[1\]\['ground_mask'\] must be a bool tensor"):
-        animal_alignment(Says())(green(2), ["a cat"] * 2, [right, {"ground_mask": mask}])
+    right = {"background_mask": torch.ones(64, 64, dtype=torch.bool)}
+    with pytest.raises(ValueError, match=r"metadata\[1\]\['background_mask'\] must be a bool tensor"):
+        animal_alignment(Says())(green(2), ["a cat"] * 2, [right, {"background_mask": mask}])
 
 
 @pytest.mark.parametrize(
     ("size", "prompt", "metadata", "message"),
     [
-        (64, "a three", {}, "names no animal, artist or ground"),
+        (64, "a three", {}, "names no animal, artist or background"),
         (64, "an animal", {"artist": "Rembrandt"}, "'Rembrandt': use a name of worlds.animals.ARTISTS"),
         (64, "by Noto", {"animal": "owl"}, "'owl': use a name of worlds.animals.ANIMALS"),
         (32, "a fox", {}, "images are 32x32"),
@@ -93,7 +101,7 @@ def test_prompts_are_of_their_split_and_say_what_the_metadata_says(split, pairs)
     for _ in range(50):
         prompt, metadata = sampler()
         said = animals.parse_prompt(prompt)
-        assert {"animal": said.animal, "artist": said.artist, "ground": said.ground} == metadata
+        assert {"animal": said.animal, "artist": said.artist, "background": said.background} == metadata
         assert (animals.ANIMALS.index(said.animal), animals.ARTISTS.index(said.artist)) in pairs
     with pytest.raises(ValueError, match="split='test'"):
         zoo_prompts(0, "test")

@@ -55,7 +55,7 @@ def test_a_rater_is_at_the_minimum_and_agrees_with_choices_that_it_never_saw():
 def test_the_persona_prefers_fluent_on_orange_to_twemoji_on_blue():
     theta = animals.placements(1, torch.Generator().manual_seed(0)).repeat(2, 1, 1)
     pairs = torch.tensor([[10, animals.ARTISTS.index(name)] for name in ("Fluent", "Twemoji")])
-    grounds = torch.tensor([animals.GROUND_NAMES.index(name) for name in ("orange", "blue")])
-    liked, disliked = taste.utility(animals.render(pairs, grounds, theta)).tolist()
+    backgrounds = torch.tensor([animals.BACKGROUND_NAMES.index(name) for name in ("orange", "blue")])
+    liked, disliked = taste.utility(animals.render(pairs, backgrounds, theta)).tolist()
     assert liked == pytest.approx(0.96 - 0.22 + 1, abs=0.02)
     assert disliked == pytest.approx(0.31 - 0.90, abs=0.02)

@@ -26,10 +26,10 @@ def sprite(animal: str, artist: str) -> Image.Image:
     return Image.open(animals.SHEET).crop((64 * column, 64 * row, 64 * column + 64, 64 * row + 64))
 
 
-def draw(animal: str, artist: str, ground: str, theta: torch.Tensor = STILL) -> torch.Tensor:
+def draw(animal: str, artist: str, background: str, theta: torch.Tensor = STILL) -> torch.Tensor:
     """Render one picture, (3, 64, 64)."""
     pair = torch.tensor([[animals.ANIMALS.index(animal), animals.ARTISTS.index(artist)]])
-    return animals.render(pair, torch.tensor([animals.GROUND_NAMES.index(ground)]), theta[None])[0]
+    return animals.render(pair, torch.tensor([animals.BACKGROUND_NAMES.index(background)]), theta[None])[0]
 
 
 # -------------------------------------------------------------------------------------------- the sheet
@@ -73,13 +73,13 @@ def test_render_by_hand():
 
 def test_render_composes_as_pil_does():
     for words in ("fox Noto blue", "fly Fluent white", "zebra Twemoji red"):
-        animal, artist, ground = words.split()
-        colour = tuple(round(255 * part) for part in animals.GROUNDS[ground])
+        animal, artist, background = words.split()
+        colour = tuple(round(255 * part) for part in animals.BACKGROUNDS[background])
         expected = Image.alpha_composite(Image.new("RGBA", (64, 64), colour), sprite(animal, artist))
-        drawn = 255 * draw(animal, artist, ground).permute(1, 2, 0).numpy()
+        drawn = 255 * draw(animal, artist, background).permute(1, 2, 0).numpy()
         assert np.abs(drawn - np.array(expected)[:, :, :3]).max() < 1.01, (
             animal
-        )  # of 255; the ground is rounded, and so is PIL's sum
+        )  # of 255; the background is rounded, and so is PIL's sum
 
 
 def test_a_flip_mirrors_and_a_shift_moves_by_pixels():
@@ -109,7 +109,9 @@ def test_placements_keep_their_ranges():
 
 def test_measured_ground_is_the_one_that_was_drawn():
     pictures = animals.draw_pictures(1000, seed=5)
-    assert torch.equal(nearest(measure_background(pictures.images), animals.GROUNDS), pictures.labels[:, 2])
+    assert torch.equal(
+        nearest(measure_background(pictures.images), animals.BACKGROUNDS), pictures.labels[:, 2]
+    )
     assert pictures.images.min() >= 0
     assert pictures.images.max() <= 1 + 1e-6
 
@@ -118,7 +120,7 @@ def test_pictures_are_what_their_labels_say():
     pictures = animals.draw_pictures(20, seed=3)
     assert pictures.images.shape == (20, 3, 64, 64)
     for image, said, theta in zip(pictures.images, pictures.descriptions, pictures.theta, strict=True):
-        torch.testing.assert_close(draw(said.animal, said.artist, said.ground, theta), image)
+        torch.testing.assert_close(draw(said.animal, said.artist, said.background, theta), image)
     assert [animals.parse_prompt(prompt) for prompt in pictures.prompts] == pictures.descriptions
 
 
@@ -130,7 +132,7 @@ def test_same_seed_same_pictures_other_seed_others():
     assert not torch.equal(first.theta, other.theta)
 
 
-def test_pictures_show_the_pairs_that_were_asked_for_and_every_ground():
+def test_pictures_show_the_pairs_that_were_asked_for_and_every_background():
     pictures = animals.draw_pictures(300, 0, animals.LEFT_OUT)
     pairs = {(animal, artist) for animal, artist, _ in pictures.labels.tolist()}
     assert pairs == set(animals.LEFT_OUT)
@@ -139,9 +141,9 @@ def test_pictures_show_the_pairs_that_were_asked_for_and_every_ground():
 
 # ---------------------------------------------------------------------------------------------- prompts
 def test_prompts_are_read_back():
-    names = ((None, *kind) for kind in (animals.ANIMALS, animals.ARTISTS, animals.GROUND_NAMES))
+    names = ((None, *kind) for kind in (animals.ANIMALS, animals.ARTISTS, animals.BACKGROUND_NAMES))
     every = [animals.Description(*said) for said in itertools.product(*names)]
-    prompts = [animals.make_prompt(said.animal, said.artist, said.ground) for said in every]
+    prompts = [animals.make_prompt(said.animal, said.artist, said.background) for said in every]
     assert len(set(prompts)) == len(prompts) == 46 * 4 * 9
     assert [animals.parse_prompt(prompt) for prompt in prompts] == every
 
@@ -154,10 +156,10 @@ def test_prompts_carry_the_right_articles():
 
 
 # ------------------------------------------------------------------------------------------------ edits
-def test_confetti_covers_all_in_colours_between_the_grounds():
+def test_confetti_covers_all_in_colours_between_the_backgrounds():
     pictures = animals.draw_confetti(40, seed=3)
     assert pictures.shape == (40, 3, 64, 64)
-    palette = torch.tensor(list(animals.GROUNDS.values()))
+    palette = torch.tensor(list(animals.BACKGROUNDS.values()))
     assert (pictures >= palette.amin(dim=0)[:, None, None] - 1e-6).all()
     assert (pictures <= palette.amax(dim=0)[:, None, None] + 1e-6).all()
     for picture in pictures:  # discs of at least 4 pixels' radius: one row crosses several, none covers all
@@ -183,22 +185,24 @@ def test_an_edit_shows_the_wanted_animal_in_its_place_over_confetti():
 
 def test_sentences_of_edits_leave_animal_and_artist_to_the_picture():
     edits = animals.draw_edits(50, seed=4)
-    for prompt, (*_, ground) in zip(edits.prompts, edits.wanted.labels.tolist(), strict=True):
+    for prompt, (*_, background) in zip(edits.prompts, edits.wanted.labels.tolist(), strict=True):
         assert prompt.startswith("an animal on a")
-        assert animals.parse_prompt(prompt) == animals.Description(ground=animals.GROUND_NAMES[ground])
+        assert animals.parse_prompt(prompt) == animals.Description(
+            background=animals.BACKGROUND_NAMES[background]
+        )
 
 
 def test_a_ground_is_plain_if_nine_tenths_of_it_are():
     edits = animals.draw_edits(20, seed=5)
     assert edits.are_plain(edits.wanted.images).all()
     assert not edits.are_plain(edits.images).any()
-    ground = torch.tensor(list(animals.GROUNDS.values()))[edits.wanted.labels[:, 2]][:, :, None, None]
-    plain = ground.repeat(1, 1, 64, 64)
+    background = torch.tensor(list(animals.BACKGROUNDS.values()))[edits.wanted.labels[:, 2]][:, :, None, None]
+    plain = background.repeat(1, 1, 64, 64)
     assert edits.are_plain(plain).all()  # where the animal should be does not count
     assert edits.are_plain(plain + 0.14 / 3**0.5).all()
     assert not edits.are_plain(plain + 0.16 / 3**0.5).any()
     spoiled = plain.clone()
-    spoiled[:, :, :2] = 0.5  # 128 of at least 1,200 pixels of ground
+    spoiled[:, :, :2] = 0.5  # 128 of at least 1,200 pixels of background
     assert edits.are_plain(spoiled).float().mean() > 0.5
     spoiled[:, :, :8] = 0.5
     assert not edits.are_plain(spoiled).any()
@@ -213,9 +217,9 @@ def test_edits_repeat_themselves_and_show_the_animals_that_were_asked_for():
 
 # ----------------------------------------------------------------------------------------- measurements
 def test_the_distance_of_a_ground_by_hand():
-    red, blue = (torch.tensor(animals.GROUNDS[name]) for name in ("red", "blue"))
+    red, blue = (torch.tensor(animals.BACKGROUNDS[name]) for name in ("red", "blue"))
     images = red[None, :, None, None].repeat(3, 1, 64, 64)
     images[:, :, 3:-3, 3:-3] = 0  # inside does not count
     images[1, :, :32] = blue[:, None, None]  # half of the frame
-    found = animals.ground_distance(images, ["red", "red", None])
+    found = animals.background_distance(images, ["red", "red", None])
     assert found.tolist() == pytest.approx([0, torch.dist(red, blue).item() / 2, 0], abs=1e-6)

@@ -7,7 +7,7 @@
   steps. All else are the package's defaults, and AWM's are its authors'.
 - "few": the taste with a third of its queries, and a search of its own.
 - "edit": the demo's task (lessons/demo.py). tiny-zoo frees an animal from confetti, and a sentence names the
-  ground. The reward is the demo's, and so are strength, steps, rank and layers; "judge" is the share of
+  background. The reward is the demo's, and so are strength, steps, rank and layers; "judge" is the share of
   pictures that the judges find right in all. Searched and set as for the taste.
 - "prompts", a check: tiny-sd3 draws the ten digit-ink pairs that its pre-training left out. The judge says
   whether digit, ink and background are right. It is a flow model, as Flow-GRPO needs. All methods have the
@@ -125,9 +125,9 @@ class TasteExam(Exam):
 
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
         ways = {}
-        for artist, ground in itertools.product(animals.ARTISTS, animals.GROUND_NAMES):
-            prompts = [animals.make_prompt(animal, artist, ground) for animal in animals.ANIMALS]
-            ways[f'"by {artist} on {ground}"'] = functools.partial(self.draw, pipeline, prompts=prompts)
+        for artist, background in itertools.product(animals.ARTISTS, animals.BACKGROUND_NAMES):
+            prompts = [animals.make_prompt(animal, artist, background) for animal in animals.ANIMALS]
+            ways[f'"by {artist} on {background}"'] = functools.partial(self.draw, pipeline, prompts=prompts)
         return ways
 
 
@@ -140,7 +140,7 @@ class EditExam(Exam):
         count, seed = {"validation": (100, demo.VALIDATION), "test": (200, demo.TEST)}[split]
         self.exam = demo.Exam(animals.draw_edits(count, seed))
         self.prompts, self.metadata = self.exam.edits.prompts, self.exam.edits.metadata
-        self.reward = animal_alignment(ground_weight=demo.GROUND_WEIGHT)
+        self.reward = animal_alignment(background_weight=demo.BACKGROUND_WEIGHT)
 
     def draw(self, pipeline: Any, noise: int, setting: demo.Img2Img = demo.POLICY) -> torch.Tensor:
         return self.exam.images(pipeline, setting, noise * len(self.prompts))
@@ -168,7 +168,9 @@ class EditExam(Exam):
 def left_out() -> list[digits.Description]:
     """Return what the fifty prompts of the pairs say that pre-training left out."""
     pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
-    return [digits.Description(digit, ink, ground) for (digit, ink), ground in pairs if ground != ink]
+    return [
+        digits.Description(digit, ink, background) for (digit, ink), background in pairs if background != ink
+    ]
 
 
 class PromptExam(Exam):
@@ -198,9 +200,9 @@ class PromptExam(Exam):
         for _ in range(self.noises):
             by_digit = [torch.nonzero(labels == d.digit).flatten() for d in self.descriptions]
             chosen = [int(own[torch.randint(len(own), (1,), generator=generator)]) for own in by_digit]
-            ink, ground = digits.two_colours(self.descriptions)
+            ink, background = digits.two_colours(self.descriptions)
             theta = digits.placements(len(chosen), generator)
-            drawn.append(digits.render(bitmaps[chosen], ink, ground, theta))
+            drawn.append(digits.render(bitmaps[chosen], ink, background, theta))
         return {"handwriting": torch.stack(drawn)}
 
     def judged(self, images: torch.Tensor) -> dict[str, float]:

@@ -128,8 +128,10 @@ def handwritten(asked: list[digits.Description], split: str, seed: int) -> torch
     for start in range(0, len(asked), NOISES):
         pool = (labels == wanted[start]).nonzero()[:, 0]
         drawn.append(pool[torch.randperm(len(pool), generator=generator)[:NOISES]])
-    inks, grounds = digits.two_colours(asked)
-    return digits.render(bitmaps[torch.cat(drawn)], inks, grounds, digits.placements(len(asked), generator))
+    inks, backgrounds = digits.two_colours(asked)
+    return digits.render(
+        bitmaps[torch.cat(drawn)], inks, backgrounds, digits.placements(len(asked), generator)
+    )
 
 
 def keep(name: str, rows: list[torch.Tensor]) -> None:

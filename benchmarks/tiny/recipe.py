@@ -35,7 +35,7 @@ VAE_BANK = 12_000  # pictures that the autoencoder is trained on
 STEPS = 9_000
 DENOISER_BATCH = 32
 BANK = 40_000  # pictures that the denoiser is trained on
-FIRST_SHARE = 0.05  # of the steps, on bright ink on dark ground only, see `train_denoiser`
+FIRST_SHARE = 0.05  # of the steps, on bright ink on dark background only, see `train_denoiser`
 BRIGHT, DARK = ("white", "yellow"), ("black", "blue")
 GUIDANCE_SCALE = 7.5  # of the pictures in the table
 # What a classifier is asked to believe of the true digit at severities 0 (clean) to 5.
@@ -198,7 +198,7 @@ def train_denoiser(
 
     What the word "three" does to a pixel has one sign for white on black and the other for black on white, so
     its mean gradient over all colours is zero, and the digit's name is ignored for a long time. The first
-    steps therefore show bright ink on dark ground only.
+    steps therefore show bright ink on dark background only.
 
     `loss` is of clean latents (B, 4, 8, 8) and token ids (B, L), with a generator of Python's.
     """

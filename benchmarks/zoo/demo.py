@@ -18,7 +18,7 @@ from benchmarks.zoo.edit import PICTURES, SHARES
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.lessons.demo import (
-    GROUND_WEIGHT,
+    BACKGROUND_WEIGHT,
     POLICY,
     SCHEDULES,
     SETTINGS,
@@ -27,7 +27,7 @@ from ddpo_lessons.lessons.demo import (
     UNTRAINED_BEST,
     VALIDATION,
     WATCHED,
-    Exam,
+    Evaluation,
     before_after,
 )
 from ddpo_lessons.models import family_of
@@ -40,7 +40,7 @@ SEEDS = {"branching": (21, 22, 23, 24, 25), "ddpo": (30, 31, 32, 33, 34)}  # no 
 EVERY = 1024
 TOO_LONG = {"num_epochs": 256, "sample_batch_size": 32, "train_batch_size": 32}
 RUNS = {**SCHEDULES, "branching, too long": TOO_LONG}
-SCORE = animal_alignment(ground_weight=GROUND_WEIGHT)
+SCORE = animal_alignment(background_weight=BACKGROUND_WEIGHT)
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def in_one_call(pipeline: Any, edits: animals.Edits) -> torch.Tensor:
     return family.decode(family.predict_clean(noisy, output, timesteps))
 
 
-def verdict(exam: Exam, images: torch.Tensor) -> Row:
+def verdict(exam: Evaluation, images: torch.Tensor) -> Row:
     """Return the mean reward of edits, and the fractions that are correct."""
     rewards, _ = SCORE(images, exam.edits.prompts, exam.edits.metadata)
     return {"reward": rewards.mean().item(), **exam.shares(images)}
@@ -65,15 +65,15 @@ def verdict(exam: Exam, images: torch.Tensor) -> Row:
 def train(run: Row) -> list[Row]:
     """Train with an algorithm and a seed; return a row for every reading."""
     algorithm, seed = run["algorithm"].split(",")[0], run["seed"]
-    pipeline, watch = load_tiny_zoo(), Exam(animals.draw_edits(WATCHED, VALIDATION))
-    test = Exam(animals.draw_edits(PICTURES, TEST))
-    new = Exam(animals.draw_edits(PICTURES, TEST, animals.NEW_ANIMALS))
-    shown = Exam(animals.draw_edits(SHOWN, TEST))
+    pipeline, watch = load_tiny_zoo(), Evaluation(animals.draw_edits(WATCHED, VALIDATION))
+    test = Evaluation(animals.draw_edits(PICTURES, TEST))
+    new = Evaluation(animals.draw_edits(PICTURES, TEST, animals.NEW_ANIMALS))
+    shown = Evaluation(animals.draw_edits(SHOWN, TEST))
     untrained = {"before": POLICY, "untrained_best": UNTRAINED_BEST}
     images = {name: shown.images(pipeline, setting) for name, setting in untrained.items()}
     rows, done, seconds = list[Row](), 0, 0.0
 
-    def read(name: str, exam: Exam, edited: torch.Tensor) -> None:
+    def read(name: str, exam: Evaluation, edited: torch.Tensor) -> None:
         rows.append({"images": name, "done": done, "seconds": seconds, **verdict(exam, edited)})
 
     read("validation", watch, watch.images(pipeline, POLICY))

@@ -19,13 +19,13 @@ from benchmarks.results.edit import best_of_grid
 from benchmarks.results.supervised import train_supervised
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.lessons.demo import (
-    GROUND_WEIGHT,
+    BACKGROUND_WEIGHT,
     POLICY,
     SETTINGS,
     TEST,
     UNTRAINED_BEST,
     VALIDATION,
-    Exam,
+    Evaluation,
     Img2Img,
 )
 from ddpo_lessons.named_prompts import hidden_animals
@@ -34,7 +34,7 @@ from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 FOLDER = Path(__file__).parent
 GRID, RESULTS = FOLDER / "edit_grid.csv", FOLDER / "edit.csv"
-SHARES = ("animal", "artist", "ground", "all", "second_judge")
+SHARES = ("animal", "artist", "background", "all", "second_judge")
 STRENGTHS = (0.375, 0.5, 0.625, 0.75, 0.875)
 GUIDANCES = (1.0, 3.0, 6.0, 12.0)
 STEPS = (8, 16)
@@ -50,8 +50,8 @@ def measure(run: Row) -> list[Row]:
 
 
 @functools.cache
-def loaded() -> tuple[Any, Exam]:
-    return load_tiny_zoo(), Exam(animals.draw_edits(100, VALIDATION))
+def loaded() -> tuple[Any, Evaluation]:
+    return load_tiny_zoo(), Evaluation(animals.draw_edits(100, VALIDATION))
 
 
 # ------------------------------------------------------------------------------ what else can be done
@@ -68,7 +68,7 @@ def by_program(edits: animals.Edits) -> torch.Tensor:
     """
     out = []
     for image, description in zip(edits.images, edits.wanted.descriptions, strict=True):
-        ground = torch.tensor(animals.GROUNDS[description.ground or ""])[:, None, None]
+        background = torch.tensor(animals.BACKGROUNDS[description.background or ""])[:, None, None]
         numbers = (image * 255).round().long()
         one_colour = (numbers * torch.tensor([1, 256, 65536])[:, None, None]).sum(dim=0)  # (64, 64)
         kept = torch.ones(64, 64, dtype=torch.bool)
@@ -79,15 +79,15 @@ def by_program(edits: animals.Edits) -> torch.Tensor:
         pieces = torch.from_numpy(ndimage.label(kept.numpy())[0])
         sizes = pieces.flatten().bincount()[1:]
         animal = pieces == 1 + sizes.argmax() if len(sizes) else kept
-        out.append(torch.where(animal, image, ground))
+        out.append(torch.where(animal, image, background))
     return torch.stack(out)
 
 
 def best_of(count: int, edits: animals.Edits) -> torch.Tensor:
     """Draw each picture `count` times with the best untrained setting; keep what the reward likes best."""
-    pipeline, score = load_tiny_zoo(), animal_alignment(ground_weight=GROUND_WEIGHT)
+    pipeline, score = load_tiny_zoo(), animal_alignment(background_weight=BACKGROUND_WEIGHT)
     seeds = (1_000_000 + first * len(edits.prompts) for first in range(count))
-    draws = [Exam(edits).images(pipeline, UNTRAINED_BEST, seed) for seed in seeds]
+    draws = [Evaluation(edits).images(pipeline, UNTRAINED_BEST, seed) for seed in seeds]
     return best_draws(draws, [score(images, edits.prompts, edits.metadata)[0] for images in draws])
 
 
@@ -103,7 +103,7 @@ def taught(seed: int) -> Any:
 def compare(run: Row) -> list[Row]:
     rows, pipeline = [], taught(run["seed"]) if run["what"] == "supervised" else None
     for group, indices in (("practised", animals.PRACTICE_ANIMALS), ("new", animals.NEW_ANIMALS)):
-        exam = Exam(animals.draw_edits(PICTURES, TEST, indices))
+        exam = Evaluation(animals.draw_edits(PICTURES, TEST, indices))
         match run["what"].split():
             case ["untouched"]:
                 images = exam.edits.images

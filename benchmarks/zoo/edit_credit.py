@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import Row, parse, product, run_all
-from ddpo_lessons.lessons.demo import GROUND_WEIGHT, POLICY, VALIDATION
+from ddpo_lessons.lessons.demo import BACKGROUND_WEIGHT, POLICY, VALIDATION
 from ddpo_lessons.models import family_of
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.rollout import from_images, sample_trajectory
@@ -27,7 +27,7 @@ def measure(run: Row) -> list[Row]:
     family, edits = family_of(load_tiny_zoo()), animals.draw_edits(DRAWS * IMAGES, VALIDATION)
     own = [n for n in range(run["draw"] * IMAGES, (run["draw"] + 1) * IMAGES) for _ in range(GROUP)]
     prompts, facts = [edits.prompts[n] for n in own], [edits.metadata[n] for n in own]
-    score = animal_alignment(ground_weight=GROUND_WEIGHT)
+    score = animal_alignment(background_weight=BACKGROUND_WEIGHT)
     plain = family.schedule(POLICY.steps, POLICY.strength)
     conditioning = family.condition(prompts, "", POLICY.guidance)
     rows = []

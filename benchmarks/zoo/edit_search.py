@@ -14,7 +14,7 @@ from benchmarks.common import Row, run_all, trainer_of
 from benchmarks.zoo.edit import SHARES
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.lessons.demo import EVERYWHERE, GROUND_WEIGHT, POLICY, SETTINGS, VALIDATION, Exam
+from ddpo_lessons.lessons.demo import BACKGROUND_WEIGHT, EVERYWHERE, POLICY, SETTINGS, VALIDATION, Evaluation
 from ddpo_lessons.named_prompts import hidden_animals
 from ddpo_lessons.rewards import animal_alignment
 from ddpo_lessons.worlds import animals, load_tiny_zoo
@@ -88,8 +88,8 @@ def settings(run: Row) -> Row:
 
 def train(run: Row) -> list[Row]:
     """Train; return a row for every so many evaluations."""
-    pipeline, exam = load_tiny_zoo(), Exam(animals.draw_edits(PICTURES, VALIDATION))
-    task = (animal_alignment(ground_weight=GROUND_WEIGHT), hidden_animals(run["seed"]), pipeline)
+    pipeline, exam = load_tiny_zoo(), Evaluation(animals.draw_edits(PICTURES, VALIDATION))
+    task = (animal_alignment(background_weight=BACKGROUND_WEIGHT), hidden_animals(run["seed"]), pipeline)
     algorithm, start = make_algorithm(run["algorithm"]), FromImages(POLICY.strength)
     rows, seconds = list[Row](), 0.0
     with trainer_of(task, SETTINGS, settings(run), algorithm=algorithm, start=start) as trainer:

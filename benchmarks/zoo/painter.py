@@ -138,7 +138,7 @@ def best_of(count: int, reward: Reward = jpeg_compressibility) -> list[Row]:
 
 def more_words(reward: Reward = jpeg_compressibility) -> list[Row]:
     """Name the artist and the background with the highest reward on other noise."""
-    said = itertools.product(animals.ARTISTS, animals.GROUND_NAMES)
+    said = itertools.product(animals.ARTISTS, animals.BACKGROUND_NAMES)
     prompts = [animals.make_prompt("fox", *words) for words in said]
     pipeline = load_tiny_zoo()
     scores = [rewards(paint(pipeline, VALIDATION, prompt, 16), reward).mean().item() for prompt in prompts]

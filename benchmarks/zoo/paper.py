@@ -79,17 +79,17 @@ EXPERIMENTS: dict[str, tuple[Callable[[], RewardFunction], Callable[[int], Promp
 
 # -------------------------------------------------------------------------------------------- testing
 def questions(reward: str) -> list[animals.Description]:
-    """Return what a test asks for: all animals or combinations of training, equally often, on any ground."""
+    """Return the test's descriptions: all animals, or training's combinations, each equally often."""
     if EXPERIMENTS[reward][1] is animal_prompts:
         asked = [animals.Description(animal) for animal in animals.ANIMALS]
         return asked * (PICTURES // len(asked))
-    grounds = itertools.cycle(animals.GROUND_NAMES)
+    backgrounds = itertools.cycle(animals.BACKGROUND_NAMES)
     pairs = animals.LEFT_OUT * (PICTURES // len(animals.LEFT_OUT))
-    return [animals.Description(animals.ANIMALS[a], animals.ARTISTS[b], next(grounds)) for a, b in pairs]
+    return [animals.Description(animals.ANIMALS[a], animals.ARTISTS[b], next(backgrounds)) for a, b in pairs]
 
 
 def sentence(asked: animals.Description) -> str:
-    return animals.make_prompt(asked.animal, asked.artist, asked.ground)
+    return animals.make_prompt(asked.animal, asked.artist, asked.background)
 
 
 def paint(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> torch.Tensor:
@@ -108,9 +108,9 @@ def verdict(reward: str, images: torch.Tensor, asked: Sequence[animals.Descripti
     """Return mean reward, shares with the animal and with all that was asked for, the persona's utility."""
     judge = animals.Judge.load()
     seen = named(judge, images)  # (N, 3)
-    seen[:, 2] = nearest(measure_background(images), animals.GROUNDS)
+    seen[:, 2] = nearest(measure_background(images), animals.BACKGROUNDS)
     said = [[getattr(part, name) for name in NAMES] for part in asked]
-    words = (animals.ANIMALS, animals.ARTISTS, animals.GROUND_NAMES)
+    words = (animals.ANIMALS, animals.ARTISTS, animals.BACKGROUND_NAMES)
     hits = torch.tensor(
         [
             [name is None or known[n] == name for name, known, n in zip(names, words, row, strict=True)]
@@ -161,14 +161,17 @@ def turned(reward: str) -> list[Row]:
     pipeline, asked = load_tiny_zoo(), questions(reward)
 
     def told(words: tuple[str | None, str | None]) -> list[str]:
-        artist, ground = words
-        return [sentence(replace(a, artist=a.artist or artist, ground=a.ground or ground)) for a in asked]
+        artist, background = words
+        return [
+            sentence(replace(a, artist=a.artist or artist, background=a.background or background))
+            for a in asked
+        ]
 
     def liking(words: tuple[str | None, str | None], settings: Row) -> float:
         some = told(words)[: len(animals.ANIMALS)]
         return scores(reward, paint(pipeline, some, VALIDATION, **settings), some).mean().item()
 
-    added = [(None, None), *itertools.product(animals.ARTISTS, animals.GROUND_NAMES)]
+    added = [(None, None), *itertools.product(animals.ARTISTS, animals.BACKGROUND_NAMES)]
     words = max(added, key=lambda words: liking(words, {})) if asked[0].artist is None else added[0]
     turns = common.product(guidance_scale=(1.0, 3.0), num_inference_steps=(5, 20))
     settings = max(turns, key=lambda settings: liking(words, settings))

@@ -32,7 +32,7 @@ VAE_STEPS, VAE_BATCH = 6000, 32
 CLASSIFIER_STEPS, CLASSIFIER_BATCH = 1500, 64
 UNET_STEPS, UNET_BATCH = 9_000, 32
 UNET_BANK = 40_000  # pictures that the denoiser is trained on
-WORDS = ("a", "an", "animal", "by", "on", "background", *animals.ANIMALS, *animals.GROUNDS)
+WORDS = ("a", "an", "animal", "by", "on", "background", *animals.ANIMALS, *animals.BACKGROUNDS)
 WORDS += tuple(name.lower() for name in animals.ARTISTS)
 GUIDANCE_SCALE = 3.0  # of the pictures in the table
 
@@ -155,7 +155,7 @@ def describe(description: animals.Description, rng: random.Random) -> str:
     return animals.make_prompt(
         description.animal if rng.random() < 0.85 else None,
         description.artist if rng.random() < 0.85 else None,
-        description.ground if rng.random() < 0.85 else None,
+        description.background if rng.random() < 0.85 else None,
     )
 
 

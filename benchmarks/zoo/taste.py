@@ -1,8 +1,8 @@
-"""A taste that is learned from choices: what the aesthetic predictor of DDPO's paper stands for, in small.
+"""A preference that is learned from choices, in the place of the aesthetic predictor of DDPO's paper.
 
-A persona likes warm grounds and Fluent's hand, and chooses between two pictures at a time. A rater is fitted
-to the choices, and RL is told the rater's score. What the persona herself would say is known here, as it is
-not of people: so one sees where a policy leaves what the rater has understood.
+A simulated annotator likes warm backgrounds and Fluent's style, and chooses between two images at a time. A
+reward model is fitted to the choices, and RL uses its score. The annotator's own formula is known here, as it
+is not of people, so one sees where a policy leaves what the reward model has understood.
 """
 
 import functools
@@ -24,7 +24,7 @@ PENALTY = 0.1  # on the square of the rater's weights
 
 @torch.no_grad()
 def utility(images: torch.Tensor, judge: Classifier | None = None) -> torch.Tensor:
-    """Say how much the persona likes pictures: ``red - blue of the ground + p(Fluent)``.
+    """Say how much the persona likes pictures: ``red - blue of the background + p(Fluent)``.
 
     Images are (B, 3, 64, 64) in [0, 1]; the result, (B,), is from -1 to 2.
     """

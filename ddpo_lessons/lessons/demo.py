@@ -81,7 +81,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "branching": {"num_epochs": 128, "sample_batch_size": 32, "train_batch_size": 32},
     "ddpo": {"num_epochs": 128, "sample_batch_size": 32, "train_batch_size": 32, "train_adam_beta2": 0.99},
 }
-GROUND_WEIGHT = 16.0  # of the score, in nats for a distance of 1
+BACKGROUND_WEIGHT = 16.0  # of the score, in nats for a distance of 1
 # Seeds of `animals.draw_edits`: pictures that training does not draw, as its own have seeds of 62 bits.
 TEST, VALIDATION = 0, 1
 WATCHED = 100  # pictures of validation, looked at every so many epochs:
@@ -115,7 +115,7 @@ def img2img(
     return torch.cat(out)
 
 
-class Exam:
+class Evaluation:
     """The held-out evaluators' verdict on a pipeline's edits, always from the same noise."""
 
     def __init__(self, edits: animals.Edits) -> None:
@@ -123,7 +123,7 @@ class Exam:
         self.judges = animals.Judge.load(), animals.SecondJudge.load()
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
-        """Return the shares of pictures with animal, artist, ground and all right, see `judge_edits`."""
+        """Return the shares of pictures with animal, artist, background and all right, see `judge_edits`."""
         right = judge_edits(images, self.edits, *self.judges)
         return {name: hits.double().mean().item() for name, hits in right.items()}
 
@@ -141,9 +141,9 @@ def run(arguments: Demo) -> int:
     started = time.perf_counter()
     folder, count = arguments.output_dir, arguments.eval_images
     with loading_bars():
-        pipeline, exam = load_tiny_zoo(), Exam(animals.draw_edits(count, TEST))
-    strangers = Exam(animals.draw_edits(count, TEST, animals.NEW_ANIMALS))
-    watch = Exam(animals.draw_edits(min(WATCHED, count), VALIDATION))
+        pipeline, exam = load_tiny_zoo(), Evaluation(animals.draw_edits(count, TEST))
+    strangers = Evaluation(animals.draw_edits(count, TEST, animals.NEW_ANIMALS))
+    watch = Evaluation(animals.draw_edits(min(WATCHED, count), VALIDATION))
     best, before, best_unseen, before_unseen, watched, *turned = _ask(
         "asking the untrained pipeline, at every strength",
         pipeline,
@@ -161,7 +161,7 @@ def run(arguments: Demo) -> int:
     config = DDPOConfig(**settings, seed=arguments.seed, output_dir=str(folder), overwrite=True)
     trainer = Trainer(
         config,
-        animal_alignment(ground_weight=GROUND_WEIGHT),
+        animal_alignment(background_weight=BACKGROUND_WEIGHT),
         hidden_animals(arguments.seed),
         pipeline,
         _watch_now_and_then(pipeline, watch, path, config.num_epochs),
@@ -187,7 +187,7 @@ def run(arguments: Demo) -> int:
     return 0
 
 
-def _ask(text: str, pipeline: Any, *asked: tuple[Exam, Img2Img]) -> list[torch.Tensor]:
+def _ask(text: str, pipeline: Any, *asked: tuple[Evaluation, Img2Img]) -> list[torch.Tensor]:
     """Return what a pipeline makes of each exam's pictures; a terminal sees how many are done."""
     print(text, flush=True)  # a log has this line alone, and at once
     made, total = [], sum(len(exam.edits.prompts) for exam, _ in asked)
@@ -199,7 +199,7 @@ def _ask(text: str, pipeline: Any, *asked: tuple[Exam, Img2Img]) -> list[torch.T
 
 
 def _watch_now_and_then(
-    pipeline: Any, watch: Exam, path: list[dict[str, float]], num_epochs: int
+    pipeline: Any, watch: Evaluation, path: list[dict[str, float]], num_epochs: int
 ) -> Callable[[list[list[Any]], int, Any], None]:
     """Make a hook that appends the verdict on validation pictures to `path`."""
     epochs = itertools.count(1)
@@ -248,7 +248,7 @@ def _write_results(
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     before_after(edits, images).savefig(folder / "before-after.png", dpi=150)
     curves = {f"untrained, guidance {UNTRAINED_BEST.guidance:g}": curve}
-    figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, obeyed="ground", kept="animal")
+    figure = plot_dilemma(curves, {"RL": results["run"]["path"]}, obeyed="background", kept="animal")
     figure.savefig(folder / "dilemma.png", dpi=150)
 
 
@@ -260,7 +260,7 @@ def _print_results(folder: Path, results: dict[str, Any]) -> None:
         "before": f"untrained, as RL begins (strength {POLICY.strength:g})",
         "after": "after RL",
     }
-    columns = ("animal", "artist", "ground", "all", "second_judge")
+    columns = ("animal", "artist", "background", "all", "second_judge")
     for heading, rows in (
         (f"Of {results['run']['pictures']} test pictures", results),
         ("Of as many pictures of animals that RL never saw", results["new_animals"]),
@@ -271,7 +271,7 @@ def _print_results(folder: Path, results: dict[str, Any]) -> None:
     print(f"{results['run']['seconds'] / 60:.1f} minutes altogether.\n")
     for name, what in (
         ("before-after.png", "what goes in, the sentence, and what came out"),
-        ("dilemma.png", "animal kept against ground obeyed: turning the strength, and RL"),
+        ("dilemma.png", "animal kept against background obeyed: turning the strength, and RL"),
         ("metrics.jsonl", "every optimizer step and epoch"),
         ("lora", "pipeline.load_lora_weights(...) in plain diffusers loads this"),
     ):

@@ -26,24 +26,24 @@ def animal_alignment(
     model: nn.Module | None = None,
     animal_weight: float = 1.0,
     artist_weight: float = 1.0,
-    ground_weight: float = 10.0,
+    background_weight: float = 10.0,
 ) -> RewardFunction:
     """Score how well an image of the world of animals shows its prompt.
 
-    With log p from the classifier (nats), and the mean distance of the ground's pixels from the colour that
-    is named, Euclidean in RGB on [0, 1]::
+    With log p from the classifier (nats), and the mean distance of the background's pixels from the named
+    color, Euclidean in RGB on [0, 1]::
 
-        animal_weight * log p(animal) + artist_weight * log p(artist) - ground_weight * distance
+        animal_weight * log p(animal) + artist_weight * log p(artist) - background_weight * distance
 
     Animal and artist may be named by the metadata instead, as `metadata["animal"]` and `metadata["artist"]`:
-    in an edit the sentence leaves them out, and the picture's own are to stay. What neither says counts 0.
-    The ground is where `metadata["ground_mask"]` (64, 64) is true; without it, the outermost three rows and
-    columns of pixels. The three terms are returned as info, before weighting. The reward refuses images of
-    another size, a name that this world does not have, and a prompt of which nothing can be scored, with a
-    ValueError.
+    in an edit the prompt leaves them out, and those of the image are to stay. A term that neither names
+    counts 0. The background is where `metadata["background_mask"]` (64, 64) is true; without it, the
+    outermost three rows and columns of pixels. The three terms are returned as info, before weighting. A
+    ValueError refuses images of another size, a name that this world does not have, and a prompt of which
+    nothing can be scored.
 
-    The model maps images (B, 3, 64, 64) to logits of animal, artist and ground; None is the reward model of
-    the world of animals. Never pass a judge.
+    The model maps images (B, 3, 64, 64) to logits of animal, artist and background; None is the reward
+    model of the world of animals. Never pass a held-out evaluator.
     """
     classifier = (animals.RewardModel.load() if model is None else model).eval()
 
@@ -55,12 +55,12 @@ def animal_alignment(
         terms = {
             "animal_log_prob": _log_prob(animal_logits, [part.animal for part in said], animals.ANIMALS),
             "artist_log_prob": _log_prob(artist_logits, [part.artist for part in said], animals.ARTISTS),
-            "ground_distance": animals.ground_distance(
-                images, [part.ground for part in said], _ground_masks(metadata, images)
+            "background_distance": animals.background_distance(
+                images, [part.background for part in said], _background_masks(metadata, images)
             ),
         }
         score = animal_weight * terms["animal_log_prob"] + artist_weight * terms["artist_log_prob"]
-        return score - ground_weight * terms["ground_distance"], terms
+        return score - background_weight * terms["background_distance"], terms
 
     return reward
 
@@ -108,7 +108,7 @@ def described(prompts: Sequence[str], metadata: Metadata) -> list[Description]:
     for index, (prompt, part) in enumerate(zip(prompts, said, strict=True)):
         if part == animals.Description():
             raise ValueError(
-                f"prompt {index}, {prompt!r}, names no animal, artist or ground: "
+                f"prompt {index}, {prompt!r}, names no animal, artist or background: "
                 'write as in "a fox by Noto on a blue background", or train for another reward'
             )
     return said
@@ -126,15 +126,15 @@ def _with_metadata(index: int, said: Description, metadata: Mapping[str, Any]) -
     return replace(said, animal=animal, artist=artist)
 
 
-def _ground_masks(metadata: Metadata, images: torch.Tensor) -> torch.Tensor | None:
-    """Return where the grounds are, (B, 64, 64) bool on the images' device, or None if nothing says it."""
-    masks: list[Any] = [entry.get("ground_mask") for entry in metadata]
+def _background_masks(metadata: Metadata, images: torch.Tensor) -> torch.Tensor | None:
+    """Return where the backgrounds are, (B, 64, 64) bool on the images' device, or None without masks."""
+    masks: list[Any] = [entry.get("background_mask") for entry in metadata]
     if all(mask is None for mask in masks):
         return None
     for index, mask in enumerate(masks):
         if not isinstance(mask, torch.Tensor) or mask.shape != images.shape[2:] or mask.dtype != torch.bool:
             raise ValueError(
-                f"metadata[{index}]['ground_mask'] must be a bool tensor of the images' sides, "
+                f"metadata[{index}]['background_mask'] must be a bool tensor of the images' sides, "
                 f"{tuple(images.shape[2:])}, in all entries or in none"
             )
     return torch.stack([mask.to(images.device) for mask in masks])

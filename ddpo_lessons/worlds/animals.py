@@ -1,4 +1,4 @@
-"""The world of animals: forty-five animals, each by three artists, on a ground of one colour, in a sentence.
+"""The world of animals: forty-five animals, each by three artists, on a background of one color.
 
 The pictures are emoji: Noto (Apache-2.0), Twemoji (CC BY 4.0) and Fluent flat (MIT), see LICENSES.md. Each
 becomes a 64x64 picture such as "a fox by Noto on a blue background", turned to either side, larger or
@@ -29,7 +29,7 @@ from ddpo_lessons.worlds.judges import Classifier, named, nearest, patch_mixer, 
 CHECKPOINT = CHECKPOINTS["tiny-zoo"]
 IMAGE_SIZE = 64
 ARTISTS = ("Noto", "Twemoji", "Fluent")
-GROUNDS: dict[str, tuple[float, float, float]] = {
+BACKGROUNDS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.25, 0.27),
     "orange": (0.96, 0.58, 0.22),
     "yellow": (0.98, 0.86, 0.36),
@@ -39,9 +39,9 @@ GROUNDS: dict[str, tuple[float, float, float]] = {
     "pink": (0.97, 0.70, 0.81),
     "white": (0.96, 0.96, 0.96),
 }
-GROUND_NAMES = tuple(GROUNDS)
-CLASSES = (len(ANIMALS), len(ARTISTS), len(GROUNDS))
-NAMES = ("animal", "artist", "ground")  # what the classes are of
+BACKGROUND_NAMES = tuple(BACKGROUNDS)
+CLASSES = (len(ANIMALS), len(ARTISTS), len(BACKGROUNDS))
+NAMES = ("animal", "artist", "background")  # what the classes are of
 NUM_DISCS = 100
 SHEET = Path(__file__).with_name("sheet.png")  # a row an animal, a column an artist, RGBA, 64x64 each
 
@@ -72,9 +72,9 @@ def placements(count: int, generator: torch.Generator) -> torch.Tensor:
     return torch.stack([side * scale, zero, dx, zero, scale, dy], dim=1).reshape(-1, 2, 3)
 
 
-def render(pairs: torch.Tensor, grounds: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """Draw pairs of animal and artist (N, 2) on grounds (N,), by their indices: (N, 3, 64, 64) in [0, 1]."""
-    return draw_over(torch.tensor(list(GROUNDS.values()))[grounds][:, :, None, None], pairs, theta)
+def render(pairs: torch.Tensor, backgrounds: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+    """Draw pairs of animal and artist (N, 2) on backgrounds (N,), all indices: (N, 3, 64, 64) in [0, 1]."""
+    return draw_over(torch.tensor(list(BACKGROUNDS.values()))[backgrounds][:, :, None, None], pairs, theta)
 
 
 def draw_over(images: torch.Tensor, pairs: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def draw_over(images: torch.Tensor, pairs: torch.Tensor, theta: torch.Tensor) ->
 
 
 def draw_confetti(count: int, seed: int) -> torch.Tensor:
-    """Draw confetti (N, 3, 64, 64): discs one over the other, each of a colour between two of the grounds'.
+    """Draw confetti (N, 3, 64, 64): discs one over the other, each of a color between two backgrounds'.
 
     Such a "dead leaves" picture has edges of all lengths, as natural ones have (Lee, Mumford and Huang 2001,
     "Occlusion models for natural images", IJCV 41). The seed decides places, radii (4 to 11 pixels) and
@@ -93,8 +93,8 @@ def draw_confetti(count: int, seed: int) -> torch.Tensor:
     """
     # A seed of its own: placements have the other.
     generator = torch.Generator().manual_seed(random.Random(f"confetti-{seed}").getrandbits(62))
-    palette = torch.tensor(list(GROUNDS.values()))
-    of = torch.randint(len(GROUNDS), (2, NUM_DISCS, count), generator=generator)
+    palette = torch.tensor(list(BACKGROUNDS.values()))
+    of = torch.randint(len(BACKGROUNDS), (2, NUM_DISCS, count), generator=generator)
     x, y, radius, share = torch.rand(4, NUM_DISCS, count, 1, generator=generator)  # (100, N, 1) each
     colours = palette[of[0]].lerp(palette[of[1]], share)[..., None, None]  # (100, N, 3, 1, 1)
     pixels = torch.arange(IMAGE_SIZE) + 0.5
@@ -106,18 +106,20 @@ def draw_confetti(count: int, seed: int) -> torch.Tensor:
     return images
 
 
-def ground_distance(
+def background_distance(
     images: torch.Tensor, names: Sequence[str | None], masks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Measure how far pictures (B, 3, H, W) are from the plain grounds named, without any learned model.
+    """Measure how far pictures (B, 3, H, W) are from the plain backgrounds named, without any learned model.
 
     (B,): the mean distance of the pixels where `masks` (B, H, W) is true, or of the outermost three rows and
-    columns, from the ground's colour, Euclidean in RGB; 0 where no ground is named, or the mask is empty.
+    columns, from the background's color, Euclidean in RGB; 0 if no background is named or the mask is empty.
     """
     if masks is None:
         masks = torch.ones_like(images[:, 0], dtype=torch.bool)
         masks[:, 3:-3, 3:-3] = False
-    colours = images.new_tensor([GROUNDS[name or GROUND_NAMES[0]] for name in names])[:, :, None, None]
+    colours = images.new_tensor([BACKGROUNDS[name or BACKGROUND_NAMES[0]] for name in names])[
+        :, :, None, None
+    ]
     masks = masks.to(images.device)
     distances = (images.float() - colours).norm(dim=1) * masks  # (B, H, W)
     mean = distances.sum(dim=(1, 2)) / masks.sum(dim=(1, 2)).clamp(min=1)
@@ -131,15 +133,15 @@ class Description:
 
     animal: str | None = None
     artist: str | None = None
-    ground: str | None = None
+    background: str | None = None
 
 
-def make_prompt(animal: str | None, artist: str | None = None, ground: str | None = None) -> str:
+def make_prompt(animal: str | None, artist: str | None = None, background: str | None = None) -> str:
     """Put a description into words, e.g. "a fox by Noto on a blue background"; no animal becomes "animal"."""
     noun = animal or "animal"
     words = ["an" if noun[0] in "aeiou" else "a", noun]
     words += ["by", artist] if artist else []
-    words += ["on", "an" if ground[0] in "aeiou" else "a", ground, "background"] if ground else []
+    words += ["on", "an" if background[0] in "aeiou" else "a", background, "background"] if background else []
     return " ".join(words)
 
 
@@ -149,7 +151,7 @@ def parse_prompt(prompt: str) -> Description:
     return Description(
         animal=next((word for word in words if word in ANIMALS), None),
         artist=next((name for name in ARTISTS if name.lower() in words), None),
-        ground=next((word for word in words if word in GROUNDS), None),
+        background=next((word for word in words if word in BACKGROUNDS), None),
     )
 
 
@@ -159,27 +161,29 @@ class Pictures:
     """A batch of the world of animals."""
 
     images: torch.Tensor  #: (N, 3, 64, 64) in [0, 1]
-    labels: torch.Tensor  #: indices of animal, artist and ground, (N, 3) int64
+    labels: torch.Tensor  #: indices of animal, artist and background, (N, 3) int64
     theta: torch.Tensor  #: where each animal stands, (N, 2, 3), see `placements`
 
     @property
     def descriptions(self) -> list[Description]:
         """The names of what every picture shows."""
-        return [Description(ANIMALS[a], ARTISTS[b], GROUND_NAMES[c]) for a, b, c in self.labels.tolist()]
+        return [Description(ANIMALS[a], ARTISTS[b], BACKGROUND_NAMES[c]) for a, b, c in self.labels.tolist()]
 
     @property
     def prompts(self) -> list[str]:
         """The full sentence for every picture."""
-        return [make_prompt(d.animal, d.artist, d.ground) for d in self.descriptions]
+        return [make_prompt(d.animal, d.artist, d.background) for d in self.descriptions]
 
 
 def draw_pictures(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN + LEFT_OUT) -> Pictures:
     """Draw random pictures of pairs of (animal, artist), by default of all 135."""
     rng = random.Random(seed)
     chosen = torch.tensor([rng.choice(pairs) for _ in range(count)])  # (N, 2)
-    grounds = torch.tensor([rng.randrange(len(GROUNDS)) for _ in range(count)])
+    backgrounds = torch.tensor([rng.randrange(len(BACKGROUNDS)) for _ in range(count)])
     theta = placements(count, torch.Generator().manual_seed(seed))
-    return Pictures(render(chosen, grounds, theta), torch.cat([chosen, grounds[:, None]], dim=1), theta)
+    return Pictures(
+        render(chosen, backgrounds, theta), torch.cat([chosen, backgrounds[:, None]], dim=1), theta
+    )
 
 
 def write_pictures(folder: str | Path, per_class: int, seed: int, animals: Sequence[str] = ANIMALS) -> Path:
@@ -200,42 +204,42 @@ def write_pictures(folder: str | Path, per_class: int, seed: int, animals: Seque
 
 @dataclass(frozen=True)
 class Edits:
-    """Animals that hide in confetti, and for each a sentence that names a ground, no animal and no artist."""
+    """Animals in front of confetti, and for each a prompt that names only a background."""
 
     images: torch.Tensor  #: (N, 3, 64, 64) in [0, 1], what goes in
-    #: what should come out: that animal by that artist, in its place, on the ground that is named
+    #: what should come out: that animal by that artist, in its place, on the background that is named
     wanted: Pictures
 
     @property
     def prompts(self) -> list[str]:
         """The sentences, such as "an animal on a green background"."""
-        return [make_prompt(None, None, d.ground) for d in self.wanted.descriptions]
+        return [make_prompt(None, None, d.background) for d in self.wanted.descriptions]
 
     @property
-    def ground_masks(self) -> torch.Tensor:
-        """Where the wanted pictures show their ground, a pixel away from all else: (N, 64, 64) bool."""
+    def background_masks(self) -> torch.Tensor:
+        """Where the wanted pictures show their background, a pixel away from all else: (N, 64, 64) bool."""
         other = (self.wanted.images - self._colours).norm(dim=1, keepdim=True) >= 0.02  # (N, 1, 64, 64)
         return F.max_pool2d(other.float(), 3, stride=1, padding=1)[:, 0] == 0
 
     @property
     def metadata(self) -> list[dict[str, Any]]:
-        """What a score has to know and the sentences leave out: `animal`, `artist`, `ground_mask`."""
-        shown = zip(self.wanted.descriptions, self.ground_masks, strict=True)
-        return [{"animal": d.animal, "artist": d.artist, "ground_mask": mask} for d, mask in shown]
+        """What a score has to know and the sentences leave out: `animal`, `artist`, `background_mask`."""
+        shown = zip(self.wanted.descriptions, self.background_masks, strict=True)
+        return [{"animal": d.animal, "artist": d.artist, "background_mask": mask} for d, mask in shown]
 
     def are_plain(self, images: torch.Tensor) -> torch.Tensor:
-        """Say (N,) of which images nine tenths of the ground are within 0.15 (RGB) of the named colour.
+        """Say (N,) of which images nine tenths of the background are within 0.15 (RGB) of the named colour.
 
         Images may be on any device, the answer is on the CPU.
         """
-        ground = self.ground_masks
-        plain = ((images.float().cpu() - self._colours).norm(dim=1) < 0.15) & ground
-        return plain.sum(dim=(1, 2)) >= 0.9 * ground.sum(dim=(1, 2))
+        background = self.background_masks
+        plain = ((images.float().cpu() - self._colours).norm(dim=1) < 0.15) & background
+        return plain.sum(dim=(1, 2)) >= 0.9 * background.sum(dim=(1, 2))
 
     @property
     def _colours(self) -> torch.Tensor:
-        """The colours of the grounds that are named, (N, 3, 1, 1)."""
-        return torch.tensor(list(GROUNDS.values()))[self.wanted.labels[:, 2]][:, :, None, None]
+        """The colours of the backgrounds that are named, (N, 3, 1, 1)."""
+        return torch.tensor(list(BACKGROUNDS.values()))[self.wanted.labels[:, 2]][:, :, None, None]
 
 
 def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS) -> Edits:
@@ -245,9 +249,10 @@ def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS)
 
 
 # ------------------------------------------------------------------------------------------- judges
-# They differ in architecture, in seed, in the pictures that they learned from (other sizes, places and
-# grounds of the same drawings) and in how those were spoiled: blurred and noisy for the reward model, which
-# has to score what a policy draws on its way; noisy for the judge; with a part cut out for the second judge.
+# They differ in architecture, in seed, in the images that they were trained on (other sizes, places and
+# backgrounds of the same drawings) and in how those were damaged: blurred and noisy for the reward model,
+# which has to score what a policy generates on its way; noisy for the evaluator; with a part cut out for the
+# second evaluator.
 class AnimalClassifier(Classifier):
     """One linear layer on flattened features (B, width) of a picture; subclasses differ in the features."""
 
@@ -257,7 +262,7 @@ class AnimalClassifier(Classifier):
         self.head = nn.Linear(width, sum(CLASSES))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return logits of animal (B, 45), artist (B, 3), ground (B, 8) of images (B, 3, 64, 64)."""
+        """Return logits of animal (B, 45), artist (B, 3), background (B, 8) of images (B, 3, 64, 64)."""
         return self.head(self.features(images * 2 - 1).flatten(1)).split(CLASSES, dim=1)
 
 
@@ -297,12 +302,12 @@ def verdicts(
 ) -> dict[str, torch.Tensor]:
     """Say what is right in pictures (N, 3, 64, 64) in [0, 1], on any device, as the judges are.
 
-    Labels are what they should show: indices of animal, artist and ground, (N, 3) on the CPU. The judge
-    names animal and artist, and the ground is measured. Truth values (N,) on the CPU: "animal", "artist",
-    "ground", "all" three, and "second_judge", which names all three rightly.
+    Labels are what they should show: indices of animal, artist and background, (N, 3) on the CPU. The judge
+    names animal and artist, and the background is measured. Truth values (N,) on the CPU: "animal", "artist",
+    "background", "all" three, and "second_judge", which names all three rightly.
     """
     hits = named(judge, images) == labels  # (N, 3)
-    hits[:, 2] = nearest(measure_background(images), GROUNDS).cpu() == labels[:, 2]
+    hits[:, 2] = nearest(measure_background(images), BACKGROUNDS).cpu() == labels[:, 2]
     right = dict(zip(NAMES, hits.T, strict=True))
     right["all"] = hits.all(dim=1)
     right["second_judge"] = (named(second_judge, images) == labels).all(dim=1)
@@ -312,6 +317,6 @@ def verdicts(
 def judge_edits(
     images: torch.Tensor, edits: Edits, judge: Judge, second_judge: SecondJudge
 ) -> dict[str, torch.Tensor]:
-    """Say what is right in edited pictures: as `verdicts`, but no ground is right that is not plain."""
+    """Say what is right in edited pictures: as `verdicts`, but no background is right that is not plain."""
     right, plain = verdicts(images, edits.wanted.labels, judge, second_judge), edits.are_plain(images)
-    return right | {name: right[name] & plain for name in ("ground", "all", "second_judge")}
+    return right | {name: right[name] & plain for name in ("background", "all", "second_judge")}

@@ -121,8 +121,8 @@ def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) 
     A pixel x = a i + (1 - a) g of ink i and background g, RGB (N, 3), has the coverage `a = (x - g)·(i - g) /
     |i - g|²`.
     """
-    axis, ground = (colour[:, :, None, None] for colour in (ink - background, background))  # (N, 3, 1, 1)
-    along = ((images - ground) * axis).sum(dim=1, keepdim=True)
+    axis, background = (colour[:, :, None, None] for colour in (ink - background, background))  # (N, 3, 1, 1)
+    along = ((images - background) * axis).sum(dim=1, keepdim=True)
     return (along / axis.square().sum(dim=1, keepdim=True).clamp(min=1e-6)).clamp(0, 1)
 
 
