@@ -71,8 +71,8 @@ class DDPOConfig:
     """Allow TF32 matrix products on NVIDIA GPUs."""
     torch_compile: bool = False
     """Compile the UNet, which makes the first epoch slower by minutes and all later epochs faster; the CPU
-    needs a C++ compiler. If the compiled gradients differ from those of the UNet, which happens, the run
-    ends before the first step. Not in TRL."""
+    needs a C++ compiler. Compiled gradients can be wrong: if they differ from those of the UNet, the run ends
+    before the first step. Not in TRL."""
     resume_from: str = ""
     """Checkpoint to continue from: "auto" takes the newest checkpoint, or starts the run if there is none;
     "latest" requires a checkpoint; a path names one. Later records are discarded when training continues."""
@@ -89,19 +89,19 @@ class DDPOConfig:
     sample_num_batches_per_epoch: int = 2
     """Number of sampling batches per epoch."""
     sample_group_size: int = 1
-    """Number of rollouts per prompt (or input image) that share their initial noise. Only the actions
-    explain differences of reward within such a group, so advantages are normalized in it, as in GRPO. It
-    must divide the samples of an epoch. Not in TRL."""
+    """Number of rollouts per prompt (or input image) that share their initial noise. Within such a group
+    only the actions can cause differences in reward, so advantages are normalized per group, as in GRPO.
+    The group size must divide the number of samples per epoch. Not in TRL."""
     sample_micro_batch_size: int = 0
-    """Number of samples that are denoised together, in whole batches. 0 chooses one batch, or more for small
-    latents. Not in TRL, see `train_micro_batch_size`."""
+    """Number of samples per forward pass of sampling, in whole sampling batches. 0 chooses one batch, or
+    several if latents are small. Not in TRL, see `train_micro_batch_size`."""
     negative_prompts: str = ""
     """Negative prompt, which guidance moves away from."""
 
     log_prob_reduction: Literal["mean", "sum"] = "mean"
     """How the log-probs of a latent's elements are reduced to one number. With "mean", the meaning of the
-    clip range depends on the size of the latent. With "sum", the ratio is the true one, and a clip range of
-    1e-4 is far too small. Not in TRL, which always uses "mean"."""
+    clip range depends on the size of the latent. With "sum", the ratio is the true one, but then a clip
+    range of 1e-4 is far too small. Not in TRL, which always uses "mean"."""
 
     # --- training
     train_batch_size: int = 1
@@ -111,12 +111,12 @@ class DDPOConfig:
     train_lora_rank: int = 4
     """Rank of the adapter. Not in TRL, which always uses 4."""
     train_lora_alpha: int = 4
-    """Scale of the adapter times its rank. Not in TRL, which always uses 4."""
+    """α of the adapter, whose output is scaled by α / rank. Not in TRL, which always uses 4."""
     train_lora_target_modules: tuple[str, ...] = ("to_k", "to_q", "to_v", "to_out.0")
     """Layers that get an adapter. Not in TRL, which always uses the default."""
     train_lora_from: str = ""
-    """Folder of LoRA weights, such as `RUN/lora`, from which a new run starts with a new optimizer, for
-    example with another learning rate, reward or noise strength. Rank, alpha and layers are those of the
+    """Folder of LoRA weights, such as `RUN/lora`, from which a new run starts. The optimizer is new, and the
+    learning rate, reward or noise strength, for example, may differ. Rank, alpha and layers are those of the
     folder; if you set them here, they must agree. Not in TRL."""
     train_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, which saves memory and takes more time. It is needed for
@@ -144,28 +144,29 @@ class DDPOConfig:
     train_max_grad_norm: float = 1.0
     """Maximum norm of the gradient; larger gradients are scaled down to it."""
     train_ema_decay: float = 0.0
-    """Decay of an average of the weights (EMA), which becomes decay average + (1 - decay) new after every
-    optimizer step. The average is validated, and saved for other tools, while the newest weights sample and
-    learn. 0 keeps no average. Not in TRL."""
+    """Decay of an exponential moving average (EMA) of the weights, which becomes
+    `decay * average + (1 - decay) * weights` after every optimizer step. The average is used in validation,
+    and is saved for other tools. The newest weights are used in sampling and training. 0 keeps no average.
+    Not in TRL."""
     train_num_inner_epochs: int = 1
     """Number of times that the samples of an epoch are trained on."""
     train_cfg: bool = True
-    """Train the guided policy that sampled. With guidance, False is refused because it trains another
-    policy."""
+    """Train with the same guidance as in sampling. If sampling has guidance, False is refused, because it
+    would train another policy."""
     train_adv_clip_max: float = 5.0
     """Maximum magnitude of an advantage; larger ones are clipped."""
     train_clip_range: float = 1e-4
     """Clip range of PPO's ratio."""
     train_kl_coefficient: float = 0.0
-    """Weight of a penalty on the KL from the policy to the policy before training. It reduces reward
-    hacking and costs one more forward pass (DPOK, arXiv 2305.16381). Not in TRL."""
+    """Weight of a KL penalty, which keeps the policy close to the policy before training (DPOK, arXiv
+    2305.16381). It reduces reward hacking, but costs one more forward pass. Not in TRL."""
     train_timestep_fraction: float = 1.0
     """Fraction of each sample's timesteps that is trained on, chosen at random."""
     train_micro_batch_size: int = 0
-    """Number of (sample, timestep) pairs per forward pass. 0 chooses `train_batch_size`, or more for small
-    latents. It affects speed and memory, and no result in float32. In bf16 and fp16 networks round
-    differently in batches of different sizes, and only the `sample_micro_batch_size` that sampled replays
-    exactly. Not in TRL."""
+    """Number of (sample, timestep) pairs per forward pass of training. 0 chooses `train_batch_size`, or more
+    if latents are small. In float32 it affects speed and memory, but no result. In bf16 and fp16 networks
+    round differently in batches of different sizes, so a replay is exact only with the
+    `sample_micro_batch_size` that sampled. Not in TRL."""
 
     # --- advantages
     per_prompt_stat_tracking: bool = False

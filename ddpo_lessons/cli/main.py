@@ -32,6 +32,7 @@ COMMANDS = {
 HELP = "\n".join(
     ["usage: ddpo-lessons COMMAND [FLAGS]; ddpo-lessons COMMAND --help lists the flags\n"]
     + [f"  {name:10} {about}" for name, about in COMMANDS.items()]
+    + ["\nTo begin, run `ddpo-lessons doctor`, then `ddpo-lessons demo`, which takes some minutes on a CPU."]
 )
 
 

@@ -89,7 +89,7 @@ NAMED = (
 )
 DAMAGE = (
     f"With --images: kinds of damage that are applied to clean images: {', '.join(DAMAGES)}. If left out, "
-    "those of the preset."
+    "the preset's kinds."
 )
 PROMPT_SOURCES = (
     f"Source of the prompts: {', '.join(PROMPTS)}; or a file with one prompt per line, JSON, JSON lines, or "
@@ -129,7 +129,7 @@ class Train:
     override it."""
     model: str | None = None
     """Model: tiny-sd, tiny-sd3 or tiny-zoo (in the package), a folder, or a name on the hub. If left out,
-    that of the preset, or tiny-sd."""
+    the preset's model, or tiny-sd."""
     preset: Annotated[str | None, tyro.conf.arg(help=NAMED)] = None
     algorithm: Annotated[str | None, tyro.conf.arg(help=ALGORITHM)] = None
     reward: Annotated[str | None, tyro.conf.arg(help=reward_flag.help_text())] = None
@@ -140,25 +140,26 @@ class Train:
     prompt: str | None = None
     """Single prompt for all samples."""
     images: Path | None = None
-    """Folder of input images for img2img or for an editing model. Subfolders are labels; NAME.txt has the
-    prompts of the image NAME.png."""
+    """Folder of input images for img2img or for an editing model. The names of subfolders are labels.
+    NAME.txt has the prompts of the image NAME.png, one per line."""
     noise_strength: float | None = None
-    """With --images: fraction of the schedule that is run. If left out, the preset's, or 0.2."""
+    """With --images: fraction of the denoising schedule that is run, from above 0 (nearly unchanged images)
+    to 1. If left out, the preset's value, or 0.2."""
     resolution: int | None = None
-    """Side of the images in pixels. If left out, the preset's, or the model's own."""
+    """Side of the images in pixels. If left out, the preset's size, or the model's own."""
     damage: Annotated[tuple[str, ...] | None, tyro.conf.arg(help=DAMAGE)] = None
     severity: tuple[Literal[1, 2, 3, 4, 5], ...] | None = None
-    """Severities of the damage from 1 to 5. If left out, all of them."""
+    """Severities of the damage, from 1 (weak) to 5 (strong). If left out, all five."""
     validation: Path | None = None
-    """Held-out data, which is not trained on. The run generates and scores its images again and again from
-    the same noise. Give a folder of images if --images is set, and otherwise a file with one prompt per
-    line."""
+    """Held-out data, which is not trained on. At intervals during training, the run generates images from
+    it, always with the same noise, and computes their rewards. Give a folder of images if --images is set,
+    and otherwise a file with one prompt per line."""
     validation_freq: int = 10
-    """Number of epochs between two validations. There is also one before the first epoch and after the
-    last."""
+    """Number of epochs between two validations. There is also a validation before the first epoch and
+    after the last."""
     dry_run: bool = False
-    """Print what the run would do, with the counts of an epoch and of the run, and exit without loading
-    weights."""
+    """Print what the run would do, with the numbers of samples and steps per epoch and in total, and exit
+    without loading weights."""
 
     @property
     def preset_name(self) -> str | None:
