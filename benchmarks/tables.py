@@ -13,8 +13,9 @@ from benchmarks.common import ROOT, Row, read_rows, where
 from benchmarks.gallery import SECTIONS as GALLERY
 from benchmarks.gallery import Section, shown
 from benchmarks.recipes import markdown
+from benchmarks.results.equal_tasks import METHODS
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
-from benchmarks.results.equal_terms import best_point, chosen
+from benchmarks.results.equal_terms import LADDERS, SEARCH_SEEDS, Setting, chosen, found
 from benchmarks.speed.gpu import EPOCHS
 from benchmarks.speed.gpu import RESULT as GPU_RESULT
 from benchmarks.speed.time_to_result import first_reached
@@ -127,55 +128,73 @@ def lesson_table(times: Row) -> str:
     return f"{lessons}\n\nTimes: in a fresh kernel on {times['machine']}."
 
 
-PERSONA = "persona", ".2f"
-# Title and form of equal_terms.csv's second judge, by task.
-SECOND = {"taste": PERSONA, "few": PERSONA, "edit": ("second judge", ".1%")}
+# Title and form of equal_terms.csv's "second", by task.
+SECOND = {"preference": ("annotator", ".2f"), "edit": ("second evaluator", ".1%")}
 
 
 def at_the_end(task: str, method: str) -> list[Row]:
-    """Return the rows of equal_terms.csv at the length that the search chose; none without a search."""
-    found = where(read(f"{EQUAL}.csv"), task=task, method=method)
-    return where(found, queries=str(chosen(task, method)[1])) if found else []
+    """Return the rows of equal_terms.csv at the length that the search chose."""
+    rows = where(read(f"{EQUAL}.csv"), task=task, method=method)
+    return [row for row in rows if row["evaluations"] == row["length"]]
 
 
 def equal_table(task: str) -> str:
-    """Return a task's methods at the chosen lengths, and what there is without training."""
-    second, form = SECOND.get(task, ("", ""))
-    titles = ["", "rate", "queries", "passes", *("reward", "judge", second, "diversity")]
+    """Return a task's methods at the chosen settings, and what there is without training."""
+    second, form = SECOND[task]
+    titles = ["", "learning rate", "images", "steps", "evaluations", "passes"]
+    titles += ["reward", "evaluator", second, "diversity"]
     forms = {"reward": ".2f", "judge": ".1%" if task == "edit" else ".0%", "second": form, "diversity": ".3f"}
 
     def measured(rows: list[Row]) -> list[str]:
         return [spread(rows, name, form) if rows[0][name] else "" for name, form in forms.items()]
 
     untrained = where(read(f"{EQUAL}_untrained.csv"), task=task)
-    lines = [[row["setting"], "", "", "", *measured([row])] for row in untrained]
+    lines = [[row["setting"], "", "", "", "", "", *measured([row])] for row in untrained]
     for method in EQUAL_TASKS[task].methods:
-        if at := at_the_end(task, method):
-            rate, length = chosen(task, method)
-            lines.append([method, f"{rate:g}", f"{length}", f"{mean(at, 'passes'):,.0f}", *measured(at)])
+        at, (setting, length) = at_the_end(task, method), chosen(task, method)
+        about = [f"{setting.learning_rate:g}", f"{setting.images}", f"{setting.steps}", f"{length}"]
+        lines.append([method, *about, f"{mean(at, 'passes'):,.0f}", *measured(at)])
     kept = [n for n in range(len(titles)) if n == 0 or any(line[n] for line in lines)]
     cells = [[line[n] for n in kept] for line in lines]
     return table([titles[n] for n in kept], "l" + "r" * (len(kept) - 1), cells)
 
 
 def search_table(task: str) -> str:
-    """Return what a search found at each rate: the highest mean reward within the limit, and its queries."""
-    rows = where(read(f"{EQUAL}_search.csv"), task=task)
-    rates = sorted(unique(rows, "learning_rate"), key=float)
+    """Return the finalists of each method's search, the better one first."""
     lines = []
     for method in EQUAL_TASKS[task].methods:
-        cells = []
-        for rate in rates:
-            own = where(rows, method=method, learning_rate=rate)
-            cells.append("{:.2f} after {}".format(*best_point(task, own)) if own else "")
-        lines += [[method, *cells]] if any(cells) else []
-    return table(["", *(f"{float(rate):g}" for rate in rates)], "l" + "r" * len(rates), lines)
+        finalists = sorted(found(task, method).items(), key=lambda one: -one[1][0])
+        lines.append([method, *(_finalist(*one) for one in finalists)])
+    return table(["", "chosen", "second"], "lll", lines)
+
+
+def _finalist(setting: Setting, best: tuple[float, int]) -> str:
+    where = f"{setting.learning_rate:g}, {setting.images} in {setting.steps}"
+    return f"{where}: {best[0]:.2f} after {best[1]}"
+
+
+def epochs_table() -> str:
+    """Return what the search found for epochs of different sizes: one step at 0.001, the first seed."""
+    rows = where(read(f"{EQUAL}_search.csv"), learning_rate="0.001", steps="1", seed=str(SEARCH_SEEDS[0]))
+    lines = []
+    for task, method, length, column, form in (
+        ("preference", "DDPO", "384", "reward", ".2f"),
+        ("edit", "DDPO", "1024", "judge", ".0%"),
+        ("edit", "branching", "512", "judge", ".0%"),
+        ("edit", "ReFL", "256", "judge", ".0%"),
+    ):
+        own = where(rows, task=task, method=method, evaluations=length)
+        found = {int(row["images"]): format(float(row[column]), form) for row in own}
+        name = {"reward": "reward", "judge": "correct images"}[column]
+        about = f"{task}, {method}: {name} after {length} evaluations"
+        lines.append([about, *(found.get(images, "") for images in LADDERS.images)])
+    return table(["images per epoch", *map(str, LADDERS.images)], "l" + "r" * len(LADDERS.images), lines)
 
 
 def results_table() -> str:
-    """Return lesson 12's table: the two searched tasks side by side, untrained and at chosen lengths."""
-    titles = ["", "taste: reward", "animals", "passes", "edit: all right", "passes"]
-    forms = {"taste": {"reward": ".2f", "judge": ".0%"}, "edit": {"judge": ".0%"}}
+    """Return lesson 12's table: the two tasks side by side, untrained and at chosen settings."""
+    titles = ["", "preference: reward", "animals", "passes", "edit: correct", "passes"]
+    forms = {"preference": {"reward": ".2f", "judge": ".0%"}, "edit": {"judge": ".0%"}}
 
     def measured(task: str, own: list[Row]) -> list[str]:
         if not own:
@@ -186,8 +205,8 @@ def results_table() -> str:
     lines = []
     before = [where(read(f"{EQUAL}_untrained.csv"), task=task) for task in forms]
     for one, other in zip(*before, strict=False):  # the edit's program stands alone, on the page
-        name = one["setting"] if one["setting"] == other["setting"] else "said in the prompt; a setting"
-        lines.append([name, *measured("taste", [one]), *measured("edit", [other])])
+        name = one["setting"] if one["setting"] == other["setting"] else "best prompt; best sampling setting"
+        lines.append([name, *measured("preference", [one]), *measured("edit", [other])])
     for method in EQUAL_TASKS["edit"].methods:
         lines.append([method, *(cell for task in forms for cell in measured(task, at_the_end(task, method)))])
     return table(titles, "l" + "r" * (len(titles) - 1), lines)
@@ -198,31 +217,29 @@ def guide_table() -> str:
     right = [percent(mean(found, "all")) for found in finding("test").values()]
     pairs, ddpo, branching = right[-3:]
     untrained = {(row["task"], row["setting"]): row for row in read(f"{EQUAL}_untrained.csv")}
-    words = next(row for (task, name), row in untrained.items() if task == "taste" and '"' in name)
-    turned = next(row for (task, name), row in untrained.items() if task == "edit" and "guidance" in name)
-    kept = untrained["edit", "best of 8"]
+    prompt = next(row for (task, name), row in untrained.items() if task == "preference" and '"' in name)
+    sampled = next(row for (task, name), row in untrained.items() if task == "edit" and "guidance" in name)
 
-    def taste(*methods: str, task: str = "taste") -> str:
-        found = {method: mean(at_the_end(task, method), "reward") for method in methods}
-        return ", ".join(f"{method} {reward:.2f}" for method, reward in found.items())
+    def preference(*methods: str) -> str:
+        rewards = {method: spread(at_the_end("preference", method), "reward") for method in methods}
+        return ", ".join(f"{method} {reward}" for method, reward in rewards.items())
 
-    def edit(method: str) -> str:
-        return f"{method} {mean(at_the_end('edit', method), 'judge'):.0%}"
+    def edit(*methods: str) -> str:
+        correct = {method: spread(at_the_end("edit", method), "judge", ".0%") for method in methods}
+        return ", ".join(f"{method} {fraction}" for method, fraction in correct.items())
 
+    best = max(mean(at_the_end("preference", method), "reward") for method in METHODS)
     rows = [
-        ["do not train", f"taste: said in the prompt {float(words['reward']):.2f}, best of 4 "
-         f"{float(untrained['taste', 'best of 4']['reward']):.2f}, {taste('AWM')}"],
-        ["train on the pairs", f"confetti: {pairs} right from 2,560 pairs, {branching} from 4,096 scores"],
-        ["ReFL or DRaFT; for a taste try the last answer, too",
-         f"confetti: {edit('ReFL')}, {edit('DRaFT')}, best of 8 {float(kept['judge']):.0%}; "
-         f"taste: {taste('DRaFT', 'PEPG')}"],
-        ["branching, over many queries",
-         f"confetti: branching {branching} after 4,096 queries, DDPO {ddpo}; after 1,024 "
-         f"{edit('branching')}, {edit('AWM, visited states').replace(', visited', ' at visited')}; a setting "
-         f"{float(turned['judge']):.0%} without any"],
-        ["AWM, PEPG or NFT; look at a judge often",
-         f"taste: {taste('AWM', 'PEPG', 'DiffusionNFT', 'DDPO')}; with 128 queries "
-         f"{taste('AWM', 'DDPO', 'DiffusionNFT', 'PEPG', task='few')}"],
+        ["do not train", f"preference: reward of the best prompt {float(prompt['reward']):.2f}, of best-of-4 "
+         f"{float(untrained['preference', 'best-of-4']['reward']):.2f}, of the best method {best:.2f}"],
+        ["train on the pairs", f"edit: {pairs} correct from 2,560 pairs, {branching} from 4,096 rewards"],
+        ["ReFL or DRaFT", f"preference: {preference('ReFL', 'DRaFT')}; edit: {edit('ReFL')}, best-of-8 "
+         f"{float(untrained['edit', 'best-of-8']['judge']):.0%}"],
+        ["branching or DDPO, small epochs",
+         f"edit, 4,096 rewards: branching {branching}, DDPO {ddpo}, best sampling setting "
+         f"{float(sampled['judge']):.0%}; 1,024 rewards: {edit('branching', 'DDPO')}"],
+        ["branching, AWM or NFT; several seeds",
+         f"preference: {preference('branching', 'AWM', 'DiffusionNFT')}"],
     ]  # fmt: skip
     return table(["answer", "what it rests on"], "ll", rows)
 
@@ -379,8 +396,8 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     },
     "guide": guide_table,
     "equal-results": results_table,
-    "equal-search": lambda: search_table("taste"),
-    **{f"equal-search-{task}": lambda task=task: search_table(task) for task in ("few", "edit")},
+    "equal-epochs": epochs_table,
+    **{f"equal-search-{task}": lambda task=task: search_table(task) for task in EQUAL_TASKS},
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")["runs"]),
     "peers": lambda: peers_table(read("benchmarks/speed/side_by_side.json")["runs"][-1]),
     "gpu": lambda: gpu_table(read_gpu()),

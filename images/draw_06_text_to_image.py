@@ -222,6 +222,6 @@ def six() -> Figure:
 
 
 if __name__ == "__main__":
-    figures = {"question": question, "loop": loop, "curves": curves}
-    figures |= {"tradeoff": tradeoff, "large": large, "six": six}
-    main({f"06-{name}": draw for name, draw in figures.items()})
+    figures = {"06-question": question, "06-loop": loop, "06-curves": curves}
+    figures |= {"06-tradeoff": tradeoff, "06-large": large, "06-six": six}
+    main(figures)

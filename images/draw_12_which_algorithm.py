@@ -1,17 +1,16 @@
 """Figures of lesson 12: the comparison on equal terms, its pictures, and the guide.
 
-The numbers are those of `python -m benchmarks.results.equal_terms`.
+The numbers come from `python -m benchmarks.results.equal_terms`.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, mean_and_paths, of_seeds, panels, plain, read_rows, where
+from plots import BENCHMARKS, Row, panels, plain, read_rows, where
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 from ddpo_lessons.lessons.demo import TEST
@@ -19,87 +18,76 @@ from ddpo_lessons.worlds.animals import draw_edits
 
 RESULTS = BENCHMARKS / "results"
 SHOWN = 8
-STYLES = {  # one colour for a kind of method: log-probs, the forward process, the slope
-    "DDPO": (PALETTE[0], "-"),
-    "branching": (PALETTE[3], "-"),
-    "Flow-GRPO": (PALETTE[0], "--"),
-    "Flow-GRPO, window": (PALETTE[0], "-."),
-    "Flow-GRPO, CPS in a window": (PALETTE[0], ":"),
-    "RWR": (PALETTE[2], "-"),
-    "AWM": (PALETTE[2], "--"),
-    "AWM, visited states": (PALETTE[5], "--"),
-    "DiffusionNFT": (PALETTE[2], ":"),
-    "PEPG": (PALETTE[4], "-"),
-    "online DPO": (PALETTE[2], "-."),
-    "DRaFT": (PALETTE[1], "-"),
-    "ReFL": (PALETTE[1], "--"),
+KINDS = {  # one color for a kind of method
+    "log-probs of recorded actions": (PALETTE[0], ("DDPO", "branching")),
+    "finished samples, re-noised": (
+        PALETTE[2],
+        ("RWR", "AWM", "AWM, visited states", "DiffusionNFT", "PEPG", "online DPO"),
+    ),
+    "gradient of the reward": (PALETTE[1], ("DRaFT", "ReFL")),
 }
 TITLES = {
-    "taste": "taste, animals from noise",
-    "prompts": "prompts, digits from noise",
-    "edit": "edit, animals out of confetti",
+    "preference": "preference, animals from noise:\nreward on test prompts",
+    "edit": "edit, animals in confetti:\ncorrect test images (%)",
 }
-MEASURES = {"judge": "the judge finds what was asked for (%)", "diversity": "diversity"}
-SCALES = {"judge": 100.0, "diversity": 1.0}
-WITHOUT = {  # a part of the setting's name: marker and name
-    "as the runs begin": ("o", "untrained"),
-    "best of": ("x", "best of 2, 4, 8"),
-    "handwriting": ("s", "handwriting"),
-    "a program": ("P", "a program"),
-    "": ("D", "a sentence or setting"),
+COLUMNS = {"preference": ("reward", 1.0), "edit": ("judge", 100.0)}
+WITHOUT = {  # a part of the name of what one gets without training
+    "as the runs begin": ("untrained", ":"),
+    "best-of-8": ("best-of-8", "--"),
+    "guidance": ("best sampling setting", "-."),
+    '"': ("best prompt", "-"),
 }
 
 
-def plane(*shown: tuple[str, str]) -> Figure:
-    """Draw reward against what training does not see, along training, one panel for each (task, measure)."""
-    rows, untrained = (read_rows(f"results/equal_terms{end}.csv") for end in ("", "_untrained"))
-    figure, grid = panels(len(shown), (4.4 * len(shown), 5.4))
-    found = dict[str, Artist]()
-    for axes, (task, column) in zip(grid, shown, strict=True):
-        for method, (color, style) in STYLES.items():
-            seeds = of_seeds(where(rows, task=task, method=method), "reward", column)
-            if len(seeds) == 3:
-                paths = [path * (1, SCALES[column]) for path in seeds]
-                look = {"label": method, "linewidth": 1.9, "linestyle": style, "marker": "o"}
-                mean_and_paths(axes, paths, color, markersize=3.5, **look)
-        _points(axes, where(untrained, task=task), column)
-        plain(axes, colors=MUTED, labelsize=9)
-        axes.set_title(f"{TITLES[task]}\n{MEASURES[column]}", fontsize=11, color=INK)
-        axes.set_xlabel("reward of test questions", color=INK)
-        found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    names = [*(name for name in STYLES if name in found), *(name for name in found if name not in STYLES)]
-    legend = figure.legend(
-        [found[name] for name in names], names, loc="outside lower center", ncols=2 * len(shown),
-        frameon=False, fontsize=9, handlelength=3,
-    )  # fmt: skip
-    for line in legend.get_lines():
-        if line.get_linestyle() != "None":
-            line.set_marker("")  # a dot would hide how the line is dashed
+def at_the_end(task: str) -> dict[str, list[Row]]:
+    """Return the rows of equal_terms.csv at the chosen lengths, by method, without the details."""
+    rows = where(read_rows("results/equal_terms.csv"), task=task)
+    known = [method for _, methods in KINDS.values() for method in methods]
+    found = {method: where(rows, method=method) for method in known}
+    return {
+        method: [row for row in own if row["evaluations"] == row["length"]]
+        for method, own in found.items()
+        if own
+    }
+
+
+def results() -> Figure:
+    """Draw every seed of every method as a dot, its mean as a bar, and lines of what is there untrained."""
+    figure, grid = panels(2, (10.4, 5.2))
+    for axes, (task, (column, scale)) in zip(grid, COLUMNS.items(), strict=True):
+        _dots(axes, at_the_end(task), column, scale)
+        for row in where(read_rows("results/equal_terms_untrained.csv"), task=task):
+            for part, (name, style) in WITHOUT.items():
+                if part in row["setting"]:
+                    x = scale * float(row[column])
+                    axes.axvline(x, color=INK, linestyle=style, linewidth=1.3, label=name, zorder=1)
+        axes.set_title(TITLES[task], fontsize=12, color=INK)
+        axes.legend(frameon=False, fontsize=10, loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=3)
     return figure
 
 
-def _points(axes: Axes, rows: list[dict[str, str]], column: str) -> None:
-    """Draw what there is without training."""
-    for row in rows:
-        kind = next(kind for kind in WITHOUT if kind in row["setting"])
-        marker, name = WITHOUT[kind]
-        x, y = float(row["reward"]), SCALES[column] * float(row[column])
-        axes.plot(x, y, marker, color=INK, markersize=7, label=name, linestyle="none", zorder=3)
+def _dots(axes: Axes, ends: dict[str, list[Row]], column: str, scale: float) -> None:
+    """Draw a row for each method, the best mean at the top."""
+    values = {method: scale * np.array([float(row[column]) for row in rows]) for method, rows in ends.items()}
+    order = sorted(values, key=lambda method: values[method].mean())
+    for n, method in enumerate(order):
+        color = next(color for color, methods in KINDS.values() if method in methods)
+        axes.plot(values[method], np.full(len(values[method]), n), "o", color=color, markersize=5, alpha=0.55)
+        axes.plot(values[method].mean(), n, "|", color=color, markersize=22, markeredgewidth=3)
+    plain(axes, colors=MUTED, labelsize=11)
+    axes.set_yticks(range(len(order)), order, color=INK, fontsize=11)
 
 
 def pictures(task: str, judged: str) -> Figure:
-    """Draw the first test pictures of seed 0 where its run ended, from the same noise, least reward first."""
-    rows = where(read_rows("results/equal_terms.csv"), task=task, seed="0")
-    length = max(int(row["queries"]) for row in rows)
-    ends = {row["method"]: row for row in rows if int(row["queries"]) == length}
+    """Draw the first test images of the first seed at its end, from the same noise, least reward first."""
+    ends = {method: rows[0] for method, rows in at_the_end(task).items() if rows[0]["length"] != "0"}
     strips = dict[str, tuple[np.ndarray, str]]()
     if task == "edit":
         inputs = draw_edits(200, TEST).images[:SHOWN]  # (8, 3, 64, 64), of the whole exam
-        strips["what goes in"] = np.concatenate(list(inputs.permute(0, 2, 3, 1).numpy()), axis=1), ""
+        strips["input image"] = np.concatenate(list(inputs.permute(0, 2, 3, 1).numpy()), axis=1), ""
     for method in sorted(ends, key=lambda method: float(ends[method]["reward"])):
-        file = RESULTS / "equal_terms" / f"{task}_{method.replace(',', '').replace(' ', '_')}.png"
-        shown = np.asarray(Image.open(file))[-64:]  # the lowest row: the run's end
-        row = ends[method]
+        name = "".join(letter if letter.isalnum() else "_" for letter in f"{task}_{method}")
+        shown, row = np.asarray(Image.open(RESULTS / "equal_terms" / f"{name}.png")), ends[method]
         strips[method] = shown, f"reward {float(row['reward']):.2f}, {judged} {float(row['judge']):.0%}"
     width, height, left = 7.6, 0.95, 2.3
     figure, axes = diagram(left + width + 0.1, 0.1 + (height + 0.06) * len(strips))
@@ -113,11 +101,11 @@ def pictures(task: str, judged: str) -> Figure:
 
 
 QUESTIONS = (  # question, what to do if the answer is yes
-    ("Does a sentence, a setting or the\nbest of a few pictures do?", "do not train"),
-    ("Have you pairs of what goes in\nand what should come out?", "train on the pairs"),
-    ("Has the reward a slope\nthat you trust?", "ReFL or DRaFT; for a taste\ntry the last answer, too"),
-    ("Is it an edit of pictures?", "branching, over many queries"),
-    ("Otherwise", "AWM, PEPG or NFT;\nlook at a judge often"),
+    ("Does a prompt, a sampling setting\nor best-of-n do?", "do not train"),
+    ("Do you have pairs of input and\nwanted output?", "train on the pairs"),
+    ("Is the reward differentiable,\nand do you trust its gradient?", "ReFL or DRaFT"),
+    ("Do you edit images (img2img)?", "branching or DDPO,\nin small epochs"),
+    ("Otherwise", "branching, AWM or NFT;\nwith several seeds"),
 )
 
 
@@ -138,9 +126,7 @@ def guide() -> Figure:
 
 
 if __name__ == "__main__":
-    figures: dict[str, Callable[[], Figure]] = {"12-guide": guide}
-    figures["12-plane"] = partial(plane, ("taste", "judge"), ("taste", "diversity"), ("edit", "judge"))
-    figures["12-prompts"] = partial(plane, ("prompts", "judge"), ("prompts", "diversity"))
-    figures["12-pictures"] = partial(pictures, "taste", "animals")
-    figures["12-edits"] = partial(pictures, "edit", "all right")
+    figures: dict[str, Callable[[], Figure]] = {"12-guide": guide, "12-results": results}
+    figures["12-pictures"] = partial(pictures, "preference", "animals")
+    figures["12-edits"] = partial(pictures, "edit", "correct")
     main(figures)

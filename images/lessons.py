@@ -34,7 +34,7 @@ RL of flow models: from an ODE to an SDE with log-probs, how much noise to add, 
 RWR, AWM, DiffusionNFT and PEPG, which need no log-probs: one gradient, the proximal term, NFT as guidance
 11_through_the_reward | algorithms/draft algorithms/refl | 11-question
 DRaFT, AlignProp and ReFL: the gradient of a differentiable reward, its cost, and when to stop
-12_which_algorithm | algorithms/rwr | 12-plane
+12_which_algorithm | algorithms/rwr | 12-results
 All algorithms compared on equal terms, a constraint against hacking, a guide, and a project of your own
 13_full_run | checks smoke hooks validation | 13-restored
 A full img2img run, from photographs to a LoRA: on a GPU with Stable Diffusion, on a CPU in small

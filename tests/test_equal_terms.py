@@ -1,6 +1,7 @@
-"""The comparison counts what it says it counts, asks everybody the same, and brackets the best rate."""
+"""The comparison counts what it says it counts, evaluates all alike, and searches all alike."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -8,105 +9,168 @@ import torch
 
 from benchmarks.common import read_rows, write_rows
 from benchmarks.results import equal_tasks, equal_terms
-from benchmarks.results.equal_tasks import TASKS
-from benchmarks.results.equal_terms import LADDER
+from benchmarks.results.equal_tasks import TASKS, Setting
+from benchmarks.results.equal_terms import BEGIN, LADDERS
 from benchmarks.zoo import edit
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
-from ddpo_lessons.worlds import load_tiny_sd3, load_tiny_zoo
-from tests.helpers import make_sd3_pipeline
 
 # Network passes of an epoch's sample, by hand: what sampling needs, then three for each example that is
 # trained on. DRaFT samples up to where its K steps begin, ReFL up to the step that it jumps from.
 PASSES = {
-    ("taste", "DDPO"): 1 / 8 + 4
+    ("preference", "DDPO"): 1 / 8 + 4
     + 3 * 2 * (1 / 4 * 1 / 8 + 3 / 4),  # on average: a group shares its first state
-    ("taste", "RWR"): 5 + 3 * 2, ("taste", "AWM"): 5 + (3 + 1) * 2,  # the lagging policy is asked too
-    ("taste", "DiffusionNFT"): 5 + (3 + 1) * 2, ("taste", "PEPG"): 5 + (3 + 1) * 2,
-    ("taste", "online DPO"): 5 + 2 / 8 * (3 + 1) * 2,  # two of eight samples; the first policy is asked too
-    ("taste", "DRaFT"): 2 + 3 * 3, ("taste", "ReFL"): 5 - 2 + 3, ("edit", "PEPG"): 5 + (3 + 1) * 2,
-    ("prompts", "RWR"): 10 + 3 * 3, ("prompts", "DiffusionNFT"): 10 + (3 + 1) * 3,
-    ("prompts", "DRaFT"): 5 + 3 * 5, ("prompts", "ReFL"): 10 - 4 + 3,
+    ("preference", "RWR"): 5 + 3 * 2,
+    ("preference", "AWM"): 5 + (3 + 1) * 2,  # the EMA policy predicts, too
+    ("preference", "DiffusionNFT"): 5 + (3 + 1) * 2, ("preference", "PEPG"): 5 + (3 + 1) * 2,
+    # Two of eight samples, and the first policy predicts, too.
+    ("preference", "online DPO"): 5 + 2 / 8 * (3 + 1) * 2,
+    ("preference", "DRaFT"): 2 + 3 * 3, ("preference", "ReFL"): 5 - 2 + 3,
+    ("edit", "PEPG"): 5 + (3 + 1) * 2,
 }  # fmt: skip
-SHARED = {("taste", "DDPO")}  # by chance more or fewer of the kept states are in common
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """An epoch of 8 samples in one optimizer step, without a question before it."""
-    for name, task in TASKS.items():
-        settings = {**task.settings, "sample_batch_size": 8, "train_batch_size": 8}
-        monkeypatch.setitem(TASKS, name, dataclasses.replace(task, settings=settings, points=(8,)))
+SHARED = {("preference", "DDPO")}  # by chance more or fewer of the kept states are in common
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "method"), PASSES)
-def test_passes_are_those_counted_by_hand(task, method, short, monkeypatch):
-    monkeypatch.setattr(equal_terms, "look", lambda exam, pipeline: (torch.zeros(1, 8, 3, 4, 4), {}))
-    (row,) = equal_terms.train({"task": task, "method": method, "learning_rate": 1e-4, "seed": 1})
+def test_passes_are_those_counted_by_hand(task, method, monkeypatch):
+    monkeypatch.setattr(equal_tasks.Evaluation, "measure", lambda exam, images: {"reward": 0.0, "judge": 1.0})
+    monkeypatch.setattr(equal_tasks.Evaluation, "images", lambda exam, *_: torch.zeros(1, 8, 3, 4, 4))
+    monkeypatch.setattr(equal_terms, "at_the_start", lambda *_: {"reward": 0.0, "judge": 1.0})
+    monkeypatch.setitem(TASKS, task, dataclasses.replace(TASKS[task], points=(0, 8)))
+    run = {"task": task, "method": method, **Setting(1e-4, 8, 1)._asdict(), "length": 8, "seed": 1}
+    first, row = equal_terms.train(run)
     tolerance = 0.15 if (task, method) in SHARED else 1e-9
-    assert row["queries"] == 8
+    assert (first["evaluations"], row["evaluations"]) == (0, 8)
     assert row["passes"] / 8 == pytest.approx(PASSES[task, method], rel=tolerance)
 
 
-def test_all_methods_exist_and_take_equally_many_optimizer_steps_for_a_query():
-    for task in TASKS.values():
-        rates = set()
-        for method in task.methods.values():
-            settings = {**task.settings, **method.config}
-            make_algorithm(method.algorithm).check(DDPOConfig(**settings))
-            rates.add(settings["train_batch_size"])
-            assert all(point % settings["sample_batch_size"] == 0 for point in task.points)
-        assert len(rates) == 1
+def test_all_methods_exist_and_every_setting_reaches_the_points():
+    for name, task in TASKS.items():
+        for method in task.methods:
+            settings = equal_terms.settings_of(name, method, BEGIN)
+            config = {field: value for part in settings for field, value in part.items()}
+            make_algorithm(task.method(method).algorithm).check(DDPOConfig(**config))
+        assert all(point % images == 0 for point in task.points for images in LADDERS.images)
 
 
 # --------------------------------------------------------------------------------------------- search
-@pytest.mark.parametrize(
-    ("tried", "expected"),
-    [
-        ({}, 1e-3),
-        ({1e-3: 5.0}, 3e-3),
-        ({1e-3: 1.0, 3e-3: 2.0}, 1e-2),
-        ({1e-3: 2.0, 3e-3: 1.0}, 3e-4),
-        ({3e-4: 3.0, 1e-3: 2.0, 3e-3: 1.0}, 1e-4),
-        ({3e-4: 1.0, 1e-3: 2.0, 3e-3: 1.0}, None),
-        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: 1.5}, None),
-        ({1e-3: 1.0, 3e-3: 1.0, 3e-4: 1.0}, 1e-4),
-        (dict.fromkeys(LADDER[:5], 1.0), None),
-    ],
-)
-def test_the_search_goes_on_until_the_best_rate_lies_inside(tried, expected):
-    assert equal_terms.next_rate(tried) == expected
+def test_trials_are_neighbors_of_the_best_one_and_never_repeated():
+    peak = Setting(3e-4, 32, 2)
+    tried: dict[Setting, float] = {}
+    for _ in range(7):
+        trial = equal_terms.next_setting(tried, lambda setting: True)
+        assert trial not in tried
+        if tried:
+            assert any(trial in equal_terms.neighbors(setting) for setting in tried)
+        tried[trial] = -sum(
+            abs(ladder.index(one) - ladder.index(other))
+            for ladder, one, other in zip(LADDERS, trial, peak, strict=True)
+        )
+    assert next(iter(tried)) == BEGIN
+    assert max(tried.values()) >= -1  # at most one place away
 
 
-@pytest.mark.parametrize("peak", LADDER[1:-1])
-def test_wherever_one_best_rate_lies_it_is_found_from_the_same_beginning(peak):
-    tried: dict[float, float] = {}
-    while (rate := equal_terms.next_rate(tried)) is not None:
-        tried[rate] = -abs(math.log(rate / peak))
-    assert max(tried, key=lambda rate: tried[rate]) == peak
-    assert list(tried)[:2] == [1e-3, 3e-3]
+def test_where_nothing_helps_the_search_goes_down_in_learning_rate():
+    tried: dict[Setting, float] = {}
+    for _ in range(6):
+        tried[equal_terms.next_setting(tried, lambda setting: True)] = 0.0
+    assert Setting(3e-5, 16, 1) in tried
 
 
-def rows_of(rate, *points):
-    names = ("queries", "reward", "judge")
-    about = {"task": "taste", "method": "RWR", "learning_rate": rate, "seed": 100}
+def test_a_setting_that_the_algorithm_refuses_is_no_trial():
+    assert not equal_terms.fits("preference", "AWM", Setting(1e-3, 16, 2))
+    tried = {BEGIN: 0.0}
+    while len(tried) < 30:
+        trial = equal_terms.next_setting(
+            tried, lambda setting: equal_terms.fits("preference", "AWM", setting)
+        )
+        assert trial.steps == 1
+        tried[trial] = -math.inf
+        if len(tried) == len(LADDERS.learning_rate) * len(LADDERS.images):
+            break
+
+
+def test_an_algorithm_of_ones_own_takes_part(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from ddpo_lessons.algorithms.rwr import RWR\n\n\nclass Mine(RWR):\n    name = 'mine'\n")
+    method = TASKS["preference"].method(f"{file}:Mine")
+    assert method.algorithm == f"{file}:Mine"
+    assert equal_terms.fits("preference", f"{file}:Mine", BEGIN)
+    with pytest.raises(ValueError, match="does not exist"):
+        make_algorithm(TASKS["preference"].method("mine").algorithm)
+
+
+def test_neighbors_differ_by_one_place_of_one_ladder():
+    assert set(equal_terms.neighbors(Setting(3e-2, 8, 2))) == {
+        Setting(1e-2, 8, 2), Setting(3e-2, 16, 2), Setting(3e-2, 8, 4), Setting(3e-2, 8, 1)
+    }  # fmt: skip
+
+
+def rows_of(setting, seed, *points):
+    names = ("evaluations", "reward", "judge")
+    about = {"task": "preference", "method": "RWR", **setting._asdict(), "seed": seed}
     return [{**about, **dict(zip(names, point, strict=True))} for point in points]
 
 
-def test_rate_and_length_are_chosen_by_the_highest_reward_within_the_limit(tmp_path, monkeypatch):
-    hacked = rows_of(3e-3, (0, 0.0, 1.0), (64, 2.0, 0.9), (128, 9.0, 0.89), (256, 12.0, 0.1))
-    careful = rows_of(1e-3, (0, 0.0, 1.0), (64, 1.0, 1.0), (128, 2.5, 0.95), (256, 2.4, 0.95))
+def test_setting_and_length_are_chosen_by_the_highest_reward_within_the_limit(tmp_path, monkeypatch):
+    hacked, careful = Setting(3e-3, 16, 1), Setting(1e-3, 16, 1)
+    one_seed = Setting(1e-3, 8, 1)
+    rows = [
+        *rows_of(hacked, 110, (0, 0.0, 1.0), (128, 2.0, 0.9), (256, 9.0, 0.89)),
+        *rows_of(hacked, 111, (0, 0.0, 1.0), (128, 2.0, 0.9), (256, 9.0, 0.95), (384, 12.0, 0.95)),
+        *rows_of(careful, 110, (0, 0.0, 1.0), (128, 1.0, 1.0), (256, 2.5, 0.95), (384, 2.4, 0.95)),
+        *rows_of(careful, 111, (0, 0.0, 1.0), (128, 2.6, 1.0), (256, 2.5, 0.95), (384, 2.4, 0.95)),
+        *rows_of(one_seed, 110, (0, 0.0, 1.0), (128, 99.0, 1.0)),
+    ]
     monkeypatch.setattr(equal_terms, "SEARCH", tmp_path / "search.csv")
-    write_rows(tmp_path / "search.csv", [*hacked, *careful])
-    assert equal_terms.chosen("taste", "RWR") == (1e-3, 128)
-    other_seed = rows_of(1e-3, (0, 0.0, 1.0), (64, 1.4, 1.0), (128, 3.5, 0.7))  # broke after that
-    assert equal_terms.best_point("taste", [*careful, *other_seed]) == (1.2, 64)
-    assert equal_terms.chosen("prompts", "RWR") == (3e-3, 1920)
+    write_rows(tmp_path / "search.csv", rows)
+    assert equal_terms.best_point("preference", rows[:7]) == (2.0, 128)
+    assert equal_terms.chosen("preference", "RWR") == (careful, 256)
+
+
+def test_only_the_limit_decides_what_is_acceptable():
+    start = {"reward": -7.5, "judge": 0.9}
+    for reward, judge, expected in ((-7.4, 0.81, True), (-7.6, 0.9, True), (0.0, 0.80, False)):
+        found = equal_terms.acceptable("preference", {"reward": reward, "judge": judge}, start)
+        assert found == expected
+    assert equal_terms.acceptable("edit", {"reward": 0.0, "judge": 0.0}, start)
+
+
+def test_the_search_gives_every_method_as_many_runs(monkeypatch):
+    """With a made-up training whose reward grows with the learning rate."""
+    calls = []
+
+    def train(run):
+        calls.append((equal_terms.setting_of(run), run["seed"]))
+        return [{"evaluations": n, "reward": n * run["learning_rate"], "judge": 1.0} for n in (0, 384)]
+
+    monkeypatch.setattr(equal_terms, "train", train)
+    rows = equal_terms.search({"task": "preference", "method": "AWM"})
+    assert len(calls) == len(set(calls)) == 7 + equal_terms.FINALISTS
+    assert len(rows) == 2 * len(calls)
+    assert max(row["learning_rate"] for row in rows) == LADDERS.learning_rate[-1]
+    seeds = [seed for _, seed in calls]
+    assert seeds == [110] * 7 + [111] * equal_terms.FINALISTS
+
+
+def test_committed_runs_are_those_of_the_search_and_of_five_seeds():
+    searched, results = read_rows(equal_terms.SEARCH), read_rows(equal_terms.RESULTS)
+    for task, method in itertools.chain.from_iterable(
+        itertools.product([name], task.methods) for name, task in TASKS.items()
+    ):
+        own = [row for row in searched if (row["task"], row["method"]) == (task, method)]
+        runs = {(equal_terms.setting_of(row), row["seed"]) for row in own}
+        assert len(runs) == TASKS[task].trials + equal_terms.FINALISTS, method
+        own = [row for row in results if (row["task"], row["method"]) == (task, method)]
+        assert {int(row["seed"]) for row in own} == set(equal_terms.SEEDS), method
+        setting, length = equal_terms.chosen(task, method)
+        assert {equal_terms.setting_of(row) for row in own} == {setting}
+        assert {int(row["length"]) for row in own} == {length}
 
 
 # ---------------------------------------------------------------------------------------------- exams
-class PlainExam(equal_tasks.Evaluation):
+class PlainEvaluation(equal_tasks.Evaluation):
     """Two questions, whose answers are as bright as the noise's number says."""
 
     prompts, metadata, noises = ["a", "b"], [{}] * 2, 2
@@ -126,7 +190,7 @@ class PlainExam(equal_tasks.Evaluation):
 
 
 def test_marks_are_those_worked_out_by_hand():
-    exam = PlainExam()
+    exam = PlainEvaluation()
     marks = exam.measure(exam.images(None))
     assert marks["reward"] == pytest.approx((0.1 + 0.9 + 0.4 + 0.3) / 4)
     assert marks["judge"] == 0.25
@@ -134,7 +198,7 @@ def test_marks_are_those_worked_out_by_hand():
 
 
 def test_the_best_of_n_takes_each_answer_once():
-    exam = PlainExam()
+    exam = PlainEvaluation()
     found = exam.best_of(lambda noise: exam.draw(None, noise))
     means = {count: images.mean((2, 3, 4)).tolist() for count, images in found.items()}
     assert means[2][0] == pytest.approx([0.9, 0.4])
@@ -144,11 +208,11 @@ def test_the_best_of_n_takes_each_answer_once():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "load", "questions"),
-    [("taste", load_tiny_zoo, 45), ("edit", load_tiny_zoo, 200), ("prompts", load_tiny_sd3, 50)],
+    ("task", "questions"),
+    [("preference", 45), ("edit", 200)],
 )
-def test_an_exam_asks_the_same_every_time_and_other_splits_otherwise(task, load, questions):
-    pipeline, (test, again, other) = load(), map(TASKS[task].exam, ("test", "test", "validation"))
+def test_an_exam_asks_the_same_every_time_and_other_splits_otherwise(task, questions):
+    pipeline, (test, again, other) = TASKS[task].load(), map(TASKS[task].exam, ("test", "test", "validation"))
     first = test.draw(pipeline, 0)
     torch.testing.assert_close(first, again.draw(pipeline, 0))
     for different in (test.draw(pipeline, 1), other.draw(pipeline, 0), test.draw(pipeline, 7)):
@@ -158,21 +222,9 @@ def test_an_exam_asks_the_same_every_time_and_other_splits_otherwise(task, load,
 
 
 def test_the_program_of_the_edit_is_judged_as_that_of_the_demo():
-    exam = equal_tasks.EditExam("test")
+    exam = equal_tasks.EditEvaluation("test")
     ((images,),) = exam.real().values()
     committed = {row["what"]: row for row in read_rows(edit.RESULTS) if row["animals"] == "practised"}
     for name, share in exam.exam.shares(images).items():
         # Of the demo's 500 pictures these are 200.
         assert share == pytest.approx(float(committed["program"][name]), abs=0.04), name
-
-
-def test_handwriting_is_what_the_prompts_ask_for():
-    exam = equal_tasks.PromptExam("test")
-    marks = exam.measure(exam.real()["handwriting"])
-    assert marks["judge"] > 0.95
-    assert marks["reward"] > -0.2
-
-
-def test_all_layers_that_are_named_exist():
-    names = [name for name, _ in make_sd3_pipeline().transformer.named_modules()]
-    assert all(any(name.endswith(layer) for name in names) for layer in equal_tasks.OF_SD3)

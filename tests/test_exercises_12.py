@@ -9,27 +9,27 @@ from benchmarks.common import read_rows
 from tests.helpers import cells_of, exercise_tests
 
 IMPORTS = "import math, torch\n"
-ARGUMENTS = {1: "purse, sampled, trained, frozen, batch", 2: "record, share", 3: "training, n, steps"}
+ARGUMENTS = {1: "budget, sampled, trained, frozen, batch", 2: "record, share", 3: "training, n, steps"}
 EPOCH_BY_EPOCH = """
-def f(purse, sampled, trained, frozen, batch):
-    queries = 0
-    while (queries + batch) * (sampled + 3 * trained + frozen * trained) <= purse:
-        queries += batch
-    return queries
+def f(budget, sampled, trained, frozen, batch):
+    evaluations = 0
+    while (evaluations + batch) * (sampled + 3 * trained + frozen * trained) <= budget:
+        evaluations += batch
+    return evaluations
 """
 LOOP = """
 def f(record, share):
     best, found = -math.inf, None
-    for queries, reward, judge in record:
-        if judge >= share * record[0][-1] and reward > best:
-            best, found = reward, queries
+    for evaluations, reward, accuracy in record:
+        if accuracy >= share * record[0][-1] and reward > best:
+            best, found = reward, evaluations
     return found
 """
 TENSORS = """
 def f(record, share):
-    queries, reward, judge = torch.tensor(record, dtype=torch.float64).T
-    reward = torch.where(judge >= share * judge[0], reward, -math.inf)
-    return queries[reward.argmax()].item()
+    evaluations, reward, accuracy = torch.tensor(record, dtype=torch.float64).T
+    reward = torch.where(accuracy >= share * accuracy[0], reward, -math.inf)
+    return evaluations[reward.argmax()].item()
 """
 SORTED_IN_PLACE = """
 def f(record, share):
@@ -52,32 +52,32 @@ def f(training, n, steps):
 EACH = "(sampled + trained * (3 + frozen))"
 ALLOWED = "[p for p in record if p[2] >= share * record[0][2]]"
 RIGHT = [
-    (1, EPOCH_BY_EPOCH), (1, f"purse // {EACH} // batch * batch"),
-    (1, f"float(batch * math.floor(purse / {EACH} / batch))"),
-    (1, f"purse // {EACH} - purse // {EACH} % batch"), (2, LOOP), (2, TENSORS),
+    (1, EPOCH_BY_EPOCH), (1, f"budget // {EACH} // batch * batch"),
+    (1, f"float(batch * math.floor(budget / {EACH} / batch))"),
+    (1, f"budget // {EACH} - budget // {EACH} % batch"), (2, LOOP), (2, TENSORS),
     (2, f"sorted({ALLOWED}, key=lambda p: (-p[1], p[0]))[0][0]"),
     (2, "max((p[1], -p[0]) for p in record if p[2] / record[0][2] >= share)[1] * -1"), (3, TRYING),
     (3, "math.floor(training / (steps * (n - 1)) + 1)"), (3, "-(-(training + 1) // ((n - 1) * steps))"),
     (3, "float(1 + training // (n * steps - steps))"),
 ]  # fmt: skip
 WRONG = [
-    (1, "purse // ((sampled + trained * (2 + frozen)) * batch) * batch", "three in all"),
-    (1, "purse // ((sampled + trained * (1 + frozen)) * batch) * batch", "two more"),
-    (1, "purse // ((3 * sampled + trained * (3 + frozen)) * batch) * batch", "no gradient"),
-    (1, "purse // ((sampled + trained * 3 + frozen) * batch) * batch", "every trained prediction"),
-    (1, "purse // ((sampled + 3 * trained * (1 + frozen)) * batch) * batch", "no backward pass"),
-    (1, "purse // ((sampled + 3 * trained) * batch) * batch", "frozen policies cost"),
-    (1, "purse // ((trained * (3 + frozen)) * batch) * batch", "sampling costs"),
-    (1, f"purse // {EACH}", "whole epochs"),
-    (1, f"purse // ({EACH} * batch)", "not epochs"),
-    (1, f"(purse // ({EACH} * batch) + 1) * batch", "not paid for"),
+    (1, "budget // ((sampled + trained * (2 + frozen)) * batch) * batch", "three in all"),
+    (1, "budget // ((sampled + trained * (1 + frozen)) * batch) * batch", "two more"),
+    (1, "budget // ((3 * sampled + trained * (3 + frozen)) * batch) * batch", "no gradient"),
+    (1, "budget // ((sampled + trained * 3 + frozen) * batch) * batch", "every trained prediction"),
+    (1, "budget // ((sampled + 3 * trained * (1 + frozen)) * batch) * batch", "no backward pass"),
+    (1, "budget // ((sampled + 3 * trained) * batch) * batch", "frozen policies also cost"),
+    (1, "budget // ((trained * (3 + frozen)) * batch) * batch", "sampling also costs"),
+    (1, f"budget // {EACH}", "whole epochs"),
+    (1, f"budget // ({EACH} * batch)", "not epochs"),
+    (1, f"(budget // ({EACH} * batch) + 1) * batch", "not paid for"),
     (2, SORTED_IN_PLACE, "work on copies"),
     (2, "max(record, key=lambda p: p[1])[0]", "hacked"),
-    (2, f"{ALLOWED}[-1][0]", "last point"),
+    (2, f"{ALLOWED}[-1][0]", "last allowed point"),
     (2, "next((a for a, b in zip(record, record[1:]) if b[2] < share * record[0][2]), record[-1])[0]",
-        "come back"),
+        "satisfy"),
     (2, f"max({ALLOWED}, key=lambda p: p[1])[1]", "not the reward"),
-    (2, f"record.index(max({ALLOWED}, key=lambda p: p[1]))", "place in the list"),
+    (2, f"record.index(max({ALLOWED}, key=lambda p: p[1]))", "not the index"),
     (2, "record[0][0]", "training pays"),
     (2, "max([p for p in record if p[2] > share * record[0][2]], key=lambda p: p[1])[0]", "at least"),
     (2, "max([p for p in record if p[2] >= share * max(q[2] for q in record)], key=lambda p: p[1])[0]",
@@ -88,7 +88,7 @@ WRONG = [
     (2, "max([p for p in record if round(p[2], 2) >= round(share * record[0][2], 2)], key=lambda p: p[1])[0]",
         "a share"),
     (2, FIRST_PEAK, "first peak"),
-    (3, "training // (n * steps) + 1", "costs, too"),
+    (3, "training // (n * steps) + 1", "also costs"),
     (3, "training // (n - 1) + 1", "all its steps"),
     (3, "training / ((n - 1) * steps)", "whole number"),
     (3, "training // ((n - 1) * steps)", "strictly"),
@@ -105,10 +105,11 @@ def test_the_records_of_exercise_2_are_the_searchs():
     """What the notebook holds of equal_terms_search.csv, to the digit."""
     source = next(source for _, source in cells_of("12_which_algorithm") if source.startswith("RECORDS"))
     records = ast.literal_eval(source.split("\n\n\n")[0].split(" = ", 1)[1])
-    found: dict[float, list[tuple[float, ...]]] = {}
+    found: dict[str, list[tuple[float, ...]]] = {}
     for row in read_rows(Path(__file__).parents[1] / "benchmarks" / "results" / "equal_terms_search.csv"):
-        own = (row["task"], row["method"], row["seed"]) == ("taste", "DDPO", "100")
-        if own and float(row["learning_rate"]) in records:
-            point = tuple(float(row[name]) for name in ("queries", "reward", "judge"))
-            found.setdefault(float(row["learning_rate"]), []).append(point)
+        setting = f"learning rate {row['learning_rate']}, {row['images']} images per epoch"
+        own = (row["task"], row["method"], row["steps"], row["seed"]) == ("preference", "DDPO", "1", "110")
+        if own and setting in records:
+            point = tuple(float(row[name]) for name in ("evaluations", "reward", "judge"))
+            found.setdefault(setting, []).append(point)
     assert records == found

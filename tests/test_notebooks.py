@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[1]
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CHECKED = "nbval-check-output"  # a cell's tag
 COLUMNS = 88  # of code that readers see: JupyterLab on a laptop, and the site
-TOO_WIDE_YET = {f"{n:02d}" for n in range(1, 14)}  # lessons whose lines are still to be broken
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
 every_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -181,9 +180,7 @@ def test_cells_are_short(path):
 
 
 @every_notebook
-def test_visible_code_needs_no_scrolling(path, request):
-    if path.stem[:2] in TOO_WIDE_YET:
-        request.applymarker(pytest.mark.xfail(reason="still to be broken by hand", strict=False))
+def test_visible_code_needs_no_scrolling(path):
     shown = [cell for cell in code_cells(path) if not {"hide-input", "hide-cell"} & {*tags(cell)}]
     lines = [line for cell in shown for line in cell.source.splitlines()]
     assert [line for line in lines if len(line) > COLUMNS] == []

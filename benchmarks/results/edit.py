@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Row, best, parse, product, read_rows, run_all
-from benchmarks.results.recolour import Exam, untrained
+from benchmarks.results.recolour import Evaluation, untrained
 from ddpo_lessons.lessons.demo import Img2Img
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
@@ -26,8 +26,8 @@ def measure(run: Row) -> list[Row]:
 
 
 @functools.cache
-def loaded() -> tuple[Any, Exam]:
-    return load_tiny_sd(), Exam(digits.draw_edits(100, "validation", 0))
+def loaded() -> tuple[Any, Evaluation]:
+    return load_tiny_sd(), Evaluation(digits.draw_edits(100, "validation", 0))
 
 
 def grid() -> list[Row]:

@@ -1,20 +1,25 @@
 """Every algorithm on equal terms: `python -m benchmarks.results.equal_terms`.
 
-equal_tasks.py has tasks and methods. All methods of a task have as many reward queries, and are asked the
-same questions along the way. First the learning rate is searched: every method begins with the same two
-rates, and goes on in the better one's direction, in steps of about three, until a rate lies between two worse
-ones. One rate is better than another if somewhere along its runs the mean reward of two seeds is higher, as
-long as the task's limit holds for both: so a run's length is chosen with its rate. The search asks validation
-questions, and ends a run whose limit broke. Then three other seeds are trained at the chosen rate to the end,
-and are asked the test's.
+equal_tasks.py has the tasks and the methods. All methods of a task have as many reward evaluations, and their
+policies are evaluated with the same prompts and noise along the way.
 
-Queries are images that are scored to be learned from. Passes are samples that pass the network, a forward
-pass is one and its backward pass two more; those that only the record needs are not counted.
+The search is the same for all methods of a task: a number of trials of learning rate, images per epoch and
+optimizer steps per epoch. Each trial is a neighbor of the best one so far, and is run with the first of two
+seeds; the best FINALISTS are run with the second one, too. A setting is as good as the highest mean reward at
+any point of its runs at which the task's limit holds, so the search chooses the length with the setting. It
+looks at validation prompts, and ends a run which has broken the limit.
+
+Then five other seeds are trained with the chosen setting for the chosen length, and are evaluated on test
+prompts. `--methods FILE.py:CLASS` gives an algorithm of your own the same search and the same table.
+
+Reward evaluations are images whose reward is trained on. Passes are forward passes of one sample through the
+network, and a backward pass counts as two more; those that only the record needs are not counted.
 
 Writes equal_terms_search.csv, equal_terms.csv, equal_terms_untrained.csv (what one gets without training)
-and the first pictures of seed 0 at the chosen length, and at the end. Finished runs are not run again.
+and the first images of the first seed. Finished runs are not run again.
 """
 
+import argparse
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,21 +30,25 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.results.equal_tasks import TASKS, Exam
+from benchmarks.results.equal_tasks import TASKS, Setting
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.draft import DRaFT
 from ddpo_lessons.algorithms.refl import ReFL
+from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.image import to_pil
 
 FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
 UNTRAINED, PICTURES = FOLDER / "equal_terms_untrained.csv", FOLDER / "equal_terms"
-SEEDS, SEARCH_SEEDS, SHOWN = (0, 1, 2), (100, 101), 8
-LADDER = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-VARIED = {"train_learning_rate": "learning_rate", "seed": "seed"}  # fields of the config, and of a run
-BEGIN = (3, 4)  # places on the ladder
+SEEDS, SEARCH_SEEDS, SHOWN = (40, 41, 42, 43, 44), (110, 111), 8
+FINALISTS = 2
+BEGIN = Setting(1e-3, 16, 1)
+LADDERS = Setting((3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (8, 16, 32, 64), (1, 2, 4))
 MEASURES = ("task", "setting", "reward", "judge", "second", "diversity")
-COLUMNS = ("task", "method", "learning_rate", "seed", "queries", "passes", "seconds", *MEASURES[2:])
+COLUMNS = (
+    "task", "method", *Setting._fields, "length", "seed",
+    "evaluations", "passes", "seconds", *MEASURES[2:],
+)  # fmt: skip
 
 
 @contextmanager
@@ -60,55 +69,49 @@ def counted_passes(denoiser: Any) -> Iterator[list[float]]:
 def passes_for_the_record(algorithm: Any) -> float:
     """Return how many passes of a sample, without guidance, serve nothing but the record.
 
-    DRaFT takes its last K steps anew, and ReFL jumps from one of them, on average the (K + 1) / 2 nd from the
-    end: what sampling did from there on is only looked at.
+    DRaFT samples its last K steps again, and ReFL jumps from one of them, on average the (K + 1) / 2 nd from
+    the end: what sampling did from there on is only recorded.
     """
     if isinstance(algorithm, ReFL):
         return (algorithm.last_steps + 1) / 2
     return algorithm.last_steps if isinstance(algorithm, DRaFT) else 0.0
 
 
+def settings_of(task: str, method: str, setting: Setting) -> list[Row]:
+    """Return the fields of the config, later ones first."""
+    return [TASKS[task].settings, setting.config(), TASKS[task].method(method).config]
+
+
 def make_trainer(run: Row) -> AbstractContextManager[Any]:
-    task = TASKS[run["task"]]
-    method, own = task.methods[run["method"]], {name: run[key] for name, key in VARIED.items()}
+    task, setting = TASKS[run["task"]], Setting(*(run[name] for name in Setting._fields))
     parts = (task.exam("validation").reward, task.prompts(run["seed"]), task.load())
-    algorithm = make_algorithm(method.algorithm)
-    return common.trainer_of(parts, task.settings, method.config, own, algorithm=algorithm, start=task.start)
-
-
-def look(exam: Exam, pipeline: Any) -> tuple[torch.Tensor, Row]:
-    images = exam.images(pipeline)
-    return images, exam.measure(images)
+    algorithm = make_algorithm(task.method(run["method"]).algorithm)
+    fields = settings_of(run["task"], run["method"], setting)
+    return common.trainer_of(parts, *fields, {"seed": run["seed"]}, algorithm=algorithm, start=task.start)
 
 
 @functools.cache
-def at_the_start(task: str, split: str) -> tuple[torch.Tensor, Row]:
-    """Return those of the untrained policy, which are the same for all methods."""
-    return look(TASKS[task].exam(split), TASKS[task].load())
+def at_the_start(task: str, split: str) -> Row:
+    """Measure the untrained policy, which is the same for all methods."""
+    exam, pipeline = TASKS[task].exam(split), TASKS[task].load()
+    return exam.measure(exam.images(pipeline, exam.noises_untrained))
 
 
 def train(run: Row) -> list[Row]:
-    """Train until the queries are used up; return marks along the way, none after numbers broke."""
-    task, rows, seconds = TASKS[run["task"]], list[Row](), 0.0
-    split = "validation" if run["seed"] in SEARCH_SEEDS else "test"
+    """Train up to `length`, and measure the test there; none after numbers that are not finite.
+
+    A run of the search has no `length`: it is measured at each point, and ends with the last one, or where
+    it is not `acceptable`.
+    """
+    task, passes, seconds, done = TASKS[run["task"]], 0.0, 0.0, 0
+    split, points = ("test", (run["length"],)) if "length" in run else ("validation", task.points)
+    exam, length = task.exam(split), points[-1]
+    start = {"evaluations": 0, "passes": 0.0, "seconds": 0.0, **at_the_start(run["task"], split)}
+    rows = [start]
     with make_trainer(run) as trainer, counted_passes(trainer.family.denoiser) as count:
-        length = chosen(run["task"], run["method"])[1] if split == "test" else None
-        exam, size = task.exam(split), trainer.config.sample_batch_size
+        size = trainer.config.sample_batch_size
         saved = passes_for_the_record(trainer.algorithm) * size
-        passes, strips = 0.0, list[torch.Tensor]()
-        for epoch in range(task.points[-1] // size + 1):
-            queries = epoch * size
-            if queries in task.points:
-                start = at_the_start(run["task"], split) if epoch == 0 else None
-                images, marks = start or look(exam, trainer.pipeline)
-                at = {"queries": queries, "passes": passes, "seconds": seconds}
-                rows.append({**at, **marks})
-                if split == "validation" and not holds(run["task"], rows[-1], rows[0]):
-                    break
-                if queries in (length, task.points[-1]):
-                    strips.append(torch.cat(list(images[0, :SHOWN]), dim=2))
-            if queries == task.points[-1]:
-                break
+        for epoch in range(length // size):
             before = count[0]
             try:
                 metrics = trainer.step(epoch)
@@ -118,116 +121,168 @@ def train(run: Row) -> list[Row]:
                 break
             passes += count[0] - before - saved
             seconds += sum(metrics[f"seconds_{part}"] for part in ("sampling", "reward", "training"))
-    if run["seed"] == SEEDS[0] and run["task"] != "few":
-        keep(strips, f"{run['task']}_{run['method']}")
+            done = (epoch + 1) * size
+            if done in points:
+                images = exam.images(trainer.pipeline)
+                about = {"evaluations": done, "passes": passes, "seconds": seconds}
+                rows.append({**about, **exam.measure(images)})
+                if split == "validation" and not acceptable(run["task"], rows[-1], start):
+                    break
+    if split == "test" and run["seed"] == SEEDS[0] and length and done == length:
+        keep(images[0, :SHOWN], f"{run['task']}_{run['method']}")
     return rows
 
 
-def keep(strips: Sequence[torch.Tensor], name: str) -> None:
+def keep(images: torch.Tensor, name: str) -> None:
     PICTURES.mkdir(exist_ok=True)
-    to_pil(torch.cat(list(strips), dim=1)).save(PICTURES / f"{name.replace(',', '').replace(' ', '_')}.png")
+    name = "".join(letter if letter.isalnum() else "_" for letter in name)
+    to_pil(torch.cat(list(images), dim=2)).save(PICTURES / f"{name}.png")
 
 
 # --------------------------------------------------------------------------------------------- search
-def holds(task: str, row: Row, first: Row) -> bool:
-    """Return whether a task's limit holds, given a run's first marks."""
-    measure, share = TASKS[task].limit
-    return float(row[measure]) >= share * float(first[measure])
+def acceptable(task: str, row: Row, start: Row) -> bool:
+    """Return whether the task's limit holds."""
+    return float(row["judge"]) >= TASKS[task].limit * float(start["judge"])
 
 
 def best_point(task: str, rows: Sequence[Row]) -> tuple[float, int]:
-    """Return the highest mean reward of a rate's runs where the limit holds for each, and when that was.
+    """Return the highest mean reward of a setting's runs where all are acceptable, and the length to there.
 
     Points that the run of a seed did not reach do not count.
     """
     points: dict[int, list[Row]] = {}
     for row in rows:
-        points.setdefault(int(row["queries"]), []).append(row)
+        points.setdefault(int(row["evaluations"]), []).append(row)
+    start = points[0]
     rewards = {
-        queries: sum(float(row["reward"]) for row in own) / len(own)
-        for queries, own in points.items()
-        if len(own) == len(points[0]) and all(holds(task, row, points[0][0]) for row in own)
+        length: sum(float(row["reward"]) for row in own) / len(own)
+        for length, own in points.items()
+        if len(own) == len(start) and all(acceptable(task, row, start[0]) for row in own)
     }
-    best = max(rewards, key=lambda queries: rewards[queries])
+    best = max(rewards, key=lambda length: rewards[length])
     return rewards[best], best
 
 
-def next_rate(tried: dict[float, float]) -> float | None:
-    """Return the next rate of the ladder to try, given the marks of others; None if the best lies inside.
+def neighbors(setting: Setting) -> list[Setting]:
+    """Return the settings that differ in one field by one place of its ladder, larger ones first."""
+    found = []
+    for name in Setting._fields:
+        ladder, place = getattr(LADDERS, name), getattr(LADDERS, name).index(getattr(setting, name))
+        for other in (place + 1, place - 1):
+            if 0 <= other < len(ladder):
+                found.append(setting._replace(**{name: ladder[other]}))
+    return found
 
-    Of rates with equal marks the lowest counts as best: where none helps, the search goes down to the end.
+
+def next_setting(tried: dict[Setting, float], fits: Callable[[Setting], bool]) -> Setting:
+    """Return an untried neighbor of the best setting that has one, given the rewards of those tried.
+
+    Of equal rewards the lowest learning rate counts as best: where none helps, the search goes down.
     """
-    for place in BEGIN:
-        if LADDER[place] not in tried:
-            return LADDER[place]
-    best = LADDER.index(max(tried, key=lambda rate: (tried[rate], -rate)))
-    beside = [LADDER[place] for place in (best - 1, best + 1) if 0 <= place < len(LADDER)]
-    return next((rate for rate in beside if rate not in tried), None)
+    if not tried:
+        return BEGIN
+    for setting in sorted(tried, key=lambda setting: (-tried[setting], setting.learning_rate)):
+        for other in neighbors(setting):
+            if other not in tried and fits(other):
+                return other
+    raise ValueError("no setting is left to try")
 
 
-def climb(train: Callable[[float], list[Row]], mark: Callable[[list[Row]], float]) -> list[Row]:
-    """Try rates until the best lies between two others; return the rows of all runs, with their rates.
-
-    `mark` is of the rows of a rate.
-    """
-    rows, tried = list[Row](), dict[float, float]()
-    while (rate := next_rate(tried)) is not None:
-        own = [{"learning_rate": rate, **row} for row in train(rate)]
-        tried[rate] = mark(own)
-        rows += own
-    return rows
+def fits(task: str, method: str, setting: Setting) -> bool:
+    """Return whether the algorithm accepts the setting: with an old policy AWM takes one step per epoch."""
+    config = {name: value for part in settings_of(task, method, setting) for name, value in part.items()}
+    try:
+        make_algorithm(TASKS[task].method(method).algorithm).check(DDPOConfig(**config))
+    except ValueError:
+        return False
+    return True
 
 
-def search(method: Row) -> list[Row]:
-    def of_both(rate: float) -> list[Row]:
-        runs = [{**method, "learning_rate": rate, "seed": seed} for seed in SEARCH_SEEDS]
-        return [{"seed": run["seed"], **row} for run in runs for row in train(run)]
+def search(about: Row) -> list[Row]:
+    """Try settings of a method; return the rows of all runs."""
+    task, method = about["task"], about["method"]
+    runs: dict[Setting, list[Row]] = {}
 
-    return climb(of_both, lambda rows: best_point(method["task"], rows)[0])
+    def run(setting: Setting, seed: int) -> None:
+        one = {**about, **setting._asdict(), "seed": seed}
+        runs.setdefault(setting, []).extend({**one, **row} for row in train(one))
+
+    def rewards() -> dict[Setting, float]:
+        return {setting: best_point(task, rows)[0] for setting, rows in runs.items()}
+
+    for _ in range(TASKS[task].trials):
+        run(next_setting(rewards(), functools.partial(fits, task, method)), SEARCH_SEEDS[0])
+    first = rewards()
+    for setting in sorted(first, key=lambda setting: -first[setting])[:FINALISTS]:
+        run(setting, SEARCH_SEEDS[1])
+    return [row for rows in runs.values() for row in rows]
 
 
-def chosen(task: str, method: str) -> tuple[float, int]:
-    """Return rate and length with the highest reward of the search within the limit, or those of the task."""
-    rate, points = TASKS[task].methods[method].rate or TASKS[task].rate, TASKS[task].points
-    if rate is not None:
-        return rate, points[-1]
-    runs: dict[float, list[Row]] = {}
+def found(task: str, method: str) -> dict[Setting, tuple[float, int]]:
+    """Return reward and length of the finalists of a method's search."""
+    runs: dict[Setting, list[Row]] = {}
     for row in common.where(common.read_rows(SEARCH), task=task, method=method):
-        runs.setdefault(float(row["learning_rate"]), []).append(row)
-    found = {rate: best_point(task, rows) for rate, rows in runs.items()}
-    best = max(found, key=lambda rate: found[rate][0])
-    return best, found[best][1]
+        runs.setdefault(setting_of(row), []).append(row)
+    finalists = {s: rows for s, rows in runs.items() if len({row["seed"] for row in rows}) == 2}
+    return {setting: best_point(task, rows) for setting, rows in finalists.items()}
+
+
+def setting_of(row: Row) -> Setting:
+    """Return the setting of a row of a CSV."""
+    return Setting(float(row["learning_rate"]), int(row["images"]), int(row["steps"]))
+
+
+def chosen(task: str, method: str) -> tuple[Setting, int]:
+    """Return setting and length with the highest reward of the search.
+
+    Length 0 says that no finalist was better than the untrained policy.
+    """
+    settings = found(task, method)
+    best = max(settings, key=lambda setting: settings[setting][0])
+    return best, settings[best][1]
 
 
 # ----------------------------------------------------------------------------------- without training
 def untrained(name: str) -> list[Row]:
-    """Return marks of the test without training: as runs begin, a setting turned, and the best of n.
+    """Measure what one gets on the test without training: as runs begin, a setting turned, and best-of-n.
 
-    The setting is the one with the highest reward of validation questions.
+    The setting is the one with the highest reward on validation prompts.
     """
     task = TASKS[name]
     exam, trial, pipeline = task.exam("test"), task.exam("validation"), task.load()
     ways = trial.turned(pipeline)
     best = max(ways, key=lambda way: trial.rewards(ways[way](0)).mean().item())
     turned = exam.turned(pipeline)[best]
-    found = {"as the runs begin": exam.images(pipeline)}
-    found[best] = torch.stack([turned(noise) for noise in range(exam.noises)])
-    found |= {f"best of {n}": images for n, images in exam.best_of(exam.to_choose_from(pipeline)).items()}
+    found = {best: torch.stack([turned(noise) for noise in range(exam.noises)])}
+    found |= {f"best-of-{n}": images for n, images in exam.best_of(exam.to_choose_from(pipeline)).items()}
     found |= exam.real()
-    return [{"task": name, "setting": what, **exam.measure(images)} for what, images in found.items()]
+    rows = [{"setting": what, **exam.measure(images)} for what, images in found.items()]
+    rows = [{"setting": "as the runs begin", **at_the_start(name, "test")}, *rows]
+    return [{"task": name, **row} for row in rows]
+
+
+def runs_of(task: str, methods: Sequence[str]) -> list[Row]:
+    """Return the runs of the comparison, one seed of all methods after another."""
+    settings = {method: chosen(task, method) for method in methods}
+    return [
+        {"task": task, "method": method, **setting._asdict(), "length": length, "seed": seed}
+        for seed in SEEDS
+        for method, (setting, length) in settings.items()
+    ]
 
 
 if __name__ == "__main__":
-    every = sorted({method for task in TASKS.values() for method in task.methods})
-    arguments = common.parse(__doc__, tasks=list(TASKS), methods=every)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", help="names of methods, or FILE.py:CLASS; all if not given")
+    arguments = parser.parse_args()
     common.quiet_thread()
     for task in arguments.tasks:
-        methods = [method for method in TASKS[task].methods if method in arguments.methods]
-        if TASKS[task].rate is None:
-            searches = common.product(task=(task,), method=methods)
-            common.run_all(search, searches, COLUMNS, SEARCH, arguments.processes)
-        runs = common.product(task=(task,), seed=SEEDS, method=methods)
-        runs = [{**run, "learning_rate": chosen(task, run["method"])[0]} for run in runs]
-        common.run_all(train, runs, COLUMNS, RESULTS, arguments.processes)
-    rows = [row for task in TASKS if task != "few" for row in untrained(task)]  # few's are the taste's
-    common.write_rows(UNTRAINED, [{**dict.fromkeys(MEASURES, ""), **row} for row in rows])
+        methods = arguments.methods or list(TASKS[task].methods)
+        searches = common.product(task=(task,), method=methods)
+        common.run_all(search, searches, COLUMNS, SEARCH, arguments.processes)
+        common.run_all(train, runs_of(task, methods), COLUMNS, RESULTS, arguments.processes)
+    if arguments.methods is None:
+        rows = [row for task in TASKS for row in untrained(task)]
+        common.write_rows(UNTRAINED, [{**dict.fromkeys(MEASURES, ""), **row} for row in rows])

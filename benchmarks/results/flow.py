@@ -51,7 +51,7 @@ def italics(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
     return ALIGNMENT(images, prompts, metadata)[0] - 10 * (digits.lean(images) - WANTED).abs()
 
 
-class Exam:
+class Evaluation:
     """The same questions from the same noise, to any policy and by any steps."""
 
     def __init__(self, split: str) -> None:
@@ -89,7 +89,7 @@ class Windowed(FlowGRPO):
 
 def train(run: Row, split: str, looked_at: Collection[int]) -> list[Row]:
     """Train, and return the marks of the exams after so many epochs."""
-    exam, (sde, eta) = Exam(split), METHODS[run["method"]]
+    exam, (sde, eta) = Evaluation(split), METHODS[run["method"]]
     own = {"train_learning_rate": run["learning_rate"], "seed": run["seed"], "sample_eta": eta}
     task = (italics, digit_world_prompts(run["seed"]), load_tiny_sd3())
     with common.trainer_of(task, SETTINGS, own, algorithm=Windowed(sde)) as trainer:
@@ -118,7 +118,7 @@ def sheared(images: torch.Tensor) -> torch.Tensor:
 
 
 def untrained() -> list[Row]:
-    exam, family = Exam("test"), family_of(load_tiny_sd3())
+    exam, family = Evaluation("test"), family_of(load_tiny_sd3())
     found = {f"{steps} steps": exam.images(family, steps) for steps in (1, 2, 3, 4, 5, 8, STEPS, 20)}
     found |= {f"guidance {scale:g}": exam.images(family, guidance=scale) for scale in (2.0, 4.0, 8.0)}
     etas = {"flow": 0.7, "dance": 0.3, "cps": 0.8}

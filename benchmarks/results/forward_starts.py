@@ -132,13 +132,13 @@ def directions(run: Row) -> list[Row]:
 
 
 # ---------------------------------------------------------------------------------------------- training
-class Exam:
+class Evaluation:
     """The same pictures and sentences again and again, from the same noise."""
 
     def __init__(self, split: str) -> None:
         self.split = split
         self.edits = digits.draw_edits(*(TEST if split == "test" else VALIDATION))
-        self.judges, self.reward = recolour.Exam(self.edits), recolouring()
+        self.judges, self.reward = recolour.Evaluation(self.edits), recolouring()
         pictures = self.edits.pictures
         asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
         self.metadata: Sequence[Row] = [{"digit": digit, "image": image} for digit, image in asked]
@@ -159,7 +159,7 @@ class Exam:
 def train(run: Row) -> list[Row]:
     """Train a run; return its marks, up to where gradients stop being finite if they do."""
     pipeline, rows = load_tiny_sd(), list[Row]()
-    watch, test = Exam("validation"), Exam("test")
+    watch, test = Evaluation("validation"), Evaluation("test")
     if run["method"] == "untrained":
         setting = None if run["examples"] == "before training" else recolour.UNTRAINED_BEST
         return [{"epoch": 0, **exam.ask(pipeline, setting)} for exam in (watch, test)]

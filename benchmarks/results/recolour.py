@@ -47,7 +47,7 @@ def restore(pipeline: Any, images: torch.Tensor, prompts: Sequence[str], setting
     return torch.cat(out)
 
 
-class Exam:
+class Evaluation:
     """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
 
     def __init__(self, edits: digits.Edits) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row, best_draws, parse, run_all, trainer_of
-from benchmarks.results.recolour import POLICY, SETTINGS, UNTRAINED_BEST, Exam
+from benchmarks.results.recolour import POLICY, SETTINGS, UNTRAINED_BEST, Evaluation
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.data.starts import FromImages
@@ -78,7 +78,7 @@ def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
     return {"untrained, best setting": draws[0], f"untrained, best of {DRAWS}": best}
 
 
-def trained(seed: int, edits: digits.Edits, exam: Exam) -> dict[str, torch.Tensor]:
+def trained(seed: int, edits: digits.Edits, exam: Evaluation) -> dict[str, torch.Tensor]:
     pipeline = load_tiny_sd()
     task, start = (recolouring(), edit_requests(seed), pipeline), FromImages(POLICY.strength)
     with trainer_of(task, SETTINGS, {"seed": seed}, algorithm=DDPO(), start=start) as trainer:
@@ -92,7 +92,7 @@ def trained(seed: int, edits: digits.Edits, exam: Exam) -> dict[str, torch.Tenso
 
 def measure(run: Row) -> list[Row]:
     edits = digits.draw_edits(PICTURES, "validation", 0)
-    exam = Exam(edits)
+    exam = Evaluation(edits)
     made = drawn(edits) if run["run"] == "untrained" else trained(int(run["run"]), edits, exam)
     return [{"sampled": name, **exam.shares(images)} for name, images in made.items()]
 

@@ -54,7 +54,7 @@ METHODS: dict[str, tuple[str, Row, str]] = {
 }
 
 
-class Exam:
+class Evaluation:
     """Asks a policy for the same 150 pictures again and again, and measures them."""
 
     def __init__(self, split: str) -> None:
@@ -99,7 +99,7 @@ class Exam:
         return dict(zip(MEASURES, values, strict=True))
 
 
-make_exam = functools.cache(Exam)
+make_exam = functools.cache(Evaluation)
 
 
 def apart(images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

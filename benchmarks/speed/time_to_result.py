@@ -21,7 +21,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 
 from benchmarks.common import Row, machine, parse, product, run_all, seconds_of, trainer_of, write_json
-from benchmarks.results.recolour import POLICY, SETTINGS, Exam
+from benchmarks.results.recolour import POLICY, SETTINGS, Evaluation
 from benchmarks.speed.peer_environment import Worker, make_environment, versions
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
@@ -87,7 +87,7 @@ def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
 
 def train(python: str, tiny: str, run: Row) -> list[Row]:
     """Train until the gain or the limit, and return a row for every reading."""
-    pipeline, exam = load_tiny_sd(), Exam(digits.draw_edits(PICTURES, "validation", 0))
+    pipeline, exam = load_tiny_sd(), Evaluation(digits.draw_edits(PICTURES, "validation", 0))
     settings = {**DDPOConfig().to_dict(), **{**OURS, **PEERS}[run["variant"]]}
     policy = Img2Img(POLICY.strength, settings["sample_guidance_scale"], POLICY.steps)
     epochs = our_epochs if run["variant"] in OURS else partial(peer_epochs, python, tiny)
