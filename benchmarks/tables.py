@@ -181,6 +181,7 @@ def epochs_table() -> str:
         ("preference", "DDPO", "384", "reward", ".2f"),
         ("edit", "DDPO", "1024", "judge", ".0%"),
         ("edit", "branching", "512", "judge", ".0%"),
+        ("edit", "branching", "1024", "judge", ".0%"),
         ("edit", "ReFL", "256", "judge", ".0%"),
     ):
         own = where(rows, task=task, method=method, evaluations=length)
@@ -189,6 +190,21 @@ def epochs_table() -> str:
         about = f"{task}, {method}: {name} after {length} evaluations"
         lines.append([about, *(found.get(images, "") for images in LADDERS.images)])
     return table(["images per epoch", *map(str, LADDERS.images)], "l" + "r" * len(LADDERS.images), lines)
+
+
+def details_table(task: str) -> str:
+    """Return what changes with each detail: the difference in reward to the method it belongs to, by seed."""
+    lines = []
+    for name, detail in EQUAL_TASKS[task].details.items():
+        own, other = (
+            {row["seed"]: float(row["reward"]) for row in at_the_end(task, method)}
+            for method in (name, detail.like)
+        )
+        gains = [reward - other[seed] for seed, reward in own.items()]
+        gain = f"{statistics.mean(gains):+.2f} ± {statistics.stdev(gains) / len(gains) ** 0.5:.2f}"
+        at = at_the_end(task, name)
+        lines.append([name, spread(at, "reward"), gain, spread(at, "judge", ".0%")])
+    return table(["", "reward", "difference", "evaluator"], "lrrr", lines)
 
 
 def results_table() -> str:
@@ -207,7 +223,7 @@ def results_table() -> str:
     for one, other in zip(*before, strict=False):  # the edit's program stands alone, on the page
         name = one["setting"] if one["setting"] == other["setting"] else "best prompt; best sampling setting"
         lines.append([name, *measured("preference", [one]), *measured("edit", [other])])
-    for method in EQUAL_TASKS["edit"].methods:
+    for method in EQUAL_TASKS["preference"].methods:
         lines.append([method, *(cell for task in forms for cell in measured(task, at_the_end(task, method)))])
     return table(titles, "l" + "r" * (len(titles) - 1), lines)
 
@@ -397,6 +413,7 @@ TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "guide": guide_table,
     "equal-results": results_table,
     "equal-epochs": epochs_table,
+    "equal-details": lambda: details_table("preference"),
     **{f"equal-search-{task}": lambda task=task: search_table(task) for task in EQUAL_TASKS},
     "speed": lambda: speed_sentence(read("benchmarks/speed/side_by_side.json")["runs"]),
     "peers": lambda: peers_table(read("benchmarks/speed/side_by_side.json")["runs"][-1]),

@@ -27,7 +27,7 @@ KINDS = {  # one color for a kind of method
     "gradient of the reward": (PALETTE[1], ("DRaFT", "ReFL")),
 }
 TITLES = {
-    "preference": "preference, animals from noise:\nreward on test prompts",
+    "preference": "preference, animals from noise:\nreward on test images",
     "edit": "edit, animals in confetti:\ncorrect test images (%)",
 }
 COLUMNS = {"preference": ("reward", 1.0), "edit": ("judge", 100.0)}

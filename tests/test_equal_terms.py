@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.common import read_rows, write_rows
 from benchmarks.results import equal_tasks, equal_terms
-from benchmarks.results.equal_tasks import TASKS, Setting
+from benchmarks.results.equal_tasks import METHODS, TASKS, Setting
 from benchmarks.results.equal_terms import BEGIN, LADDERS
 from benchmarks.zoo import edit
 from ddpo_lessons.algorithms import make_algorithm
@@ -26,7 +26,7 @@ PASSES = {
     # Two of eight samples, and the first policy predicts, too.
     ("preference", "online DPO"): 5 + 2 / 8 * (3 + 1) * 2,
     ("preference", "DRaFT"): 2 + 3 * 3, ("preference", "ReFL"): 5 - 2 + 3,
-    ("edit", "PEPG"): 5 + (3 + 1) * 2,
+    ("edit", "ReFL"): 5 - 2 + 3,
 }  # fmt: skip
 SHARED = {("preference", "DDPO")}  # by chance more or fewer of the kept states are in common
 
@@ -47,7 +47,7 @@ def test_passes_are_those_counted_by_hand(task, method, monkeypatch):
 
 def test_all_methods_exist_and_every_setting_reaches_the_points():
     for name, task in TASKS.items():
-        for method in task.methods:
+        for method in {**task.methods, **task.details}:
             settings = equal_terms.settings_of(name, method, BEGIN)
             config = {field: value for part in settings for field, value in part.items()}
             make_algorithm(task.method(method).algorithm).check(DDPOConfig(**config))
@@ -92,7 +92,7 @@ def test_a_setting_that_the_algorithm_refuses_is_no_trial():
 
 
 def test_an_algorithm_of_ones_own_takes_part(tmp_path):
-    file = tmp_path / "mine.py"
+    file = tmp_path / "own_rwr.py"
     file.write_text("from ddpo_lessons.algorithms.rwr import RWR\n\n\nclass Mine(RWR):\n    name = 'mine'\n")
     method = TASKS["preference"].method(f"{file}:Mine")
     assert method.algorithm == f"{file}:Mine"
@@ -167,6 +167,16 @@ def test_committed_runs_are_those_of_the_search_and_of_five_seeds():
         setting, length = equal_terms.chosen(task, method)
         assert {equal_terms.setting_of(row) for row in own} == {setting}
         assert {int(row["length"]) for row in own} == {length}
+
+
+def test_a_detail_changes_something_and_has_the_setting_and_the_seeds_of_its_method():
+    results = read_rows(equal_terms.RESULTS)
+    for name, detail in TASKS["preference"].details.items():
+        assert detail.config != METHODS[detail.like].config
+        own = [row for row in results if row["method"] == name]
+        assert {int(row["seed"]) for row in own} == set(equal_terms.SEEDS), name
+        setting, length = equal_terms.chosen("preference", detail.like)
+        assert {(equal_terms.setting_of(row), int(row["length"])) for row in own} == {(setting, length)}
 
 
 # ---------------------------------------------------------------------------------------------- exams

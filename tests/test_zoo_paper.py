@@ -1,6 +1,7 @@
 """The paper's four experiments: what a test asks, how it is judged, and what is committed."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -56,3 +57,30 @@ def test_every_way_and_seed_is_committed_with_the_rate_that_the_search_chose():
         if row["epoch"]:
             assert float(row["learning_rate"]) == paper.chosen(row["reward"], row["method"])
             assert int(row["queries"]) == 128 * int(row["epoch"])
+
+
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        ({}, 1e-3),
+        ({1e-3: 5.0}, 3e-3),
+        ({1e-3: 1.0, 3e-3: 2.0}, 1e-2),
+        ({1e-3: 2.0, 3e-3: 1.0}, 3e-4),
+        ({3e-4: 3.0, 1e-3: 2.0, 3e-3: 1.0}, 1e-4),
+        ({3e-4: 1.0, 1e-3: 2.0, 3e-3: 1.0}, None),
+        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: 1.5}, None),
+        ({1e-3: 1.0, 3e-3: 1.0, 3e-4: 1.0}, 1e-4),
+        (dict.fromkeys(paper.LADDER[:5], 1.0), None),
+    ],
+)
+def test_the_search_goes_on_until_the_best_rate_lies_inside(tried, expected):
+    assert paper.next_rate(tried) == expected
+
+
+@pytest.mark.parametrize("peak", paper.LADDER[1:-1])
+def test_wherever_one_best_rate_lies_it_is_found_from_the_same_beginning(peak):
+    tried: dict[float, float] = {}
+    while (rate := paper.next_rate(tried)) is not None:
+        tried[rate] = -abs(math.log(rate / peak))
+    assert max(tried, key=lambda rate: tried[rate]) == peak
+    assert list(tried)[:2] == [1e-3, 3e-3]

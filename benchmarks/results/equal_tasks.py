@@ -180,10 +180,15 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm as `make_algorithm` reads it, and what it changes of the config."""
+    """An algorithm as `make_algorithm` reads it, what it changes of the config, and whose setting it takes.
+
+    Attributes:
+        like: the method whose search found this one's setting and length; empty for a search of its own.
+    """
 
     algorithm: str
     config: Row
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,7 @@ class Task:
     Attributes:
         points: a run is evaluated after so many reward evaluations.
         trials: so many settings of each method are tried.
+        details: methods that differ from another one in one detail, and take its setting.
         limit: the fraction of the untrained accuracy of the held-out evaluator that must be left.
     """
 
@@ -205,10 +211,12 @@ class Task:
     trials: int
     limit: float = 0.0
     start: FromNoise = field(default_factory=FromNoise)
+    details: dict[str, Method] = field(default_factory=dict)
 
     def method(self, name: str) -> Method:
         """Return a method by its name, or a user's algorithm, which is named as FILE.py:CLASS."""
-        return self.methods[name] if name in self.methods else Method(name, {**TWO, **GROUPS})
+        known = {**self.methods, **self.details}
+        return known[name] if name in known else Method(name, {**TWO, **GROUPS})
 
 
 COMMON: Row = {
@@ -235,6 +243,24 @@ METHODS = {
 }
 
 
+def detail(changes: Row, like: str = "DDPO") -> Method:
+    """Return a method with changes, which come after the setting of the other one."""
+    return Method(METHODS[like].algorithm, {**METHODS[like].config, **changes}, like)
+
+
+DETAILS = {
+    "DDPO, 16 images per epoch": detail({"sample_batch_size": 16, "train_batch_size": 16}),
+    "DDPO, 64 images per epoch": detail({"sample_batch_size": 64, "train_batch_size": 64}),
+    "DDPO, four optimizer steps per epoch": detail({"train_batch_size": 8}),
+    "DDPO, learning rate 0.0003": detail({"train_learning_rate": 3e-4}),
+    "DDPO, learning rate 0.003": detail({"train_learning_rate": 3e-3}),
+    "DDPO, no groups": detail({"sample_group_size": 1}),
+    "DDPO, all actions": detail({"train_timestep_fraction": 1.0}),
+    "DDPO, LoRA in attention only": detail({"train_lora_target_modules": demo.EVERYWHERE[:4]}),
+    # Their coefficient is 0.001 for advantages in [-1, 1], and ours reach 5.
+    "AWM, with its authors' KL penalty": detail({"train_kl_coefficient": 5e-3}, "AWM"),
+}
+
 TASKS = {
     "preference": Task(
         load=load_tiny_zoo,
@@ -246,6 +272,7 @@ TASKS = {
         points=(0, 128, 256, 384),
         trials=7,
         limit=0.9,
+        details=DETAILS,
     ),
     "edit": Task(
         load=load_tiny_zoo,

@@ -128,7 +128,8 @@ def train(run: Row) -> list[Row]:
                 rows.append({**about, **exam.measure(images)})
                 if split == "validation" and not acceptable(run["task"], rows[-1], start):
                     break
-    if split == "test" and run["seed"] == SEEDS[0] and length and done == length:
+    is_method = run["method"] in task.methods
+    if is_method and split == "test" and run["seed"] == SEEDS[0] and length and done == length:
         keep(images[0, :SHOWN], f"{run['task']}_{run['method']}")
     return rows
 
@@ -237,7 +238,7 @@ def chosen(task: str, method: str) -> tuple[Setting, int]:
 
     Length 0 says that no finalist was better than the untrained policy.
     """
-    settings = found(task, method)
+    settings = found(task, TASKS[task].method(method).like or method)
     best = max(settings, key=lambda setting: settings[setting][0])
     return best, settings[best][1]
 
@@ -284,5 +285,8 @@ if __name__ == "__main__":
         common.run_all(search, searches, COLUMNS, SEARCH, arguments.processes)
         common.run_all(train, runs_of(task, methods), COLUMNS, RESULTS, arguments.processes)
     if arguments.methods is None:
+        for task in filter(lambda name: TASKS[name].details, arguments.tasks):
+            details = runs_of(task, list(TASKS[task].details))
+            common.run_all(train, details, COLUMNS, RESULTS, arguments.processes)
         rows = [row for task in TASKS for row in untrained(task)]
         common.write_rows(UNTRAINED, [{**dict.fromkeys(MEASURES, ""), **row} for row in rows])

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.results.equal_tasks import COMMON, OF_SD3
+from benchmarks.results.equal_tasks import COMMON
 from ddpo_lessons.algorithms.flow_grpo import FlowGRPO
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
@@ -33,6 +33,9 @@ SEARCH = RESULT.with_name("flow_search.csv")
 COLUMNS = (
     "method", "learning_rate", "seed", "epoch", "queries", "reward", "lean", "obeyed", "spread", "rough",
 )  # fmt: skip
+# Attention of images and of words, and feed-forward layers.
+OF_SD3 = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
+OF_SD3 += ("net.0.proj", "net.2")
 STEPS, EPOCHS, SEARCH_EPOCHS, SEARCH_SEED, WANTED = 10, 16, 12, 100, 0.25
 QUESTIONS, NOISES = 25, 8
 EARLY = (0, 4)  # the window

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.results.equal_tasks import OF_SD3, left_out
+from benchmarks.results.flow import OF_SD3
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.models import family_of
 from ddpo_lessons.named_prompts import digit_world_prompts
@@ -52,6 +52,14 @@ METHODS: dict[str, tuple[str, Row, str]] = {
     "DRaFT-10": ("draft:last_steps=10", {}, "DRaFT-3"),
     "ReFL": ("refl:last_steps=5", {}, "DRaFT-3"),
 }
+
+
+def left_out() -> list[digits.Description]:
+    """Return what the fifty prompts describe whose digit and ink pre-training left out."""
+    pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
+    return [
+        digits.Description(digit, ink, background) for (digit, ink), background in pairs if background != ink
+    ]
 
 
 class Evaluation:

@@ -4,7 +4,7 @@ Compressibility, incompressibility, alignment with the sentence and a taste: eac
 with as many reward queries, three seeds, and without training by a setting turned and by the best of eight.
 paper.csv has the reward of test pictures, drawn from fixed noise, what the judge finds right in them, and
 the persona's own liking. The learning rates are searched first, on other noise, until the best lies between
-two others or ends the ladder of equal_terms.py. What the files hold already is not run again.
+two others or ends the ladder. What the files hold already is not run again.
 """
 
 import itertools
@@ -17,7 +17,6 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.results.equal_terms import climb
 from benchmarks.zoo import taste
 from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
@@ -48,6 +47,8 @@ COLUMNS = (
 SEEDS, TEST, VALIDATION = (0, 1, 2), 1_000, 2_000
 PICTURES = 90  # of a test: 45 animals in two pictures each, or 30 combinations in three
 EPOCHS = 16
+LADDER = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # of learning rates
+BEGIN = (3, 4)  # places on it
 EVERY = 4  # epochs between tests
 SHOWN = 8  # pictures of the test that are kept
 SEARCH_SEED = 100
@@ -190,6 +191,29 @@ def measure(run: Row) -> list[Row]:
 
 
 # --------------------------------------------------------------------------------------------- search
+def next_rate(tried: dict[float, float]) -> float | None:
+    """Return the next learning rate to try, given the rewards of others; None if the best lies inside.
+
+    Of equal rewards the lowest learning rate counts as best: where none helps, the search goes down.
+    """
+    for place in BEGIN:
+        if LADDER[place] not in tried:
+            return LADDER[place]
+    best = LADDER.index(max(tried, key=lambda rate: (tried[rate], -rate)))
+    beside = [LADDER[place] for place in (best - 1, best + 1) if 0 <= place < len(LADDER)]
+    return next((rate for rate in beside if rate not in tried), None)
+
+
+def climb(train: Callable[[float], list[Row]], mark: Callable[[list[Row]], float]) -> list[Row]:
+    """Try learning rates until the best lies between two others; return the rows of all runs."""
+    rows, tried = list[Row](), dict[float, float]()
+    while (rate := next_rate(tried)) is not None:
+        own = [{"learning_rate": rate, **row} for row in train(rate)]
+        tried[rate] = mark(own)
+        rows += own
+    return rows
+
+
 def search(run: Row) -> list[Row]:
     """Try learning rates, judged by the reward when training ends; return the rows of all runs."""
     return climb(lambda rate: train(run, rate, VALIDATION), lambda rows: rows[-1]["score"])

@@ -229,7 +229,7 @@ def _made_with(trainer: Trainer, arguments: Demo) -> dict[str, Any]:
 def before_after(edits: animals.Edits, images: dict[str, torch.Tensor]) -> Figure:
     """Draw the first images of an exam: the input, untrained twice, and after RL."""
     rows = {
-        "goes in": edits.images,
+        "input image": edits.images,
         f"untrained, strength {POLICY.strength}": images["before"],
         "untrained, best setting": images["untrained_best"],
         "after RL": images["after"],
