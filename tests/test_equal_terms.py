@@ -101,6 +101,14 @@ def test_an_algorithm_of_ones_own_takes_part(tmp_path):
         make_algorithm(TASKS["preference"].method("mine").algorithm)
 
 
+def test_a_method_of_ones_own_is_ranked_among_the_others():
+    results = read_rows(equal_terms.RESULTS)
+    own = [{**row, "method": "mine.py:Mine", "reward": "1.23"} for row in results if row["method"] == "DDPO"]
+    lines = equal_terms.ranking("edit", [*results, *own], ["mine.py:Mine"])
+    assert [line.split()[0] for line in lines] == ["mine.py:Mine", "ReFL", "branching", "DDPO"]
+    assert "reward   1.23, evaluator  45%, 5 seeds" in lines[0]
+
+
 def test_neighbors_differ_by_one_place_of_one_ladder():
     assert set(equal_terms.neighbors(Setting(3e-2, 8, 2))) == {
         Setting(1e-2, 8, 2), Setting(3e-2, 16, 2), Setting(3e-2, 8, 4), Setting(3e-2, 8, 1)

@@ -272,6 +272,17 @@ def runs_of(task: str, methods: Sequence[str]) -> list[Row]:
     ]
 
 
+def ranking(task: str, results: Sequence[Row], own: Sequence[str] = ()) -> list[str]:
+    """Return a line for each method: mean reward and accuracy of its test runs, the highest reward first."""
+    lines = {}
+    for method in dict.fromkeys([*TASKS[task].methods, *own]):
+        ends = [row for row in common.where(results, task=task, method=method)
+                if row["evaluations"] == row["length"]]  # fmt: skip
+        reward, judge = (sum(float(row[name]) for row in ends) / len(ends) for name in ("reward", "judge"))
+        lines[f"{method:28} reward {reward:6.2f}, evaluator {judge:4.0%}, {len(ends)} seeds"] = reward
+    return sorted(lines, key=lambda line: -lines[line])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
@@ -284,7 +295,10 @@ if __name__ == "__main__":
         searches = common.product(task=(task,), method=methods)
         common.run_all(search, searches, COLUMNS, SEARCH, arguments.processes)
         common.run_all(train, runs_of(task, methods), COLUMNS, RESULTS, arguments.processes)
-    if arguments.methods is None:
+    if arguments.methods is not None:
+        for task in arguments.tasks:
+            print("", *ranking(task, common.read_rows(RESULTS), arguments.methods), sep="\n")
+    else:
         for task in filter(lambda name: TASKS[name].details, arguments.tasks):
             details = runs_of(task, list(TASKS[task].details))
             common.run_all(train, details, COLUMNS, RESULTS, arguments.processes)
