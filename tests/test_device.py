@@ -16,6 +16,7 @@ import transformers
 from accelerate import Accelerator, PartialState
 from fake_device import DEVICE, HOST, fake_device
 from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipeline, noisy_image, red_three
+from IPython.core.getipython import get_ipython
 from PIL import Image
 
 from benchmarks.results.recolour import restore
@@ -115,6 +116,7 @@ def test_lesson_13_in_small_runs_on_a_gpu(own_environment, traffic, monkeypatch)
         "sample_num_batches_per_epoch": 1, "sample_group_size": 8, "train_batch_size": 8,
     }  # fmt: skip
     told = play(LESSON, {"13-001": {"DEVICE": "cuda"}, "13-006": {"EVERY": 1, "SETTINGS": settings}})
+    assert get_ipython() is None  # no shell is left for the tests that follow
     assert told["trainer"].accelerator.device.type == "cuda"
     assert told["trainer"].epochs_done == 2
     assert traffic.to_device.total() > 0

@@ -34,9 +34,10 @@ def play(lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyTy
 
     After the cells whose ids are in `changes` variables get other values.
     """
-    Shell.clear_instance()
     shell = Shell.instance()  # what `get_ipython` returns
-    with contextlib.chdir(lesson.parent):
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(Shell.clear_instance)  # the caller's `get_ipython` returns None again
+        at_the_end.enter_context(contextlib.chdir(lesson.parent))
         for number, cell in enumerate(json.loads(lesson.read_text("utf-8"))["cells"]):
             if cell["cell_type"] != "code":
                 continue
