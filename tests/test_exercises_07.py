@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.helpers import exercise_tests
 
 IMPORTS = "import itertools, math, torch\n"
-ARGUMENTS = {1: "rewards, branches, depth", 2: "noise, group_size, part_at", 3: "value, num_steps"}
+ARGUMENTS = {1: "noise, group_size, part_at", 2: "rewards, branches, depth", 3: "value, num_steps"}
 
 LEAF_BY_LEAF = """
 def f(rewards, branches, depth):
@@ -134,33 +134,33 @@ def f(value, num_steps):
 WHOLE, NONE = "value[frozenset(range(num_steps))]", "value[frozenset()]"
 EACH = "[{} for j in range(num_steps)]"
 RIGHT = [
-    (1, LEAF_BY_LEAF), (1, FROM_THE_LEAVES), (1, BY_MATRICES), (1, BY_SHAPES), (2, ROLLOUT_BY_ROLLOUT),
-    (2, BY_NUMBERS), (2, BY_WHERE), (2, BY_CAT), (3, BY_WEIGHTS), (3, BY_DIVIDENDS), (3, BY_RECURSION),
+    (2, LEAF_BY_LEAF), (2, FROM_THE_LEAVES), (2, BY_MATRICES), (2, BY_SHAPES), (1, ROLLOUT_BY_ROLLOUT),
+    (1, BY_NUMBERS), (1, BY_WHERE), (1, BY_CAT), (3, BY_WEIGHTS), (3, BY_DIVIDENDS), (3, BY_RECURSION),
     (3, BY_ORDERS.format(added="value[on | {j}] - value[on]", count="len(orders)")),
 ]  # fmt: skip
 MEAN = "mean(1)"
 STEPS = "values.diff(dim=1)"
 WRONG = [
-    (1, VALUES.format(how=MEAN, give="-values.diff(dim=1)"), "less where it leads"),
-    (1, VALUES.format(how=MEAN, give="(values[:, -1:] - values[:, :1]).expand(-1, depth)"), "all actions"),
-    (1, VALUES.format(how=MEAN, give="values.diff(dim=1).flip(1)"), "first column"),
-    (1, VALUES.format(how=MEAN, give="values[:, 1:]"), "value of where it leads alone"),
-    (1, VALUES.format(how=MEAN, give="values"), "one number for each leaf"),
-    (1, VALUES.format(how=MEAN, give=f"{STEPS} / {STEPS}.std(0, correction=0)"), "divide"),
-    (1, VALUES.format(how=MEAN, give=f"{STEPS}.abs()"), "add up"),
-    (1, VALUES.format(how=MEAN, give=f"{STEPS}.mean(1, keepdim=True).expand(-1, depth)"), "wrong"),
-    (1, VALUES.format(how=MEAN, give="rewards.zero_()[:, None] + values.diff(dim=1)"), "work on copies"),
-    (2, IN_PLACE, "work on copies"),
-    (2, SHARED, "no step parts"),
-    (2, "noise.clone()", "one should"),
-    (2, PUT_BACK.format(shared=SHARED, place="part_at - 1", source="noise[part_at - 1]"), "not at"),
-    (2, PUT_BACK.format(shared=SHARED, place="part_at", source="torch.randn_like(noise[0])"), "its own draw"),
-    (2, PUT_BACK.format(shared="noise[:, :1].repeat(1, noise.shape[1], 1, 1, 1)", place="part_at",
+    (1, IN_PLACE, "work on copies"),
+    (1, SHARED, "no step parts"),
+    (1, "noise.clone()", "one should"),
+    (1, PUT_BACK.format(shared=SHARED, place="part_at - 1", source="noise[part_at - 1]"), "not at"),
+    (1, PUT_BACK.format(shared=SHARED, place="part_at", source="torch.randn_like(noise[0])"), "its own draw"),
+    (1, PUT_BACK.format(shared="noise[:, :1].repeat(1, noise.shape[1], 1, 1, 1)", place="part_at",
                         source="noise[part_at]"), "another group"),
-    (2, PUT_BACK.format(shared=AVERAGED, place="part_at", source="noise[part_at]"), "spread"),
-    (2, PUT_BACK.format(shared=f"{SHARED}.roll(1, 0)", place="part_at", source="noise[part_at]"), "same"),
-    (2, "noise[:, ::group_size]", "shape"),
-    (2, "torch.full_like(noise, math.nan)", "NaN"),
+    (1, PUT_BACK.format(shared=AVERAGED, place="part_at", source="noise[part_at]"), "spread"),
+    (1, PUT_BACK.format(shared=f"{SHARED}.roll(1, 0)", place="part_at", source="noise[part_at]"), "same"),
+    (1, "noise[:, ::group_size]", "shape"),
+    (1, "torch.full_like(noise, math.nan)", "NaN"),
+    (2, VALUES.format(how=MEAN, give="-values.diff(dim=1)"), "less where it leads"),
+    (2, VALUES.format(how=MEAN, give="(values[:, -1:] - values[:, :1]).expand(-1, depth)"), "all actions"),
+    (2, VALUES.format(how=MEAN, give="values.diff(dim=1).flip(1)"), "first column"),
+    (2, VALUES.format(how=MEAN, give="values[:, 1:]"), "value of where it leads alone"),
+    (2, VALUES.format(how=MEAN, give="values"), "one number for each leaf"),
+    (2, VALUES.format(how=MEAN, give=f"{STEPS} / {STEPS}.std(0, correction=0)"), "divide"),
+    (2, VALUES.format(how=MEAN, give=f"{STEPS}.abs()"), "add up"),
+    (2, VALUES.format(how=MEAN, give=f"{STEPS}.mean(1, keepdim=True).expand(-1, depth)"), "wrong"),
+    (2, VALUES.format(how=MEAN, give="rewards.zero_()[:, None] + values.diff(dim=1)"), "work on copies"),
     (3, EACH.format(f"value[frozenset({{j}})] - {NONE}"), "what it adds to others"),
     (3, EACH.format(f"{WHOLE} - value[frozenset(range(num_steps)) - {{j}}]"), "other orders"),
     (3, EACH.format(f"({WHOLE} - {NONE}) / num_steps"), "not all shares"),
