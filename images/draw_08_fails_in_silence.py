@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from plots import BENCHMARKS, minus, panels, read_rows, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, title
 
-from ddpo_lessons.lessons.desk import DESKS
+from ddpo_lessons.lessons.run_sets import RUN_SETS
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 LESSONS = BENCHMARKS.parent / "ddpo_lessons" / "lessons"
@@ -79,7 +79,7 @@ def matrix() -> Figure:
     used = [check for check in checks if any(run.get(check) for run in found.values())]
     figure, axes = diagram(7.6, 7.4)
     left, top, wide, high = 2.3, 5.0, 0.46, 0.375
-    letters = {fault: f" ({letter})" for desk in DESKS for letter, (fault, _) in desk.items() if fault}
+    letters = {fault: f" ({letter})" for runs in RUN_SETS for letter, (fault, _) in runs.items() if fault}
     for column, check in enumerate(used):
         x = left + wide * (column + 0.5)
         look = {"rotation": 50, "fontsize": 11.5, "color": INK, "ha": "left", "va": "bottom"}

@@ -119,7 +119,7 @@ def test_only_what_is_about_toy_worlds_imports_them():
     }
     assert {name.removeprefix("ddpo_lessons.") for name in users} == {
         "ddpo_lessons", "rewards.digit_world", "rewards.animal_world", "named_prompts",
-        "lessons.demo", "lessons.desk",
+        "lessons.demo", "lessons.run_sets",
     }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from ddpo_lessons.cli import options
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.flow import FlowSchedule
-from ddpo_lessons.lessons import demo, desk, set_up
+from ddpo_lessons.lessons import demo, run_sets, set_up
 from ddpo_lessons.named_prompts import get_prompts
 from ddpo_lessons.rewards import colourfulness, prompt_alignment, recolouring
 from ddpo_lessons.text.language_models import ValueModel, load_text_models
@@ -314,10 +314,10 @@ def test_textures_of_the_device_are_those_of_the_host(traffic):
     torch.testing.assert_close(found.cpu(), expected)
 
 
-def test_a_desk_shows_pictures_that_were_made_on_the_device(pictures, traffic):
+def test_a_set_shows_images_that_were_made_on_the_device(pictures, traffic):
     made: Any = pictures.images.to(DEVICE)
-    run = desk.Run(mock.Mock(), [], [], [made], [torch.arange(8.0).to(DEVICE)], [])
-    (axes, *_) = desk.show_pictures({"A": run}, count=2).axes
+    run = run_sets.Run(mock.Mock(), [], [], [made], [torch.arange(8.0).to(DEVICE)], [])
+    (axes, *_) = run_sets.show_images({"A": run}, count=2).axes
     torch.testing.assert_close(torch.tensor(axes.images[0].get_array()), pictures.images[0].permute(1, 2, 0))
 
 

@@ -33,7 +33,7 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.checks import of_snippet, preflight
 from ddpo_lessons.cli.main import main
 from ddpo_lessons.data.starts import FromImages, FromNoise
-from ddpo_lessons.lessons import desk
+from ddpo_lessons.lessons import run_sets
 from ddpo_lessons.lessons.faults import FAULTS, Fault, put_in
 from ddpo_lessons.models.policy import with_parts
 from ddpo_lessons.smoke import smoke_run
@@ -134,7 +134,7 @@ def test_faults_are_seen_by_the_checks_for_them_and_by_no_other(name, tmp_path):
     if name == "other prompts":
         settings["sample_guidance_scale"] = 1.0
     with put_in(FAULTS[name]):
-        found = set(failed(make(tmp_path, desk.redness, **settings)))
+        found = set(failed(make(tmp_path, run_sets.redness, **settings)))
     assert SEEN[name] <= found <= SEEN[name] | {LATER}  # where nothing moves, later ratios are 1 to rounding
 
 

@@ -16,8 +16,8 @@ import torch
 from benchmarks.common import write_rows
 from ddpo_lessons import checks
 from ddpo_lessons.image import to_pil
-from ddpo_lessons.lessons.desk import make_trainer
 from ddpo_lessons.lessons.faults import FAULTS, put_in
+from ddpo_lessons.lessons.run_sets import make_trainer
 from ddpo_lessons.training.runlog import read_metrics
 
 HERE = Path(__file__).parent

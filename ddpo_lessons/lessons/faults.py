@@ -1,7 +1,7 @@
-"""Lesson 08: faults that raise no error, put into the running package one line at a time.
+"""Faults of lesson 08 that raise no error; each changes one line of the running package.
 
-Each comes from a public issue or a published trainer. `put_in` compiles a module with one line changed, and
-lends the changed function's code to the function in use; so nothing needs to be imported again.
+Each fault comes from a public issue or a published trainer. `put_in` compiles a module with one line changed,
+and gives the code of the changed function to the function in use, so that no module is imported again.
 """
 
 import ast
@@ -21,13 +21,13 @@ PACKAGE = Path(ddpo_lessons.__file__).parent
 
 @dataclass(frozen=True)
 class Fault:
-    """A line of the package, and what takes its place."""
+    """A line of the package and its faulty replacement."""
 
-    file: str  #: of the package, such as "algorithms/ddpo.py"
-    right: str  #: a text that stands there once, in a function
-    wrong: str  #: what takes its place
-    does: str  #: what then happens
-    found: str  #: where it did
+    file: str  #: path in the package, such as "algorithms/ddpo.py"
+    right: str  #: text that occurs once in the file, inside a function
+    wrong: str  #: its replacement
+    does: str  #: the effect
+    found: str  #: the public source
 
     def __str__(self) -> str:
         return f"{self.does}\n  {self.file}\n  - {self.right}\n  + {self.wrong}\n  found: {self.found}"
@@ -45,7 +45,7 @@ FAULTS = {
         "rollout.py",
         "distinct = {name: value[::shared] for name, value in conditioning.items()}",
         "distinct = {name: 0 * value[::shared] for name, value in conditioning.items()}",
-        "sampling is told nothing, training is told the prompt",
+        "sampling uses no prompt, training uses the prompt",
         "imageddpo 0.1.2 without guidance (docs/peers.md)",
     ),
     "other weights": Fault(
@@ -60,7 +60,7 @@ FAULTS = {
         "self.accelerator.backward(value * share)",
         "self.accelerator.backward(value * share); "
         "[p.grad.zero_() for p in list(self.trainable.values())[2:]]",
-        "gradients reach the first layer alone",
+        "gradients reach only the first layer",
         "torchforge #592",
     ),
     "B stays 0": Fault(
@@ -82,28 +82,28 @@ FAULTS = {
         "advantages.py",
         "return _standardise(values, values, eps).to(device)",
         "return _standardise(values, values[:4], eps).to(device)",
-        "mean and standard deviation are those of the first four samples",
+        "mean and standard deviation come from only the first four samples",
         "PipelineRL #54",
     ),
     "whole numbers": Fault(
         "advantages.py",
         "return _standardise(values, values, eps).to(device)",
         "return _standardise(values, values, eps).long().float().to(device)",
-        "advantages are whole numbers, as the rewards were",
+        "advantages are truncated to integers, as if they had the rewards' type",
         "TRL 0.21 with integer rewards (docs/peers.md)",
     ),
     "shifted pictures": Fault(
         "training/sampler.py",
         "zip(group.tolist(), images.split(group.shape[1]), strict=True)",
         "zip(group.tolist(), images.roll(1, 0).split(group.shape[1]), strict=True)",
-        "each sample gets the reward of the picture before it",
+        "each sample gets the reward of the image before it",
         "trl #3098",
     ),
     "bf16 latents": Fault(
         "rollout.py",
         "states.append(latents)\n            log_probs",
         "states.append(latents.bfloat16().float())\n            log_probs",
-        "latents are kept in bf16, log-probs are those of float32",
+        "latents are kept in bf16, but log-probs are computed with those in float32",
         "TRL 0.21 in bf16 (docs/peers.md); DanceGRPO #57",
     ),
     "own ratio": Fault(
@@ -111,20 +111,20 @@ FAULTS = {
         "trajectory.log_probs[rows, columns],",
         "new.log_prob,",
         "the ratio compares the new policy with itself",
-        "flow_grpo #131 and Flow-Factory #157 ask about it",
+        "questions in flow_grpo #131 and Flow-Factory #157",
     ),
     "0 to 255": Fault(
-        "lessons/desk.py",
+        "lessons/run_sets.py",
         "pixels = (255 * images).to(torch.uint8).float() / 255",
         "pixels = images.to(torch.uint8).float()",
-        "the reward takes pictures in [0, 1] for pictures in 0 to 255",
+        "the reward treats images in [0, 1] as if they were in 0 to 255",
         "cosmos-rl #580",
     ),
     "four noises": Fault(
         "training/sampler.py",
         "[self._generator(epoch, INITIAL_NOISE, group) for group in groups],",
         "[self._generator(epoch, INITIAL_NOISE, group % 4) for group in groups],",
-        "all samples of an epoch begin in one of four noises",
+        "all samples of an epoch start from one of four noises",
         "verl-omni #561",
     ),
 }
@@ -132,10 +132,12 @@ FAULTS = {
 
 @contextmanager
 def put_in(fault: Fault) -> Iterator[None]:
-    """Have a fault in the running package for the time of a `with` block; functions made in it have it, too.
+    """Put a fault into the running package during a `with` block.
+
+    Functions that are made inside the block keep the fault.
 
     Raises:
-        ValueError: if the text does not stand there once, in a function.
+        ValueError: if the text does not occur exactly once in the file, or is not inside a function.
     """
     source = (PACKAGE / fault.file).read_text("utf-8")
     if source.count(fault.right) != 1:
@@ -153,7 +155,7 @@ def put_in(fault: Fault) -> Iterator[None]:
 
 
 def _function_at(module: Any, tree: ast.Module, line: int) -> FunctionType:
-    """Return the function or method of a module that has a line."""
+    """Return the function or method of a module that contains a line."""
     found: Any = module
     nodes: list[ast.stmt] = tree.body
     while not isinstance(found, FunctionType):
@@ -167,7 +169,7 @@ def _function_at(module: Any, tree: ast.Module, line: int) -> FunctionType:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield all code objects in one."""
+    """Yield all code objects that are nested in a code object."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant

@@ -1,4 +1,4 @@
-"""Lesson 08's desk: tiny runs that look alike, to be told apart by their records and pictures."""
+"""The four sets of tiny runs of lesson 08: healthy and faulty runs whose records or images are similar."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SETTINGS: dict[str, Any] = {
     "sample_guidance_scale": 1.0,
     "sample_batch_size": 16,
     "sample_num_batches_per_epoch": 1,
-    "train_batch_size": 2,  # eight optimizer steps an epoch
+    "train_batch_size": 2,  # eight optimizer steps per epoch
     "train_learning_rate": 2e-3,
     "train_clip_range": 5e-3,
 }
-WHITE_ON_GREEN, ANY_COLOURS = "a white {} on a green background", "a {}"
-# What lies on each desk: by the letter of a run its fault, if any, and its settings.
-DESKS: tuple[dict[str, tuple[str | None, dict[str, Any]]], ...] = (
+WHITE_ON_GREEN, ANY_COLORS = "a white {} on a green background", "a {}"
+# For each set and each run's letter: the name of its fault (None: healthy), and its settings.
+RUN_SETS: tuple[dict[str, tuple[str | None, dict[str, Any]]], ...] = (
     {
         "A": ("bf16 latents", {}),
         "B": ("stale sampler", {}),
@@ -49,7 +49,7 @@ DESKS: tuple[dict[str, tuple[str | None, dict[str, Any]]], ...] = (
         "H": (None, {"num_epochs": 2, "train_learning_rate_warmup_steps": 500}),
     },
     {
-        letter: (fault, {"num_epochs": 1, "sentence": ANY_COLOURS})
+        letter: (fault, {"num_epochs": 1, "template": ANY_COLORS})
         for letter, fault in zip("IJKL", ("0 to 255", "four noises", None, "shifted pictures"), strict=True)
     },
     {
@@ -59,86 +59,86 @@ DESKS: tuple[dict[str, tuple[str | None, dict[str, Any]]], ...] = (
         "P": ("whole numbers", {"num_epochs": 2}),
     },
 )
-ZERO = 1e-9  # where a logarithmic axis shows 0
+ZERO = 1e-9  # a logarithmic axis shows 0 here
 
 
 def redness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
-    """Score pictures (B, 3, H, W) in [0, 1]: 1 for pure red, 0 for greys, -1/2 for pure green or blue."""
+    """Return the redness (B,) of images (B, 3, H, W) in [0, 1]: red 1, grey 0, green or blue -1/2."""
     pixels = (255 * images).to(torch.uint8).float() / 255  # as a file has them
     red, green, blue = pixels.mean((2, 3)).unbind(1)  # (B,) each
     return red - (green + blue) / 2
 
 
-def digits_in_turn(sentence: str) -> Callable[[], tuple[str, dict[str, Any]]]:
-    """Make a prompt function that puts the ten digits into a sentence, in turn."""
-    asked: list[str] = []
+def digits_in_turn(template: str) -> Callable[[], tuple[str, dict[str, Any]]]:
+    """Make a prompt function that fills a template such as "a {}" with zero, one, ... nine in turn."""
+    made: list[str] = []
 
     def prompts() -> tuple[str, dict[str, Any]]:
-        asked.append(sentence.format(DIGITS[len(asked) % 10]))
-        return asked[-1], {}
+        made.append(template.format(DIGITS[len(made) % 10]))
+        return made[-1], {}
 
     return prompts
 
 
 def make_trainer(
-    folder: str | Path, hook: Any = None, sentence: str = WHITE_ON_GREEN, **changes: Any
+    folder: str | Path, hook: Any = None, template: str = WHITE_ON_GREEN, **changes: Any
 ) -> DDPOTrainer:
-    """Make the run that is looked at: tiny-sd, rewarded for red; `changes` are other settings."""
+    """Make a trainer of tiny-sd with the reward `redness` and `SETTINGS`, of which `changes` replace some."""
     config = DDPOConfig(**{**SETTINGS, "output_dir": str(folder), **changes})
-    return DDPOTrainer(config, redness, digits_in_turn(sentence), load_tiny_sd(), hook)
+    return DDPOTrainer(config, redness, digits_in_turn(template), load_tiny_sd(), hook)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run and its records; of each epoch pictures (N, 3, H, W), rewards and advantages (N,)."""
+    """A finished run: its records, and for each epoch images (N, 3, H, W), rewards and advantages (N,)."""
 
     trainer: DDPOTrainer
     epochs: list[dict[str, Any]]
     steps: list[dict[str, Any]]
-    pictures: list[torch.Tensor]
+    images: list[torch.Tensor]
     rewards: list[torch.Tensor]
     advantages: list[torch.Tensor]
 
 
-def run(fault: str | None = None, **changes: Any) -> Run:
-    """Train with a fault of `FAULTS` in the package, or with none."""
-    pictures, rewards, advantages = (list[torch.Tensor]() for _ in range(3))
+def train_run(fault: str | None = None, **changes: Any) -> Run:
+    """Train a run, with one of `FAULTS` in the package or without a fault; `changes` as in `make_trainer`."""
+    images, rewards, advantages = (list[torch.Tensor]() for _ in range(3))
 
     def keep(batches: list[list[Any]], *_: Any) -> None:
-        pictures.append(torch.cat([batch[0] for batch in batches]))
+        images.append(torch.cat([batch[0] for batch in batches]))
         rewards.append(torch.cat([batch[3] for batch in batches]))
 
     broken = put_in(FAULTS[fault]) if fault else contextlib.nullcontext()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), broken:
-        warnings.simplefilter("ignore")  # the first epoch's, which would tell
+        warnings.simplefilter("ignore")  # the first epoch's checks would name the fault
         trainer = make_trainer(folder, keep, **changes)
         algorithm: Any = trainer.algorithm
-        weigh = algorithm.advantages
+        compute = algorithm.advantages
 
-        def weighed(*asked: Any) -> torch.Tensor:
-            advantages.append(weigh(*asked))
+        def recorded(*arguments: Any) -> torch.Tensor:
+            advantages.append(compute(*arguments))
             return advantages[-1]
 
-        algorithm.advantages = weighed
+        algorithm.advantages = recorded
         trainer.train()
         epochs, steps = (read_metrics(folder, kind) for kind in ("epoch", "step"))
-        return Run(trainer, epochs, steps, pictures, rewards, advantages)
+        return Run(trainer, epochs, steps, images, rewards, advantages)
 
 
-def open_desk(number: int) -> dict[str, Run]:
-    """Do the runs that lie on a desk, 1 to 4, and give them by their letters."""
-    return {letter: run(fault, **changes) for letter, (fault, changes) in DESKS[number - 1].items()}
+def train_runs(number: int) -> dict[str, Run]:
+    """Train all runs of a set (1 to 4), and return them by their letters."""
+    return {letter: train_run(fault, **changes) for letter, (fault, changes) in RUN_SETS[number - 1].items()}
 
 
-def tell(number: int) -> None:
-    """Print what was wrong with the runs of a desk."""
-    for letter, (fault, changes) in DESKS[number - 1].items():
+def explain(number: int) -> None:
+    """Print the fault of each run of a set, or its settings if it is healthy."""
+    for letter, (fault, changes) in RUN_SETS[number - 1].items():
         named = [f"{name}={value}" for name, value in changes.items() if name.startswith("train")]
         print(f"{letter}: {FAULTS[fault] if fault else ', '.join(['healthy', *named])}", end="\n\n")
 
 
 def show_records(runs: Mapping[str, Run]) -> Figure:
-    """Draw of each run: reward by epoch, and by optimizer step the ratio's error and the gradient's norm."""
+    """Plot each run's reward by epoch, and its largest |ρ − 1| and gradient norm by optimizer step."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2.2 * len(runs) + 0.6, 4.6), layout="constrained")
@@ -158,59 +158,59 @@ def show_records(runs: Mapping[str, Run]) -> Figure:
             axis.semilogy([number[n] for n in first], [values[n] for n in first], "o", color="C1")
             axis.set(xlabel="optimizer step", xticks=[1, *number[3::4]])
         column[1].axhline(run.trainer.config.train_clip_range, color="0.7", linestyle="--", linewidth=1)
-    for axis, name in zip(grid[:, 0], ("reward", "largest |ρ − 1|", "gradient's norm"), strict=True):
+    for axis, name in zip(grid[:, 0], ("reward", "largest |ρ − 1|", "gradient norm"), strict=True):
         axis.set_ylabel(name)
     grid[1, 0].set(ylim=(ZERO / 3, 3), yticks=[ZERO, 1e-6, 1e-3, 1], yticklabels=["0", "1e-6", "1e-3", "1"])
     return figure
 
 
-def show_pictures(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Figure:
-    """Draw each run's first pictures of an epoch, with their rewards."""
+def show_images(runs: Mapping[str, Run], epoch: int = 1, count: int = 8) -> Figure:
+    """Show the first `count` images of an epoch of each run, with their rewards."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.05 * count + 0.9, 1.3 * len(runs)), layout="constrained")
     for row, (name, run) in zip(figure.subplots(len(runs), count, squeeze=False), runs.items(), strict=True):
-        for axis, picture, reward in zip(
-            row, run.pictures[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
+        for axis, image, reward in zip(
+            row, run.images[epoch - 1], run.rewards[epoch - 1].tolist(), strict=False
         ):
-            axis.imshow(picture.permute(1, 2, 0).cpu(), interpolation="nearest")
+            axis.imshow(image.permute(1, 2, 0).cpu(), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
             axis.set_title(f"{reward:.3f}", fontsize=8)
         row[0].set_ylabel(name, rotation=0, ha="right", va="center")
     return figure
 
 
-# What it is | why | the ratio errors of each epoch | learning rates, 1e-3 where none are given.
+# Diagnosis | reason | ratio errors of each epoch | learning rates (1e-3 if none are given).
 _RECORDS = """
 fine | a healthy run | 1e-7 2e-3 9e-3, 0 4e-3 2e-2
-fine | later steps of an epoch may be far off | 0 0.5, 1e-7 0.9
-fine | one step an epoch: no moved policy replays anything | 0, 1e-7, 0
-fine | a rate of 0 moves nothing | 0 0, 0 0 | 0 0 0 0
-fine | a step moves the policy of the next one, not its own | 0 1e-8 | 0 1e-3
-fine | new samples are the moved policy's own: what moved before counts no more | 0, 0 0 | 1e-3 0 0
+fine | later steps of an epoch may be off by much | 0 0.5, 1e-7 0.9
+fine | one step per epoch: nothing is replayed after a step | 0, 1e-7, 0
+fine | a learning rate of 0 moves no weight | 0 0, 0 0 | 0 0 0 0
+fine | a step changes the ratio of the next step, not its own | 0 1e-8 | 0 1e-3
+fine | steps of an earlier epoch do not count: new samples come from the moved policy | 0, 0 0 | 1e-3 0 0
 fine | one later step that is off is enough | 0 1e-7, 0 3e-3
 fine | 1e-4 is allowed | 9e-5 2e-3, 5e-5 3e-3
 fine | 1e-5 is more than rounding: the policy has moved | 0 1e-5, 0 3e-5
-fine | what is off by more than 1e-6 has moved, whatever the mean says | 0 0 1.8e-6
-fine | all later steps count, not the last alone | 0 3e-3 1e-7
-fine | a step that moved the policy did so for all that follow | 0 1e-7 3e-3 | 1e-3 0 0
-fine | each first step is judged alone: errors do not add up | 0 2e-3, 9e-5 3e-3, 9e-5 3e-3
+fine | one step is off by more than 1e-6, although their mean is below | 0 0 1.8e-6
+fine | all later steps count, not only the last one | 0 3e-3 1e-7
+fine | after a step with a learning rate above 0 all steps of the epoch follow it | 0 1e-7 3e-3 | 1e-3 0 0
+fine | each first step counts by itself: errors do not add up | 0 2e-3, 9e-5 3e-3, 9e-5 3e-3
 another policy | the first step of the first epoch is off | 0.3 0.3, 0.2 0.3
-another policy | also where later epochs are right | 2e-4 2e-3, 0 3e-3
-another policy | also with one step an epoch | 0.3, 0.2
-another policy | the first of the four that is true | 0.3 0, 0 0
+another policy | also if later epochs are fine | 2e-4 2e-3, 0 3e-3
+another policy | also with one step per epoch | 0.3, 0.2
+another policy | the first diagnosis that is true | 0.3 0, 0 0
 stale sampler | the first step of a later epoch is off | 0 2e-3, 2e-3 4e-3, 2e-2 2e-2
 stale sampler | 2e-4 is more than 1e-4 | 0 2e-3, 2e-4 3e-3
-stale sampler | also if it is the third epoch alone | 0 2e-3, 0 4e-3, 2e-2 2e-2
-stale sampler | also with one step an epoch | 0, 2e-3
+stale sampler | also if only the third epoch is off | 0 2e-3, 0 4e-3, 2e-2 2e-2
+stale sampler | also with one step per epoch | 0, 2e-3
 ratio stays 1 | it is exactly 1 | 0 0 0, 0 0 0
-ratio stays 1 | it is 1 to rounding | 1e-7 2e-7, 0 1e-7
-ratio stays 1 | the rate warms up, and then nothing moves | 0 0 0, 0 0 0 | 0 0 1e-3 1e-3 1e-3 1e-3
+ratio stays 1 | it is 1 up to rounding | 1e-7 2e-7, 0 1e-7
+ratio stays 1 | it stays 1 although the learning rate rises | 0 0 0, 0 0 0 | 0 0 1e-3 1e-3 1e-3 1e-3
 """
 
 
 def known_records() -> list[tuple[str, str, list[dict[str, float]]]]:
-    """Return records of steps for exercise 1, each with what it is and why."""
+    """Return cases for exercise 1: diagnosis, reason, and the records of the optimizer steps."""
     found = []
     for line in _RECORDS.strip().splitlines():
         verdict, why, epochs, *given = line.split(" | ")
