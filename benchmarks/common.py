@@ -80,8 +80,8 @@ def draw(pipeline: Any, prompts: Sequence[str], *seed: int, **settings: Any) -> 
     from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 
     noise = [torch.Generator().manual_seed(sample_seed(*seed, n)) for n in range(len(prompts))]
-    told = SamplingSettings(**{"guidance_scale": 1.0, **settings})
-    return text2img_rollout(pipeline, prompts, told, generator=noise)[0]
+    sampling = SamplingSettings(**{"guidance_scale": 1.0, **settings})
+    return text2img_rollout(pipeline, prompts, sampling, generator=noise)[0]
 
 
 def best_draws(draws: Sequence[torch.Tensor], rewards: Sequence[torch.Tensor]) -> torch.Tensor:

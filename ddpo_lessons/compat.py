@@ -155,16 +155,17 @@ class I2IDDPOStableDiffusionPipeline(DefaultDDPOStableDiffusionPipeline):
             return family.condition(texts, "", guidance_scale=1.0)["prompt_embeds"]  # (B, L, D)
 
         embeds = embed([""] * size) if negative_prompt_embeds is None else negative_prompt_embeds
-        told = {"prompt_embeds": embeds}
+        conditioning = {"prompt_embeds": embeds}
         if guidance_scale > 1:
             if prompt_embeds is None:
                 if prompt is None:
                     raise ValueError("guidance needs a prompt: give prompt or prompt_embeds")
                 prompt_embeds = embed([prompt] * size if isinstance(prompt, str) else prompt)
-            told = {"prompt_embeds": prompt_embeds, "negative_prompt_embeds": embeds}
+            conditioning = {"prompt_embeds": prompt_embeds, "negative_prompt_embeds": embeds}
         for timestep in make_schedule(pipeline.scheduler, num_inference_steps, starting_step_ratio):
             latents = latents.float()
-            output = family.predict(pipeline.unet, latents, timestep.expand(size), told, guidance_scale)
+            timesteps = timestep.expand(size)
+            output = family.predict(pipeline.unet, latents, timesteps, conditioning, guidance_scale)
             latents = pipeline.scheduler.step(
                 output, timestep, latents, eta=eta, generator=generator
             ).prev_sample

@@ -63,12 +63,12 @@ class Trajectory:
             latents=torch.cat([t.latents for t in trajectories]),
             timesteps=torch.cat([t.timesteps for t in trajectories]),
             log_probs=torch.cat([t.log_probs for t in trajectories]),
-            conditioning={name: torch.cat([_told(t, name) for t in trajectories]) for name in names},
+            conditioning={name: torch.cat([_condition(t, name) for t in trajectories]) for name in names},
             final_latents=torch.cat([t.final_latents for t in trajectories]),
         )
 
 
-def _told(trajectory: Trajectory, name: str) -> torch.Tensor:
+def _condition(trajectory: Trajectory, name: str) -> torch.Tensor:
     return trajectory.conditioning.get(name, trajectory.conditioning[name.removeprefix("negative_")])
 
 

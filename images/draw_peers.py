@@ -72,8 +72,8 @@ def peers() -> Figure:
         axes.set_ylim(len(rows) - 0.5, -0.5)
         longest = max(row[run]["whole"][2] for row in result["rows"] for run in RUNS if run in row)
         axes.set_xlim(0, 1.45 * longest)  # the rest is for remarks
-    told = "seconds per epoch: median, and the smallest and largest of the rounds"
-    panels[-1].set_xlabel(told, fontsize=9.5)
+    text = "seconds per epoch: median, and the smallest and largest of the rounds"
+    panels[-1].set_xlabel(text, fontsize=9.5)
     handles = [Patch(color=color, label=phase) for phase, color in PHASES.items()]
     below = {"frameon": False, "ncols": 2, "loc": "outside lower center"}
     figure.legend(handles=handles, fontsize=9.5, **below)

@@ -40,8 +40,8 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, text: str =
     place = (x + pad, y + pad), width - 2 * pad, height - 2 * pad
     look = {"facecolor": color, "edgecolor": style.get("edge", INK), "linewidth": 1.1}
     axes.add_patch(FancyBboxPatch(*place, boxstyle=f"round,pad={pad},rounding_size=0.07", **look))
-    told = {"ink": INK if color in ("none", CARD) else "white", **style}
-    label(axes, x + width / 2, y + height / 2, text, **told)
+    text_style = {"ink": INK if color in ("none", CARD) else "white", **style}
+    label(axes, x + width / 2, y + height / 2, text, **text_style)
 
 
 def label(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:

@@ -528,7 +528,7 @@ def test_examples_of_img2img_have_no_more_noise_than_its_first_state(tmp_path, m
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("start", ["noise", "images"])
 def test_visited_states_are_what_sampling_passed(tmp_path, model, start):
-    """The forward process leads there, by the noise that the loss is told of; the last step's state, too."""
+    """The forward process leads there, by the noise that the loss gets; the last step's state, too."""
     pipeline = make_pipeline(set_alpha_to_one=True) if model == "sd" else make_sd3_pipeline()  # no noise last
     prompts = each_prompt()
     images = [(*prompts()[:1], torch.full((3, 32, 32), 0.5), {}) for _ in range(16)]
@@ -620,17 +620,17 @@ def test_a_checked_reward_hands_on_a_gradient_and_makes_none():
     scale = torch.ones(1, requires_grad=True)  # as the weights of a reward model may be
     reward = checked_reward(lambda images, prompts, metadata: scale * brightness(images, prompts, metadata))
     images = torch.full((2, 3, 4, 4), 0.5, requires_grad=True)
-    told = ["", ""], [{}, {}]
-    reward(images, *told).sum().backward()
+    about = ["", ""], [{}, {}]
+    reward(images, *about).sum().backward()
     torch.testing.assert_close(images.grad, torch.full((2, 3, 4, 4), 1 / 48))
-    assert not reward(images.detach(), *told).requires_grad
+    assert not reward(images.detach(), *about).requires_grad
     with torch.no_grad():
-        assert not reward(images, *told).requires_grad
+        assert not reward(images, *about).requires_grad
 
 
 def test_samples_are_scored_anew_by_their_own_contexts(tmp_path):
     def length(images: torch.Tensor, prompts: Any, metadata: Any) -> Any:
-        return torch.tensor([len(prompt) for prompt in prompts]) + images[:, 0, 0, 0], {"told": metadata}
+        return torch.tensor([len(prompt) for prompt in prompts]) + images[:, 0, 0, 0], {"about": metadata}
 
     trainer = make_trainer(tmp_path, DRaFT(), reward=length)
     score = scorer(trainer.reward_function, list(trainer.contexts.draw(0).values()))  # "a red three" and ""

@@ -115,10 +115,10 @@ def test_lesson_13_in_small_runs_on_a_gpu(own_environment, traffic, monkeypatch)
         "num_epochs": 2, "sample_num_steps": 12, "sample_guidance_scale": 1.0, "sample_batch_size": 8,
         "sample_num_batches_per_epoch": 1, "sample_group_size": 8, "train_batch_size": 8,
     }  # fmt: skip
-    told = play(LESSON, {"13-001": {"DEVICE": "cuda"}, "13-006": {"EVERY": 1, "SETTINGS": settings}})
+    played = play(LESSON, {"13-001": {"DEVICE": "cuda"}, "13-006": {"EVERY": 1, "SETTINGS": settings}})
     assert get_ipython() is None  # no shell is left for the tests that follow
-    assert told["trainer"].accelerator.device.type == "cuda"
-    assert told["trainer"].epochs_done == 2
+    assert played["trainer"].accelerator.device.type == "cuda"
+    assert played["trainer"].epochs_done == 2
     assert traffic.to_device.total() > 0
 
 
@@ -345,9 +345,9 @@ def test_rewards_score_pictures_of_the_device(make_reward, pictures, traffic):
 
 @pytest.mark.parametrize("images_place", PLACES)
 def test_restore_takes_pictures_of_any_device(images_place, pictures, traffic):
-    told = [""] * len(pictures.images), demo.Img2Img(0.5, 1.0, 6)
-    expected = restore(load_tiny_sd(), pictures.images, *told)
-    found = restore(load_tiny_sd().to(DEVICE), pictures.images.to(images_place), *told)
+    arguments = [""] * len(pictures.images), demo.Img2Img(0.5, 1.0, 6)
+    expected = restore(load_tiny_sd(), pictures.images, *arguments)
+    found = restore(load_tiny_sd().to(DEVICE), pictures.images.to(images_place), *arguments)
     assert found.device == HOST  # where the judges are
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -145,16 +145,16 @@ def test_empty_prompts_take_one_pass_unless_the_negative_one_is_zeros(zeros, pas
             family, [""], SamplingSettings(num_inference_steps=2), generator=generators(1)
         )
     assert sizes == [passes] * 2
-    _, told = text2img_rollout(
+    _, trajectory = text2img_rollout(
         family, ["a red three"], SamplingSettings(num_inference_steps=2), generator=generators(1)
     )
-    joined = Trajectory.cat([empty, told])
-    assert set(joined.conditioning) == set(told.conditioning)
+    joined = Trajectory.cat([empty, trajectory])
+    assert set(joined.conditioning) == set(trajectory.conditioning)
     with torch.no_grad():
         both = family.predict(
             family.denoiser, joined.latents[:, 0], joined.timesteps[:, 0], joined.conditioning, 5.0
         )
-        for row, alone in enumerate((empty, told)):
+        for row, alone in enumerate((empty, trajectory)):
             expected = family.predict(
                 family.denoiser, alone.latents[:, 0], alone.timesteps[:, 0], alone.conditioning, 5.0
             )
@@ -198,13 +198,13 @@ def test_class_numbers_reach_a_network_in_bf16_as_they_are():
     """bf16 holds whole numbers up to 256 only."""
     family, seen = family_of(make_pipeline().to(torch.bfloat16)), []
 
-    def call(denoiser: Any, latents: torch.Tensor, timesteps: torch.Tensor, **told: torch.Tensor) -> Any:
-        seen.append(told)
+    def call(denoiser: Any, latents: torch.Tensor, timesteps: torch.Tensor, **given: torch.Tensor) -> Any:
+        seen.append(given)
         return latents
 
     family._call = call
-    told = {"classes": torch.tensor([999]), "embeds": torch.tensor([[0.1]])}
-    family.predict(family.denoiser, torch.zeros(1, 4, 8, 8), torch.tensor([500]), told, 1.0)
+    conditioning = {"classes": torch.tensor([999]), "embeds": torch.tensor([[0.1]])}
+    family.predict(family.denoiser, torch.zeros(1, 4, 8, 8), torch.tensor([500]), conditioning, 1.0)
     assert seen[0]["classes"].tolist() == [999]
     assert seen[0]["embeds"].dtype == torch.bfloat16
 

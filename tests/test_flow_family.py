@@ -59,8 +59,9 @@ def test_conditioning_is_that_of_diffusers(t5, negative, guidance):
 def test_without_a_third_tokenizer_there_are_as_many_zeros_as_in_diffusers():
     pipeline = make_sd3_pipeline()
     pipeline.tokenizer_3 = None
-    told = family_of(pipeline).condition(["a red three"], "", 1.0)
-    torch.testing.assert_close(told["prompt_embeds"], pipeline.encode_prompt("a red three", None, None)[0])
+    conditioning = family_of(pipeline).condition(["a red three"], "", 1.0)
+    expected = pipeline.encode_prompt("a red three", None, None)[0]
+    torch.testing.assert_close(conditioning["prompt_embeds"], expected)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])

@@ -68,9 +68,9 @@ def test_conditioning_is_that_of_diffusers():
     prompts, pooled, _ = pipeline.encode_prompt(list(PROMPTS), max_sequence_length=FLUX_LENGTH)
     family = family_of(pipeline)
     for _ in range(2):  # the second time from memory
-        told = family.condition(PROMPTS, "", 3.5)
-        torch.testing.assert_close(told.pop("guidance"), torch.full((4,), 3.5))
-        torch.testing.assert_close(told, {"prompt_embeds": prompts, "pooled_embeds": pooled})
+        conditioning = family.condition(PROMPTS, "", 3.5)
+        torch.testing.assert_close(conditioning.pop("guidance"), torch.full((4,), 3.5))
+        torch.testing.assert_close(conditioning, {"prompt_embeds": prompts, "pooled_embeds": pooled})
 
 
 @pytest.mark.parametrize(("guidance", "tokens"), [(True, 512), (False, 256)])
@@ -94,22 +94,22 @@ def test_guidance_that_is_an_input_takes_no_negative_prompt():
 
 
 @pytest.mark.parametrize("size", [(32, 32), (32, 64)])
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("takes_guidance", [True, False])
 @pytest.mark.parametrize("guidance", [1.0, 3.5])
-def test_text2img_by_the_ode_draws_what_plain_diffusers_draws(size, is_told, guidance):
+def test_text2img_by_the_ode_draws_what_plain_diffusers_draws(size, takes_guidance, guidance):
     """Guidance is told ("dev"), or led from the negative prompt ("schnell", which never needs it)."""
-    pipeline, prompts = make_flux_pipeline(guidance=is_told), ["a red three", "a digit", ""]
+    pipeline, prompts = make_flux_pipeline(guidance=takes_guidance), ["a red three", "a digit", ""]
     noise = noise_of(3, 4, size[0] // 4, size[1] // 4)
     settings = SamplingSettings(num_inference_steps=4, guidance_scale=guidance, eta=0.0)
     drawn = text2img_rollout(pipeline, prompts, settings, initial_noise=noise, size=size)
     check_drawn_as_by_diffusers(
         drawn, pipeline, prompts, settings, noise, to_tokens, height=size[0], width=size[1],
-        negative_prompt=None if is_told else [""] * 3, max_sequence_length=FLUX_LENGTH,
-        **{"guidance_scale" if is_told else "true_cfg_scale": guidance},
+        negative_prompt=None if takes_guidance else [""] * 3, max_sequence_length=FLUX_LENGTH,
+        **{"guidance_scale" if takes_guidance else "true_cfg_scale": guidance},
     )  # fmt: skip
-    told = family_of(pipeline).condition(prompts, "", guidance)
-    assert drawn[1].is_guided == (guidance > 1 and not is_told)
-    assert ("guidance" in told) == is_told
+    conditioning = family_of(pipeline).condition(prompts, "", guidance)
+    assert drawn[1].is_guided == (guidance > 1 and not takes_guidance)
+    assert ("guidance" in conditioning) == takes_guidance
 
 
 def test_the_larger_the_image_the_later_its_noise_goes():
@@ -124,10 +124,10 @@ def test_the_larger_the_image_the_later_its_noise_goes():
 
 
 @pytest.mark.parametrize(("steps", "strength", "actions"), [(5, 0.6, 3), (10, 0.25, 3), (4, 1.0, 4)])
-@pytest.mark.parametrize("is_told", [True, False])
-def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(is_told, steps, strength, actions):
+@pytest.mark.parametrize("takes_guidance", [True, False])
+def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(takes_guidance, steps, strength, actions):
     """From the latents that we start with: those of diffusers are a draw of the posterior, ours its mean."""
-    pipeline, prompts = make_flux_pipeline(guidance=is_told), ["a red three", "a digit"]
+    pipeline, prompts = make_flux_pipeline(guidance=takes_guidance), ["a red three", "a digit"]
     images, noise = images_of(2, 32, 48), noise_of(2, 4, 8, 12)
     settings = SamplingSettings(num_inference_steps=steps, guidance_scale=1.0, eta=0.0)
     drawn = img2img_rollout(pipeline, prompts, images, strength, settings, initial_noise=noise)
@@ -146,10 +146,10 @@ def test_img2img_by_the_ode_draws_what_plain_diffusers_draws(is_told, steps, str
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("takes_guidance", [True, False])
 @pytest.mark.parametrize("guidance", [1.0, 2.5])
-def test_kontext_edits_as_plain_diffusers_does(is_told, guidance):
-    pipeline = make_flux_pipeline(guidance=is_told, kind=FluxKontextPipeline)
+def test_kontext_edits_as_plain_diffusers_does(takes_guidance, guidance):
+    pipeline = make_flux_pipeline(guidance=takes_guidance, kind=FluxKontextPipeline)
     prompts, images, noise = ["make it red", "remove it"], images_of(2, 32, 48), noise_of(2, 4, 8, 12)
     settings = SamplingSettings(num_inference_steps=4, guidance_scale=guidance, eta=0.0)
     edited = text2img_rollout(pipeline, prompts, settings, initial_noise=noise, images=images)
@@ -157,16 +157,16 @@ def test_kontext_edits_as_plain_diffusers_does(is_told, guidance):
     for drawn, image in ((edited, images), (without, None)):
         check_drawn_as_by_diffusers(
             drawn, pipeline, prompts, settings, noise, to_tokens, image=image, height=32, width=48,
-            negative_prompt=None if is_told else ["", ""], max_sequence_length=FLUX_LENGTH,
+            negative_prompt=None if takes_guidance else ["", ""], max_sequence_length=FLUX_LENGTH,
             max_area=32 * 48, _auto_resize=False,
-            **{"guidance_scale" if is_told else "true_cfg_scale": guidance},
+            **{"guidance_scale" if takes_guidance else "true_cfg_scale": guidance},
         )  # fmt: skip
     assert (edited[0] - without[0]).abs().max() > 1e-3
 
 
 def test_images_are_refused_by_models_that_take_none():
     for pipeline in (make_flux_pipeline(), make_pipeline()):
-        with pytest.raises(TypeError, match=f"a {type(pipeline).__name__} is told no images"):
+        with pytest.raises(TypeError, match=f"a {type(pipeline).__name__} has no input for images"):
             text2img_rollout(pipeline, [""], images=images_of(1, 32, 32))
 
 
@@ -323,9 +323,9 @@ def test_kontext_runs_on_the_meta_device():
     for network in (family.denoiser, *family.frozen.values()):
         network.to("meta")
     images = torch.empty(2, 3, 64, 32, device="meta")
-    told = family.condition(["a", "b"], "", 3.5, (64, 32), images)
+    conditioning = family.condition(["a", "b"], "", 3.5, (64, 32), images)
     latents = torch.empty(2, *family.latents_shape((64, 32)), device="meta")
-    out = family.predict(family.denoiser, latents, torch.empty(2, device="meta"), told, 3.5)
+    out = family.predict(family.denoiser, latents, torch.empty(2, device="meta"), conditioning, 3.5)
     assert out.shape == latents.shape == (2, 4, 16, 8)
     assert family.decode(out).shape == images.shape
 

@@ -372,8 +372,8 @@ def test_reading_ahead_changes_no_draw_and_reads_only_what_is_wanted(zoo):
             plain.skip()
             ahead.skip()
             continue
-        (_, one, about), (_, other, told) = plain(), ahead()
-        assert about["id"] == told["id"]
+        (_, one, about), (_, other, other_about) = plain(), ahead()
+        assert about["id"] == other_about["id"]
         assert torch.equal(one, other)
     assert ahead._fitted.cache_info().misses == read  # nothing was read twice, or late
     assert ahead.state_dict() == plain.state_dict() == {"seed": 5, "drawn": 5}

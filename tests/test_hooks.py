@@ -24,7 +24,7 @@ def make_trainer(folder: Path, reward: Any = brightness, **changes: Any) -> DDPO
 
 @pytest.fixture
 def shown(monkeypatch) -> list[tuple[str, bytes]]:
-    """What a notebook is told to display: "new" or "update" with the PNG."""
+    """What a notebook displays: "new" or "update" with the PNG."""
     found: list[tuple[str, bytes]] = []
 
     class Place:
@@ -43,7 +43,7 @@ def shown(monkeypatch) -> list[tuple[str, bytes]]:
 
 def test_hooks_are_called_in_their_order(tmp_path):
     calls: list[tuple[str, int]] = []
-    first, second = (lambda *told, name=name: calls.append((name, told[1])) for name in "ab")
+    first, second = (lambda *batch, name=name: calls.append((name, batch[1])) for name in "ab")
     trainer = make_trainer(tmp_path, num_epochs=2)
     trainer.image_samples_hook = Hooks(first, Validation(trainer, [("", {})]), second)
     trainer.train()

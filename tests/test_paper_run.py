@@ -107,9 +107,9 @@ def kept(unet: Any, device: str) -> int:
     """Bytes that live between forward and backward."""
     made = {"device": device, "dtype": torch.bfloat16}
     prepare_policy(unet, {}, DDPOConfig(mixed_precision="bf16"), use_lora=True, device=torch.device(device))
-    latents, told = torch.zeros(2, 4, 8, 8, **made), torch.zeros(2, 16, 64, **made)
+    latents, embeds = torch.zeros(2, 4, 8, 8, **made), torch.zeros(2, 16, 64, **made)
     with Counter(device) as counter:
-        out = unet(latents, 1, encoder_hidden_states=told).sample
+        out = unet(latents, 1, encoder_hidden_states=embeds).sample
         return counter.live if out.requires_grad else 0
 
 
@@ -213,8 +213,8 @@ def test_checkpointing_computes_more_and_holds_less():
     unet = published("sd15").unet
     prepare_policy(unet, {}, DDPOConfig(mixed_precision="bf16"), use_lora=True, device=META)
     made = {"device": "meta", "dtype": torch.bfloat16}
-    latents, told, step = torch.zeros(1, 4, 64, 64, **made), torch.zeros(1, 77, 768, **made), 1
-    run = lambda: unet(latents, step, encoder_hidden_states=told).sample.float().mean()  # noqa: E731
+    latents, embeds, step = torch.zeros(1, 4, 64, 64, **made), torch.zeros(1, 77, 768, **made), 1
+    run = lambda: unet(latents, step, encoder_hidden_states=embeds).sample.float().mean()  # noqa: E731
     with torch.no_grad():
         forward = cost(run, torch.bfloat16)
     assert 0.79e12 < forward.flops < 0.82e12  # published: 0.4 tera multiply-adds

@@ -24,16 +24,16 @@ SHOWN = 8
 
 def train(run: Row) -> list[Row]:
     """Play the lesson with a seed; return a row for each thing that was measured."""
-    told = play(LESSON, {"13-001": {"SEED": run["seed"]}})
-    contexts, validation = told["held_out"], told["validation"]
-    judges = {"judge": animal_margin(model=animals.Judge.load()), "second_judge": told["other"]}
+    played = play(LESSON, {"13-001": {"SEED": run["seed"]}})
+    contexts, validation = played["held_out"], played["validation"]
+    judges = {"judge": animal_margin(model=animals.Judge.load()), "second_judge": played["other"]}
 
     def of(what: str, images: torch.Tensor) -> Row:
         asked = [context[0] for context in contexts], [context[2] for context in contexts]
         found = {name: (judge(images, *asked) > 0).double().mean().item() for name, judge in judges.items()}
         return {"what": what, **found, "distance": -pixel_penalty()(images, *asked).mean().item()}
 
-    rows = [of(name, told[name]) for name in ("clean", "damaged", "stretched")]
+    rows = [of(name, played[name]) for name in ("clean", "damaged", "stretched")]
     rows.append(of("untrained", validation.images(len(contexts), trained=False)))
     rows.append(of("trained", validation.images(len(contexts))))
     untrained = [*validation.untrained(0.3, 0.45, 0.6), *validation.untrained(best_of=4)]
@@ -41,7 +41,7 @@ def train(run: Row) -> list[Row]:
         row: Row = {"what": measured.name, "reward": measured.rewards.mean().item()}
         rows.append({**row, "second_judge": measured.evaluations.mean().item()})
     if run["seed"] == SEEDS[0]:
-        strip = [told[name][:SHOWN] for name in ("clean", "damaged", "before", "after")]
+        strip = [played[name][:SHOWN] for name in ("clean", "damaged", "before", "after")]
         save_grid(torch.cat(strip), SHOWN, RESULT.with_suffix(".png"))
     return rows
 

@@ -42,8 +42,8 @@ def restore(pipeline: Any, images: torch.Tensor, prompts: Sequence[str], setting
     out = []
     for numbers in torch.arange(len(images)).split(100):
         noise = [torch.Generator().manual_seed(sample_seed(0, int(n))) for n in numbers]
-        told = [prompts[n] for n in numbers], images[numbers], setting.strength, how
-        out.append(img2img_rollout(pipeline, *told, generator=noise)[0].cpu())
+        arguments = [prompts[n] for n in numbers], images[numbers], setting.strength, how
+        out.append(img2img_rollout(pipeline, *arguments, generator=noise)[0].cpu())
     return torch.cat(out)
 
 

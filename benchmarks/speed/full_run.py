@@ -78,18 +78,18 @@ def rehearse(folder: str, num_epochs: int) -> Row:
         made_up["what_fits"] = dict
     chosen: Row = {"HELD_OUT": 5 if on_gpu else 1, "EVERY": num_epochs // 2, "RUN": Path(folder, "run")}
     started = time.perf_counter()
-    told = play(LESSON, {"13-001": made_up, "13-006": chosen})
-    predicted, took = told["predicted"], told["cost"](told["trainer"])
+    played = play(LESSON, {"13-001": made_up, "13-006": chosen})
+    predicted, took = played["predicted"], played["cost"](played["trainer"])
     return {
-        "precision": told["config"].mixed_precision, "images": predicted.images,
-        "steps": told["config"].sample_num_steps, "micro_batch": told["config"].train_micro_batch_size,
-        "preflight": {finding.check: finding.passed for finding in told["findings"]},
+        "precision": played["config"].mixed_precision, "images": predicted.images,
+        "steps": played["config"].sample_num_steps, "micro_batch": played["config"].train_micro_batch_size,
+        "preflight": {finding.check: finding.passed for finding in played["findings"]},
         "first_ratio_error": predicted.first_ratio_error, "sampling_error": predicted.sampling_error,
         "seconds_sampling": round(predicted.seconds_sampling, 2),
         "seconds_training": round(predicted.seconds_training, 2),
         "gigabytes": round(predicted.peak_bytes / 1e9, 1),
         "epochs": took.epochs, "seconds": round(took.seconds, 1),
-        "resumed_difference": told["difference"],
+        "resumed_difference": played["difference"],
         "whole_lesson_seconds": round(time.perf_counter() - started),
     }  # fmt: skip
 

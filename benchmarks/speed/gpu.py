@@ -126,12 +126,12 @@ def count_waits(work: Callable[[], Any]) -> int:
     """Return how often the host waits for the GPU, as far as torch's own debug mode sees it."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             work()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing CUDA operation" in str(warning.message) for warning in told)
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 # ---------------------------------------------------------------------- tests, lessons and the demo

@@ -246,28 +246,32 @@ def estimate(
     times = latents[:, 0, 0, 0].clone()
     photos = torch.zeros(size, 3, side, side, device=META)
     with as_on_cuda(), autocast(), torch.no_grad(), Counter() as counter:
-        told = family.condition(["a cat"] * size, "", guidance, (side, side))
+        conditioning = family.condition(["a cat"] * size, "", guidance, (side, side))
         counter.flops = 0  # a prompt is embedded once
         states = [torch.zeros_like(latents[:size]) for _ in range(actions + 2)]  # the first and the last, too
         if isinstance(start, FromImages):
             family.encode(photos)
         before = counter.flops
         predict = partial(family.predict, denoiser, guidance_scale=guidance)
-        predict(latents[:size], times[:size], told)
+        predict(latents[:size], times[:size], conditioning)
         counter.flops += (len(timesteps) - 1) * (counter.flops - before)
         images = family.decode(latents[:size])
     rows = torch.zeros(pairs, dtype=torch.long, device=META)
     with as_on_cuda(), autocast(), Counter() as learning:
-        asked = latents[:pairs].clone(), times[:pairs], {name: value[rows] for name, value in told.items()}
-        loss = predict(*asked).square().mean()
+        batch = (
+            latents[:pairs].clone(),
+            times[:pairs],
+            {name: value[rows] for name, value in conditioning.items()},
+        )
+        loss = predict(*batch).square().mean()
         if config.train_kl_coefficient > 0:
             with torch.no_grad(), adapter_off(denoiser):
-                predict(*asked)
+                predict(*batch)
         loss.backward()
     networks = [denoiser, *family.frozen.values()]
     weights = [w for network in networks for w in (*network.parameters(), *network.buffers())]
     count, of_action = plan.samples_per_process, 4 + timesteps.element_size()  # a log-prob and a timestep
-    of_one = (nbytes(states) + nbytes(told.values())) // size + of_action * actions
+    of_one = (nbytes(states) + nbytes(conditioning.values())) // size + of_action * actions
     return Estimate(
         networks=nbytes(w for w in weights if w.is_floating_point()) + 3 * nbytes(trained),
         trained=nbytes(trained),
@@ -403,12 +407,12 @@ def methods() -> Row:
     prepare_policy(family.denoiser, family.frozen, config, True, META)
     for steps in (1, 2):
         with as_on_cuda(), torch.autocast("meta", torch.bfloat16), Counter() as counter:
-            told = family.condition(["a cat"], "", config.sample_guidance_scale)
+            conditioning = family.condition(["a cat"], "", config.sample_guidance_scale)
             latents = torch.zeros(1, 4, 64, 64, device=META)
             for _ in range(steps):
                 time = torch.zeros(1, device=META)
                 latents = latents - family.predict(
-                    family.denoiser, latents, time, told, config.sample_guidance_scale
+                    family.denoiser, latents, time, conditioning, config.sample_guidance_scale
                 )
             family.decode_with_gradient(latents).mean().backward()
         peaks[f"DRaFT-{steps}"] = counter.peak

@@ -161,7 +161,7 @@ def turned(reward: str) -> list[Row]:
     """Turn what the sentence leaves open, then guidance and steps; other noise than the test's chooses."""
     pipeline, asked = load_tiny_zoo(), questions(reward)
 
-    def told(words: tuple[str | None, str | None]) -> list[str]:
+    def prompts_of(words: tuple[str | None, str | None]) -> list[str]:
         artist, background = words
         return [
             sentence(replace(a, artist=a.artist or artist, background=a.background or background))
@@ -169,7 +169,7 @@ def turned(reward: str) -> list[Row]:
         ]
 
     def liking(words: tuple[str | None, str | None], settings: Row) -> float:
-        some = told(words)[: len(animals.ANIMALS)]
+        some = prompts_of(words)[: len(animals.ANIMALS)]
         return scores(reward, paint(pipeline, some, VALIDATION, **settings), some).mean().item()
 
     added = [(None, None), *itertools.product(animals.ARTISTS, animals.BACKGROUND_NAMES)]
@@ -178,7 +178,7 @@ def turned(reward: str) -> list[Row]:
     settings = max(turns, key=lambda settings: liking(words, settings))
     guidance, steps = settings.values()
     said = f"by {words[0]}, {words[1]}, " if words[0] else ""
-    images = paint(pipeline, told(words), TEST, **settings)
+    images = paint(pipeline, prompts_of(words), TEST, **settings)
     return [{"setting": f"{said}guidance {guidance:g}, {steps} steps", **verdict(reward, images, asked)}]
 
 

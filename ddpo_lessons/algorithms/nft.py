@@ -37,16 +37,16 @@ def normalized_error(example: Example, output: torch.Tensor) -> torch.Tensor:
 
 
 def mirrored_loss(
-    example: Example, new: torch.Tensor, old: torch.Tensor, goodness: torch.Tensor, beta: float
+    example: Example, new: torch.Tensor, old: torch.Tensor, optimality: torch.Tensor, beta: float
 ) -> torch.Tensor:
     """Fit the positive policy to good samples and the negative one to bad ones: (N,), in units of A_max.
 
     For N examples, `new` and `old` (N, C, h, w) are the outputs of the learning policy and of the policy that
-    sampled, the latter without a gradient. `goodness` is q, (N,) in [0, 1], and `beta` is ζ, above 0.
+    sampled, the latter without a gradient. `optimality` is q, (N,) in [0, 1], and `beta` is ζ, above 0.
     """
     step = beta * (new - old)
     good, bad = (normalized_error(example, mirrored) for mirrored in (old + step, old - step))  # (N,)
-    return (goodness * good + (1 - goodness) * bad) / beta
+    return (optimality * good + (1 - optimality) * bad) / beta
 
 
 class NFT(AWM):
@@ -91,10 +91,10 @@ class NFT(AWM):
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         example, bound = self.example(samples, pairs), self.config.train_adv_clip_max
         advantages = samples.advantages[pairs["rows"]].clamp(-bound, bound)  # (N,)
-        goodness = advantages / (2 * bound) + 0.5  # q, in [0, 1]
+        optimality = advantages / (2 * bound) + 0.5  # q, in [0, 1]
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
             old = example.predict(old_policy)  # (N, C, h, w)
         new = example.predict(denoiser)
-        loss = bound * mirrored_loss(example, new, old, goodness, self.beta).mean()
+        loss = bound * mirrored_loss(example, new, old, optimality, self.beta).mean()
         penalty, record = self.penalty(example, learner, new)
         return loss + penalty, {**record, "distance_old": (new.detach() - old).square().mean()}

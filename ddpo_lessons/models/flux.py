@@ -37,7 +37,7 @@ class Flux(StableDiffusion3):
         return frozenset({"text_encoder_2"})
 
     @property
-    def _is_told_guidance(self) -> bool:
+    def _takes_guidance(self) -> bool:
         return bool(self.denoiser.config.guidance_embeds)
 
     def _call(  # type: ignore[override]
@@ -77,17 +77,17 @@ class Flux(StableDiffusion3):
 
         Raises ValueError if there is a negative prompt, and the model is told its guidance.
         """
-        if not self._is_told_guidance:
+        if not self._takes_guidance:
             return super().condition(prompts, negative_prompt, guidance_scale, size, images)
         if negative_prompt:
             raise ValueError(
                 f"negative_prompts={negative_prompt!r}: guidance is an input of this model, which is led "
                 "away from nothing; leave it out"
             )
-        told = super().condition(prompts, negative_prompt, 1.0, size, images)
-        embeds = told["prompt_embeds"]
+        conditioning = super().condition(prompts, negative_prompt, 1.0, size, images)
+        embeds = conditioning["prompt_embeds"]
         guidance = torch.full((len(prompts),), guidance_scale, dtype=torch.float32, device=embeds.device)
-        return {**told, "guidance": guidance}
+        return {**conditioning, "guidance": guidance}
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
@@ -95,7 +95,7 @@ class Flux(StableDiffusion3):
         clip, t5 = self.pipeline.text_encoder, self.pipeline.text_encoder_2
         length = self.pipeline.tokenizer.model_max_length
         ids = self.pipeline.tokenizer(texts, padding="max_length", max_length=length, truncation=True)
-        most = min(T5_TOKENS[self._is_told_guidance], self.pipeline.tokenizer_2.model_max_length)
+        most = min(T5_TOKENS[self._takes_guidance], self.pipeline.tokenizer_2.model_max_length)
         return {
             "prompt_embeds": t5(tokenize(self.pipeline.tokenizer_2, texts, most).to(t5.device))[0],
             "pooled_embeds": clip(torch.tensor(ids.input_ids).to(clip.device)).pooler_output,
@@ -128,7 +128,7 @@ class FluxKontext(Flux):
 
     takes_images: ClassVar[bool] = True
 
-    def _shown(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _image_conditioning(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"image_latents": self.encode(images)}  # (B, C, h, w)
 
 

@@ -78,11 +78,11 @@ class StableDiffusion:
         dtype = next(self.denoiser.parameters()).dtype  # diffusers' own property goes through all of them
         # Contiguous, since kernels for other layouts round differently: an encoded image may have one.
         latents, timesteps = latents.to(dtype).contiguous(), timesteps.to(latents.device)
-        told = {n: v.to(dtype) if v.is_floating_point() else v for n, v in conditioning.items()}
-        positive = {name: value for name, value in told.items() if not name.startswith("negative_")}
-        if len(positive) == len(told):
+        cast = {n: v.to(dtype) if v.is_floating_point() else v for n, v in conditioning.items()}
+        positive = {name: value for name, value in cast.items() if not name.startswith("negative_")}
+        if len(positive) == len(cast):
             return self._call(denoiser, latents, timesteps, **positive).float()
-        both = {name: torch.cat([told[f"negative_{name}"], value]) for name, value in positive.items()}
+        both = {name: torch.cat([cast[f"negative_{name}"], value]) for name, value in positive.items()}
         out = self._call(denoiser, torch.cat([latents] * 2), torch.cat([timesteps] * 2), **both)
         negative, prompted = out.float().chunk(2)  # (N, C, h, w) each
         return negative + guidance_scale * (prompted - negative)
@@ -105,17 +105,17 @@ class StableDiffusion:
         size: tuple[int, int] | None = None,
         images: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        shown = {} if images is None else self._shown(images)
+        shown = {} if images is None else self._image_conditioning(images)
         negative = self._negative(prompts, negative_prompt, size) if guidance_scale > 1 else {}
         if negative:
             negative = {f"negative_{name}": value for name, value in {**negative, **shown}.items()}
-        return {**self._told(prompts, size), **shown, **negative}
+        return {**self._embeds(prompts, size), **shown, **negative}
 
-    def _shown(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _image_conditioning(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the conditioning of an editing model on images (B, 3, H, W); other models refuse them."""
         raise TypeError(
-            f"a {type(self.pipeline).__name__} is told no images: start from them (FromImages), or take "
-            "a model that edits, such as FLUX.1 Kontext"
+            f"a {type(self.pipeline).__name__} has no input for images: start from them with FromImages, or "
+            "use an editing model such as FLUX.1 Kontext"
         )
 
     def _negative(
@@ -124,9 +124,9 @@ class StableDiffusion:
         """Return the negative conditioning, (B, ...) each; nothing if it equals that of the prompts."""
         if all(prompt == negative_prompt for prompt in prompts):
             return {}
-        return self._told([negative_prompt] * len(prompts), size)
+        return self._embeds([negative_prompt] * len(prompts), size)
 
-    def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
+    def _embeds(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
         """Return the embeddings (B, ...) of B prompts; each distinct text is encoded once."""
         found = [*map(self._encoded, prompts)]
         return {name: torch.stack([row[name] for row in found]) for name in found[0]}

@@ -44,20 +44,20 @@ class StableDiffusionXL(StableDiffusion):
         """Return zeros for the empty prompt if the pipeline is configured so, as in diffusers."""
         if negative_prompt or not self.pipeline.config.force_zeros_for_empty_prompt:
             return super()._negative(prompts, negative_prompt, size)
-        told = self._told(prompts, size)
+        embeds = self._embeds(prompts, size)
         return {
-            name: value if name == "time_ids" else torch.zeros_like(value) for name, value in told.items()
+            name: value if name == "time_ids" else torch.zeros_like(value) for name, value in embeds.items()
         }
 
-    def _told(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
+    def _embeds(self, prompts: Sequence[str], size: tuple[int, int] | None) -> dict[str, torch.Tensor]:
         """Add the original size, the crop's corner and the target size, in pixels: (B, 6)."""
-        told = super()._told(prompts, size)
+        conditioning = super()._embeds(prompts, size)
         if size is None:
             side = self.pipeline.unet.config.sample_size * vae_factor(self.pipeline.vae)
             size = (side, side)
-        embeds = told["prompt_embeds"]
+        embeds = conditioning["prompt_embeds"]
         ids = torch.tensor([*size, 0, 0, *size], dtype=embeds.dtype).to(embeds.device)
-        return {**told, "time_ids": ids.expand(len(prompts), -1)}
+        return {**conditioning, "time_ids": ids.expand(len(prompts), -1)}
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str]) -> dict[str, torch.Tensor]:
