@@ -36,17 +36,18 @@ def normalized_error(example: Example, output: torch.Tensor) -> torch.Tensor:
     return difference.square().mean(1) / size
 
 
-def mirrored_loss(
+def implicit_policy_loss(
     example: Example, new: torch.Tensor, old: torch.Tensor, optimality: torch.Tensor, beta: float
 ) -> torch.Tensor:
-    """Fit the positive policy to good samples and the negative one to bad ones: (N,), in units of A_max.
+    """Return DiffusionNFT's loss of each example (N,), in units of A_max.
 
-    For N examples, `new` and `old` (N, C, h, w) are the outputs of the learning policy and of the policy that
-    sampled, the latter without a gradient. `optimality` is q, (N,) in [0, 1], and `beta` is ζ, above 0.
+    `new` and `old` (N, C, h, w) are the outputs of the learning policy and of the policy that sampled, the
+    latter without a gradient. `optimality` is q, (N,) in [0, 1], and `beta` is ζ, above 0.
     """
     step = beta * (new - old)
-    good, bad = (normalized_error(example, mirrored) for mirrored in (old + step, old - step))  # (N,)
-    return (optimality * good + (1 - optimality) * bad) / beta
+    positive = normalized_error(example, old + step)  # of v⁺, (N,)
+    negative = normalized_error(example, old - step)  # of v⁻, (N,)
+    return (optimality * positive + (1 - optimality) * negative) / beta
 
 
 class NFT(AWM):
@@ -95,6 +96,6 @@ class NFT(AWM):
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
             old = example.predict(old_policy)  # (N, C, h, w)
         new = example.predict(denoiser)
-        loss = bound * mirrored_loss(example, new, old, optimality, self.beta).mean()
+        loss = bound * implicit_policy_loss(example, new, old, optimality, self.beta).mean()
         penalty, record = self.penalty(example, learner, new)
         return loss + penalty, {**record, "distance_old": (new.detach() - old).square().mean()}
