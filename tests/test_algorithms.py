@@ -822,8 +822,8 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("branching", {"window": 0}, "window=0 must be a whole number"),
         ("branching", {"window": 1.0}, "window=1.0 must be a whole number"),
         ("rwr", {"temperature": 0.0}, "temperature=0.0 must be"),
-        ("rwr", {"top_share": 0.0}, "top_share=0.0 must"),
-        ("rwr", {"top_share": 1.5}, "top_share=1.5 must"),
+        ("rwr", {"top_fraction": 0.0}, "top_fraction=0.0 must"),
+        ("rwr", {"top_fraction": 1.5}, "top_fraction=1.5 must"),
         ("awm", {"time_power": -1.0}, r"time_power=-1\.0 must not be negative"),
         ("awm", {"error_power": 0.0}, r"error_power=0\.0 must be a number above 0"),
         ("awm", {"lag_coefficient": -1.0}, r"lag_coefficient=-1\.0 must be a number, 0 or more"),
@@ -863,8 +863,8 @@ def test_settings_in_words_are_read_by_their_types():
     assert make_algorithm("draft:draws_steps=True,last_steps=2").draws_steps is True
     assert make_algorithm("flow_grpo:kl_times_length=false,sde=cps").kl_times_length is False
     assert make_algorithm("refl:margin=inf").margin == float("inf")
-    assert make_algorithm("rwr:top_share=none").top_share is None
-    assert make_algorithm("rwr:top_share=1e-1").top_share == 0.1
+    assert make_algorithm("rwr:top_fraction=none").top_fraction is None
+    assert make_algorithm("rwr:top_fraction=1e-1").top_fraction == 0.1
 
 
 @pytest.mark.parametrize(

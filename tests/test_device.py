@@ -244,7 +244,7 @@ PLACES = [HOST, DEVICE]
 
 @pytest.fixture
 def pictures():
-    return digits.draw_pictures(8, "test", 0, "foggy", 3)
+    return digits.draw_images(8, "test", 0, "foggy", 3)
 
 
 @pytest.mark.parametrize("digits_place", PLACES)

@@ -44,7 +44,7 @@ def first_step(folder, **changes) -> tuple[dict[str, float], torch.Tensor]:
     settings = {"sample_num_batches_per_epoch": 2, "train_batch_size": 4, **changes}
     trainer = Trainer(
         make_config(folder, **settings), brightness, red_three, make_pipeline(),
-        algorithm=RWR(top_share=0.25),
+        algorithm=RWR(top_fraction=0.25),
     )  # fmt: skip
     trainer.step(0)
     weights = torch.cat([parameter.detach().flatten() for parameter in trainer.learner.trainable.values()])

@@ -80,7 +80,7 @@ def shares_of(name: str) -> dict[str, float]:
     """Draw 40 pictures of seen combinations by a checkpoint; return what is right in them."""
     pipeline = LOAD[name]()
     if name == "tiny-zoo":
-        wanted = animals.draw_pictures(40, 11, animals.SEEN)
+        wanted = animals.draw_images(40, 11, animals.SEEN)
         images = recipes.generate(pipeline, wanted.prompts, 0, zoo_recipe.GUIDANCE_SCALE)
         hits = animals.verdicts(images, wanted.labels, animals.Judge.load(), animals.SecondJudge.load())
         return {part.replace("_", " "): right.float().mean().item() for part, right in hits.items()}
@@ -102,7 +102,7 @@ def test_text_decides_what_is_drawn(name):
 # ------------------------------------------------------------------------------------------- tiny-sd
 def test_judge_reads_clean_test_handwriting_and_not_what_it_never_saw():
     judge, reward_model = digits.Judge.load(), digits.RewardModel.load()
-    clean, foggy = (digits.draw_pictures(200, "test", 0, damage) for damage in (None, "foggy"))
+    clean, foggy = (digits.draw_images(200, "test", 0, damage) for damage in (None, "foggy"))
     assert accuracy(judge, clean.images, clean.digits) > 0.97
     assert accuracy(judge, foggy.images, foggy.digits) < 0.75
     assert accuracy(reward_model, foggy.images, foggy.digits) > 0.9
@@ -112,14 +112,14 @@ def test_reward_model_is_surer_the_less_damage_there_is():
     reward_model = digits.RewardModel.load()
     means = []
     for severity in (1, 3, 5):
-        pictures = digits.draw_pictures(100, "test", 0, "faded", severity)
+        pictures = digits.draw_images(100, "test", 0, "faded", severity)
         log_probs = reward_model(pictures.images).log_softmax(1).gather(1, pictures.digits[:, None])
         means.append(log_probs.mean().item())
     assert means == sorted(means, reverse=True)
 
 
 def test_targets_spread_the_rest_evenly():
-    pictures = digits.draw_pictures(3, "train", 0, "foggy", 2)
+    pictures = digits.draw_images(3, "train", 0, "foggy", 2)
     wanted = recipe.targets(pictures, recipe.LEGIBILITY)
     assert torch.allclose(wanted.sum(1), torch.ones(3))
     assert wanted[0, pictures.digits[0]].item() == pytest.approx(0.66)
@@ -127,7 +127,7 @@ def test_targets_spread_the_rest_evenly():
 
 
 def test_generated_scores_by_hand():
-    pictures = digits.draw_pictures(2, "test", 4, pairs=((3, "red"),))
+    pictures = digits.draw_images(2, "test", 4, pairs=((3, "red"),))
 
     class ReadsThree(torch.nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -174,7 +174,7 @@ def test_neighbours_are_merged_from_the_left():
 
 @pytest.mark.parametrize("load", [animals.RewardModel.load, animals.Judge.load, animals.SecondJudge.load])
 def test_classifiers_name_what_held_out_pictures_show(load):
-    pictures = animals.draw_pictures(400, 123_456_789)
+    pictures = animals.draw_images(400, 123_456_789)
     assert (named(load(), pictures.images) == pictures.labels).float().mean(dim=0).min() >= 0.97
 
 

@@ -38,7 +38,7 @@ def test_render_blends_ink_and_background_by_coverage():
 
 
 def test_measured_colours_are_those_that_were_drawn():
-    pictures = digits.draw_pictures(300, "train", seed=5)
+    pictures = digits.draw_images(300, "train", seed=5)
     measured = [nearest(colour, digits.COLOURS) for colour in digits.measure_colours(pictures.images)]
     assert torch.equal(torch.stack(measured, dim=1), digits.colour_indices(pictures.descriptions))
 
@@ -47,7 +47,7 @@ def test_measured_colours_are_those_that_were_drawn():
 def test_damage_keeps_the_range_and_grows_with_severity(damage):
     errors = []
     for severity in (1, 3, 5):
-        pictures = digits.draw_pictures(32, "train", 7, damage, severity)
+        pictures = digits.draw_images(32, "train", 7, damage, severity)
         assert pictures.images.min() >= 0
         assert pictures.images.max() <= 1
         errors.append((pictures.images - pictures.clean).square().mean().item())
@@ -56,7 +56,7 @@ def test_damage_keeps_the_range_and_grows_with_severity(damage):
 
 
 def test_fade_takes_the_stated_share_of_contrast():
-    pictures = digits.draw_pictures(16, "train", 3, "faded", 3)
+    pictures = digits.draw_images(16, "train", 3, "faded", 3)
     before_ink, before_background = digits.measure_colours(pictures.clean)
     ink, background = digits.measure_colours(pictures.images)
     before = (before_ink - before_background).norm(dim=1)
@@ -64,7 +64,7 @@ def test_fade_takes_the_stated_share_of_contrast():
 
 
 def test_same_seed_same_pictures_other_seed_others():
-    first, again, other = (digits.draw_pictures(8, "test", seed, "noisy") for seed in (1, 1, 2))
+    first, again, other = (digits.draw_images(8, "test", seed, "noisy") for seed in (1, 1, 2))
     assert torch.equal(first.images, again.images)
     assert not torch.equal(first.images, other.images)
 
@@ -73,7 +73,7 @@ def test_same_seed_same_pictures_other_seed_others():
 def test_what_cannot_be_drawn_is_named(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"{name}={value!r}"):
-        digits.draw_pictures(1, **{"split": "train", "seed": 0, "damage": "foggy", **wrong})
+        digits.draw_images(1, **{"split": "train", "seed": 0, "damage": "foggy", **wrong})
 
 
 def test_prompts_are_read_back():
@@ -94,7 +94,7 @@ def test_repaint_keeps_the_coverage_of_every_pixel():
 
 def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriting_in_them():
     edits = digits.draw_edits(200, "test", 3)
-    assert torch.equal(edits.pictures.images, digits.draw_pictures(200, "test", 3).images)
+    assert torch.equal(edits.pictures.images, digits.draw_images(200, "test", 3).images)
     for old, new, prompt in zip(edits.pictures.descriptions, edits.wanted, edits.prompts, strict=True):
         assert new.ink not in (old.ink, new.background)
         assert new.background != old.background

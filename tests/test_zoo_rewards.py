@@ -138,7 +138,7 @@ def test_the_margin_is_among_the_classes_of_the_folder():
 
 
 def test_a_positive_margin_is_a_right_answer():
-    shown = animals.draw_pictures(60, 3)
+    shown = animals.draw_images(60, 3)
     foggy = DAMAGES["foggy"](shown.images, 2, torch.Generator().manual_seed(0))
     metadata = [{"label": said.animal} for said in shown.descriptions]
     for classifier in (animals.RewardModel.load(), animals.Judge.load()):

@@ -108,7 +108,7 @@ def test_placements_keep_their_ranges():
 
 
 def test_measured_ground_is_the_one_that_was_drawn():
-    pictures = animals.draw_pictures(1000, seed=5)
+    pictures = animals.draw_images(1000, seed=5)
     assert torch.equal(
         nearest(measure_background(pictures.images), animals.BACKGROUNDS), pictures.labels[:, 2]
     )
@@ -117,7 +117,7 @@ def test_measured_ground_is_the_one_that_was_drawn():
 
 
 def test_pictures_are_what_their_labels_say():
-    pictures = animals.draw_pictures(20, seed=3)
+    pictures = animals.draw_images(20, seed=3)
     assert pictures.images.shape == (20, 3, 64, 64)
     for image, said, theta in zip(pictures.images, pictures.descriptions, pictures.theta, strict=True):
         torch.testing.assert_close(draw(said.animal, said.artist, said.background, theta), image)
@@ -125,7 +125,7 @@ def test_pictures_are_what_their_labels_say():
 
 
 def test_same_seed_same_pictures_other_seed_others():
-    first, again, other = (animals.draw_pictures(8, seed) for seed in (1, 1, 2))
+    first, again, other = (animals.draw_images(8, seed) for seed in (1, 1, 2))
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.labels, again.labels)
     assert not torch.equal(first.labels, other.labels)
@@ -133,7 +133,7 @@ def test_same_seed_same_pictures_other_seed_others():
 
 
 def test_pictures_show_the_pairs_that_were_asked_for_and_every_background():
-    pictures = animals.draw_pictures(300, 0, animals.LEFT_OUT)
+    pictures = animals.draw_images(300, 0, animals.LEFT_OUT)
     pairs = {(animal, artist) for animal, artist, _ in pictures.labels.tolist()}
     assert pairs == set(animals.LEFT_OUT)
     assert set(pictures.labels[:, 2].tolist()) == set(range(8))

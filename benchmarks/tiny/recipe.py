@@ -73,7 +73,7 @@ def make_unet() -> UNet2DConditionModel:
 # ------------------------------------------------------------------------------------------------ data
 def draw_mixture(
     count: int, split: str, seed: int, pairs: tuple[tuple[int, str], ...], clean_kinds: int = 7
-) -> digits.Pictures:
+) -> digits.LabeledImages:
     """Draw pictures, clean_kinds / (clean_kinds + 7) of them clean, others damaged at severities 1 to 4."""
     rng = random.Random(seed)
     kinds = [None] * clean_kinds + [*DAMAGES, "camouflaged"]
@@ -82,15 +82,15 @@ def draw_mixture(
     for index, kind in enumerate(kinds):
         if size := picks.count(index):
             severity = rng.randint(1, 4)
-            groups.append(digits.draw_pictures(size, split, rng.getrandbits(31), kind, severity, pairs))
-    return digits.Pictures(
+            groups.append(digits.draw_images(size, split, rng.getrandbits(31), kind, severity, pairs))
+    return digits.LabeledImages(
         torch.cat([g.images for g in groups]), torch.cat([g.clean for g in groups]),
         torch.cat([g.digits for g in groups]), torch.cat([g.severities for g in groups]),
         [d for g in groups for d in g.descriptions],
     )  # fmt: skip
 
 
-def draw_bank(scale: float) -> digits.Pictures:
+def draw_bank(scale: float) -> digits.LabeledImages:
     """Draw what a denoiser is trained on, which never sees the left-out pairs of digit and ink."""
     return draw_mixture(scaled(BANK, scale, 64), "train", 77, digits.SEEN, clean_kinds=14)
 
@@ -107,14 +107,14 @@ def describe(description: digits.Description, rng: random.Random) -> str:
 
 
 # ---------------------------------------------------------------------------------------- classifiers
-def targets(pictures: digits.Pictures, belief: torch.Tensor) -> torch.Tensor:
+def targets(pictures: digits.LabeledImages, belief: torch.Tensor) -> torch.Tensor:
     """Return the class probabilities (N, 10) that a classifier is asked for."""
     confidence = belief[pictures.severities]  # (N,)
     others = ((1 - confidence) / 9)[:, None].expand(-1, 10)
     return others.scatter(1, pictures.digits[:, None], confidence[:, None])
 
 
-def description_loss(logits: tuple[torch.Tensor, ...], pictures: digits.Pictures) -> torch.Tensor:
+def description_loss(logits: tuple[torch.Tensor, ...], pictures: digits.LabeledImages) -> torch.Tensor:
     """The sum of the cross-entropies of digit, ink and background."""
     labels = (pictures.digits, *digits.colour_indices(pictures.descriptions).T)
     return torch.stack([F.cross_entropy(*pair) for pair in zip(logits, labels, strict=True)]).sum()
@@ -123,8 +123,8 @@ def description_loss(logits: tuple[torch.Tensor, ...], pictures: digits.Pictures
 def train_classifier(
     kind: type[nn.Module],
     seed: int,
-    draw: Callable[[int], digits.Pictures],
-    loss: Callable[[Any, digits.Pictures], torch.Tensor],
+    draw: Callable[[int], digits.LabeledImages],
+    loss: Callable[[Any, digits.LabeledImages], torch.Tensor],
     steps: int,
 ) -> nn.Module:
     """Train a classifier on freshly drawn pictures; `loss` of its logits and the pictures."""
@@ -145,13 +145,13 @@ def train_classifier(
 def make_classifiers(scale: float) -> dict[str, nn.Module]:
     """Train both judges on clean pictures of their half, the reward model on damaged ones of the other."""
 
-    def clean(first: int) -> Callable[[int], digits.Pictures]:
-        return lambda step: digits.draw_pictures(BATCH, "judge", first + step)
+    def clean(first: int) -> Callable[[int], digits.LabeledImages]:
+        return lambda step: digits.draw_images(BATCH, "judge", first + step)
 
-    def damaged(step: int) -> digits.Pictures:
+    def damaged(step: int) -> digits.LabeledImages:
         return draw_mixture(BATCH, "reward", 20_000_000 + step, digits.SEEN + digits.LEFT_OUT)
 
-    def legibility(belief: torch.Tensor) -> Callable[[Any, digits.Pictures], torch.Tensor]:
+    def legibility(belief: torch.Tensor) -> Callable[[Any, digits.LabeledImages], torch.Tensor]:
         return lambda logits, pictures: F.cross_entropy(logits, targets(pictures, belief))
 
     sizes = [scaled(steps, scale) for steps in (JUDGE_STEPS, REWARD_MODEL_STEPS, SECOND_JUDGE_STEPS)]
@@ -189,7 +189,7 @@ def _draw_rows(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
 def train_denoiser(
     pipeline: Any,
     model: nn.Module,
-    bank: digits.Pictures,
+    bank: digits.LabeledImages,
     loss: Callable[[torch.Tensor, torch.Tensor, random.Random], torch.Tensor],
     steps: int,
     warmup: float,
@@ -246,7 +246,7 @@ def measure_prompts(
     pipeline: Any, judge: nn.Module, pairs: Any, count: int, guidance_scale: float, **settings: Any
 ) -> dict[str, float]:
     """Return how well prompts of pairs of digit and ink are obeyed."""
-    descriptions = digits.draw_pictures(count, "train", 2, pairs=pairs).descriptions
+    descriptions = digits.draw_images(count, "train", 2, pairs=pairs).descriptions
     prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in descriptions]
     images = recipes.generate(pipeline, prompts, 3, guidance_scale, **settings)
     return score_prompts(judge, images, descriptions)
@@ -260,7 +260,7 @@ def measure(folder: Path, count: int) -> recipes.Table:
     reward_model = RewardModel.load(folder / "reward_model.safetensors")
     table = {}
     for damage in (None, *DAMAGES, "camouflaged"):
-        pictures = digits.draw_pictures(count, "test", 1, damage)
+        pictures = digits.draw_images(count, "test", 1, damage)
         again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
         table[f"test handwriting, {damage or 'clean'}"] = {
             "judge": accuracy(judge, pictures.images, pictures.digits),

@@ -14,7 +14,7 @@ COLUMNS = 20
 
 
 if __name__ == "__main__":
-    wanted = animals.draw_pictures(100, 100_000_002, animals.SEEN)
+    wanted = animals.draw_images(100, 100_000_002, animals.SEEN)
     images = generate(load_tiny_zoo(), wanted.prompts, 4, GUIDANCE_SCALE)  # (100, 3, 64, 64)
     rows = images.unflatten(0, (-1, COLUMNS)).permute(2, 0, 3, 1, 4)  # (3, rows, 64, columns, 64)
     to_pil(rows.flatten(3).flatten(1, 2)).save(PICTURE)

@@ -122,7 +122,7 @@ def train_vae(vae: AutoencoderKL, steps: int, folder: Path) -> None:
 
     def loss_of(step: int) -> torch.Tensor:
         torch.manual_seed(step)
-        images = animals.draw_pictures(VAE_BATCH, step).images * 2 - 1  # (B, 3, 64, 64)
+        images = animals.draw_images(VAE_BATCH, step).images * 2 - 1  # (B, 3, 64, 64)
         with torch.autocast("cpu", torch.bfloat16):
             posterior = vae.encode(images).latent_dist
             decoded = vae.decode(posterior.sample()).sample
@@ -131,7 +131,7 @@ def train_vae(vae: AutoencoderKL, steps: int, folder: Path) -> None:
         return error + 3e-6 * posterior.kl().float().mean()
 
     recipes.train("autoencoder", vae, loss_of, steps, 2e-3, folder=folder)
-    recipes.scale_latents(vae, animals.draw_pictures(1000, steps).images)
+    recipes.scale_latents(vae, animals.draw_images(1000, steps).images)
 
 
 def train_classifier(model: Classifier, spoil: Spoil, first_seed: int, steps: int, folder: Path) -> None:
@@ -139,7 +139,7 @@ def train_classifier(model: Classifier, spoil: Spoil, first_seed: int, steps: in
 
     def loss_of(step: int) -> torch.Tensor:
         torch.manual_seed(step)
-        pictures = animals.draw_pictures(CLASSIFIER_BATCH, first_seed + step)
+        pictures = animals.draw_images(CLASSIFIER_BATCH, first_seed + step)
         logits = model(spoil(pictures.images))
         return torch.stack(
             [F.cross_entropy(*pair) for pair in zip(logits, pictures.labels.T, strict=True)]
@@ -163,7 +163,7 @@ def make_bank(vae: AutoencoderKL, count: int) -> tuple[torch.Tensor, list[animal
     """Return latents (N, 4, 16, 16), standard deviation 1, of pictures of seen pairs, and what these show."""
     latents, descriptions = [], []
     for part in range(math.ceil(count / 500)):
-        pictures = animals.draw_pictures(500, 2_000_000 + part, animals.SEEN)
+        pictures = animals.draw_images(500, 2_000_000 + part, animals.SEEN)
         latents.append(recipes.encode(vae, pictures.images))
         descriptions += pictures.descriptions
     return torch.cat(latents) * vae.config.scaling_factor, descriptions
@@ -218,7 +218,7 @@ def measure(folder: Path, count: int) -> recipes.Table:
     pipeline.set_progress_bar_config(disable=True)
     classifiers = {name: kind.load(folder / f"{name}.safetensors") for name, (kind, _) in CLASSIFIERS.items()}
     table: recipes.Table = {}
-    pictures = animals.draw_pictures(count, 100_000_000)
+    pictures = animals.draw_images(count, 100_000_000)
     again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
     for name, images in (("as drawn", pictures.images), ("after the autoencoder", again)):
         for who, model in classifiers.items():
@@ -226,7 +226,7 @@ def measure(folder: Path, count: int) -> recipes.Table:
             table[f"held-out pictures, {who.replace('_', ' ')} {name}"] = dict(zip(NAMES, hits, strict=True))
     table["autoencoder, held-out pictures"] = {"error": (again - pictures.images).abs().mean().item()}
     for name, pairs in (("seen", animals.SEEN), ("left-out", animals.LEFT_OUT)):
-        wanted = animals.draw_pictures(count, 100_000_001, pairs)
+        wanted = animals.draw_images(count, 100_000_001, pairs)
         images = recipes.generate(pipeline, wanted.prompts, 3, GUIDANCE_SCALE)
         judged = verdicts(images, wanted.labels, classifiers["judge"], classifiers["second_judge"])
         shares = {column.replace("_", " "): hits.double().mean().item() for column, hits in judged.items()}

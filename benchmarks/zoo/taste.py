@@ -39,7 +39,7 @@ def draw_choices(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, tor
     Source: Bradley and Terry 1952, "Rank analysis of incomplete block designs". Returns first and second
     pictures (N, 3, 64, 64), and whether the first was chosen (N,).
     """
-    first, second = animals.draw_pictures(2 * count, seed).images.chunk(2)
+    first, second = animals.draw_images(2 * count, seed).images.chunk(2)
     judge = animals.Judge.load()
     log_odds = DECISIVENESS * (utility(first, judge) - utility(second, judge))
     chance = torch.rand(count, generator=torch.Generator().manual_seed(seed))

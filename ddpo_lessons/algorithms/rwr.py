@@ -29,16 +29,16 @@ def rwr_weights(rewards: torch.Tensor, temperature: float) -> torch.Tensor:
     return len(rewards) * (rewards / (temperature * std)).softmax(dim=0).float()
 
 
-def sparse_rwr_weights(rewards: torch.Tensor, top_share: float) -> torch.Tensor:
-    """Compute the weights of sparse RWR: 1 / top_share for the best samples, 0 for the others; mean 1.
+def sparse_rwr_weights(rewards: torch.Tensor, top_fraction: float) -> torch.Tensor:
+    """Compute the weights of sparse RWR: 1 / top_fraction for the best samples, 0 for the others; mean 1.
 
     The result is (N,) float32, with at least one sample to train on. Raises a ValueError for a fraction
     outside (0, 1]. Source: Black et al. 2023, section 4.2, w_sparse, with a quantile of the epoch as its
     threshold.
     """
-    if not 0 < top_share <= 1:
-        raise ValueError(f"top_share={top_share} must lie in (0, 1]")
-    count = max(1, round(top_share * len(rewards)))
+    if not 0 < top_fraction <= 1:
+        raise ValueError(f"top_fraction={top_fraction} must lie in (0, 1]")
+    count = max(1, round(top_fraction * len(rewards)))
     weights = torch.zeros(len(rewards))
     weights[rewards.double().topk(count).indices.cpu()] = len(rewards) / count
     return weights
@@ -48,7 +48,7 @@ class RWR(ForwardProcess):
     """Train by reward-weighted regression on the same rollouts, prompts, rewards and settings as DDPO.
 
     Sampling uses guidance, as in DDPO, and training does not, as in ordinary fine-tuning. Samples of a group
-    share their first state, as in DDPO. `temperature` is that of `rwr_weights`; `top_share` selects
+    share their first state, as in DDPO. `temperature` is that of `rwr_weights`; `top_fraction` selects
     `sparse_rwr_weights` instead, and both functions check their values. `logit_normal` and `visited_states`
     are those of `ForwardProcess`.
     """
@@ -62,18 +62,18 @@ class RWR(ForwardProcess):
     def __init__(
         self,
         temperature: float = 0.2,
-        top_share: float | None = None,
+        top_fraction: float | None = None,
         logit_normal: bool = False,
         visited_states: bool = False,
     ) -> None:
         super().__init__(logit_normal, visited_states)
-        self.temperature, self.top_share = temperature, top_share
+        self.temperature, self.top_fraction = temperature, top_fraction
         self.advantages(torch.zeros(1))  # checks the settings before anything is loaded
 
     def advantages(self, rewards: torch.Tensor, keys: Sequence[Any] = ()) -> torch.Tensor:
         """Return the weight of each sample (N,), which replaces DDPO's advantage."""
-        if self.top_share is not None:
-            return sparse_rwr_weights(rewards, self.top_share)
+        if self.top_fraction is not None:
+            return sparse_rwr_weights(rewards, self.top_fraction)
         return rwr_weights(rewards, self.temperature)
 
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:

@@ -1,6 +1,6 @@
-"""The two worlds that the lessons practise in, `digits` and `animals`, and the pipelines that draw them.
+"""The two small worlds of images of the lessons, `digits` and `animals`, and the models that generate them.
 
-They are `tiny-sd` (the default) and `tiny-sd3` for digits, and `tiny-zoo` for animals.
+The models are `tiny-sd` (the default) and `tiny-sd3` for digits, and `tiny-zoo` for animals.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ if TYPE_CHECKING:
 
 
 def load_tiny_sd() -> StableDiffusionPipeline:
-    """Load the model of the digit world: a plain pipeline, 32x32 images, latents (4, 8, 8)."""
+    """Load tiny-sd as a diffusers pipeline: images (3, 32, 32) of the digit world, latents (4, 8, 8)."""
     return _load("tiny-sd")
 
 
 def load_tiny_sd3() -> StableDiffusion3Pipeline:
-    """Load the flow model of the digit world: a plain pipeline, 32x32 images, latents (4, 8, 8).
+    """Load tiny-sd3, a flow model, as a diffusers pipeline: images (3, 32, 32), latents (4, 8, 8).
 
-    Zeros stand for T5, which it lacks. One token of them is enough: call it with `max_sequence_length=1`.
+    The model has no T5, so zeros replace its embeddings. One token of zeros is enough: call the pipeline with
+    `max_sequence_length=1`.
     """
     return _load("tiny-sd3", text_encoder_3=None)
 
 
 def load_tiny_zoo() -> StableDiffusionPipeline:
-    """Load the model of the world of animals: a plain pipeline, 64x64 images, latents (4, 16, 16)."""
+    """Load tiny-zoo as a diffusers pipeline: images (3, 64, 64) of animals, latents (4, 16, 16)."""
     import torch
 
     pipeline = _load("tiny-zoo")
-    for part in (pipeline.vae, pipeline.unet):  # convolutions on a CPU are faster with channels side by side
+    for part in (pipeline.vae, pipeline.unet):  # convolutions on a CPU are faster so
         part.to(memory_format=torch.channels_last)
     return pipeline
 

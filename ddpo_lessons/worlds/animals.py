@@ -1,9 +1,9 @@
 """The world of animals: forty-five animals, each by three artists, on a background of one color.
 
-The pictures are emoji: Noto (Apache-2.0), Twemoji (CC BY 4.0) and Fluent flat (MIT), see LICENSES.md. Each
-becomes a 64x64 picture such as "a fox by Noto on a blue background", turned to either side, larger or
-smaller, shifted. Thirty of the 135 combinations of animal and artist are kept from the denoiser's training.
-For img2img, animals hide in confetti.
+The drawings are emoji: Noto (Apache-2.0), Twemoji (CC BY 4.0) and Fluent flat (MIT), see LICENSES.md. Each
+becomes an image (3, 64, 64) such as "a fox by Noto on a blue background", with a random direction, size and
+shift. Pre-training leaves out thirty of the 135 pairs of animal and artist. For img2img, the input image has
+confetti as its background.
 """
 
 import functools
@@ -41,14 +41,14 @@ BACKGROUNDS: dict[str, tuple[float, float, float]] = {
 }
 BACKGROUND_NAMES = tuple(BACKGROUNDS)
 CLASSES = (len(ANIMALS), len(ARTISTS), len(BACKGROUNDS))
-NAMES = ("animal", "artist", "background")  # what the classes are of
+NAMES = ("animal", "artist", "background")  # of the three tasks of `CLASSES`
 NUM_DISCS = 100
-SHEET = Path(__file__).with_name("sheet.png")  # a row an animal, a column an artist, RGBA, 64x64 each
+SHEET = Path(__file__).with_name("sheet.png")  # one row per animal, one column per artist; RGBA, 64x64 each
 
-# Two animals of three miss one artist in pre-training, each artist ten times.
+# Pre-training leaves out one artist for two of every three animals, and each artist ten times.
 LEFT_OUT = tuple((animal, (animal + animal // 3) % 3) for animal in range(len(ANIMALS)) if animal % 3)
 SEEN = tuple((a, b) for a in range(len(ANIMALS)) for b in range(len(ARTISTS)) if (a, b) not in LEFT_OUT)
-# What an edit is practised on, and nine animals that RL never sees.
+# Nine animals that RL never sees, and the others, which are used in training on edits.
 NEW_ANIMALS = tuple(range(2, len(ANIMALS), 5))
 PRACTICE_ANIMALS = tuple(animal for animal in range(len(ANIMALS)) if animal not in NEW_ANIMALS)
 
@@ -56,14 +56,14 @@ PRACTICE_ANIMALS = tuple(animal for animal in range(len(ANIMALS)) if animal not 
 # ------------------------------------------------------------------------------------------ rendering
 @functools.cache
 def sprites() -> torch.Tensor:
-    """Return the sheet's pictures, colours multiplied by coverage: (45, 3, 4, 64, 64), RGBA in [0, 1]."""
+    """Return all drawings (45, 3, 4, 64, 64) as RGBA in [0, 1], with colors multiplied by alpha."""
     sheet = torch.from_numpy(np.array(Image.open(SHEET))).float() / 255  # (45 * 64, 3 * 64, 4)
     grid = sheet.reshape(len(ANIMALS), IMAGE_SIZE, len(ARTISTS), IMAGE_SIZE, 4).permute(0, 2, 4, 1, 3)
     return torch.cat([grid[:, :, :3] * grid[:, :, 3:], grid[:, :, 3:]], dim=2)
 
 
 def placements(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw (N, 2, 3) for `render`: either side, 78% to 94% of the size, shifts of at most 2.5 pixels."""
+    """Sample affine maps (N, 2, 3) for `render`: a flip, 78% to 94% of the size, shifts up to 2.5 pixels."""
     uniform = torch.rand(count, 4, generator=generator)
     scale = 1 / (0.78 + 0.16 * uniform[:, 0])  # (N,)
     side = torch.where(uniform[:, 1] < 0.5, -1.0, 1.0)
@@ -73,25 +73,28 @@ def placements(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def render(pairs: torch.Tensor, backgrounds: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """Draw pairs of animal and artist (N, 2) on backgrounds (N,), all indices: (N, 3, 64, 64) in [0, 1]."""
+    """Render images (N, 3, 64, 64) in [0, 1] of pairs of animal and artist (N, 2) on backgrounds (N,).
+
+    Pairs and backgrounds are indices, and `theta` (N, 2, 3) are the affine maps of `placements`.
+    """
     return draw_over(torch.tensor(list(BACKGROUNDS.values()))[backgrounds][:, :, None, None], pairs, theta)
 
 
 def draw_over(images: torch.Tensor, pairs: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-    """Draw animals over images (N, 3, 64, 64), or over colours (N, 3, 1, 1); the rest as in `render`."""
+    """Render animals on images (N, 3, 64, 64) or colors (N, 3, 1, 1); other arguments as in `render`."""
     grid = F.affine_grid(theta, [len(pairs), 4, IMAGE_SIZE, IMAGE_SIZE], align_corners=False)
     rgba = F.grid_sample(sprites()[pairs[:, 0], pairs[:, 1]], grid, align_corners=False)  # (N, 4, 64, 64)
     return rgba[:, :3] + (1 - rgba[:, 3:]) * images
 
 
 def draw_confetti(count: int, seed: int) -> torch.Tensor:
-    """Draw confetti (N, 3, 64, 64): discs one over the other, each of a color between two backgrounds'.
+    """Generate images of confetti (N, 3, 64, 64): overlapping discs, colored between two background colors.
 
-    Such a "dead leaves" picture has edges of all lengths, as natural ones have (Lee, Mumford and Huang 2001,
-    "Occlusion models for natural images", IJCV 41). The seed decides places, radii (4 to 11 pixels) and
-    colours.
+    Such a "dead leaves" image has edges of all lengths, as natural images have (Lee, Mumford and Huang 2001,
+    "Occlusion models for natural images", IJCV 41). The seed determines positions, radii (4 to 11 pixels) and
+    colors.
     """
-    # A seed of its own: placements have the other.
+    # Derived, because `placements` uses the seed itself.
     generator = torch.Generator().manual_seed(random.Random(f"confetti-{seed}").getrandbits(62))
     palette = torch.tensor(list(BACKGROUNDS.values()))
     of = torch.randint(len(BACKGROUNDS), (2, NUM_DISCS, count), generator=generator)
@@ -109,10 +112,11 @@ def draw_confetti(count: int, seed: int) -> torch.Tensor:
 def background_distance(
     images: torch.Tensor, names: Sequence[str | None], masks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Measure how far pictures (B, 3, H, W) are from the plain backgrounds named, without any learned model.
+    """Measure the distance (B,) of images (B, 3, H, W) from plain backgrounds, without a learned model.
 
-    (B,): the mean distance of the pixels where `masks` (B, H, W) is true, or of the outermost three rows and
-    columns, from the background's color, Euclidean in RGB; 0 if no background is named or the mask is empty.
+    The distance is Euclidean in RGB, between the named color and a pixel, and the mean is taken over the
+    pixels where `masks` (B, H, W) is true; without masks, over the outermost three rows and columns. The
+    result is 0 if no background is named or the mask is empty.
     """
     if masks is None:
         masks = torch.ones_like(images[:, 0], dtype=torch.bool)
@@ -129,7 +133,7 @@ def background_distance(
 # -------------------------------------------------------------------------------------------- prompts
 @dataclass(frozen=True)
 class Description:
-    """What a prompt of the world of animals says; None where it says nothing."""
+    """The content of a prompt of this world; None for what the prompt does not name."""
 
     animal: str | None = None
     artist: str | None = None
@@ -137,7 +141,7 @@ class Description:
 
 
 def make_prompt(animal: str | None, artist: str | None = None, background: str | None = None) -> str:
-    """Put a description into words, e.g. "a fox by Noto on a blue background"; no animal becomes "animal"."""
+    """Write a prompt such as "a fox by Noto on a blue background"; without an animal, "an animal ..."."""
     noun = animal or "animal"
     words = ["an" if noun[0] in "aeiou" else "a", noun]
     words += ["by", artist] if artist else []
@@ -146,7 +150,7 @@ def make_prompt(animal: str | None, artist: str | None = None, background: str |
 
 
 def parse_prompt(prompt: str) -> Description:
-    """Read any text as a prompt of this world, ignoring unknown words; the inverse of `make_prompt`."""
+    """Parse a text as a prompt of this world; unknown words are ignored. The inverse of `make_prompt`."""
     words = re.findall("[a-z]+", prompt.lower())
     return Description(
         animal=next((word for word in words if word in ANIMALS), None),
@@ -155,47 +159,48 @@ def parse_prompt(prompt: str) -> Description:
     )
 
 
-# ------------------------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------------------------------- images
 @dataclass(frozen=True)
-class Pictures:
-    """A batch of the world of animals."""
+class LabeledImages:
+    """A batch of images of animals with their labels."""
 
     images: torch.Tensor  #: (N, 3, 64, 64) in [0, 1]
     labels: torch.Tensor  #: indices of animal, artist and background, (N, 3) int64
-    theta: torch.Tensor  #: where each animal stands, (N, 2, 3), see `placements`
+    theta: torch.Tensor  #: affine maps of `placements`, (N, 2, 3)
 
     @property
     def descriptions(self) -> list[Description]:
-        """The names of what every picture shows."""
+        """The names of animal, artist and background of each image."""
         return [Description(ANIMALS[a], ARTISTS[b], BACKGROUND_NAMES[c]) for a, b, c in self.labels.tolist()]
 
     @property
     def prompts(self) -> list[str]:
-        """The full sentence for every picture."""
+        """The complete prompt of each image."""
         return [make_prompt(d.animal, d.artist, d.background) for d in self.descriptions]
 
 
-def draw_pictures(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN + LEFT_OUT) -> Pictures:
-    """Draw random pictures of pairs of (animal, artist), by default of all 135."""
+def draw_images(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN + LEFT_OUT) -> LabeledImages:
+    """Generate random images of the given (animal, artist) pairs, by default of all 135."""
     rng = random.Random(seed)
     chosen = torch.tensor([rng.choice(pairs) for _ in range(count)])  # (N, 2)
     backgrounds = torch.tensor([rng.randrange(len(BACKGROUNDS)) for _ in range(count)])
     theta = placements(count, torch.Generator().manual_seed(seed))
-    return Pictures(
-        render(chosen, backgrounds, theta), torch.cat([chosen, backgrounds[:, None]], dim=1), theta
-    )
+    labels = torch.cat([chosen, backgrounds[:, None]], dim=1)
+    return LabeledImages(render(chosen, backgrounds, theta), labels, theta)
 
 
 def write_pictures(folder: str | Path, per_class: int, seed: int, animals: Sequence[str] = ANIMALS) -> Path:
-    """Write pictures of each animal as `FOLDER/ANIMAL/*.png`, as photographs lie in a folder; return it.
+    """Write `per_class` images of each animal as `FOLDER/ANIMAL/*.png`, and return the folder.
 
-    Artists are those that pre-training has shown. A ValueError refuses a name that this world does not have.
+    Only pairs of animal and artist from pre-training are used. Raises a ValueError for an unknown animal.
     """
     for name in animals:
         if name not in ANIMALS:
-            raise ValueError(f"animals hold {name!r}: use names of worlds.animals.ANIMALS")
+            raise ValueError(
+                f"{name!r} is not an animal of this world: use names from worlds.animals.ANIMALS"
+            )
         pairs = [pair for pair in SEEN if pair[0] == ANIMALS.index(name)]
-        drawn = draw_pictures(per_class, random.Random(f"{seed}-{name}").getrandbits(62), pairs)
+        drawn = draw_images(per_class, random.Random(f"{seed}-{name}").getrandbits(62), pairs)
         (Path(folder) / name).mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(drawn.images):
             to_pil(image).save(Path(folder) / name / f"{number:04d}.png")
@@ -204,33 +209,32 @@ def write_pictures(folder: str | Path, per_class: int, seed: int, animals: Seque
 
 @dataclass(frozen=True)
 class Edits:
-    """Animals in front of confetti, and for each a prompt that names only a background."""
+    """Input images of animals on confetti, each with a prompt that names only a background."""
 
-    images: torch.Tensor  #: (N, 3, 64, 64) in [0, 1], what goes in
-    #: what should come out: that animal by that artist, in its place, on the background that is named
-    wanted: Pictures
+    images: torch.Tensor  #: the input images, (N, 3, 64, 64) in [0, 1]
+    wanted: LabeledImages  #: the correct results: the same animals, on the backgrounds that the prompts name
 
     @property
     def prompts(self) -> list[str]:
-        """The sentences, such as "an animal on a green background"."""
+        """The prompts, such as "an animal on a green background"."""
         return [make_prompt(None, None, d.background) for d in self.wanted.descriptions]
 
     @property
     def background_masks(self) -> torch.Tensor:
-        """Where the wanted pictures show their background, a pixel away from all else: (N, 64, 64) bool."""
+        """Masks (N, 64, 64) of the background in the correct results, at least one pixel from the animal."""
         other = (self.wanted.images - self._colours).norm(dim=1, keepdim=True) >= 0.02  # (N, 1, 64, 64)
         return F.max_pool2d(other.float(), 3, stride=1, padding=1)[:, 0] == 0
 
     @property
     def metadata(self) -> list[dict[str, Any]]:
-        """What a score has to know and the sentences leave out: `animal`, `artist`, `background_mask`."""
+        """What a reward needs and the prompts do not name: `animal`, `artist` and `background_mask`."""
         shown = zip(self.wanted.descriptions, self.background_masks, strict=True)
         return [{"animal": d.animal, "artist": d.artist, "background_mask": mask} for d, mask in shown]
 
     def are_plain(self, images: torch.Tensor) -> torch.Tensor:
-        """Say (N,) of which images nine tenths of the background are within 0.15 (RGB) of the named colour.
+        """Return (N,) whether at least 90% of an image's background is within 0.15 (RGB) of the named color.
 
-        Images may be on any device, the answer is on the CPU.
+        The images may be on any device; the result is on the CPU.
         """
         background = self.background_masks
         plain = ((images.float().cpu() - self._colours).norm(dim=1) < 0.15) & background
@@ -238,23 +242,23 @@ class Edits:
 
     @property
     def _colours(self) -> torch.Tensor:
-        """The colours of the backgrounds that are named, (N, 3, 1, 1)."""
+        """The named background colors, (N, 3, 1, 1)."""
         return torch.tensor(list(BACKGROUNDS.values()))[self.wanted.labels[:, 2]][:, :, None, None]
 
 
 def draw_edits(count: int, seed: int, animals: Sequence[int] = PRACTICE_ANIMALS) -> Edits:
-    """Hide random animals, of those given by index, in confetti, in the hands that pre-training has shown."""
-    wanted = draw_pictures(count, seed, [pair for pair in SEEN if pair[0] in animals])
+    """Generate edits of random animals (indices), in pairs with artists from pre-training."""
+    wanted = draw_images(count, seed, [pair for pair in SEEN if pair[0] in animals])
     return Edits(draw_over(draw_confetti(count, seed), wanted.labels[:, :2], wanted.theta), wanted)
 
 
-# ------------------------------------------------------------------------------------------- judges
+# --------------------------------------------------------------------------------------- classifiers
 # They differ in architecture, in seed, in the images that they were trained on (other sizes, places and
 # backgrounds of the same drawings) and in how those were damaged: blurred and noisy for the reward model,
 # which has to score what a policy generates on its way; noisy for the evaluator; with a part cut out for the
 # second evaluator.
 class AnimalClassifier(Classifier):
-    """One linear layer on flattened features (B, width) of a picture; subclasses differ in the features."""
+    """One linear layer on flattened features (B, width) of an image; subclasses differ in the features."""
 
     def __init__(self, features: nn.Module, width: int) -> None:
         super().__init__()
@@ -267,7 +271,7 @@ class AnimalClassifier(Classifier):
 
 
 class RewardModel(AnimalClassifier):
-    """The classifier that RL optimises: strided convolutions."""
+    """The classifier in the reward: strided convolutions."""
 
     weights = CHECKPOINT / "reward_model.safetensors"
 
@@ -276,7 +280,7 @@ class RewardModel(AnimalClassifier):
 
 
 class Judge(AnimalClassifier):
-    """The classifier that only measures: wide kernels, max pooling."""
+    """The held-out evaluator, which is not used in training: wide kernels and max pooling."""
 
     weights = CHECKPOINT / "judge.safetensors"
 
@@ -289,7 +293,7 @@ class Judge(AnimalClassifier):
 
 
 class SecondJudge(AnimalClassifier):
-    """The other one that only measures, a `patch_mixer`."""
+    """The second held-out evaluator: a `patch_mixer`."""
 
     weights = CHECKPOINT / "second_judge.safetensors"
 
@@ -300,11 +304,12 @@ class SecondJudge(AnimalClassifier):
 def verdicts(
     images: torch.Tensor, labels: torch.Tensor, judge: Judge, second_judge: SecondJudge
 ) -> dict[str, torch.Tensor]:
-    """Say what is right in pictures (N, 3, 64, 64) in [0, 1], on any device, as the judges are.
+    """Return what is correct in images (N, 3, 64, 64) in [0, 1], by key, as booleans (N,) on the CPU.
 
-    Labels are what they should show: indices of animal, artist and background, (N, 3) on the CPU. The judge
-    names animal and artist, and the background is measured. Truth values (N,) on the CPU: "animal", "artist",
-    "background", "all" three, and "second_judge", which names all three rightly.
+    `labels` are the correct indices of animal, artist and background, (N, 3) on the CPU. "animal" and
+    "artist" are classified by `judge`, "background" is measured, "all" combines the three, and
+    "second_judge" says whether the second evaluator classifies all three correctly. Images and evaluators
+    may be on any device.
     """
     hits = named(judge, images) == labels  # (N, 3)
     hits[:, 2] = nearest(measure_background(images), BACKGROUNDS).cpu() == labels[:, 2]
@@ -317,6 +322,6 @@ def verdicts(
 def judge_edits(
     images: torch.Tensor, edits: Edits, judge: Judge, second_judge: SecondJudge
 ) -> dict[str, torch.Tensor]:
-    """Say what is right in edited pictures: as `verdicts`, but no background is right that is not plain."""
+    """Return what is correct in edited images, as `verdicts` does; a background must also be plain."""
     right, plain = verdicts(images, edits.wanted.labels, judge, second_judge), edits.are_plain(images)
     return right | {name: right[name] & plain for name in ("background", "all", "second_judge")}

@@ -1,9 +1,9 @@
-"""The digit world: real handwriting in one colour on another, with the sentence that describes it.
+"""The digit world: real handwriting in one color on another, each image with a prompt that describes it.
 
 Handwriting comes from scikit-learn's copy of the UCI "Optical Recognition of Handwritten Digits"
-(Alpaydin and Kaynak, 1998, CC BY 4.0): 1,797 bitmaps of 8x8 pixels. Each becomes a 32x32 picture such as
+(Alpaydin and Kaynak, 1998, CC BY 4.0): 1,797 bitmaps of 8x8 pixels. Each becomes an image (3, 32, 32) such as
 "a red three on a blue background", possibly damaged ("a foggy red three on a blue background").
-The world is small enough to be scored exactly: colours are measured, digits are read by a classifier.
+In this world prompts can be checked: colors are measured, and a classifier recognizes the digit.
 """
 
 import functools
@@ -35,7 +35,7 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 COLOUR_NAMES = tuple(COLOURS)
 
-# Every digit misses one ink in pre-training: ten of the sixty (digit, ink) pairs are never shown.
+# Pre-training leaves out one ink for every digit, so ten of the sixty (digit, ink) pairs.
 LEFT_OUT = tuple((digit, COLOUR_NAMES[(5 * digit + 2) % 6]) for digit in range(10))
 SEEN = tuple((d, c) for d in range(10) for c in COLOUR_NAMES if (d, c) not in LEFT_OUT)
 
@@ -62,11 +62,11 @@ def _all_handwriting() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tens
 
 
 def handwriting(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bitmaps (N, 8, 8) float32 in [0, 1] and labels (N,) of one split of the handwriting.
+    """Return the bitmaps (N, 8, 8) float32 in [0, 1] and the labels (N,) of a split of the handwriting.
 
-    "train" (1,297) and its two halves "reward" and "judge", from which those classifiers learned;
-    "validation", 200 of the reward model's half, on which settings are searched, and "practice", the rest of
-    "train"; or "test" (500), which appears in nothing but evaluation. A ValueError refuses others.
+    "train" has 1,297 bitmaps. Its halves "reward" and "judge" trained the reward model and the evaluator.
+    "validation", 200 of the first half, is for choosing settings, and "practice" is the rest of "train".
+    "test" has 500, which are used only for evaluation. Raises a ValueError for another split.
     """
     bitmaps, labels, splits = _all_handwriting()
     if split not in splits:
@@ -76,7 +76,10 @@ def handwriting(split: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 # ------------------------------------------------------------------------------------------ rendering
 def placements(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw (N, 2, 3) for `render`: shifts of 1.5 pixels, turns of 0.12 radians, zooms of 8%, at most."""
+    """Sample affine maps (N, 2, 3) for `render`: shifts of 1.5 pixels, turns of 0.12, zooms of 8% at most.
+
+    Turns are in radians.
+    """
     uniform = torch.rand(count, 4, generator=generator) * 2 - 1  # (N, 4)
     angle = uniform[:, 0] * 0.12
     scale = 1.14 / (1 + uniform[:, 1] * 0.08)  # 1.14 leaves a margin of two pixels around the bitmap
@@ -88,10 +91,10 @@ def placements(count: int, generator: torch.Generator) -> torch.Tensor:
 def render(
     bitmaps: torch.Tensor, ink: torch.Tensor, background: torch.Tensor, theta: torch.Tensor
 ) -> torch.Tensor:
-    """Draw handwriting in one colour on another: (N, 3, 32, 32) in [0, 1].
+    """Render handwriting in one color on another: (N, 3, 32, 32) in [0, 1].
 
-    Bitmaps are (N, 8, 8) ink coverage in [0, 1], `ink` is (N, 3) RGB, the background too, or (N, 3, 32, 32)
-    where it has a texture, and `theta` (N, 2, 3) placements.
+    `bitmaps` are (N, 8, 8) ink coverage in [0, 1], `ink` and `background` are RGB (N, 3), or the background
+    is a texture (N, 3, 32, 32), and `theta` (N, 2, 3) are the affine maps of `placements`.
     """
     grid = F.affine_grid(theta, [len(bitmaps), 1, IMAGE_SIZE, IMAGE_SIZE], align_corners=False)
     coverage = F.grid_sample(bitmaps[:, None], grid, mode="bicubic", align_corners=False)
@@ -102,10 +105,10 @@ def render(
 
 
 def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Measure ink and background colour, RGB (B, 3) each, of (B, 3, H, W), without any learned model.
+    """Measure the colors of ink and background, RGB (B, 3) each, of images (B, 3, H, W), without a network.
 
-    The background is that of `image.measure_background`; the ink is the mean of the 5% of pixels that lie
-    farthest from it, so that soft edges do not count.
+    `image.measure_background` measures the background. The ink is the mean color of the 5% of pixels that
+    are farthest from the background in RGB, so that soft edges do not count.
     """
     flat = images.float().flatten(2)  # (B, 3, H*W)
     background = measure_background(images)  # (B, 3)
@@ -116,7 +119,7 @@ def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-    """Say how much ink lies on each pixel of pictures (N, 3, H, W) of two colours: (N, 1, H, W) in [0, 1].
+    """Return the fraction of each pixel that ink covers; images (N, 3, H, W) -> (N, 1, H, W) in [0, 1].
 
     A pixel x = a i + (1 - a) g of ink i and background g, RGB (N, 3), has the coverage `a = (x - g)·(i - g) /
     |i - g|²`.
@@ -127,10 +130,10 @@ def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) 
 
 
 def lean(images: torch.Tensor) -> torch.Tensor:
-    """Measure how far the ink of pictures (B, 3, H, W) leans: pixels to the right for each pixel up, (B,).
+    """Measure the lean (B,) of the ink in images (B, 3, H, W), in pixels to the right per pixel up.
 
-    It is the slope of x over y, fitted to the pixels by least squares, each weighed by its ink; an upright
-    stroke has 0, italics have about 0.25. A picture without ink has 0.
+    The lean is the slope of x over y in a least-squares fit to the pixels, weighted by their ink coverage. An
+    upright stroke has 0, italics have about 0.25, and an image without ink has 0.
     """
     # Summed on the CPU, because MPS has no float64.
     weights = coverage(images, *measure_colours(images))[:, 0].cpu().double()  # (B, H, W)
@@ -145,15 +148,15 @@ def lean(images: torch.Tensor) -> torch.Tensor:
 def repaint(
     images: torch.Tensor, old: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Give pictures (N, 3, H, W) two other colours (ink, background), RGB (N, 3) each, pixel by pixel."""
+    """Replace the two colors (ink, background) of images (N, 3, H, W); each color is RGB (N, 3)."""
     ink, background = (colour[:, :, None, None] for colour in new)
-    share = coverage(images, *old)  # (N, 1, H, W)
-    return share * ink + (1 - share) * background
+    covered = coverage(images, *old)  # (N, 1, H, W)
+    return covered * ink + (1 - covered) * background
 
 
 # ----------------------------------------------------------------------------------------- camouflage
 def texture(count: int, base: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw blotchy textures around base colours; (N, 3) -> (N, 3, 32, 32), for camouflage."""
+    """Generate blotchy textures around base colors for camouflage; (N, 3) -> (N, 3, 32, 32)."""
     coarse = torch.randn(count, 3, 8, 8, generator=generator)
     fine = torch.randn(count, 3, 16, 16, generator=generator)
     blotches = sum(
@@ -166,7 +169,7 @@ def texture(count: int, base: torch.Tensor, generator: torch.Generator) -> torch
 # -------------------------------------------------------------------------------------------- prompts
 @dataclass(frozen=True)
 class Description:
-    """What a prompt of the digit world says; None where it says nothing."""
+    """The content of a prompt of the digit world; None for what the prompt does not name."""
 
     digit: int | None = None
     ink: str | None = None
@@ -177,7 +180,7 @@ class Description:
 def make_prompt(
     digit: int | None, ink: str | None = None, background: str | None = None, damage: str | None = None
 ) -> str:
-    """Put a description into words, e.g. "a foggy red three on a blue background"; no digit is "digit"."""
+    """Write a prompt such as "a foggy red three on a blue background"; without a digit, "a red digit ..."."""
     words = ["a", damage, ink, "digit" if digit is None else DIGITS[digit]]
     if background is not None:
         words += ["on", "a", background, "background"]
@@ -185,7 +188,7 @@ def make_prompt(
 
 
 def parse_prompt(prompt: str) -> Description:
-    """Read any text as a prompt of the digit world, ignoring unknown words; the inverse of `make_prompt`."""
+    """Parse a text as a prompt of this world; unknown words are ignored. The inverse of `make_prompt`."""
     before, _, after = re.sub(r"[^a-z ]", " ", prompt.lower()).partition(" on ")
     words = before.split()
     return Description(
@@ -196,36 +199,36 @@ def parse_prompt(prompt: str) -> Description:
     )
 
 
-# ------------------------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------------------------------- images
 @dataclass(frozen=True)
-class Pictures:
-    """A batch of the digit world: images (N, 3, 32, 32), the clean originals, and what they show."""
+class LabeledImages:
+    """A batch of images of the digit world with their labels."""
 
-    images: torch.Tensor
-    clean: torch.Tensor
-    digits: torch.Tensor  # (N,) int64
-    severities: torch.Tensor  # (N,) int64, 0 for clean
+    images: torch.Tensor  #: (N, 3, 32, 32) in [0, 1], possibly damaged
+    clean: torch.Tensor  #: the same images without damage
+    digits: torch.Tensor  #: (N,) int64
+    severities: torch.Tensor  #: (N,) int64, 0 for clean
     descriptions: list[Description]
 
     @property
     def prompts(self) -> list[str]:
-        """The full sentence for every picture."""
+        """The complete prompt of each image."""
         return [make_prompt(d.digit, d.ink, d.background, d.damage) for d in self.descriptions]
 
 
-def draw_pictures(
+def draw_images(
     count: int,
     split: str,
     seed: int,
     damage: str | None = None,
     severity: int = 3,
     pairs: tuple[tuple[int, str], ...] | None = None,
-) -> Pictures:
-    """Draw random pictures of the digit world.
+) -> LabeledImages:
+    """Generate random images of the digit world.
 
-    Those of a split (see `handwriting`) and of pairs of (digit, ink), by default all sixty; the damage is
-    "camouflaged", always the same, or a name of `DAMAGES` at a severity of 1 to 5. A ValueError refuses
-    others.
+    The handwriting comes from a split (see `handwriting`), and `pairs` are the (digit, ink) pairs, by default
+    all sixty. `damage` is "camouflaged", which has no severity, or a name of `DAMAGES` with a severity of 1
+    to 5. Raises a ValueError for other damages.
     """
     if damage is not None and damage != "camouflaged" and damage not in DAMAGES:
         raise ValueError(f"damage={damage!r} does not exist: use camouflaged or one of {list(DAMAGES)}")
@@ -251,7 +254,7 @@ def draw_pictures(
         images = DAMAGES[damage](clean, severity, generator)
     digits = torch.tensor([d.digit for d in descriptions])
     severities = torch.full((count,), 0 if damage is None else severity)
-    return Pictures(images, clean, digits, severities, descriptions)
+    return LabeledImages(images, clean, digits, severities, descriptions)
 
 
 def colour_indices(descriptions: Sequence[Description]) -> torch.Tensor:
@@ -268,23 +271,23 @@ def two_colours(descriptions: Sequence[Description]) -> tuple[torch.Tensor, torc
 
 @dataclass(frozen=True)
 class Edits:
-    """Pictures, and for each a sentence that asks for other colours: obey it, and keep the digit."""
+    """Input images, each with a prompt for new colors; a correct edit has these and keeps the digit."""
 
-    pictures: Pictures  #: N clean pictures, what goes in
-    #: what each sentence names: ink and background, neither of them the picture's own, and no digit
+    pictures: LabeledImages  #: the N input images, without damage
+    #: the content of the prompts: an ink and a background that the image does not have, and no digit
     wanted: list[Description]
-    targets: torch.Tensor  #: (N, 3, 32, 32), the same handwriting in the colours that were asked for
+    targets: torch.Tensor  #: the correct results, (N, 3, 32, 32): the same handwriting in the new colors
 
     @property
     def prompts(self) -> list[str]:
-        """The sentences, such as "a yellow digit on a white background"."""
+        """The prompts, such as "a yellow digit on a white background"."""
         return [make_prompt(None, d.ink, d.background) for d in self.wanted]
 
 
 def draw_edits(count: int, split: str, seed: int) -> Edits:
-    """Draw pictures of a split, each with a sentence that names another ink and another background."""
+    """Generate images of a split, each with a prompt that names another ink and another background."""
     rng = random.Random(f"edits-{seed}")
-    pictures = draw_pictures(count, split, seed)
+    pictures = draw_images(count, split, seed)
     wanted = []
     for old in pictures.descriptions:
         ink = rng.choice([name for name in COLOUR_NAMES if name != old.ink])
@@ -294,14 +297,14 @@ def draw_edits(count: int, split: str, seed: int) -> Edits:
     return Edits(pictures, wanted, targets)
 
 
-# ------------------------------------------------------------------------------------------- judges
-# They share neither architecture, seed nor half of the training handwriting. The judge, like any
-# off-the-shelf classifier, has seen clean pictures only. The reward model has seen damaged ones too, with
-# targets that say how legible they are, so that its log-probability of the true digit has a gradient
-# wherever a picture can become more legible. A reward may measure colours by the rule that the verdict uses;
-# no training ever uses the second judge.
+# --------------------------------------------------------------------------------------- classifiers
+# They differ in architecture and seed, and the reward model and the evaluator in their half of the training
+# handwriting. The evaluator was trained on clean images only, as an off-the-shelf classifier would be. The
+# reward model was also trained on damaged images, with soft targets for how legible they are; therefore its
+# log-probability of the true digit has a gradient wherever an image can become more legible. A reward may
+# measure colors by the rule of the evaluation; the second evaluator is not used in any training.
 class RewardModel(Classifier):
-    """The classifier that RL optimises: strided convolutions; (B, 3, 32, 32) to logits (B, 10)."""
+    """The classifier in the reward: strided convolutions; (B, 3, 32, 32) to logits (B, 10)."""
 
     weights = CHECKPOINT / "reward_model.safetensors"
 
@@ -316,7 +319,7 @@ class RewardModel(Classifier):
 
 
 class Judge(Classifier):
-    """The classifier that only measures: wide kernels, max pooling; (B, 3, 32, 32) to logits (B, 10)."""
+    """The held-out evaluator: wide kernels and max pooling; (B, 3, 32, 32) to logits (B, 10)."""
 
     weights = CHECKPOINT / "judge.safetensors"
 
@@ -335,9 +338,9 @@ class Judge(Classifier):
 
 
 class SecondJudge(Classifier):
-    """The other one that only measures, a `patch_mixer`.
+    """The second held-out evaluator: a `patch_mixer`.
 
-    (B, 3, 32, 32) to logits of the digit (B, 10), the ink (B, 6) and the background (B, 6).
+    It maps (B, 3, 32, 32) to logits of the digit (B, 10), the ink (B, 6) and the background (B, 6).
     """
 
     weights = CHECKPOINT / "second_judge.safetensors"
@@ -354,13 +357,13 @@ class SecondJudge(Classifier):
 
 
 def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
-    """Return the share of images (N, 3, 32, 32), on any device, whose digit (N,) the model reads rightly."""
+    """Return the accuracy of a model on images (N, 3, 32, 32), on any device, with these digits (N,)."""
     return (named(model, images)[:, 0] == digits.cpu()).float().mean().item()
 
 
 @torch.no_grad()
 def _hits(images: torch.Tensor, truth: torch.Tensor, judge: nn.Module) -> torch.Tensor:
-    """Say whether digit (by the judge), ink and background (measured) are the true ones, (N, 3)."""
+    """Return (N, 3) whether digit (by the evaluator), ink and background (measured) are correct."""
     colours = [nearest(colour, COLOURS).cpu() for colour in measure_colours(images)]
     return torch.stack([named(judge, images)[:, 0], *colours], dim=1) == truth
 
@@ -368,9 +371,9 @@ def _hits(images: torch.Tensor, truth: torch.Tensor, judge: nn.Module) -> torch.
 def score_prompts(
     judge: nn.Module, images: torch.Tensor, descriptions: list[Description]
 ) -> dict[str, float]:
-    """Return how often digit, ink, background, and all three, are what the prompt says.
+    """Return the fraction of images whose digit, ink, background, and all three, match the prompt.
 
-    Images (N, 3, 32, 32) in [0, 1] and the judge may be on any device.
+    The images (N, 3, 32, 32) in [0, 1] and the evaluator may be on any device.
     """
     digits = torch.tensor([d.digit for d in descriptions])
     hits = _hits(images, torch.cat([digits[:, None], colour_indices(descriptions)], dim=1), judge)
@@ -381,11 +384,12 @@ def score_prompts(
 def judge_edits(
     images: torch.Tensor, edits: Edits, judge: Judge, second_judge: SecondJudge
 ) -> dict[str, torch.Tensor]:
-    """Say which pictures obey their sentence and kept their digit.
+    """Return which edited images match their prompt and keep their digit, as booleans (N,) on the CPU.
 
-    Of images (N, 3, 32, 32) in [0, 1] that edits became, on any device as the judges are, these truth values
-    (N,) on the CPU: "digit", the judge reads the digit of the input; "colours", measured ink and background
-    are nearest to those named; "both"; "second_judge", it names all three rightly.
+    For images (N, 3, 32, 32) in [0, 1], "digit" says whether the evaluator recognizes the digit of the input,
+    "colours" whether the measured ink and background are nearest to the named ones, and "both" combines the
+    two. "second_judge" says whether the second evaluator classifies all three correctly. Images and
+    evaluators may be on any device.
     """
     truth = torch.cat([edits.pictures.digits[:, None], colour_indices(edits.wanted)], dim=1)  # (N, 3)
     hits = _hits(images, truth, judge)
