@@ -232,7 +232,7 @@ class DDPOConfig:
             )
         if samples == 1 and not self.per_prompt_stat_tracking:
             raise ValueError(
-                "an epoch of one sample teaches nothing, for its reward is its own mean: raise "
+                "an epoch of one sample teaches nothing, because its reward is its own mean: raise "
                 "sample_batch_size or sample_num_batches_per_epoch"
             )
 
@@ -268,7 +268,7 @@ class DDPOConfig:
         try:
             return cls(**{name: value for name, value in values.items() if name != RUN})
         except TypeError as error:
-            raise ValueError(f"{error}: was this config written by another version?") from error
+            raise ValueError(f"{error}; perhaps another version of ddpo_lessons wrote this config") from error
 
 
 def _similar(name: str) -> str:
@@ -343,12 +343,12 @@ def _check_values(config: DDPOConfig) -> None:
         if values[name] < 1:
             raise ValueError(f"{name}={values[name]} must be at least 1")
         if values[name] >= 2**31:  # no machine ends such a run, and torch's errors name no field
-            raise ValueError(f"{name}={values[name]} must be less than 2**31: take a smaller number")
+            raise ValueError(f"{name}={values[name]} must be less than 2**31: use a smaller number")
     for name in _AT_LEAST_ZERO:
         if values[name] < 0:
             raise ValueError(f"{name}={values[name]} must not be negative")
     if config.sample_eta == 0:
-        raise ValueError("sample_eta=0 makes every step deterministic: it has no density to train; use 1.0")
+        raise ValueError("sample_eta=0 makes every step deterministic, so actions have no density: use 1.0")
     for name in _POSITIVE:
         if values[name] <= 0:
             raise ValueError(f"{name}={values[name]} must be positive")
@@ -365,16 +365,18 @@ def _check_values(config: DDPOConfig) -> None:
 def _check_combinations(config: DDPOConfig) -> None:
     if config.resume_from == "auto" and config.overwrite:
         raise ValueError(
-            "resume_from='auto' continues the run there is, and overwrite=True replaces it: set one of them"
+            "resume_from='auto' continues the run in the folder, and overwrite=True replaces it: set only one"
         )
     if config.train_lora_from and not config.train_use_lora:
         raise ValueError(
-            f"train_lora_from={config.train_lora_from!r} starts an adapter, and train_use_lora=False trains "
-            "none: leave one of them out"
+            f"train_lora_from={config.train_lora_from!r} is an adapter, but train_use_lora=False trains "
+            "without one: set only one of them"
         )
     reserved = sorted(config.accelerator_kwargs.keys() & set(_RESERVED))
     if reserved:
-        raise ValueError(f"accelerator_kwargs may not hold {reserved}: other fields of the config set them")
+        raise ValueError(
+            f"accelerator_kwargs must not contain {', '.join(reserved)}: set the fields of the config instead"
+        )
     if not config.train_cfg and config.sample_guidance_scale > 1:
         raise ValueError(
             f"train_cfg=False with sample_guidance_scale={config.sample_guidance_scale} would train another "
@@ -382,7 +384,8 @@ def _check_combinations(config: DDPOConfig) -> None:
         )
     if config.per_prompt_stat_tracking and config.sample_group_size > 1:
         raise ValueError(
-            "per_prompt_stat_tracking and sample_group_size > 1 are two baselines of the advantages: use one"
+            "per_prompt_stat_tracking and sample_group_size > 1 are two baselines of the advantages: set "
+            "only one of them"
         )
     tracker = (config.per_prompt_stat_tracking_buffer_size, config.per_prompt_stat_tracking_min_count)
     if config.per_prompt_stat_tracking and tracker[0] < tracker[1]:
@@ -392,5 +395,6 @@ def _check_combinations(config: DDPOConfig) -> None:
         )
     if config.per_prompt_stat_tracking and tracker[0] == 1:
         raise ValueError(
-            "per_prompt_stat_tracking_buffer_size=1 remembers one reward, which has no spread: use 2 or more"
+            "per_prompt_stat_tracking_buffer_size=1 keeps one reward, which has no standard deviation: use 2 "
+            "or more"
         )

@@ -66,7 +66,11 @@ def test_asynchronous_rewards_are_not_offered():
         ("train_lora_target_modules", ("to_k", 1), "tuple of names"),
         ("tracker_kwargs", None, "dict"),
         ("negative_prompts", None, "text"),
-        ("accelerator_kwargs", {"gradient_accumulation_steps": 2}, "may not hold"),
+        (
+            "accelerator_kwargs",
+            {"gradient_accumulation_steps": 2},
+            "must not contain gradient_accumulation_steps",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(field, value, remedy):
@@ -89,7 +93,7 @@ PER_PROMPT = "per_prompt_stat_tracking"
         ),
         (
             {PER_PROMPT: True, f"{PER_PROMPT}_buffer_size": 1, f"{PER_PROMPT}_min_count": 1},
-            r"buffer_size=1 remembers one reward.*use 2 or more",
+            r"buffer_size=1 keeps one reward.*use 2 or more",
         ),
         # Sizes that do not divide, with the nearest that do, by the names of the config's fields.
         (

@@ -214,7 +214,7 @@ def test_the_command_writes_a_file_or_says_what_is_missing(tmp_path, monkeypatch
         (["empty"], "error: empty holds no metrics.jsonl: give the folder of a run that has begun"),
         ([runs[0], "--output", "no/a.png"], "name a file in a folder that exists, such as plot.png"),
         ([runs[0], "--output", "a.xyz"], "'xyz' is not supported"),
-        ([], "plot needs the folder of a run"),
+        ([], "plot needs at least one folder of a run"),
     ):
         assert main(["plot", *words]) == 2
         assert message in capsys.readouterr().err

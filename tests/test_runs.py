@@ -132,7 +132,7 @@ def test_a_run_without_results_or_whose_images_are_gone_says_so(here, model, cap
     run_command("train", *TINY, "--model", model, "--images", "pics", "--noise-strength", "0.7")
     (here / "pics").rename("gone")
     run_command("sample", "--run", "run", status=2)
-    assert "which is not there: give --images" in capsys.readouterr().err
+    assert "no longer exists: give --images" in capsys.readouterr().err
     (here / "run" / "lora" / LORA_FILE).unlink()
     run_command("sample", "--run", "run", "--images", "gone", status=2)
     assert "continue it with --resume-from latest" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -24,6 +24,8 @@ from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.data.prompts import from_file
 from ddpo_lessons.named_prompts import PROMPTS, get_prompts
+
+T = TypeVar("T")
 
 JSON = PrimitiveConstructorSpec(
     nargs=1,
@@ -52,6 +54,14 @@ def _settings() -> Any:
         written = (JSON,) if get_origin(hints[name]) is dict else ()
         flags[name] = Annotated[hints[name], about, *written]
     return TypedDict("Settings", flags, total=False)  # type: ignore[operator]
+
+
+def _with_help(flags: type[T]) -> type[T]:
+    """Give tyro the help of each flag in one line, because it keeps line breaks before an indented line."""
+    for doc in docstring_parser.parse_from_object(flags).params:
+        about = tyro.conf.arg(help=" ".join(str(doc.description).split()))
+        flags.__annotations__[doc.arg_name] = Annotated[flags.__annotations__[doc.arg_name], about]
+    return flags
 
 
 def check_packages(config: DDPOConfig) -> None:
@@ -97,6 +107,7 @@ PROMPT_SOURCES = (
 )
 
 
+@_with_help
 @dataclass
 class Demo:
     """Flags of `demo`."""
@@ -118,6 +129,7 @@ class Demo:
         check_output(self.output_dir)  # now, because it is first written after minutes
 
 
+@_with_help
 @dataclass
 class Train:
     """Flags of `train`."""
@@ -186,7 +198,7 @@ class Train:
         """Raise a ValueError for flags that exclude each other, and for settings that cannot work."""
         for name in ("algorithm", "reward", "judge", "prompts"):
             if getattr(self, name) == "":
-                raise ValueError(f"--{name} is empty: leave it out, or say which, as --help does")
+                raise ValueError(f"--{name} is empty: give a value (--help lists them), or leave it out")
         if self.model is not None:
             check_model(self.model)
         if self.preset is not None and self.preset not in PRESETS:
@@ -196,29 +208,31 @@ class Train:
         if self.images is None:
             for name in ("noise_strength", "damage", "severity"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"--{name.replace('_', '-')} is about images: give --images too")
+                    raise ValueError(f"--{name.replace('_', '-')} needs input images: give --images too")
             if self.chosen.noise_strength is not None:
-                raise ValueError(f"--preset {self.preset} trains on images: give --images FOLDER")
+                raise ValueError(f"--preset {self.preset} needs input images: give --images FOLDER")
         if self.prompts is not None and (self.images, self.prompt) != (None, None):
-            raise ValueError("--prompts does not go with --prompt or --images: leave it out")
+            raise ValueError("--prompts cannot be combined with --prompt or --images: leave it out")
         self.check_validation()
         check_numbers(self, resolution=1, validation_freq=1)
         if self.noise_strength is not None and not 0 < self.noise_strength <= 1:
             raise ValueError(f"--noise-strength {self.noise_strength} must lie in (0, 1]")
         if self.severity is not None and not self.chosen.damages:
-            raise ValueError("--severity says how strong damage is: give --damage too")
+            raise ValueError("--severity has no effect without damage: give --damage too")
         if not self.chosen.reward:
-            raise ValueError("a model without a preset needs a reward: give --reward")
+            raise ValueError("this model has no preset, so it needs a reward: give --reward")
         terms = reward_flag.parse(self.chosen.reward)
         config = self.make_config()
         config.check_epoch(world_size())
         if self.images is not None and not self.images.is_dir():
-            raise ValueError(f"--images {self.images} is not a folder")
+            raise ValueError(f"--images {self.images} is not a folder: give a folder of images")
         source = config.resume_from
         if source not in ("", "auto", "latest") and not Path(source, "state.json").is_file():
             raise ValueError(f"--resume-from {source} holds no state.json: give the folder of a checkpoint")
         if config.train_lora_from and not Path(config.train_lora_from, LORA_FILE).is_file():
-            raise ValueError(f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}")
+            raise ValueError(
+                f"--train-lora-from {config.train_lora_from} holds no {LORA_FILE}: give the folder of a LoRA"
+            )
         check_packages(config)
         if self.judge is not None:
             reward_flag.load_functions(reward_flag.parse(self.judge))
@@ -232,11 +246,17 @@ class Train:
         if self.validation is None:
             return
         if self.images is None and not self.validation.is_file():
-            raise ValueError(f"--validation {self.validation} is not a file: give one, with a prompt a line")
+            raise ValueError(
+                f"--validation {self.validation} is not a file: give a file with one prompt per line"
+            )
         if self.images is not None and not self.validation.is_dir():
-            raise ValueError(f"--validation {self.validation} is not a folder of images, as --images is")
+            raise ValueError(
+                f"--validation {self.validation} is not a folder: with --images, give a folder of images"
+            )
         if self.images is not None and self.validation.resolve() == self.images.resolve():
-            raise ValueError(f"--validation {self.validation} is what is trained on: keep some images apart")
+            raise ValueError(
+                f"--validation {self.validation} is also the training set (--images): give other images"
+            )
 
     def make_config(self) -> DDPOConfig:
         """Return the preset's settings for one process, overridden by the settings that were given."""
@@ -256,7 +276,9 @@ class Train:
             return lambda: (prompt, {})
         name = self.chosen.prompts
         if not name:
-            raise ValueError("a model without a preset needs prompts: give --prompts, --prompt or --images")
+            raise ValueError(
+                "this model has no preset, so it needs prompts: give --prompts, --prompt or --images"
+            )
         return from_file(name, seed) if Path(name).is_file() else get_prompts(name, seed)
 
 
@@ -265,6 +287,7 @@ class Preflight(Train):
     """Flags of `preflight`, which are those of `train`."""
 
 
+@_with_help
 @dataclass
 class Sample:
     """Flags of `sample`."""
@@ -316,30 +339,33 @@ class Sample:
         """Raise a ValueError for values that cannot work, and for flags that exclude each other."""
         check_numbers(self, count=1, steps=1, batch_size=1, resolution=1)
         if self.guidance_scale is not None and not 0 <= self.guidance_scale < math.inf:
-            raise ValueError(f"--guidance-scale {self.guidance_scale}: use 1 for none, and 5 or so for more")
+            raise ValueError(
+                f"--guidance-scale {self.guidance_scale} must be 0 or more: 1 turns guidance off, 5 is usual"
+            )
         if self.resolution is not None and self.keep_size:
-            raise ValueError("--keep-size and --resolution are two sizes: leave one of them out")
+            raise ValueError("--keep-size and --resolution contradict each other: leave one of them out")
         for place in self.images:
             if not place.exists():
                 raise ValueError(f"--images {place} does not exist")
         if self.images and self.count is not None:
-            raise ValueError("--count is for images from noise, or a run's: leave it out, or --images")
+            raise ValueError("--count cannot be combined with --images: leave one of them out")
         record = self.policy.record
         trained_on = record.get("images", {}).get("folder")
         if self.starts_from_images:
             if not self.images and not Path(trained_on).is_dir():
-                raise ValueError(f"the run was trained on {trained_on}, which is not there: give --images")
+                raise ValueError(f"the run's folder of images, {trained_on}, no longer exists: give --images")
             return
         if self.noise_strength is not None or self.keep_size:
-            raise ValueError("--noise-strength and --keep-size are about images: give --images too")
+            raise ValueError("--noise-strength and --keep-size need input images: give --images too")
         if record.get("start", "noise") != "noise":
-            raise ValueError("the run was trained on images of a Python function: give --images")
+            raise ValueError("the run got its images from a Python function: give --images")
         if self.prompt is None and "prompts" not in record:
             raise ValueError(
-                "there is nothing to start from: give --prompt or --images, or the --run of train"
+                "there is no prompt and no image: give --prompt, --images, or the folder of a run as --run"
             )
 
 
+@_with_help
 @dataclass
 class Plot:
     """Plot rewards and other curves of runs, and for a single run its first and latest images."""
@@ -352,4 +378,4 @@ class Plot:
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError("plot needs the folder of a run")
+            raise ValueError("plot needs at least one folder of a run: ddpo-lessons plot FOLDER")

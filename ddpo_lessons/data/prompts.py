@@ -103,7 +103,7 @@ def read_prompts(path: str | Path) -> list[str]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{path} is not a file: give one with a prompt a line")
+        raise ValueError(f"{path} is not a file: give a file with one prompt per line")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def read_prompts(path: str | Path) -> list[str]:
     if entries is None and path.suffix.lower() in TABLES:
         raise ValueError(
             f'{path} holds neither JSON such as ["a cat"] nor columns of which one is named prompt: mend it, '
-            "or write one prompt a line into a .txt file"
+            "or write one prompt per line into a .txt file"
         )
     prompts = []
     for number, entry in enumerate(text.splitlines() if entries is None else entries, start=1):
@@ -123,7 +123,7 @@ def read_prompts(path: str | Path) -> list[str]:
             )
         prompts.append(prompt.strip())
     if not any(prompts):
-        raise ValueError(f"{path} holds no prompt: write one prompt a line")
+        raise ValueError(f"{path} holds no prompt: write one prompt per line")
     return [prompt for prompt in prompts if prompt]
 
 
