@@ -77,9 +77,9 @@ def finding(images: str) -> dict[str, Sequence[Row]]:
     trained = by(where(read("benchmarks/zoo/demo.csv"), images=images), "algorithm")
     return {
         "the input image": own["untouched"], "a program for this world": own["program"],
-        "untrained, RL's setting": own["as RL begins"],
-        f"untrained, best setting ({best_setting(asdict(UNTRAINED_BEST))})": own["turned"],
-        "best-of-8 at this setting, by RL's reward": own["best of 8"],
+        "untrained, RL's settings": own["as RL begins"],
+        f"untrained, best settings ({best_setting(asdict(UNTRAINED_BEST))})": own["turned"],
+        "best-of-8 at these settings, by RL's reward": own["best of 8"],
         "supervised training on 2,560 pairs": own["supervised"],
         "DDPO, from a reward": trained["ddpo"], "branching, from a reward": trained["branching"],
     }  # fmt: skip
@@ -109,7 +109,7 @@ def paper_table(rows: list[Row]) -> str:
             measured = where(own, method=method)
             ways[method] = where(measured, epoch=measured[-1]["epoch"])
         turned = ways.pop("turned")
-        ways[f"best untrained setting: {turned[0]['setting']}"] = turned
+        ways[f"best without training: {turned[0]['setting']}"] = turned
         for way, measured in ways.items():
             score, utility = (spread(measured, name) for name in ("score", "utility"))
             lines.append([reward, way, score, spread(measured, "all", ".0%"), utility])
@@ -348,13 +348,20 @@ def gpu_about(result: Row) -> str:
     """Return the GPU of `make gpu`, and the results of its tests, the lessons and the demo."""
     if not result:
         return "Not run on a GPU yet."
-    outcomes = []
+    outcomes, missing = [f"Measured on one GPU ({result['hardware']})."], []
     for name in ("tests", "lessons", "demo"):
-        row = result["parts"].get(name, {"result": "not run"})
+        row = result["parts"].get(name)
+        if row is None:
+            missing.append(f"the {name}")
+            continue
         passed = f"{row['passed']} passed, " if "passed" in row else ""
         lasted = f"{row['seconds']:.0f} s, " if "seconds" in row else ""
         outcomes.append(f"{name.capitalize()}: {passed}{lasted}{row['result']}.")
-    return " ".join([f"Measured on: {result['hardware']}.", *outcomes])
+    if missing:
+        *others, last = missing
+        names = f"{', '.join(others)} and {last}" if others else last
+        outcomes.append(f"We have not run {names} on it yet.")
+    return " ".join(outcomes)
 
 
 def read_gpu() -> Row:

@@ -56,8 +56,8 @@ def test_epochs_on_a_gpu_are_beside_the_paper():
     found = tables.gpu_table({"hardware": "a card, 24.0 GB", "parts": parts}).splitlines()
     assert found[2] == "| sd15 | bf16 | 4 | 11.5 | 12.1 | 4.0 | 6.0 | 12.3 | 44 | 31 | 1e-04 | ok |"
     assert "| sdxl | bf16 | 2, checkpointing | 10.3 | – | – | – | – | – | – | – | out of memory |" in found
-    outcomes = "Tests: 20 passed, 1 failed. Lessons: 12 passed, 99 s, ok. Demo: not run."
-    assert found[-1] == f"Measured on: a card, 24.0 GB. {outcomes}"
+    outcomes = "Tests: 20 passed, 1 failed. Lessons: 12 passed, 99 s, ok. We have not run the demo on it yet."
+    assert found[-1] == f"Measured on one GPU (a card, 24.0 GB). {outcomes}"
 
 
 def test_the_verdict_beside_other_trainers_has_the_measured_ranges():

@@ -263,8 +263,8 @@ def measure(folder: Path, count: int) -> recipes.Table:
         pictures = digits.draw_images(count, "test", 1, damage)
         again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
         table[f"test handwriting, {damage or 'clean'}"] = {
-            "judge": accuracy(judge, pictures.images, pictures.digits),
-            "judge after VAE": accuracy(judge, again, pictures.digits),
+            "evaluator": accuracy(judge, pictures.images, pictures.digits),
+            "evaluator after VAE": accuracy(judge, again, pictures.digits),
             "reward model": accuracy(reward_model, pictures.images, pictures.digits),
             "VAE error": (again - pictures.images).abs().mean().item(),
         }

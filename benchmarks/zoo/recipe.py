@@ -212,6 +212,11 @@ def make_classifiers(scale: float, folder: Path) -> dict[str, Classifier]:
 
 
 # ----------------------------------------------------------------------------------------- evaluation
+def titled(name: str) -> str:
+    """Return the title of a classifier in the table, such as "second evaluator"."""
+    return name.replace("_", " ").replace("judge", "evaluator")
+
+
 def measure(folder: Path, count: int) -> recipes.Table:
     """Measure a checkpoint on pictures that nothing was trained on, and on generated ones, `count` a row."""
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
@@ -223,13 +228,13 @@ def measure(folder: Path, count: int) -> recipes.Table:
     for name, images in (("as drawn", pictures.images), ("after the autoencoder", again)):
         for who, model in classifiers.items():
             hits = (named(model, images) == pictures.labels).float().mean(dim=0).tolist()
-            table[f"held-out pictures, {who.replace('_', ' ')} {name}"] = dict(zip(NAMES, hits, strict=True))
-    table["autoencoder, held-out pictures"] = {"error": (again - pictures.images).abs().mean().item()}
+            table[f"held-out images, {titled(who)} {name}"] = dict(zip(NAMES, hits, strict=True))
+    table["autoencoder, held-out images"] = {"error": (again - pictures.images).abs().mean().item()}
     for name, pairs in (("seen", animals.SEEN), ("left-out", animals.LEFT_OUT)):
         wanted = animals.draw_images(count, 100_000_001, pairs)
         images = recipes.generate(pipeline, wanted.prompts, 3, GUIDANCE_SCALE)
         judged = verdicts(images, wanted.labels, classifiers["judge"], classifiers["second_judge"])
-        shares = {column.replace("_", " "): hits.double().mean().item() for column, hits in judged.items()}
+        shares = {titled(column): hits.double().mean().item() for column, hits in judged.items()}
         table[f"generated, {name} combinations"] = shares
     return table
 

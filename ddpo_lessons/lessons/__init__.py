@@ -1,4 +1,4 @@
-"""What every lesson starts with, its slider, and what its exercises answer with."""
+"""The set-up of the lessons, their slider, and the checks of their exercises."""
 
 import functools
 import os
@@ -13,9 +13,10 @@ SEED = 0  # of every random number in the lessons
 
 
 def set_up(stay_on_cpu: bool = True) -> None:
-    """Seed torch, stay on the CPU, silence libraries that load models, and set the style of figures.
+    """Seed torch, stay on the CPU, silence the libraries that load models, and set the style of figures.
 
-    A RuntimeError says that this kernel already computes elsewhere. Lesson 13 uses a GPU if there is one.
+    Lesson 13 passes `stay_on_cpu=False` if there is a GPU. Raises a RuntimeError if this kernel already uses
+    another device.
     """
     import diffusers
     import matplotlib.pyplot as plt
@@ -26,26 +27,26 @@ def set_up(stay_on_cpu: bool = True) -> None:
         library.disable_progress_bar()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # silences a warning when processes start
     plt.style.use("ddpo_lessons.lessons.lesson")
-    plt.switch_backend(plt.get_backend())  # so that a notebook's first figure is shown whoever makes it
+    plt.switch_backend(plt.get_backend())  # so that a notebook shows its first figure in any case
     torch.manual_seed(SEED)
     if stay_on_cpu:
         _stay_on_cpu()
 
 
 def has_gpu() -> bool:
-    """Tell whether lesson 13 runs at full size: on a machine with CUDA."""
+    """Return whether this machine has CUDA, so that lesson 13 runs at full size."""
     return torch.cuda.is_available()
 
 
 def _stay_on_cpu() -> None:
-    """Let accelerate give trainers the CPU, also on a machine with a GPU, so that results are those printed.
+    """Make accelerate use the CPU even if there is a GPU, so that results equal those in the lessons.
 
-    accelerate chooses once for a process. Commands that a cell starts read the variable.
+    accelerate chooses a device once per process. The variable is for commands that a cell starts.
     """
     from accelerate import PartialState
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    device = PartialState(cpu=True).device  # made here, because it does not read the variable itself
+    device = PartialState(cpu=True).device  # created here, because it does not read the variable
     if device.type != "cpu":
         raise RuntimeError(
             f"this lesson computes on the CPU, but accelerate already uses {device} in this kernel: restart "
@@ -54,14 +55,15 @@ def _stay_on_cpu() -> None:
 
 
 def seeded(number: int = 0) -> torch.Generator:
-    """Make a random generator of its own for one purpose, whose seed is `SEED` + number."""
+    """Make a random generator with the seed `SEED + number`."""
     return torch.Generator().manual_seed(SEED + number)
 
 
 def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
-    """Make a slider over what `draw(value)` does to a figure; it needs neither a kernel nor a network.
+    """Make a slider over `values`, each with the figure after `draw(value)`.
 
-    Matplotlib's page loads icons for buttons that play the frames. The buttons go, the frames stay.
+    The slider needs no kernel and no network: matplotlib's page would load icons for its play buttons, so the
+    buttons are removed.
     """
     import matplotlib.pyplot as plt
     from IPython.display import HTML
@@ -75,19 +77,20 @@ def slider(figure: Any, draw: Callable[..., Any], values: Sequence[Any]) -> Any:
 
 
 def check_mine(check: Callable[[Any], None], answer: Callable[..., Any]) -> None:
-    """Print "correct", or "not yet" and why the check refuses the reader's function: see `why_not`."""
+    """Print "correct", or "not yet" with the reason why the check fails (see `why_not`)."""
     reason = why_not(check, answer)
     print(f"not yet: {reason}" if reason else "correct")
 
 
 def why_not(check: Callable[[Any], None], answer: Callable[..., Any]) -> str:
-    """Say why a check refuses an answer; "" if it accepts it.
+    """Return the reason why a check fails for an answer, or "" if it passes.
 
-    The stub is untouched; the answer changes its arguments, or returns None; or an assertion of the check
-    failed. None may be right, so it is blamed only where it breaks the check or where nothing else came back.
-    Any other exception is the answer's own, and is raised as it is.
+    Reasons are: the stub is unchanged, the answer changes its arguments or returns None, or an assertion of
+    the check fails. None may be a correct result, so it is the reason only if it causes an error in the
+    check, or if the answer returned nothing else. Any other exception comes from the answer, and is raised
+    as it is.
     """
-    nothing: list[bool] = []  # of each call whether None came back
+    nothing: list[bool] = []  # for each call, whether it returned None
 
     @functools.wraps(answer)
     def watched(*arguments: Any, **named: Any) -> Any:
@@ -114,7 +117,7 @@ def why_not(check: Callable[[Any], None], answer: Callable[..., Any]) -> str:
 
 
 def _contents(value: Any) -> Any:
-    """What is another after a tensor, list or dict was changed in place; of anything else nothing."""
+    """Return a value that differs after a tensor, list or dict is changed in place; None for other types."""
     if isinstance(value, torch.Tensor):
         return value._version
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Figures that more than one place draws: images in strips, and img2img's dilemma."""
+"""Figures of the lessons, the demo and the docs: images in rows, and the trade-off of img2img."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of plot_dilemma; images/draw_07_img2img_ddpo.py takes them from here, so the same thing has the same colour.
+# Of plot_dilemma. images/draw_07_img2img_ddpo.py imports them, so that both have the same colors.
 CURVE_COLORS = ("#86660f", "#8a3f96", "#c04f12", "#b03050")
 PATH_COLORS = ("#3568b0", "#2e7d4f", "#22262e")
 
 
 def plot_strip(rows: Mapping[str, torch.Tensor], prompts: Sequence[str], count: int) -> Figure:
-    """Draw the first `count` pictures of several rows of images (N, 3, H, W), below their N prompts."""
+    """Show the first `count` images of each row (N, 3, H, W), below their N prompts."""
     from matplotlib.figure import Figure
 
     count = min(count, len(prompts))
@@ -40,10 +40,10 @@ def plot_dilemma(
     obeyed: str,
     kept: str,
 ) -> Figure:
-    """Draw what is kept against what is obeyed: what turning the strength gives, and where RL goes.
+    """Plot the fraction of images that keep the input against the fraction that follow the prompt.
 
-    Curves are points of an untrained pipeline by name, with "strength", paths those of runs over their
-    epochs; all have the two shares of pictures that are named by `obeyed` and `kept`.
+    `curves` are points of an untrained pipeline, by name, each with its noise "strength"; `paths` are points
+    of runs over their epochs. Every point has the two fractions, under the keys `obeyed` and `kept`.
     """
     from matplotlib.figure import Figure
 
@@ -53,7 +53,7 @@ def plot_dilemma(
         x, y = ([100 * point[key] for point in points] for key in (obeyed, kept))
         axes.plot(x, y, "o-", markersize=4, linewidth=1.2, color=color, label=name)
         for n, point in enumerate(points):
-            place = (5, 4) if n % 2 else (-14, -11)  # neighbours lie close together
+            place = (5, 4) if n % 2 else (-14, -11)  # because neighbors are close together
             text = f"{point['strength']:g}"
             axes.annotate(text, (x[n], y[n]), place, textcoords="offset points", fontsize=8, color=color)
     for color, (name, points) in zip(itertools.cycle(PATH_COLORS), paths.items(), strict=False):

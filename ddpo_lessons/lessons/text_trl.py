@@ -1,4 +1,4 @@
-"""Lesson 05: TRL's own PPOTrainer from the weights of ours, and our trainer on the texts that TRL sampled."""
+"""Compare text PPO with TRL (lesson 05): TRL's trainer on our models, and ours on the texts of TRL."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from ddpo_lessons.text.text_trainer import TextPPOConfig, TextPPOTrainer
 
 
 def trl_settings(config: TextPPOConfig, iterations: int) -> dict[str, Any]:
-    """Return the settings of TRL's `PPOConfig` that do what a config of ours does."""
+    """Return the settings of TRL's `PPOConfig` that are equivalent to our config."""
     return {
         "total_episodes": iterations * config.batch_size,
         "per_device_train_batch_size": config.batch_size,
@@ -44,8 +44,8 @@ def train_with_trl(
 ) -> tuple[TextModels, list[dict[str, Any]]]:
     """Train the shipped models with TRL 1.12's `PPOTrainer`; return them and a record of each iteration.
 
-    A record has TRL's metrics, and the texts that it sampled: "input_ids" and "attention_mask" (B, L), and
-    "query_lengths" (B,). The package `trl` is needed.
+    A record has TRL's metrics and the sampled texts: "input_ids" and "attention_mask" (B, L), and
+    "query_lengths" (B,). This needs the package `trl`.
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     from datasets import Dataset
@@ -98,7 +98,7 @@ def train_with_trl(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what TRL prints, and its warnings of deprecations."""
+    """Suppress TRL's output and its deprecation warnings."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -107,8 +107,8 @@ def _quiet() -> Iterator[None]:
 def train_on_its_texts(config: TextPPOConfig, records: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """Train the shipped models with `TextPPOTrainer` on TRL's texts; return its metrics by TRL's names.
 
-    As in TRL both models have one learning rate, gradients are not clipped, and the score is read at the last
-    token, which may be end-of-text.
+    As in TRL, both models have one learning rate, gradients are not clipped, and the reward is the score at
+    the last token, which may be end-of-text.
     """
     models = load_text_models()
     score_of, found = ValueModel.from_classifier(models.reward.model), []
@@ -136,6 +136,6 @@ def train_on_its_texts(config: TextPPOConfig, records: Sequence[dict[str, Any]])
 
 
 def _at_the_last_token(scores: torch.Tensor, attention: torch.Tensor, texts: Sequence[str]) -> torch.Tensor:
-    """Return the score (B,) of each text at its last token, of scores at all tokens (B, L)."""
+    """Select the score (B,) of each text at its last token from the scores (B, L) at all tokens."""
     last = attention.shape[1] - 1 - attention.flip(1).argmax(1)  # (B,)
     return scores.gather(1, last[:, None])[:, 0]
