@@ -359,7 +359,7 @@ def gpu_about(result: Row) -> str:
         outcomes.append(f"{name.capitalize()}: {passed}{lasted}{row['result']}.")
     if missing:
         *others, last = missing
-        names = f"{', '.join(others)} and {last}" if others else last
+        names = f"{', '.join(others)} or {last}" if others else last
         outcomes.append(f"We have not run {names} on it yet.")
     return " ".join(outcomes)
 

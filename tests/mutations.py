@@ -126,7 +126,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("[: trajectory.latents.shape[1]]", "[: trajectory.num_steps]"),
     ]),
     ("algorithms/nft.py", "test_algorithms.py -k nft", [
-        ("(optimality * positive + (1 - optimality) * negative)", "(optimality * negative + (1 - optimality) * positive)"),
+        ("example, old + step)", "example, old - step)"),
         ("self.decay_rate * samples.epoch", "self.decay_rate * (samples.epoch + 1)"),
     ]),
     ("algorithms/pepg.py", "test_algorithms.py -k pepg", [
