@@ -29,9 +29,11 @@ from ddpo_lessons.config import RUN, DDPOConfig
 from ddpo_lessons.data.contexts import (
     PromptFunction,
     RewardFunction,
+    check_advantages,
     check_functions,
     check_hook,
     check_rewards,
+    check_steps,
     info_means,
 )
 from ddpo_lessons.data.starts import FromImages, FromNoise
@@ -358,11 +360,15 @@ class Trainer:
             batches, trajectory, reward_seconds = self.sampler.sample(epoch, contexts)
             rewards = self.sampler.share.gather_rewards(check_rewards(batches))  # (N,)
             # 4. Advantages, for the samples of all processes.
-            advantages = self.algorithm.advantages(rewards, self.contexts.keys(contexts))  # (N,) or (N, T)
+            keys = self.contexts.keys(contexts)
+            advantages = check_advantages(  # (N,) or (N, T)
+                self.algorithm.advantages(rewards, keys), len(rewards), trajectory.log_probs.shape[1]
+            )
             self._warn_if_constant(epoch, rewards, advantages)
             sampled = time.perf_counter()
             # 5. The algorithm shuffles (sample, timestep) pairs. 6. Their loss, and an optimizer step.
-            steps = self.algorithm.steps(self._samples(epoch, contexts, trajectory, advantages), self.learner)
+            samples = self._samples(epoch, contexts, trajectory, advantages)
+            steps = check_steps(self.algorithm.steps(samples, self.learner))
             with (
                 progress_bar(self.accelerator, "training", self.plan.optimizer_steps, leave=False) as bar,
                 sized(self.config, "train_micro_batch_size", lambda: self.learner.micro_batch_size),

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,41 @@ class SaysANumber(DDPO):
 def test_a_statistic_may_be_a_number(tmp_path):
     Trainer(make_config(tmp_path), brightness, red_three, make_pipeline(), algorithm=SaysANumber()).step(0)
     assert read_metrics(tmp_path, "step")[0]["mine"] == 0.5
+
+
+# ------------------------------------------------------------------------ what is given to the trainer
+class Returns(DDPO):
+    """Return something else from one of the methods that an algorithm may override."""
+
+    def __init__(self, method: str, change: Callable[[Any], Any]) -> None:
+        self.method, self.change = method, change
+
+    def advantages(self, *given: Any) -> Any:
+        found = super().advantages(*given)
+        return self.change(found) if self.method == "advantages" else found
+
+    def steps(self, *given: Any) -> Any:
+        found = super().steps(*given)
+        return self.change(found) if self.method == "steps" else found
+
+    def loss(self, *given: Any) -> Any:
+        found = super().loss(*given)
+        return self.change(found) if self.method == "loss" else found
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "error"),
+    [
+        ("advantages", lambda a: a.tolist(), r"advantages\(\) of the algorithm must return a tensor"),
+        ("advantages", lambda a: a.view(-1, 2)[:1], r"returned shape \(1, 2\) for .* samples of .* actions"),
+        ("steps", lambda _: None, r"steps\(\) of the algorithm must yield \(loss, groups\) pairs"),
+        ("loss", lambda pair: pair[0], r"loss\(\) of the algorithm must return a pair of the loss"),
+        ("loss", lambda pair: (pair[0].expand(3), pair[1]), r"returned the loss with shape \(3,\)"),
+        ("loss", lambda pair: (pair[0].detach(), pair[1]), "returned a loss without a gradient"),
+        ("loss", lambda pair: (pair[0], {"mine": torch.ones(2)}), "the statistic 'mine' with shape"),
+    ],
+)
+def test_an_algorithm_that_returns_something_else_is_refused_by_name(tmp_path, method, change, error):
+    parts = make_config(tmp_path), brightness, red_three, make_pipeline()
+    with pytest.raises((TypeError, ValueError), match=error):
+        Trainer(*parts, algorithm=Returns(method, change)).step(0)
