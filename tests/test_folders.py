@@ -273,7 +273,7 @@ DOG = '{"file_name": "dog/a.png", "text": "a dog"}'
         ({"stray.png": b"\x89PNG"}, "beside subfolders"),
         ({"dog/a.txt": "a black dog".encode("utf-16")}, r"a\.txt is not UTF-8 text .*save it as UTF-8"),
         ({"metadata.csv": b"file_name,text\ncaf\xe9"}, r"metadata\.csv is not UTF-8 text .*save it as UTF-8"),
-        ({"metadata.csv": b"name,text\na,a dog\n"}, r"csv, entry 1 is not like .*KeyError: 'file_name'"),
+        ({"metadata.csv": b"name,text\na,a dog\n"}, r"csv, entry 1 is not like .*it has 'name', 'text'"),
         ({"metadata.jsonl": DOG}, r"add lines of cat/a\.png, cat/b\.png to metadata\.jsonl, or"),
         ({"metadata.jsonl": DOG.replace('"text"', '"said"')}, "entry 1 is not like"),
         ({"metadata.jsonl": DOG.replace('"a dog"', "3")}, "entry 1 is not like"),
@@ -298,6 +298,21 @@ def test_a_place_without_images_is_refused(zoo):
         folders.find_images("nowhere")
     with pytest.raises(ValueError, match="empty holds no image"):
         folders.find_images(zoo / "empty")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"images": "photos"}, r"images='photos' must come from find_images\(FOLDER\)"),
+        ({"prompt": None}, "prompt=None must be text"),
+        ({"prompt": "a {lable}"}, r"nothing replaces {lable}; only {label} becomes the name"),
+        ({"size": "32"}, "size='32': give the side of the square in pixels"),
+    ],
+)
+def test_prompts_of_images_refuse_arguments_that_would_fail_later(zoo, changes, error):
+    arguments = {"images": folders.find_images(zoo), "prompt": "", "size": 16, "seed": 0}
+    with pytest.raises((TypeError, ValueError), match=error):
+        folders.ImagePrompts(**arguments | changes)
 
 
 def test_a_prompt_names_the_class(zoo, tmp_path):

@@ -203,9 +203,11 @@ def _read_metadata(file: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
             said = entry["text"] if "text" in entry else entry["prompt"]
             yield Path(entry["file_name"]).as_posix(), _strip([said] if isinstance(said, str) else said)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            found = f"{type(error).__name__}: {error}"
+            if isinstance(error, KeyError):
+                found = f"it has {', '.join(map(repr, entry))}"
             raise ValueError(
-                f'{file}, entry {number} is not like {{"file_name": "a.png", "text": "a cat"}}: '
-                f"{type(error).__name__}: {error}"
+                f'{file}, entry {number} is not like {{"file_name": "a.png", "text": "a cat"}}: {found}'
             ) from error
 
 
@@ -270,6 +272,16 @@ def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Gener
     return DAMAGES[name](image[None], severity, generator)[0]
 
 
+def check_placeholders(prompt: str) -> None:
+    """Raise a ValueError for a prompt with another name in braces than "{label}"."""
+    for name in re.findall(r"{\w+}", prompt):
+        if name != LABEL:
+            raise ValueError(
+                f"prompt={prompt!r}: nothing replaces {name}; only {LABEL} becomes the name of the image's "
+                "subfolder"
+            )
+
+
 class ImagePrompts(PromptSampler):
     """Sample images of a folder, as a prompt function `() -> (prompt, image (3, size, size), metadata)`.
 
@@ -294,8 +306,13 @@ class ImagePrompts(PromptSampler):
         severities: Sequence[int] = (1, 2, 3, 4, 5),
         augmented: bool = False,
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size={size}: give the side of the square in pixels, at least 1")
+        if not isinstance(images, ImageFolder):
+            raise TypeError(f"images={images!r:.60} must come from find_images(FOLDER)")
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompt={prompt!r:.60} must be text; it may be empty")
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"size={size!r}: give the side of the square in pixels, a whole number from 1")
+        check_placeholders(prompt)
         super().__init__(self._draw_image, seed)
         self.images, self.prompt, self.size = images, prompt, size
         self.damages, self.severities, self.augmented = damages, severities, augmented
