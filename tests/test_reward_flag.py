@@ -89,6 +89,8 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path):
         ("clip_score=nan", "after = stands the weight"),
         ("clip_score=", "after = stands the weight"),
         ("clip_score=1,clip_score@openai/clip=2", "names clip_score twice"),
+        ("a.py:red,b.py:red", "give it once, with the sum of the weights, or rename one of two functions"),
+        ("my.py:red=0", "is 0 for every image, so nothing can be learned: give a weight other than 0"),
         ("my.py:", "write FILE.py:FUNCTION"),
         ("my.py", "my.py names no function of the file: write my.py:FUNCTION"),
         (":red", "write FILE.py:FUNCTION"),

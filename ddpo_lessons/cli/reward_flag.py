@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpo_lessons import own
 from ddpo_lessons.data.contexts import other_arguments
-from ddpo_lessons.data.folders import LABEL, ImageFolder
+from ddpo_lessons.data.folders import LABEL, ImageFolder, check_placeholders
 from ddpo_lessons.embedded import HUB_NAME
 from ddpo_lessons.rewards import REWARDS, RewardFunction, get_reward, weighted_sum
 from ddpo_lessons.words import DIGITS
@@ -55,7 +55,14 @@ def parse(text: str) -> tuple[Term, ...]:
     names = [term.name for term in terms]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"reward={text} names {name} twice: records tell rewards apart by their names")
+            raise ValueError(
+                f"reward={text} names {name} twice, and each term is recorded under its name: give it once, "
+                "with the sum of the weights, or rename one of two functions"
+            )
+    if all(term.weight == 0 for term in terms):
+        raise ValueError(
+            f"reward={text} is 0 for every image, so nothing can be learned: give a weight other than 0"
+        )
     return terms
 
 
@@ -133,6 +140,8 @@ def check(terms: Sequence[Term], images: ImageFolder, prompt: str | None) -> Non
     Rewards are those of the registry; what functions of users need is not declared. A ValueError names the
     remedy.
     """
+    if prompt is not None:
+        check_placeholders(prompt)
     if prompt is not None and LABEL in prompt and images.labels is None:
         raise ValueError(
             f"prompt={prompt!r} names classes, but the folder {images.folder} has no class subfolders: sort "
