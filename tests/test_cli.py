@@ -204,6 +204,27 @@ def test_a_dry_run_counts_the_most_steps_that_a_family_runs(zoo, model, steps, c
     assert "steps of a rollout: 3 of 10\n" in capsys.readouterr().out
 
 
+def test_a_misspelled_command_is_one_line(capsys):
+    run_command("trian", "--images", "photos", status=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: there is no command 'trian' (perhaps train): use one of demo, ")
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(zoo, capsys):
+    flags = ("--images", str(zoo), "--reward", "colourfulness", "--sample-num-steps", "10", "--dry-run")
+    run_command("train", *flags, "--noise-strength", "0.05", status=2)
+    assert "use a noise_strength of at least 0.1, or more steps" in capsys.readouterr().err
+    run_command("train", *flags, "--prompt", "a {lable}", status=2)
+    assert "nothing replaces {lable}; only {label} becomes" in capsys.readouterr().err
+
+
+def test_a_dry_run_shortens_long_prompts(here, capsys):
+    Path("prompts.txt").write_text("a very long prompt " * 40)
+    run_command("train", "--prompts", "prompts.txt", "--reward", "colourfulness", "--dry-run")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("prompts:")]
+    assert len(line) < 150
+
+
 def test_a_dry_run_of_a_model_that_edits_counts_all_steps(here, zoo, capsys):
     make_flux_pipeline(kind=FluxKontextPipeline).save_pretrained(here / "kontext")
     flags = ("--images", str(zoo), "--reward", "colourfulness", "--sample-num-steps", "10", "--dry-run")

@@ -20,9 +20,13 @@ from ddpo_lessons.data.folders import ImageFolder
 from ddpo_lessons.data.prompts import read_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise, WithImages
 from ddpo_lessons.embedded import CHECKPOINTS
-from ddpo_lessons.models import family_class
+from ddpo_lessons.models import Family, family_class
+from ddpo_lessons.models.stable_diffusion import count_steps
+from ddpo_lessons.models.stable_diffusion_3 import StableDiffusion3
 from ddpo_lessons.plan import counts, summary
 from ddpo_lessons.training.runlog import claim
+
+SHOWN = 80  # characters of a prompt
 
 
 def say(text: str) -> None:
@@ -97,6 +101,9 @@ def describe(arguments: Train, config: DDPOConfig, images: ImageFolder | None) -
     yield f"prompts: {_source_of_prompts(arguments, images)}"
     is_img2img = images is not None and not _edits(chosen.model)
     strength = chosen.noise_strength or NOISE_STRENGTH if is_img2img else 1.0
+    family = _family(chosen.model)
+    if family is not None and not issubclass(family, StableDiffusion3):  # whose count is rounded up
+        count_steps(config.sample_num_steps, strength)  # raises an error if it is 0, as the run would
     yield from count(config, make_algorithm(chosen.algorithm), strength)
 
 
@@ -121,11 +128,17 @@ def count(config: DDPOConfig, algorithm: Algorithm, noise_strength: float) -> It
 
 def _edits(model: str) -> bool:
     """Return whether a model edits images, if its files are on this machine."""
+    family = _family(model)
+    return family is not None and family.takes_images
+
+
+def _family(model: str) -> type[Family] | None:
+    """Return the family of a model, if its files are on this machine."""
     try:
         index = DiffusionPipeline.load_config(str(CHECKPOINTS.get(model, model)), local_files_only=True)
     except OSError:
-        return False
-    return family_class(index["_class_name"]).takes_images
+        return None
+    return family_class(index["_class_name"])
 
 
 def _source_of_prompts(arguments: Train, images: ImageFolder | None) -> str:
@@ -144,4 +157,5 @@ def _source_of_prompts(arguments: Train, images: ImageFolder | None) -> str:
 
 
 def _first(prompts: Sequence[str]) -> str:
-    return ", ".join(map(repr, prompts[:3])) + (", ..." if len(prompts) > 3 else "")
+    short = (repr(prompt if len(prompt) <= SHOWN else f"{prompt[:SHOWN]}…") for prompt in prompts[:3])
+    return ", ".join(short) + (", ..." if len(prompts) > 3 else "")

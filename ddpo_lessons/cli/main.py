@@ -4,6 +4,7 @@ A command imports what it needs when it runs, because torch takes a second to lo
 `doctor` must also run where they cannot be loaded.
 """
 
+import difflib
 import functools
 import importlib
 import operator
@@ -45,10 +46,14 @@ def parse(argv: Sequence[str]) -> Any:
     """Parse the command line, without the program's name, into a command's flags.
 
     Raises SystemExit with 0 after `--help`, SystemExit with 2 after tyro's message about words that it cannot
-    parse, and a ValueError for a wrong `--config` file.
+    parse, and a ValueError for an unknown command or a wrong `--config` file.
     """
     name, *words = argv
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+    if name not in COMMANDS and not name.startswith("-"):
+        similar = difflib.get_close_matches(name, COMMANDS, n=1)
+        meant = f" (perhaps {similar[0]})" if similar else ""
+        raise ValueError(f"there is no command {name!r}{meant}: use one of {', '.join(COMMANDS)}")
     if name not in COMMANDS:  # shell completion, or a mistake that tyro reports
         return tyro.cli(
             functools.reduce(operator.or_, map(_flags, COMMANDS)),

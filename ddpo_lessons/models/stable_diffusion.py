@@ -281,14 +281,7 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
     They do not correct the rounding of the product, so 50 * 0.58 = 28.999... runs 28 steps. Raises ValueError
     if noise_strength is outside (0, 1] or leaves no step, or there are more steps than timesteps.
     """
-    check_strength(noise_strength)
-    steps = int(num_steps * noise_strength)
-    if steps == 0:
-        least = next(n / 1000 for n in range(1, 1001) if int(num_steps * (n / 1000)) > 0)
-        raise ValueError(
-            f"noise_strength={noise_strength} with {num_steps} steps runs no step: "
-            f"use a noise_strength of at least {least:g}, or more steps"
-        )
+    steps = count_steps(num_steps, noise_strength)
     timesteps = set_steps(scheduler, num_steps)[num_steps - steps :]
     if (limit := scheduler.config.num_train_timesteps) <= timesteps[0]:
         raise ValueError(
@@ -297,6 +290,19 @@ def make_schedule(scheduler: DDIMScheduler, num_steps: int, noise_strength: floa
             f"to {limit - 1}: take fewer"
         )
     return timesteps
+
+
+def count_steps(num_steps: int, noise_strength: float) -> int:
+    """Return the number of steps that `make_schedule` runs; raise a ValueError if there is none."""
+    check_strength(noise_strength)
+    steps = int(num_steps * noise_strength)
+    if steps == 0:
+        least = next(n / 1000 for n in range(1, 1001) if int(num_steps * (n / 1000)) > 0)
+        raise ValueError(
+            f"noise_strength={noise_strength} with {num_steps} steps runs no step: "
+            f"use a noise_strength of at least {least:g}, or more steps"
+        )
+    return steps
 
 
 def check_strength(noise_strength: float) -> None:
