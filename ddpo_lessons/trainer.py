@@ -140,6 +140,8 @@ class Trainer:
     ) -> None:
         check_functions(reward_function, prompt_function)
         check_hook("image_samples_hook", image_samples_hook)
+        if not isinstance(config, DDPOConfig):
+            raise TypeError(f"config must be a DDPOConfig, not {type(config).__name__}")
         config = copy.copy(config)  # a loaded adapter sets its rank, without changing the caller's config
         config.check()
         algorithm.check(config)

@@ -74,6 +74,11 @@ class Validation:
         every: int = 10,
         evaluator: RewardFunction | None = None,
     ) -> None:
+        if not isinstance(samples, Sequence):
+            raise TypeError(
+                f"Validation takes a list of samples, not {type(samples).__name__}: give "
+                "ImagePrompts(...).every(), or a list of (prompt, metadata)"
+            )
         if every < 1 or not samples:
             raise ValueError(
                 f"validation of {len(samples)} samples every {every} epochs: give one or more of both"

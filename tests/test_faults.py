@@ -138,7 +138,9 @@ def test_an_image_prompt_function_must_return_an_image(tmp_path):
     [
         (None, red_three, "reward_function must be callable, not NoneType"),
         (lambda images, prompts: 0, red_three, r"\(images, prompts\) .* with \(images, prompts, metadata\)"),
-        (brightness, "a red three", "prompt_function must be callable, not str"),
+        (brightness, "a red three", "prompt_function must be callable, not str; get_prompts makes one"),
+        ("colourfulness", red_three, "must be callable, not str; get_reward makes one by its name"),
+        (lambda: brightness, red_three, r"if it returns a reward function, call it: NAME\(\)"),
     ],
 )
 def test_functions_that_cannot_be_used(tmp_path, reward, prompts, message):
@@ -158,6 +160,13 @@ def test_pipelines_that_cannot_be_trained(tmp_path):
     inpainting.unet.register_to_config(in_channels=9)
     with pytest.raises(TypeError, match="9 channels, the latents have 4"):
         DDPOTrainer(config, brightness, red_three, inpainting)
+    with pytest.raises(TypeError, match=r"must be a pipeline of diffusers: load_pipeline\('tiny-sd'\)"):
+        DDPOTrainer(config, brightness, red_three, "tiny-sd")
+
+
+def test_a_config_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match="config must be a DDPOConfig, not dict"):
+        DDPOTrainer({"num_epochs": 1}, brightness, red_three, make_pipeline())
 
 
 # ------------------------------------------------------------------------------------------- bad rewards
@@ -169,7 +178,7 @@ def test_pipelines_that_cannot_be_trained(tmp_path):
         (torch.tensor(1.0), ValueError, r"shape \(\) for 2 images"),
         ([0.0, float("nan")], ValueError, "nan for sample 1 of the batch, prompt '': return finite"),
         ([float("-inf"), 0.0], ValueError, "-inf for sample 0 of the batch, prompt 'a red three'"),
-        (None, TypeError, "must return numbers, not None"),
+        (None, TypeError, r"must return numbers, not None: does it end without return\?"),
         (["good", "bad"], TypeError, "must return numbers, not 'good'$"),
         ([0.5, "bad"], TypeError, "must return numbers, not 'bad'$"),
     ],

@@ -85,6 +85,11 @@ def test_nothing_to_validate_is_refused(samples, every, tmp_path):
         Validation(trainer, samples, every)
 
 
+def test_a_prompt_function_is_not_taken_for_samples(tmp_path):
+    with pytest.raises(TypeError, match=r"a list of samples, not function: give ImagePrompts\(...\)\.every"):
+        Validation(make_trainer(tmp_path, None), red_three)
+
+
 def test_a_flow_model_is_validated_by_the_steps_that_training_samples_by(tmp_path):
     """The ODE of AWM."""
     changes = {"train_clip_range": 1e-4, "sample_guidance_scale": 1.0}

@@ -45,11 +45,15 @@ def check_functions(reward_function: Any, prompt_function: Any) -> None:
     """Raise a TypeError for functions that cannot be called, or whose state JSON cannot store."""
     for name, function in (("reward_function", reward_function), ("prompt_function", prompt_function)):
         if not callable(function):
-            raise TypeError(f"{name} must be callable, not {type(function).__name__}")
+            makes = "get_reward" if name == "reward_function" else "get_prompts"
+            by_name = f"; {makes} makes one by its name" if isinstance(function, str) else ""
+            raise TypeError(f"{name} must be callable, not {type(function).__name__}{by_name}")
     if takes := other_arguments(reward_function):
+        remedy = "give it these three arguments"
+        if len(takes.parameters) < 2 and "images" not in takes.parameters:
+            remedy = "if it returns a reward function, call it: NAME() instead of NAME"
         raise TypeError(
-            f"reward_function takes {takes} and is called with (images, prompts, metadata): give it these "
-            "three arguments"
+            f"reward_function takes {takes} and is called with (images, prompts, metadata): {remedy}"
         )
     has = {name for name in ("state_dict", "load_state_dict", "skip") if hasattr(prompt_function, name)}
     if has and not {"state_dict", "load_state_dict"} <= has:
@@ -152,6 +156,7 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
         among = rewards if isinstance(rewards, list | tuple) else []
         wrong = next((entry for entry in among if not isinstance(entry, int | float | torch.Tensor)), rewards)
         pair = ": return them alone, or a pair of them and a dict" if isinstance(returned, tuple) else ""
+        pair = ": does it end without return?" if returned is None else pair
         raise TypeError(f"reward_function must return numbers, not {wrong!r:.60}{pair}") from error
     if rewards.shape != (len(images),):
         raise ValueError(

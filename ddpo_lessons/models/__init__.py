@@ -48,6 +48,8 @@ def family_of(pipeline: Any) -> Family:
     """Return a pipeline's family; raise a TypeError if none fits or a part is missing."""
     if isinstance(pipeline, Family):
         return pipeline
+    if isinstance(pipeline, str | Path):
+        raise TypeError(f"the pipeline must be a pipeline of diffusers: load_pipeline({str(pipeline)!r})")
     known = [base.__name__ for base in type(pipeline).__mro__ if base.__name__ in FAMILIES]
     return family_class(known[0] if known else type(pipeline).__name__)(pipeline)
 

@@ -237,8 +237,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str], length: int | None = None) ->
         if len(ids) > length:
             lost = tokenizer.decode(ids[length - 1 : -1])
             warnings.warn(
-                f"prompt {text!r} is too long: {lost!r} is cut, since the text encoder reads {length} "
-                "tokens. Shorten the prompt.",
+                f"prompt {text!r:.200} is too long: {lost!r:.200} is cut, since the text encoder reads "
+                f"{length} tokens. Shorten the prompt.",
                 stacklevel=8,
             )
     padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True)
