@@ -191,17 +191,18 @@ def test_a_notebook_shows_one_line_per_finding(monkeypatch):
 
 # ---- what fits
 @pytest.mark.parametrize(
-    ("gigabytes", "capability", "precision", "size"),
+    ("free", "capability", "precision", "size"),
     [
         (16.1, (7, 5), "fp16", 2),  # T4: 0.85 of it less 6.3 GB hold three pairs of 2.3 GB
+        (11.0, (7, 5), "fp16", 1),  # the same, with 5 GB held by another notebook
         (24.2, (8, 9), "bf16", 4),  # L4: six
         (85.0, (8, 0), "bf16", 16),  # A100: 28
         (8.0, (8, 6), "bf16", 1),
     ],
 )
-def test_what_fits(gigabytes, capability, precision, size, monkeypatch):
+def test_what_fits(free, capability, precision, size, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, int(gigabytes * 1e9)))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free * 1e9), 10**12))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     sizes = {"sample_micro_batch_size": size, "train_micro_batch_size": size}
     assert what_fits() == {"mixed_precision": precision, **sizes}

@@ -13,7 +13,8 @@ from ddpo_lessons.config import DDPOConfig
 # GB of Stable Diffusion 1.5 at 512 pixels in half precision, as benchmarks/speed/paper_run.py estimates them
 # for the preset `edit`: networks, reward models and samples, and what a guided pair's training pass makes.
 HELD, OF_A_PAIR = 5.3, 2.3
-CUDA, SHARE = 1.0, 0.85  # GB of CUDA itself, and what the allocator's fragments leave of a GPU
+# GB of CUDA's kernels and workspaces, and the fraction of free memory that the allocator's fragments leave.
+CUDA, SHARE = 1.0, 0.85
 
 Field = Literal["sample_micro_batch_size", "train_micro_batch_size"]
 
@@ -23,14 +24,16 @@ def what_fits() -> dict[str, Any]:
 
     They are fields of `DDPOConfig`: bf16 where the GPU computes in it (Ampere and newer), fp16 on an older
     one, such as the T4, and float32 without CUDA, where a micro batch of 0 leaves the choice to the trainer.
-    The sizes are estimates: a pass that does not fit is halved, see `halve`::
+    The sizes follow from the GPU's free memory, so call this before anything is loaded, and close other
+    programs that use the GPU. They are estimates: a pass that does not fit is halved, see `halve`::
 
         config = DDPOConfig(**what_fits(), output_dir="run")
     """
     precision, size = "no", 0
     if torch.cuda.is_available():
         precision = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp16"
-        free = torch.cuda.mem_get_info()[1] / 1e9 * SHARE - CUDA - HELD  # GB
+        torch.cuda.empty_cache()  # memory that earlier cells have used and given back is free
+        free = torch.cuda.mem_get_info()[0] / 1e9 * SHARE - CUDA - HELD  # GB
         size = 2 ** int(math.log2(max(1.0, free / OF_A_PAIR)))
     return {
         "mixed_precision": precision,
