@@ -14,6 +14,7 @@ from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
 from ddpo_lessons.training.runlog import read_metrics
+from ddpo_lessons.validation import Validation
 
 pytestmark = pytest.mark.usefixtures("one_thread", "bars")
 
@@ -190,6 +191,17 @@ def test_what_the_failed_pass_held_is_free_before_the_next(tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append([ref() is None for ref in held]))
     trainer.train()
     assert free == [[True]]
+
+
+def test_validation_generates_in_halves_what_does_not_fit(tmp_path):
+    trainer, held_out = make(tmp_path), [(prompt, {}) for prompt in ("a", "b", "c")]
+    whole = Validation(trainer, held_out).images(3)
+    full = Full(trainer.family.denoiser, sampling=1)
+    assert torch.allclose(Validation(trainer, held_out).images(3), whole, atol=1e-5)
+    assert full.failures == 2  # the first batch, of two, before training and here
+    full.fits[False] = 0
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 2.00 GiB"):
+        Validation(trainer, held_out)
 
 
 # ------------------------------------------------------------------------------------------- processes

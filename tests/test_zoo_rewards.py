@@ -183,6 +183,24 @@ def test_the_order_of_a_reward_by_hand():
         check_order(brightness, [("", contexts[0][1], {})])
 
 
+def test_the_order_is_found_a_few_images_at_a_time():
+    shades = [number / 20 for number in range(19)]
+    contexts = [
+        (str(shade), torch.full((3, 8, 8), shade), {"target": torch.full((3, 8, 8), shade + 0.05)})
+        for shade in shades
+    ]
+    sizes = []
+
+    def brightness(images, prompts, metadata):
+        sizes.append(len(images))
+        assert len(prompts) == len(metadata) == len(images)
+        return images.mean(dim=(1, 2, 3))
+
+    found = check_order(brightness, contexts)
+    assert sizes == [8, 8, 3] * 3
+    assert found == pytest.approx({"clean": 0.5, "damaged": 0.45, "blank": 0.5, "in_order": 8 / 19})
+
+
 def test_pictures_lie_in_folders_and_the_margin_orders_them(tmp_path):
     written = animals.write_pictures(tmp_path / "zoo", 2, seed=0, animals=("fox", "cat"))
     again = animals.write_pictures(tmp_path / "again", 2, seed=0)

@@ -8,6 +8,7 @@ import torch
 from ddpo_lessons.rewards.reward import RewardFunction, metadata_images, split_info
 
 GRAY = 0.5  # of every pixel of a blank image
+BATCH = 8  # images that are scored together
 
 
 @torch.no_grad()
@@ -22,16 +23,20 @@ def check_order(
     is for the reader to judge, and refuses nothing; a ValueError says that there is no clean image.
     """
     prompts, images, metadata = zip(*contexts, strict=True)
-    damaged = torch.stack(images).to(device)  # (N, 3, H, W)
+    damaged = torch.stack(images)  # (N, 3, H, W)
     kinds = {
         "clean": metadata_images(metadata, "target", damaged),
         "damaged": damaged,
         "blank": torch.full_like(damaged, GRAY),
     }
-    scores = {
-        name: split_info(reward_function(shown, prompts, metadata))[0].cpu() for name, shown in kinds.items()
-    }  # (N,) each
+    batches = [slice(first, first + BATCH) for first in range(0, len(damaged), BATCH)]
+
+    def score(shown: torch.Tensor) -> torch.Tensor:
+        parts = [reward_function(shown[part].to(device), prompts[part], metadata[part]) for part in batches]
+        return torch.cat([split_info(part)[0].cpu() for part in parts])  # (N,)
+
+    scores = {name: score(shown) for name, shown in kinds.items()}
     in_order = (scores["clean"] > scores["damaged"]) & (scores["damaged"] > scores["blank"])
-    return {name: score.mean().item() for name, score in scores.items()} | {
+    return {name: of_kind.mean().item() for name, of_kind in scores.items()} | {
         "in_order": in_order.double().mean().item()
     }

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -82,10 +82,27 @@ def sized(config: DDPOConfig, field: Field, size: Callable[[], int]) -> Iterator
 def halve(config: DDPOConfig, error: OutOfMemory) -> str:
     """Set the smaller size, free the memory of the failed pass, and return a line about it."""
     setattr(config, error.field, error.smaller)
-    for each in (error, error.__cause__):
-        traceback.clear_frames(each.__traceback__ if each else None)  # their variables hold activations
-    torch.cuda.empty_cache()
+    _free(error)
     return (
         f"{error.place}: {error.field} {error.size} -> {error.smaller}, and the epoch begins again; "
         f"set {error.field}={error.smaller} so that the next run starts there"
     )
+
+
+def in_halves(function: Callable[[Sequence[int]], torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
+    """Return the result of a function for B rows, (B, ...); if memory runs out, join those of two halves."""
+    try:
+        return function(rows)
+    except torch.OutOfMemoryError as error:
+        if len(rows) == 1:
+            raise
+        _free(error)
+    middle = len(rows) // 2
+    return torch.cat([in_halves(function, rows[:middle]), in_halves(function, rows[middle:])])
+
+
+def _free(error: BaseException) -> None:
+    """Free the memory of the pass that raised an error: variables of its frames hold activations."""
+    for each in (error, error.__cause__):
+        traceback.clear_frames(each.__traceback__ if each else None)
+    torch.cuda.empty_cache()

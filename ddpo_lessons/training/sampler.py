@@ -26,7 +26,7 @@ from ddpo_lessons.rollout import (
     sample_trajectory,
     seeded,
 )
-from ddpo_lessons.training.memory import sized
+from ddpo_lessons.training.memory import in_halves, sized
 from ddpo_lessons.training.processes import Share, progress_bar
 
 # A network rounds differently in a batch of another size, and a log-prob divides that by the step's noise:
@@ -120,9 +120,19 @@ class Sampler:
         return seeded(self.config.seed, *numbers)
 
     def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
-        """Generate an image of each context (B, 3, H, W) from numbered noise that no epoch uses."""
-        generators = self.generators(range(len(contexts)) if numbers is None else numbers)
-        return self.render(self._beginning(contexts, self.schedule(0, contexts), generators, generators))
+        """Generate an image of each context (B, 3, H, W) from numbered noise that no epoch uses.
+
+        Where memory runs out, one process generates them in halves.
+        """
+        known, schedule = range(len(contexts)) if numbers is None else numbers, self.schedule(0, contexts)
+
+        def render(rows: Sequence[int]) -> torch.Tensor:
+            generators = self.generators([known[row] for row in rows])
+            chosen = [contexts[row] for row in rows]
+            return self.render(self._beginning(chosen, schedule, generators, generators))
+
+        rows, is_alone = range(len(contexts)), self.share.accelerator.num_processes == 1
+        return in_halves(render, rows) if is_alone else render(rows)  # others wait for a sharded network
 
     def render(self, beginning: dict[str, Any]) -> torch.Tensor:
         """Run rollouts with arguments of `sample_trajectory`; return only their images (B, 3, H, W)."""
