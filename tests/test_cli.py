@@ -148,7 +148,7 @@ def test_noise_strength_is_the_flags_the_presets_or_the_default(here, model, zoo
     trainer = train.make_trainer(arguments, folders.find_images(zoo))
     assert getattr(trainer.start, "noise_strength", None) == strength
     damaged = trainer.contexts.draw(0)[0].metadata
-    assert ("target" in damaged) == ("corruption" in flags)
+    assert torch.equal(damaged["target"], damaged["image"]) == ("corruption" not in flags)
 
 
 def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypatch, capsys):

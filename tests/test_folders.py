@@ -103,6 +103,17 @@ def test_the_names_of_cod10k_hold_the_classes(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------- held out
+def test_classes_with_few_images_can_be_left_out(zoo):
+    images = folders.find_images(zoo)
+    large = images.large_classes(2)
+    assert (large.files, large.labels) == (images.files[:2], ("cat", "cat"))
+    assert images.large_classes(1) == images
+    (zoo / "dog" / "a.png").rename(zoo / "cat" / "c.png")
+    flat = folders.find_images(zoo / "cat")
+    assert flat.large_classes(3) == flat
+    assert flat.large_classes(4).files == ()
+
+
 def test_as_many_of_each_class_are_held_out(captioned):
     for number in range(5):
         pictures(captioned, f"cat/{number}.png", f"dog/{number}.png")

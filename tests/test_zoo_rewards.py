@@ -183,6 +183,13 @@ def test_the_order_of_a_reward_by_hand():
         check_order(brightness, [("", contexts[0][1], {})])
 
 
+def test_of_undamaged_images_only_the_blank_ones_are_compared():
+    images = torch.stack([torch.full((3, 8, 8), shade) for shade in (0.9, 0.4)])
+    contexts = [("", image, {"target": image}) for image in images]
+    found = check_order(lambda shown, *_: shown.mean(dim=(1, 2, 3)), contexts)
+    assert found == pytest.approx({"clean": 0.65, "damaged": 0.65, "blank": 0.5, "in_order": 0.5})
+
+
 def test_the_order_is_found_a_few_images_at_a_time():
     shades = [number / 20 for number in range(19)]
     contexts = [

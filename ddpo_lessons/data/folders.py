@@ -77,6 +77,12 @@ class ImageFolder:
         rows = range(len(self.files))
         return self._only([n for n in rows if n not in chosen]), self._only(sorted(chosen))
 
+    def large_classes(self, least: int) -> "ImageFolder":
+        """Return the images of the classes that have at least this many."""
+        labels = self.labels or [""] * len(self.files)
+        counts = Counter(labels)
+        return self._only([row for row, label in enumerate(labels) if counts[label] >= least])
+
     def _only(self, rows: Sequence[int]) -> "ImageFolder":
         labels, captions = self.labels, self.captions
         return ImageFolder(
@@ -292,8 +298,8 @@ class ImagePrompts(PromptSampler):
     With `augmented` each draw is a random variant of its image, made before the damage, see `augment`.
 
     Metadata: `id`, the file's path in the folder, with captions followed by the prompt; `image`, the image
-    that is trained on; with class subfolders `label`, and `digit` if the label names one; with damage also
-    `target` (the clean image), `damage` and `severity`.
+    that is trained on; `target`, the image before the damage, which is the same one without damages; with
+    class subfolders `label`, and `digit` if the label names one; with damage also `damage` and `severity`.
     """
 
     def __init__(
@@ -358,9 +364,10 @@ class ImagePrompts(PromptSampler):
             wanted = wanted.replace(LABEL, label)
             if label in DIGITS:
                 metadata["digit"] = DIGITS.index(label)
+        metadata["target"] = image
         if self.damages:
             name, severity = generator.choice(self.damages), generator.choice(self.severities)
-            metadata |= {"target": image, "damage": name, "severity": severity}
+            metadata |= {"damage": name, "severity": severity}
             noise = torch.Generator().manual_seed(generator.getrandbits(62))
             image = damage(image, name, severity, noise)
         return wanted, image, {**metadata, "image": image}

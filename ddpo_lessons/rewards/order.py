@@ -19,8 +19,9 @@ def check_order(
 
     Contexts are what an img2img prompt function with damage returns: `(prompt, image (3, H, W), metadata)`,
     the image damaged and `metadata["target"]` clean; blank images are gray. The entries are "clean",
-    "damaged", "blank", and "in_order": the fraction of contexts with clean > damaged > blank. A low fraction
-    is for the reader to judge, and refuses nothing; a ValueError says that there is no clean image.
+    "damaged", "blank", and "in_order": the fraction of contexts with clean > damaged > blank. An image that
+    is not damaged is its own target, so damaged > blank is enough. A low fraction is for the reader to judge,
+    and refuses nothing; a ValueError says that there is no clean image.
     """
     prompts, images, metadata = zip(*contexts, strict=True)
     damaged = torch.stack(images)  # (N, 3, H, W)
@@ -36,7 +37,9 @@ def check_order(
         return torch.cat([split_info(part)[0].cpu() for part in parts])  # (N,)
 
     scores = {name: score(shown) for name, shown in kinds.items()}
-    in_order = (scores["clean"] > scores["damaged"]) & (scores["damaged"] > scores["blank"])
+    is_same = (kinds["clean"] == damaged).flatten(1).all(dim=1)  # (N,)
+    in_order = (scores["clean"] > scores["damaged"]) | is_same
+    in_order &= scores["damaged"] > scores["blank"]
     return {name: of_kind.mean().item() for name, of_kind in scores.items()} | {
         "in_order": in_order.double().mean().item()
     }
