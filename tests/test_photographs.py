@@ -5,11 +5,15 @@ from pathlib import Path
 
 import datasets
 import pytest
+import torch
+from helpers import pictures, write_clip
 from PIL import Image
 
 from ddpo_lessons import hub
 from ddpo_lessons.data import photographs
-from ddpo_lessons.data.photographs import fetch_photographs
+from ddpo_lessons.data.folders import ImagePrompts, find_images
+from ddpo_lessons.data.photographs import fetch_photographs, label_images
+from ddpo_lessons.rewards import clip_margin
 
 RED, GREEN = (254, 0, 0), (0, 255, 1)  # as JPEG gives them back
 
@@ -85,3 +89,46 @@ def test_what_cannot_be_is_refused(source, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="pip install datasets"):
         fetch_photographs(tmp_path / "photos", source=source)
     assert not (tmp_path / "photos").exists()
+
+
+# ------------------------------------------------------------------------------------- without classes
+class Colours(torch.nn.Module):
+    """A stand-in for `Clip` that embeds images by their mean color, and "a photo of a red" as red."""
+
+    crop = 8
+
+    def embed_texts(self, texts):
+        names = [text.removeprefix("a photo of a ") for text in texts]
+        return torch.eye(3)[[["red", "green", "blue"].index(name) for name in names]]
+
+    def embed_images(self, images):
+        assert images.shape == (1, 3, 8, 8)
+        return images.mean(dim=(2, 3))
+
+
+def test_unsorted_images_get_the_class_that_clip_finds(tmp_path, monkeypatch):
+    monkeypatch.setattr(photographs, "load_clip", lambda model: Colours())
+    for number, color in enumerate(("lime", "red", "lime", "red", "lime")):
+        pictures(tmp_path, f"{number}.png", color=color)
+    images = label_images(find_images(tmp_path), ["red", "green", "blue"])
+    assert images.labels == ("green", "red", "green", "red", "green")
+    assert images.classes == ("green", "red")  # those that some image has
+    train, held_out = images.split(1, seed=0)
+    assert (len(train.files), sorted(held_out.labels)) == (3, ["green", "red"])
+    (tmp_path / "2024").mkdir()
+    for file in images.files:
+        file.rename(tmp_path / "2024" / file.name)
+    assert label_images(find_images(tmp_path), ["red", "green"]).labels == images.labels
+    with pytest.raises(ValueError, match="two or more different names"):
+        label_images(images, ["red"])
+
+
+def test_the_reward_finds_the_labels_of_the_same_clip_correct(tmp_path):
+    clip = write_clip(tmp_path / "clip")
+    for number, color in enumerate(("lime", "red", "blue", "yellow")):
+        pictures(tmp_path, f"photos/{number}.png", color=color)
+    images = label_images(find_images(tmp_path / "photos"), ["cat", "owl", "bear"], model=clip)
+    contexts = ImagePrompts(images, "", 32, seed=0).every()
+    _, shown, metadata = zip(*contexts, strict=True)
+    margins = clip_margin(clip, ["cat", "owl", "bear"])(torch.stack(shown), [""] * 4, metadata)
+    assert (margins >= 0).all()

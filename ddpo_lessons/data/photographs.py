@@ -1,12 +1,19 @@
-"""Lesson 13: download photographs from the model hub as a folder of class subfolders."""
+"""Lesson 13: download photographs from the model hub as class subfolders, and label unsorted ones."""
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import ImageOps
+
 from ddpo_lessons import hub
-from ddpo_lessons.data.folders import ImageFolder, find_images
-from ddpo_lessons.image import to_rgb
+from ddpo_lessons.data.folders import ImageFolder, find_images, open_image
+from ddpo_lessons.image import to_rgb, to_tensor
+from ddpo_lessons.rewards.learned import CLIP_MODEL, load_clip
+from ddpo_lessons.rewards.reward import check_classes
 
 # Ten easy classes of ImageNet (github.com/fastai/imagenette), the shorter side of an image 320 pixels.
 IMAGENETTE = "johnowhitaker/imagenette2-320"
@@ -90,3 +97,27 @@ def _write(dataset: Any, folder: Path, per_class: int, source: str) -> None:
         if min(written.values()) == per_class:
             return
     raise ValueError(f"{source} has {written} images, not {per_class} of every class: lower per_class")
+
+
+@torch.no_grad()
+def label_images(
+    images: ImageFolder,
+    classes: Sequence[str],
+    device: str | torch.device = "cpu",
+    model: str | Path = CLIP_MODEL,
+    template: str = "a photo of a {}",
+) -> ImageFolder:
+    """Label each image with the class that CLIP finds most likely, in place of any subfolder's name.
+
+    These are pseudo-labels: an image of none of the classes gets one of them, too. Images are cropped to a
+    square around their center, as for training. Raises ValueError for fewer than two classes or equal names;
+    RuntimeError if the model cannot be had.
+    """
+    check_classes(classes)
+    clip = load_clip(model).to(device)
+    texts = clip.embed_texts([template.format(name) for name in classes])  # (classes, D)
+    labels = []
+    for file in images.files:
+        shown = to_tensor(ImageOps.fit(open_image(file), (clip.crop, clip.crop))).to(device)
+        labels.append(classes[int((clip.embed_images(shown[None]) @ texts.T).argmax())])
+    return replace(images, labels=tuple(labels))
