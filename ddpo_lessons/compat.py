@@ -124,7 +124,7 @@ class DefaultDDPOStableDiffusionPipeline:
 
 
 class I2IDDPOStableDiffusionPipeline(DefaultDDPOStableDiffusionPipeline):
-    """imageddpo's wrapper: called, it denoises latents that already hold a noised image."""
+    """imageddpo's wrapper, whose call denoises latents of a noised image."""
 
     @torch.no_grad()
     def __call__(
@@ -141,13 +141,13 @@ class I2IDDPOStableDiffusionPipeline(DefaultDDPOStableDiffusionPipeline):
         output_type: str = "pil",
         starting_step_ratio: float = 1.0,
     ) -> StableDiffusionPipelineOutput:
-        """Denoise latents (B, C, h, w), noised to the first timestep that is run, to the schedule's end.
+        """Denoise latents (B, C, h, w), which have the noise level of the first timestep that is run.
 
-        Embeddings (B, L, D) take the place of `prompt`, and the empty prompt's that of the negative ones,
-        where they are not given; at a guidance of 1 and below only the negative ones are looked at. η and
-        generator are those of DDIM. `starting_step_ratio`, the share of the schedule that is run, is the
-        trainer's `noise_strength`. The object that is returned has `images`, as "pil", "pt" or "np". Guidance
-        without a prompt is a ValueError.
+        Embeddings (B, L, D) replace `prompt`; without negative embeddings those of the empty prompt are used.
+        With a guidance scale of 1 or less only the negative embeddings have an effect. η and generator are
+        those of DDIM. `starting_step_ratio`, the fraction of the schedule that is run, is the trainer's
+        `noise_strength`. The returned object has `images`, as "pil", "pt" or "np". Raises a ValueError for
+        guidance without a prompt.
         """
         pipeline, family, size = self.sd_pipeline, family_of(self.sd_pipeline), len(latents)
 
@@ -203,7 +203,7 @@ class DDPOConfig(config.DDPOConfig):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that the trainer knows."""
+        """Return the fields that the trainer has."""
         known = {field.name for field in dataclasses.fields(config.DDPOConfig)}
         return {name: value for name, value in super().to_dict().items() if name in known}
 

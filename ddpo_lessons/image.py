@@ -116,9 +116,9 @@ def image_grid(images: torch.Tensor, columns: int, scale: int | None = None) -> 
     canvas = torch.ones(rows * columns, 3, height, width)
     canvas[: len(images)] = images.float().cpu()
     sheet = canvas.view(rows, columns, 3, height, width).permute(2, 0, 3, 1, 4)  # (3, R, H, C, W)
-    picture = to_pil(sheet.reshape(3, rows * height, columns * width))
+    image = to_pil(sheet.reshape(3, rows * height, columns * width))
     scale = scale or max(1, -(-96 // height))
-    return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    return image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
 
 
 def grid_columns(count: int) -> int:

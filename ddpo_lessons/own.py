@@ -15,12 +15,12 @@ def load(written: str, place: str, name: str, is_such: Callable[[Any], bool], su
     """Import `name` from `place`, which is FILE.py or MODULE.
 
     Args:
-        written: what messages begin with, such as "--reward my.py:red".
+        written: the beginning of error messages, such as "--reward my.py:red".
         place: a path that ends in .py, or the name of a module of the current folder or an installed one.
-        name: of the function or class.
-        is_such: tells whether a value is of the kind that is wanted. Where nothing is called `name`, the
-            message lists what the module defines of this kind.
-        such: this kind in a word, such as "function".
+        name: the name of the function or class.
+        is_such: returns whether a value is of the wanted kind. If the module has nothing called `name`, the
+            error lists its values of this kind.
+        such: a word for this kind, such as "function".
 
     Raises:
         ValueError: there is no such file, module or name, or the file fails as it is imported.

@@ -178,8 +178,8 @@ class Trainer:
             self._resume(*saved)
         elif self._is_trained():
             warnings.warn(
-                "an earlier trainer has trained this pipeline, so this one goes on from its weights, and a "
-                "KL penalty holds on to them: load a fresh pipeline to begin anew",
+                "an earlier trainer has trained this pipeline, so this one starts from its weights, which "
+                "are also the reference of a KL penalty: load a fresh pipeline to start from the model's own",
                 stacklevel=3,
             )
 
@@ -221,8 +221,8 @@ class Trainer:
         """Continue from a checkpoint; raise a ValueError if the pipeline is not the run's initial one."""
         if self._is_trained() and self.algorithm.needs_reference(self.config):
             raise ValueError(
-                "an earlier trainer has trained this pipeline, and a KL penalty would hold on to what it has "
-                "become: resume with a fresh pipeline"
+                "an earlier trainer has trained this pipeline, so its weights are not the "
+                "reference of the KL penalty: resume with a fresh pipeline"
             )
         there, here = (
             {name: list(weight.shape) for name, weight in sorted(weights.items())}

@@ -488,7 +488,7 @@ def test_sample_says_that_it_takes_some_of_what_was_trained_on(things, count, he
     few, six = options.Sample(), options.Sample(count=6)
     few.policy = six.policy = runs.Policy("tiny-sd", None, DDPOConfig(), record)
     assert len(sample.choose_jobs(few)) == 4
-    said = f"4 of the run's 6 {things}; --count 6 makes 6 pictures\n"
+    said = f"4 of the run's 6 {things}; --count 6 uses all of them\n"
     assert capsys.readouterr().out == (said if count == 6 else "")
     assert len(sample.choose_jobs(six)) == (count if things == "images" else 6)
     assert capsys.readouterr().out == ""

@@ -154,7 +154,7 @@ def test_a_positive_margin_is_a_right_answer():
     ("classes", "size", "metadata", "message"),
     [
         (("cat",), 64, {"label": "cat"}, "give two or more different names"),
-        (("cat", "church"), 64, {"label": "cat"}, "classes hold 'church': use names of"),
+        (("cat", "church"), 64, {"label": "cat"}, "classes contain 'church': use names from"),
         (("cat", "dog"), 64, {"label": "fox"}, r"metadata\[0\]\['label'\] is 'fox': use one of"),
         (("cat", "dog"), 64, {}, r"metadata\[0\] has no 'label'"),
         (("cat", "dog"), 32, {"label": "cat"}, "images are 32x32: animal_margin scores"),
@@ -223,5 +223,5 @@ def test_pictures_lie_in_folders_and_the_margin_orders_them(tmp_path):
     held_out = ImagePrompts(images, "an animal", 64, 0, ("foggy",), (4,)).every()
     found = check_order(animal_margin(images.classes), held_out)
     assert found["clean"] > found["damaged"] + 5
-    with pytest.raises(ValueError, match="animals hold 'church': use names of worlds"):
+    with pytest.raises(ValueError, match="'church' is not an animal of this world: use names from worlds"):
         animals.write_pictures(tmp_path / "zoo", 2, seed=0, animals=("church",))

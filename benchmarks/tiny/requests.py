@@ -8,7 +8,7 @@ from ddpo_lessons.worlds import digits
 
 
 def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
-    """Pictures of the digit world with a sentence that names other colours, for img2img.
+    """Sample images of the digit world, each with a prompt that names other colors, for img2img.
 
     Such as a red three on blue with "a yellow digit on a white background": obey it, and keep the digit.
     Metadata: `digit` (int), `image` (what goes in) and `target` (what should come out, which supervised

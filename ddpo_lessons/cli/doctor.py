@@ -107,14 +107,14 @@ def check_checkpoint() -> Iterator[Check]:
 
     files = sorted(CHECKPOINTS["tiny-sd"].rglob("*.safetensors"))
     if not files:
-        yield Check(False, f"tiny-sd is missing from {CHECKPOINTS['tiny-sd']}: install ddpo-lessons anew")
+        yield Check(False, f"tiny-sd is missing from {CHECKPOINTS['tiny-sd']}: reinstall ddpo-lessons")
         return
     for file in files:
         try:
             with safe_open(file, framework="pt"):
                 pass
         except SafetensorError as error:
-            yield Check(False, f"tiny-sd: {file} is damaged ({error}): install ddpo-lessons anew")
+            yield Check(False, f"tiny-sd: {file} is damaged ({error}): reinstall ddpo-lessons")
             return
     size = sum(file.stat().st_size for file in files)  # bytes
     yield Check(True, f"tiny-sd: {len(files)} weight files, {size / 1e6:.1f} MB")
@@ -156,7 +156,7 @@ def _findings() -> Iterator[Check]:
         try:
             yield from check()
         except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-            yield Check(False, f"{check.__name__}: {error}: install ddpo-lessons anew")
+            yield Check(False, f"{check.__name__}: {error}: reinstall ddpo-lessons")
 
 
 def run(_: object = None) -> int:

@@ -67,11 +67,11 @@ _GLASSES: dict[str, Any] = {
 _GLASSES_REWARD = "clip_change=1,distance_penalty=1.8"
 _SD_1_5 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 
-# Obey the prompt and keep the picture: lesson 07's task at full size. Not run on a GPU. Guidance, learning
-# rate, clip range (DDPOConfig's), and 256 samples in two optimizer steps are those of `aesthetic`,
-# groups are lesson 07's; that they go together is a guess. Guidance is part of the
-# policy: both of its passes are trained. LoRA is on attention only (DDPOConfig's default): the prompt enters
-# there, and every tool for Stable Diffusion loads such weights. Of one process, as above.
+# Follow the prompt and keep the input image: the task of lesson 07 at full size. Not run on a GPU. Guidance,
+# learning rate, clip range (DDPOConfig's) and 256 samples in two optimizer steps are those of `aesthetic`,
+# and groups are those of lesson 07; that they work together is a guess. Guidance is part of the policy, so both
+# forward passes are trained. LoRA is on attention only (DDPOConfig's default), because the prompt enters
+# there, and because every tool for Stable Diffusion loads such weights. For one process, as above.
 _EDIT: dict[str, Any] = {
     "num_epochs": 100,
     "save_freq": 5,
@@ -81,7 +81,7 @@ _EDIT: dict[str, Any] = {
     "sample_guidance_scale": 5.0,
     "sample_batch_size": 4,
     "sample_num_batches_per_epoch": 64,
-    "sample_group_size": 4,  # rollouts of a picture from one noise: only the actions explain the rewards
+    "sample_group_size": 4,  # rollouts of an image share their first noise, so only actions explain rewards
     "train_batch_size": 4,
     "train_gradient_accumulation_steps": 32,
     "train_learning_rate": 3e-4,
@@ -195,7 +195,7 @@ PRESETS: dict[str, Preset] = {
         {**_PAPER_HARDER, "train_gradient_accumulation_steps": 4},
         processes=8,
     ),
-    # The peer asked LLaVA what it sees; CLIP's score is the nearest reward here.
+    # DDPO's authors compared LLaVA's description with the prompt; CLIP's score is the nearest reward here.
     "alignment": Preset(
         _SD_1_4,
         "clip_score",
@@ -227,8 +227,9 @@ PRESETS: dict[str, Preset] = {
         augmented=True,
         algorithm="branching",
     ),
-    # Img2img's dilemma: little noise passes over the prompt, much noise loses the picture. A half is a guess:
-    # what noise hides, no policy brings back; with less of it, the rollouts of a group hardly differ.
+    # With little noise img2img ignores the prompt, and with much noise it loses the input image. A half is a
+    # guess: no policy can restore what noise has removed, but with less noise the rollouts of a group hardly
+    # differ.
     "edit": Preset(_SD_1_5, "edit", "", _EDIT, noise_strength=0.5),
     "sd35": Preset(
         "stabilityai/stable-diffusion-3.5-medium", "pick_score", "activities", _SD35, algorithm="flow_grpo"

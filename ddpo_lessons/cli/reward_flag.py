@@ -35,7 +35,7 @@ class Term:
     name: str  #: of the registry, or of the function
     weight: float | None  #: in the sum; None where none was written
     place: str = ""  #: FILE.py or MODULE of the function; empty for a name of the registry
-    #: folders or names on the hub of the models that it asks; as many as were given
+    #: the given models of the reward, each as a folder or a name on the hub
     models: tuple[str, ...] = ()
 
     @property

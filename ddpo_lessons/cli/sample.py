@@ -107,7 +107,7 @@ def choose_jobs(arguments: Sample) -> list[Job]:
 def _say_if_some(arguments: Sample, things: str, there: int) -> None:
     """Print that only a part of the training data is used, if no count was given."""
     if arguments.count is None and there > COUNT:
-        print(f"{COUNT} of the run's {there} {things}; --count {there} makes {there} pictures", flush=True)
+        print(f"{COUNT} of the run's {there} {things}; --count {there} uses all of them", flush=True)
 
 
 def _jobs_from_images(arguments: Sample) -> list[Job]:
@@ -265,11 +265,11 @@ def _load(arguments: Sample, size: int, number: int, job: Job) -> torch.Tensor |
     return pixels
 
 
-def _write(path: Path, picture: Image.Image) -> None:
+def _write(path: Path, image: Image.Image) -> None:
     """Write an image in one step, so that no incomplete file is ever visible."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")
-    picture.save(aside, format="PNG")
+    image.save(aside, format="PNG")
     aside.replace(path)
 
 

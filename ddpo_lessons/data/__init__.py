@@ -1,1 +1,1 @@
-"""What rollouts are asked for: prompts, images from folders, and checks of what users' functions return."""
+"""The inputs of rollouts: prompts, images from folders, and checks of what users' functions return."""

@@ -60,7 +60,8 @@ class ImageFolder:
     def split(self, held_out: int, seed: int) -> tuple["ImageFolder", "ImageFolder"]:
         """Return images for training and held-out images, a given number per class, by the seed.
 
-        Without classes all images are one. A ValueError refuses to hold out none, or all of a class.
+        Without classes, all images are one class. Raises a ValueError if no image, or all images of a class,
+        would be held out.
         """
         groups: dict[str, list[int]] = {}
         for number, label in enumerate(self.labels or [""] * len(self.files)):
@@ -266,9 +267,9 @@ def _why_unreadable(file: Path) -> str:
 def damage(image: torch.Tensor, name: str, severity: int, generator: torch.Generator) -> torch.Tensor:
     """Damage one image (3, H, W) in [0, 1] by a name of `damages.DAMAGES`, at a severity of 1 to 5.
 
-    Noise and JPEG act on pixels and fog on the whole picture, whatever its size. Blur is measured in pixels:
-    above 224 of them to a side it grows with the side, as severities are made for that size. A ValueError
-    refuses another name or severity.
+    Noise and JPEG act on pixels, and fog on the whole image, at any size. Blur is measured in pixels: for
+    sides above 224 pixels it grows with the side, because severities are defined for that size. Raises a
+    ValueError for another name or severity.
     """
     if name not in DAMAGES:
         raise ValueError(f"damage={name!r} does not exist: use one of {list(DAMAGES)}")

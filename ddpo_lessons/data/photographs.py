@@ -37,13 +37,13 @@ def fetch_photographs(
 ) -> ImageFolder:
     """Download the first photographs of every class of a set as `FOLDER/CLASS/*.jpg`; return them.
 
-    A folder that is there already is only read. The set is streamed until each class has `per_class`, and
-    lies in FOLDER.part until then, so that after an interruption the next call begins anew. The source is a
-    name on the hub, or a folder of its files, with one column of images and one of class labels.
+    An existing folder is only read. Otherwise the set is streamed into FOLDER.part until each class has
+    `per_class` images, so that after an interruption the next call starts again. The source is a name on the
+    hub, or a folder of its files, with one column of images and one of class labels.
 
     Raises ImportError without the package `datasets`; ValueError if the folder does not hold `per_class` of
     every class, if that is below 1, if the set has no such columns, or too few images of a class;
-    RuntimeError if the set cannot be had.
+    RuntimeError if the set cannot be loaded.
     """
     if per_class < 1:
         raise ValueError(f"per_class={per_class}: take at least 1 image of each class")

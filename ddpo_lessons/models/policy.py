@@ -117,8 +117,8 @@ def unwrap_forward(denoiser: Any) -> None:
 def unread(denoiser: nn.Module) -> tuple[str, ...]:
     """Return the names of layers whose output is unused, so that their weights get no gradient.
 
-    The last block of Stable Diffusion 3 asks for its text, too, and drops the answer; the attention of
-    diffusers calls that `context_pre_only`.
+    The last block of Stable Diffusion 3 computes queries of its text tokens and drops their output; diffusers
+    calls this `context_pre_only`.
     """
     return tuple(
         f"{name}.{layer}."

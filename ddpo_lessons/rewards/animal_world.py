@@ -77,7 +77,7 @@ def animal_margin(classes: Sequence[str] = animals.ANIMALS, model: nn.Module | N
     """
     check_classes(classes)
     if strangers := [name for name in classes if name not in animals.ANIMALS]:
-        raise ValueError(f"classes hold {strangers[0]!r}: use names of worlds.animals.ANIMALS")
+        raise ValueError(f"classes contain {strangers[0]!r}: use names from worlds.animals.ANIMALS")
     classifier = animals.RewardModel.load() if model is None else model
     columns = [animals.ANIMALS.index(name) for name in classes]
 

@@ -1,8 +1,8 @@
-"""The review world: a grammar that writes movie reviews, and recognizes them exactly.
+"""The review world: a grammar that generates movie reviews and recognizes them exactly.
 
-One sentence is a review: "honestly , the plot was not dull , but i hated the songs ." The grammar knows what
-each review means, so that sentiment has a true label, and *fluency is measured exactly*: a text either parses
-or it does not. No model decides it.
+A review is one sentence: "honestly , the plot was not dull , but i hated the songs ." The grammar gives each
+review a meaning, so that its sentiment has a true label, and fluency is measured exactly, without a model,
+because a text either parses or does not.
 """
 
 import hashlib

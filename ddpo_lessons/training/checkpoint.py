@@ -73,7 +73,7 @@ def how_to_go_on(run_dir: Path) -> str:
     """Return how to restart a run that could not write."""
     if list_checkpoints(run_dir):
         return "continue with resume_from='latest'"
-    return "begin anew with overwrite=True"
+    return "start again with overwrite=True"
 
 
 def _write_files(folder: Path, files: dict[str, bytes]) -> None:

@@ -112,8 +112,8 @@ def read_checkpoint(
 ) -> tuple[Tensors, dict[str, Any]]:
     """Read the checkpoint of a resumed run; return its tensors and values.
 
-    The main process tells what the continuation does otherwise. A ValueError says that the checkpoint is
-    damaged, or of another run.
+    The main process prints which settings differ from the interrupted run. Raises a ValueError if the
+    checkpoint is damaged or belongs to another run.
     """
     tensors, values = checkpoint.read(folder)
     saved = values[RUN]
