@@ -69,8 +69,8 @@ _SD_1_5 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 
 # Follow the prompt and keep the input image: the task of lesson 07 at full size. Not run on a GPU. Guidance,
 # learning rate, clip range (DDPOConfig's) and 256 samples in two optimizer steps are those of `aesthetic`,
-# and groups are those of lesson 07; that they work together is a guess. Guidance is part of the policy, so both
-# forward passes are trained. LoRA is on attention only (DDPOConfig's default), because the prompt enters
+# and groups are those of lesson 07; that they work together is a guess. Guidance is part of the policy, so
+# both forward passes are trained. LoRA is on attention only (DDPOConfig's default), because the prompt enters
 # there, and because every tool for Stable Diffusion loads such weights. For one process, as above.
 _EDIT: dict[str, Any] = {
     "num_epochs": 100,
