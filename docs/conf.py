@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from images.style import CARD  # noqa: E402
 
 project = "ddpo-lessons"
-copyright = "ddpo-lessons, MIT licence"
+copyright = "ddpo-lessons, MIT license"
 release = metadata.version("ddpo-lessons")
 root_doc = "docs/index"
 include_patterns = ["docs/**", "notebooks/*", "benchmarks/*.md", "tests/torture/*.md"]
