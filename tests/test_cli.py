@@ -127,7 +127,10 @@ def test_train_on_images(here, model, photos, capsys):
     assert saved["prompt_function"] == {"seed": 0, "drawn": 2}
     warning, found, *_, line = capsys.readouterr().out.splitlines()
     assert "2 samples per epoch" in warning  # of a model without a preset
-    assert found == f"{photos}: 3 images; labels: none; captions: none; skipped: notes.txt"
+    assert found == (
+        f"{photos}: 3 images; labels: none; captions: none; skipped files: 1 because Pillow cannot open them "
+        "(notes.txt)"
+    )
     run_command(*shlex.split(line)[1:])
     names = ["a.png", "b.png", "c.png", "grid.png"]  # those that it was trained on
     assert sorted(path.name for path in (here / "samples").iterdir()) == names

@@ -67,8 +67,25 @@ def test_hidden_files_are_neither_images_nor_captions(zoo, name):
     found = folders.find_images(zoo)
     assert found == before
     assert found.captions is None
-    skipped = {"cat/notes.txt", *(["cat/Thumbs.db"] if name == "Thumbs.db" else [])}
-    assert set(folders.summary(found).partition("skipped: ")[2].split(", ")) == skipped
+    count, names = 1, "cat/notes.txt"
+    if name == "Thumbs.db":
+        count, names = 3, "Thumbs.db, cat/Thumbs.db, cat/notes.txt"
+    line = f"skipped files: {count} because Pillow cannot open them ({names})"
+    assert folders.skipped(found) == line
+    assert folders.summary(found).endswith(f"; {line}")
+
+
+def test_the_line_on_skipped_files_counts_classes_without_any_image_and_no_captions(captioned):
+    (captioned / "cat" / "notes.txt").unlink()
+    images = folders.find_images(captioned)
+    assert folders.skipped(images) == "skipped files: none"
+    (captioned / "owl").mkdir()
+    for number in range(12):
+        (captioned / "owl" / f"{number:02}.HEIC").write_bytes(b"heic")
+    assert folders.skipped(images) == (
+        "skipped files: 12 because Pillow cannot open them ("
+        f"{', '.join(f'owl/{number:02}.HEIC' for number in range(10))} and 2 more)"
+    )
 
 
 def test_a_hidden_file_is_no_stray_caption(captioned):
@@ -95,7 +112,12 @@ def test_the_names_of_cod10k_hold_the_classes(tmp_path):
     images = folders.find_images(tmp_path)
     assert images.labels == ("bat fish", "bat fish", "crab", "leafy sea dragon")
     assert [file.stem.rpartition("-")[2] for file in images.files] == ["10", "2", "20", "463"]
-    assert "COD10K-CAM-5-Other-5057.jpg" in folders.summary(images).partition("skipped: ")[2]
+    (tmp_path / "readme.md").write_text("COD10K")
+    assert folders.skipped(images) == (
+        "skipped files: 1 because Pillow cannot open them (readme.md); 3 because their names hold no class "
+        "(COD10K-CAM-5-Other-5057.jpg, COD10K-NonCAM-3-Flying-53-Bird-3097.jpg, "
+        "COD10K-NonCAM-6-Background-5001.jpg)"
+    )
     (tmp_path / "sub").mkdir()
     pictures(tmp_path / "sub", "COD10K-CAM-1-Aquatic-3-Crab-20.jpg")
     with pytest.raises(ValueError, match="holds images beside subfolders"):

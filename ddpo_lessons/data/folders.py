@@ -133,18 +133,34 @@ def summary(images: ImageFolder) -> str:
     counts = Counter(images.labels or ())
     labels = ", ".join(f"{name} {number}" for name, number in sorted(counts.items())) or "none"
     captions = "none" if images.captions is None else f"{sum(map(len, images.captions))} prompts"
-    known = {file.with_suffix("") for file in images.files} if images.captions is not None else set()
-    beside = [path for place in {file.parent for file in images.files} for path in _visible(place)]
-    skipped = [
+    count = f"{images.folder}: {len(images.files)} images"
+    return f"{count}; labels: {labels}; captions: {captions}; {skipped(images)}"
+
+
+def skipped(images: ImageFolder) -> str:
+    """Say in one line how many files in what `find_images` has read are skipped, and why."""
+    has_captions = images.captions is not None
+    known = {file.with_suffix("") for file in images.files} if has_captions else set()
+    found = _visible(images.folder)
+    found += [path for sub in found if sub.is_dir() for path in _visible(sub)]
+    left = [
         path
-        for path in sorted(beside)
+        for path in sorted(found)
         if path.is_file() and path not in images.files
         and not (path.suffix.lower() == ".txt" and path.with_suffix("") in known)
+        and not (has_captions and path.name in METADATA)
     ]  # fmt: skip
-    return (
-        f"{images.folder}: {len(images.files)} images; labels: {labels}; captions: {captions}; skipped: "
-        f"{_name_files(images.folder, skipped) or 'none'}"
-    )
+    unnamed = [path for path in left if _is_image(path)]  # beside images of COD10K
+    reasons = {
+        "Pillow cannot open them": [path for path in left if path not in unnamed],
+        "their names hold no class": unnamed,
+    }
+    parts = [
+        f"{len(files)} because {reason} ({_name_files(images.folder, files)})"
+        for reason, files in reasons.items()
+        if files
+    ]
+    return f"skipped files: {'; '.join(parts) or 'none'}"
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -153,8 +169,13 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _image_files(folder: Path) -> list[Path]:
+    return [path for path in _visible(folder) if _is_image(path)]
+
+
+def _is_image(path: Path) -> bool:
+    """Tell whether Pillow opens files with such an ending."""
     kinds = Image.registered_extensions()  # which also names kinds that can only be written
-    return [path for path in _visible(folder) if kinds.get(path.suffix.lower()) in Image.OPEN]
+    return kinds.get(path.suffix.lower()) in Image.OPEN
 
 
 def find_captions(folder: Path, files: Sequence[Path]) -> tuple[tuple[str, ...], ...] | None:
