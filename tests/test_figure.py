@@ -129,6 +129,19 @@ def test_missing_and_infinite_numbers_leave_gaps_and_no_panel_is_empty(tmp_path)
     drawn.savefig(tmp_path / "gaps.png")
 
 
+def test_panels_of_zeros_give_the_reason_if_an_epoch_has_one_optimizer_step(tmp_path):
+    step = {"loss": 0.0, "max_ratio_error": 0.0, "clip_fraction": 0.0, "kl_reference": 0.0}
+
+    def reasons(*steps: dict[str, Any]) -> list[list[str]]:
+        drawn = plot_run(write_records(tmp_path, epoch=EPOCHS[:1], step=steps))
+        return [[text.get_text() for text in axis.texts] for axis in drawn.axes[2:]]
+
+    reason = "0, because an epoch has\none optimizer step"
+    assert reasons({"epoch": 1, **step}) == [[reason], [reason], []]
+    assert reasons({"epoch": 1, **step, "clip_fraction": 0.5}) == [[reason], [], []]
+    assert reasons({"epoch": 1, **step}, {"epoch": 1, **step}) == [[], [], []]
+
+
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_run_that_has_just_begun_is_drawn(tmp_path, epochs):
     older = [{"epoch": 1, "reward_mean": 1.0}][:epochs]
@@ -171,6 +184,8 @@ def test_images_are_the_first_and_the_latest_of_validation_before_those_of_train
     ]
     write_grid(run, "validation-000000", [0.0])
     assert titles(plot_run(run))[1:] == ["validation images of epoch 0"]
+    (run / "images" / "validation-000000.json").write_text(json.dumps(["input", "0.5 · a fox"]))
+    assert titles(plot_run(run))[1:] == ["validation of epoch 0 (input, result)"]
     assert titles(plot_run(run, run))[1:] == []  # of one run only
 
 
@@ -244,7 +259,7 @@ def test_a_run_draws_its_records_at_each_checkpoint(tmp_path, monkeypatch):
         assert lines(drawn[-1], key) == [([1, 2], [record[key] for record in records])]
     held_out = [record["validation_reward"] for record in read_metrics(tmp_path / "run", "validation")]
     assert lines(drawn[-1], "validation_reward") == [([0, 1, 2], held_out)]
-    assert titles(drawn[-1])[-2:] == ["validation images of epoch 0", "validation images of epoch 2"]
+    assert titles(drawn[-1])[-2:] == [f"validation of epoch {epoch} (input, result)" for epoch in (0, 2)]
     assert Image.open(tmp_path / "run" / "plot.png").width == 900
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from ddpo_lessons.image import grid_columns
-from ddpo_lessons.training.runlog import METRICS, read_metrics
+from ddpo_lessons.training.runlog import INPUT, METRICS, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,7 @@ TITLES = {  # of the panels below those of the reward and its terms
     "kl_reference": "KL to the policy before training",
 }
 DASHED = {REWARD: "validation_reward", RATIO: "first_replay_max_ratio_error"}  # in the same panel
+STEPS = "optimizer_steps"  # of an epoch
 BANDS = (("reward_q25", "reward_q75"), ("reward_q05", "reward_q95"))
 
 Columns = dict[str, dict[int, float]]  # of each key of the records, the value of each epoch
@@ -67,6 +68,7 @@ def plot_run(*folders: str | Path) -> Figure:
             axis.set_xlim(min(axis.dataLim.x0, 1) - 0.5, last + 0.5)
             if key in TITLES:
                 axis.set_ylim(bottom=0)
+                _explain_zeros(axis, runs, key)
         axes[REWARD].set_title(_reward_title(runs, len(bands)))
         _legend(figure, paths, runs, colors)
     figure._repr_png_ = functools.partial(_png, figure)  # a notebook shows it, also without pyplot
@@ -100,7 +102,10 @@ def _read(folder: Path) -> Columns:
             for key, value in record.items():
                 if value is None or isinstance(value, int | float):
                     found[key][record["epoch"]].append(math.nan if value is None else value)
-    return {key: {n: _summary(key, values) for n, values in column.items()} for key, column in found.items()}
+    steps = {STEPS: {epoch: float(len(values)) for epoch, values in found.get("loss", {}).items()}}
+    return steps | {
+        key: {n: _summary(key, values) for n, values in column.items()} for key, column in found.items()
+    }
 
 
 def _summary(key: str, values: Sequence[float]) -> float:
@@ -119,19 +124,33 @@ def _first_and_latest(folder: Path) -> dict[str, Image.Image]:
         found = sorted(path for path in folder.glob(f"images/{kind}-*") if path.suffix in (".png", ".jpg"))
         if found:
             ends = dict.fromkeys((found[0], found[-1]))
-            return {f"{name} of epoch {int(path.stem.split('-')[-1])}": _tiles(path) for path in ends}
+            return {_grid_title(name, path): _tiles(path) for path in ends}
     return {}
+
+
+def _captions(path: Path) -> list[str]:
+    """Read the captions of a grid's images; return none if they were not written."""
+    file = path.with_suffix(".json")
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+
+
+def _grid_title(name: str, path: Path) -> str:
+    """Name the epoch of a grid, and what its pairs of images are."""
+    epoch = int(path.stem.split("-")[-1])
+    if _captions(path)[:1] == [INPUT]:
+        return f"{name.removesuffix(' images')} of epoch {epoch} (input, result)"
+    return f"{name} of epoch {epoch}"
 
 
 def _tiles(path: Path) -> Image.Image:
     """Read the upper left tiles of a grid; return a grid without captions as it is."""
-    captions = path.with_suffix(".json")
+    captions = _captions(path)
     with Image.open(path) as grid:
         grid.draft("RGB", (PIXELS, 1))  # a JPEG of photographs is decoded at this width
         width, height = grid.size
-        if captions.is_file():
-            count = len(json.loads(captions.read_text(encoding="utf-8")))
-            columns, rows = grid_columns(count), -(-count // grid_columns(count))
+        if captions:
+            columns = grid_columns(len(captions))
+            rows = -(-len(captions) // columns)
             width, height = width * min(TILES, columns) // columns, height * min(TILES, rows) // rows
         return grid.crop((0, 0, width, height))
 
@@ -185,6 +204,17 @@ def _draw(axis: Axes, run: Columns, key: str, color: str, bands: Sequence[tuple[
         if low in run and high in run:
             bottom, top = ([run[name].get(epoch, math.nan) for epoch in run[key]] for name in (low, high))
             axis.fill_between(list(run[key]), bottom, top, color=color, alpha=0.15, lw=0, label=low)
+
+
+def _explain_zeros(axis: Axes, runs: Sequence[Columns], key: str) -> None:
+    """Write the reason into a panel that is 0 because the epochs have one optimizer step each."""
+    values = [value for run in runs for value in run.get(key, {}).values()]
+    steps = {count for run in runs for count in run[STEPS].values()}
+    if key != "kl_reference" and not any(values) and steps == {1}:
+        axis.text(
+            0.5, 0.5, "0, because an epoch has\none optimizer step", ha="center", va="center",
+            transform=axis.transAxes,
+        )  # fmt: skip
 
 
 def _reward_title(runs: Sequence[Columns], bands: int) -> str:

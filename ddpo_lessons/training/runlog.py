@@ -24,6 +24,7 @@ from ddpo_lessons.training import checkpoint
 from ddpo_lessons.training.record import CONFIG
 from ddpo_lessons.training.record import METRICS as METRICS
 
+INPUT = "input"  # the caption of an input image in a grid
 PREFLIGHT = "preflight.json"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of an epoch's rewards
 
@@ -251,7 +252,7 @@ def with_captions(
     for context, image, reward in zip(contexts, images, rewards, strict=True):
         if context.image is not None and context.image.shape == image.shape:
             tiles.append(context.image.to(image.device))
-            captions.append("input")
+            captions.append(INPUT)
         tiles.append(image)
         captions.append(f"{reward:.4g} · {context.prompt}")
     return torch.stack(tiles), captions
