@@ -48,7 +48,7 @@ def _look_at_epoch(trainer: Trainer, plain: bool) -> list[Finding]:
     batches, trajectory, _ = trainer.sampler.sample(epoch, contexts)
     images, rewards = torch.cat([batch[0] for batch in batches]), check_rewards(batches)  # (N, 3, H, W)
     asked = [contexts[row] for row in trainer.sampler.share.rows.flatten().tolist()]
-    found = [_of_pictures(images), _of_starts(trajectory), *_of_scoring(trainer, images, asked, rewards)]
+    found = [_of_images(images), _of_starts(trajectory), *_of_scoring(trainer, images, asked, rewards)]
     found.append(_of_single(trainer, contexts, rewards))
     shown = asked[:: max(1, len(asked) // SHOWN)][:SHOWN]
     with trainer.learner.averaged_policy():
@@ -60,11 +60,13 @@ def _look_at_epoch(trainer: Trainer, plain: bool) -> list[Finding]:
     return [*found, *of_snippet(trainer, shown)] if plain else found
 
 
-def _of_pictures(images: torch.Tensor) -> Finding:
+def _of_images(images: torch.Tensor) -> Finding:
     low, high, kind = images.min().item(), images.max().item(), str(images.dtype).removeprefix("torch.")
     fine = images.dtype == torch.float32 and 0 <= low < high - 0.1 and high <= 1
     remedy = "not float32 in [0, 1], or all of one brightness"
-    return judged("pictures are pictures", fine, f"{kind} from {low:.2f} to {high:.2f}", remedy)
+    return judged(
+        "images are float32 in [0, 1] and not constant", fine, f"{kind} from {low:.2f} to {high:.2f}", remedy
+    )
 
 
 def _of_starts(trajectory: Trajectory) -> Finding:
@@ -73,7 +75,7 @@ def _of_starts(trajectory: Trajectory) -> Finding:
     found, expected = len(starts.unique(dim=0)), len(starts)
     remedy = "are seeds of random numbers used again?"
     says = f"{found} of {expected} groups" if trajectory.group_size > 1 else f"{found} of {expected} samples"
-    return judged("each begins in its own noise", found == expected, says, remedy)
+    return judged("every sample or group starts from its own noise", found == expected, says, remedy)
 
 
 def _rescore(trainer: Trainer, images: torch.Tensor, contexts: Sequence[Context], size: int) -> torch.Tensor:
@@ -109,8 +111,8 @@ def _of_scoring(
     random = "dropout, random numbers, or a memory of earlier calls?"
     by_place = "a reward that goes by place in the batch, or compares within it?"
     return [
-        _compared("the same pictures get the same rewards", again, rewards, rewards, random),
-        _compared("rewards follow their samples", backwards, rewards, rewards, by_place),
+        _compared("scoring the same images again gives the same rewards", again, rewards, rewards, random),
+        _compared("rewards do not depend on the order of the batch", backwards, rewards, rewards, by_place),
     ]
 
 
@@ -125,11 +127,11 @@ def _of_single(trainer: Trainer, contexts: dict[int, Context], rewards: torch.Te
     rows = [*first, *last]
     alone = _rescore(trainer, images, [contexts[row] for row in rows], 1)
     return _compared(
-        "samples made and scored alone get their rewards",
+        "samples generated and scored separately get the same rewards",
         alone,
         rewards[rows],
         rewards,
-        "pictures, prompts or metadata shifted against one another, or a reward that depends on its batch?",
+        "images, prompts or metadata shifted against one another, or a reward that depends on its batch?",
         # Forward passes of single groups are rounded differently in bf16 and fp16.
         allowed=0.05 if trainer.config.mixed_precision == "no" else 0.3,
     )
@@ -153,13 +155,13 @@ def _of_saving(
     skipped = trainer.learner.only_skipped
     found = [
         judged(
-            "training changes what is drawn",
+            "training changes the sampled images",
             moved > 0 or skipped or is_excused,
-            SKIPPED if skipped else f"pictures from the same noise by {moved:.1e} on average",
+            SKIPPED if skipped else f"by {moved:.1e} on average, from the same noise",
             "does the sampler use other weights than those that are trained?",
         ),
         judged(
-            "the saved file draws the same",
+            "the saved weights give the trained model's images",
             moved == 0 or error <= 0.25 * moved + 1e-6,
             f"loaded by plain diffusers, {error:.1e} away" if moved else "not seen, for nothing changed",
             "an empty file, other names of weights, or another scale of the adapter?",
@@ -167,9 +169,11 @@ def _of_saving(
     ]
     if still_bare is not None:
         away = _distance(still_bare, bare)
-        says = f"without it pictures are {away:.1e} from those before training"
+        says = f"without it images are {away:.1e} from those before training"
         fine = away <= 0.25 * moved + 1e-6
-        found.append(judged("the model below the adapter stays", fine, says, "are its weights trained?"))
+        found.append(
+            judged("the model without the adapter is unchanged", fine, says, "are its weights trained?")
+        )
     return found
 
 
@@ -207,7 +211,9 @@ def of_snippet(trainer: Trainer, contexts: Sequence[Context]) -> list[Finding]:
         "eta=0.999, see docs/howto/troubleshooting.md"
     )
     says = f"{error:.1e} away, {MOST_DISTANCE:g} is allowed"
-    return [judged("a plain pipeline draws the same", error <= MOST_DISTANCE, says, remedy)]
+    return [
+        judged("a plain diffusers pipeline gives the trainer's images", error <= MOST_DISTANCE, says, remedy)
+    ]
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Diagrams of lesson 08: three runs, faults and checks, memory and hours of a GPU, and what is in float32."""
 
 import json
+import textwrap
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -82,9 +83,8 @@ def matrix() -> Figure:
     letters = {fault: f" ({letter})" for runs in RUN_SETS for letter, (fault, _) in runs.items() if fault}
     for column, check in enumerate(used):
         x = left + wide * (column + 0.5)
-        look = {"rotation": 50, "fontsize": 11.5, "color": INK, "ha": "left", "va": "bottom"}
-        shown = {"samples made and scored alone get their rewards": "samples alone get their rewards"}
-        axes.text(x, top + 0.06, shown.get(check, check), rotation_mode="anchor", **look)
+        look = {"rotation": 50, "fontsize": 10.5, "color": INK, "ha": "left", "va": "center"}
+        axes.text(x, top + 0.12, textwrap.fill(check, 32), rotation_mode="anchor", linespacing=1.0, **look)
     for number, (name, run) in enumerate(list(found.items())[4:]):
         y, seen = top - high * (number + 0.5), any(run.values())
         label(

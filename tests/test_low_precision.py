@@ -67,11 +67,11 @@ def test_preflight_sees_more_than_rounding_between_sampling_and_training(off, gu
     if passes:
         trainer.step(0)
     else:
-        with pytest.warns(UserWarning, match="FAIL  training's passes predict what sampling's did"):
+        with pytest.warns(UserWarning, match="FAIL  log-probs of training and sampling agree up to rounding"):
             trainer.step(0)
     found = {finding.check: finding.passed for finding in trainer.preflight}
-    assert found["the first ratio is 1"]
-    assert found["training's passes predict what sampling's did"] == passes
+    assert found["the ratio is 1 before the first optimizer step"]
+    assert found["log-probs of training and sampling agree up to rounding"] == passes
 
 
 def test_the_old_log_probs_cost_one_forward_pass_per_group_of_pairs(tmp_path):

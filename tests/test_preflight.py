@@ -104,11 +104,15 @@ def test_weights_whose_output_the_model_drops_need_no_gradient(settings, dropped
     )
 
 
-RATIO, LATER, GRADIENT = "the first ratio is 1", "later ratios are not 1", "every weight gets a gradient"
-MOVE, DRAWN, DIFFER = "steps move the weights", "training changes what is drawn", "rewards differ"
-SAVED, STARTS = "the saved file draws the same", "each begins in its own noise"
-SAME, FOLLOW = "the same pictures get the same rewards", "rewards follow their samples"
-ALONE = "samples made and scored alone get their rewards"
+RATIO = "the ratio is 1 before the first optimizer step"
+LATER = "the ratio differs from 1 after an optimizer step"
+GRADIENT, MOVE = "every trained weight gets a gradient", "optimizer steps change the weights"
+DRAWN, DIFFER = "training changes the sampled images", "rewards differ between samples"
+SAVED = "the saved weights give the trained model's images"
+STARTS = "every sample or group starts from its own noise"
+SAME = "scoring the same images again gives the same rewards"
+FOLLOW = "rewards do not depend on the order of the batch"
+ALONE = "samples generated and scored separately get the same rewards"
 SEEN = {
     "stale sampler": {DRAWN},
     "other prompts": {RATIO},
@@ -209,7 +213,7 @@ def test_faults_of_a_user_are_seen(break_it, checks, tmp_path, monkeypatch):
 
 def test_a_run_writes_and_warns_of_what_its_first_epoch_shows(tmp_path, monkeypatch):
     trainer = half_of_the_adapter_left_out(monkeypatch, lambda: make(tmp_path))
-    with pytest.warns(UserWarning, match="looks broken: FAIL  every weight gets a gradient"):
+    with pytest.warns(UserWarning, match="looks broken: FAIL  every trained weight gets a gradient"):
         trainer.step(0)
     seen = json.loads((tmp_path / "preflight.json").read_text())
     assert [finding["check"] for finding in seen if not finding["passed"]] == [GRADIENT]
@@ -227,9 +231,9 @@ def test_the_command_prints_a_line_a_check_and_leaves_no_run(tmp_path, capsys, m
     words += " --sample-num-steps 3 --sample-group-size 2 --train-gradient-accumulation-steps 1"
     assert main(["preflight", *words.split()]) == 1
     said = capsys.readouterr().out
-    assert "FAIL  rewards differ" in said
-    assert re.search("FAIL  steps move the weights: by [1-9].*e-.*, all gradients 0", said)  # weight decay
-    assert "ok    the saved file draws the same" in said
+    assert "FAIL  rewards differ between samples" in said
+    assert re.search(f"FAIL  {MOVE}: by [1-9].*e-.*, all gradients 0", said)  # weight decay
+    assert "ok    the saved weights give the trained model's images" in said
     assert {path.name for path in tmp_path.iterdir()} <= {"flat.py", "__pycache__"}
 
 
@@ -356,7 +360,7 @@ def test_a_rehearsal_takes_smaller_passes_where_memory_lacks(tmp_path):
 def test_findings_are_shown_as_lines(tmp_path):
     found = preflight(make(tmp_path))
     lines = repr(found).splitlines()
-    assert lines[0].startswith("ok    pictures are pictures: float32 from ")
+    assert lines[0].startswith("ok    images are float32 in [0, 1] and not constant: float32 from ")
     assert lines[-1] == f"{len(found)} of {len(found)} checks passed"
     assert len(lines) == len(found) + 1
 
@@ -427,7 +431,7 @@ def test_the_command_draws_with_plain_diffusers_too(tmp_path, capsys):
     more = ("--sample-num-batches-per-epoch", "1", "--reward", "colourfulness")
     assert main(["preflight", *flags, *more]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith("ok    a plain pipeline draws the same")
+    assert lines[-2].startswith("ok    a plain diffusers pipeline gives the trainer's images")
     assert lines[-1] == "13 of 13 checks passed"  # one step an epoch has no later ratio
 
 

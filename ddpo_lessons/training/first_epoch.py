@@ -109,30 +109,39 @@ class FirstEpoch:
         first, later = self.replay_errors[0], max(self.replay_errors[1:], default=0.0)
         says = f"off by {first:.1e} at most, {allowed:g} is allowed"
         remedy = "other guidance, precision, schedule or dropout than in sampling?"
-        found = [judged("the first ratio is 1", first <= allowed, says, remedy)]
+        found = [judged("the ratio is 1 before the first optimizer step", first <= allowed, says, remedy)]
         if self.sampling_errors:
             error = max(self.sampling_errors)
             says = f"ratios of both are off by {error:.1e} at most, {rounding:g} is allowed"
             found.append(
-                judged("training's passes predict what sampling's did", error <= rounding, says, remedy)
+                judged(
+                    "log-probs of training and sampling agree up to rounding", error <= rounding, says, remedy
+                )
             )
         may_skip = self.learner.accelerator.scaler is not None
         if len(self.replay_errors) > 1 and not may_skip and self.rates[0] > 0:
             remedy = "is the policy compared with itself, or did the step move nothing?"
-            found.append(judged("later ratios are not 1", later > 0, f"off by {later:.1e} at most", remedy))
+            found.append(
+                judged(
+                    "the ratio differs from 1 after an optimizer step",
+                    later > 0,
+                    f"off by {later:.1e} at most",
+                    remedy,
+                )
+            )
         return found
 
     def _of_rewards(self, group_size: int) -> Finding:
         groups = self.rewards.view(-1, group_size) if group_size > 1 else self.rewards[None]
         inside = groups.std(dim=1, correction=0).mean().item()
         says = f"standard deviation {self.rewards.std(correction=0):.3g}, within a group {inside:.3g}"
-        remedy = "does the reward round, saturate, or expect pictures from 0 to 255 or -1 to 1?"
-        return judged("rewards differ", inside > 0, says, remedy)
+        remedy = "does the reward round, saturate, or expect images from 0 to 255 or -1 to 1?"
+        return judged("rewards differ between samples", inside > 0, says, remedy)
 
     def _of_gradients(self, norms: torch.Tensor) -> Finding:
         """An adapter's A gets none in the first step, for its B is 0; and float16 may skip some."""
         if self.learner.only_skipped:
-            return Finding("every weight gets a gradient", True, SKIPPED)
+            return Finding("every trained weight gets a gradient", True, SKIPPED)
         sizes = dict(zip(self.learner.trainable, norms.tolist(), strict=True))
         dropped = unread(self.learner.accelerator.unwrap_model(self.learner.denoiser))
         read = [name for name in sizes if not name.startswith(dropped)]
@@ -143,7 +152,7 @@ class FirstEpoch:
         if len(read) < len(sizes):
             says += f" (left out: {len(sizes) - len(read)} whose output the model drops)"
         return judged(
-            "every weight gets a gradient",
+            "every trained weight gets a gradient",
             not silent,
             f"{says}, but not {silent[0]}" if silent else says,
             "an adapter added after wrapping, a detached loss, or layers that no forward pass reaches?",
@@ -155,7 +164,7 @@ class FirstEpoch:
         Without any gradient AdamW's weight decay still moves them, which is no learning.
         """
         if self.learner.only_skipped:
-            return Finding("steps move the weights", True, SKIPPED)
+            return Finding("optimizer steps change the weights", True, SKIPPED)
         steps, rate, names = len(self.rates), max(self.rates, default=0.0), list(self.learner.trainable)
         moved = torch.stack([self._change(name) for name in names])  # (weights, 2)
         squares, sizes = self.learner.accelerator.gather(moved[None]).sum(0).T  # (weights,) of all parts
@@ -171,7 +180,7 @@ class FirstEpoch:
         else:
             fine, says = False, f"{says}, all gradients 0"
             remedy = "are all advantages 0, or is the loss detached?"
-        return judged("steps move the weights", fine, says, remedy)
+        return judged("optimizer steps change the weights", fine, says, remedy)
 
     def _change(self, name: str) -> torch.Tensor:
         """Return the sum of squares by which a weight moved, and its size, (2,)."""
