@@ -1,7 +1,8 @@
 """Copies of the lessons that carry their figures: `python images/inline.py FOLDER [NOTEBOOK ...]`.
 
 A lesson shows `../images/NAME.svg`, which is not there when only the notebook was uploaded. In the copies
-each figure stands in the text as a PNG. `make colab` puts the package's wheel beside them.
+each figure stands in the text as a PNG, and links to other files of the repository are plain text.
+`make colab` puts the package's wheel beside them.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 IMAGES = Path(__file__).parent
 NOTEBOOKS = IMAGES.parent / "notebooks"
 FIGURE = re.compile(r"\.\./images/([\w-]+)\.(svg|png)")
+LINK = re.compile(r"(?<!!)\[([^\[\]\n]+)\]\((?!https?:|data:|#)[^()\s]+\)")  # to a file that is not there
 
 
 def script(name: str) -> Path:
@@ -44,7 +46,9 @@ def inline(notebook: Path, drawn: Path) -> str:
     content = json.loads(notebook.read_text(encoding="utf-8"))
     for cell in content["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = FIGURE.sub(data, "".join(cell["source"]))
+            cell["source"] = LINK.sub(r"\1", FIGURE.sub(data, "".join(cell["source"])))
+        elif "solution" in cell["metadata"].get("tags", []):  # Colab shows a folded cell's title alone
+            cell["source"] = re.sub(r"^# (Solution of)", r"# @title \1", "".join(cell["source"]))
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
