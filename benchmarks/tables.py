@@ -15,7 +15,7 @@ from benchmarks.gallery import Section, shown
 from benchmarks.recipes import markdown
 from benchmarks.results.equal_tasks import METHODS
 from benchmarks.results.equal_tasks import TASKS as EQUAL_TASKS
-from benchmarks.results.equal_terms import LADDERS, SEARCH_SEEDS, Setting, chosen, found
+from benchmarks.results.equal_terms import LADDERS, Setting, chosen, found
 from benchmarks.speed.gpu import EPOCHS
 from benchmarks.speed.gpu import RESULT as GPU_RESULT
 from benchmarks.speed.time_to_result import first_reached
@@ -160,22 +160,22 @@ def equal_table(task: str) -> str:
 
 
 def search_table(task: str) -> str:
-    """Return the finalists of each method's search, the better one first."""
+    """Return the two best trials of each method's search."""
     lines = []
     for method in EQUAL_TASKS[task].methods:
-        finalists = sorted(found(task, method).items(), key=lambda one: -one[1][0])
-        lines.append([method, *(_finalist(*one) for one in finalists)])
+        trials = sorted(found(task, method).items(), key=lambda one: -one[1][0])
+        lines.append([method, *(_trial(*one) for one in trials[:2])])
     return table(["", "chosen", "second"], "lll", lines)
 
 
-def _finalist(setting: Setting, best: tuple[float, int]) -> str:
+def _trial(setting: Setting, best: tuple[float, int]) -> str:
     where = f"{setting.learning_rate:g}, {setting.images} in {setting.steps}"
     return f"{where}: {best[0]:.2f} after {best[1]}"
 
 
 def epochs_table() -> str:
-    """Return what the search found for epochs of different sizes: one step at 0.001, the first seed."""
-    rows = where(read(f"{EQUAL}_search.csv"), learning_rate="0.001", steps="1", seed=str(SEARCH_SEEDS[0]))
+    """Return the search's results for epochs of different sizes: one step at 0.001, means of two seeds."""
+    rows = where(read(f"{EQUAL}_search.csv"), learning_rate="0.001", steps="1")
     lines = []
     for task, method, length, column, form in (
         ("preference", "DDPO", "384", "reward", ".2f"),
@@ -185,10 +185,10 @@ def epochs_table() -> str:
         ("edit", "ReFL", "256", "judge", ".0%"),
     ):
         own = where(rows, task=task, method=method, evaluations=length)
-        found = {int(row["images"]): format(float(row[column]), form) for row in own}
+        found = {images: format(mean(runs, column), form) for images, runs in by(own, "images").items()}
         name = {"reward": "reward", "judge": "correct images"}[column]
         about = f"{task}, {method}: {name} after {length} evaluations"
-        lines.append([about, *(found.get(images, "") for images in LADDERS.images)])
+        lines.append([about, *(found.get(str(images), "") for images in LADDERS.images)])
     return table(["images per epoch", *map(str, LADDERS.images)], "l" + "r" * len(LADDERS.images), lines)
 
 

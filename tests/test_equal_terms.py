@@ -123,13 +123,11 @@ def rows_of(setting, seed, *points):
 
 def test_setting_and_length_are_chosen_by_the_highest_reward_within_the_limit(tmp_path, monkeypatch):
     hacked, careful = Setting(3e-3, 16, 1), Setting(1e-3, 16, 1)
-    one_seed = Setting(1e-3, 8, 1)
     rows = [
         *rows_of(hacked, 110, (0, 0.0, 1.0), (128, 2.0, 0.9), (256, 9.0, 0.89)),
         *rows_of(hacked, 111, (0, 0.0, 1.0), (128, 2.0, 0.9), (256, 9.0, 0.95), (384, 12.0, 0.95)),
         *rows_of(careful, 110, (0, 0.0, 1.0), (128, 1.0, 1.0), (256, 2.5, 0.95), (384, 2.4, 0.95)),
         *rows_of(careful, 111, (0, 0.0, 1.0), (128, 2.6, 1.0), (256, 2.5, 0.95), (384, 2.4, 0.95)),
-        *rows_of(one_seed, 110, (0, 0.0, 1.0), (128, 99.0, 1.0)),
     ]
     monkeypatch.setattr(equal_terms, "SEARCH", tmp_path / "search.csv")
     write_rows(tmp_path / "search.csv", rows)
@@ -145,7 +143,7 @@ def test_only_the_limit_decides_what_is_acceptable():
     assert equal_terms.acceptable("edit", {"reward": 0.0, "judge": 0.0}, start)
 
 
-def test_the_search_gives_every_method_as_many_runs(monkeypatch):
+def test_the_search_runs_every_trial_with_both_seeds(monkeypatch):
     """With a made-up training whose reward grows with the learning rate."""
     calls = []
 
@@ -155,11 +153,10 @@ def test_the_search_gives_every_method_as_many_runs(monkeypatch):
 
     monkeypatch.setattr(equal_terms, "train", train)
     rows = equal_terms.search({"task": "preference", "method": "AWM"})
-    assert len(calls) == len(set(calls)) == 7 + equal_terms.FINALISTS
+    assert len(calls) == len(set(calls)) == 14
     assert len(rows) == 2 * len(calls)
     assert max(row["learning_rate"] for row in rows) == LADDERS.learning_rate[-1]
-    seeds = [seed for _, seed in calls]
-    assert seeds == [110] * 7 + [111] * equal_terms.FINALISTS
+    assert [seed for _, seed in calls] == [110, 111] * 7
 
 
 def test_committed_runs_are_those_of_the_search_and_of_five_seeds():
@@ -169,7 +166,7 @@ def test_committed_runs_are_those_of_the_search_and_of_five_seeds():
     ):
         own = [row for row in searched if (row["task"], row["method"]) == (task, method)]
         runs = {(equal_terms.setting_of(row), row["seed"]) for row in own}
-        assert len(runs) == TASKS[task].trials + equal_terms.FINALISTS, method
+        assert len(runs) == 2 * TASKS[task].trials, method
         own = [row for row in results if (row["task"], row["method"]) == (task, method)]
         assert {int(row["seed"]) for row in own} == set(equal_terms.SEEDS), method
         setting, length = equal_terms.chosen(task, method)

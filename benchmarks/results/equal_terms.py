@@ -4,10 +4,9 @@ equal_tasks.py has the tasks and the methods. All methods of a task have as many
 policies are evaluated with the same prompts and noise along the way.
 
 The search is the same for all methods of a task: a number of trials of learning rate, images per epoch and
-optimizer steps per epoch. Each trial is a neighbor of the best one so far, and is run with the first of two
-seeds; the best FINALISTS are run with the second one, too. A setting is as good as the highest mean reward at
-any point of its runs at which the task's limit holds, so the search chooses the length with the setting. It
-looks at validation prompts, and ends a run which has broken the limit.
+optimizer steps per epoch, each with two seeds. Each trial is a neighbor of the best one so far. A setting is
+as good as the highest mean reward at any point of its runs at which the task's limit holds, so the search
+chooses the length with the setting. It uses validation prompts, and ends a run that has broken the limit.
 
 Then five other seeds are trained with the chosen setting for the chosen length, and are evaluated on test
 prompts. `--methods FILE.py:CLASS` gives an algorithm of your own the same search and the same table.
@@ -41,7 +40,6 @@ FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
 UNTRAINED, PICTURES = FOLDER / "equal_terms_untrained.csv", FOLDER / "equal_terms"
 SEEDS, SEARCH_SEEDS, SHOWN = (40, 41, 42, 43, 44), (110, 111), 8
-FINALISTS = 2
 BEGIN = Setting(1e-3, 16, 1)
 LADDERS = Setting((3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (8, 16, 32, 64), (1, 2, 4))
 MEASURES = ("task", "setting", "reward", "judge", "second", "diversity")
@@ -203,29 +201,20 @@ def search(about: Row) -> list[Row]:
     """Try settings of a method; return the rows of all runs."""
     task, method = about["task"], about["method"]
     runs: dict[Setting, list[Row]] = {}
-
-    def run(setting: Setting, seed: int) -> None:
-        one = {**about, **setting._asdict(), "seed": seed}
-        runs.setdefault(setting, []).extend({**one, **row} for row in train(one))
-
-    def rewards() -> dict[Setting, float]:
-        return {setting: best_point(task, rows)[0] for setting, rows in runs.items()}
-
     for _ in range(TASKS[task].trials):
-        run(next_setting(rewards(), functools.partial(fits, task, method)), SEARCH_SEEDS[0])
-    first = rewards()
-    for setting in sorted(first, key=lambda setting: -first[setting])[:FINALISTS]:
-        run(setting, SEARCH_SEEDS[1])
+        tried = {setting: best_point(task, rows)[0] for setting, rows in runs.items()}
+        setting = next_setting(tried, functools.partial(fits, task, method))
+        trials = [{**about, **setting._asdict(), "seed": seed} for seed in SEARCH_SEEDS]
+        runs[setting] = [{**run, **row} for run in trials for row in train(run)]
     return [row for rows in runs.values() for row in rows]
 
 
 def found(task: str, method: str) -> dict[Setting, tuple[float, int]]:
-    """Return reward and length of the finalists of a method's search."""
+    """Return reward and length of each trial of a method's search."""
     runs: dict[Setting, list[Row]] = {}
     for row in common.where(common.read_rows(SEARCH), task=task, method=method):
         runs.setdefault(setting_of(row), []).append(row)
-    finalists = {s: rows for s, rows in runs.items() if len({row["seed"] for row in rows}) == 2}
-    return {setting: best_point(task, rows) for setting, rows in finalists.items()}
+    return {setting: best_point(task, rows) for setting, rows in runs.items()}
 
 
 def setting_of(row: Row) -> Setting:
@@ -236,7 +225,7 @@ def setting_of(row: Row) -> Setting:
 def chosen(task: str, method: str) -> tuple[Setting, int]:
     """Return setting and length with the highest reward of the search.
 
-    Length 0 says that no finalist was better than the untrained policy.
+    Length 0 says that no trial was better than the untrained policy.
     """
     settings = found(task, TASKS[task].method(method).like or method)
     best = max(settings, key=lambda setting: settings[setting][0])
