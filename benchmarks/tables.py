@@ -254,8 +254,8 @@ def guide_table() -> str:
         ["branching or DDPO, small epochs",
          f"edit, 4,096 rewards: branching {branching}, DDPO {ddpo}, best sampling setting "
          f"{float(sampled['judge']):.0%}; 1,024 rewards: {edit('branching', 'DDPO')}"],
-        ["branching, AWM or NFT; several seeds",
-         f"preference: {preference('branching', 'AWM', 'DiffusionNFT')}"],
+        ["online DPO or branching; several seeds",
+         f"preference: {preference('online DPO', 'branching', 'AWM')}"],
     ]  # fmt: skip
     return table(["answer", "what it rests on"], "ll", rows)
 

@@ -105,7 +105,7 @@ QUESTIONS = (  # question, what to do if the answer is yes
     ("Do you have pairs of input and\nwanted output?", "train on the pairs"),
     ("Is the reward differentiable,\nand do you trust its gradient?", "ReFL or DRaFT"),
     ("Do you edit images (img2img)?", "branching or DDPO,\nin small epochs"),
-    ("Otherwise", "branching, AWM or NFT;\nwith several seeds"),
+    ("Otherwise", "online DPO or branching;\nwith several seeds"),
 )
 
 
