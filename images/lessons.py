@@ -81,12 +81,18 @@ def setup_cell() -> str:
     return SETUP.format(source=source)
 
 
+def heading(name: str) -> str:
+    """Return number and subject of a lesson's title, such as "01 · Batching"."""
+    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    return notebook["cells"][0]["source"][0].removeprefix("# ").split(":")[0].strip()
+
+
 def lesson_rows(seconds: dict[str, float]) -> list[list[str]]:
     """Return the rows of the README's table of lessons, with the seconds that each took."""
     rows, lines = [], LESSONS.strip().splitlines()
     for about, teaches in zip(lines[::2], lines[1::2], strict=True):
         name, modules, figure = about.split(" | ")
-        title = name.replace("_", " ")
+        title = heading(name)
         links = ", ".join(f"[`{module}.py`](ddpo_lessons/{module}.py)" for module in modules.split())
         picture = f'<img src="images/{figure}.svg" alt="{title}" width="240">'
         link = f"[{title}](notebooks/{name}.ipynb)<br>{links}{badge(name)}"
