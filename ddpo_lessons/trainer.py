@@ -279,8 +279,10 @@ class Trainer:
         if self.epochs_done < config.num_epochs:
             say(self.accelerator, summary(self.plan, config.num_epochs))
         elif self.accelerator.is_main_process:
-            asked = config.num_epochs
-            tqdm.write(f"nothing to do: the run has {self.epochs_done} epochs, and {asked} are asked for")
+            tqdm.write(
+                f"nothing to do: the run has {self.epochs_done} epochs, and {config.num_epochs} are asked "
+                "for; raise num_epochs to train further"
+            )
         with (
             hold(config.run_dir) if self.accelerator.is_main_process else contextlib.nullcontext(),
             DeferredInterrupt() as self._interrupt,
