@@ -3,7 +3,7 @@
 Stable Diffusion 1.5's shapes at 512 pixels, photographs and a classifier are made up, because nothing is
 downloaded. All else are the notebook's own cells, from the machine to the LoRA in plain diffusers. On a GPU
 it is the preset `restore` with fewer epochs; on a CPU everything is cut to two images and few steps, which
-takes a quarter of an hour and 10 GB. Writes full_run.json, an entry for each machine.
+takes 20 to 25 minutes and 10 GB. Writes full_run.json, an entry for each machine.
 """
 
 import argparse
@@ -60,8 +60,9 @@ def colour_margin(model: str = "", classes: Any = CLASSES, template: str = "") -
 
 
 def load(model: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Make what the lesson loads."""
-    return load_tiny_zoo() if model == "tiny-zoo" else make_pipeline().to(dtype)
+    """Make what the lesson loads; instead of fp16, which is very slow on a CPU, float32."""
+    slow = dtype == torch.float16 and not torch.cuda.is_available()
+    return load_tiny_zoo() if model == "tiny-zoo" else make_pipeline().to(torch.float32 if slow else dtype)
 
 
 def rehearse(folder: str, num_epochs: int) -> Row:
