@@ -194,7 +194,7 @@ def test_every_image_is_drawn_with_its_label(zoo):
         assert image is metadata["image"]
         assert metadata["label"] == metadata["id"].partition("/")[0]
         assert tuple(image[:, 0, 0].tolist()) == colours[metadata["id"]]
-        assert set(metadata) == {"id", "image", "label"}
+        assert set(metadata) == {"id", "image", "label", "target"}
 
 
 def test_a_size_without_pixels_is_refused(zoo):

@@ -84,7 +84,7 @@ def test_a_demo_that_is_stopped_gives_no_verdict(is_terminal, monkeypatch, tmp_p
     printed, shown = capsys.readouterr()
     assert "stopped after epoch 0 of 3" in printed
     # Twelve times all pictures, which are two here
-    assert ("pictures:   0%|          | 0/24 " in shown) == is_terminal
+    assert ("images:   0%|          | 0/24 " in shown) == is_terminal
     assert "after RL" not in printed
     assert not (tmp_path / "demo-run" / "lora").exists()
 
