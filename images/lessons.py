@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "notebooks"
 # Each lesson, the modules that it builds, its figure in images/, and what it teaches.
 LESSONS = """
 01_batching | batching | 01-silent
@@ -83,7 +84,7 @@ def setup_cell() -> str:
 
 def heading(name: str) -> str:
     """Return number and subject of a lesson's title, such as "01 · Batching"."""
-    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
     return notebook["cells"][0]["source"][0].removeprefix("# ").split(":")[0].strip()
 
 
@@ -102,7 +103,7 @@ def lesson_rows(seconds: dict[str, float]) -> list[list[str]]:
 
 def run_tagged(name: str, tag: str, names: dict[str, Any]) -> dict[str, Any]:
     """Run a notebook's cells that have a tag, beside names that they use; return all names."""
-    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         if tag in cell["metadata"].get("tags", []):
             exec("".join(cell["source"]), names)
