@@ -133,7 +133,8 @@ def test_classes_with_few_images_can_be_left_out(zoo):
     (zoo / "dog" / "a.png").rename(zoo / "cat" / "c.png")
     flat = folders.find_images(zoo / "cat")
     assert flat.large_classes(3) == flat
-    assert flat.large_classes(4).files == ()
+    with pytest.raises(ValueError, match="no class has 4 images, because the largest one has 3"):
+        flat.large_classes(4)
 
 
 def test_as_many_of_each_class_are_held_out(captioned):

@@ -79,9 +79,17 @@ class ImageFolder:
         return self._only([n for n in rows if n not in chosen]), self._only(sorted(chosen))
 
     def large_classes(self, least: int) -> "ImageFolder":
-        """Return the images of the classes that have at least this many."""
+        """Return the images of the classes that have at least this many.
+
+        Without classes, all images are one class. Raises a ValueError if no class is large enough.
+        """
         labels = self.labels or [""] * len(self.files)
         counts = Counter(labels)
+        if (largest := max(counts.values(), default=0)) < least:
+            raise ValueError(
+                f"no class has {least} images, because the largest one has {largest}: add images to "
+                f"{self.folder}, or ask for fewer"
+            )
         return self._only([row for row, label in enumerate(labels) if counts[label] >= least])
 
     def _only(self, rows: Sequence[int]) -> "ImageFolder":
@@ -138,22 +146,21 @@ def summary(images: ImageFolder) -> str:
 
 
 def skipped(images: ImageFolder) -> str:
-    """Say in one line how many files in what `find_images` has read are skipped, and why."""
-    has_captions = images.captions is not None
-    known = {file.with_suffix("") for file in images.files} if has_captions else set()
+    """Describe in one line how many files `find_images` skipped, and why; `images` is its whole result."""
+    has_captions, used = images.captions is not None, set(images.files)
+    known = {file.with_suffix("") for file in used} if has_captions else set()
     found = _visible(images.folder)
     found += [path for sub in found if sub.is_dir() for path in _visible(sub)]
     left = [
         path
         for path in sorted(found)
-        if path.is_file() and path not in images.files
+        if path.is_file() and path not in used
         and not (path.suffix.lower() == ".txt" and path.with_suffix("") in known)
         and not (has_captions and path.name in METADATA)
     ]  # fmt: skip
-    unnamed = [path for path in left if _is_image(path)]  # beside images of COD10K
     reasons = {
-        "Pillow cannot open them": [path for path in left if path not in unnamed],
-        "their names hold no class": unnamed,
+        "Pillow cannot open them": [path for path in left if not _is_image(path)],
+        "their names hold no class": [path for path in left if _is_image(path)],  # beside images of COD10K
     }
     parts = [
         f"{len(files)} because {reason} ({_name_files(images.folder, files)})"
@@ -173,7 +180,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    """Tell whether Pillow opens files with such an ending."""
+    """Return whether Pillow opens files with this ending."""
     kinds = Image.registered_extensions()  # which also names kinds that can only be written
     return kinds.get(path.suffix.lower()) in Image.OPEN
 
