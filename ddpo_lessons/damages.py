@@ -32,7 +32,7 @@ def blur(images: torch.Tensor, severity: int, generator: torch.Generator, scale:
 
 
 def fog(images: torch.Tensor, severity: int, generator: torch.Generator) -> torch.Tensor:
-    """Blend with light grey fog of slowly varying thickness; mean thickness 0.45 to 0.85."""
+    """Blend with light gray fog of slowly varying thickness; mean thickness 0.45 to 0.85."""
     thickness = _amount(severity, (0.45, 0.55, 0.65, 0.75, 0.85))
     coarse = torch.rand(len(images), 1, 3, 3, generator=generator) * 2 - 1
     clouds = F.interpolate(coarse, images.shape[2:], mode="bicubic", align_corners=True)

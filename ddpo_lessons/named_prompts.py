@@ -89,6 +89,6 @@ PROMPTS: dict[str, Callable[[int], PromptSampler]] = {
 def get_prompts(name: str, seed: int) -> PromptSampler:
     """Make the prompt function with a name in `PROMPTS`; raise a ValueError for other names."""
     if name not in PROMPTS:
-        what = "is no file of this folder" if Path(name).suffix else "does not exist"
+        what = "is not a file" if Path(name).suffix else "does not exist"
         raise ValueError(f"prompts={name!r} {what}: use one of {', '.join(sorted(PROMPTS))}, or a file")
     return PROMPTS[name](seed)

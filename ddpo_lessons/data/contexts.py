@@ -155,9 +155,10 @@ def score(reward_function: RewardFunction, images: torch.Tensor, contexts: Seque
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         among = rewards if isinstance(rewards, list | tuple) else []
         wrong = next((entry for entry in among if not isinstance(entry, int | float | torch.Tensor)), rewards)
-        pair = ": return them alone, or a pair of them and a dict" if isinstance(returned, tuple) else ""
-        pair = ": does it end without return?" if returned is None else pair
-        raise TypeError(f"reward_function must return numbers, not {wrong!r:.60}{pair}") from error
+        remedy = ": return them alone, or a pair of them and a dict" if isinstance(returned, tuple) else ""
+        if returned is None:
+            remedy = ": does it end without return?"
+        raise TypeError(f"reward_function must return numbers, not {wrong!r:.60}{remedy}") from error
     if rewards.shape != (len(images),):
         raise ValueError(
             f"reward_function returned shape {tuple(rewards.shape)} for {len(images)} images: "

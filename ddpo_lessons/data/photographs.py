@@ -109,9 +109,9 @@ def label_images(
 ) -> ImageFolder:
     """Label each image with the class that CLIP finds most likely, in place of any subfolder's name.
 
-    These are pseudo-labels: an image of none of the classes gets one of them, too. Images are cropped to a
+    These are pseudo-labels: an image of none of the classes also gets one of them. Images are cropped to a
     square around their center, as for training. Raises ValueError for fewer than two classes or equal names;
-    RuntimeError if the model cannot be had.
+    RuntimeError if the model cannot be loaded.
     """
     check_classes(classes)
     clip = load_clip(model).to(device)

@@ -63,7 +63,7 @@ ZERO = 1e-9  # a logarithmic axis shows 0 here
 
 
 def redness(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> torch.Tensor:
-    """Return the redness (B,) of images (B, 3, H, W) in [0, 1]: red 1, grey 0, green or blue -1/2."""
+    """Return the redness (B,) of images (B, 3, H, W) in [0, 1]: red 1, gray 0, green or blue -1/2."""
     pixels = (255 * images).to(torch.uint8).float() / 255  # as a file has them
     red, green, blue = pixels.mean((2, 3)).unbind(1)  # (B,) each
     return red - (green + blue) / 2

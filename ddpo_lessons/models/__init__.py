@@ -85,7 +85,7 @@ def load_pipeline(model: str | Path, revision: str = "main", dtype: torch.dtype 
     try:
         index = DiffusionPipeline.load_config(place, revision=revision, local_files_only=is_local)
         family = family_class(index["_class_name"])
-        # What was left out when the model was saved, as T5 often is, diffusers wants to be told again.
+        # diffusers needs the parts that were left out when the model was saved (often T5) as arguments again.
         left_out = {part: None for part, classes in index.items() if classes == [None, None]}
         pipeline = getattr(diffusers, index["_class_name"]).from_pretrained(
             place,

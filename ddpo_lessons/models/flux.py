@@ -27,8 +27,9 @@ T5_TOKENS = {True: 512, False: 256}  # of "dev" and of "schnell", as their autho
 class Flux(StableDiffusion3):
     """FLUX.1; `family.Family` describes the methods of each family.
 
-    Where the transformer is told a scale of guidance ("dev"), that is `guidance_scale`, and there is no
-    negative prompt. Elsewhere ("schnell") a scale above 1 takes two passes, as diffusers' `true_cfg_scale`.
+    If the guidance scale is an input of the transformer ("dev"), `guidance_scale` is this input, and there is
+    no negative prompt. Otherwise ("schnell") a scale above 1 takes two forward passes, as diffusers'
+    `true_cfg_scale` does.
     """
 
     @property
@@ -75,14 +76,14 @@ class Flux(StableDiffusion3):
     ) -> dict[str, torch.Tensor]:
         """Embed B prompts: prompt_embeds (B, L, D), pooled_embeds (B, P) and, for "dev", guidance (B,).
 
-        Raises ValueError if there is a negative prompt, and the model is told its guidance.
+        Raises ValueError for a negative prompt if the guidance scale is an input of the model.
         """
         if not self._takes_guidance:
             return super().condition(prompts, negative_prompt, guidance_scale, size, images)
         if negative_prompt:
             raise ValueError(
-                f"negative_prompts={negative_prompt!r}: guidance is an input of this model, which is led "
-                "away from nothing; leave it out"
+                f"negative_prompts={negative_prompt!r}: guidance is an input of this model, so a "
+                "negative prompt has no effect; leave it out"
             )
         conditioning = super().condition(prompts, negative_prompt, 1.0, size, images)
         embeds = conditioning["prompt_embeds"]

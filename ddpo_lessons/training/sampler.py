@@ -122,7 +122,7 @@ class Sampler:
     def draw(self, contexts: Sequence[Context], numbers: Sequence[int] | None = None) -> torch.Tensor:
         """Generate an image of each context (B, 3, H, W) from numbered noise that no epoch uses.
 
-        Where memory runs out, one process generates them in halves.
+        If memory runs out in a run of one process, the images are generated in halves.
         """
         known, schedule = range(len(contexts)) if numbers is None else numbers, self.schedule(0, contexts)
 
@@ -132,7 +132,7 @@ class Sampler:
             return self.render(self._beginning(chosen, schedule, generators, generators))
 
         rows, is_alone = range(len(contexts)), self.share.accelerator.num_processes == 1
-        return in_halves(render, rows) if is_alone else render(rows)  # others wait for a sharded network
+        return in_halves(render, rows) if is_alone else render(rows)  # processes take equal passes
 
     def render(self, beginning: dict[str, Any]) -> torch.Tensor:
         """Run rollouts with arguments of `sample_trajectory`; return only their images (B, 3, H, W)."""

@@ -32,7 +32,7 @@ def load_tiny_zoo() -> StableDiffusionPipeline:
     import torch
 
     pipeline = _load("tiny-zoo")
-    for part in (pipeline.vae, pipeline.unet):  # convolutions on a CPU are faster so
+    for part in (pipeline.vae, pipeline.unet):  # convolutions are faster on a CPU
         part.to(memory_format=torch.channels_last)
     return pipeline
 

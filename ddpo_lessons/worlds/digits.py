@@ -98,7 +98,7 @@ def render(
     """
     grid = F.affine_grid(theta, [len(bitmaps), 1, IMAGE_SIZE, IMAGE_SIZE], align_corners=False)
     coverage = F.grid_sample(bitmaps[:, None], grid, mode="bicubic", align_corners=False)
-    coverage = (1.4 * coverage - 0.15).clamp(0, 1)  # (N, 1, 32, 32), crisper than the bitmap's grey steps
+    coverage = (1.4 * coverage - 0.15).clamp(0, 1)  # (N, 1, 32, 32), crisper than the bitmap's gray steps
     if background.ndim == 2:
         background = background[:, :, None, None]
     return coverage * ink[:, :, None, None] + (1 - coverage) * background
