@@ -122,7 +122,7 @@ SEEN = {
     "empty file": {SAVED},
     "first four": set(),
     "whole numbers": set(),
-    "shifted pictures": {ALONE},
+    "shifted images": {ALONE},
     "bf16 latents": {RATIO},
     "own ratio": {LATER},
     "0 to 255": set(),

@@ -92,7 +92,7 @@ FAULTS = {
         "advantages are truncated to integers, as if they had the rewards' type",
         "TRL 0.21 with integer rewards (docs/peers.md)",
     ),
-    "shifted pictures": Fault(
+    "shifted images": Fault(
         "training/sampler.py",
         "zip(group.tolist(), images.split(group.shape[1]), strict=True)",
         "zip(group.tolist(), images.roll(1, 0).split(group.shape[1]), strict=True)",

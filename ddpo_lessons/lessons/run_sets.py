@@ -50,7 +50,7 @@ RUN_SETS: tuple[dict[str, tuple[str | None, dict[str, Any]]], ...] = (
     },
     {
         letter: (fault, {"num_epochs": 1, "template": ANY_COLORS})
-        for letter, fault in zip("IJKL", ("0 to 255", "four noises", None, "shifted pictures"), strict=True)
+        for letter, fault in zip("IJKL", ("0 to 255", "four noises", None, "shifted images"), strict=True)
     },
     {
         "M": ("first four", {"num_epochs": 2}),
