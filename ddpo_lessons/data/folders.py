@@ -2,9 +2,9 @@
 
 `FOLDER/cat/*.png` gives every image of that subfolder the label "cat". Images that lie in the folder itself
 have no label, except for those of COD10K, whose file names hold it. `NAME.txt` beside `NAME.png` is the
-image's caption: the prompt that it is to obey, or several, one a line. Or `metadata.jsonl` or `metadata.csv`
-in the folder holds all captions, as for datasets' imagefolder: {"file_name": "cat/a.png", "text": "a white
-cat"}.
+image's caption: the prompt that the edit should follow, or several, one per line. Or `metadata.jsonl` or
+`metadata.csv` in the folder holds all captions, as for datasets' imagefolder: {"file_name": "cat/a.png",
+"text": "a white cat"}.
 """
 
 import csv
