@@ -6,7 +6,7 @@ In any folder, and then here:
     pip install resvg-py==0.5.0
     python -m benchmarks.zoo.sheet FOLDER
 
-`ddpo_lessons/worlds/LICENSES.md` says who made the emoji and what the licences ask for.
+`ddpo_lessons/worlds/LICENSES.md` says who made the emoji and what the licenses ask for.
 """
 
 import io
