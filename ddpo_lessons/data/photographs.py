@@ -105,7 +105,6 @@ def label_images(
     classes: Sequence[str],
     device: str | torch.device = "cpu",
     model: str | Path = CLIP_MODEL,
-    template: str = "a photo of a {}",
 ) -> ImageFolder:
     """Label each image with the class that CLIP finds most likely, in place of any subfolder's name.
 
@@ -115,7 +114,7 @@ def label_images(
     """
     check_classes(classes)
     clip = load_clip(model).to(device)
-    texts = clip.embed_texts([template.format(name) for name in classes])  # (classes, D)
+    texts = clip.embed_texts([f"a photo of a {name}" for name in classes])  # (classes, D)
     labels = []
     for file in images.files:
         shown = to_tensor(ImageOps.fit(open_image(file), (clip.crop, clip.crop))).to(device)

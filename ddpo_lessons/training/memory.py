@@ -3,6 +3,7 @@
 import contextlib
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -90,13 +91,18 @@ def halve(config: DDPOConfig, error: OutOfMemory) -> str:
 
 
 def in_halves(function: Callable[[Sequence[int]], torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
-    """Return the result of a function for B rows, (B, ...); if memory runs out, join those of two halves."""
+    """Return a function's result for B rows, (B, ...); if memory runs out, warn and join two halves."""
     try:
         return function(rows)
     except torch.OutOfMemoryError as error:
         if len(rows) == 1:
             raise
         _free(error)
+    warnings.warn(
+        f"{len(rows)} images do not fit into memory and are generated in halves: lower "
+        "sample_micro_batch_size, so that no time is lost on passes that fail",
+        stacklevel=2,
+    )
     middle = len(rows) // 2
     return torch.cat([in_halves(function, rows[:middle]), in_halves(function, rows[middle:])])
 
