@@ -83,7 +83,7 @@ def shares_of(name: str) -> dict[str, float]:
         wanted = animals.draw_images(40, 11, animals.SEEN)
         images = recipes.generate(pipeline, wanted.prompts, 0, zoo_recipe.GUIDANCE_SCALE)
         hits = animals.verdicts(images, wanted.labels, animals.Judge.load(), animals.SecondJudge.load())
-        return {part.replace("_", " "): right.float().mean().item() for part, right in hits.items()}
+        return {zoo_recipe.titled(part): right.float().mean().item() for part, right in hits.items()}
     module, more = (recipe, {}) if name == "tiny-sd" else (recipe_sd3, {"max_sequence_length": 1})
     asked = digits.Judge.load(), digits.SEEN, 40, module.GUIDANCE_SCALE
     return recipe.measure_prompts(pipeline, *asked, **more)
