@@ -138,7 +138,7 @@ def explain(number: int) -> None:
 
 
 def show_records(runs: Mapping[str, Run]) -> Figure:
-    """Plot each run's reward by epoch; by optimizer step its gradient norm and its ratios' distance from 1."""
+    """Plot each run's reward by epoch, and by optimizer step its gradient norm and ratio error."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2.2 * len(runs) + 0.6, 4.6), layout="constrained")
