@@ -112,7 +112,7 @@ FAULTS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("learner.update_old_policy(decay=0.0)", "pass"),
         ("**self.time_power) * error", ") * error"),
         ("(samples.first_step + 1)", "samples.first_step"),
-        ("self.lag_coefficient * moved", "moved"),
+        ("self.ema_kl_coefficient * moved", "moved"),
     ]),
     ("algorithms/forward_process.py", "test_rwr.py", [
         ("schedule.first_timestep + 1", "schedule.first_timestep"),

@@ -173,17 +173,17 @@ def test_the_loss_of_awm_is_its_authors():
     assert 0 < record["clip_fraction"] < 1
 
 
-def test_awm_held_to_a_lagging_policy_is_its_authors():
+def test_awm_with_an_ema_policy_is_its_authors():
     """Their presets: weighting "ghuber", ema_beta = 1, one step an epoch, advantages scaled to [-1, 1]."""
     changes = {"train_clip_range": DDPOConfig.train_clip_range, "train_kl_coefficient": 5 * 0.003}
-    awm = begun(AWM(time_power=1, error_power=0.25, lag_coefficient=5.0), **changes)
+    awm = begun(AWM(time_power=1, error_power=0.25, ema_kl_coefficient=5.0), **changes)
     loss, record = awm.loss(samples_of(ADVANTAGES), learner_with(), NEW, PAIRS)
     _, noisy = at()
-    new, lagging, first = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
+    new, average, first = (net(noisy, 1000 * TIMES) for net in (NEW, OLD, FIRST))
     mse = per_sample((new - (NOISE - X0)) ** 2)
     log_p = -((mse + 1e-10) ** 0.25 - 1e-10**0.25) * TIMES / 0.25
     policy_loss = -(torch.tensor(ADVANTAGES).clamp(-5, 5) / 5 * torch.exp(log_p - log_p.detach())).mean()
-    theirs = policy_loss + 0.003 * ((new - first) ** 2).mean() + ((new - lagging) ** 2).mean()
+    theirs = policy_loss + 0.003 * ((new - first) ** 2).mean() + ((new - average) ** 2).mean()
     assert loss.item() == pytest.approx(5 * theirs.item(), rel=1e-5)
     torch.testing.assert_close(gradient(loss), 5 * gradient(theirs), rtol=1e-5, atol=1e-7)
     assert record["max_ratio_error"] == 0
@@ -201,7 +201,7 @@ def check_the_old_policy_keeps(trainer: Trainer, *decays: float) -> None:
 
 def test_the_policy_to_which_awm_is_held_lags_by_steps(tmp_path):
     """Step s keeps min(s / 5, 0.3) of it; the newest policy samples."""
-    awm = AWM(lag_coefficient=1.0, decay_rate=0.2)
+    awm = AWM(ema_kl_coefficient=1.0, decay_rate=0.2)
     trainer = make_trainer(tmp_path, awm, train_clip_range=DDPOConfig.train_clip_range)
     check_the_old_policy_keeps(trainer, 0.2, 0.3, 0.3)
     first, *later = (row["distance_old"] for row in read_metrics(tmp_path, "step"))
@@ -550,9 +550,12 @@ def test_visited_states_are_what_sampling_passed(tmp_path, model, start):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [NFT(decay_rate=0.4, visited_states=True), AWM(lag_coefficient=1.0, decay_rate=0.4, visited_states=True)],
+    [
+        NFT(decay_rate=0.4, visited_states=True),
+        AWM(ema_kl_coefficient=1.0, decay_rate=0.4, visited_states=True),
+    ],
 )
-def test_a_lagging_policy_resumes_to_the_bit(tmp_path, algorithm):
+def test_an_ema_policy_resumes_bitwise_identical(tmp_path, algorithm):
     def make(folder: Path, **changes: Any) -> Trainer:
         return make_trainer(folder, algorithm, train_clip_range=DDPOConfig.train_clip_range, **changes)
 
@@ -826,9 +829,13 @@ def test_with_cps_the_kl_has_no_length_as_with_the_authors():
         ("rwr", {"top_fraction": 1.5}, "top_fraction=1.5 must"),
         ("awm", {"time_power": -1.0}, r"time_power=-1\.0 must not be negative"),
         ("awm", {"error_power": 0.0}, r"error_power=0\.0 must be a number above 0"),
-        ("awm", {"lag_coefficient": -1.0}, r"lag_coefficient=-1\.0 must be a number, 0 or more"),
-        ("awm", {"max_decay": 0.5}, r"max_decay=0\.5 do nothing without a lag_coefficient"),
-        ("awm", {"lag_coefficient": 1.0, "decay_rate": 0.0}, "decay_rate=0.0, max_decay=0.3: nothing lags"),
+        ("awm", {"ema_kl_coefficient": -1.0}, r"ema_kl_coefficient=-1\.0 must be a number, 0 or more"),
+        ("awm", {"max_decay": 0.5}, r"max_decay=0\.5 do nothing without an ema_kl_coefficient"),
+        (
+            "awm",
+            {"ema_kl_coefficient": 1.0, "decay_rate": 0.0},
+            "decay_rate=0.0, max_decay=0.3: an EMA policy",
+        ),
         (
             "nft",
             {"logit_normal": True, "visited_states": True},
@@ -883,11 +890,11 @@ def test_settings_in_words_are_read_by_their_types():
         ),
         (AWM(), {"per_prompt_stat_tracking": True}, "awm does not use per_prompt_stat_tracking"),
         (
-            AWM(lag_coefficient=1.0),
+            AWM(ema_kl_coefficient=1.0),
             {"train_batch_size": 1},
-            "lag_coefficient is for one optimizer step an epoch",
+            "ema_kl_coefficient is for one optimizer step an epoch",
         ),
-        (AWM(lag_coefficient=1.0), {}, r"train_clip_range=0\.01 does nothing with one optimizer step"),
+        (AWM(ema_kl_coefficient=1.0), {}, r"train_clip_range=0\.01 does nothing with one optimizer step"),
         (NFT(), {"train_clip_range": 0.1}, "nft does not use train_clip_range"),
         (RWR(), {"train_clip_range": 0.1}, "rwr does not use train_clip_range"),
         (RWR(), {"train_kl_coefficient": 0.1}, "rwr does not use train_kl_coefficient"),

@@ -228,7 +228,7 @@ GROUPS: Row = {"sample_group_size": 8}
 TWO: Row = {"train_timestep_fraction": 0.5}  # of the denoising steps
 CLIP: Row = {"train_clip_range": 5e-3}
 DDPO: Row = {**TWO, **GROUPS, **CLIP}
-AWM = "awm:time_power=1,error_power=0.25,lag_coefficient=5"  # its authors'
+AWM = "awm:time_power=1,error_power=0.25,ema_kl_coefficient=5"  # its authors'
 
 METHODS = {
     "DDPO": Method("ddpo", DDPO),

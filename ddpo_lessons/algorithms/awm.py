@@ -10,7 +10,7 @@ with the same σ̄ and ε in both. While the policy that sampled is still the ne
 is that of A σ̄^k ℓ without a constraint. PPO's clipping acts only from the second optimizer step of an epoch
 on. AWM's authors take one step per epoch, and constrain it by a penalty to an EMA policy,
 
-    lag_coefficient mean((output - output of the EMA policy)²)
+    ema_kl_coefficient mean((output - output of the EMA policy)²)
 
 where after each step EMA = decay EMA + (1 - decay) newest, with decay = min(decay_rate steps, max_decay). The
 loss does not depend on how a sample was made.
@@ -37,12 +37,12 @@ class AWM(ForwardProcess):
     or to the epoch. Guidance is used in sampling, and not in training. `train_kl_coefficient` χ adds χ
     mean((output - output before training)²). `time_power`, k, gives noisy examples a larger weight (t is
     between 0 and 1). `error_power`, p, replaces ℓ by ((ℓ + 1e-10)^p - 1e-10^p) / p; below 1, an example with
-    a large error has less influence. `lag_coefficient`, `decay_rate` and `max_decay` are explained above;
-    with a lag coefficient an epoch has one optimizer step and no clip range. `logit_normal` and
+    a large error has less influence. `ema_kl_coefficient`, `decay_rate` and `max_decay` are explained above;
+    with an `ema_kl_coefficient` an epoch has one optimizer step and no clip range. `logit_normal` and
     `visited_states` are those of `ForwardProcess`. Raises a ValueError for numbers that do not fit, and for
     settings without effect.
 
-    The authors' runs: time_power=1, error_power=0.25 and, for `train_adv_clip_max` = 5, lag_coefficient=5,
+    The authors' runs: time_power=1, error_power=0.25 and, for `train_adv_clip_max` = 5, ema_kl_coefficient=5,
     which is their `ema_beta` = 1 for advantages scaled to [-1, 1].
     """
 
@@ -51,13 +51,13 @@ class AWM(ForwardProcess):
     keeps_old = True
     shares_starts = False
     follows_ode = True
-    lag_coefficient = 0.0  # also for subclasses
+    ema_kl_coefficient = 0.0  # also for subclasses
 
     def __init__(
         self,
         time_power: float = 2.0,
         error_power: float = 1.0,
-        lag_coefficient: float = 0.0,
+        ema_kl_coefficient: float = 0.0,
         decay_rate: float = 0.001,
         max_decay: float = 0.3,
         logit_normal: bool = False,
@@ -68,25 +68,26 @@ class AWM(ForwardProcess):
             raise ValueError(f"time_power={time_power} must not be negative; 0 weighs all times alike")
         if not 0 < error_power < float("inf"):
             raise ValueError(f"error_power={error_power} must be a number above 0; 1 changes nothing")
-        if not 0 <= lag_coefficient < float("inf"):
-            raise ValueError(f"lag_coefficient={lag_coefficient} must be a number, 0 or more")
+        if not 0 <= ema_kl_coefficient < float("inf"):
+            raise ValueError(f"ema_kl_coefficient={ema_kl_coefficient} must be a number, 0 or more")
         decays = f"decay_rate={decay_rate}, max_decay={max_decay}"
-        if lag_coefficient == 0 and (decay_rate, max_decay) != (0.001, 0.3):
-            raise ValueError(f"{decays} do nothing without a lag_coefficient: set it too")
-        if lag_coefficient > 0 and not (decay_rate > 0 and 0 < max_decay < 1):
-            raise ValueError(f"{decays}: nothing lags without a rate above 0 and a largest decay in (0, 1)")
-        self.time_power, self.error_power, self.lag_coefficient = time_power, error_power, lag_coefficient
+        if ema_kl_coefficient == 0 and (decay_rate, max_decay) != (0.001, 0.3):
+            raise ValueError(f"{decays} do nothing without an ema_kl_coefficient: set it too")
+        if ema_kl_coefficient > 0 and not (decay_rate > 0 and 0 < max_decay < 1):
+            raise ValueError(f"{decays}: an EMA policy needs a rate above 0 and a largest decay in (0, 1)")
+        self.time_power, self.error_power = time_power, error_power
+        self.ema_kl_coefficient = ema_kl_coefficient
         self.decay_rate, self.max_decay = decay_rate, max_decay
 
     def check(self, config: DDPOConfig) -> None:
-        """Raise a ValueError for several optimizer steps, or a clip range, with a lag coefficient."""
+        """Raise a ValueError for several optimizer steps, or a clip range, with an EMA policy."""
         super().check(config)
-        if self.lag_coefficient and config.epoch_plan(1).optimizer_steps > 1:
+        if self.ema_kl_coefficient and config.epoch_plan(1).optimizer_steps > 1:
             raise ValueError(
-                "lag_coefficient is for one optimizer step an epoch: let train_batch_size * "
+                "ema_kl_coefficient is for one optimizer step an epoch: let train_batch_size * "
                 "train_gradient_accumulation_steps be all samples, and train_num_inner_epochs 1"
             )
-        if self.lag_coefficient and config.train_clip_range != DDPOConfig.train_clip_range:
+        if self.ema_kl_coefficient and config.train_clip_range != DDPOConfig.train_clip_range:
             raise ValueError(
                 f"train_clip_range={config.train_clip_range} does nothing with one optimizer step an epoch, "
                 "whose ratios are 1: leave it out"
@@ -99,27 +100,27 @@ class AWM(ForwardProcess):
 
     def steps(self, samples: Samples, learner: Learner) -> Iterator[tuple[Loss, list[Pairs]]]:
         """Yield the optimizer steps of an epoch; then update the old or EMA policy."""
-        if self.lag_coefficient == 0:
+        if self.ema_kl_coefficient == 0:
             learner.update_old_policy(decay=0.0)
         yield from super().steps(samples, learner)
-        if self.lag_coefficient > 0:
+        if self.ema_kl_coefficient > 0:
             learner.update_old_policy(min(self.decay_rate * (samples.first_step + 1), self.max_decay))
 
     def loss(self, samples: Samples, learner: Learner, denoiser: Any, pairs: Pairs) -> LossAndStats:
         config, example = self.config, self.example(samples, pairs)
         with torch.no_grad(), learner.old_policy() as old_policy:  # before the new one, which has a gradient
-            before = example.predict(old_policy)  # (N, C, h, w); with a lag coefficient, of the EMA policy
+            before = example.predict(old_policy)  # (N, C, h, w); with ema_kl_coefficient, of the EMA policy
         output = example.predict(denoiser)  # (N, C, h, w)
         new, advantages = self.log_prob(example, output), samples.advantages[pairs["rows"]]
-        old = new.detach() if self.lag_coefficient else self.log_prob(example, before)
+        old = new.detach() if self.ema_kl_coefficient else self.log_prob(example, before)
         loss, stats = clipped_surrogate(
             new, old, advantages, config.train_clip_range, config.train_adv_clip_max
         )
         penalty, record = self.penalty(example, learner, output)
         record["clip_fraction"] = stats.clip_fraction
-        if self.lag_coefficient:
+        if self.ema_kl_coefficient:
             moved = (output - before).square().mean()
-            penalty, record["distance_old"] = penalty + self.lag_coefficient * moved, moved.detach()
+            penalty, record["distance_old"] = penalty + self.ema_kl_coefficient * moved, moved.detach()
         return loss + penalty, {**record, "max_ratio_error": (stats.ratio - 1).abs().max()}
 
     def log_prob(self, example: Example, output: torch.Tensor) -> torch.Tensor:
