@@ -108,8 +108,8 @@ def test_a_kernel_that_computes_elsewhere_has_to_be_restarted(made, own_environm
 
 def test_lesson_13_in_small_runs_on_a_gpu(own_environment, traffic, monkeypatch):
     """All of its cells, of which the small scale stays on the CPU by itself."""
-    few = functools.partial(animals.write_pictures, animals=animals.ANIMALS[:6])
-    monkeypatch.setattr(animals, "write_pictures", few)
+    few = functools.partial(animals.write_images, animals=animals.ANIMALS[:6])
+    monkeypatch.setattr(animals, "write_images", few)
     monkeypatch.setattr("ddpo_lessons.lessons._stay_on_cpu", lambda: None)
     settings = {
         "num_epochs": 2, "sample_num_steps": 12, "sample_guidance_scale": 1.0, "sample_batch_size": 8,
@@ -273,7 +273,7 @@ def test_judges_of_the_digit_world_read_pictures_of_any_device(judge_place, imag
         name: hits.tolist() for name, hits in expected.items()
     }
     assert {hits.device for hits in found.values()} == {HOST}
-    shown = edits.pictures.descriptions
+    shown = edits.inputs.descriptions
     assert score_prompts(judge, images, shown) == score_prompts(digits.Judge.load(), edits.targets, shown)
 
 

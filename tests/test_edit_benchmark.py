@@ -22,7 +22,7 @@ def test_the_adapter_is_on_at_the_calls_that_are_named_and_calls_can_be_left_out
     edits = digits.draw_edits(2, "validation", 0)
 
     def edited(pipeline: Any, trained: tuple[int, ...], calls: int = 2) -> torch.Tensor:
-        return edit_partly(pipeline, edits.pictures.images, edits.prompts, recolour.POLICY, trained, calls)
+        return edit_partly(pipeline, edits.inputs.images, edits.prompts, recolour.POLICY, trained, calls)
 
     trained, untrained = load_tiny_sd(), load_tiny_sd()
     trained.unet.add_adapter(LoraConfig(r=2, target_modules=["conv_out"], init_lora_weights=False))
@@ -41,5 +41,5 @@ def test_the_untrained_pipeline_is_that_of_diffusers_and_repeats_itself():
         recolour.untrained(pipeline, edits, Img2Img(strength, 4.0, 5)) for strength in (0.4, 0.4, 0.8)
     )
     assert torch.equal(low, again)
-    change = [(images - edits.pictures.images).square().mean() for images in (low, high)]
+    change = [(images - edits.inputs.images).square().mean() for images in (low, high)]
     assert change[0] < change[1]

@@ -57,7 +57,7 @@ def test_commands_run(tmp_path, monkeypatch):
     assert [command[0] for command in commands] == ["train", "sample"]
     for command in commands:
         assert main(command) == 0
-    assert list((tmp_path / "pictures").glob("*.png"))
+    assert list((tmp_path / "samples").glob("*.png"))
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -578,11 +578,11 @@ def test_recolouring_adds_up_digit_colours_and_shape():
 
 def test_recolouring_prefers_the_right_answer_and_asks_for_both_colours():
     edits = digits.draw_edits(16, "test", 2)
-    pairs = zip(edits.pictures.digits.tolist(), edits.pictures.images, strict=True)
+    pairs = zip(edits.inputs.digits.tolist(), edits.inputs.images, strict=True)
     metadata = [{"digit": digit, "image": image} for digit, image in pairs]
     reward = rewards.recolouring()
     right, _ = reward(edits.targets, edits.prompts, metadata)
-    untouched, _ = reward(edits.pictures.images, edits.prompts, metadata)
+    untouched, _ = reward(edits.inputs.images, edits.prompts, metadata)
     somebody_elses, _ = reward(edits.targets.roll(1, 0), edits.prompts, metadata)
     assert (right > untouched + 1).all()
     assert (right > somebody_elses + 1).all()

@@ -151,7 +151,7 @@ def test_judges_of_edits_ask_for_the_digit_and_both_colours():
     assert done["colours"] == 1
     assert done["both"] == done["digit"] > 0.97
     assert done["second_judge"] > 0.95
-    untouched = shares(edits.pictures.images)
+    untouched = shares(edits.inputs.images)
     assert untouched["digit"] > 0.97
     assert untouched["colours"] == untouched["both"] == untouched["second_judge"] == 0
     other_digits = shares(edits.targets.roll(1, dims=0))  # somebody else's picture

@@ -94,17 +94,17 @@ def test_repaint_keeps_the_coverage_of_every_pixel():
 
 def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriting_in_them():
     edits = digits.draw_edits(200, "test", 3)
-    assert torch.equal(edits.pictures.images, digits.draw_images(200, "test", 3).images)
-    for old, new, prompt in zip(edits.pictures.descriptions, edits.wanted, edits.prompts, strict=True):
+    assert torch.equal(edits.inputs.images, digits.draw_images(200, "test", 3).images)
+    for old, new, prompt in zip(edits.inputs.descriptions, edits.wanted, edits.prompts, strict=True):
         assert new.ink not in (old.ink, new.background)
         assert new.background != old.background
         assert digits.parse_prompt(prompt) == new
         assert new.digit is None
     measured = [nearest(colour, digits.COLOURS) for colour in digits.measure_colours(edits.targets)]
     assert torch.equal(torch.stack(measured, dim=1), digits.colour_indices(edits.wanted))
-    old, new = map(digits.two_colours, (edits.pictures.descriptions, edits.wanted))
+    old, new = map(digits.two_colours, (edits.inputs.descriptions, edits.wanted))
     back = digits.repaint(edits.targets, new, old)
-    assert torch.allclose(back, edits.pictures.images, atol=1e-5)
+    assert torch.allclose(back, edits.inputs.images, atol=1e-5)
 
 
 def slanted_stroke(slope, width=3.0):

@@ -209,8 +209,8 @@ def test_the_order_is_found_a_few_images_at_a_time():
 
 
 def test_pictures_lie_in_folders_and_the_margin_orders_them(tmp_path):
-    written = animals.write_pictures(tmp_path / "zoo", 2, seed=0, animals=("fox", "cat"))
-    again = animals.write_pictures(tmp_path / "again", 2, seed=0)
+    written = animals.write_images(tmp_path / "zoo", 2, seed=0, animals=("fox", "cat"))
+    again = animals.write_images(tmp_path / "again", 2, seed=0)
     images = find_images(written)
     assert images.labels == ("cat", "cat", "fox", "fox")
     assert len(find_images(again).files) == 90
@@ -224,4 +224,4 @@ def test_pictures_lie_in_folders_and_the_margin_orders_them(tmp_path):
     found = check_order(animal_margin(images.classes), held_out)
     assert found["clean"] > found["damaged"] + 5
     with pytest.raises(ValueError, match="'church' is not an animal of this world: use names from worlds"):
-        animals.write_pictures(tmp_path / "zoo", 2, seed=0, animals=("church",))
+        animals.write_images(tmp_path / "zoo", 2, seed=0, animals=("church",))

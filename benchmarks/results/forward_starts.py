@@ -139,7 +139,7 @@ class Evaluation:
         self.split = split
         self.edits = digits.draw_edits(*(TEST if split == "test" else VALIDATION))
         self.judges, self.reward = recolour.Evaluation(self.edits), recolouring()
-        pictures = self.edits.pictures
+        pictures = self.edits.inputs
         asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
         self.metadata: Sequence[Row] = [{"digit": digit, "image": image} for digit, image in asked]
 

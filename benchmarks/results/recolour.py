@@ -31,7 +31,7 @@ SETTINGS: Row = {
 
 def untrained(pipeline: Any, edits: digits.Edits, setting: Img2Img) -> torch.Tensor:
     """Edit pictures as a user of plain diffusers would, see `img2img`."""
-    return img2img(pipeline, edits.pictures.images, edits.prompts, setting)
+    return img2img(pipeline, edits.inputs.images, edits.prompts, setting)
 
 
 def restore(pipeline: Any, images: torch.Tensor, prompts: Sequence[str], setting: Img2Img) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Evaluation:
 
     def images(self, pipeline: Any, setting: Img2Img) -> torch.Tensor:
         """Return what the policy makes of the pictures, (N, 3, 32, 32)."""
-        return restore(pipeline, self.edits.pictures.images, self.edits.prompts, setting)
+        return restore(pipeline, self.edits.inputs.images, self.edits.prompts, setting)
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
         """Return the shares of pictures with the digit, the colours and both right, see `judge_edits`."""

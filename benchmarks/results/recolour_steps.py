@@ -70,7 +70,7 @@ PARTS: dict[str, tuple[tuple[int, ...], int]] = {
 
 def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
     """Return untrained pictures at the best setting: those of the first draw, and the best by the score."""
-    pipeline, score, given = load_tiny_sd(), recolouring(), edits.pictures
+    pipeline, score, given = load_tiny_sd(), recolouring(), edits.inputs
     facts = [{"digit": d, "image": i} for d, i in zip(given.digits.tolist(), given.images, strict=True)]
     task = pipeline, given.images, edits.prompts, UNTRAINED_BEST
     draws = [img2img(*task, draw * PICTURES) for draw in range(DRAWS)]  # (N, 3, 32, 32) each
@@ -86,7 +86,7 @@ def trained(seed: int, edits: digits.Edits, exam: Evaluation) -> dict[str, torch
             trainer.step(epoch)
     made = {f"in {steps} steps": exam.images(pipeline, replace(POLICY, steps=steps)) for steps in STEPS}
     for name, part in PARTS.items():
-        made[name] = edit_partly(pipeline, edits.pictures.images, edits.prompts, POLICY, *part)
+        made[name] = edit_partly(pipeline, edits.inputs.images, edits.prompts, POLICY, *part)
     return made
 
 

@@ -21,7 +21,7 @@ def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
 
     def draw(generator: random.Random) -> Any:
         edits = digits.draw_edits(1, split, generator.getrandbits(62))
-        image, digit = edits.pictures.images[0], edits.pictures.digits.item()
+        image, digit = edits.inputs.images[0], edits.inputs.digits.item()
         return edits.prompts[0], image, {"digit": digit, "image": image, "target": edits.targets[0]}
 
     return PromptSampler(draw, seed)

@@ -222,7 +222,7 @@ def _made_with(trainer: Trainer, arguments: Demo) -> dict[str, Any]:
     return {
         "algorithm": arguments.algorithm,
         "seed": config["seed"],
-        "pictures": arguments.eval_images,
+        "eval_images": arguments.eval_images,
         "samples": trainer.epochs_done * trainer.plan.total_samples,
         "settings": {name: config[name] for name in (*SETTINGS, *SCHEDULES[arguments.algorithm])},
         "torch": torch.__version__,
@@ -266,7 +266,7 @@ def _print_results(folder: Path, results: dict[str, Any]) -> None:
     }
     columns = ("animal", "artist", "background", "all", "second_judge")
     for heading, rows in (
-        (f"correct, of {results['run']['pictures']} test images", results),
+        (f"correct, of {results['run']['eval_images']} test images", results),
         ("correct, of as many images of animals that RL never saw", results["new_animals"]),
     ):
         print(

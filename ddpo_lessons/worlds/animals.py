@@ -189,7 +189,7 @@ def draw_images(count: int, seed: int, pairs: Sequence[tuple[int, int]] = SEEN +
     return LabeledImages(render(chosen, backgrounds, theta), labels, theta)
 
 
-def write_pictures(folder: str | Path, per_class: int, seed: int, animals: Sequence[str] = ANIMALS) -> Path:
+def write_images(folder: str | Path, per_class: int, seed: int, animals: Sequence[str] = ANIMALS) -> Path:
     """Write `per_class` images of each animal as `FOLDER/ANIMAL/*.png`, and return the folder.
 
     Only pairs of animal and artist from pre-training are used. Raises a ValueError for an unknown animal.

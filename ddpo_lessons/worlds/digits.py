@@ -273,7 +273,7 @@ def two_colours(descriptions: Sequence[Description]) -> tuple[torch.Tensor, torc
 class Edits:
     """Input images, each with a prompt for new colors; a correct edit has these and keeps the digit."""
 
-    pictures: LabeledImages  #: the N input images, without damage
+    inputs: LabeledImages  #: the N input images, without damage
     #: the content of the prompts: an ink and a background that the image does not have, and no digit
     wanted: list[Description]
     targets: torch.Tensor  #: the correct results, (N, 3, 32, 32): the same handwriting in the new colors
@@ -287,14 +287,14 @@ class Edits:
 def draw_edits(count: int, split: str, seed: int) -> Edits:
     """Generate images of a split, each with a prompt that names another ink and another background."""
     rng = random.Random(f"edits-{seed}")
-    pictures = draw_images(count, split, seed)
+    inputs = draw_images(count, split, seed)
     wanted = []
-    for old in pictures.descriptions:
+    for old in inputs.descriptions:
         ink = rng.choice([name for name in COLOUR_NAMES if name != old.ink])
         background = rng.choice([name for name in COLOUR_NAMES if name not in (ink, old.background)])
         wanted.append(Description(None, ink, background))
-    targets = repaint(pictures.images, two_colours(pictures.descriptions), two_colours(wanted))
-    return Edits(pictures, wanted, targets)
+    targets = repaint(inputs.images, two_colours(inputs.descriptions), two_colours(wanted))
+    return Edits(inputs, wanted, targets)
 
 
 # --------------------------------------------------------------------------------------- classifiers
@@ -391,7 +391,7 @@ def judge_edits(
     two. "second_judge" says whether the second evaluator classifies all three correctly. Images and
     evaluators may be on any device.
     """
-    truth = torch.cat([edits.pictures.digits[:, None], colour_indices(edits.wanted)], dim=1)  # (N, 3)
+    truth = torch.cat([edits.inputs.digits[:, None], colour_indices(edits.wanted)], dim=1)  # (N, 3)
     hits = _hits(images, truth, judge)
     return {
         "digit": hits[:, 0],
