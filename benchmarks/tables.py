@@ -31,7 +31,7 @@ PAGES = (
 )  # fmt: skip
 ANIMAL_SHARES = {"animal": "animal", "artist": "artist", "background": "background"}
 ANIMAL_SHARES |= {"all": "all three", "second_judge": "second evaluator"}
-SHARES = {"digit": "digit kept", "colours": "colors obeyed", "both": "both"}
+SHARES = {"digit": "digit kept", "colors": "colors obeyed", "both": "both"}
 SHARES |= {"second_judge": "second evaluator"}
 
 
@@ -404,7 +404,7 @@ def read(name: str) -> Any:
 EQUAL = "benchmarks/results/equal_terms"
 TABLES: dict[str, Callable[[], str]] = {  # by the name between the marks
     "lessons": lambda: lesson_table(read("benchmarks/speed/lesson_times.json")),
-    "steps": lambda: edit_table(by(read("benchmarks/results/recolour_steps.csv"), "sampled")),
+    "steps": lambda: edit_table(by(read("benchmarks/results/recolor_steps.csv"), "sampled")),
     "paper": lambda: paper_table(read("benchmarks/zoo/paper.csv")),
     "demo": demo_table,
     "demo-practised": lambda: edit_table(finding("test"), ANIMAL_SHARES),

@@ -73,14 +73,14 @@ class LivePlot:
         from IPython.display import Image as Shown
         from IPython.display import display
 
-        image = Shown(_fewer_colours(plot_run(self.trainer.config.run_dir)), format="png")
+        image = Shown(_fewer_colors(plot_run(self.trainer.config.run_dir)), format="png")
         if self._place is None:
             self._place = display(image, display_id=True)
         else:
             self._place.update(image)
 
 
-def _fewer_colours(figure: Any) -> bytes:
+def _fewer_colors(figure: Any) -> bytes:
     """Render a figure as PNG with 256 colors, which takes a third of the bytes in a saved notebook."""
     file = io.BytesIO()
     with Image.open(io.BytesIO(figure._repr_png_())) as image:

@@ -16,7 +16,7 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
     """Sample prompts of the digit world, such as "a red three on a blue background".
 
     The (digit, ink) pair is uniform over the split: "seen" (the pairs of pre-training), "left_out" (the ten
-    it never showed the denoiser) or "all". The background is uniform over the other colours. Metadata:
+    it never showed the denoiser) or "all". The background is uniform over the other colors. Metadata:
     `digit` (int), `ink` and `background` (names). A word of the digit world, such as "clear" or "foggy", may
     be put in as `damage`. A ValueError refuses another split or damage.
     """
@@ -27,7 +27,7 @@ def digit_world_prompts(seed: int, split: str = "seen", damage: str | None = Non
 
     def draw(generator: random.Random) -> Prompt:
         digit, ink = generator.choice(pairs)
-        background = generator.choice([name for name in digits.COLOURS if name != ink])
+        background = generator.choice([name for name in digits.COLORS if name != ink])
         metadata = {"digit": digit, "ink": ink, "background": background}
         return digits.make_prompt(digit, ink, background, damage), metadata
 

@@ -9,7 +9,7 @@ from plots import minus, panels, picture, plain
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 from ddpo_lessons.batching import EpochPlan, Samples, minibatches, shuffle_samples
-from ddpo_lessons.worlds.digits import COLOURS, handwriting, render
+from ddpo_lessons.worlds.digits import COLORS, handwriting, render
 
 BLUE, ORANGE, GREEN, RED = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[5]
 PALE_BLUE, PALE_ORANGE = "#e6edf7", "#faebe0"
@@ -58,7 +58,7 @@ def _digit(digit: int, strength: float) -> torch.Tensor:
     """Render handwriting as a red digit on blue, (32, 32, 3), blended with its background."""
     bitmaps, labels = handwriting("train")
     bitmap = bitmaps[labels == digit][4:5]
-    ink, paper = torch.tensor([COLOURS["red"]]), torch.tensor([COLOURS["blue"]])
+    ink, paper = torch.tensor([COLORS["red"]]), torch.tensor([COLORS["blue"]])
     ink = strength * ink + (1 - strength) * paper
     upright = torch.tensor([[[1.14, 0, 0], [0, 1.14, 0]]])  # with a margin
     return render(bitmap, ink, paper, upright)[0].permute(1, 2, 0)
@@ -72,10 +72,10 @@ def draw_silent() -> Figure:
     """Rewards of ten healthy runs and of ten with one wrong line, and the records that both leave."""
     figure, axes = card(10, 3.5)
     left = figure.add_axes((0.06, 0.185, 0.46, 0.69))
-    for is_faulty, colour in ((False, BLUE), (True, RED)):
+    for is_faulty, color in ((False, BLUE), (True, RED)):
         for seed in range(SEEDS):
             means = [round(mean, 2) for mean in _learn(seed, is_faulty)]
-            left.plot(range(1, EPOCHS + 1), means, color=colour, linewidth=1.3, alpha=0.8)
+            left.plot(range(1, EPOCHS + 1), means, color=color, linewidth=1.3, alpha=0.8)
     # E|x - GOAL| of a normal x around GOAL: the weight moves its mean, not its spread
     best = -math.sqrt(2 / math.pi * (1 + STEPS * STD**2))
     left.axhline(best, color=INK, linewidth=1.4, linestyle=(0, (5, 3)), zorder=3)
@@ -165,19 +165,19 @@ def draw_travel() -> Figure:
     figure, axes = card(10, 5.35)
     order, steps, T = _shuffled_ids(), PLAN.optimizer_steps, PLAN.num_timesteps
     top, height = 4.45, 0.47
-    centre = [top - (row + 0.5) * height for row in range(8)]
-    colour = {n: PALETTE[row * steps // PLAN.total_samples] for row, n in enumerate(order)}  # by step
+    center = [top - (row + 0.5) * height for row in range(8)]
+    color = {n: PALETTE[row * steps // PLAN.total_samples] for row, n in enumerate(order)}  # by step
     for x, text in ((1.22, "sampled"), (2.98, "shuffled"), (6.87, "trained on: time runs to the right")):
         label(axes, x, 5.05, text, size=12, weight="bold")
     for batch in range(PLAN.num_batches_per_epoch):
-        y = centre[4 * batch] + 0.23
+        y = center[4 * batch] + 0.23
         note(axes, 0.45, y - 2 * height + 0.02, f"sample\nbatch {batch}", 10, "center")
         axes.plot([0.85, 0.85], [y - 4 * height + 0.08, y - 0.06], color=MUTED, linewidth=1.5)
     for sample in range(8):
-        box(axes, 1.0, centre[sample] - 0.19, 0.44, 0.38, str(sample), color=colour[sample], size=11)
+        box(axes, 1.0, center[sample] - 0.19, 0.44, 0.38, str(sample), color=color[sample], size=11)
     for row, sample in enumerate(order):
-        arrow(axes, (1.46, centre[sample]), (2.72, centre[row]), ink=colour[sample], width=1.2)
-        box(axes, 2.76, centre[row] - 0.19, 0.44, 0.38, str(sample), color=colour[sample], size=11)
+        arrow(axes, (1.46, center[sample]), (2.72, center[row]), ink=color[sample], width=1.2)
+        box(axes, 2.76, center[row] - 0.19, 0.44, 0.38, str(sample), color=color[sample], size=11)
     left, width, gap = 3.95, 0.475, 0.14
     for number, batch in enumerate(minibatches({"id": torch.tensor(order)}, PLAN.train_batch_size)):
         first = number * PLAN.train_batch_size
@@ -186,8 +186,8 @@ def draw_travel() -> Figure:
         for j in range(T):
             x = left + (number * T + j) * width + gap * (number // PLAN.gradient_accumulation_steps)
             for row in range(first, first + PLAN.train_batch_size):
-                place = x, centre[row] - 0.19, width - 0.03, 0.38
-                box(axes, *place, f"j={j}", color=colour[order[row]], size=10)
+                place = x, center[row] - 0.19, width - 0.03, 0.38
+                box(axes, *place, f"j={j}", color=color[order[row]], size=10)
     for column in range(PLAN.minibatches_per_inner_epoch * T):
         x = left + (column + 0.48) * width + gap * (column // (PLAN.gradient_accumulation_steps * T))
         label(axes, x, 4.62, str(column), ink=MUTED, size=9)
@@ -201,7 +201,7 @@ def draw_travel() -> Figure:
         label(axes, (x0 + x1) / 2, 0.27, text, ink=PALETTE[step], size=10)
         end = x1 + gap / 2 - 0.02
         axes.plot([end, end], [0.45, 4.5], color=PALETTE[step], linewidth=1.5, linestyle=(0, (3, 2)))
-        y = centre[4 - 4 * step] - 0.75  # where the rows of the other step leave room
+        y = center[4 - 4 * step] - 0.75  # where the rows of the other step leave room
         label(axes, end - 0.35, y, "weights move here", ink=PALETTE[step], size=10, align="right")
         arrow(axes, (end - 0.3, y), (end - 0.03, y), ink=PALETTE[step])
     return figure
@@ -222,13 +222,13 @@ def draw_nesting() -> Figure:
     for x, text in ((0.35, "level"), (2.6, "the loop, in short"), (6.75, "times"), (7.75, "running product")):
         label(axes, x, 4.3, text, ink=MUTED, size=11, align="left")
     shades = ("#f0e6f2", "#faebe0", "#e6edf7", "#e3f0e8", "#f3eddd")
-    for depth, ((name, code, times, product, colour), shade) in enumerate(zip(rows, shades, strict=True)):
+    for depth, ((name, code, times, product, color), shade) in enumerate(zip(rows, shades, strict=True)):
         x, bottom, top = 0.15 + 0.24 * depth, 0.12 + 0.11 * depth, 4.05 - 0.72 * depth
-        box(axes, x, bottom, 9.85 - x - 0.11 * depth, top - bottom, color=shade, edge=colour)
+        box(axes, x, bottom, 9.85 - x - 0.11 * depth, top - bottom, color=shade, edge=color)
         y = top - 0.36
-        label(axes, x + 0.18, y, name, ink=colour, size=12, weight="bold", align="left")
+        label(axes, x + 0.18, y, name, ink=color, size=12, weight="bold", align="left")
         axes.text(2.6, y, code, color=INK, fontsize=11, family="DejaVu Sans Mono", va="center")
-        label(axes, 7.1, y, times, ink=colour, size=13, weight="bold")
+        label(axes, 7.1, y, times, ink=color, size=13, weight="bold")
         label(axes, 7.7, y, product, size=10.5, align="left")
     return figure
 
@@ -238,7 +238,7 @@ def draw_recut() -> Figure:
     figure, axes = card(10, 2.3)
     generator = torch.Generator().manual_seed(SEED)
     ids = {"id": torch.arange(PLAN.total_samples)}
-    home = {n: (PALETTE[3], GREEN)[n // 4] for n in range(8)}  # not the colours of optimizer steps
+    home = {n: (PALETTE[3], GREEN)[n // 4] for n in range(8)}  # not the colors of optimizer steps
     for row in range(2):
         y = 1.15 - 0.75 * row
         label(axes, 1.55, y + 0.22, f"inner epoch {row + 1}", size=11, weight="bold", align="right")
@@ -267,8 +267,8 @@ def draw_moments() -> Figure:
         for n in range(12):
             i, j = divmod(n, 3)
             x = 2.55 + 0.58 * n + 0.08 * i
-            colour = MUTED if n > last else PALETTE[step % 5]
-            box(axes, x, y, 0.55, 0.44, f"j={j}", color=colour, size=9)
+            color = MUTED if n > last else PALETTE[step % 5]
+            box(axes, x, y, 0.55, 0.44, f"j={j}", color=color, size=9)
             if ends(i, j):
                 step += 1
                 end = x + 0.56 if j < 2 else x + 0.6
@@ -292,8 +292,8 @@ def draw_wrong_line() -> Figure:
             left = x + 1.05 + 0.44 * place
             box(axes, left, 1.6, 0.41, 0.44, str(sample), color=PALETTE[0], size=11)
             is_right = sample == owner
-            colour = GREEN if is_right else RED
-            box(axes, left, 0.85, 0.41, 0.44, str(owner), color=colour, size=11)
+            color = GREEN if is_right else RED
+            box(axes, left, 0.85, 0.41, 0.44, str(owner), color=color, size=11)
     label(axes, 0.35, 0.4, "Both rows were moved by one order.", size=10.5, align="left")
     text = "The advantages are in the order of sampling."
     label(axes, 5.35, 0.4, text, size=10.5, align="left")
@@ -310,18 +310,18 @@ def draw_stale() -> Figure:
         """The gradient at a distance from the goal, but for a factor: 2 Φ(distance / spread) - 1."""
         return math.erf(distance / spread / math.sqrt(2))
 
-    for power, name, colour in ((1, "ρ of each pair", BLUE), (STEPS, "product of\nthe three ρ", GREEN)):
-        share.plot(drifts, [math.exp(-power * d**2) for d in drifts], color=colour, linewidth=2)
+    for power, name, color in ((1, "ρ of each pair", BLUE), (STEPS, "product of\nthe three ρ", GREEN)):
+        share.plot(drifts, [math.exp(-power * d**2) for d in drifts], color=color, linewidth=2)
         x, y = 0.62 if power == 1 else 0.1, math.exp(-power * 0.62**2) + 0.04
-        share.text(x, y, name, color=colour, weight="bold", fontsize=10)
+        share.text(x, y, name, color=color, weight="bold", fontsize=10)
     share.set_title("ESS ratio", color=INK, fontsize=12, loc="left")
     share.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), yticklabels=("0", "50%", "100%"))
-    for theta, colour in ((0.0, PALETTE[4]), (0.8, RED)):
+    for theta, color in ((0.0, PALETTE[4]), (0.8, RED)):
         goal = GOAL - STEPS * theta
         for moved, style in ((0, "-"), (1, (0, (4, 2)))):  # steps whose draw is weighted
             ends = [d for d in drifts if goal - STEPS * d * STD > 0.05]
             values = [slope(goal - moved * d * STD) / slope(goal - STEPS * d * STD) - 1 for d in ends]
-            error.plot(ends, values, color=colour, linewidth=2, linestyle=style)
+            error.plot(ends, values, color=color, linewidth=2, linestyle=style)
     error.text(0.31, 1.3, "old policy near\nthe goal, θ = 0.8", color=RED, weight="bold", fontsize=10)
     error.text(0.52, 0.27, "far from it, θ = 0", color=PALETTE[4], weight="bold", fontsize=10)
     error.text(0.52, 0.75, "solid: no ρ\ndashed: ρ of each pair", color=INK, fontsize=10)

@@ -147,8 +147,8 @@ def draw_directions() -> Figure:
     figure, (axes,) = panels(1, (8, 2.7))
     plain(axes)
     rollouts = _read()["rollouts"]
-    rows = [(loss, order) for loss in ("neighbours", "control") for order in ORDERS]
-    names = {"neighbours": "DDPO", "control": "denoising (control)"}
+    rows = [(loss, order) for loss in ("neighbors", "control") for order in ORDERS]
+    names = {"neighbors": "DDPO", "control": "denoising (control)"}
     for place, (loss, order) in enumerate(rows):
         values = [rollout[order][loss] for rollout in rollouts if loss in rollout[order]]
         middle, error = _mean_and_error(values)
@@ -187,7 +187,7 @@ def draw_lengths() -> Figure:
     return figure
 
 
-# The orders of orders.py: letter in the opening, colour, short name.
+# The orders of orders.py: letter in the opening, color, short name.
 KEPT = {
     "first three": ("B", ORANGE, "first three"), "last three": ("D", GREEN, "last three"),
     "three, shared order": ("E", PALETTE[3], "three, shared order"),

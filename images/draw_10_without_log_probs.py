@@ -103,13 +103,13 @@ def img2img() -> Figure:
     titles = {"2.0": "first step, guidance 2", "1.0": "first step, no guidance", "": "after training"}
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):
         for place, method in enumerate(methods):
-            for kind, (marker, colour) in {**kinds, "recorded actions": ("D", INK)}.items():
+            for kind, (marker, color) in {**kinds, "recorded actions": ("D", INK)}.items():
                 examples = kind.removeprefix("recorded ")
                 own = {"guidance": guidance, "method": method, "examples": examples}
                 found = [float(row["cosine"]) for row in rows if own.items() <= row.items()]
                 found = found if guidance else trained(runs, method, examples)
                 label = shown.get(kind, kind) if found and method in ("AWM", "DDPO") else None
-                look: dict[str, Any] = {"color": colour, "alpha": 0.7, "label": label, "markersize": 7}
+                look: dict[str, Any] = {"color": color, "alpha": 0.7, "label": label, "markersize": 7}
                 axes.plot(found, [-place] * len(found), marker, **look)
         axes.set_yticks([-n for n in range(len(methods))], [shown.get(name, name) for name in methods])
         axes.set_ylim(0.6 - len(methods), 0.9)

@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def picture(axes: Axes, x: float, y: float, width: float, pixels: Any, **style: Any) -> None:
     """Show pixels (H, W, 3) with the lower left corner at (x, y).
 
-    Style: `height` (default: as wide), `edge` (the colour of a frame, default none), `line` (its width).
+    Style: `height` (default: as wide), `edge` (the color of a frame, default none), `line` (its width).
     """
     height = style.get("height", width)
     extent = (x, x + width, y, y + height)
@@ -33,7 +33,7 @@ def bar(axes: Axes, x: float, y: float, width: float, height: float, color: Any,
 
 
 def plain(*panels: Axes, **ticks: Any) -> None:
-    """Give panels the card's colour, and no frame; ticks: of `tick_params`."""
+    """Give panels the card's color, and no frame; ticks: of `tick_params`."""
     for axes in panels:
         axes.set_facecolor(CARD)
         axes.spines[["top", "right"]].set_visible(False)

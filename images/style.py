@@ -57,7 +57,7 @@ def title(axes: Axes, x: float, y: float, text: str, size: float = 12, **style: 
 
 
 def note(axes: Axes, x: float, y: float, text: str, size: float = 9, align: str = "left") -> None:
-    """Write what explains, in grey; it begins at (x, y)."""
+    """Write what explains, in gray; it begins at (x, y)."""
     label(axes, x, y, text, ink=MUTED, size=size, align=align)
 
 

@@ -74,7 +74,7 @@ def _character_tokenizer() -> CLIPTokenizer:
 
 @torch.no_grad()
 def _fill_weights(model: torch.nn.Module, seed: int) -> None:
-    """Replace the libraries' initialisation, which differs between their versions."""
+    """Replace the libraries' initialization, which differs between their versions."""
     for index, (name, parameter) in enumerate(sorted(model.named_parameters())):
         if parameter.ndim == 1:
             parameter.fill_(1.0 if name.endswith("weight") else 0.0)

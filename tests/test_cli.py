@@ -59,8 +59,8 @@ def photos(tmp_path_factory):
 def zoo(tmp_path_factory):
     """A folder with two classes, which are digits as well."""
     folder = tmp_path_factory.mktemp("zoo")
-    for label, colour in (("two", "red"), ("three", "blue")):
-        pictures(folder, f"{label}/a.png", color=colour)
+    for label, color in (("two", "red"), ("three", "blue")):
+        pictures(folder, f"{label}/a.png", color=color)
     return folder
 
 

@@ -39,9 +39,9 @@ def test_an_image_that_cannot_be_used_is_named(image, error, message):
 
 
 def test_a_pil_image_becomes_floats_from_0_to_1():
-    coloured, grey = Image.new("RGB", (1, 1), (255, 0, 51)), Image.new("L", (1, 1), 51)
-    assert torch.equal(to_tensor(coloured).flatten(), torch.tensor([1.0, 0, 0.2]))
-    assert torch.equal(to_tensor(grey).flatten(), torch.tensor([0.2, 0.2, 0.2]))
+    colored, gray = Image.new("RGB", (1, 1), (255, 0, 51)), Image.new("L", (1, 1), 51)
+    assert torch.equal(to_tensor(colored).flatten(), torch.tensor([1.0, 0, 0.2]))
+    assert torch.equal(to_tensor(gray).flatten(), torch.tensor([0.2, 0.2, 0.2]))
 
 
 def test_half_an_emoji_is_no_prompt():

@@ -19,7 +19,7 @@ from helpers import NOT_CLIPPED, brightness, each_prompt, make_config, make_pipe
 from IPython.core.getipython import get_ipython
 from PIL import Image
 
-from benchmarks.results.recolour import restore
+from benchmarks.results.recolor import restore
 from benchmarks.speed.full_run import LESSON
 from benchmarks.speed.lessons import play
 from benchmarks.tiny.requests import edit_requests
@@ -32,7 +32,7 @@ from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.lessons import demo, run_sets, set_up
 from ddpo_lessons.named_prompts import get_prompts
-from ddpo_lessons.rewards import colourfulness, prompt_alignment, recolouring
+from ddpo_lessons.rewards import colourfulness, prompt_alignment, recoloring
 from ddpo_lessons.text.language_models import ValueModel, load_text_models
 from ddpo_lessons.text.text_trainer import TextPPOConfig, TextPPOTrainer
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
@@ -131,7 +131,7 @@ def make_trainer(kind: type[DDPOTrainer], folder: Path, **changes: Any) -> DDPOT
     config = make_config(folder, **{**SMALL, **changes})
     if kind is DDPOTrainer:
         return DDPOTrainer(config, prompt_alignment(), get_prompts("digit_world", 0), load_tiny_sd())
-    task = config, recolouring(), edit_requests(0), load_tiny_sd()
+    task = config, recoloring(), edit_requests(0), load_tiny_sd()
     return ImageDDPOTrainer(*task, noise_strength=0.5)
 
 
@@ -328,7 +328,7 @@ def test_a_flow_schedule_takes_noise_levels_of_the_device(traffic):
     torch.testing.assert_close(found.stds, expected.stds, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("make_reward", [prompt_alignment, recolouring])
+@pytest.mark.parametrize("make_reward", [prompt_alignment, recoloring])
 def test_rewards_score_pictures_of_the_device(make_reward, pictures, traffic):
     metadata = [
         {"digit": int(digit), "image": clean}

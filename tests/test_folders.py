@@ -30,8 +30,8 @@ def refused(match: str | None) -> Any:
 
 @pytest.fixture
 def zoo(tmp_path):
-    for place, colour in (("dog/a.png", "red"), ("cat/a.png", "lime"), ("cat/b.png", "blue")):
-        pictures(tmp_path, place, color=colour)
+    for place, color in (("dog/a.png", "red"), ("cat/a.png", "lime"), ("cat/b.png", "blue")):
+        pictures(tmp_path, place, color=color)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     pictures(tmp_path, ".cache/a.png")
     (tmp_path / "empty").mkdir()
@@ -187,14 +187,14 @@ def test_only_the_command_line_names_its_flags():
 def test_every_image_is_drawn_with_its_label(zoo):
     sampler = folders.ImagePrompts(folders.find_images(zoo), "an animal", 16, seed=3)
     drawn = [sampler() for _ in range(40)]
-    colours = {"cat/a.png": (0, 1, 0), "cat/b.png": (0, 0, 1), "dog/a.png": (1, 0, 0)}
-    assert {metadata["id"] for *_, metadata in drawn} == set(colours)
+    colors = {"cat/a.png": (0, 1, 0), "cat/b.png": (0, 0, 1), "dog/a.png": (1, 0, 0)}
+    assert {metadata["id"] for *_, metadata in drawn} == set(colors)
     for prompt, image, metadata in drawn:
         assert prompt == "an animal"
         assert image.shape == (3, 16, 16)
         assert image is metadata["image"]
         assert metadata["label"] == metadata["id"].partition("/")[0]
-        assert tuple(image[:, 0, 0].tolist()) == colours[metadata["id"]]
+        assert tuple(image[:, 0, 0].tolist()) == colors[metadata["id"]]
         assert set(metadata) == {"id", "image", "label", "target"}
 
 
@@ -388,7 +388,7 @@ def test_an_augmented_draw_is_flipped_and_jittered(halves):
     )
     before = torch.tensor([100, 150, 200]) / 255
     assert (colors - before).mean(dim=0).abs().max() < 0.02  # no side is preferred
-    # Contrast moves a color away from the image's mean grey, 71, or towards it: at most by a tenth of 129,
+    # Contrast moves a color away from the image's mean gray, 71, or towards it: at most by a tenth of 129,
     # brightness by a tenth of 200, saturation by a tenth of 200 - 143.
     assert 0.05 < (colors.amax(dim=1) - before.max()).abs().max() < (12.9 * 1.1 + 20 + 5.7 * 1.2) / 255 + 0.01
     hues = torch.tensor([hue_of(color) for color in colors]) - hue_of(before)
@@ -480,10 +480,10 @@ def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
     [
         ("clip_change", (), "has no class subfolders"),
         ("clip_margin", ("cat",), "one subfolder, cat: add another"),
-        ("recolouring", (), "has no class subfolders"),
-        ("recolouring", ("three", "cat"), "subfolder cat: name them zero, one"),
+        ("recoloring", (), "has no class subfolders"),
+        ("recoloring", ("three", "cat"), "subfolder cat: name them zero, one"),
         ("clip_change", ("cat", "dog"), None),
-        ("recolouring", ("three",), None),
+        ("recoloring", ("three",), None),
         ("colourfulness", (), None),
     ],
 )
@@ -520,7 +520,7 @@ def test_damage_keeps_the_clean_image_as_the_target(zoo):
     assert seen == {(name, severity) for name in ("noisy", "foggy") for severity in (2, 4)}
     for image, metadata in drawn:
         assert image is metadata["image"]
-        assert metadata["target"].std(dim=(1, 2)).max() == 0  # one colour, as it was written
+        assert metadata["target"].std(dim=(1, 2)).max() == 0  # one color, as it was written
         assert not torch.equal(image, metadata["target"])
     again = folders.ImagePrompts(images, "", 32, 0, damages=("noisy", "foggy"), severities=(2, 4))
     assert all(torch.equal(again()[1], image) for image, _ in drawn)
@@ -569,7 +569,7 @@ def test_unknown_damage_and_severity_are_named():
 # -------------------------------------------------------------------------------------- kinds of files
 def test_sixteen_bits_keep_their_brightness(tmp_path):
     for value, expected in ((0, 0), (32896, 128), (65535, 255)):  # 32896 = 128 * 257
-        file = tmp_path / "grey.png"
+        file = tmp_path / "gray.png"
         Image.fromarray(np.full((4, 4), value, dtype=np.uint16)).save(file)
         image = folders.open_image(file)
         assert (image.mode, image.getpixel((1, 1))) == ("RGB", (expected,) * 3)

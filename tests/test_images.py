@@ -1,4 +1,4 @@
-"""Diagrams: each has its script, each script draws what is committed, and the colours can be read."""
+"""Diagrams: each has its script, each script draws what is committed, and the colors can be read."""
 
 import base64
 import json
@@ -52,9 +52,9 @@ def test_every_diagram_has_its_script():
     assert [p.name for p in IMAGES.glob("*.svg") if f'"{p.stem}"' not in scripts] == []
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """Relative luminance of WCAG 2.2, section 1.4.3."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -62,7 +62,7 @@ def luminance(colour: str) -> float:
 def test_text_stands_out_from_the_card_and_white_from_every_box():
     style = runpy.run_path(str(IMAGES / "style.py"))
     pairs = [(style["INK"], style["CARD"]), (style["MUTED"], style["CARD"])]
-    for dark, light in pairs + [(colour, "#ffffff") for colour in style["PALETTE"]]:
+    for dark, light in pairs + [(color, "#ffffff") for color in style["PALETTE"]]:
         ratio = (luminance(light) + 0.05) / (luminance(dark) + 0.05)
         assert ratio >= 4.5, (dark, light, ratio)  # what WCAG asks of text
 

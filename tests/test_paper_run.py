@@ -114,7 +114,7 @@ def kept(unet: Any, device: str) -> int:
 
 
 def test_autocast_of_products_is_that_of_the_cpu(monkeypatch):
-    """Its list of products is CUDA's; normalisations stay as they are on the CPU."""
+    """Its list of products is CUDA's; normalizations stay as they are on the CPU."""
     monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
     monkeypatch.setattr(paper_run, "PRODUCTS", ("linear", "conv2d"))
     monkeypatch.setattr(paper_run, "NORMS", ())

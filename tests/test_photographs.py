@@ -92,7 +92,7 @@ def test_what_cannot_be_is_refused(source, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------- without classes
-class Colours(torch.nn.Module):
+class Colors(torch.nn.Module):
     """A stand-in for `Clip` that embeds images by their mean color, and "a photo of a red" as red."""
 
     crop = 8
@@ -107,7 +107,7 @@ class Colours(torch.nn.Module):
 
 
 def test_unsorted_images_get_the_class_that_clip_finds(tmp_path, monkeypatch):
-    monkeypatch.setattr(photographs, "load_clip", lambda model: Colours())
+    monkeypatch.setattr(photographs, "load_clip", lambda model: Colors())
     for number, color in enumerate(("lime", "red", "lime", "red", "lime")):
         pictures(tmp_path, f"{number}.png", color=color)
     images = label_images(find_images(tmp_path), ["red", "green", "blue"])

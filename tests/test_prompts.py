@@ -62,7 +62,7 @@ def test_digit_world_backgrounds_are_uniform():
     sampler = named_prompts.digit_world_prompts(0)
     backgrounds = Counter(sampler()[1]["background"] for _ in range(3000))
     # Every ink appears in about a sixth of the pairs, hence so does every background.
-    assert set(backgrounds) == set(digits.COLOURS)
+    assert set(backgrounds) == set(digits.COLORS)
     assert max(backgrounds.values()) < 1.4 * min(backgrounds.values())
 
 
@@ -153,16 +153,14 @@ def test_an_unknown_name_lists_the_known():
         named_prompts.get_prompts("cats", seed=0)
 
 
-def test_edit_requests_name_colours_and_leave_the_digit_to_the_picture():
+def test_edit_requests_name_colors_and_leave_the_digit_to_the_picture():
     ask = edit_requests(4)
     drawn = [ask() for _ in range(20)]
     for prompt, image, metadata in drawn:
         assert digits.parse_prompt(prompt).digit is None
         assert metadata["image"] is image
-        ink, background = (
-            nearest(c, digits.COLOURS) for c in digits.measure_colours(metadata["target"][None])
-        )
-        wanted = digits.Description(None, digits.COLOUR_NAMES[ink], digits.COLOUR_NAMES[background])
+        ink, background = (nearest(c, digits.COLORS) for c in digits.measure_colors(metadata["target"][None]))
+        wanted = digits.Description(None, digits.COLOR_NAMES[ink], digits.COLOR_NAMES[background])
         assert digits.parse_prompt(prompt) == wanted
     again = edit_requests(4)
     again.load_state_dict({"seed": 4, "drawn": 10})

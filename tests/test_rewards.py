@@ -21,7 +21,7 @@ from ddpo_lessons import rewards
 from ddpo_lessons.rewards import learned, reward
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.worlds import digits
-from ddpo_lessons.worlds.digits import COLOURS
+from ddpo_lessons.worlds.digits import COLORS
 
 NO_METADATA: list[dict[str, Any]] = [{}, {}]
 PROMPTS = ["a red three", "a cat"]
@@ -129,7 +129,7 @@ def test_colourfulness_by_hand():
     images = torch.zeros(2, 3, 4, 4)
     images[0, 0, :, :2] = 1  # the left half pure red: rg = 255, yb = 127.5
     images[0, 2, :, 2:] = 1  # the right half pure blue: rg = 0, yb = -255
-    images[1] = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))  # a grey picture
+    images[1] = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))  # a gray picture
     expected = math.hypot(127.5, 191.25) + 0.3 * math.hypot(127.5, -63.75)
     result = values(rewards.colourfulness()(images, PROMPTS, NO_METADATA))
     np.testing.assert_allclose(result, [expected, 0], atol=1e-3)
@@ -155,7 +155,7 @@ def test_bad_reference_images_are_named(second, match):
 def test_a_digit_that_is_none_is_named(digit):
     metadata = [{"digit": 1}, {"digit": digit}]
     with pytest.raises(ValueError, match=r"metadata\[1\]\['digit'\].*int from 0 to 9"):
-        rewards.recolouring(PixelReader())(showing(1, 1), [RED_ON_BLUE] * 2, metadata)
+        rewards.recoloring(PixelReader())(showing(1, 1), [RED_ON_BLUE] * 2, metadata)
 
 
 def test_the_default_reader_is_the_tiny_reward_model(monkeypatch):
@@ -172,7 +172,7 @@ def square(ink: Sequence[float], background: Sequence[float], left: int = 12) ->
 
 
 def picture(ink: str, background: str) -> torch.Tensor:
-    return square(COLOURS[ink], COLOURS[background])
+    return square(COLORS[ink], COLORS[background])
 
 
 class ReadsThree(nn.Module):
@@ -191,7 +191,7 @@ def test_prompt_alignment_adds_up_what_the_prompt_says():
     result = rewards.prompt_alignment(ReadsThree(), 2.0, 3.0, 5.0)(images, prompts, [{}] * 4)
     assert isinstance(result, tuple)
     score, info = result
-    red, green, blue, white = (np.array(COLOURS[name]) for name in ("red", "green", "blue", "white"))
+    red, green, blue, white = (np.array(COLORS[name]) for name in ("red", "green", "blue", "white"))
     ink = np.array([0, np.linalg.norm(red - green), 0, 0])
     background = np.array([0, 0, np.linalg.norm(blue - white), 0])
     log_p = np.log([0.55, 0.05, 1, 0.55])
@@ -209,7 +209,7 @@ def test_prompt_alignment_refuses_a_prompt_with_nothing_to_align():
 
 # ---------------------------------------------------------------------------- models from the hub
 def preprocess(images: torch.Tensor, edge: int) -> torch.Tensor:
-    """What CLIP's processor does, by PIL: shorter edge to `edge`, centre SIZE x SIZE, normalise."""
+    """What CLIP's processor does, by PIL: shorter edge to `edge`, center SIZE x SIZE, normalize."""
     pixels = []
     for image in images.numpy():
         picture = Image.fromarray(np.rint(255 * np.moveaxis(image, 0, -1)).astype(np.uint8))
@@ -557,13 +557,13 @@ def test_an_unknown_name_lists_the_known():
         rewards.get_reward("jpeg")
 
 
-def test_recolouring_adds_up_digit_colours_and_shape():
+def test_recoloring_adds_up_digit_colors_and_shape():
     white, black, red, blue = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
     prompts = [RED_ON_BLUE] * 2
     before = square(white, black)
     metadata = [{"digit": np.int64(3), "image": before}, {"digit": torch.tensor(3), "image": before}]
     images = torch.stack([square(red, blue), square(red, blue, left=14)])
-    score, info = rewards.recolouring(ReadsThree(), 2.0, 100.0)(images, prompts, metadata)
+    score, info = rewards.recoloring(ReadsThree(), 2.0, 100.0)(images, prompts, metadata)
     ink = (0.14**2 + 0.13**2 + 0.15**2) ** 0.5  # from (1, 0, 0) to the world's red
     background = (0.13**2 + 0.25**2 + 0.20**2) ** 0.5  # from (0, 0, 1) to its blue
     moved = 2 * 2 * 8 / 1024  # two columns of ink went, two came
@@ -576,11 +576,11 @@ def test_recolouring_adds_up_digit_colours_and_shape():
     assert score.tolist() == pytest.approx([expected, expected - 100 * moved], abs=1e-4)
 
 
-def test_recolouring_prefers_the_right_answer_and_asks_for_both_colours():
+def test_recoloring_prefers_the_right_answer_and_asks_for_both_colors():
     edits = digits.draw_edits(16, "test", 2)
     pairs = zip(edits.inputs.digits.tolist(), edits.inputs.images, strict=True)
     metadata = [{"digit": digit, "image": image} for digit, image in pairs]
-    reward = rewards.recolouring()
+    reward = rewards.recoloring()
     right, _ = reward(edits.targets, edits.prompts, metadata)
     untouched, _ = reward(edits.inputs.images, edits.prompts, metadata)
     somebody_elses, _ = reward(edits.targets.roll(1, 0), edits.prompts, metadata)

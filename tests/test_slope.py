@@ -23,19 +23,17 @@ def test_frechet_distance_of_many_numbers_adds_up_and_sees_what_goes_together():
 
 
 def test_two_pictures_apart():
-    black, grey = torch.zeros(2, 3, 32, 32), torch.full((2, 3, 32, 32), 0.5)
-    grey[1, :, :16] = 0  # half of the second one
-    assert slope.apart(black, grey).tolist() == pytest.approx([0.5, 0.5 / 2**0.5])
+    black, gray = torch.zeros(2, 3, 32, 32), torch.full((2, 3, 32, 32), 0.5)
+    gray[1, :, :16] = 0  # half of the second one
+    assert slope.apart(black, gray).tolist() == pytest.approx([0.5, 0.5 / 2**0.5])
 
 
-def test_handwriting_has_its_prompts_digits_and_colours_and_other_digits_in_every_picture():
+def test_handwriting_has_its_prompts_digits_and_colors_and_other_digits_in_every_picture():
     asked = [digits.Description(3, "red", "blue")] * 3 + [digits.Description(8, "white", "black")] * 3
     drawn = slope.handwritten(asked, "test", 0)  # (6, 3, 32, 32)
-    ink, background = digits.measure_colours(drawn)
-    assert [digits.COLOUR_NAMES[n] for n in nearest(ink, digits.COLOURS)] == ["red"] * 3 + ["white"] * 3
-    assert [digits.COLOUR_NAMES[n] for n in nearest(background, digits.COLOURS)] == ["blue"] * 3 + [
-        "black"
-    ] * 3
+    ink, background = digits.measure_colors(drawn)
+    assert [digits.COLOR_NAMES[n] for n in nearest(ink, digits.COLORS)] == ["red"] * 3 + ["white"] * 3
+    assert [digits.COLOR_NAMES[n] for n in nearest(background, digits.COLORS)] == ["blue"] * 3 + ["black"] * 3
     assert all(slope.apart(drawn[n, None], drawn[m, None]) > 0.05 for n in range(3) for m in range(n))
 
 

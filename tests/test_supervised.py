@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def invert(seed: int) -> Any:
-    """Make a prompt function of pairs: a picture of one grey, and the opposite grey."""
+    """Make a prompt function of pairs: a picture of one gray, and the opposite gray."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw() -> Pair:

@@ -68,7 +68,7 @@ def test_recipes_run_to_their_tables(name, module, scale, header, tmp_path, monk
         ("tiny-zoo", zoo_recipe.WORDS),
     ],
 )
-def test_words_of_the_world_are_one_token_each_and_other_text_is_spelt(name, words):
+def test_words_of_the_world_are_one_token_each_and_other_text_is_spelled(name, words):
     tokenizer = LOAD[name]().tokenizer
     assert len(tokenizer(" ".join(words[:10])).input_ids) == min(len(words), 10) + 2
     assert {len(tokenizer(word).input_ids) for word in words} == {3}
@@ -139,7 +139,7 @@ def test_generated_scores_by_hand():
     }  # fmt: skip
 
 
-def test_judges_of_edits_ask_for_the_digit_and_both_colours():
+def test_judges_of_edits_ask_for_the_digit_and_both_colors():
     edits = digits.draw_edits(100, "test", 5)
     judges = digits.Judge.load(), digits.SecondJudge.load()
 
@@ -148,12 +148,12 @@ def test_judges_of_edits_ask_for_the_digit_and_both_colours():
         return {name: hits.float().mean().item() for name, hits in found.items()}
 
     done = shares(edits.targets)
-    assert done["colours"] == 1
+    assert done["colors"] == 1
     assert done["both"] == done["digit"] > 0.97
     assert done["second_judge"] > 0.95
     untouched = shares(edits.inputs.images)
     assert untouched["digit"] > 0.97
-    assert untouched["colours"] == untouched["both"] == untouched["second_judge"] == 0
+    assert untouched["colors"] == untouched["both"] == untouched["second_judge"] == 0
     other_digits = shares(edits.targets.roll(1, dims=0))  # somebody else's picture
     assert other_digits["digit"] < 0.3
     assert other_digits["both"] < 0.1

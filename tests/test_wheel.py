@@ -58,14 +58,14 @@ def programs(wheel, tmp_path_factory):
 def test_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-        licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+        licenses = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
     package = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "ddpo_lessons").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert files == package >= {"ddpo_lessons/py.typed"}
-    assert len(licences) == 1
+    assert len(licenses) == 1
 
 
 def test_wheel_is_what_the_empty_environment_imports(programs, tmp_path):

@@ -37,10 +37,10 @@ def test_render_blends_ink_and_background_by_coverage():
     assert torch.allclose(empty[0, :, 16, 16], background[0])
 
 
-def test_measured_colours_are_those_that_were_drawn():
+def test_measured_colors_are_those_that_were_drawn():
     pictures = digits.draw_images(300, "train", seed=5)
-    measured = [nearest(colour, digits.COLOURS) for colour in digits.measure_colours(pictures.images)]
-    assert torch.equal(torch.stack(measured, dim=1), digits.colour_indices(pictures.descriptions))
+    measured = [nearest(color, digits.COLORS) for color in digits.measure_colors(pictures.images)]
+    assert torch.equal(torch.stack(measured, dim=1), digits.color_indices(pictures.descriptions))
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "camouflaged"])
@@ -57,8 +57,8 @@ def test_damage_keeps_the_range_and_grows_with_severity(damage):
 
 def test_fade_takes_the_stated_share_of_contrast():
     pictures = digits.draw_images(16, "train", 3, "faded", 3)
-    before_ink, before_background = digits.measure_colours(pictures.clean)
-    ink, background = digits.measure_colours(pictures.images)
+    before_ink, before_background = digits.measure_colors(pictures.clean)
+    ink, background = digits.measure_colors(pictures.images)
     before = (before_ink - before_background).norm(dim=1)
     assert torch.allclose((ink - background).norm(dim=1) / before, torch.full((16,), 0.26), atol=0.01)
 
@@ -92,7 +92,7 @@ def test_repaint_keeps_the_coverage_of_every_pixel():
     assert torch.allclose(repainted, expected)
 
 
-def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriting_in_them():
+def test_an_edit_asks_for_two_other_colors_and_its_target_is_the_same_handwriting_in_them():
     edits = digits.draw_edits(200, "test", 3)
     assert torch.equal(edits.inputs.images, digits.draw_images(200, "test", 3).images)
     for old, new, prompt in zip(edits.inputs.descriptions, edits.wanted, edits.prompts, strict=True):
@@ -100,9 +100,9 @@ def test_an_edit_asks_for_two_other_colours_and_its_target_is_the_same_handwriti
         assert new.background != old.background
         assert digits.parse_prompt(prompt) == new
         assert new.digit is None
-    measured = [nearest(colour, digits.COLOURS) for colour in digits.measure_colours(edits.targets)]
-    assert torch.equal(torch.stack(measured, dim=1), digits.colour_indices(edits.wanted))
-    old, new = map(digits.two_colours, (edits.inputs.descriptions, edits.wanted))
+    measured = [nearest(color, digits.COLORS) for color in digits.measure_colors(edits.targets)]
+    assert torch.equal(torch.stack(measured, dim=1), digits.color_indices(edits.wanted))
+    old, new = map(digits.two_colors, (edits.inputs.descriptions, edits.wanted))
     back = digits.repaint(edits.targets, new, old)
     assert torch.allclose(back, edits.inputs.images, atol=1e-5)
 
@@ -112,7 +112,7 @@ def slanted_stroke(slope, width=3.0):
     y = 15.5 - torch.arange(32)[:, None]  # upwards
     x = torch.arange(32) - 15.5
     ink = (width / 2 + 0.5 - (x - slope * y).abs()).clamp(0, 1) * (y.abs() < 10)
-    red, white = (torch.tensor(digits.COLOURS[name])[:, None, None] for name in ("red", "white"))
+    red, white = (torch.tensor(digits.COLORS[name])[:, None, None] for name in ("red", "white"))
     return ink * red + (1 - ink) * white
 
 

@@ -150,7 +150,7 @@ WITH_MODEL: tuple[tuple[str, ...], ...] = (
 NO_REWARD = "(no --reward is given, so it is the preset's)"
 UNFIT: tuple[tuple[str, ...], ...] = (
     ("--images foxes", "reward='prompt_alignment': prompts[0]='a fox' names no digit", NO_REWARD),
-    ("--images foxes --model tiny-zoo --reward recolouring", "no class subfolders"),
+    ("--images foxes --model tiny-zoo --reward recoloring", "no class subfolders"),
     ("--images zoo --prompt 'a {label}d fox'", "names no digit", NO_REWARD),
     ("--prompt 'a car' --model tiny-zoo", "'a car', names no animal", NO_REWARD),
     ("--prompts mixed.txt", "prompts[1]='a fox' names no digit"),

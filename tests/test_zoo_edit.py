@@ -46,8 +46,8 @@ def test_a_picture_has_its_own_noise_and_at_low_strength_hardly_changes():
 
 def test_the_program_paints_over_what_reaches_the_frame_and_keeps_the_largest_piece():
     edits = animals.draw_edits(1, 0)
-    image = torch.zeros(1, 3, 64, 64)  # one colour, which reaches the frame
-    image[:, :, 20:40, 20:40] = 0.7  # the animal, in two colours
+    image = torch.zeros(1, 3, 64, 64)  # one color, which reaches the frame
+    image[:, :, 20:40, 20:40] = 0.7  # the animal, in two colors
     image[:, :, 25:30, 25:30] = 0.2
     image[:, :, 50:53, 50:53] = 0.4  # a leftover
     made = edit.by_program(animals.Edits(image, edits.wanted))

@@ -29,7 +29,7 @@ def test_the_script_and_the_world_agree():
     assert all(artist.lower() in package for artist, package in pairs)
 
 
-def test_a_picture_that_is_not_square_is_centred_and_not_stretched():
+def test_a_picture_that_is_not_square_is_centered_and_not_stretched():
     wide, tall = (sheet.pad(Image.new("RGBA", size, "red")) for size in ((128, 64), (64, 128)))
     assert wide.size == tall.size == (64, 64)
     assert wide.getchannel("A").getbbox() == (0, 16, 64, 48)

@@ -74,8 +74,8 @@ def test_render_by_hand():
 def test_render_composes_as_pil_does():
     for words in ("fox Noto blue", "fly Fluent white", "zebra Twemoji red"):
         animal, artist, background = words.split()
-        colour = tuple(round(255 * part) for part in animals.BACKGROUNDS[background])
-        expected = Image.alpha_composite(Image.new("RGBA", (64, 64), colour), sprite(animal, artist))
+        color = tuple(round(255 * part) for part in animals.BACKGROUNDS[background])
+        expected = Image.alpha_composite(Image.new("RGBA", (64, 64), color), sprite(animal, artist))
         drawn = 255 * draw(animal, artist, background).permute(1, 2, 0).numpy()
         assert np.abs(drawn - np.array(expected)[:, :, :3]).max() < 1.01, (
             animal
@@ -156,7 +156,7 @@ def test_prompts_carry_the_right_articles():
 
 
 # ------------------------------------------------------------------------------------------------ edits
-def test_confetti_covers_all_in_colours_between_the_backgrounds():
+def test_confetti_covers_all_in_colors_between_the_backgrounds():
     pictures = animals.draw_confetti(40, seed=3)
     assert pictures.shape == (40, 3, 64, 64)
     palette = torch.tensor(list(animals.BACKGROUNDS.values()))

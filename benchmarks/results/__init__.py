@@ -1,1 +1,1 @@
-"""The experiments that lessons and pages show: digits in other colours, algorithms, baselines."""
+"""The experiments that lessons and pages show: digits in other colors, algorithms, baselines."""

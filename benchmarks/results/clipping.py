@@ -110,8 +110,8 @@ def train(run: Row) -> list[Row]:
 if __name__ == "__main__":
     both = ("clipped", "not clipped")
     runs = product(learning_rate=(2e-4, 5e-5), inner_epochs=(4, 1), seed=(0, 1, 2), variant=both)
-    neighbours = [rate for rate in NEW_EPOCHS if rate != 2e-4]
+    neighbors = [rate for rate in NEW_EPOCHS if rate != 2e-4]
     runs += product(learning_rate=[2e-4], inner_epochs=[4], seed=NEW_SEEDS, variant=both)
     for seed in NEW_SEEDS:
-        runs += product(learning_rate=neighbours, inner_epochs=[4], seed=[seed], variant=both)
+        runs += product(learning_rate=neighbors, inner_epochs=[4], seed=[seed], variant=both)
     run_all(train, runs, COLUMNS, RESULT, parse(__doc__).processes)

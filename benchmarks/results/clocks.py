@@ -6,7 +6,7 @@ Weights stay as they come. A rollout is eight samples of one prompt in eight den
 have noise; a forward pass takes a column, one pair of every sample. Of every rollout's passes, in time order
 and after `shuffle_time`, it writes to `clocks.json`:
 
-- neighbours: the mean cosine of the gradients of consecutive passes; control: the same for ordinary denoising
+- neighbors: the mean cosine of the gradients of consecutive passes; control: the same for ordinary denoising
   training on the finished pictures, with one noise per sample, where nothing is luck;
 - lengths of the passes' gradients; shares, their cosines with the sum of all; first_three, that of the sum of
   the first three;
@@ -94,7 +94,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
 
-def neighbours(gradients: torch.Tensor) -> float:
+def neighbors(gradients: torch.Tensor) -> float:
     pairs = itertools.pairwise(gradients)
     return round(sum(cosine(a, b) for a, b in pairs) / (len(gradients) - 1), 4)
 
@@ -113,14 +113,14 @@ def measure(policy: Policy, seed: int) -> tuple[Row, torch.Tensor]:
         gradients = of_passes(partial(policy.ddpo, made), batch)
         whole = gradients.sum(0)
         found[order] = {
-            "neighbours": neighbours(gradients),
+            "neighbors": neighbors(gradients),
             "lengths": [round(float(g.norm()), 5) for g in gradients],
             "shares": [round(cosine(g, whole), 4) for g in gradients],
             "first_three": round(cosine(gradients[:3].sum(0), whole), 4),
             "last": (batch["timesteps"] == samples["timesteps"].min()).sum(0).tolist(),
         }
         if seed < CONTROLS:
-            found[order]["control"] = neighbours(of_passes(policy.denoising, batch))
+            found[order]["control"] = neighbors(of_passes(policy.denoising, batch))
     return found, whole
 
 
@@ -172,7 +172,7 @@ if __name__ == "__main__":
         one, whole = measure(policy, seed)
         found.append(one)
         wholes.append(whole / whole.norm())
-        print(seed, one["time order"]["neighbours"], one["shuffled"]["neighbours"], flush=True)
+        print(seed, one["time order"]["neighbors"], one["shuffled"]["neighbors"], flush=True)
     result = {
         "torn": tears, "machine": machine(),
         "timesteps": policy.family.schedule(STEPS).timesteps[: STEPS - 1].tolist(),

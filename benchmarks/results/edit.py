@@ -1,4 +1,4 @@
-"""What turning the knobs gets on recolour.py's task: `python -m benchmarks.results.edit`.
+"""What turning the knobs gets on recolor.py's task: `python -m benchmarks.results.edit`.
 
 Writes edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures.
 """
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Row, best, parse, product, read_rows, run_all
-from benchmarks.results.recolour import Evaluation, untrained
+from benchmarks.results.recolor import Evaluation, untrained
 from ddpo_lessons.lessons.demo import Img2Img
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 GRID = Path(__file__).parent / "edit_grid.csv"
-SHARES = ("digit", "colours", "both", "second_judge")
+SHARES = ("digit", "colors", "both", "second_judge")
 STRENGTHS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
 GUIDANCES = (4.0, 7.5, 12.0, 20.0, 30.0)
 STEPS = (5, 10, 20)

@@ -4,7 +4,7 @@ The reward is `prompt_alignment`, less ten times the distance of `digits.lean` f
 three learning rates on one seed and validation questions (flow_search.csv), and the best, by reward, on
 three seeds and test questions: flow.csv, a row per exam. An exam is 25 prompts from 8 noises, by the ODE
 without guidance. `spread` is the standard deviation of pixels over the noises of a prompt, `rough` the mean
-difference of neighbouring pixels. flow_untrained.csv has what needs no training: other numbers of steps,
+difference of neighboring pixels. flow_untrained.csv has what needs no training: other numbers of steps,
 guidance, the best of eight, the picture sheared afterwards. flow_floor.csv replays 256 rollouts in another
 precision and takes 1, 4, 16, … latents as one: mean |Δ log p| and the means of its two terms. Finished runs
 are skipped.

@@ -1,6 +1,6 @@
 """Why losses on the forward process do badly in img2img: `python -m benchmarks.results.forward_starts`.
 
-Digits in other colours, as in recolour.py. What is varied is the examples of a loss: final latents noised
+Digits in other colors, as in recolor.py. What is varied is the examples of a loss: final latents noised
 anew to any timestep up to the first of sampling, as from noise ("noised anew"), the states themselves that
 sampling visited ("visited states"), or fresh noise at their timesteps ("visited timesteps").
 
@@ -25,21 +25,21 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row, parse, product, run_all, trainer_of
-from benchmarks.results import recolour
+from benchmarks.results import recolor
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.algorithms.algorithm import Algorithm, Pairs, Samples
 from ddpo_lessons.algorithms.forward_process import ForwardProcess
 from ddpo_lessons.data.contexts import check_rewards
 from ddpo_lessons.data.starts import FromImages
-from ddpo_lessons.rewards import recolouring
+from ddpo_lessons.rewards import recoloring
 from ddpo_lessons.training.sampler import scorer
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 DIRECTIONS, RESULTS = (Path(__file__).with_name(f"forward_starts{end}.csv") for end in ("", "_runs"))
 
 COLUMNS = (
-    "method", "examples", "learning_rate", "seed", "epoch", "split", "reward", "right", "digit", "colours",
+    "method", "examples", "learning_rate", "seed", "epoch", "split", "reward", "right", "digit", "colors",
 )  # fmt: skip
 SEEDS, EPOCHS, WATCH_EVERY = (0, 1, 2), 20, 5
 DIRECTION_EPOCHS = 2  # of 128 pictures
@@ -53,9 +53,9 @@ METHODS: dict[str, tuple[str, Row, tuple[float, ...]]] = {
     "DDPO": ("ddpo", {"train_clip_range": 0.01}, RATES), "NFT": ("nft", {}, RATES),
     "PEPG": ("pepg", {}, RATES),
 }  # fmt: skip
-START = FromImages(recolour.POLICY.strength)
+START = FromImages(recolor.POLICY.strength)
 SETTINGS: Row = {
-    **{name: value for name, value in recolour.SETTINGS.items() if name != "train_clip_range"},
+    **{name: value for name, value in recolor.SETTINGS.items() if name != "train_clip_range"},
     "num_epochs": EPOCHS,
     "sample_num_batches_per_epoch": 1,  # of 128 pictures
     "train_batch_size": 64,  # two optimizer steps an epoch
@@ -112,7 +112,7 @@ def directions(run: Row) -> list[Row]:
         ("reward", ""): make_algorithm("draft", last_steps=2),
     }
     own: Row = {"seed": run["seed"], "sample_guidance_scale": run["guidance"]}
-    task = (recolouring(), edit_requests(run["seed"]), load_tiny_sd())
+    task = (recoloring(), edit_requests(run["seed"]), load_tiny_sd())
     with trainer_of(task, SETTINGS, own, algorithm=make_algorithm("awm"), start=START) as trainer:
         learner = SimpleNamespace(
             denoiser=trainer.learner.denoiser, trainable=trainer.learner.trainable,
@@ -138,7 +138,7 @@ class Evaluation:
     def __init__(self, split: str) -> None:
         self.split = split
         self.edits = digits.draw_edits(*(TEST if split == "test" else VALIDATION))
-        self.judges, self.reward = recolour.Evaluation(self.edits), recolouring()
+        self.judges, self.reward = recolor.Evaluation(self.edits), recoloring()
         pictures = self.edits.inputs
         asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
         self.metadata: Sequence[Row] = [{"digit": digit, "image": image} for digit, image in asked]
@@ -146,14 +146,14 @@ class Evaluation:
     def marks(self, images: torch.Tensor) -> Row:
         rewards, _ = self.reward(images, self.edits.prompts, self.metadata)
         shares = self.judges.shares(images)
-        found = {"right": shares["both"], "digit": shares["digit"], "colours": shares["colours"]}
+        found = {"right": shares["both"], "digit": shares["digit"], "colors": shares["colors"]}
         return {"split": self.split, "reward": rewards.mean().item(), **found}
 
     def ask(self, pipeline: Any, setting: Any = None) -> Row:
         """Return the marks of a policy, or of the untrained one with another setting."""
         if setting is None:
-            return self.marks(self.judges.images(pipeline, recolour.POLICY))
-        return self.marks(recolour.untrained(pipeline, self.edits, setting))
+            return self.marks(self.judges.images(pipeline, recolor.POLICY))
+        return self.marks(recolor.untrained(pipeline, self.edits, setting))
 
 
 def train(run: Row) -> list[Row]:
@@ -161,11 +161,11 @@ def train(run: Row) -> list[Row]:
     pipeline, rows = load_tiny_sd(), list[Row]()
     watch, test = Evaluation("validation"), Evaluation("test")
     if run["method"] == "untrained":
-        setting = None if run["examples"] == "before training" else recolour.UNTRAINED_BEST
+        setting = None if run["examples"] == "before training" else recolor.UNTRAINED_BEST
         return [{"epoch": 0, **exam.ask(pipeline, setting)} for exam in (watch, test)]
     name, config, _ = METHODS[run["method"]]
     own: Row = {"train_learning_rate": run["learning_rate"], "seed": run["seed"]}
-    task, algorithm = (recolouring(), edit_requests(run["seed"]), pipeline), make(name, run["examples"])
+    task, algorithm = (recoloring(), edit_requests(run["seed"]), pipeline), make(name, run["examples"])
     with trainer_of(task, SETTINGS, config, own, algorithm=algorithm, start=START) as trainer:
         for epoch in range(1, EPOCHS + 1):
             try:

@@ -1,11 +1,11 @@
 """Lesson 11: how far to climb the slope of a reward: `python -m benchmarks.results.slope --processes 1`.
 
-tiny-sd3 draws the digits in colours that its pre-training left out, and is rewarded by `prompt_alignment`.
+tiny-sd3 draws the digits in colors that its pre-training left out, and is rewarded by `prompt_alignment`.
 DRaFT-K through the last 3 or all 10 steps, ReFL, and Flow-GRPO, which knows rewards only by their value,
 learn from 512 scored pictures each, three seeds. slope.csv has a row per reading, after so many queries: 150
 pictures, three of each prompt, always from the same noise. Diversity is the mean of `apart` over pictures of
 one prompt. The Fréchet distances, in what either judge's last layer sees, are to handwriting of the training
-split in the same colours; no training asks for them.
+split in the same colors; no training asks for them.
 
 slope_points.csv has what needs no training, on the same questions: handwriting of the test split (three
 draws), guidance, four steps, and the best by reward of n pictures. Learning rates come from slope_search.csv:
@@ -56,7 +56,7 @@ METHODS: dict[str, tuple[str, Row, str]] = {
 
 def left_out() -> list[digits.Description]:
     """Return what the fifty prompts describe whose digit and ink pre-training left out."""
-    pairs = itertools.product(digits.LEFT_OUT, digits.COLOUR_NAMES)
+    pairs = itertools.product(digits.LEFT_OUT, digits.COLOR_NAMES)
     return [
         digits.Description(digit, ink, background) for (digit, ink), background in pairs if background != ink
     ]
@@ -70,7 +70,7 @@ class Evaluation:
         self.prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in self.asked]
         self.noise_seed = {"validation": 20_001, "test": 20_002}[split]
         self.reward, self.judges = prompt_alignment(), (digits.Judge.load(), digits.SecondJudge.load())
-        named = [[d.digit, *digits.colour_indices([d])[0].tolist()] for d in self.asked]
+        named = [[d.digit, *digits.color_indices([d])[0].tolist()] for d in self.asked]
         self.truth = torch.tensor(named)  # (150, 3)
         known = torch.cat([handwritten(self.asked, "train", 1000 + n) for n in range(8)])  # (1200, 3, 32, 32)
         self.known = self.features(known)
@@ -136,7 +136,7 @@ def handwritten(asked: list[digits.Description], split: str, seed: int) -> torch
     for start in range(0, len(asked), NOISES):
         pool = (labels == wanted[start]).nonzero()[:, 0]
         drawn.append(pool[torch.randperm(len(pool), generator=generator)[:NOISES]])
-    inks, backgrounds = digits.two_colours(asked)
+    inks, backgrounds = digits.two_colors(asked)
     return digits.render(
         bitmaps[torch.cat(drawn)], inks, backgrounds, digits.placements(len(asked), generator)
     )

@@ -28,7 +28,7 @@ from ddpo_lessons.worlds import load_tiny_zoo
 
 RESULT = Path(__file__).with_suffix(".json")
 LESSON = ROOT / "notebooks" / "13_full_run.ipynb"
-CLASSES = "red", "blue"  # of made-up photographs, which have one colour and noise
+CLASSES = "red", "blue"  # of made-up photographs, which have one color and noise
 # What a CPU does of the preset: two images, and three steps of which one is an action.
 CUT: Row = {
     "num_epochs": 2, "save_freq": 1, "image_grid_freq": 0, "mixed_precision": "bf16", "sample_num_steps": 8,
@@ -49,12 +49,12 @@ def make_photographs(folder: str | Path, per_class: int) -> ImageFolder:
     return find_images(folder)
 
 
-def colour_margin(model: str = "", classes: Any = CLASSES, template: str = "") -> Any:
+def color_margin(model: str = "", classes: Any = CLASSES, template: str = "") -> Any:
     """Make a stand-in for `clip_margin` that tells red from blue."""
 
     def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         logits = 10 * images.float().mean(dim=(2, 3))[:, [2, 0]]  # (B, 2), in the order of sorted classes
-        return margin(logits, metadata_column(metadata, "label", "the colour"), sorted(classes))
+        return margin(logits, metadata_column(metadata, "label", "the color"), sorted(classes))
 
     return reward
 
@@ -72,7 +72,7 @@ def rehearse(folder: str, num_epochs: int) -> Row:
     settings = {**preset.config, "num_epochs": num_epochs, "save_freq": num_epochs // 2} if on_gpu else CUT
     made_up: Row = {
         "FULL": True, "PRESETS": {"restore": replace(preset, config=settings)}, "load_pipeline": load,
-        "clip_margin": colour_margin, "distance_penalty": pixel_penalty,
+        "clip_margin": color_margin, "distance_penalty": pixel_penalty,
         "fetch_photographs": lambda name, per_class: make_photographs(Path(folder, name), 8 if on_gpu else 2),
     }  # fmt: skip
     if not on_gpu:

@@ -1,4 +1,4 @@
-"""imageddpo on recolour.py's task, an epoch at a time; started by `time_to_result`.
+"""imageddpo on recolor.py's task, an epoch at a time; started by `time_to_result`.
 
 Runs in the peers' environment: of this package it takes the task, none of the training. LoRA is the peer's,
 of rank 4 in the attention layers, which no setting changes.
@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.common import Row, seconds_of
-from benchmarks.results.recolour import POLICY, SETTINGS
+from benchmarks.results.recolor import POLICY, SETTINGS
 from benchmarks.speed.peer_environment import serve
 from benchmarks.speed.peer_epochs import peer_trainer, trainable
 from benchmarks.tiny.requests import edit_requests
-from ddpo_lessons.rewards import recolouring
+from ddpo_lessons.rewards import recoloring
 
 # The task, and what imageddpo needs to run at all.
 NEEDED: Row = {
@@ -37,7 +37,7 @@ VARIANTS: dict[str, Row] = {
         "train_gradient_accumulation_steps": 64,
         "train_learning_rate": 1e-4,
     },
-    "imageddpo, recolour.py's settings": {
+    "imageddpo, recolor.py's settings": {
         **{name: SETTINGS[name] for name in SHARED},
         # As many samples in one batch, for one below train_batch_size is refused.
         "sample_batch_size": SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"],
@@ -50,7 +50,7 @@ def main() -> None:
     """Serve epochs of the variant, seed and folder that the command line names."""
     torch.set_num_threads(1)
     variant, seed, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    settings, task = {**NEEDED, **VARIANTS[variant], "seed": seed}, (recolouring(), edit_requests(seed))
+    settings, task = {**NEEDED, **VARIANTS[variant], "seed": seed}, (recoloring(), edit_requests(seed))
     trainer = peer_trainer("imageddpo", settings, folder, *task, noise_strength=POLICY.strength)
     trainer.sd_pipeline.set_progress_bar_config(disable=True)
     samples = trainer.config.sample_batch_size * trainer.config.sample_num_batches_per_epoch

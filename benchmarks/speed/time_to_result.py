@@ -1,8 +1,8 @@
 """Seconds of training until 15 points more pictures are right: `python -m benchmarks.speed.time_to_result`.
 
-The task of results/recolour.py, trained by this package with its settings and with DDPOConfig's defaults,
+The task of results/recolor.py, trained by this package with its settings and with DDPOConfig's defaults,
 and by imageddpo with two sets of settings (result_peer.py). Right means that the judge reads the digit and
-both colours are those asked for, of 200 validation pictures, before training and after every 256 samples, an
+both colors are those asked for, of 200 validation pictures, before training and after every 256 samples, an
 epoch of these settings (or more, where an epoch is longer); the reading's time does not count. A run ends at
 +15 points or at the limit. Its rows then go into time_to_result.csv; what that holds is not run again.
 time_to_result.json tells the machine.
@@ -21,7 +21,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 
 from benchmarks.common import Row, machine, parse, product, run_all, seconds_of, trainer_of, write_json
-from benchmarks.results.recolour import POLICY, SETTINGS, Evaluation
+from benchmarks.results.recolor import POLICY, SETTINGS, Evaluation
 from benchmarks.speed.peer_environment import Worker, make_environment, versions
 from benchmarks.speed.result_peer import VARIANTS as PEERS
 from benchmarks.speed.side_by_side import tiny_folder
@@ -30,13 +30,13 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import DDPOConfig
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.lessons.demo import Img2Img
-from ddpo_lessons.rewards import recolouring
+from ddpo_lessons.rewards import recoloring
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RESULT = Path(__file__).with_suffix(".csv")
-COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colours", "both")
+COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colors", "both")
 OURS: dict[str, Row] = {
-    "ddpo-lessons, recolour.py": SETTINGS,
+    "ddpo-lessons, recolor.py": SETTINGS,
     # The task's number of steps, and no pictures, since the peer draws none.
     "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
 }
@@ -50,7 +50,7 @@ Epoch = Callable[[], dict[str, float]]  # trains an epoch; returns its seconds a
 
 @contextmanager
 def our_epochs(run: Row, pipeline: Any) -> Iterator[Epoch]:
-    task, start = (recolouring(), edit_requests(run["seed"]), pipeline), FromImages(POLICY.strength)
+    task, start = (recoloring(), edit_requests(run["seed"]), pipeline), FromImages(POLICY.strength)
     settings = (OURS[run["variant"]], {"seed": run["seed"]})
     with trainer_of(task, *settings, algorithm=DDPO(), start=start) as trainer:
 
@@ -96,7 +96,7 @@ def train(python: str, tiny: str, run: Row) -> list[Row]:
 
     def read() -> None:
         shares = exam.shares(exam.images(pipeline, policy))
-        rows.append({**row, **{name: shares[name] for name in ("digit", "colours", "both")}})
+        rows.append({**row, **{name: shares[name] for name in ("digit", "colors", "both")}})
 
     read()
     with epochs(run, pipeline) as epoch:

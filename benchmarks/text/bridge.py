@@ -1,7 +1,7 @@
 """What takes GAE's place in DDPO: `python -m benchmarks.text.bridge`.
 
-DDPO gives every step of a trajectory the same advantage, its normalised reward. Here tiny-sd learns to paint
-red from prompts that name no colour, with the advantages of five trainers: that one; a small value network's,
+DDPO gives every step of a trajectory the same advantage, its normalized reward. Here tiny-sd learns to paint
+red from prompts that name no color, with the advantages of five trainers: that one; a small value network's,
 by GAE; the picture's one advantage times fixed weights that fall, or rise, in a straight line over the steps;
 and branching's, for one action per image, in groups of eight. Four learning rates, five seeds; each epoch's
 reward and what the steps weighed go to bridge.csv, appended run by run; runs that it holds are skipped.

@@ -1,7 +1,7 @@
 """Make the shipped text checkpoint: `python -m benchmarks.text.recipe`; two minutes on two idle cores.
 
 The policy is a small GPT-2 that learned to write the grammar's reviews, the reward model a smaller one that
-learned their sentiment from labelled reviews. Both are stored in float16. `evaluation.json` says how good
+learned their sentiment from labeled reviews. Both are stored in float16. `evaluation.json` says how good
 they are on texts that neither has seen.
 """
 

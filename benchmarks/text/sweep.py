@@ -29,7 +29,7 @@ COLUMNS = ("variant", "seed", "iteration", "kl", "score", "parses", "positive", 
 
 
 class SameForEveryToken(TextPPOTrainer):
-    """Every token's advantage is its text's total reward, normalised over the batch, as in DDPO."""
+    """Every token's advantage is its text's total reward, normalized over the batch, as in DDPO."""
 
     def weigh(self, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return advantages (B, L - 1)."""

@@ -51,7 +51,7 @@ def make_tokenizer(folder: Path) -> CLIPTokenizer:
     vocab.json and merges.txt go to the folder.
     """
     words = ["a", "on", "background", "digit", "clear", "camouflaged", "handwriting"]
-    words += [*digits.DIGITS, *digits.COLOURS, *DAMAGES]
+    words += [*digits.DIGITS, *digits.COLORS, *DAMAGES]
     merges: dict[str, None] = {}
     for word in words:
         left, *pieces = [*word[:-1], word[-1] + "</w>"]
@@ -116,7 +116,7 @@ def targets(pictures: digits.LabeledImages, belief: torch.Tensor) -> torch.Tenso
 
 def description_loss(logits: tuple[torch.Tensor, ...], pictures: digits.LabeledImages) -> torch.Tensor:
     """The sum of the cross-entropies of digit, ink and background."""
-    labels = (pictures.digits, *digits.colour_indices(pictures.descriptions).T)
+    labels = (pictures.digits, *digits.color_indices(pictures.descriptions).T)
     return torch.stack([F.cross_entropy(*pair) for pair in zip(logits, labels, strict=True)]).sum()
 
 
@@ -197,7 +197,7 @@ def train_denoiser(
     """Train a denoiser and its text encoders together; keep an average of the weights.
 
     What the word "three" does to a pixel has one sign for white on black and the other for black on white, so
-    its mean gradient over all colours is zero, and the digit's name is ignored for a long time. The first
+    its mean gradient over all colors is zero, and the digit's name is ignored for a long time. The first
     steps therefore show bright ink on dark background only.
 
     `loss` is of clean latents (B, 4, 8, 8) and token ids (B, L), with a generator of Python's.

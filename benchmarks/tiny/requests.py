@@ -1,4 +1,4 @@
-"""Img2img contexts of the digit world: other colours are asked for."""
+"""Img2img contexts of the digit world: other colors are asked for."""
 
 import random
 from typing import Any

@@ -61,19 +61,19 @@ def around(picture: torch.Tensor) -> torch.Tensor:
 
 
 def by_program(edits: animals.Edits) -> torch.Tensor:
-    """Do it without any model: what hangs together with the frame in colour is confetti, and is painted over.
+    """Do it without any model: what hangs together with the frame in color is confetti, and is painted over.
 
-    A disc has one colour, so that each connected region of one colour that reaches the frame is taken for
+    A disc has one color, so that each connected region of one color that reaches the frame is taken for
     confetti. Then the largest piece of what is left is the animal, and all else is painted over too.
     """
     out = []
     for image, description in zip(edits.images, edits.wanted.descriptions, strict=True):
         background = torch.tensor(animals.BACKGROUNDS[description.background or ""])[:, None, None]
         numbers = (image * 255).round().long()
-        one_colour = (numbers * torch.tensor([1, 256, 65536])[:, None, None]).sum(dim=0)  # (64, 64)
+        one_color = (numbers * torch.tensor([1, 256, 65536])[:, None, None]).sum(dim=0)  # (64, 64)
         kept = torch.ones(64, 64, dtype=torch.bool)
-        for colour in around(one_colour).unique():
-            regions = torch.from_numpy(ndimage.label((one_colour == colour).numpy())[0])
+        for color in around(one_color).unique():
+            regions = torch.from_numpy(ndimage.label((one_color == color).numpy())[0])
             at_frame = around(regions)
             kept &= ~torch.isin(regions, at_frame[at_frame > 0])
         pieces = torch.from_numpy(ndimage.label(kept.numpy())[0])

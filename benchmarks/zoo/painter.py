@@ -168,8 +168,8 @@ def draw_loop() -> None:
     order = scored[:8].argsort(descending=True).tolist()  # of the first group
     shown, rows = [order[0], order[4], order[7]], []
     for n in shown:
-        colours = (trajectory.latents[n, :, :3] / 6 + 0.5).clamp(0, 1)  # (T + 1, 3, 16, 16)
-        tiles = colours.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+        colors = (trajectory.latents[n, :, :3] / 6 + 0.5).clamp(0, 1)  # (T + 1, 3, 16, 16)
+        tiles = colors.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
         rows.append(torch.cat([*tiles, images[n]], dim=2))  # (3, 64, 64 (T + 2))
     folder = RESULT.with_suffix("")
     to_pil(torch.cat(rows, dim=1)).save(folder / "loop.png")

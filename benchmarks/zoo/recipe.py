@@ -55,7 +55,7 @@ def blur_and_add_noise(images: torch.Tensor) -> torch.Tensor:
 
 
 def cut_out(images: torch.Tensor) -> torch.Tensor:
-    """Paint a grey square of 16x16 pixels over every picture, and add noise; (N, 3, 64, 64)."""
+    """Paint a gray square of 16x16 pixels over every picture, and add noise; (N, 3, 64, 64)."""
     images = images.clone()
     for image, (row, column) in zip(images, torch.randint(0, 48, (len(images), 2)).tolist(), strict=True):
         image[:, row : row + 16, column : column + 16] = 0.5
@@ -71,22 +71,22 @@ CLASSIFIERS: dict[str, tuple[type[Classifier], Spoil]] = {
 
 # ----------------------------------------------------------------------------------------------- parts
 def make_tokenizer(folder: Path) -> CLIPTokenizer:
-    """Make a CLIP tokenizer that knows each word of this world as one token; any other text is spelt.
+    """Make a CLIP tokenizer that knows each word of this world as one token; any other text is spelled.
 
     Byte-pair encoding as it is trained, on a text of each word once, until every word is one token.
     vocab.json and merges.txt go to the folder.
     """
     merges = []
-    spelt = [[*word[:-1], word[-1] + "</w>"] for word in WORDS]
-    while counts := Counter(pair for pieces in spelt for pair in itertools.pairwise(pieces)):
+    spelled = [[*word[:-1], word[-1] + "</w>"] for word in WORDS]
+    while counts := Counter(pair for pieces in spelled for pair in itertools.pairwise(pieces)):
         left, right = counts.most_common(1)[0][0]
         merges.append(f"{left} {right}")
-        spelt = [merge(pieces, left, right) for pieces in spelt]
+        spelled = [merge(pieces, left, right) for pieces in spelled]
     return recipes.write_tokenizer(folder, merges)
 
 
 def merge(pieces: list[str], left: str, right: str) -> list[str]:
-    """Join the neighbours left and right wherever they stand, from the left."""
+    """Join the neighbors left and right wherever they stand, from the left."""
     joined: list[str] = []
     for piece in pieces:
         if joined and joined[-1] == left and piece == right:
@@ -108,7 +108,7 @@ def make_unet() -> UNet2DConditionModel:
 
 # ------------------------------------------------------------------------------------------- training
 def edges(images: torch.Tensor) -> torch.Tensor:
-    """Return the differences of neighbouring pixels, (N, 3, H - 1, W - 1) twice, joined as channels."""
+    """Return the differences of neighboring pixels, (N, 3, H - 1, W - 1) twice, joined as channels."""
     return torch.cat(
         [images[:, :, 1:, 1:] - images[:, :, 1:, :-1], images[:, :, 1:, 1:] - images[:, :, :-1, 1:]], dim=1
     )

@@ -55,7 +55,7 @@ def svg(icons: dict[str, Any], name: str) -> str:
 
 
 def pad(picture: Image.Image) -> Image.Image:
-    """Bring a picture's longer side to `SIZE` pixels, and centre it on a transparent square of that side."""
+    """Bring a picture's longer side to `SIZE` pixels, and center it on a transparent square of that side."""
     if picture.size != (SIZE, SIZE):
         scale = SIZE / max(picture.size)
         picture = picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.LANCZOS)

@@ -122,14 +122,14 @@ def find_images(folder: str | Path) -> ImageFolder:
         raise ValueError(f"{folder} holds images beside subfolders of images: move them into one")
     if not flat and not sorted_in:
         raise ValueError(f"{folder} holds no image, such as a .jpg or .png, nor do its subfolders")
-    sorted_in = sorted_in or _labelled_by_name(flat)
+    sorted_in = sorted_in or _labeled_by_name(flat)
     files = tuple(file for file, _ in sorted_in) or tuple(flat)
     check_files(files)
     labels = tuple(label for _, label in sorted_in) or None
     return ImageFolder(folder, files, labels, find_captions(folder, files))
 
 
-def _labelled_by_name(files: Sequence[Path]) -> list[tuple[Path, str]]:
+def _labeled_by_name(files: Sequence[Path]) -> list[tuple[Path, str]]:
     """Return COD10K's images among these, with the class in each file name."""
     named = [(file, match[1]) for file in files if (match := COD10K.fullmatch(file.stem))]
     spaced = [(file, re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()) for file, name in named]

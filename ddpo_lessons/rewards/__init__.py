@@ -17,7 +17,7 @@ from ddpo_lessons.rewards.animal_world import animal_margin as animal_margin
 from ddpo_lessons.rewards.combined import edit as edit
 from ddpo_lessons.rewards.combined import weighted_sum as weighted_sum
 from ddpo_lessons.rewards.digit_world import prompt_alignment as prompt_alignment
-from ddpo_lessons.rewards.digit_world import recolouring as recolouring
+from ddpo_lessons.rewards.digit_world import recoloring as recoloring
 from ddpo_lessons.rewards.learned import aesthetic_score as aesthetic_score
 from ddpo_lessons.rewards.learned import clip_change as clip_change
 from ddpo_lessons.rewards.learned import clip_margin as clip_margin

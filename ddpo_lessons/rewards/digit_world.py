@@ -16,11 +16,11 @@ from ddpo_lessons.rewards.reward import (
     register,
 )
 from ddpo_lessons.worlds.digits import (
-    COLOURS,
+    COLORS,
     Description,
     RewardModel,
     coverage,
-    measure_colours,
+    measure_colors,
     parse_prompt,
 )
 
@@ -38,10 +38,10 @@ def _digit_log_prob(model: nn.Module, images: torch.Tensor, digits: torch.Tensor
     return log_probs.gather(1, digits[:, None])[:, 0]  # (B,)
 
 
-def _colour_distance(measured: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
+def _color_distance(measured: torch.Tensor, names: Sequence[str | None]) -> torch.Tensor:
     """Return the RGB distance (B,) of measured (B, 3) to named colors; 0 where none is named."""
     distances = [
-        measured.new_zeros(()) if name is None else (row - row.new_tensor(COLOURS[name])).norm()
+        measured.new_zeros(()) if name is None else (row - row.new_tensor(COLORS[name])).norm()
         for row, name in zip(measured, names, strict=True)
     ]
     return torch.stack(distances)
@@ -53,7 +53,7 @@ def described(prompts: Sequence[str]) -> list[Description]:
     for index, part in enumerate(said):
         if part.digit is None and part.ink is None and part.background is None:
             raise ValueError(
-                f"prompts[{index}]={prompts[index]!r} names no digit and no colour: "
+                f"prompts[{index}]={prompts[index]!r} names no digit and no color: "
                 'write as in "a red three on a blue background", or train for another reward'
             )
     return said
@@ -68,7 +68,7 @@ def prompt_alignment(
 ) -> RewardFunction:
     """Score how well an image of the digit world shows its prompt.
 
-    With log p (nats) from the classifier, colours measured without any model, and distances Euclidean in RGB
+    With log p (nats) from the classifier, colors measured without any model, and distances Euclidean in RGB
     on [0, 1] (at most sqrt(3))::
 
         digit_weight * log p(digit) - ink_weight * |ink - named ink|
@@ -86,9 +86,9 @@ def prompt_alignment(
         named = torch.tensor([part.digit is not None for part in said], device=images.device)
         digits = torch.tensor([part.digit or 0 for part in said], device=images.device)  # (B,)
         log_p = _digit_log_prob(reader, images, digits) * named  # (B,)
-        ink, background = measure_colours(images)  # (B, 3) each
-        ink_distance = _colour_distance(ink, [part.ink for part in said])
-        background_distance = _colour_distance(background, [part.background for part in said])
+        ink, background = measure_colors(images)  # (B, 3) each
+        ink_distance = _color_distance(ink, [part.ink for part in said])
+        background_distance = _color_distance(background, [part.background for part in said])
         score = digit_weight * log_p - ink_weight * ink_distance - background_weight * background_distance
         return score, {
             "digit_log_prob": log_p,
@@ -99,7 +99,7 @@ def prompt_alignment(
     return reward
 
 
-def described_colours(prompts: Sequence[str]) -> list[Description]:
+def described_colors(prompts: Sequence[str]) -> list[Description]:
     """Parse prompts; raise a ValueError for one that does not name both colors."""
     said = [parse_prompt(prompt) for prompt in prompts]
     for index, part in enumerate(said):
@@ -111,37 +111,37 @@ def described_colours(prompts: Sequence[str]) -> list[Description]:
     return said
 
 
-@register(needs=("prompt", "image", "digit"), reads=described_colours)
-def recolouring(
-    model: nn.Module | None = None, colour_weight: float = 10.0, shape_weight: float = 30.0
+@register(needs=("prompt", "image", "digit"), reads=described_colors)
+def recoloring(
+    model: nn.Module | None = None, color_weight: float = 10.0, shape_weight: float = 30.0
 ) -> RewardFunction:
     """Score recoloring: the prompt names ink and background, and digit and shape should stay.
 
-    With log p (nats) of `metadata["digit"]` from the classifier, colours and coverage measured without any
-    model (`digits.measure_colours`, `digits.coverage`), and colours' distances Euclidean in RGB on [0, 1]::
+    With log p (nats) of `metadata["digit"]` from the classifier, colors and coverage measured without any
+    model (`digits.measure_colors`, `digits.coverage`), and colors' distances Euclidean in RGB on [0, 1]::
 
-        log p(digit) - colour_weight * (|ink - named ink| + |background - named background|)
+        log p(digit) - color_weight * (|ink - named ink| + |background - named background|)
             - shape_weight * mean |coverage - coverage of the input|
 
     The input is `metadata["image"]` (3, H, W). The four terms are returned as info, before weighting. The
-    reward refuses a prompt that does not name both colours, with a ValueError.
+    reward refuses a prompt that does not name both colors, with a ValueError.
     """
     reader = (RewardModel.load() if model is None else model).eval()
 
     @checked_reward
     def reward(images: torch.Tensor, prompts: Sequence[str], metadata: Metadata) -> Rewards:
-        said = described_colours(prompts)
+        said = described_colors(prompts)
         log_p = _digit_log_prob(reader, images, _digits(metadata, images.device))  # (B,)
         inputs = metadata_images(metadata, "image", images)
-        ink, background = measure_colours(images)  # (B, 3) each
-        moved = coverage(images, ink, background) - coverage(inputs, *measure_colours(inputs))
+        ink, background = measure_colors(images)  # (B, 3) each
+        moved = coverage(images, ink, background) - coverage(inputs, *measure_colors(inputs))
         terms = {
             "digit_log_prob": log_p,
-            "ink_distance": _colour_distance(ink, [part.ink for part in said]),
-            "background_distance": _colour_distance(background, [part.background for part in said]),
+            "ink_distance": _color_distance(ink, [part.ink for part in said]),
+            "background_distance": _color_distance(background, [part.background for part in said]),
             "shape_distance": moved.abs().mean(dim=(1, 2, 3)),
         }
-        colours = terms["ink_distance"] + terms["background_distance"]
-        return log_p - colour_weight * colours - shape_weight * terms["shape_distance"], terms
+        colors = terms["ink_distance"] + terms["background_distance"]
+        return log_p - color_weight * colors - shape_weight * terms["shape_distance"], terms
 
     return reward

@@ -195,7 +195,7 @@ class Learner:
             parameters["lr"] = learning_rate(self.config, self.steps_done, num_steps)
         weights = list(self.trainable.values())
         grad_norm = whole(self.accelerator.clip_grad_norm_(weights, self.config.train_max_grad_norm))
-        record = self._summarise(stats, shares, grad_norm)
+        record = self._summarize(stats, shares, grad_norm)
         is_finite = math.isfinite(record["grad_norm"])
         if self.accelerator.scaler is None and not is_finite:
             raise RuntimeError(
@@ -239,7 +239,7 @@ class Learner:
         """Whether fp16's scaler has skipped every optimizer step so far."""
         return 0 < self.steps_done <= self.skipped_in_a_row
 
-    def _summarise(
+    def _summarize(
         self, stats: list[dict[str, torch.Tensor]], shares: list[float], grad_norm: torch.Tensor
     ) -> dict[str, float]:
         """Join the statistics of groups and processes into the record of one optimizer step, in one wait."""

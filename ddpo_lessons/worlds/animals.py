@@ -99,13 +99,13 @@ def draw_confetti(count: int, seed: int) -> torch.Tensor:
     palette = torch.tensor(list(BACKGROUNDS.values()))
     of = torch.randint(len(BACKGROUNDS), (2, NUM_DISCS, count), generator=generator)
     x, y, radius, share = torch.rand(4, NUM_DISCS, count, 1, generator=generator)  # (100, N, 1) each
-    colours = palette[of[0]].lerp(palette[of[1]], share)[..., None, None]  # (100, N, 3, 1, 1)
+    colors = palette[of[0]].lerp(palette[of[1]], share)[..., None, None]  # (100, N, 3, 1, 1)
     pixels = torch.arange(IMAGE_SIZE) + 0.5
-    images = colours[0].repeat(1, 1, IMAGE_SIZE, IMAGE_SIZE)
+    images = colors[0].repeat(1, 1, IMAGE_SIZE, IMAGE_SIZE)
     for disc in range(1, NUM_DISCS):
         across, down = pixels - IMAGE_SIZE * x[disc], pixels - IMAGE_SIZE * y[disc]  # (N, 64) each
         inside = down[:, :, None] ** 2 + across[:, None] ** 2 < (4 + 7 * radius[disc, :, None]) ** 2
-        images = torch.where(inside[:, None], colours[disc], images)
+        images = torch.where(inside[:, None], colors[disc], images)
     return images
 
 
@@ -121,11 +121,9 @@ def background_distance(
     if masks is None:
         masks = torch.ones_like(images[:, 0], dtype=torch.bool)
         masks[:, 3:-3, 3:-3] = False
-    colours = images.new_tensor([BACKGROUNDS[name or BACKGROUND_NAMES[0]] for name in names])[
-        :, :, None, None
-    ]
+    colors = images.new_tensor([BACKGROUNDS[name or BACKGROUND_NAMES[0]] for name in names])[:, :, None, None]
     masks = masks.to(images.device)
-    distances = (images.float() - colours).norm(dim=1) * masks  # (B, H, W)
+    distances = (images.float() - colors).norm(dim=1) * masks  # (B, H, W)
     mean = distances.sum(dim=(1, 2)) / masks.sum(dim=(1, 2)).clamp(min=1)
     return mean * mean.new_tensor([name is not None for name in names])
 
@@ -222,7 +220,7 @@ class Edits:
     @property
     def background_masks(self) -> torch.Tensor:
         """Masks (N, 64, 64) of the background in the correct results, at least one pixel from the animal."""
-        other = (self.wanted.images - self._colours).norm(dim=1, keepdim=True) >= 0.02  # (N, 1, 64, 64)
+        other = (self.wanted.images - self._colors).norm(dim=1, keepdim=True) >= 0.02  # (N, 1, 64, 64)
         return F.max_pool2d(other.float(), 3, stride=1, padding=1)[:, 0] == 0
 
     @property
@@ -237,11 +235,11 @@ class Edits:
         The images may be on any device; the result is on the CPU.
         """
         background = self.background_masks
-        plain = ((images.float().cpu() - self._colours).norm(dim=1) < 0.15) & background
+        plain = ((images.float().cpu() - self._colors).norm(dim=1) < 0.15) & background
         return plain.sum(dim=(1, 2)) >= 0.9 * background.sum(dim=(1, 2))
 
     @property
-    def _colours(self) -> torch.Tensor:
+    def _colors(self) -> torch.Tensor:
         """The named background colors, (N, 3, 1, 1)."""
         return torch.tensor(list(BACKGROUNDS.values()))[self.wanted.labels[:, 2]][:, :, None, None]
 

@@ -25,7 +25,7 @@ from ddpo_lessons.worlds.judges import Classifier, named, nearest, patch_mixer, 
 
 CHECKPOINT = CHECKPOINTS["tiny-sd"]
 IMAGE_SIZE = 32
-COLOURS: dict[str, tuple[float, float, float]] = {
+COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.13, 0.15),
     "green": (0.10, 0.60, 0.22),
     "blue": (0.13, 0.25, 0.80),
@@ -33,11 +33,11 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "white": (0.97, 0.97, 0.97),
     "black": (0.06, 0.06, 0.06),
 }
-COLOUR_NAMES = tuple(COLOURS)
+COLOR_NAMES = tuple(COLORS)
 
 # Pre-training leaves out one ink for every digit, so ten of the sixty (digit, ink) pairs.
-LEFT_OUT = tuple((digit, COLOUR_NAMES[(5 * digit + 2) % 6]) for digit in range(10))
-SEEN = tuple((d, c) for d in range(10) for c in COLOUR_NAMES if (d, c) not in LEFT_OUT)
+LEFT_OUT = tuple((digit, COLOR_NAMES[(5 * digit + 2) % 6]) for digit in range(10))
+SEEN = tuple((d, c) for d in range(10) for c in COLOR_NAMES if (d, c) not in LEFT_OUT)
 
 TEST_SIZE = 500
 VALIDATION_SIZE = 200
@@ -104,7 +104,7 @@ def render(
     return coverage * ink[:, :, None, None] + (1 - coverage) * background
 
 
-def measure_colours(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def measure_colors(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Measure the colors of ink and background, RGB (B, 3) each, of images (B, 3, H, W), without a network.
 
     `image.measure_background` measures the background. The ink is the mean color of the 5% of pixels that
@@ -124,7 +124,7 @@ def coverage(images: torch.Tensor, ink: torch.Tensor, background: torch.Tensor) 
     A pixel x = a i + (1 - a) g of ink i and background g, RGB (N, 3), has the coverage `a = (x - g)·(i - g) /
     |i - g|²`.
     """
-    axis, background = (colour[:, :, None, None] for colour in (ink - background, background))  # (N, 3, 1, 1)
+    axis, background = (color[:, :, None, None] for color in (ink - background, background))  # (N, 3, 1, 1)
     along = ((images - background) * axis).sum(dim=1, keepdim=True)
     return (along / axis.square().sum(dim=1, keepdim=True).clamp(min=1e-6)).clamp(0, 1)
 
@@ -136,7 +136,7 @@ def lean(images: torch.Tensor) -> torch.Tensor:
     upright stroke has 0, italics have about 0.25, and an image without ink has 0.
     """
     # Summed on the CPU, because MPS has no float64.
-    weights = coverage(images, *measure_colours(images))[:, 0].cpu().double()  # (B, H, W)
+    weights = coverage(images, *measure_colors(images))[:, 0].cpu().double()  # (B, H, W)
     weights = weights / weights.sum(dim=(1, 2), keepdim=True).clamp(min=1e-6)
     height, width = images.shape[2:]
     y = torch.arange(height, 0, -1)[:, None] - (height + 1) / 2  # (H, 1), upwards
@@ -149,7 +149,7 @@ def repaint(
     images: torch.Tensor, old: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
     """Replace the two colors (ink, background) of images (N, 3, H, W); each color is RGB (N, 3)."""
-    ink, background = (colour[:, :, None, None] for colour in new)
+    ink, background = (color[:, :, None, None] for color in new)
     covered = coverage(images, *old)  # (N, 1, H, W)
     return covered * ink + (1 - covered) * background
 
@@ -193,8 +193,8 @@ def parse_prompt(prompt: str) -> Description:
     words = before.split()
     return Description(
         digit=next((DIGITS.index(word) for word in words if word in DIGITS), None),
-        ink=next((word for word in words if word in COLOURS), None),
-        background=next((word for word in after.split() if word in COLOURS), None),
+        ink=next((word for word in words if word in COLORS), None),
+        background=next((word for word in after.split() if word in COLORS), None),
         damage=next((w for w in words if w in DAMAGES or w in ("clear", "camouflaged")), None),
     )
 
@@ -240,10 +240,10 @@ def draw_images(
     chosen, descriptions = [], []
     for _ in range(count):
         digit, ink = rng.choice(pairs)
-        background = rng.choice([name for name in COLOUR_NAMES if name != ink])
+        background = rng.choice([name for name in COLOR_NAMES if name != ink])
         descriptions.append(Description(digit, ink, background, damage))
         chosen.append(rng.choice(by_digit[digit]))
-    ink_rgb, background_rgb = two_colours(descriptions)  # (N, 3) each
+    ink_rgb, background_rgb = two_colors(descriptions)  # (N, 3) each
     theta = placements(count, generator)
     clean = render(bitmaps[chosen], ink_rgb, background_rgb, theta)
     images = clean
@@ -257,15 +257,15 @@ def draw_images(
     return LabeledImages(images, clean, digits, severities, descriptions)
 
 
-def colour_indices(descriptions: Sequence[Description]) -> torch.Tensor:
-    """Return the indices in `COLOURS` of ink and background, (N, 2)."""
-    return torch.tensor([[COLOUR_NAMES.index(n or "") for n in (d.ink, d.background)] for d in descriptions])
+def color_indices(descriptions: Sequence[Description]) -> torch.Tensor:
+    """Return the indices in `COLORS` of ink and background, (N, 2)."""
+    return torch.tensor([[COLOR_NAMES.index(n or "") for n in (d.ink, d.background)] for d in descriptions])
 
 
-def two_colours(descriptions: Sequence[Description]) -> tuple[torch.Tensor, torch.Tensor]:
+def two_colors(descriptions: Sequence[Description]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ink and background, RGB (N, 3) each."""
-    ink, background = colour_indices(descriptions).T
-    palette = torch.tensor(list(COLOURS.values()))  # (6, 3)
+    ink, background = color_indices(descriptions).T
+    palette = torch.tensor(list(COLORS.values()))  # (6, 3)
     return palette[ink], palette[background]
 
 
@@ -290,10 +290,10 @@ def draw_edits(count: int, split: str, seed: int) -> Edits:
     inputs = draw_images(count, split, seed)
     wanted = []
     for old in inputs.descriptions:
-        ink = rng.choice([name for name in COLOUR_NAMES if name != old.ink])
-        background = rng.choice([name for name in COLOUR_NAMES if name not in (ink, old.background)])
+        ink = rng.choice([name for name in COLOR_NAMES if name != old.ink])
+        background = rng.choice([name for name in COLOR_NAMES if name not in (ink, old.background)])
         wanted.append(Description(None, ink, background))
-    targets = repaint(inputs.images, two_colours(inputs.descriptions), two_colours(wanted))
+    targets = repaint(inputs.images, two_colors(inputs.descriptions), two_colors(wanted))
     return Edits(inputs, wanted, targets)
 
 
@@ -348,12 +348,12 @@ class SecondJudge(Classifier):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(*patch_mixer(64))  # (B, 64, 8, 8)
-        self.head = nn.Linear(64, 10 + 2 * len(COLOURS))
+        self.head = nn.Linear(64, 10 + 2 * len(COLORS))
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return logits of digit, ink and background of images (B, 3, 32, 32) in [0, 1]."""
         logits = self.head(self.features(images - 0.5).mean(dim=(2, 3)))  # (B, 22)
-        return logits.split([10, len(COLOURS), len(COLOURS)], dim=1)
+        return logits.split([10, len(COLORS), len(COLORS)], dim=1)
 
 
 def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> float:
@@ -364,8 +364,8 @@ def accuracy(model: nn.Module, images: torch.Tensor, digits: torch.Tensor) -> fl
 @torch.no_grad()
 def _hits(images: torch.Tensor, truth: torch.Tensor, judge: nn.Module) -> torch.Tensor:
     """Return (N, 3) whether digit (by the evaluator), ink and background (measured) are correct."""
-    colours = [nearest(colour, COLOURS).cpu() for colour in measure_colours(images)]
-    return torch.stack([named(judge, images)[:, 0], *colours], dim=1) == truth
+    colors = [nearest(color, COLORS).cpu() for color in measure_colors(images)]
+    return torch.stack([named(judge, images)[:, 0], *colors], dim=1) == truth
 
 
 def score_prompts(
@@ -376,7 +376,7 @@ def score_prompts(
     The images (N, 3, 32, 32) in [0, 1] and the evaluator may be on any device.
     """
     digits = torch.tensor([d.digit for d in descriptions])
-    hits = _hits(images, torch.cat([digits[:, None], colour_indices(descriptions)], dim=1), judge)
+    hits = _hits(images, torch.cat([digits[:, None], color_indices(descriptions)], dim=1), judge)
     right = {"digit": hits[:, 0], "ink": hits[:, 1], "background": hits[:, 2], "all three": hits.all(dim=1)}
     return {name: part.float().mean().item() for name, part in right.items()}
 
@@ -387,15 +387,15 @@ def judge_edits(
     """Return which edited images match their prompt and keep their digit, as booleans (N,) on the CPU.
 
     For images (N, 3, 32, 32) in [0, 1], "digit" says whether the evaluator recognizes the digit of the input,
-    "colours" whether the measured ink and background are nearest to the named ones, and "both" combines the
+    "colors" whether the measured ink and background are nearest to the named ones, and "both" combines the
     two. "second_judge" says whether the second evaluator classifies all three correctly. Images and
     evaluators may be on any device.
     """
-    truth = torch.cat([edits.inputs.digits[:, None], colour_indices(edits.wanted)], dim=1)  # (N, 3)
+    truth = torch.cat([edits.inputs.digits[:, None], color_indices(edits.wanted)], dim=1)  # (N, 3)
     hits = _hits(images, truth, judge)
     return {
         "digit": hits[:, 0],
-        "colours": hits[:, 1:].all(dim=1),
+        "colors": hits[:, 1:].all(dim=1),
         "both": hits.all(dim=1),
         "second_judge": (named(second_judge, images) == truth).all(dim=1),
     }

@@ -57,5 +57,5 @@ def named(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 def nearest(rgb: torch.Tensor, palette: Mapping[str, tuple[float, float, float]]) -> torch.Tensor:
     """Return the index of the palette color nearest to each RGB row; (B, 3) -> (B,)."""
-    colours = torch.tensor(list(palette.values()), dtype=rgb.dtype, device=rgb.device)  # (C, 3)
-    return torch.cdist(rgb, colours).argmin(dim=1)
+    colors = torch.tensor(list(palette.values()), dtype=rgb.dtype, device=rgb.device)  # (C, 3)
+    return torch.cdist(rgb, colors).argmin(dim=1)

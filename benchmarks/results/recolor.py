@@ -1,7 +1,7 @@
-"""Digits in other colours, the task of edit.py, recolour_steps.py, equal_terms.py and time_to_result.py.
+"""Digits in other colors, the task of edit.py, recolor_steps.py, equal_terms.py and time_to_result.py.
 
-A handwritten digit goes in, with a sentence that names two other colours and no digit. Done right, both
-colours are those named, and the digit is still the one that was written.
+A handwritten digit goes in, with a sentence that names two other colors and no digit. Done right, both
+colors are those named, and the digit is still the one that was written.
 """
 
 from collections.abc import Sequence
@@ -59,6 +59,6 @@ class Evaluation:
         return restore(pipeline, self.edits.inputs.images, self.edits.prompts, setting)
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
-        """Return the shares of pictures with the digit, the colours and both right, see `judge_edits`."""
+        """Return the shares of pictures with the digit, the colors and both right, see `judge_edits`."""
         verdicts = judge_edits(images, self.edits, *self.judges)
         return {name: hits.double().mean().item() for name, hits in verdicts.items()}

@@ -1,10 +1,10 @@
-"""Steps of training and of sampling: `python -m benchmarks.results.recolour_steps`.
+"""Steps of training and of sampling: `python -m benchmarks.results.recolor_steps`.
 
-A policy learns recolour.py's task in five steps, of which one is an action, for 12,800 samples, a third of
-recolour.py's; three seeds. Then the judges look at 200 validation pictures: sampled in five steps, ten and
+A policy learns recolor.py's task in five steps, of which one is an action, for 12,800 samples, a third of
+recolor.py's; three seeds. Then the judges look at 200 validation pictures: sampled in five steps, ten and
 twenty, with the adapter on at one of the two steps only, and decoded after one call of the network. Beside
 them stand the untrained pipeline's best setting, and the best of eight pictures that it makes. Rows go to
-recolour_steps.csv, run by run; runs that it holds are skipped.
+recolor_steps.csv, run by run; runs that it holds are skipped.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,20 +15,20 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row, best_draws, parse, run_all, trainer_of
-from benchmarks.results.recolour import POLICY, SETTINGS, UNTRAINED_BEST, Evaluation
+from benchmarks.results.recolor import POLICY, SETTINGS, UNTRAINED_BEST, Evaluation
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.lessons.demo import Img2Img, img2img
 from ddpo_lessons.models import family_of
-from ddpo_lessons.rewards import recolouring
+from ddpo_lessons.rewards import recoloring
 from ddpo_lessons.rollout import from_images
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
 RUNS, EPOCHS, PICTURES = ("0", "1", "2", "untrained"), 50, 200  # seeds, and what needs no training
 DRAWS = 8
 STEPS = (5, 10, 20)  # of sampling
-COLUMNS = ("run", "sampled", "digit", "colours", "both", "second_judge")
+COLUMNS = ("run", "sampled", "digit", "colors", "both", "second_judge")
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ PARTS: dict[str, tuple[tuple[int, ...], int]] = {
 
 def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
     """Return untrained pictures at the best setting: those of the first draw, and the best by the score."""
-    pipeline, score, given = load_tiny_sd(), recolouring(), edits.inputs
+    pipeline, score, given = load_tiny_sd(), recoloring(), edits.inputs
     facts = [{"digit": d, "image": i} for d, i in zip(given.digits.tolist(), given.images, strict=True)]
     task = pipeline, given.images, edits.prompts, UNTRAINED_BEST
     draws = [img2img(*task, draw * PICTURES) for draw in range(DRAWS)]  # (N, 3, 32, 32) each
@@ -80,7 +80,7 @@ def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
 
 def trained(seed: int, edits: digits.Edits, exam: Evaluation) -> dict[str, torch.Tensor]:
     pipeline = load_tiny_sd()
-    task, start = (recolouring(), edit_requests(seed), pipeline), FromImages(POLICY.strength)
+    task, start = (recoloring(), edit_requests(seed), pipeline), FromImages(POLICY.strength)
     with trainer_of(task, SETTINGS, {"seed": seed}, algorithm=DDPO(), start=start) as trainer:
         for epoch in range(EPOCHS):
             trainer.step(epoch)
