@@ -63,7 +63,9 @@ SECTIONS = {
     ),
     "small": _paper("compressibility", "kB", kilobytes, "“by Noto” and “green”, no training"),
     "large": _paper("incompressibility", "kB", kilobytes, "“by Twemoji”, “yellow”, guidance 3, no training"),
-    "taste": _paper("taste", "learned reward", two, "“by Fluent”, “orange”, guidance 3, no training"),
+    "preference": _paper(
+        "preference", "learned reward", two, "“by Fluent”, “orange”, guidance 3, no training"
+    ),
     "red": Section(
         "benchmarks/results/clipping.csv",
         "benchmarks/results/clipping_{}.png",

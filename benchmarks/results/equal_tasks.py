@@ -1,8 +1,9 @@
 """The tasks and the methods of equal_terms.py.
 
 - "preference": tiny-zoo generates animals from noise. The reward is a reward model that was fitted to the
-  choices of a simulated annotator (zoo/taste.py). A held-out evaluator, which training does not use, says
-  whether the animal is still there, and the annotator's own formula how much she likes the images.
+  choices of a simulated annotator (zoo/preference.py). A held-out evaluator, which training does not use,
+  measures whether the animal is still there, and the annotator's formula whether the annotator would prefer
+  the images.
 - "edit": the demo's task (lessons/demo.py). tiny-zoo frees an animal from confetti, and the prompt names the
   background. The reward is the demo's, and so are strength, steps, rank and layers; "judge" is the fraction
   of images that the held-out evaluator finds correct in every respect.
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common import Row, draw
-from benchmarks.zoo import taste
+from benchmarks.zoo import preference
 from benchmarks.zoo.edit import by_program
 from ddpo_lessons.data.prompts import animals as animal_prompts
 from ddpo_lessons.data.starts import FromImages, FromNoise
@@ -109,7 +110,7 @@ class PreferenceEvaluation(Evaluation):
         self.noises, self.first_seed = {"validation": (4, 20_000), "test": (8, 10_000)}[split]
         self.prompts = [animals.make_prompt(animal) for animal in animals.ANIMALS]
         self.metadata = [{} for _ in self.prompts]
-        self.reward, self.judge = taste.rating(), animals.Judge.load()
+        self.reward, self.judge = preference.learned_reward(), animals.Judge.load()
 
     def draw(self, pipeline: Any, noise: int, prompts: Sequence[str] = ()) -> torch.Tensor:
         steps = TASKS["preference"].settings["sample_num_steps"]
@@ -117,7 +118,7 @@ class PreferenceEvaluation(Evaluation):
 
     def judged(self, images: torch.Tensor) -> dict[str, float]:
         seen = (named(self.judge, images)[:, 0] == torch.arange(len(images))).double()
-        return {"judge": seen.mean().item(), "second": taste.utility(images, self.judge).mean().item()}
+        return {"judge": seen.mean().item(), "second": preference.utility(images, self.judge).mean().item()}
 
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
         ways = {}

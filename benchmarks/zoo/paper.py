@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import Row
-from benchmarks.zoo import taste
+from benchmarks.zoo import preference
 from ddpo_lessons.algorithms.algorithm import Algorithm
 from ddpo_lessons.algorithms.branching import Branching
 from ddpo_lessons.algorithms.ddpo import DDPO
@@ -74,7 +74,7 @@ EXPERIMENTS: dict[str, tuple[Callable[[], RewardFunction], Callable[[int], Promp
     "compressibility": (jpeg_compressibility, animal_prompts),
     "incompressibility": (jpeg_incompressibility, animal_prompts),
     "alignment": (animal_alignment, lambda seed: zoo_prompts(seed, "left_out")),
-    "taste": (taste.rating, animal_prompts),
+    "preference": (preference.learned_reward, animal_prompts),
 }
 
 
@@ -119,7 +119,7 @@ def verdict(reward: str, images: torch.Tensor, asked: Sequence[animals.Descripti
         ]
     )
     found = {"score": scores(reward, images, [sentence(part) for part in asked]), "animal": hits[:, 0]}
-    found |= {"all": hits.all(dim=1), "utility": taste.utility(images, judge)}
+    found |= {"all": hits.all(dim=1), "utility": preference.utility(images, judge)}
     return {name: values.double().mean().item() for name, values in found.items()}
 
 

@@ -1,8 +1,8 @@
 """A preference that is learned from choices, in the place of the aesthetic predictor of DDPO's paper.
 
-A simulated annotator likes warm backgrounds and Fluent's style, and chooses between two images at a time. A
-reward model is fitted to the choices, and RL uses its score. The annotator's own formula is known here, as it
-is not of people, so one sees where a policy leaves what the reward model has understood.
+A simulated annotator prefers warm backgrounds and Fluent's style, and chooses between two images at a time.
+A reward model is fitted to the choices, and RL uses its output. Unlike the preferences of people, the
+annotator's formula is known, so we can measure whether the annotator would prefer what a policy generates.
 """
 
 import functools
@@ -19,12 +19,12 @@ from ddpo_lessons.worlds.judges import Classifier
 
 LIKED_ARTIST = "Fluent"
 DECISIVENESS = 4.0  # log-odds of a choice, per unit of utility
-PENALTY = 0.1  # on the square of the rater's weights
+PENALTY = 0.1  # on the square of the reward model's weights
 
 
 @torch.no_grad()
 def utility(images: torch.Tensor, judge: Classifier | None = None) -> torch.Tensor:
-    """Say how much the persona likes pictures: ``red - blue of the background + p(Fluent)``.
+    """Return the annotator's utility of images: ``red - blue of the background + p(Fluent)``.
 
     Images are (B, 3, 64, 64) in [0, 1]; the result, (B,), is from -1 to 2.
     """
@@ -34,10 +34,10 @@ def utility(images: torch.Tensor, judge: Classifier | None = None) -> torch.Tens
 
 
 def draw_choices(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Let the persona choose between random pictures: ``p(first) = sigmoid(4 (u(first) - u(second)))``.
+    """Let the annotator choose between random images: ``p(first) = sigmoid(4 (u(first) - u(second)))``.
 
     Source: Bradley and Terry 1952, "Rank analysis of incomplete block designs". Returns first and second
-    pictures (N, 3, 64, 64), and whether the first was chosen (N,).
+    images (N, 3, 64, 64), and whether the first was chosen (N,).
     """
     first, second = animals.draw_images(2 * count, seed).images.chunk(2)
     judge = animals.Judge.load()
@@ -46,8 +46,8 @@ def draw_choices(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, tor
     return first, second, chance < log_odds.sigmoid()
 
 
-class Rater(nn.Module):
-    """A score of pictures: one linear layer on the reward model's features."""
+class PreferenceModel(nn.Module):
+    """A learned reward of images: one linear layer on the features of the world's reward model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,20 +57,20 @@ class Rater(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Score images (B, 3, 64, 64) in [0, 1]; (B,)."""
+        """Return the reward of images (B, 3, 64, 64) in [0, 1], (B,)."""
         return self.head(self.features(images * 2 - 1).flatten(1))[:, 0]
 
 
-def fit_rater(first: torch.Tensor, second: torch.Tensor, first_chosen: torch.Tensor) -> Rater:
-    """Fit a rater to choices: the least ``-log sigmoid(r(chosen) - r(other)) + penalty |w|^2`` there is.
+def fit_preferences(first: torch.Tensor, second: torch.Tensor, first_chosen: torch.Tensor) -> PreferenceModel:
+    """Fit a model to choices: minimize ``-log sigmoid(r(chosen) - r(other)) + penalty |w|^2``.
 
     The arguments are what `draw_choices` returns.
     """
-    rater = Rater()
+    fitted = PreferenceModel()
     with torch.no_grad():
-        inputs = [rater.features(images * 2 - 1).flatten(1) for images in (first, second)]
+        inputs = [fitted.features(images * 2 - 1).flatten(1) for images in (first, second)]
     difference = inputs[0] - inputs[1]  # (N, F)
-    weight, chosen = rater.head.weight, first_chosen.float()
+    weight, chosen = fitted.head.weight, first_chosen.float()
     optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
@@ -81,11 +81,11 @@ def fit_rater(first: torch.Tensor, second: torch.Tensor, first_chosen: torch.Ten
         return loss.detach()
 
     optimizer.step(closure)
-    return rater.requires_grad_(False)
+    return fitted.requires_grad_(False)
 
 
 @functools.cache
-def rating() -> RewardFunction:
-    """Return the score of a rater that saw two thousand choices."""
-    rater = fit_rater(*draw_choices(2_000, seed=0))
-    return checked_reward(lambda images, prompts, metadata: rater(images))
+def learned_reward() -> RewardFunction:
+    """Return the reward that is fitted to two thousand choices."""
+    fitted = fit_preferences(*draw_choices(2_000, seed=0))
+    return checked_reward(lambda images, prompts, metadata: fitted(images))
