@@ -303,7 +303,7 @@ def draw_wrong_line() -> Figure:
 def draw_stale() -> Figure:
     """What stale samples cost: the ESS ratio, and the error of the average gradient."""
     figure, (share, error) = panels(2, (8, 3.2))
-    drifts = [n / 100 for n in range(101)]
+    shifts = [n / 100 for n in range(101)]
     spread = math.sqrt(1 + STEPS * STD**2)
 
     def slope(distance: float) -> float:
@@ -311,7 +311,7 @@ def draw_stale() -> Figure:
         return math.erf(distance / spread / math.sqrt(2))
 
     for power, name, color in ((1, "ρ of each pair", BLUE), (STEPS, "product of\nthe three ρ", GREEN)):
-        share.plot(drifts, [math.exp(-power * d**2) for d in drifts], color=color, linewidth=2)
+        share.plot(shifts, [math.exp(-power * d**2) for d in shifts], color=color, linewidth=2)
         x, y = 0.62 if power == 1 else 0.1, math.exp(-power * 0.62**2) + 0.04
         share.text(x, y, name, color=color, weight="bold", fontsize=10)
     share.set_title("ESS ratio", color=INK, fontsize=12, loc="left")
@@ -319,7 +319,7 @@ def draw_stale() -> Figure:
     for theta, color in ((0.0, PALETTE[4]), (0.8, RED)):
         goal = GOAL - STEPS * theta
         for moved, style in ((0, "-"), (1, (0, (4, 2)))):  # steps whose draw is weighted
-            ends = [d for d in drifts if goal - STEPS * d * STD > 0.05]
+            ends = [d for d in shifts if goal - STEPS * d * STD > 0.05]
             values = [slope(goal - moved * d * STD) / slope(goal - STEPS * d * STD) - 1 for d in ends]
             error.plot(ends, values, color=color, linewidth=2, linestyle=style)
     error.text(0.31, 1.3, "old policy near\nthe goal, θ = 0.8", color=RED, weight="bold", fontsize=10)

@@ -244,8 +244,8 @@ def test_the_loss_of_pepg_is_its_authors():
     log_ratio = elbo(NEW).detach() - elbo(OLD).detach()
     advantages = 0.2 * torch.tensor(ADVANTAGES, dtype=torch.float64).clamp(-5, 5)
     noisy = at()[1]
-    drift = (NEW(noisy, 1000 * TIMES) - FIRST(noisy, 1000 * TIMES)).square().mean()
-    theirs = -(log_ratio.exp() * (advantages - log_ratio) * elbo(NEW)).mean() + 1e-4 * drift
+    distance = (NEW(noisy, 1000 * TIMES) - FIRST(noisy, 1000 * TIMES)).square().mean()
+    theirs = -(log_ratio.exp() * (advantages - log_ratio) * elbo(NEW)).mean() + 1e-4 * distance
     assert loss.item() == pytest.approx(theirs.item(), rel=1e-9)
     assert theirs.item() == pytest.approx(PEPG_LOSS, abs=1e-6)
     assert record["log_ratio_size"].item() == pytest.approx(log_ratio.abs().mean().item(), rel=1e-9)

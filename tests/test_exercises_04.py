@@ -7,7 +7,7 @@ from tests.helpers import exercise_tests
 IMPORTS = "import math, torch\nfrom statistics import NormalDist\nfrom torch.distributions import Normal\n"
 ARGUMENTS = {
     1: "ratio, advantages, clip_range",
-    2: "drift, aim, dims, clip_range, sign",
+    2: "shift, aim, dims, clip_range, sign",
     3: "log_ratio, advantages, stiffness",
 }
 BY_AUTOGRAD = """
@@ -28,13 +28,13 @@ def f(ratio, advantages, clip_range):
     return gradient
 """
 BY_ERFC = """
-def f(drift, aim, dims, clip_range, sign):
-    edge = abs(math.log1p(sign * clip_range)) - aim + sign * drift**2 / 2
-    return math.erfc(edge * dims**0.5 / drift / 2**0.5) / 2
+def f(shift, aim, dims, clip_range, sign):
+    edge = abs(math.log1p(sign * clip_range)) - aim + sign * shift**2 / 2
+    return math.erfc(edge * dims**0.5 / shift / 2**0.5) / 2
 """
 FLOAT32 = """
-def f(drift, aim, dims, clip_range, sign):
-    normal = log_ratio_normal(torch.tensor(drift), dims)
+def f(shift, aim, dims, clip_range, sign):
+    normal = log_ratio_normal(torch.tensor(shift), dims)
     edge = torch.tensor(1 + sign * clip_range).log() - sign * aim
     return normal.cdf(edge) if sign < 0 else 1 - normal.cdf(edge)
 """
@@ -52,10 +52,10 @@ RIGHT = [
         "-advantages * ratio, 0)"),
     (2, BY_ERFC),
     (2, FLOAT32),
-    (2, "NormalDist(sign * drift**2 / 2 - aim, drift / dims**0.5)"
+    (2, "NormalDist(sign * shift**2 / 2 - aim, shift / dims**0.5)"
         ".cdf(-sign * math.log(1 + sign * clip_range))"),
-    (2, "Normal(0.0, 1.0).cdf(-(torch.tensor(sign * drift**2 / 2 - aim) + abs(math.log1p(sign * clip_range)))"
-        " * dims**0.5 / drift)"),
+    (2, "Normal(0.0, 1.0).cdf(-(torch.tensor(sign * shift**2 / 2 - aim) + abs(math.log1p(sign * clip_range)))"
+        " * dims**0.5 / shift)"),
     (3, ADDED_IN_FLOAT64),
     (3, "-(advantages * torch.exp(log_ratio)) + stiffness * torch.expm1(log_ratio) - stiffness * log_ratio"),
     (3, "stiffness * (log_ratio.expm1() - log_ratio) - advantages - advantages * log_ratio.expm1()"),
@@ -66,9 +66,9 @@ RIGHT = [
 ]  # fmt: skip
 FAR = "((ratio - 1).abs() > clip_range)"
 CUT = f"((advantages * (ratio - 1) > 0) & {FAR})"
-SPREAD = "drift / math.sqrt(dims)"
+SPREAD = "shift / math.sqrt(dims)"
 EDGE, OTHER_EDGE = "abs(math.log1p(sign * clip_range))", "abs(math.log1p(-sign * clip_range))"
-WANTED = "aim - sign * drift**2 / 2"
+WANTED = "aim - sign * shift**2 / 2"
 STOPPED = f"NormalDist().cdf(({WANTED} - {EDGE}) / ({SPREAD}))"
 OTHER = f"NormalDist().cdf((-({WANTED}) - {OTHER_EDGE}) / ({SPREAD}))"
 K3 = "(torch.expm1(log_ratio) - log_ratio)"
@@ -84,14 +84,14 @@ WRONG = [
     (1, f"(-advantages * ratio * ~{CUT}).sum()", "each pair"),
     (1, f"-advantages * ratio * ~{CUT} * 1.05", "wrong at"),
     (1, f"-advantages.mul_(ratio) * ~{CUT}", "work on copies"),
-    (2, f"NormalDist().cdf(({WANTED} - {EDGE}) / drift)", "scatters less"),
-    (2, f"NormalDist().cdf(({WANTED} - {EDGE}) / (drift / dims))", "root"),
-    (2, f"NormalDist().cdf(({WANTED} - {EDGE}) / (drift**2 / dims))", "wrong at"),
+    (2, f"NormalDist().cdf(({WANTED} - {EDGE}) / shift)", "scatters less"),
+    (2, f"NormalDist().cdf(({WANTED} - {EDGE}) / (shift / dims))", "root"),
+    (2, f"NormalDist().cdf(({WANTED} - {EDGE}) / (shift**2 / dims))", "wrong at"),
     (2, f"NormalDist().cdf(-{EDGE} / ({SPREAD}))", "center is missing"),
-    (2, f"NormalDist().cdf((aim + sign * drift**2 / 2 - {EDGE}) / ({SPREAD}))", "center sinks by d²/2"),
-    (2, f"NormalDist().cdf((aim - sign * drift**2 - {EDGE}) / ({SPREAD}))", "half of"),
-    (2, f"NormalDist().cdf((-sign * drift**2 / 2 - {EDGE}) / ({SPREAD}))", "aim is missing"),
-    (2, f"NormalDist().cdf((sign * aim - sign * drift**2 / 2 - {EDGE}) / ({SPREAD}))", "lowers bad"),
+    (2, f"NormalDist().cdf((aim + sign * shift**2 / 2 - {EDGE}) / ({SPREAD}))", "center sinks by d²/2"),
+    (2, f"NormalDist().cdf((aim - sign * shift**2 - {EDGE}) / ({SPREAD}))", "half of"),
+    (2, f"NormalDist().cdf((-sign * shift**2 / 2 - {EDGE}) / ({SPREAD}))", "aim is missing"),
+    (2, f"NormalDist().cdf((sign * aim - sign * shift**2 / 2 - {EDGE}) / ({SPREAD}))", "lowers bad"),
     (2, f"NormalDist().cdf(({WANTED} - clip_range) / ({SPREAD}))", "not of log"),
     (2, f"{STOPPED} + {OTHER}", "wanted side"),
     (2, f"1 - {STOPPED}", "keeps its gradient"),

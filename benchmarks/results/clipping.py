@@ -5,7 +5,7 @@ epochs, at 2e-4 and at half and twice that learning rate, until redness has pass
 per epoch that is looked at; epoch 0 is before training. `redness` and `readable` (the share whose digit a
 judge names) are of 100 pictures, from starts of each seed's own; `median` and `low` (5% quantile) are of the
 redness. The other columns are about the epoch's 224 actions after its last optimizer step: root mean square
-of their drift d, means of log ρ and of (log ρ)²/2, shares of ρ outside the clip range, and of actions whose
+of their shift d, means of log ρ and of (log ρ)²/2, shares of ρ outside the clip range, and of actions whose
 gradient the clip takes away (or would take). Pictures of two runs of seed 0 go to clipping_*.png, a row per
 epoch; images/draw_04_ppo_clipping.py draws all of it.
 """
@@ -25,7 +25,7 @@ from ddpo_lessons.worlds import digits, load_tiny_sd
 RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = (
     "variant", "learning_rate", "inner_epochs", "seed", "epoch", "redness", "readable", "median",
-    "low", "drift", "log_ratio", "approx_kl", "outside", "halted",
+    "low", "shift", "log_ratio", "approx_kl", "outside", "halted",
 )  # fmt: skip
 CLIP_RANGE, EPOCHS, PICTURES = 5e-3, 10, 100
 LOOKED_AT = (1, 2, 3, 5, 7, 10)  # after these epochs
@@ -54,12 +54,12 @@ class Loss(DDPO):
         before = self._replay(learner, samples, pairs)
         yield from super().steps(samples, learner)
         after = self._replay(learner, samples, pairs)
-        drift = (after.mean - before.mean).flatten(1) / after.std[:, None]  # (N, D) of every number, in σ
+        shift = (after.mean - before.mean).flatten(1) / after.std[:, None]  # (N, D) of every number, in σ
         log_ratio = after.log_prob - trajectory.log_probs.flatten()  # (N,)
         stats, advantages = ratio_stats(log_ratio, CLIP_RANGE), samples.advantages[pairs["rows"]]
         wanted = log_ratio * advantages > 0  # (N,) moved as its advantage asks
         self.moved = {
-            "drift": drift.square().mean().sqrt().item(), "log_ratio": log_ratio.mean().item(),
+            "shift": shift.square().mean().sqrt().item(), "log_ratio": log_ratio.mean().item(),
             "approx_kl": stats.approx_kl.item(), "outside": stats.clip_fraction.item(),
             "halted": (wanted & ((stats.ratio - 1).abs() > CLIP_RANGE)).float().mean().item(),
         }  # fmt: skip
