@@ -5,7 +5,7 @@ import math
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import minus, panels, picture, plain
+from plots import minus, panels, plain, show_image
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 from ddpo_lessons.batching import EpochPlan, Samples, minibatches, shuffle_samples
@@ -116,15 +116,15 @@ def draw_loop() -> Figure:
         note(axes, x, 4.4, text, 10, "center")
     rewards = torch.tensor([0.9, 0.1, 0.5])
     advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
-    pictures = (_digit(3, 1.0), _digit(8, 1.0), _digit(3, 0.45))
+    images = (_digit(3, 1.0), _digit(8, 1.0), _digit(3, 0.45))
     generator = torch.Generator().manual_seed(SEED)
-    for row, (clean, reward, advantage) in enumerate(zip(pictures, rewards, advantages, strict=True)):
+    for row, (clean, reward, advantage) in enumerate(zip(images, rewards, advantages, strict=True)):
         y = 3.35 - row * 1.07
         label(axes, 0.95, y + 0.38, "a red three on\na blue background", size=9)
         noise = torch.randn(clean.shape, generator=generator) * 0.3 + 0.5
         for column, share in enumerate((0.0, 0.35, 0.7, 1.0)):
             x = 1.87 + column * 0.64
-            picture(axes, x, y + 0.12, 0.52, (share * clean + (1 - share) * noise).clamp(0, 1).numpy())
+            show_image(axes, x, y + 0.12, 0.52, (share * clean + (1 - share) * noise).clamp(0, 1).numpy())
             if column:
                 arrow(axes, (x - 0.11, y + 0.38), (x - 0.005, y + 0.38), width=1)
         ink = GREEN if advantage > 0.1 else RED if advantage < -0.1 else MUTED

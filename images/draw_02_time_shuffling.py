@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, mean_and_paths, minus, of_seeds, panels, picture, plain, read_rows, where
+from plots import BENCHMARKS, mean_and_paths, minus, of_seeds, panels, plain, read_rows, show_image, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.batching import Samples, minibatches, shuffle_samples, shuffle_time
@@ -92,8 +92,8 @@ def _read() -> dict[str, Any]:
     return json.loads((RESULTS / "clocks.json").read_text(encoding="utf-8"))
 
 
-def _pictures() -> list[np.ndarray]:
-    """The seven states of one sample, decoded, and the finished picture, (32, 32, 3) each."""
+def _images() -> list[np.ndarray]:
+    """The seven states of one sample, decoded, and the finished image, (32, 32, 3) each."""
     strip = np.asarray(Image.open(RESULTS / "clocks.png").convert("RGB"))
     return [strip[:, x : x + 32] for x in range(0, strip.shape[1], 32)]
 
@@ -101,7 +101,7 @@ def _pictures() -> list[np.ndarray]:
 def draw_torn() -> Figure:
     """Seven shuffled steps of one real sample: whole, with timesteps left behind, with a wrong advantage."""
     figure, axes = _card(10, 5.1)
-    torn, pictures, x0, pitch, size = _read()["torn"], _pictures(), 1.95, 0.96, 0.8
+    torn, images, x0, pitch, size = _read()["torn"], _images(), 1.95, 0.96, 0.8
     whole = torn["whole"]
     rows = (
         ("whole", "whole sample", "seven steps\nof one sample"),
@@ -115,14 +115,14 @@ def draw_torn() -> Figure:
         note(axes, x0 - 0.12, y - 0.17, "|ρ − 1|", 9.5, "right")
         for place, step in enumerate(torn["order"]):
             x = x0 + place * pitch
-            picture(axes, x, y, size, pictures[step])
+            show_image(axes, x, y, size, images[step])
             t, distance = here["timesteps"][place], here["distance"][place]
             ink = INK if t == whole["timesteps"][place] else RED
             label(axes, x + size / 2, y + size + 0.14, f"t = {t}", size=9.5, ink=ink)
             ink, text = (RED, f"{distance:.2f}") if distance > 1e-4 else (GREEN, f"{distance:.4f}")
             label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
         x = x0 + 7 * pitch + 0.28
-        picture(axes, x, y, size, pictures[-1])
+        show_image(axes, x, y, size, images[-1])
         ink = INK if here["advantage"] == whole["advantage"] else RED
         text = minus(f"A = {here['advantage']:+.1f}")
         label(axes, x + size / 2, y - 0.17, text, size=10, weight="bold", ink=ink)
@@ -255,7 +255,7 @@ def draw_question() -> Figure:
 
 
 def draw_orders() -> Figure:
-    """The same curves with their names; and by letters those of the other reward, if all have run."""
+    """The same curves with their names; and by letters the curves of the other reward, if all have run."""
     asked = (("redness", "mean redness", 0.055), ("compressibility", "mean compressibility, −kB", 0.02))
     drawn = [(panel, _curves(panel[0], "0.003")) for panel in asked]
     whole = drawn[:1] + [(p, c) for p, c in drawn[1:] if sum(map(len, c.values())) == 3 * len(KEPT)]

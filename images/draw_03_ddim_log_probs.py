@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import bar, minus, of_seeds, picture, plain, read_rows, where
+from plots import bar, minus, of_seeds, plain, read_rows, show_image, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 BLUE, ORANGE, GREEN, PURPLE = PALETTE[:4]
@@ -90,7 +90,7 @@ def same() -> Figure:
         label(axes, 0.9, y - 0.22, "log-prob", ink=color, size=9.5)
         for column, pixels in enumerate(strip):
             edge = color if column == len(TIMES) - 1 else None
-            picture(axes, left + column * pitch, y, size, pixels, edge=edge, line=2.5)
+            show_image(axes, left + column * pitch, y, size, pixels, edge=edge, line=2.5)
         for column, value in enumerate(log_probs[row]):
             x, text = left + (column + 1) * pitch - 0.02, minus(f"{value:.2f}")
             label(axes, x, y - 0.22, text, ink=color, size=10.5, weight="bold")
@@ -113,7 +113,7 @@ def mdp() -> Figure:
         (5.75, 399, "next state", "x$_{t-1}$ ,  t = 399"),
         (7.65, 0, "the end", "x$_0$"),
     ):
-        picture(axes, x, y, size, strip[TIMES.index(t)])
+        show_image(axes, x, y, size, strip[TIMES.index(t)])
         label(axes, x + size / 2, y + size + 0.2, above, weight="bold")
         label(axes, x + size / 2, y - 0.22, name, size=10.5)
     for x in (1.85, 7.3):

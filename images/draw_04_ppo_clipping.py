@@ -1,4 +1,4 @@
-"""Draw the figures of lesson 04: what clipping buys, four rollouts, the stages of an epoch."""
+"""Draw the figures of lesson 04: the effect of clipping, four rollouts, the stages of an epoch."""
 
 import itertools
 from statistics import mean, pstdev
@@ -13,9 +13,9 @@ from plots import (
     minus,
     of_seeds,
     panels,
-    picture,
     plain,
     read_rows,
+    show_image,
     where,
 )
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
@@ -81,7 +81,7 @@ def clipping() -> Figure:
         size = len(pixels) // len(LOOKED_AT)
         for place, row in enumerate(SHOWN):
             bottom = top - 0.62 - 0.43 * place
-            picture(axes, 5.75, bottom, 4.1, pixels[row * size : (row + 1) * size], height=0.41)
+            show_image(axes, 5.75, bottom, 4.1, pixels[row * size : (row + 1) * size], height=0.41)
             note(axes, 5.66, bottom + 0.2, f"{LOOKED_AT[row]}", 11, align="right")
     thin = f"Thin: {SEEDS} seeds; thick: their mean."
     where_red = "Redness: pure red 1, yellow about 0.5."

@@ -9,7 +9,18 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, bar, mean_and_paths, minus, of_seeds, panels, picture, plain, read_rows, where
+from plots import (
+    BENCHMARKS,
+    bar,
+    mean_and_paths,
+    minus,
+    of_seeds,
+    panels,
+    plain,
+    read_rows,
+    show_image,
+    where,
+)
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.text.text_ppo import clipped_value_loss
@@ -25,7 +36,7 @@ def two_mdps() -> Figure:
     figure, axes = diagram(9.6, 5.3)
     _text_row(axes, STRIP["text"])
     axes.plot([0.3, 9.3], [2.98, 2.98], color=MUTED, linewidth=0.6)
-    _picture_row(axes, STRIP["picture"])
+    _image_row(axes, STRIP["picture"])
     return figure
 
 
@@ -54,26 +65,26 @@ def one_digit(number: float, sign: str = "") -> str:
     return minus(f"{round(number, 1) + 0.0:{sign}.1f}")
 
 
-def _picture_row(axes: Axes, told: dict[str, Any]) -> None:
+def _image_row(axes: Axes, rollout: dict[str, Any]) -> None:
     title(axes, 0.3, 2.62, "DDPO: an action is a denoising step", 14.5, ink=ORANGE)
-    note(axes, 9.3, 2.62, f"prompt: “{told['prompt']}”; the schedule ends it", 11, "right")
-    raw = [np.frombuffer(base64.b64decode(state), dtype=np.uint8) for state in told["states"]]
-    states = [pixels.reshape(told["size"], told["size"], 3) for pixels in raw]
+    note(axes, 9.3, 2.62, f"prompt: “{rollout['prompt']}”; the schedule ends it", 11, "right")
+    raw = [np.frombuffer(base64.b64decode(state), dtype=np.uint8) for state in rollout["states"]]
+    states = [pixels.reshape(rollout["size"], rollout["size"], 3) for pixels in raw]
     side, gap, low = 1.0, 0.46, 1.3
-    names = [f"$x_{{{t}}}$" for t in told["timesteps"]] + ["$x_{199}$", "$x_0$"]
+    names = [f"$x_{{{t}}}$" for t in rollout["timesteps"]] + ["$x_{199}$", "$x_0$"]
     for number, (name, state) in enumerate(zip(names, states, strict=True)):
         x = 0.3 + number * (side + gap)
-        picture(axes, x, low, side, state)
+        show_image(axes, x, low, side, state)
         label(axes, x + side / 2, low - 0.2, name, size=12.5)
         if number + 1 == len(states):
             break
-        middle, acts = x + side + gap / 2, number < len(told["log_probs"])
+        middle, acts = x + side + gap / 2, number < len(rollout["log_probs"])
         ink = INK if acts else MUTED
         arrow(axes, (x + side + 0.05, low + 0.5), (x + side + gap - 0.04, low + 0.5), ink=ink)
-        text = one_digit(told["log_probs"][number]) if acts else "no\nnoise"
+        text = one_digit(rollout["log_probs"][number]) if acts else "no\nnoise"
         label(axes, middle, low + (0.72 if acts else 0.8), text, size=10.5, ink=ink)
         if acts:
-            label(axes, middle, 0.72, one_digit(told["advantage"], "+"), size=12, weight="bold")
+            label(axes, middle, 0.72, one_digit(rollout["advantage"], "+"), size=12, weight="bold")
     label(axes, 0.3, 0.72, "advantage", size=11, ink=ORANGE, align="left", weight="bold")
     label(axes, 6.3, 0.72, "the same for all steps", size=11.5, align="left")
     red, green, blue = states[-1].mean((0, 1)) / 255
@@ -141,16 +152,16 @@ def strip() -> Figure:
         heavy = "bold" if name in ("value", "advantage") else "normal"
         for column, value in enumerate(text[name]):
             shade = SHADES(0.5 + 0.5 * max(-1.0, min(1.0, value / 3.6)))
-            told = f"{value:+.2f}" if value else "0"
-            _cell(axes, left + column * width, y, width, height, shade, told, weight=heavy)
+            number = f"{value:+.2f}" if value else "0"
+            _cell(axes, left + column * width, y, width, height, shade, number, weight=heavy)
     return figure
 
 
 def _cell(
-    axes: Axes, x: float, y: float, width: float, height: float, shade: Any, told: str, **style: Any
+    axes: Axes, x: float, y: float, width: float, height: float, shade: Any, text: str, **style: Any
 ) -> None:
     bar(axes, x + 0.015, y + 0.015, width - 0.03, height - 0.03, to_hex(shade), edgecolor="none")
-    label(axes, x + width / 2, y + height / 2, minus(told), size=10.5, **style)
+    label(axes, x + width / 2, y + height / 2, minus(text), size=10.5, **style)
 
 
 def weights() -> Figure:
@@ -170,8 +181,8 @@ def weights() -> Figure:
         label(axes, left - 0.12, y + height / 2, name, size=11.5, align="right")
         for column, value in enumerate(values):
             share = value / limit if number else 0.5 + 0.5 * value / limit
-            told = (f"{value:.2f}" if number else f"{value:+.2f}") if value else "0"
-            _cell(axes, left + column * width, y, width, height, shades(share), told)
+            shown = (f"{value:.2f}" if number else f"{value:+.2f}") if value else "0"
+            _cell(axes, left + column * width, y, width, height, shades(share), shown)
         if number:
             total = sum(weight * delta for weight, delta in zip(values, text["delta"], strict=True))
             x = left + 10 * width + 0.45

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, Row, band, by_seed, minus, of_seeds, panels, picture, plain, read_rows, where
+from plots import BENCHMARKS, Row, band, by_seed, minus, of_seeds, panels, plain, read_rows, show_image, where
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main, note
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
@@ -38,12 +38,12 @@ def read_image(name: str) -> np.ndarray:
 
 
 def strip(axes: Axes, name: str, text: str, row: Row, bottom: float) -> None:
-    """Draw six images of a file, with their name and what the test says of all 48."""
+    """Draw six images of a file, with their name and the measurements of all 48."""
     left, size = 1.5, 0.74
     label(axes, left - 0.12, bottom + size / 2, text, size=12.5, align="right")
-    picture(axes, left, bottom, SHOWN * size, read_image(name)[:, : SHOWN * TILE], height=size)
-    told = f"{abs(float(row['reward'])):.2f} kB\n{100 * float(row['fox']):.0f}% foxes"
-    label(axes, left + SHOWN * size + 0.12, bottom + size / 2, told, size=12.5, align="left")
+    show_image(axes, left, bottom, SHOWN * size, read_image(name)[:, : SHOWN * TILE], height=size)
+    text = f"{abs(float(row['reward'])):.2f} kB\n{100 * float(row['fox']):.0f}% foxes"
+    label(axes, left + SHOWN * size + 0.12, bottom + size / 2, text, size=12.5, align="left")
 
 
 def question() -> Figure:
@@ -73,7 +73,7 @@ def loop() -> Figure:
         label(axes, 0.72, bottom + size / 2, "“a fox”", size=12.5)
         for column, x in enumerate(xs):
             tile = pixels[TILE * row : TILE * (row + 1), TILE * column : TILE * (column + 1)]
-            picture(axes, x, bottom, size, tile)
+            show_image(axes, x, bottom, size, tile)
         label(axes, 6.4, bottom + size / 2, minus(f"{sample['reward']:.2f}"), size=13)
         text, color = minus(f"{sample['advantage']:+.2f}"), BLUE if sample["advantage"] > 0 else RED
         label(axes, 7.75, bottom + size / 2, text, size=15, weight="bold", ink=color)

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from plots import band, bar, by_seed, minus, panels, picture, plain, read_rows, where
+from plots import band, bar, by_seed, minus, panels, plain, read_rows, show_image, where
 from style import CARD, INK, MUTED, PALETTE, arrow, box, diagram, label, main, note, title
 
 from ddpo_lessons.lessons.plotting import CURVE_COLORS
@@ -53,10 +53,10 @@ def denoise() -> None:
     score = animal_alignment(background_weight=BACKGROUND_WEIGHT)
     rewards, _ = score(family.decode(latents), prompts, edits.metadata[SHOWN:] * GROUP)
     pixels = torch.cat(shown, dim=2).mul(255).round().byte().permute(1, 2, 0)  # (64, 6 * 64, 3)
-    told = PngInfo()
-    told.add_text("rewards", json.dumps([round(reward, 2) for reward in rewards.tolist()]))
-    told.add_text("prompt", prompts[0])
-    Image.fromarray(pixels.numpy()).save(FRAMES, optimize=True, pnginfo=told)
+    info = PngInfo()
+    info.add_text("rewards", json.dumps([round(reward, 2) for reward in rewards.tolist()]))
+    info.add_text("prompt", prompts[0])
+    Image.fromarray(pixels.numpy()).save(FRAMES, optimize=True, pnginfo=info)
 
 
 def frames() -> tuple[np.ndarray, dict[str, str]]:
@@ -64,20 +64,20 @@ def frames() -> tuple[np.ndarray, dict[str, str]]:
     if not FRAMES.exists():
         denoise()
     kept = Image.open(FRAMES)
-    said: dict[str, str] = kept.text  # type: ignore[attr-defined]
-    return np.asarray(kept).reshape(64, CALLS + 1, 64, 3).transpose(1, 0, 2, 3), said
+    info: dict[str, str] = kept.text  # type: ignore[attr-defined]
+    return np.asarray(kept).reshape(64, CALLS + 1, 64, 3).transpose(1, 0, 2, 3), info
 
 
 def question() -> Figure:
     """Draw a rollout whose one reward belongs to four actions, and three ways to divide it, unnamed."""
-    strip, said = frames()
-    reward, *others = json.loads(said["rewards"])
+    strip, info = frames()
+    reward, *others = json.loads(info["rewards"])
     figure, axes = diagram(9.4, 5.3)
-    title(axes, 0.2, 5.02, f"“{said['prompt']}”: four actions, one reward", 14)
+    title(axes, 0.2, 5.02, f"“{info['prompt']}”: four actions, one reward", 14)
     size, pitch, y = 0.98, 1.3, 3.6
     for n, pixels in enumerate(strip):
         x = 0.2 + n * pitch
-        picture(axes, x, y, size, pixels)
+        show_image(axes, x, y, size, pixels)
         name = "input" if n == 0 else f"prediction {n}" if n < CALLS else "result"
         note(axes, x + size / 2, y - 0.19, name, 10.5, align="center")
         if 0 < n < CALLS:
@@ -146,7 +146,7 @@ def start() -> Figure:
     figure, axes = diagram(8.6, 5.1)
     title(axes, 0.2, 4.85, "The input image decides the first state", 14)
     for x, pixels, name in ((0.25, strip[0], "input (3, 64, 64)"), (7.35, strip[-1], "result (3, 64, 64)")):
-        picture(axes, x, 3.5, 1.0, pixels)
+        show_image(axes, x, 3.5, 1.0, pixels)
         note(axes, x + 0.5, 3.32, name, 10.5, align="center")
     box(axes, 2.15, 3.55, 1.45, 0.9, "clean latent x₀\n(4, 16, 16)", color=BLUE, size=11)
     box(axes, 4.5, 3.55, 1.95, 0.9, "first state\n√ᾱ x₀ + √(1 − ᾱ) ε", color=ORANGE, size=11)

@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import band, bar, by_seed, minus, panels, picture, plain, read_rows, where
+from plots import band, bar, by_seed, minus, panels, plain, read_rows, show_image, where
 from style import INK, MUTED, PALETTE, arrow, diagram, label, main, note, title
 
 from ddpo_lessons.advantages import normalize_groups
@@ -34,7 +34,7 @@ LEVEL, LENGTH = 0.6, 0.1
 
 @torch.no_grad()
 def denoise() -> None:
-    """Run tiny-sd3 from one noise, eight times by each of three samplers, and keep the pictures."""
+    """Run tiny-sd3 from one noise, eight times by each of three samplers, and keep the images."""
     from ddpo_lessons.models import family_of
     from ddpo_lessons.worlds import load_tiny_sd3
 
@@ -56,7 +56,7 @@ def denoise() -> None:
 
 
 def frames() -> np.ndarray:
-    """Return the kept pictures, (3, 9, 32, 32, 3): first noise and eight runs, by each sampler."""
+    """Return the kept images, (3, 9, 32, 32, 3): first noise and eight runs, by each sampler."""
     if not FRAMES.exists():
         denoise()
     pixels = np.asarray(Image.open(FRAMES))
@@ -64,7 +64,7 @@ def frames() -> np.ndarray:
 
 
 def italics(images: torch.Tensor) -> torch.Tensor:
-    """The lesson's reward of pictures of the prompt, (B,)."""
+    """Return the lesson's reward of images of the prompt, (B,)."""
     asked = prompt_alignment()(images, [PROMPT] * len(images), [{}] * len(images))[0]
     return torch.as_tensor(asked) - 10 * (digits.lean(images) - 0.25).abs()
 
@@ -86,14 +86,14 @@ def eight() -> Figure:
         values = italics(torch.from_numpy(pixels[1:].copy()).permute(0, 3, 1, 2).float().div(255))  # (8,)
         advantages = normalize_groups(values, COUNT).tolist()
         title(axes, 0.15, y + size + 0.22, name, 13, ink=color)
-        picture(axes, 0.15, y, size, pixels[0], edge=MUTED)
+        show_image(axes, 0.15, y, size, pixels[0], edge=MUTED)
         arrow(axes, (0.85, y + size / 2), (left - 0.08, y + size / 2), ink=color)
         note(axes, 1.3, y + size / 2 + 0.17, f"{STEPS} steps", size=11, align="center")
         label(axes, left - 0.1, y - 0.17, "reward", size=11.5, align="right")
         label(axes, left - 0.1, y - 0.41, "advantage", size=11.5, align="right")
         for n, (value, advantage) in enumerate(zip(values.tolist(), advantages, strict=True)):
             x = left + n * pitch
-            picture(axes, x, y, size, pixels[n + 1], edge=color)
+            show_image(axes, x, y, size, pixels[n + 1], edge=color)
             label(axes, x + size / 2, y - 0.17, minus(f"{value:.1f}"), size=11.5)
             label(axes, x + size / 2, y - 0.41, signed(advantage), size=11.5, weight="bold", ink=color)
     return figure

@@ -98,7 +98,7 @@ def img2img() -> Figure:
     rows, runs = read_rows("results/forward_starts.csv"), read_rows("results/forward_starts_runs.csv")
     kinds = {"noised anew": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
     methods = ["AWM", "NFT", "RWR", "all alike", "PEPG", "DDPO"]
-    shown = {"noised anew": "re-noised", "all alike": "equal weights"}  # the CSV's words
+    shown = {"noised anew": "re-noised", "all alike": "equal weights"}  # the CSV's names
     figure, grid = panels(3, (10, 4), sharey=True)
     titles = {"2.0": "first step, guidance 2", "1.0": "first step, no guidance", "": "after training"}
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):

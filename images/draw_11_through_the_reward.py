@@ -7,13 +7,13 @@ from typing import Any
 from matplotlib import image as mpl_image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from plots import BENCHMARKS, minus, panels, picture, plain, read_rows, where
+from plots import BENCHMARKS, minus, panels, plain, read_rows, show_image, where
 from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLORS = {"DRaFT-10": RED, "DRaFT-3": ORANGE, "ReFL": PURPLE, "Flow-GRPO": BLUE}
 MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet")
-READINGS = (0, 64, 128, 256, 512)  # queries; rows of slope/*.png without the first
+READINGS = (0, 64, 128, 256, 512)  # reward evaluations; rows of slope/*.png without the first
 CLIMB, MOMENTS = "DRaFT-10", (0, 128, 512)  # of the cover
 Row = dict[str, float]
 
@@ -43,13 +43,13 @@ def _columns(rows: list[Row], *names: str) -> list[list[float]]:
 
 
 def _strip(name: str, row: int) -> Any:
-    """Return a row of one of the experiment's pictures."""
+    """Return a row of one of the experiment's image files."""
     pixels = mpl_image.imread(BENCHMARKS / f"results/slope/{name}.png")
     return pixels[32 * row : 32 * (row + 1)]
 
 
 def _seen(method: str, queries: int) -> Any:
-    """Return what seed 0 of a method drew after so many queries."""
+    """Return the images of a method's seed 0 after so many reward evaluations."""
     return _strip(method, READINGS.index(queries) - 1) if queries else _strip("points", 0)
 
 
@@ -69,7 +69,7 @@ def question() -> Figure:
         label(axes, 0.25, y + 0.36, letter, size=15, weight="bold")
         for place, digit in enumerate((1, 2, 8)):
             two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            picture(axes, 0.5 + 1.48 * place, y, 1.44, two, height=0.72)
+            show_image(axes, 0.5 + 1.48 * place, y, 1.44, two, height=0.72)
         values = (_number(found["reward"]), f"{found['judge']:.0%}", f"{found['second_judge']:.0%}")
         for (x, _, ink), text in zip(columns, values, strict=True):
             label(axes, x, y + 0.36, text, ink=ink, size=14)
@@ -168,7 +168,7 @@ def rows() -> Figure:
         label(axes, 1.35, y + 0.21, name, ink=ink, size=12.5, align="right")
         for place, digit in enumerate((1, 2, 4, 5, 8)):
             two = pixels[:, 64 * digit : 64 * (digit + 1)]
-            picture(axes, 1.47 + 0.84 * place, y, 0.82, two, height=0.41)
+            show_image(axes, 1.47 + 0.84 * place, y, 0.82, two, height=0.41)
         for x, text in ((5.95, _number(found["reward"])), (6.75, _number(found["frechet"], 1))):
             label(axes, x, y + 0.21, text, ink=ink, size=12.5)
     return figure

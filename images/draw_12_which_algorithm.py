@@ -1,4 +1,4 @@
-"""Figures of lesson 12: the comparison on equal terms, its pictures, and the guide.
+"""Figures of lesson 12: the comparison on equal terms, its images, and the guide.
 
 The numbers come from `python -m benchmarks.results.equal_terms`.
 """
@@ -78,12 +78,12 @@ def _dots(axes: Axes, ends: dict[str, list[Row]], column: str, scale: float) -> 
     axes.set_yticks(range(len(order)), order, color=INK, fontsize=11)
 
 
-def pictures(task: str, judged: str) -> Figure:
+def images(task: str, judged: str) -> Figure:
     """Draw the first test images of the first seed at its end, from the same noise, least reward first."""
     ends = {method: rows[0] for method, rows in at_the_end(task).items() if rows[0]["length"] != "0"}
     strips = dict[str, tuple[np.ndarray, str]]()
     if task == "edit":
-        inputs = draw_edits(200, TEST).images[:SHOWN]  # (8, 3, 64, 64), of the whole exam
+        inputs = draw_edits(200, TEST).images[:SHOWN]  # (8, 3, 64, 64), of the whole test set
         strips["input image"] = np.concatenate(list(inputs.permute(0, 2, 3, 1).numpy()), axis=1), ""
     for method in sorted(ends, key=lambda method: float(ends[method]["reward"])):
         name = "".join(letter if letter.isalnum() else "_" for letter in f"{task}_{method}")
@@ -127,6 +127,6 @@ def guide() -> Figure:
 
 if __name__ == "__main__":
     figures: dict[str, Callable[[], Figure]] = {"12-guide": guide, "12-results": results}
-    figures["12-pictures"] = partial(pictures, "preference", "animals")
-    figures["12-edits"] = partial(pictures, "edit", "correct")
+    figures["12-pictures"] = partial(images, "preference", "animals")
+    figures["12-edits"] = partial(images, "edit", "correct")
     main(figures)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from plots import BENCHMARKS, band, by_seed, picture, plain, read_rows, where
+from plots import BENCHMARKS, band, by_seed, plain, read_rows, show_image, where
 from style import CARD, INK, MUTED, PALETTE, diagram, label, main
 
 BLUE, ORANGE, GREEN, PURPLE, BROWN, _ = PALETTE
@@ -56,7 +56,7 @@ def draw(axes: Axes, rows: list[dict[str, str]], column: str, scale: float) -> N
         axes.axhline(value, color=color, linestyle=style, linewidth=1.2, label=name)
 
 
-def pictures() -> Figure:
+def images() -> Figure:
     """Draw the first seed's test images before training and after each method, from the same noise."""
     ways = ("before", *METHODS)
     width, height, gap, left = 8.0, 1.0, 0.15, 2.1
@@ -64,7 +64,7 @@ def pictures() -> Figure:
     bottom = gap / 2
     for reward, way in reversed(list(itertools.product(REWARDS, ways))):
         shown = np.asarray(Image.open(BENCHMARKS / f"zoo/paper/{reward}_{way}.png"))
-        picture(axes, left, bottom, width, shown, height=0.97)
+        show_image(axes, left, bottom, width, shown, height=0.97)
         title, *_ = REWARDS[reward]
         name, ink = (f"{title}\n\nbefore", MUTED) if way == "before" else (f"after {way}", INK)
         label(axes, left - 0.12, bottom + height / 2, name, size=9.5, align="right", ink=ink)
@@ -73,4 +73,4 @@ def pictures() -> Figure:
 
 
 if __name__ == "__main__":
-    main({"paper-curves": curves, "paper-pictures": pictures})
+    main({"paper-curves": curves, "paper-pictures": images})

@@ -1,4 +1,4 @@
-"""What README and notebooks say of lessons: their table, their badges, and the cell that finds the package.
+"""The lessons' table, their badges, and the set-up cell, for README and notebooks.
 
 `python -m benchmarks.tables` writes it into them.
 """

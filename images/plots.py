@@ -1,4 +1,4 @@
-"""What the figures share of pictures, panels and numbers."""
+"""Helpers that the figures share: images, panels and numbers."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ Row = dict[str, str]
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def picture(axes: Axes, x: float, y: float, width: float, pixels: Any, **style: Any) -> None:
+def show_image(axes: Axes, x: float, y: float, width: float, pixels: Any, **style: Any) -> None:
     """Show pixels (H, W, 3) with the lower left corner at (x, y).
 
     Style: `height` (default: as wide), `edge` (the color of a frame, default none), `line` (its width).

@@ -1,7 +1,7 @@
 """The look that all diagrams share: a light card, so that they read the same on dark pages.
 
 Each `images/draw_*.py` draws the SVGs of one lesson: `python images/draw_01_batching.py` writes them beside
-itself, and `--png FOLDER` writes pictures of them as well, to look at.
+itself, and `--png FOLDER` also writes PNGs of them, to look at.
 """
 
 import argparse
