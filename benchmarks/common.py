@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's name, CSVs, and runs that append to a CSV, a few at a time."""
+"""Helpers of the benchmarks: the machine's name, CSVs, and runs that append to a CSV, a few at a time."""
 
 import argparse
 import csv
@@ -54,7 +54,7 @@ def trainer_of(task: Sequence[Any], *settings: Row, **parts: Any) -> Iterator[An
 
     `parts` are its algorithm and its start.
     """
-    from ddpo_lessons.trainer import Trainer  # the other trainers' environment has not all that it needs
+    from ddpo_lessons.trainer import Trainer  # the other trainers' environment lacks some of its requirements
 
     with scratch_config(*settings) as config:
         yield Trainer(config, *task, **parts)
@@ -73,9 +73,9 @@ def denoised(
 
 
 def draw(pipeline: Any, prompts: Sequence[str], *seed: int, **settings: Any) -> torch.Tensor:
-    """Draw an image of each prompt as training samples them, from noise that the seed decides.
+    """Generate an image of each prompt as in training, from noise that the seed decides.
 
-    `settings` are fields of `SamplingSettings`; without guidance if they name none.
+    `settings` are fields of `SamplingSettings`; the default is no guidance.
     """
     from ddpo_lessons.rollout import SamplingSettings, sample_seed, text2img_rollout
 
@@ -85,7 +85,7 @@ def draw(pipeline: Any, prompts: Sequence[str], *seed: int, **settings: Any) -> 
 
 
 def best_draws(draws: Sequence[torch.Tensor], rewards: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Keep for each question the draw with the highest reward; (N, 3, H, W) and (N,) of each draw."""
+    """Keep for each prompt the sample with the highest reward; (N, 3, H, W) and (N,) of each sample."""
     best = torch.stack(list(rewards)).argmax(dim=0)  # (N,)
     return torch.stack(list(draws))[best, torch.arange(len(best))]
 
@@ -112,7 +112,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def write_once(path: Path, measure: Callable[[], list[Row]]) -> None:
-    """Write a CSV of what is measured, unless it is there."""
+    """Measure, and write the rows into a CSV, unless the file is there."""
     if not path.exists():
         quiet_thread()
         write_rows(path, measure())
@@ -176,10 +176,10 @@ def run_all(
     train: Callable[[Row], list[Row]], runs: Sequence[Row], columns: Sequence[str], path: Path,
     processes: int,
 ) -> None:  # fmt: skip
-    """Run what a CSV does not hold yet, in this order, and append each run's rows when it ends.
+    """Run what is not yet in a CSV, in this order, and append each run's rows when it ends.
 
-    A run is what names it, some columns of the CSV. `train` turns it into its rows, in one of so many
-    processes at a time; what names the run is added to each row.
+    A run is given by some columns of the CSV. `train` returns its rows, in one of so many processes at a
+    time; the columns that give the run are added to each row.
     """
     held = {tuple(row[name] for name in runs[0]) for row in read_rows(path)} if path.exists() else set()
     todo = [run for run in runs if tuple(map(str, run.values())) not in held]

@@ -1,4 +1,4 @@
-"""The tables of docs/gallery.md: committed pictures of seed 0, each beside its numbers."""
+"""The tables of docs/gallery.md: committed images of seed 0, each beside its numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from benchmarks.common import ROOT, read_rows
 
 @dataclass(frozen=True)
 class Section:
-    """Pictures of one experiment: where they and the numbers are, and what is said of a row."""
+    """Images of one experiment: where they and the numbers are, and the text of each row."""
 
     csv: str
-    pictures: str  # of a row, with the name of its picture; without a name nothing is shown
+    images: str  # the path of a row's image, by its name; without a name there is no image
     columns: dict[str, tuple[str, Callable[[float], str]]]  # title: column, and how it is written
-    rows: tuple[tuple[str, str, dict[str, str]], ...]  # picture, words, what selects the row of the CSV
+    rows: tuple[tuple[str, str, dict[str, str]], ...]  # image, words, what selects the row of the CSV
     common: dict[str, str] | None = None  # selects too
 
 
@@ -36,7 +36,7 @@ def _paper(reward: str, title: str, written: Callable[[float], str], turned: str
     ]
     before = (f"{reward}_before", "before", {"method": "DDPO", "epoch": "0"})
     without = [
-        ("", "best-of-8, no training", {"method": "best of 8"}),
+        ("", "best-of-8, no training", {"method": "best-of-8"}),
         ("", turned, {"method": "turned"}),
     ]
     columns = {title: ("score", written), "animal present": ("animal", percent)}
@@ -57,7 +57,7 @@ SECTIONS = {
             ("DDPO_06", "384", {"method": "DDPO", "epoch": "6"}),
             ("DDPO_10", "640", {"method": "DDPO", "epoch": "10"}),
             ("KL_0.1_10", "640, with a KL penalty of 0.1", {"method": "KL 0.1", "epoch": "10"}),
-            ("", "best-of-8, no training", {"method": "best of 8"}),
+            ("", "best-of-8, no training", {"method": "best-of-8"}),
             ("", "“a fox by Noto on an orange background”, no training", {"method": "more words"}),
         ),
     ),
@@ -89,9 +89,9 @@ def shown(section: Section) -> list[list[str]]:
         return found
 
     table = [["", *section.columns]]
-    for picture, words, chosen in section.rows:
+    for name, words, chosen in section.rows:
         row = find(chosen)
-        image = f"<br>![](../{section.pictures.format(picture)})" if picture else ""  # narrow, for phones
+        image = f"<br>![](../{section.images.format(name)})" if name else ""  # narrow, for phones
         numbers = [written(float(row[column])) for column, written in section.columns.values()]
         table.append([words + image, *numbers])
     return table

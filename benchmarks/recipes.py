@@ -1,4 +1,4 @@
-"""What the recipes share: parts of tiny models, a stage of training, pictures, table and command line."""
+"""Helpers of the recipes: parts of tiny models, a stage of training, images, table and command line."""
 
 import argparse
 import json
@@ -18,11 +18,11 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 Table = dict[str, dict[str, float]]
 
-LENGTH = 16  # tokens of a prompt; a sentence of the worlds has at most ten
+LENGTH = 16  # tokens of a prompt; a prompt of the worlds has at most ten
 WIDTH = 64  # of a token's embedding
 LETTERS = [chr(c) for c in range(ord("!"), ord("~") + 1)]
 CHARACTERS = LETTERS + [letter + "</w>" for letter in LETTERS]  # inside and at the end of a word
-SAVE_SECONDS = 180  # a stage that is stopped loses at most so much
+SAVE_SECONDS = 180  # a stage that is stopped loses at most so many
 
 
 # ----------------------------------------------------------------------------------------------- parts
@@ -99,9 +99,9 @@ def train(
 ) -> None:
     """Take the optimizer steps of a stage: AdamW, one cycle of the learning rate.
 
-    `learning_rate` is the highest one, reached after the share `warmup` of the steps; gradients are clipped
-    to `max_norm`. At the end the model is in eval mode, and holds the average of its weights if there is an
-    `ema_decay`. The stage saves in `folder` as NAME.pt, and goes on from there; `loss_of`, which maps a
+    `learning_rate` is the highest one, reached after the fraction `warmup` of the steps; gradients are
+    clipped to `max_norm`. At the end the model is in eval mode, and holds the average of its weights if there
+    is an `ema_decay`. The stage saves in `folder` as NAME.pt, and goes on from there; `loss_of`, which maps a
     step's number to its loss, then seeds what it draws by the step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
@@ -168,7 +168,7 @@ def velocity_loss(pipeline: Any, clean: torch.Tensor, tokens: torch.Tensor) -> t
 
 
 def draw_times(count: int) -> torch.Tensor:
-    """Draw u^0.6 in [0, 1], u uniform: where noise hides the picture, only the prompt says what it shows."""
+    """Draw u^0.6 in [0, 1], u uniform: where noise hides the image, only the prompt describes it."""
     return torch.rand(count) ** 0.6
 
 
@@ -176,7 +176,7 @@ def draw_times(count: int) -> torch.Tensor:
 def generate(
     pipeline: Any, prompts: list[str], seed: int, guidance_scale: float, **settings: Any
 ) -> torch.Tensor:
-    """Generate a picture of every prompt with plain diffusers, 20 steps; (N, 3, H, W) in [0, 1]."""
+    """Generate an image of every prompt with plain diffusers, 20 steps; (N, 3, H, W) in [0, 1]."""
     generator = torch.Generator().manual_seed(seed)
     images = [
         pipeline(

@@ -79,7 +79,7 @@ def finding(images: str) -> dict[str, Sequence[Row]]:
         "the input image": own["untouched"], "a program for this world": own["program"],
         "untrained, RL's settings": own["as RL begins"],
         f"untrained, best settings ({best_setting(asdict(UNTRAINED_BEST))})": own["turned"],
-        "best-of-8 at these settings, by RL's reward": own["best of 8"],
+        "best-of-8 at these settings, by RL's reward": own["best-of-8"],
         "supervised training on 2,560 pairs": own["supervised"],
         "DDPO, from a reward": trained["ddpo"], "branching, from a reward": trained["branching"],
     }  # fmt: skip
@@ -105,7 +105,7 @@ def paper_table(rows: list[Row]) -> str:
     lines = []
     for reward, own in by(rows, "reward").items():
         ways = {"untrained": where(own, epoch="0", method="DDPO")}
-        for method in ("DDPO", "branching", "RWR", "best of 8", "turned"):
+        for method in ("DDPO", "branching", "RWR", "best-of-8", "turned"):
             measured = where(own, method=method)
             ways[method] = where(measured, epoch=measured[-1]["epoch"])
         turned = ways.pop("turned")
@@ -229,7 +229,7 @@ def results_table() -> str:
 
 
 def guide_table() -> str:
-    """Return what lesson 12's guide answers, and the few numbers (means) that each answer rests on."""
+    """Return the answers of lesson 12's guide, and the few numbers (means) that support each answer."""
     right = [percent(mean(found, "all")) for found in finding("test").values()]
     pairs, ddpo, branching = right[-3:]
     untrained = {(row["task"], row["setting"]): row for row in read(f"{EQUAL}_untrained.csv")}
@@ -365,7 +365,7 @@ def gpu_about(result: Row) -> str:
 
 
 def read_gpu() -> Row:
-    """Return what `make gpu` has found, which may be nothing yet."""
+    """Return the results of `make gpu`, which may be none yet."""
     found: Row = json.loads(GPU_RESULT.read_text("utf-8")) if GPU_RESULT.exists() else {}
     return found
 
@@ -442,7 +442,7 @@ def filled(text: str) -> str:
 
 
 def filled_page(path: Path) -> str:
-    """Return a page, or a notebook with its set-up cell, with every table made anew."""
+    """Return a page, or a notebook with its set-up cell, with every table made again."""
     text = path.read_text("utf-8")
     if path.suffix != ".ipynb":
         return filled(text)

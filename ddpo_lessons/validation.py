@@ -128,7 +128,7 @@ class Validation:
         ValueError for strengths if the run does not start from images, and RuntimeError if the run trains
         other weights than a new adapter and has begun. Every process must call it.
         """
-        of_many = f", best of {best_of}" if best_of > 1 else ""
+        of_many = f", best-of-{best_of}" if best_of > 1 else ""
         with self._before_training():
             return Lines(
                 self._best(f"untrained{name}{of_many}", replace(self.sampler, start=start), best_of)

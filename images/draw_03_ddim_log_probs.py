@@ -231,7 +231,7 @@ def teaches() -> Figure:
     rows = read_rows("results/log_probs.csv")
     figure, axes = card(9.4, 3.6)
     title(axes, 0.25, 3.35, "Ten optimizer steps on redness (a line is a seed)")
-    colors = {"stored": GREEN, "drawn anew": ORANGE, "attached": PURPLE}
+    colors = {"stored": GREEN, "resampled": ORANGE, "attached": PURPLE}
     columns = {"redness": ("redness", (0, 0.7)), "threes": ("read as a three", (0, 1))}
     columns |= {"log_prob": ("log-prob of fresh steps", (-1, 0))}
     for left, (column, (name, limits)) in zip((0.06, 0.385, 0.71), columns.items(), strict=True):

@@ -36,7 +36,7 @@ def two_mdps() -> Figure:
     figure, axes = diagram(9.6, 5.3)
     _text_row(axes, STRIP["text"])
     axes.plot([0.3, 9.3], [2.98, 2.98], color=MUTED, linewidth=0.6)
-    _image_row(axes, STRIP["picture"])
+    _image_row(axes, STRIP["image"])
     return figure
 
 

@@ -127,7 +127,7 @@ def curves() -> Figure:
             x, seeds = by_seed(where(rows, method=method), "queries", column, scale)
             axes.plot(x, seeds.mean(axis=1), color=COLORS[method], linewidth=2)
             band(axes, x, seeds, COLORS[method], alpha=0.15)
-        for method, style in (("best of 8", "--"), ("more words", ":")):
+        for method, style in (("best-of-8", "--"), ("more words", ":")):
             value = untrained(rows, method)[column == "fox"]
             axes.axhline(value, color=PURPLE, linestyle=style, linewidth=1.5)
         axes.set_xlabel("reward evaluations", **TEXT)
@@ -157,7 +157,7 @@ def tradeoff() -> Figure:
         if not kept:
             level.text(place, 50, "not\nreached", color=color, ha="center", va="center", fontsize=11)
     for name, text, shift in (
-        ("best of 8", "best-of-8", (-3, 9)),
+        ("best-of-8", "best-of-8", (-3, 9)),
         ("more words", "longer prompt", (-4, 9)),
     ):
         x, y = untrained(rows, name)
@@ -191,7 +191,7 @@ def large() -> Figure:
     x, seeds = by_seed(mine, "queries", "reward")
     below.plot(x, seeds, color=BLUE, linewidth=1.3, alpha=0.7)
     below.text(x[-1] + 20, seeds[-1].mean(), "DDPO,\neach seed", color=BLUE, va="center", fontsize=12)
-    for name, text in (("best of 8", "best-of-8"), ("more words", "longer prompt")):
+    for name, text in (("best-of-8", "best-of-8"), ("more words", "longer prompt")):
         value = untrained(rows, f"{name}, large files")[0]
         below.axhline(value, color=PURPLE, linestyle="--", linewidth=1.5)
         below.text(x[-1] + 20, value, text, color=PURPLE, va="center", fontsize=12)

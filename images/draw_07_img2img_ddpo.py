@@ -247,9 +247,9 @@ def dilemma() -> Figure:
     dot = {"markeredgecolor": INK, "linestyle": "none"}
     ends = [point(row) for row in where(trained, images="test")]
     axes.plot(*zip(*ends, strict=True), "*", color=BLUE, markersize=13, label="branching, five seeds", **dot)
-    names = {"best of 8": "untrained, best-of-8 by the reward", "program": "a program for this world"}
+    names = {"best-of-8": "untrained, best-of-8 by the reward", "program": "a program for this world"}
     names |= {"supervised": "supervised on pairs, three seeds"}
-    for marker, what in zip("^DP", ("best of 8", "supervised", "program"), strict=True):
+    for marker, what in zip("^DP", ("best-of-8", "supervised", "program"), strict=True):
         places = [point(row) for row in where(rows, what=what, animals="practised")]
         axes.plot(*zip(*places, strict=True), marker, color=GREEN, markersize=8, label=names[what], **dot)
     tidy(axes)

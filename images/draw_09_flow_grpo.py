@@ -141,7 +141,7 @@ def curves() -> Figure:
     figure, axes = titled("reward", "obeyed (%)", height=3.3)
     rows = where(read_rows("results/flow.csv"), method="flow")
     settings = {row["setting"]: row for row in read_rows("results/flow_untrained.csv")}
-    styles = {"best of 8": (PURPLE, "--"), "guidance 4": (GREEN, "-."), "sheared": (RED, ":")}
+    styles = {"best-of-8": (PURPLE, "--"), "guidance 4": (GREEN, "-."), "sheared": (RED, ":")}
     for axis, measure, scale in zip(axes, ("reward", "obeyed"), (1, 100), strict=True):
         queries, found = by_seed(rows, "queries", measure, scale)
         band(axis, queries, found, ORANGE, alpha=0.2)

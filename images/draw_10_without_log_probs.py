@@ -96,9 +96,9 @@ def trained(rows: list[dict[str, str]], method: str, examples: str) -> list[floa
 def img2img() -> Figure:
     """Draw how far each loss's descent points where the mean reward rises, and where training ends."""
     rows, runs = read_rows("results/forward_starts.csv"), read_rows("results/forward_starts_runs.csv")
-    kinds = {"noised anew": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
+    kinds = {"re-noised": ("o", ORANGE), "visited timesteps": ("^", MUTED), "visited states": ("s", BLUE)}
     methods = ["AWM", "NFT", "RWR", "all alike", "PEPG", "DDPO"]
-    shown = {"noised anew": "re-noised", "all alike": "equal weights"}  # the CSV's names
+    shown = {"all alike": "equal weights"}
     figure, grid = panels(3, (10, 4), sharey=True)
     titles = {"2.0": "first step, guidance 2", "1.0": "first step, no guidance", "": "after training"}
     for axes, (guidance, title) in zip(grid, titles.items(), strict=True):

@@ -101,11 +101,11 @@ def diversity() -> Figure:
     for method, color in COLORS.items():
         path = _mean_path(method)
         axes.plot(*_columns(path, "diversity", "reward"), "o-", color=color, lw=2.2, ms=6, label=method)
-    settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best of 2", "best of 3", "best of 4")
+    settings = ("guidance 1.5", "guidance 2", "guidance 4"), ("best-of-2", "best-of-3", "best-of-4")
     names = {
         "guidance 1.5": (-44, -13, "right"),
         "guidance 4": (-6, -16, "center"),
-        "best of 4": (9, -4, "left"),
+        "best-of-4": (9, -4, "left"),
         "untrained": (10, -4, "left"),
     }
     for group in settings:
@@ -153,7 +153,7 @@ def rows() -> Figure:
     """Draw images and two measures of the trained policies, and of what needs no training."""
     points, names = _points(), list(_points())
     lines = [("untrained", INK, _strip("points", 0), points["untrained"])]
-    for name in ("guidance 1.5", "best of 4"):
+    for name in ("guidance 1.5", "best-of-4"):
         lines.append((name, INK, _strip("points", names.index(name)), points[name]))
     for method, color in COLORS.items():
         last = _mean([path[-1] for path in _paths(method)])

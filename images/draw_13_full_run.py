@@ -11,7 +11,7 @@ SIDE = 64  # of its tiles, in pixels
 BEHIND = {"facecolor": CARD, "edgecolor": "none", "pad": 1, "alpha": 0.8}  # of labels on lines
 WITHOUT = (
     ("contrast stretch", "stretched"),
-    ("best-of-4, untrained", "untrained, best of 4"),
+    ("best-of-4, untrained", "untrained, best-of-4"),
     ("in fog", "damaged"),
 )
 

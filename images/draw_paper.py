@@ -20,7 +20,7 @@ REWARDS = {  # name, meaning, and what the held-out evaluator measures
     "preference": ("learned reward", "mean reward", "utility", "annotator's utility"),
 }
 METHODS = {"DDPO": BLUE, "branching": ORANGE, "RWR": BROWN}
-LINES = {"best of 8": ("best-of-8", GREEN, "--"), "turned": ("best without training", PURPLE, ":")}
+LINES = {"best-of-8": ("best-of-8", GREEN, "--"), "turned": ("best without training", PURPLE, ":")}
 
 
 def curves() -> Figure:

@@ -283,13 +283,13 @@ def test_judges_of_the_animals_read_pictures_of_any_device(judge_place, images_p
     edits = animals.draw_edits(6, 0)
     pictures = edits.wanted.images
     expected = animals.judge_edits(pictures, edits, animals.Judge.load(), animals.SecondJudge.load())
-    exam = demo.Evaluation(edits)
-    exam.judges = tuple(on(judge_place, *exam.judges))
-    found = animals.judge_edits(pictures.to(images_place), edits, *exam.judges)
+    evaluation = demo.Evaluation(edits)
+    evaluation.judges = tuple(on(judge_place, *evaluation.judges))
+    found = animals.judge_edits(pictures.to(images_place), edits, *evaluation.judges)
     assert {name: hits.tolist() for name, hits in found.items()} == {
         name: hits.tolist() for name, hits in expected.items()
     }
-    assert exam.shares(pictures.to(images_place))["all"] == expected["all"].double().mean()
+    assert evaluation.shares(pictures.to(images_place))["all"] == expected["all"].double().mean()
     distance = animals.background_distance(pictures.to(images_place), ["red"] * 6, edits.background_masks)
     torch.testing.assert_close(
         distance.cpu(), animals.background_distance(pictures, ["red"] * 6, edits.background_masks)

@@ -34,8 +34,10 @@ SHARED = {("preference", "DDPO")}  # by chance more or fewer of the kept states 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "method"), PASSES)
 def test_passes_are_those_counted_by_hand(task, method, monkeypatch):
-    monkeypatch.setattr(equal_tasks.Evaluation, "measure", lambda exam, images: {"reward": 0.0, "judge": 1.0})
-    monkeypatch.setattr(equal_tasks.Evaluation, "images", lambda exam, *_: torch.zeros(1, 8, 3, 4, 4))
+    monkeypatch.setattr(
+        equal_tasks.Evaluation, "measure", lambda evaluation, images: {"reward": 0.0, "judge": 1.0}
+    )
+    monkeypatch.setattr(equal_tasks.Evaluation, "images", lambda evaluation, *_: torch.zeros(1, 8, 3, 4, 4))
     monkeypatch.setattr(equal_terms, "at_the_start", lambda *_: {"reward": 0.0, "judge": 1.0})
     monkeypatch.setitem(TASKS, task, dataclasses.replace(TASKS[task], points=(0, 8)))
     run = {"task": task, "method": method, **Setting(1e-4, 8, 1)._asdict(), "length": 8, "seed": 1}
@@ -184,7 +186,7 @@ def test_a_detail_changes_something_and_has_the_setting_and_the_seeds_of_its_met
         assert {(equal_terms.setting_of(row), int(row["length"])) for row in own} == {(setting, length)}
 
 
-# ---------------------------------------------------------------------------------------------- exams
+# ---------------------------------------------------------------------------------------------- evaluations
 class PlainEvaluation(equal_tasks.Evaluation):
     """Two questions, whose answers are as bright as the noise's number says."""
 
@@ -205,16 +207,16 @@ class PlainEvaluation(equal_tasks.Evaluation):
 
 
 def test_marks_are_those_worked_out_by_hand():
-    exam = PlainEvaluation()
-    marks = exam.measure(exam.images(None))
+    evaluation = PlainEvaluation()
+    marks = evaluation.measure(evaluation.images(None))
     assert marks["reward"] == pytest.approx((0.1 + 0.9 + 0.4 + 0.3) / 4)
     assert marks["judge"] == 0.25
     assert marks["diversity"] == pytest.approx((0.8 + 0.1) / 2 / math.sqrt(2))
 
 
 def test_the_best_of_n_takes_each_answer_once():
-    exam = PlainEvaluation()
-    found = exam.best_of(lambda noise: exam.draw(None, noise))
+    evaluation = PlainEvaluation()
+    found = evaluation.best_of(lambda noise: evaluation.draw(None, noise))
     means = {count: images.mean((2, 3, 4)).tolist() for count, images in found.items()}
     assert means[2][0] == pytest.approx([0.9, 0.4])
     assert means[2][1] == pytest.approx([0.3, 0.2])  # from noises 2 and 3
@@ -227,7 +229,10 @@ def test_the_best_of_n_takes_each_answer_once():
     [("preference", 45), ("edit", 200)],
 )
 def test_an_exam_asks_the_same_every_time_and_other_splits_otherwise(task, questions):
-    pipeline, (test, again, other) = TASKS[task].load(), map(TASKS[task].exam, ("test", "test", "validation"))
+    pipeline, (test, again, other) = (
+        TASKS[task].load(),
+        map(TASKS[task].evaluation, ("test", "test", "validation")),
+    )
     first = test.draw(pipeline, 0)
     torch.testing.assert_close(first, again.draw(pipeline, 0))
     for different in (test.draw(pipeline, 1), other.draw(pipeline, 0), test.draw(pipeline, 7)):
@@ -237,9 +242,9 @@ def test_an_exam_asks_the_same_every_time_and_other_splits_otherwise(task, quest
 
 
 def test_the_program_of_the_edit_is_judged_as_that_of_the_demo():
-    exam = equal_tasks.EditEvaluation("test")
-    ((images,),) = exam.real().values()
+    evaluation = equal_tasks.EditEvaluation("test")
+    ((images,),) = evaluation.real().values()
     committed = {row["what"]: row for row in read_rows(edit.RESULTS) if row["animals"] == "practised"}
-    for name, share in exam.exam.shares(images).items():
+    for name, share in evaluation.evaluation.shares(images).items():
         # Of the demo's 500 pictures these are 200.
         assert share == pytest.approx(float(committed["program"][name]), abs=0.04), name

@@ -71,14 +71,14 @@ def test_gradients_of_lesson_02():
 def test_log_probs_of_lesson_03():
     ends = {
         action: rows("log_probs.csv", action=action, steps="10")
-        for action in ("stored", "drawn anew", "attached")
+        for action in ("stored", "resampled", "attached")
     }
     (start,) = {row["redness"] for row in rows("log_probs.csv", steps="0")}
     red = {action: [float(row["redness"]) for row in found] for action, found in ends.items()}
     quoted = f"from {float(start):.2f} to between {min(red['stored']):.2f} and {max(red['stored']):.2f}"
     assert quoted in prose("03_ddim_log_probs")
-    assert max(red["drawn anew"]) < float(start)
+    assert max(red["resampled"]) < float(start)
     assert {*red["attached"]} == {float(start)}
     assert {f"{float(row['log_prob']):.2f}" for row in rows("log_probs.csv")} == {"-0.62"}
-    lost = [1 - float(row["threes"]) / 0.7812 for row in ends["drawn anew"]]
+    lost = [1 - float(row["threes"]) / 0.7812 for row in ends["resampled"]]
     assert [share > 0.5 for share in sorted(lost)] == [False, False, True]

@@ -171,7 +171,7 @@ def test_the_untrained_policy_is_measured_by_strength_and_best_of_n(tmp_path):
     assert not torch.equal(weak.rewards, strong.rewards)
     one, two = (validation._draw(validation.sampler, number) for number in (0, 1))
     (best,) = validation.untrained(best_of=2)
-    assert best.name == "untrained, best of 2"
+    assert best.name == "untrained, best-of-2"
     assert torch.equal(best.rewards, one[1].maximum(two[1]))
     assert one[2] is not None
     assert two[2] is not None

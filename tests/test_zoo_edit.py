@@ -33,14 +33,14 @@ def test_the_committed_grid_holds_every_setting_once_and_the_demo_has_its_best()
 
 
 def test_a_picture_has_its_own_noise_and_at_low_strength_hardly_changes():
-    exam, pipeline = demo.Evaluation(animals.draw_edits(2, demo.VALIDATION)), load_tiny_zoo()
+    evaluation, pipeline = demo.Evaluation(animals.draw_edits(2, demo.VALIDATION)), load_tiny_zoo()
     low, again, other, high = (
-        exam.images(pipeline, Img2Img(strength, 1.0, 8, 0.0), seed)
+        evaluation.images(pipeline, Img2Img(strength, 1.0, 8, 0.0), seed)
         for strength, seed in ((0.125, 0), (0.125, 0), (0.125, 5), (1.0, 0))
     )
     assert torch.equal(low, again)
     assert not torch.equal(low, other)
-    changes = [(made - exam.edits.images).abs().mean().item() for made in (low, high)]
+    changes = [(made - evaluation.edits.images).abs().mean().item() for made in (low, high)]
     assert changes[0] < 0.1 < changes[1]
 
 
@@ -58,7 +58,7 @@ def test_the_program_paints_over_what_reaches_the_frame_and_keeps_the_largest_pi
 
 
 def test_best_of_n_keeps_what_the_reward_likes_best(monkeypatch):
-    def draw(exam, pipeline, setting, seed):
+    def draw(evaluation, pipeline, setting, seed):
         number = (seed - 1_000_000) // 3  # the draw's
         return torch.full((3, 3, 64, 64), number / 10)
 

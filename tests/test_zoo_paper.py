@@ -15,16 +15,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("reward", paper.EXPERIMENTS)
 def test_a_test_asks_for_all_that_training_asks_for_equally_often(reward):
-    asked, prompts = paper.questions(reward), paper.EXPERIMENTS[reward][1](0)
+    asked, prompts = paper.descriptions(reward), paper.EXPERIMENTS[reward][1](0)
     shown = {(animals.parse_prompt(prompt).animal, animals.parse_prompt(prompt).artist)
              for prompt, _ in (prompts() for _ in range(400))}  # fmt: skip
     counts = [sum((part.animal, part.artist) == pair for part in asked) for pair in shown]
-    assert len(asked) == paper.PICTURES
-    assert set(counts) == {paper.PICTURES // len(shown)}
+    assert len(asked) == paper.IMAGES
+    assert set(counts) == {paper.IMAGES // len(shown)}
 
 
 def test_the_right_pictures_are_judged_right_and_shuffled_ones_wrong():
-    asked = paper.questions("alignment")
+    asked = paper.descriptions("alignment")
     pairs = torch.tensor([[animals.ANIMALS.index(a.animal), animals.ARTISTS.index(a.artist)] for a in asked])
     backgrounds = torch.tensor([animals.BACKGROUND_NAMES.index(a.background) for a in asked])
     images = animals.render(

@@ -1,13 +1,13 @@
-"""What clipping buys: `python -m benchmarks.results.clipping` teaches tiny-sd red, with it and without.
+"""Train tiny-sd on redness with PPO's clipping and without: `python -m benchmarks.results.clipping`.
 
-Two learning rates, one and four inner epochs, ten epochs, three seeds. Then five new seeds with four inner
-epochs, at 2e-4 and at half and twice that learning rate, until redness has passed 0.5. clipping.csv has a row
-per epoch that is looked at; epoch 0 is before training. `redness` and `readable` (the share whose digit a
-judge names) are of 100 pictures, from starts of each seed's own; `median` and `low` (5% quantile) are of the
-redness. The other columns are about the epoch's 224 actions after its last optimizer step: root mean square
-of their shift d, means of log ρ and of (log ρ)²/2, shares of ρ outside the clip range, and of actions whose
-gradient the clip takes away (or would take). Pictures of two runs of seed 0 go to clipping_*.png, a row per
-epoch; images/draw_04_ppo_clipping.py draws all of it.
+There are two learning rates, one and four inner epochs, ten epochs and three seeds, and then five new seeds
+with four inner epochs, at 2e-4 and at half and twice that learning rate, until redness has passed 0.5.
+clipping.csv has a row per evaluated epoch; epoch 0 is before training. `redness` and `readable` (the fraction
+of correct digits by the evaluator) are of 100 images, from first noise of each seed's own; `median` and `low`
+(5% quantile) are of the redness. The other columns are about the epoch's 224 actions after its last optimizer
+step: the root mean square of their mean shift d, the means of log ρ and of (log ρ)²/2, the fraction of ρ
+outside the clip range, and the fraction of actions whose gradient the clip removes (or would remove). Images
+of two runs of seed 0 go to clipping_*.png, a row per epoch; images/draw_04_ppo_clipping.py draws all of it.
 """
 
 import random
@@ -27,9 +27,9 @@ COLUMNS = (
     "variant", "learning_rate", "inner_epochs", "seed", "epoch", "redness", "readable", "median",
     "low", "shift", "log_ratio", "approx_kl", "outside", "halted",
 )  # fmt: skip
-CLIP_RANGE, EPOCHS, PICTURES = 5e-3, 10, 100
-LOOKED_AT = (1, 2, 3, 5, 7, 10)  # after these epochs
-NEW_SEEDS = (3, 4, 5, 6, 7)  # which test what the first three showed
+CLIP_RANGE, EPOCHS, IMAGES = 5e-3, 10, 100
+EVALUATED = (1, 2, 3, 5, 7, 10)  # after these epochs
+NEW_SEEDS = (3, 4, 5, 6, 7)  # to test the findings of the first three
 NEW_EPOCHS = {2e-4: 5, 4e-4: 3, 1e-4: 5}  # of each learning rate: redness passes 0.5 within them
 SETTINGS: Row = {
     "sample_num_steps": 8, "sample_guidance_scale": 1.0, "sample_batch_size": 32,
@@ -39,13 +39,13 @@ SETTINGS: Row = {
 
 
 class Loss(DDPO):
-    """DDPO that may leave out the clip, and measures how far each epoch moved its actions."""
+    """DDPO with or without clipping, which also measures how far each epoch moved its actions."""
 
     def __init__(self, clips: bool) -> None:
         self.clips, self.moved = clips, dict[str, float]()
 
     def steps(self, samples: Samples, learner: Learner) -> Any:
-        if samples.epoch + 1 not in LOOKED_AT:
+        if samples.epoch + 1 not in EVALUATED:
             yield from super().steps(samples, learner)
             return
         trajectory = samples.trajectory
@@ -57,7 +57,7 @@ class Loss(DDPO):
         shift = (after.mean - before.mean).flatten(1) / after.std[:, None]  # (N, D) of every number, in σ
         log_ratio = after.log_prob - trajectory.log_probs.flatten()  # (N,)
         stats, advantages = ratio_stats(log_ratio, CLIP_RANGE), samples.advantages[pairs["rows"]]
-        wanted = log_ratio * advantages > 0  # (N,) moved as its advantage asks
+        wanted = log_ratio * advantages > 0  # (N,) moved in the direction of its advantage
         self.moved = {
             "shift": shift.square().mean().sqrt().item(), "log_ratio": log_ratio.mean().item(),
             "approx_kl": stats.approx_kl.item(), "outside": stats.clip_fraction.item(),
@@ -76,10 +76,10 @@ class Loss(DDPO):
 
 
 def look(pipeline: Any, seed: int) -> tuple[torch.Tensor, Row]:
-    """Draw the pictures that every epoch of a seed is judged by, and judge them."""
-    asked = [f"a {digits.DIGITS[row % 10]}" for row in range(PICTURES)]
+    """Generate the images that a seed is evaluated on after every epoch, and measure them."""
+    asked = [f"a {digits.DIGITS[row % 10]}" for row in range(IMAGES)]
     images = draw(pipeline, asked, seed, 99, num_inference_steps=8)
-    right = digits.Judge.load()(images).argmax(1) == torch.arange(PICTURES) % 10  # (100,)
+    right = digits.Judge.load()(images).argmax(1) == torch.arange(IMAGES) % 10  # (100,)
     red = redness(images)  # (100,)
     low, median = red.quantile(torch.tensor([0.05, 0.5])).tolist()
     return images, {
@@ -100,7 +100,7 @@ def train(run: Row) -> list[Row]:
     own = {"train_learning_rate": learning_rate, "train_num_inner_epochs": inner_epochs, "seed": seed}
     with trainer_of(task, SETTINGS, own, algorithm=algorithm) as trainer:
         last = NEW_EPOCHS[learning_rate] if seed in NEW_SEEDS else EPOCHS
-        rows = readings(trainer, [0, *(epoch for epoch in LOOKED_AT if epoch <= last)], measure)
+        rows = readings(trainer, [0, *(epoch for epoch in EVALUATED if epoch <= last)], measure)
     if (seed, learning_rate, inner_epochs) == (0, 2e-4, 4):
         name = f"clipping_{variant.replace(' ', '_')}.png"
         save_grid(torch.cat(strips), 10, RESULT.with_name(name))  # a row per epoch

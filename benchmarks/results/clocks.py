@@ -1,4 +1,4 @@
-"""Lesson 02: what the order of time changes in DDPO's gradients, and what a torn card does to the ratios.
+"""Lesson 02: the order of time in DDPO's gradients, and ratios with another sample's timesteps or advantages.
 
     python -m benchmarks.results.clocks
 
@@ -7,13 +7,14 @@ have noise; a forward pass takes a column, one pair of every sample. Of every ro
 and after `shuffle_time`, it writes to `clocks.json`:
 
 - neighbors: the mean cosine of the gradients of consecutive passes; control: the same for ordinary denoising
-  training on the finished pictures, with one noise per sample, where nothing is luck;
+  training on the finished images, with one noise per sample, where nothing depends on chance;
 - lengths of the passes' gradients; shares, their cosines with the sum of all; first_three, that of the sum of
   the first three;
 - last: how many of a pass's samples are at their last timestep, whose gradient is the longest.
 
-"across" has the mean cosine of two rollouts' whole gradients, which share the policy and not the luck. "torn"
-has the ratios of three batches of the lesson's own rollout; `clocks.png` the states of one of its samples.
+"across" has the mean cosine of two rollouts' whole gradients, which share the policy and no random number.
+"torn" has the ratios of three batches of the lesson's own rollout; `clocks.png` the states of one of its
+samples.
 """
 
 import itertools
@@ -50,7 +51,7 @@ class Policy:
         self.weights = list(pipeline.unet.parameters())
 
     def rollout(self, seed: int, count: int = SAMPLES) -> tuple[torch.Tensor, Trajectory, Samples]:
-        """Sample so many images; their rewards say how red an image is."""
+        """Sample so many images; their reward is redness."""
         settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=1.0)
         draws = seeded(seed)
         images, made = text2img_rollout(self.family, [PROMPT] * count, settings, generator=draws)
@@ -105,7 +106,7 @@ def of_passes(gradient: Callable[[Samples], torch.Tensor], samples: Samples) -> 
 
 
 def measure(policy: Policy, seed: int) -> tuple[Row, torch.Tensor]:
-    """Return what a rollout says, and its whole gradient (P,)."""
+    """Return the measurements of a rollout, and its whole gradient (P,)."""
     _, made, samples = policy.rollout(100 + seed)
     orders = {"time order": samples, "shuffled": shuffle_time(samples, TIME_KEYS, seeded(200 + seed))}
     found: Row = {}
@@ -126,7 +127,7 @@ def measure(policy: Policy, seed: int) -> tuple[Row, torch.Tensor]:
 
 @torch.no_grad()
 def torn(policy: Policy) -> Row:
-    """Return timesteps and ratios of one sample: whole, its timesteps forgotten, its advantage forgotten."""
+    """Return timesteps and ratios of one sample: whole, without its timesteps, without its advantage."""
     images, made, samples = policy.rollout(0)
     number = int(samples["rewards"].argmax())
     states = policy.family.decode(made.latents[number, :-1])  # (T, 3, 32, 32)

@@ -1,6 +1,7 @@
-"""What turning the knobs gets on recolor.py's task: `python -m benchmarks.results.edit`.
+"""Measure sampling settings without training on recolor.py's task: `python -m benchmarks.results.edit`.
 
-Writes edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures.
+Writes edit_grid.csv: the untrained pipeline over strength, guidance scale, steps and η, on 100 validation
+images.
 """
 
 import functools
@@ -21,8 +22,8 @@ ETAS = (0.0, 1.0)  # diffusers' default, and DDPM's noise
 
 
 def measure(run: Row) -> list[Row]:
-    pipeline, exam = loaded()
-    return [dict(exam.shares(untrained(pipeline, exam.edits, Img2Img(**run))))]
+    pipeline, evaluation = loaded()
+    return [dict(evaluation.shares(untrained(pipeline, evaluation.edits, Img2Img(**run))))]
 
 
 @functools.cache
@@ -31,13 +32,13 @@ def loaded() -> tuple[Any, Evaluation]:
 
 
 def grid() -> list[Row]:
-    """Return the settings; of strengths that run equally many steps one is enough."""
+    """Return the settings; of strengths that run equally many steps, one is enough."""
     every = product(eta=ETAS, steps=STEPS, guidance=GUIDANCES, strength=STRENGTHS)
     return [run for run in every if (run["steps"] * run["strength"]).is_integer()]
 
 
 def best_of_grid(rows: list[Row], column: str) -> Img2Img:
-    """Return the setting with which most pictures are right, the first of equals."""
+    """Return the settings with the most correct images, the first of equals."""
     row = best(rows, column)
     return Img2Img(float(row["strength"]), float(row["guidance"]), int(row["steps"]), float(row["eta"]))
 

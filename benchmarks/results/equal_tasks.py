@@ -38,15 +38,15 @@ BEST_OF = (2, 4, 8)
 STRENGTHS = (0.45, 0.625, 0.75, 0.875)  # of edits by the untrained policy
 
 
-# ---------------------------------------------------------------------------------------------- exams
+# ---------------------------------------------------------------------------------------------- evaluations
 class Evaluation(abc.ABC):
     """An evaluation with always the same prompts and the same noise."""
 
     reward: RewardFunction
     prompts: list[str]
     metadata: list[Row]
-    noises: int  # from which every prompt is answered
-    noises_untrained: int  # of the untrained policy, from which the limit is taken
+    noises: int  # images of every prompt, each from noise of its own
+    noises_untrained: int  # the same of the untrained policy, whose accuracy decides the limit
 
     @abc.abstractmethod
     def draw(self, pipeline: Any, noise: int) -> torch.Tensor:
@@ -54,22 +54,22 @@ class Evaluation(abc.ABC):
 
     @abc.abstractmethod
     def judged(self, images: torch.Tensor) -> dict[str, float]:
-        """Return what training does not use of images (N, 3, H, W): "judge", a fraction, and "second"."""
+        """Return the held-out measures of images (N, 3, H, W): "judge", a fraction, and "second"."""
 
     @abc.abstractmethod
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
         """Return the sampling settings and prompts that a user can try without training, by name."""
 
     def real(self) -> dict[str, torch.Tensor]:
-        """Return what a program draws that knows the world, by name: (n, N, 3, H, W)."""
+        """Return the images of a program that was written for this world, by name: (n, N, 3, H, W)."""
         return {}
 
     def to_choose_from(self, pipeline: Any) -> Callable[[int], torch.Tensor]:
-        """Return the function of a noise whose answers best-of-n chooses from."""
+        """Return the function of a noise whose images best-of-n chooses from."""
         return functools.partial(self.draw, pipeline)
 
     def images(self, pipeline: Any, noises: int = 0) -> torch.Tensor:
-        """Return all answers (noises, N, 3, H, W) from so many noises, or from the usual number."""
+        """Return all images (noises, N, 3, H, W) from so many noises, or from the usual number."""
         return torch.stack([self.draw(pipeline, noise) for noise in range(noises or self.noises)])
 
     @torch.no_grad()
@@ -78,7 +78,7 @@ class Evaluation(abc.ABC):
         return split_info(self.reward(images, self.prompts, self.metadata))[0]
 
     def measure(self, images: torch.Tensor) -> Row:
-        """Return mean reward, what the evaluators say, and diversity of images (noises, N, 3, H, W).
+        """Return mean reward, held-out measures and diversity of images (noises, N, 3, H, W).
 
         Diversity, where there are several noises, is the standard deviation over the noises of a prompt, a
         mean over pixels in [0, 1].
@@ -90,7 +90,7 @@ class Evaluation(abc.ABC):
         return {"reward": reward, **seen, **spread}
 
     def best_of(self, draw: Callable[[int], torch.Tensor]) -> dict[int, torch.Tensor]:
-        """For each n of BEST_OF keep the one of n answers with the highest reward, `noises` times."""
+        """For each n of BEST_OF keep the one of n images with the highest reward, `noises` times."""
         draws = torch.stack([draw(noise) for noise in range(self.noises * max(BEST_OF))])  # (draws, N, ...)
         rewards = torch.stack([self.rewards(images) for images in draws])  # (draws, N)
         found = {}
@@ -129,21 +129,21 @@ class PreferenceEvaluation(Evaluation):
 
 
 class EditEvaluation(Evaluation):
-    """The demo's edits; both evaluators say whether all is correct. Each image is edited once."""
+    """The demo's edits; both evaluators measure whether all is correct. Each image is edited once."""
 
     noises = noises_untrained = 1
 
     def __init__(self, split: str) -> None:
         count, seed = {"validation": (100, demo.VALIDATION), "test": (200, demo.TEST)}[split]
-        self.exam = demo.Evaluation(animals.draw_edits(count, seed))
-        self.prompts, self.metadata = self.exam.edits.prompts, self.exam.edits.metadata
+        self.evaluation = demo.Evaluation(animals.draw_edits(count, seed))
+        self.prompts, self.metadata = self.evaluation.edits.prompts, self.evaluation.edits.metadata
         self.reward = animal_alignment(background_weight=demo.BACKGROUND_WEIGHT)
 
     def draw(self, pipeline: Any, noise: int, setting: demo.Img2Img = demo.POLICY) -> torch.Tensor:
-        return self.exam.images(pipeline, setting, noise * len(self.prompts))
+        return self.evaluation.images(pipeline, setting, noise * len(self.prompts))
 
     def judged(self, images: torch.Tensor) -> dict[str, float]:
-        shares = self.exam.shares(images)
+        shares = self.evaluation.shares(images)
         return {"judge": shares["all"], "second": shares["second_judge"]}
 
     def turned(self, pipeline: Any) -> dict[str, Callable[[int], torch.Tensor]]:
@@ -155,11 +155,11 @@ class EditEvaluation(Evaluation):
         }
 
     def to_choose_from(self, pipeline: Any) -> Callable[[int], torch.Tensor]:
-        """Return answers of the setting with the most correct images of zoo/edit_grid.csv."""
+        """Return images of the settings with the most correct ones of zoo/edit_grid.csv."""
         return functools.partial(self.draw, pipeline, setting=demo.UNTRAINED_BEST)
 
     def real(self) -> dict[str, torch.Tensor]:
-        return {"a program": by_program(self.exam.edits)[None]}
+        return {"a program": by_program(self.evaluation.edits)[None]}
 
 
 # -------------------------------------------------------------------------------------------- methods
@@ -181,7 +181,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm as `make_algorithm` reads it, what it changes of the config, and whose setting it takes.
+    """An algorithm as `make_algorithm` reads it, its changes to the config, and whose setting it uses.
 
     Attributes:
         like: the method whose search found this one's setting and length; empty for a search of its own.
@@ -199,13 +199,13 @@ class Task:
     Attributes:
         points: a run is evaluated after so many reward evaluations.
         trials: so many settings of each method are tried.
-        details: methods that differ from another one in one detail, and take its setting.
+        details: methods that differ from another one in one detail, and use its setting.
         limit: the fraction of the untrained accuracy of the held-out evaluator that must be left.
     """
 
     load: Callable[[], Any]
     prompts: Callable[[int], Any]
-    exam: Callable[[str], Evaluation]
+    evaluation: Callable[[str], Evaluation]
     settings: Row
     methods: dict[str, Method]
     points: tuple[int, ...]
@@ -266,7 +266,7 @@ TASKS = {
     "preference": Task(
         load=load_tiny_zoo,
         prompts=animal_prompts,
-        exam=PreferenceEvaluation,
+        evaluation=PreferenceEvaluation,
         # Five steps: of six the last keeps a noise of 0.0064, see NOTES.md.
         settings={**COMMON, "sample_num_steps": 5},
         methods=METHODS,
@@ -278,7 +278,7 @@ TASKS = {
     "edit": Task(
         load=load_tiny_zoo,
         prompts=hidden_animals,
-        exam=EditEvaluation,
+        evaluation=EditEvaluation,
         settings={**COMMON, "sample_num_steps": demo.POLICY.steps},  # five steps are run
         # Re-noised samples do not fit a start from images: see lesson 10.
         methods={name: METHODS[name] for name in ("DDPO", "branching", "ReFL")},

@@ -12,7 +12,7 @@ Then five other seeds are trained with the chosen setting for the chosen length,
 prompts. `--methods FILE.py:CLASS` gives an algorithm of your own the same search and the same table.
 
 Reward evaluations are images whose reward is trained on. Passes are forward passes of one sample through the
-network, and a backward pass counts as two more; those that only the record needs are not counted.
+network, and a backward pass counts as two more; passes that only the record needs are not counted.
 
 Writes equal_terms_search.csv, equal_terms.csv, equal_terms_untrained.csv (what one gets without training)
 and the first images of the first seed. Finished runs are not run again.
@@ -38,7 +38,7 @@ from ddpo_lessons.image import to_pil
 
 FOLDER = Path(__file__).parent
 SEARCH, RESULTS = FOLDER / "equal_terms_search.csv", FOLDER / "equal_terms.csv"
-UNTRAINED, PICTURES = FOLDER / "equal_terms_untrained.csv", FOLDER / "equal_terms"
+UNTRAINED, IMAGES = FOLDER / "equal_terms_untrained.csv", FOLDER / "equal_terms"
 SEEDS, SEARCH_SEEDS, SHOWN = (40, 41, 42, 43, 44), (110, 111), 8
 BEGIN = Setting(1e-3, 16, 1)
 LADDERS = Setting((3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (8, 16, 32, 64), (1, 2, 4))
@@ -82,7 +82,7 @@ def settings_of(task: str, method: str, setting: Setting) -> list[Row]:
 
 def make_trainer(run: Row) -> AbstractContextManager[Any]:
     task, setting = TASKS[run["task"]], Setting(*(run[name] for name in Setting._fields))
-    parts = (task.exam("validation").reward, task.prompts(run["seed"]), task.load())
+    parts = (task.evaluation("validation").reward, task.prompts(run["seed"]), task.load())
     algorithm = make_algorithm(task.method(run["method"]).algorithm)
     fields = settings_of(run["task"], run["method"], setting)
     return common.trainer_of(parts, *fields, {"seed": run["seed"]}, algorithm=algorithm, start=task.start)
@@ -91,8 +91,8 @@ def make_trainer(run: Row) -> AbstractContextManager[Any]:
 @functools.cache
 def at_the_start(task: str, split: str) -> Row:
     """Measure the untrained policy, which is the same for all methods."""
-    exam, pipeline = TASKS[task].exam(split), TASKS[task].load()
-    return exam.measure(exam.images(pipeline, exam.noises_untrained))
+    evaluation, pipeline = TASKS[task].evaluation(split), TASKS[task].load()
+    return evaluation.measure(evaluation.images(pipeline, evaluation.noises_untrained))
 
 
 def train(run: Row) -> list[Row]:
@@ -103,7 +103,7 @@ def train(run: Row) -> list[Row]:
     """
     task, passes, seconds, done = TASKS[run["task"]], 0.0, 0.0, 0
     split, points = ("test", (run["length"],)) if "length" in run else ("validation", task.points)
-    exam, length = task.exam(split), points[-1]
+    evaluation, length = task.evaluation(split), points[-1]
     start = {"evaluations": 0, "passes": 0.0, "seconds": 0.0, **at_the_start(run["task"], split)}
     rows = [start]
     with make_trainer(run) as trainer, counted_passes(trainer.family.denoiser) as count:
@@ -121,9 +121,9 @@ def train(run: Row) -> list[Row]:
             seconds += sum(metrics[f"seconds_{part}"] for part in ("sampling", "reward", "training"))
             done = (epoch + 1) * size
             if done in points:
-                images = exam.images(trainer.pipeline)
+                images = evaluation.images(trainer.pipeline)
                 about = {"evaluations": done, "passes": passes, "seconds": seconds}
-                rows.append({**about, **exam.measure(images)})
+                rows.append({**about, **evaluation.measure(images)})
                 if split == "validation" and not acceptable(run["task"], rows[-1], start):
                     break
     is_method = run["method"] in task.methods
@@ -133,9 +133,9 @@ def train(run: Row) -> list[Row]:
 
 
 def keep(images: torch.Tensor, name: str) -> None:
-    PICTURES.mkdir(exist_ok=True)
+    IMAGES.mkdir(exist_ok=True)
     name = "".join(letter if letter.isalnum() else "_" for letter in name)
-    to_pil(torch.cat(list(images), dim=2)).save(PICTURES / f"{name}.png")
+    to_pil(torch.cat(list(images), dim=2)).save(IMAGES / f"{name}.png")
 
 
 # --------------------------------------------------------------------------------------------- search
@@ -225,7 +225,7 @@ def setting_of(row: Row) -> Setting:
 def chosen(task: str, method: str) -> tuple[Setting, int]:
     """Return setting and length with the highest reward of the search.
 
-    Length 0 says that no trial was better than the untrained policy.
+    Length 0 means that no trial was better than the untrained policy.
     """
     settings = found(task, TASKS[task].method(method).like or method)
     best = max(settings, key=lambda setting: settings[setting][0])
@@ -234,19 +234,22 @@ def chosen(task: str, method: str) -> tuple[Setting, int]:
 
 # ----------------------------------------------------------------------------------- without training
 def untrained(name: str) -> list[Row]:
-    """Measure what one gets on the test without training: as runs begin, a setting turned, and best-of-n.
+    """Measure what one gets on the test without training: as runs begin, the best settings, and best-of-n.
 
-    The setting is the one with the highest reward on validation prompts.
+    The settings are those with the highest reward on validation prompts.
     """
     task = TASKS[name]
-    exam, trial, pipeline = task.exam("test"), task.exam("validation"), task.load()
+    evaluation, trial, pipeline = task.evaluation("test"), task.evaluation("validation"), task.load()
     ways = trial.turned(pipeline)
     best = max(ways, key=lambda way: trial.rewards(ways[way](0)).mean().item())
-    turned = exam.turned(pipeline)[best]
-    found = {best: torch.stack([turned(noise) for noise in range(exam.noises)])}
-    found |= {f"best-of-{n}": images for n, images in exam.best_of(exam.to_choose_from(pipeline)).items()}
-    found |= exam.real()
-    rows = [{"setting": what, **exam.measure(images)} for what, images in found.items()]
+    turned = evaluation.turned(pipeline)[best]
+    found = {best: torch.stack([turned(noise) for noise in range(evaluation.noises)])}
+    found |= {
+        f"best-of-{n}": images
+        for n, images in evaluation.best_of(evaluation.to_choose_from(pipeline)).items()
+    }
+    found |= evaluation.real()
+    rows = [{"setting": what, **evaluation.measure(images)} for what, images in found.items()]
     rows = [{"setting": "as the runs begin", **at_the_start(name, "test")}, *rows]
     return [{"task": name, **row} for row in rows]
 

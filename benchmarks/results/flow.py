@@ -1,13 +1,14 @@
-"""Flow-GRPO writes in italics: `python -m benchmarks.results.flow` trains tiny-sd3, and turns settings.
+"""Train tiny-sd3 by Flow-GRPO to write in italics: `python -m benchmarks.results.flow`.
 
-The reward is `prompt_alignment`, less ten times the distance of `digits.lean` from 0.25. Each method gets
-three learning rates on one seed and validation questions (flow_search.csv), and the best, by reward, on
-three seeds and test questions: flow.csv, a row per exam. An exam is 25 prompts from 8 noises, by the ODE
-without guidance. `spread` is the standard deviation of pixels over the noises of a prompt, `rough` the mean
+The reward is `prompt_alignment`, less ten times the distance of `digits.lean` from 0.25. Each method is
+trained with three learning rates on one seed, and evaluated on validation prompts (flow_search.csv). The
+learning rate with the highest reward is then used for three seeds, which are evaluated on test prompts:
+flow.csv has a row per evaluation. An evaluation samples 25 prompts from 8 noises each, by the ODE without
+guidance. `spread` is the standard deviation of pixels over the noises of a prompt, and `rough` the mean
 difference of neighboring pixels. flow_untrained.csv has what needs no training: other numbers of steps,
-guidance, the best of eight, the picture sheared afterwards. flow_floor.csv replays 256 rollouts in another
-precision and takes 1, 4, 16, … latents as one: mean |Δ log p| and the means of its two terms. Finished runs
-are skipped.
+guidance, best-of-8, and images that are sheared afterwards. flow_floor.csv has the mean |Δ log p| of 256
+rollouts that are replayed in another precision, with 1, 4, 16, … latents joined into one, and the means of
+its two terms. Finished runs are skipped.
 """
 
 from collections.abc import Collection
@@ -37,7 +38,7 @@ COLUMNS = (
 OF_SD3 = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
 OF_SD3 += ("net.0.proj", "net.2")
 STEPS, EPOCHS, SEARCH_EPOCHS, SEARCH_SEED, WANTED = 10, 16, 12, 100, 0.25
-QUESTIONS, NOISES = 25, 8
+PROMPTS, NOISES = 25, 8
 EARLY = (0, 4)  # the window
 # SDE and η of each method.
 METHODS: dict[str, tuple[Any, float]] = {"flow": ("flow", 0.7), "CPS": ("cps", 0.8)}
@@ -50,20 +51,23 @@ ALIGNMENT = prompt_alignment()
 
 
 def italics(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-    """The reward: what was asked for, leaning by 0.25; (B,), 0 at best."""
+    """The reward: what the prompt names, leaning by 0.25; (B,), 0 at best."""
     return ALIGNMENT(images, prompts, metadata)[0] - 10 * (digits.lean(images) - WANTED).abs()
 
 
 class Evaluation:
-    """The same questions from the same noise, to any policy and by any steps."""
+    """Evaluates any policy, in any steps, on the same prompts from the same noise."""
 
     def __init__(self, split: str) -> None:
         number = {"validation": 10_001, "test": 10_002}[split]
         draw = digit_world_prompts(number)
-        self.prompts = [prompt for prompt, _ in (draw() for _ in range(QUESTIONS)) for _ in range(NOISES)]
-        shape = (QUESTIONS * NOISES, 4, 8, 8)
+        self.prompts = [prompt for prompt, _ in (draw() for _ in range(PROMPTS)) for _ in range(NOISES)]
+        shape = (PROMPTS * NOISES, 4, 8, 8)
         self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(number))
-        self.said, self.judge = [digits.parse_prompt(prompt) for prompt in self.prompts], digits.Judge.load()
+        self.described, self.judge = (
+            [digits.parse_prompt(prompt) for prompt in self.prompts],
+            digits.Judge.load(),
+        )
 
     def images(
         self, family: Any, steps: int = STEPS, guidance: float = 1.0, sde: Any = "flow", eta: float = 0.0
@@ -75,11 +79,11 @@ class Evaluation:
     def reward(self, images: torch.Tensor) -> torch.Tensor:
         return italics(images, self.prompts, [{}] * len(images))
 
-    def marks(self, images: torch.Tensor) -> Row:
+    def measure(self, images: torch.Tensor) -> Row:
         return {
             "reward": self.reward(images).mean().item(),
             "lean": digits.lean(images).mean().item(),
-            "obeyed": score_prompts(self.judge, images, self.said)["all three"],
+            "obeyed": score_prompts(self.judge, images, self.described)["all three"],
             "spread": images.unflatten(0, (-1, NOISES)).std(dim=1).mean().item(),
             "rough": images.diff(dim=-1).abs().mean().item(),
         }
@@ -90,13 +94,13 @@ class Windowed(FlowGRPO):
         return schedule.with_noise(sde=self.sde, window=EARLY)
 
 
-def train(run: Row, split: str, looked_at: Collection[int]) -> list[Row]:
-    """Train, and return the marks of the exams after so many epochs."""
-    exam, (sde, eta) = Evaluation(split), METHODS[run["method"]]
+def train(run: Row, split: str, epochs: Collection[int]) -> list[Row]:
+    """Train, and return the measurements after so many epochs."""
+    evaluation, (sde, eta) = Evaluation(split), METHODS[run["method"]]
     own = {"train_learning_rate": run["learning_rate"], "seed": run["seed"], "sample_eta": eta}
     task = (italics, digit_world_prompts(run["seed"]), load_tiny_sd3())
     with common.trainer_of(task, SETTINGS, own, algorithm=Windowed(sde)) as trainer:
-        rows = common.readings(trainer, looked_at, lambda: exam.marks(exam.images(trainer.family)))
+        rows = common.readings(trainer, epochs, lambda: evaluation.measure(evaluation.images(trainer.family)))
     return [{**row, "queries": 64 * row["epoch"]} for row in rows]
 
 
@@ -113,7 +117,7 @@ def chosen(method: str) -> float:
 
 
 def sheared(images: torch.Tensor) -> torch.Tensor:
-    """Shear finished pictures (B, 3, H, W) until they lean as wanted."""
+    """Shear finished images (B, 3, H, W) until they lean as wanted."""
     theta = torch.eye(2, 3).repeat(len(images), 1, 1)
     theta[:, 0, 1] = WANTED - digits.lean(images)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
@@ -121,21 +125,24 @@ def sheared(images: torch.Tensor) -> torch.Tensor:
 
 
 def untrained() -> list[Row]:
-    exam, family = Evaluation("test"), family_of(load_tiny_sd3())
-    found = {f"{steps} steps": exam.images(family, steps) for steps in (1, 2, 3, 4, 5, 8, STEPS, 20)}
-    found |= {f"guidance {scale:g}": exam.images(family, guidance=scale) for scale in (2.0, 4.0, 8.0)}
+    evaluation, family = Evaluation("test"), family_of(load_tiny_sd3())
+    found = {f"{steps} steps": evaluation.images(family, steps) for steps in (1, 2, 3, 4, 5, 8, STEPS, 20)}
+    found |= {f"guidance {scale:g}": evaluation.images(family, guidance=scale) for scale in (2.0, 4.0, 8.0)}
     etas = {"flow": 0.7, "dance": 0.3, "cps": 0.8}
-    found |= {f"SDE {sde}": exam.images(family, sde=sde, eta=eta) for sde, eta in etas.items()}
+    found |= {f"SDE {sde}": evaluation.images(family, sde=sde, eta=eta) for sde, eta in etas.items()}
     found["sheared"] = sheared(found[f"{STEPS} steps"])
-    rows = [{"setting": name, **exam.marks(images)} for name, images in found.items()]
-    # The eight noises of a prompt are eight tries: the best is one picture, and has no spread.
+    rows = [{"setting": name, **evaluation.measure(images)} for name, images in found.items()]
+    # The eight noises of a prompt are the eight samples of best-of-8, which keeps one image without a spread.
     images = found[f"{STEPS} steps"]
-    best = exam.reward(images).view(-1, NOISES).argmax(dim=1) + NOISES * torch.arange(QUESTIONS)
-    said, kept = [exam.said[n] for n in best], images[best]
-    obeyed = score_prompts(exam.judge, kept, said)["all three"]
-    marks = {"reward": exam.reward(images)[best].mean().item(), "lean": digits.lean(kept).mean().item()}
+    best = evaluation.reward(images).view(-1, NOISES).argmax(dim=1) + NOISES * torch.arange(PROMPTS)
+    described, kept = [evaluation.described[n] for n in best], images[best]
+    obeyed = score_prompts(evaluation.judge, kept, described)["all three"]
+    measured = {
+        "reward": evaluation.reward(images)[best].mean().item(),
+        "lean": digits.lean(kept).mean().item(),
+    }
     rough = kept.diff(dim=-1).abs().mean().item()
-    return [*rows, {"setting": "best of 8", **marks, "obeyed": obeyed, "spread": "", "rough": rough}]
+    return [*rows, {"setting": "best-of-8", **measured, "obeyed": obeyed, "spread": "", "rough": rough}]
 
 
 @torch.no_grad()

@@ -1,17 +1,17 @@
 """Why losses on the forward process do badly in img2img: `python -m benchmarks.results.forward_starts`.
 
-Digits in other colors, as in recolor.py. What is varied is the examples of a loss: final latents noised
-anew to any timestep up to the first of sampling, as from noise ("noised anew"), the states themselves that
-sampling visited ("visited states"), or fresh noise at their timesteps ("visited timesteps").
+The task is digits in other colors, as in recolor.py. The examples of a loss are varied: final latents that
+are re-noised to any timestep up to the first of sampling ("re-noised"), the states that sampling visited
+("visited states"), or fresh noise at the timesteps of these states ("visited timesteps").
 
-First directions, before training: the cosine of each loss's descent with the gradient of the mean reward
-through both steps of sampling, on 256 pictures, three seeds, with guidance and without. "all alike" weighs
-every sample by 1, whatever its reward. Into forward_starts.csv.
+First come directions before training: the cosine of each loss's descent with the gradient of the mean reward
+through both steps of sampling, on 256 images, three seeds, with guidance and without. "all alike" weighs
+every sample by 1, whatever its reward. They go into forward_starts.csv.
 
-Then training runs on 2,560 pictures with guidance, three rates (weights all alike: one) and three seeds, DDPO
-beside them. Reward and the judges' verdict on validation pictures on the way, and on test pictures at the
+Then training runs on 2,560 images with guidance, three learning rates (equal weights: one) and three seeds,
+with DDPO for comparison. Reward and accuracy on validation images during training, and on test images at the
 end, go into forward_starts_runs.csv; the rows "untrained" are the policy before training and the best
-setting of edit_grid.csv. What the files hold already is not measured again.
+setting of edit_grid.csv. Measurements that the files already contain are skipped.
 """
 
 import itertools
@@ -42,11 +42,11 @@ COLUMNS = (
     "method", "examples", "learning_rate", "seed", "epoch", "split", "reward", "right", "digit", "colors",
 )  # fmt: skip
 SEEDS, EPOCHS, WATCH_EVERY = (0, 1, 2), 20, 5
-DIRECTION_EPOCHS = 2  # of 128 pictures
+DIRECTION_EPOCHS = 2  # of 128 images
 VALIDATION, TEST = (100, "validation", 1), (200, "test", 1)  # arguments of digits.draw_edits
-EXAMPLES = ("noised anew", "visited states", "visited timesteps")
+EXAMPLES = ("re-noised", "visited states", "visited timesteps")
 RATES, LOW_RATES = (2e-3, 6e-3, 6e-4), (6e-4, 2e-4, 2e-3)
-# Algorithm, settings and rates of each method, in the order of the runs.
+# Algorithm, settings and learning rates of each method, in the order of the runs.
 METHODS: dict[str, tuple[str, Row, tuple[float, ...]]] = {
     "AWM": ("awm", {"train_clip_range": 0.1}, RATES), "RWR": ("rwr", {"sample_group_size": 1}, LOW_RATES),
     "all alike": ("rwr:temperature=1e9", {"sample_group_size": 1}, LOW_RATES[:1]),
@@ -57,7 +57,7 @@ START = FromImages(recolor.POLICY.strength)
 SETTINGS: Row = {
     **{name: value for name, value in recolor.SETTINGS.items() if name != "train_clip_range"},
     "num_epochs": EPOCHS,
-    "sample_num_batches_per_epoch": 1,  # of 128 pictures
+    "sample_num_batches_per_epoch": 1,  # of 128 images
     "train_batch_size": 64,  # two optimizer steps an epoch
 }
 
@@ -133,36 +133,36 @@ def directions(run: Row) -> list[Row]:
 
 # ---------------------------------------------------------------------------------------------- training
 class Evaluation:
-    """The same pictures and sentences again and again, from the same noise."""
+    """Evaluates a policy on the same images and prompts, always from the same noise."""
 
     def __init__(self, split: str) -> None:
         self.split = split
         self.edits = digits.draw_edits(*(TEST if split == "test" else VALIDATION))
-        self.judges, self.reward = recolor.Evaluation(self.edits), recoloring()
-        pictures = self.edits.inputs
-        asked = zip(pictures.digits.tolist(), pictures.images, strict=True)
-        self.metadata: Sequence[Row] = [{"digit": digit, "image": image} for digit, image in asked]
+        self.evaluation, self.reward = recolor.Evaluation(self.edits), recoloring()
+        inputs = self.edits.inputs
+        given = zip(inputs.digits.tolist(), inputs.images, strict=True)
+        self.metadata: Sequence[Row] = [{"digit": digit, "image": image} for digit, image in given]
 
-    def marks(self, images: torch.Tensor) -> Row:
+    def values(self, images: torch.Tensor) -> Row:
         rewards, _ = self.reward(images, self.edits.prompts, self.metadata)
-        shares = self.judges.shares(images)
+        shares = self.evaluation.shares(images)
         found = {"right": shares["both"], "digit": shares["digit"], "colors": shares["colors"]}
         return {"split": self.split, "reward": rewards.mean().item(), **found}
 
-    def ask(self, pipeline: Any, setting: Any = None) -> Row:
-        """Return the marks of a policy, or of the untrained one with another setting."""
+    def measure(self, pipeline: Any, setting: Any = None) -> Row:
+        """Measure a policy, or the untrained one with another setting."""
         if setting is None:
-            return self.marks(self.judges.images(pipeline, recolor.POLICY))
-        return self.marks(recolor.untrained(pipeline, self.edits, setting))
+            return self.values(self.evaluation.images(pipeline, recolor.POLICY))
+        return self.values(recolor.untrained(pipeline, self.edits, setting))
 
 
 def train(run: Row) -> list[Row]:
-    """Train a run; return its marks, up to where gradients stop being finite if they do."""
+    """Train a run; return its measurements, up to the epoch in which gradients are not finite, if any."""
     pipeline, rows = load_tiny_sd(), list[Row]()
     watch, test = Evaluation("validation"), Evaluation("test")
     if run["method"] == "untrained":
         setting = None if run["examples"] == "before training" else recolor.UNTRAINED_BEST
-        return [{"epoch": 0, **exam.ask(pipeline, setting)} for exam in (watch, test)]
+        return [{"epoch": 0, **evaluation.measure(pipeline, setting)} for evaluation in (watch, test)]
     name, config, _ = METHODS[run["method"]]
     own: Row = {"train_learning_rate": run["learning_rate"], "seed": run["seed"]}
     task, algorithm = (recoloring(), edit_requests(run["seed"]), pipeline), make(name, run["examples"])
@@ -175,8 +175,8 @@ def train(run: Row) -> list[Row]:
                     raise
                 return [*rows, {"epoch": epoch, "reward": math.nan}]
             if epoch % WATCH_EVERY == 0:
-                rows.append({"epoch": epoch, **watch.ask(pipeline)})
-    return [*rows, {"epoch": EPOCHS, **test.ask(pipeline)}]
+                rows.append({"epoch": epoch, **watch.measure(pipeline)})
+    return [*rows, {"epoch": EPOCHS, **test.measure(pipeline)}]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Lesson 13's run in small, with five seeds: `python -m benchmarks.results.full_run`.
 
-Plays the notebook's own cells with another SEED, which decides pictures, damage, noise and training. Writes
-full_run.csv: at each reading the mean reward of the held-out pictures and the share that the evaluator
-recognizes, beside those of the untrained pipeline over noise strengths and of the best of four; and of clean,
-damaged, contrast-stretched, untrained and trained pictures also what another judge says, and how far they are
-from the clean ones. The pictures of the first seed go into full_run.png.
+Runs the notebook's own cells with another SEED, which decides images, damage, noise and training. Writes
+full_run.csv: after each evaluation the mean reward of the held-out images and the fraction that the evaluator
+recognizes, and for comparison the same of the untrained pipeline over noise strengths and with best-of-4. For
+clean, damaged, contrast-stretched, untrained and trained images it also has the fraction by another
+evaluator, and the distance from the clean ones. The images of the first seed go into full_run.png.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ SHOWN = 8
 
 
 def train(run: Row) -> list[Row]:
-    """Play the lesson with a seed; return a row for each thing that was measured."""
+    """Run the lesson with a seed; return a row for each thing that was measured."""
     played = play(LESSON, {"13-001": {"SEED": run["seed"]}})
     contexts, validation = played["held_out"], played["validation"]
     judges = {"judge": animal_margin(model=animals.Judge.load()), "second_judge": played["other"]}

@@ -7,7 +7,8 @@ optimizer step. The policy that samples, the policy at which the loss is centere
 moving averages (EMA) of the newest policy, with a decay of 0.9. The authors' presets use less. In AWM's the
 center of a penalty is an EMA whose decay grows by 0.001 per step up to 0.3; in NFT's and PEPG's both are one,
 up to 0.5. The runs here have that limit from the first step on, or let the decay grow as the authors do.
-lags.csv has for each loss, lag and seed the fraction of good samples and the distance from the data.
+lags.csv has, for each loss, seed and choice of old policies (`lag`), the fraction of good samples and the
+distance from the data.
 """
 
 from pathlib import Path
@@ -33,7 +34,7 @@ LAGS: dict[str, Row] = {
     "both": {"sampler_decay": 0.9, "center_decay": 0.9},
 }
 NFT_LIMIT, AWM_LIMIT = {"sampler_decay": 0.5, "center_decay": 0.5}, {"center_decay": 0.3}
-PRESETS: dict[str, dict[str, Row]] = {  # for which losses: what lags
+PRESETS: dict[str, dict[str, Row]] = {  # by loss: the decays of its authors
     "penalty": {"limit": AWM_LIMIT, "grows": {**AWM_LIMIT, "growth": 0.001}},
     "NFT": {"limit": NFT_LIMIT, "grows": {**NFT_LIMIT, "growth": 0.001}},
     "PEPG": {"limit": NFT_LIMIT, "grows": {**NFT_LIMIT, "growth": 0.001}},

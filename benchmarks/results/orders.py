@@ -2,13 +2,13 @@
 
     python -m benchmarks.results.orders --processes 1
 
-tiny-sd draws "a three" in eight denoising steps, of which T = 7 have noise; 48 samples an epoch. Two rewards:
-how red a picture is, at two learning rates, and how small it is as a JPEG. An order says which (sample, step)
+tiny-sd generates "a three" in eight denoising steps, of which T = 7 have noise; 48 samples per epoch. Two
+rewards: redness, at two learning rates, and a small size as a JPEG. An order decides which (sample, step)
 pairs an epoch trains on: three of the seven steps of each sample, or all. An epoch has four optimizer steps.
 
 orders.csv has a row per run and epoch: the mean reward of fresh samples after so many epochs of training, and
-in the last row the share of them that a judge reads as a three. Finished runs are skipped. Ten seconds
-of CPU time per run on one thread.
+in the last row the fraction of them that the evaluator recognizes as a three. Finished runs are skipped. Ten
+seconds of CPU time per run on one thread.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ ORDERS: dict[str, Columns] = {
 
 
 class OrderedDDPO(DDPO):
-    """DDPO whose optimizer steps take the pairs that an order says."""
+    """DDPO whose optimizer steps train on the pairs of an order."""
 
     def __init__(self, order: str) -> None:
         self.order = order
@@ -89,7 +89,7 @@ def train(run: Row) -> list[Row]:
 
 
 if __name__ == "__main__":
-    tasks = (("redness", 3e-3), ("compressibility", 3e-3), ("redness", 1e-3))  # what decides comes first
+    tasks = (("redness", 3e-3), ("compressibility", 3e-3), ("redness", 1e-3))  # the most important runs first
     runs = [
         {"reward": reward, "learning_rate": rate, **run}
         for reward, rate in tasks

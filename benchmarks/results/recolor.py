@@ -1,7 +1,7 @@
 """Digits in other colors, the task of edit.py, recolor_steps.py, equal_terms.py and time_to_result.py.
 
-A handwritten digit goes in, with a sentence that names two other colors and no digit. Done right, both
-colors are those named, and the digit is still the one that was written.
+The input image is a handwritten digit, and the prompt names two other colors and no digit. A correct result
+has both colors of the prompt, and still the digit of the input.
 """
 
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ from ddpo_lessons.worlds import digits
 from ddpo_lessons.worlds.digits import judge_edits
 
 POLICY = Img2Img(0.4, 2.0, 5)  # two steps are run, the first of which is an action
-# The most done right by the untrained pipeline, of a grid of all four: edit_grid.csv.
+# The untrained pipeline's settings with the most correct images, of a grid of all four: edit_grid.csv.
 UNTRAINED_BEST = Img2Img(0.4, 30.0, 10)
 SETTINGS: Row = {
     "num_epochs": 150, "sample_num_steps": POLICY.steps, "sample_guidance_scale": POLICY.guidance,
     "sample_batch_size": 128, "sample_num_batches_per_epoch": 2,
-    "sample_group_size": 8,  # rollouts of a picture from one noise: only the actions explain the rewards
+    "sample_group_size": 8,  # rollouts from one noise, so that only the actions explain the rewards
     "train_batch_size": 256,  # one optimizer step an epoch
-    # The peers' 3e-4 and 1e-4 hardly move a model this small.
+    # The other trainers' 3e-4 and 1e-4 hardly change a model this small.
     "train_learning_rate": 2e-3, "train_clip_range": 5e-3, "train_lora_rank": 16, "train_lora_alpha": 16,
     "train_lora_target_modules": EVERYWHERE, "save_freq": 50, "image_grid_freq": 0,
 }  # fmt: skip
 
 
 def untrained(pipeline: Any, edits: digits.Edits, setting: Img2Img) -> torch.Tensor:
-    """Edit pictures as a user of plain diffusers would, see `img2img`."""
+    """Edit images as a user of plain diffusers would, see `img2img`."""
     return img2img(pipeline, edits.inputs.images, edits.prompts, setting)
 
 
 def restore(pipeline: Any, images: torch.Tensor, prompts: Sequence[str], setting: Img2Img) -> torch.Tensor:
-    """Send pictures through the policy, each with noise of its own; the results are on the CPU."""
+    """Edit images by the policy, each with noise of its own; the results are on the CPU."""
     how = SamplingSettings(
         num_inference_steps=setting.steps, guidance_scale=setting.guidance, eta=setting.eta
     )
@@ -48,17 +48,17 @@ def restore(pipeline: Any, images: torch.Tensor, prompts: Sequence[str], setting
 
 
 class Evaluation:
-    """The judges' verdict on what a pipeline makes of pictures and sentences, always from the same noise."""
+    """Evaluate a pipeline's edits with the held-out evaluators, always from the same noise."""
 
     def __init__(self, edits: digits.Edits) -> None:
         self.edits = edits
         self.judges = digits.Judge.load(), digits.SecondJudge.load()
 
     def images(self, pipeline: Any, setting: Img2Img) -> torch.Tensor:
-        """Return what the policy makes of the pictures, (N, 3, 32, 32)."""
+        """Edit the input images by the policy, (N, 3, 32, 32)."""
         return restore(pipeline, self.edits.inputs.images, self.edits.prompts, setting)
 
     def shares(self, images: torch.Tensor) -> dict[str, float]:
-        """Return the shares of pictures with the digit, the colors and both right, see `judge_edits`."""
+        """Return the fractions of images with correct digit, colors and both, see `judge_edits`."""
         verdicts = judge_edits(images, self.edits, *self.judges)
         return {name: hits.double().mean().item() for name, hits in verdicts.items()}

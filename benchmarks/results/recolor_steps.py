@@ -1,10 +1,10 @@
 """Steps of training and of sampling: `python -m benchmarks.results.recolor_steps`.
 
-A policy learns recolor.py's task in five steps, of which one is an action, for 12,800 samples, a third of
-recolor.py's; three seeds. Then the judges look at 200 validation pictures: sampled in five steps, ten and
-twenty, with the adapter on at one of the two steps only, and decoded after one call of the network. Beside
-them stand the untrained pipeline's best setting, and the best of eight pictures that it makes. Rows go to
-recolor_steps.csv, run by run; runs that it holds are skipped.
+A policy is trained on recolor.py's task in five steps, of which one is an action, with 12,800 samples, a
+third of recolor.py's, and three seeds. Then 200 validation images are evaluated: sampled in 5, 10 and 20
+steps, with the adapter on at only one of the two steps, and decoded after one network evaluation. For
+comparison there are the untrained pipeline's best settings, and best-of-8 with these. Rows go to
+recolor_steps.csv, run by run; finished runs are skipped.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ from ddpo_lessons.rewards import recoloring
 from ddpo_lessons.rollout import from_images
 from ddpo_lessons.worlds import digits, load_tiny_sd
 
-RUNS, EPOCHS, PICTURES = ("0", "1", "2", "untrained"), 50, 200  # seeds, and what needs no training
+RUNS, EPOCHS, IMAGES = ("0", "1", "2", "untrained"), 50, 200  # seeds, and what needs no training
 DRAWS = 8
 STEPS = (5, 10, 20)  # of sampling
 COLUMNS = ("run", "sampled", "digit", "colors", "both", "second_judge")
@@ -40,10 +40,10 @@ def edit_partly(
     trained: Collection[int],
     calls: int,
 ) -> torch.Tensor:
-    """Edit pictures (N, 3, H, W) with a trained adapter that is switched off here and there.
+    """Edit images (N, 3, H, W) with a trained adapter that is switched off at some steps.
 
-    It is on at the steps in `trained`, counted from 0 where the picture begins. After so many network calls
-    what the policy then takes for the clean latents is decoded; after all of them that is the edit.
+    It is on at the steps in `trained`, counted from the first one, 0. The result is the decoded prediction of
+    the clean latents after `calls` network evaluations; after all of them this is the edit.
     """
     family, generator = family_of(pipeline), torch.Generator().manual_seed(0)
     schedule = family.schedule(setting.steps, setting.strength)
@@ -60,7 +60,7 @@ def edit_partly(
     return family.decode(clean)
 
 
-# At which of its two steps the adapter is on, and after how many calls to decode.
+# The steps at which the adapter is on, and the number of network evaluations before decoding.
 PARTS: dict[str, tuple[tuple[int, ...], int]] = {
     "adapter at step 1 only": ((0,), 2),
     "adapter at step 2 only": ((1,), 2),
@@ -69,32 +69,32 @@ PARTS: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 def drawn(edits: digits.Edits) -> dict[str, torch.Tensor]:
-    """Return untrained pictures at the best setting: those of the first draw, and the best by the score."""
+    """Return untrained images with the best settings: one sample of each, and best-of-8 by the reward."""
     pipeline, score, given = load_tiny_sd(), recoloring(), edits.inputs
     facts = [{"digit": d, "image": i} for d, i in zip(given.digits.tolist(), given.images, strict=True)]
     task = pipeline, given.images, edits.prompts, UNTRAINED_BEST
-    draws = [img2img(*task, draw * PICTURES) for draw in range(DRAWS)]  # (N, 3, 32, 32) each
+    draws = [img2img(*task, draw * IMAGES) for draw in range(DRAWS)]  # (N, 3, 32, 32) each
     best = best_draws(draws, [score(images, edits.prompts, facts)[0] for images in draws])
-    return {"untrained, best setting": draws[0], f"untrained, best of {DRAWS}": best}
+    return {"untrained, best setting": draws[0], f"untrained, best-of-{DRAWS}": best}
 
 
-def trained(seed: int, edits: digits.Edits, exam: Evaluation) -> dict[str, torch.Tensor]:
+def trained(seed: int, edits: digits.Edits, evaluation: Evaluation) -> dict[str, torch.Tensor]:
     pipeline = load_tiny_sd()
     task, start = (recoloring(), edit_requests(seed), pipeline), FromImages(POLICY.strength)
     with trainer_of(task, SETTINGS, {"seed": seed}, algorithm=DDPO(), start=start) as trainer:
         for epoch in range(EPOCHS):
             trainer.step(epoch)
-    made = {f"in {steps} steps": exam.images(pipeline, replace(POLICY, steps=steps)) for steps in STEPS}
+    made = {f"in {steps} steps": evaluation.images(pipeline, replace(POLICY, steps=steps)) for steps in STEPS}
     for name, part in PARTS.items():
         made[name] = edit_partly(pipeline, edits.inputs.images, edits.prompts, POLICY, *part)
     return made
 
 
 def measure(run: Row) -> list[Row]:
-    edits = digits.draw_edits(PICTURES, "validation", 0)
-    exam = Evaluation(edits)
-    made = drawn(edits) if run["run"] == "untrained" else trained(int(run["run"]), edits, exam)
-    return [{"sampled": name, **exam.shares(images)} for name, images in made.items()]
+    edits = digits.draw_edits(IMAGES, "validation", 0)
+    evaluation = Evaluation(edits)
+    made = drawn(edits) if run["run"] == "untrained" else trained(int(run["run"]), edits, evaluation)
+    return [{"sampled": name, **evaluation.shares(images)} for name, images in made.items()]
 
 
 if __name__ == "__main__":

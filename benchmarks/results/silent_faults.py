@@ -1,8 +1,8 @@
-"""Lesson 08's faults: what preflight sees of each, and three runs of ten epochs of which one is broken.
+"""Lesson 08's faults: what preflight finds of each, and three runs of ten epochs, one of which is broken.
 
     python -m benchmarks.results.silent_faults
 
-Writes `silent_faults.json` (which checks fail), `silent_runs.csv` (a row an epoch) and `silent_*.png`.
+Writes `silent_faults.json` (which checks fail), `silent_runs.csv` (a row per epoch) and `silent_*.png`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from ddpo_lessons.lessons.run_sets import make_trainer
 from ddpo_lessons.training.runlog import read_metrics
 
 HERE = Path(__file__).parent
-# Settings that a healthy run may have, and that look sick.
+# Settings of healthy runs that may look like faults.
 HEALTHY: dict[str, dict[str, Any]] = {
     "healthy": {}, "one step an epoch": {"train_gradient_accumulation_steps": 8},
     "warm-up": {"train_learning_rate_warmup_steps": 8}, "high rate": {"train_learning_rate": 0.01},
@@ -39,7 +39,7 @@ def failed_checks(fault: str | None, **changes: Any) -> dict[str, bool]:
 
 
 def long_run(name: str) -> list[dict[str, Any]]:
-    """Train one of the three; write what it draws before, after, and from its saved file."""
+    """Train one of the three; write its images before and after training, and from its saved file."""
     fault, changes = RUNS[name]
     broken = put_in(FAULTS[fault]) if fault else contextlib.nullcontext()
     with tempfile.TemporaryDirectory() as folder, broken:

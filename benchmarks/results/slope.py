@@ -1,16 +1,16 @@
-"""Lesson 11: how far to climb the slope of a reward: `python -m benchmarks.results.slope --processes 1`.
+"""Lesson 11: how far to follow a reward's gradient: `python -m benchmarks.results.slope --processes 1`.
 
-tiny-sd3 draws the digits in colors that its pre-training left out, and is rewarded by `prompt_alignment`.
-DRaFT-K through the last 3 or all 10 steps, ReFL, and Flow-GRPO, which knows rewards only by their value,
-learn from 512 scored pictures each, three seeds. slope.csv has a row per reading, after so many queries: 150
-pictures, three of each prompt, always from the same noise. Diversity is the mean of `apart` over pictures of
-one prompt. The Fréchet distances, in what either judge's last layer sees, are to handwriting of the training
-split in the same colors; no training asks for them.
+tiny-sd3 generates the digits in colors that its pre-training left out, and the reward is `prompt_alignment`.
+DRaFT-K through the last 3 or all 10 steps, ReFL, and Flow-GRPO, which uses only the reward's value, train on
+512 scored images each, with three seeds. slope.csv has a row per evaluation, after so many reward
+evaluations (`queries`): 150 images, three of each prompt, always from the same noise. Diversity is the mean
+of `apart` over images of one prompt. The Fréchet distances, in the features of either evaluator's last
+layer, are to handwriting of the training split in the same colors. No training uses them.
 
-slope_points.csv has what needs no training, on the same questions: handwriting of the test split (three
-draws), guidance, four steps, and the best by reward of n pictures. Learning rates come from slope_search.csv:
-256 queries, seed 100, questions from validation noise, the highest reward. slope/*.png are pictures of seed
-0, a row per reading, and of points. Finished runs are skipped. Fifteen CPU minutes on one thread.
+slope_points.csv has what needs no training, on the same prompts: handwriting of the test split (three
+samples), guidance, four steps, and best-of-n by the reward. Learning rates come from slope_search.csv, which
+has the highest reward after 256 evaluations, with seed 100 and validation noise. slope/*.png are images of
+seed 0, a row per evaluation, and of points. Finished runs are skipped. Fifteen CPU minutes on one thread.
 """
 
 import functools
@@ -32,10 +32,10 @@ from ddpo_lessons.worlds.digits import score_prompts
 
 RESULT = Path(__file__).with_suffix(".csv")
 SEARCH, POINTS = RESULT.with_name("slope_search.csv"), RESULT.with_name("slope_points.csv")
-PICTURES = RESULT.with_suffix("")  # a folder
+IMAGES = RESULT.with_suffix("")  # a folder
 MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet", "second_frechet")
 SEEDS, SEARCH_SEED, RATES, BATCH = (0, 1, 2), 100, (1e-3, 3e-3, 1e-2), 64
-READINGS, SEARCHED = (64, 128, 256, 512), 256  # queries
+READINGS, SEARCHED = (64, 128, 256, 512), 256  # reward evaluations
 NOISES, STEPS, GUIDANCE, BEST_OF = 3, 10, (1.5, 2.0, 4.0), (2, 3, 4)
 COLUMNS = ("method", "learning_rate", "seed", "queries", *MEASURES)
 SETTINGS: Row = {
@@ -45,7 +45,7 @@ SETTINGS: Row = {
     "accelerator_kwargs": {"cpu": True},
 }  # fmt: skip
 OF_GROUPS: Row = {"sample_eta": 0.7, "sample_group_size": 8, "train_clip_range": 1e-2}
-# Each method: the algorithm, what it changes in the config, and whose learning rate it has.
+# Each method: the algorithm, its changes to the config, and the method whose learning rate it uses.
 METHODS: dict[str, tuple[str, Row, str]] = {
     "DRaFT-3": ("draft:last_steps=3", {}, "DRaFT-3"),
     "Flow-GRPO": ("flow_grpo:window=3", OF_GROUPS, "Flow-GRPO"),
@@ -55,7 +55,7 @@ METHODS: dict[str, tuple[str, Row, str]] = {
 
 
 def left_out() -> list[digits.Description]:
-    """Return what the fifty prompts describe whose digit and ink pre-training left out."""
+    """Return the descriptions of the fifty prompts whose digit and ink pre-training left out."""
     pairs = itertools.product(digits.LEFT_OUT, digits.COLOR_NAMES)
     return [
         digits.Description(digit, ink, background) for (digit, ink), background in pairs if background != ink
@@ -63,7 +63,7 @@ def left_out() -> list[digits.Description]:
 
 
 class Evaluation:
-    """Asks a policy for the same 150 pictures again and again, and measures them."""
+    """Evaluates a policy on 150 images, always with the same prompts and noise."""
 
     def __init__(self, split: str) -> None:
         self.asked = [description for description in left_out() for _ in range(NOISES)]
@@ -87,7 +87,7 @@ class Evaluation:
 
     @torch.no_grad()
     def features(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what each judge's last layer sees, (N, 64) each."""
+        """Return the features of each evaluator's last layer, (N, 64) each."""
         judge, second = self.judges
         whole = judge.features(images - 0.5).flatten(1)
         return judge.head[:2](whole), second.features(images - 0.5).mean((2, 3))
@@ -107,11 +107,11 @@ class Evaluation:
         return dict(zip(MEASURES, values, strict=True))
 
 
-make_exam = functools.cache(Evaluation)
+make_evaluation = functools.cache(Evaluation)
 
 
 def apart(images: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Return the root mean square of each picture's difference to the other, (N,)."""
+    """Return the root mean square of each image's difference to the other, (N,)."""
     return (images - others).square().mean((1, 2, 3)).sqrt()
 
 
@@ -143,22 +143,22 @@ def handwritten(asked: list[digits.Description], split: str, seed: int) -> torch
 
 
 def keep(name: str, rows: list[torch.Tensor]) -> None:
-    """Save two pictures of one prompt of every digit, in rows."""
+    """Save two images of one prompt of every digit, in rows."""
     shown = [5 * NOISES * digit + NOISES * (digit % 5) + n for digit in range(10) for n in range(2)]
-    common.save_grid(torch.cat([images[shown] for images in rows]), 20, PICTURES / f"{name}.png")
+    common.save_grid(torch.cat([images[shown] for images in rows]), 20, IMAGES / f"{name}.png")
 
 
 def train(run: Row) -> list[Row]:
     searched = run["seed"] == SEARCH_SEED
-    exam = make_exam("validation" if searched else "test")
+    evaluation = make_evaluation("validation" if searched else "test")
     name, changes, _ = METHODS[run["method"]]
     own: Row = {"train_learning_rate": run["learning_rate"], "seed": run["seed"]}
     task = (prompt_alignment(), digit_world_prompts(run["seed"], "left_out"), load_tiny_sd3())
     seen = list[torch.Tensor]()
 
     def measure() -> Row:
-        seen.append(exam.images(trainer.pipeline))
-        return exam.measure(seen[-1])
+        seen.append(evaluation.images(trainer.pipeline))
+        return evaluation.measure(seen[-1])
 
     with common.trainer_of(task, SETTINGS, changes, own, algorithm=make_algorithm(name)) as trainer:
         at = (SEARCHED,) if searched else READINGS
@@ -173,16 +173,19 @@ def chosen(method: str) -> float:
 
 
 def points() -> list[Row]:
-    exam, pipeline = make_exam("test"), load_tiny_sd3()
-    candidates = torch.stack([exam.images(pipeline, candidate=n) for n in range(max(BEST_OF))])
-    scores, numbers = torch.stack([exam.scores(images) for images in candidates]), range(len(exam.asked))
+    evaluation, pipeline = make_evaluation("test"), load_tiny_sd3()
+    candidates = torch.stack([evaluation.images(pipeline, candidate=n) for n in range(max(BEST_OF))])
+    scores, numbers = (
+        torch.stack([evaluation.scores(images) for images in candidates]),
+        range(len(evaluation.asked)),
+    )
     found = {"untrained": candidates[0]}
-    found |= {f"guidance {scale:g}": exam.images(pipeline, guidance=scale) for scale in GUIDANCE}
-    found |= {f"best of {n}": candidates[scores[:n].argmax(0), numbers] for n in BEST_OF}
-    found["four steps"] = exam.images(pipeline, steps=4)
-    found |= {f"handwriting {n}": handwritten(exam.asked, "test", n) for n in SEEDS}
+    found |= {f"guidance {scale:g}": evaluation.images(pipeline, guidance=scale) for scale in GUIDANCE}
+    found |= {f"best-of-{n}": candidates[scores[:n].argmax(0), numbers] for n in BEST_OF}
+    found["four steps"] = evaluation.images(pipeline, steps=4)
+    found |= {f"handwriting {n}": handwritten(evaluation.asked, "test", n) for n in SEEDS}
     keep("points", list(found.values()))
-    return [{"point": name, **exam.measure(images)} for name, images in found.items()]
+    return [{"point": name, **evaluation.measure(images)} for name, images in found.items()]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Supervised fine-tuning of the adapter that RL trains, on pairs of an input and what it should become.
+"""Supervised fine-tuning of the adapter that RL trains, on pairs of an input image and its correct result.
 
-It has what RL has, layers, rank, schedule, batches and number of samples, and the answers besides. The
-difference between the two is what it costs to know a reward only.
+Layers, rank, schedule, batches and number of samples are those of RL. Supervised training also has the
+correct results, so the difference between the two is the cost of having only a reward.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ def train_supervised(
 ) -> list[float]:
     """Train an adapter on as many pairs as a run of RL has samples, each used once; return the losses.
 
-    The prompt function has the right result in `metadata["target"]`; what only RL has of the config is not
-    read.
+    The prompt function has the correct result in `metadata["target"]`. Fields of the config that only RL uses
+    are ignored.
     """
     torch.manual_seed(config.seed)  # decides the adapter's first weights
     family = family_of(pipeline)
@@ -55,12 +55,12 @@ def pair_loss(
 ) -> torch.Tensor:
     """Return the mean squared error of the clean latents that the policy predicts, over all timesteps.
 
-    A rollout starts from its noised input, and a right one has come to the noised target from the second
+    A rollout starts from its noised input, and a correct one has come to the noised target from the second
     timestep on. There are B pairs and T timesteps, those that a rollout runs; guidance is part of the policy.
     """
     prompts, images, metadata = zip(*pairs, strict=True)
-    pictures = (images, [m["target"] for m in metadata])
-    inputs, targets = (family.encode(torch.stack(list(p))) for p in pictures)  # (B, C, h, w)
+    both = (images, [m["target"] for m in metadata])
+    inputs, targets = (family.encode(torch.stack(list(part))) for part in both)  # (B, C, h, w)
     steps = timesteps.repeat_interleave(len(pairs))  # (T*B,)
     clean = torch.cat([inputs, *[targets] * (len(timesteps) - 1)])  # (T*B, C, h, w)
     noise = torch.randn(clean.shape, generator=generator)

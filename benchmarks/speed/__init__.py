@@ -1,1 +1,1 @@
-"""Seconds, memory and gradients: beside the peers, change by change, on a GPU, until a result."""
+"""Seconds, memory and gradients: beside other trainers, change by change, on a GPU, until a result."""

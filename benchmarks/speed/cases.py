@@ -1,9 +1,10 @@
-"""What the speed comparison runs, in the peers' environment and in ours alike; imports neither.
+"""The cases of the speed comparison, for the other trainers' environment and for ours; imports neither.
 
-The peers run as they are documented, but with fewer steps. TRL 0.21's example (examples/scripts/ddpo.py)
-takes 6 samples at a time and 3 a minibatch. imageddpo's README names minibatches of 4 and, as a complete
-example, gaussian-glasses, whose rl/rl_trainer.py takes 4 at a time and sums the gradients of all 256 of an
-epoch into one optimizer step; here an epoch has 32. `large` is what a user sets who has the memory.
+The other trainers run as they are documented, but with fewer steps. TRL 0.21's example
+(examples/scripts/ddpo.py) takes 6 samples at a time and 3 a minibatch. imageddpo's README names minibatches
+of 4 and, as a complete example, gaussian-glasses, whose rl/rl_trainer.py takes 4 at a time and sums the
+gradients of all 256 of an epoch into one optimizer step; here an epoch has 32. `large` is for users who have
+the memory.
 """
 
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ class Case:
     prompt: str = PROMPT
     noise_strength: float | None = None
     num_steps: int = 10
-    sizes: tuple[str, ...] = ()  # of SIZES; what the peer documents comes first
-    peer_error: str = ""  # how the peer is known to fail
+    sizes: tuple[str, ...] = ()  # of SIZES; what the other trainer documents comes first
+    peer_error: str = ""  # how the other trainer is known to fail
 
     @property
     def peer(self) -> str:
-        """The peer that it is compared with."""
+        """The trainer that ours is compared with."""
         return "TRL" if self.noise_strength is None else "imageddpo"
 
     @property
@@ -41,7 +42,7 @@ class Case:
 
     @property
     def evaluations(self) -> int:
-        """UNet evaluations that a prediction needs: two with guidance, unless both prompts agree."""
+        """UNet evaluations of a prediction: two with guidance, unless both prompts agree."""
         return 2 if self.guidance_scale > 1 and self.prompt else 1
 
     def settings(self, size: str) -> dict[str, Any]:
@@ -62,16 +63,16 @@ CASES = {
         Case("text-to-image, guidance 5", 5.0, **TEXT),
         Case("text-to-image, no guidance", 1.0, peer_error="The size of tensor", **TEXT),
         Case("img2img, guidance 5", 5.0, **IMAGE),
-        # what gaussian-glasses' code runs, which leaves TRL's default of 5 as it is
+        # of gaussian-glasses' code, which leaves TRL's default of 5 as it is
         Case("img2img, guidance 5, empty prompt", 5.0, prompt="", **IMAGE),
-        # what its page says: "guidance scale: 0 (null prompts)"
+        # of its page: "guidance scale: 0 (null prompts)"
         Case("img2img, no guidance, empty prompt", 0.0, prompt="", **AS_DOCUMENTED),
         Case("img2img, no guidance", 1.0, **AS_DOCUMENTED),
     )
 }
 
 
-def picture() -> torch.Tensor:
-    """A picture that follows from nothing: (3, 32, 32) in [0, 1]."""
+def input_image() -> torch.Tensor:
+    """An input image without a source: (3, 32, 32) in [0, 1]."""
     ramp = torch.linspace(0, 1, 32)
     return torch.stack([ramp.expand(32, 32), ramp[:, None].expand(32, 32), torch.full((32, 32), 0.5)])

@@ -1,4 +1,4 @@
-"""Play lesson 13 at full size with random weights: `python -m benchmarks.speed.full_run`.
+"""Run lesson 13 at full size with random weights: `python -m benchmarks.speed.full_run`.
 
 Stable Diffusion 1.5's shapes at 512 pixels, photographs and a classifier are made up, because nothing is
 downloaded. All else are the notebook's own cells, from the machine to the LoRA in plain diffusers. On a GPU
@@ -29,7 +29,7 @@ from ddpo_lessons.worlds import load_tiny_zoo
 RESULT = Path(__file__).with_suffix(".json")
 LESSON = ROOT / "notebooks" / "13_full_run.ipynb"
 CLASSES = "red", "blue"  # of made-up photographs, which have one color and noise
-# What a CPU does of the preset: two images, and three steps of which one is an action.
+# The preset cut for a CPU: two images, and three steps of which one is an action.
 CUT: Row = {
     "num_epochs": 2, "save_freq": 1, "image_grid_freq": 0, "mixed_precision": "bf16", "sample_num_steps": 8,
     "sample_batch_size": 2, "sample_num_batches_per_epoch": 1, "sample_group_size": 2, "train_batch_size": 2,
@@ -50,7 +50,7 @@ def make_photographs(folder: str | Path, per_class: int) -> ImageFolder:
 
 
 def color_margin(model: str = "", classes: Any = CLASSES, template: str = "") -> Any:
-    """Make a stand-in for `clip_margin` that tells red from blue."""
+    """Make a stand-in for `clip_margin` that distinguishes red from blue."""
 
     def reward(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
         logits = 10 * images.float().mean(dim=(2, 3))[:, [2, 0]]  # (B, 2), in the order of sorted classes
@@ -60,13 +60,13 @@ def color_margin(model: str = "", classes: Any = CLASSES, template: str = "") ->
 
 
 def load(model: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Make what the lesson loads; instead of fp16, which is very slow on a CPU, float32."""
+    """Make the models that the lesson loads; instead of fp16, which is very slow on a CPU, float32."""
     slow = dtype == torch.float16 and not torch.cuda.is_available()
     return load_tiny_zoo() if model == "tiny-zoo" else make_pipeline().to(torch.float32 if slow else dtype)
 
 
 def rehearse(folder: str, num_epochs: int) -> Row:
-    """Play the lesson; return what it measured."""
+    """Run the lesson; return its measurements."""
     on_gpu = torch.cuda.is_available()
     preset = PRESETS["restore"]
     settings = {**preset.config, "num_epochs": num_epochs, "save_freq": num_epochs // 2} if on_gpu else CUT

@@ -72,14 +72,14 @@ def device_name() -> str:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that was held: on a GPU its own, else the process's."""
+    """Return the peak memory: on a GPU its own, else the process's."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1000
 
 
 def brightness(images: torch.Tensor, prompts: Any, metadata: Any) -> torch.Tensor:
-    """Score how bright an image is; random networks draw nothing that is worth more."""
+    """Return the brightness of each image as its reward."""
     return images.float().mean(dim=(1, 2, 3)) + torch.arange(len(images), device=images.device)
 
 

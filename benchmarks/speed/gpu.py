@@ -3,7 +3,7 @@
 The parts are `tests/test_gpu.py`, the lessons, the demo, and epochs at the shapes of published models. Their
 weights are random, which changes neither time nor memory, so nothing is downloaded. Each part is a process of
 its own with a time limit, 40 minutes in all. When it ends its row goes into gpu.json, and the next `make gpu`
-leaves it out, so that a stop loses one part. A part that fails has a row, too, which says why.
+leaves it out, so that a stop loses one part. A part that fails also has a row, with the reason.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Epoch:
     model: str  #: of `paper_run.published`
     preset: str
     samples: int
-    size: int  #: samples of a pass
+    size: int  #: samples of a forward pass
     steps: int  #: of denoising; half of them are actions of the preset `edit`
     precision: str = "bf16"
     checkpointing: bool = False
@@ -149,7 +149,7 @@ class Tally:
 
 
 def run_tests() -> Iterator[Row]:
-    """Run the tests that mean something on a GPU."""
+    """Run the tests that concern a GPU."""
     tally = Tally()
     code = pytest.main([*TESTS], plugins=[tally])
     failed = f"{len(tally.failures)} failed" if tally.failures else f"pytest ended with {code:d}"
@@ -228,7 +228,7 @@ def launch(name: str) -> Row:
 
 
 def reason(code: int | None, limit: int, errors: str) -> str:
-    """Say in a line why a part has failed."""
+    """Return in a line why a part has failed."""
     if code is None:
         return f"not done within {limit} s"
     if code < 0:
@@ -238,7 +238,7 @@ def reason(code: int | None, limit: int, errors: str) -> str:
 
 
 def header() -> Row:
-    """Return what was measured on."""
+    """Return the machine and the versions that were measured."""
     card = torch.cuda.get_device_properties(0) if on_gpu() else None
     libraries = {name: metadata.version(name) for name in ("torch", "diffusers", "peft", "accelerate")}
     hardware = f"{card.name}, {card.total_memory / 1e9:.1f} GB" if card else machine()

@@ -2,7 +2,7 @@
 
 With names of notebooks it times these alone. Writes lesson_times.json, from which the README's table of
 lessons is made. Run it on a quiet machine. With `--memory` it reads instead, every 50 ms, what nbconvert and
-its kernel hold of a small machine's memory while they execute lessons 01 to 05; that is lesson_memory.json.
+its kernel use of a small machine's memory while they execute lessons 01 to 05; that is lesson_memory.json.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def time_of(path: Path) -> float:
 
 
 def memory_of(path: Path) -> float:
-    """Execute one notebook and return the most GB that nbconvert and its kernel held together."""
+    """Execute one notebook and return the peak GB of nbconvert and its kernel together."""
     peak, command = 0, [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", str(path)]
     with tempfile.TemporaryDirectory() as folder:
         process = psutil.Popen([*command, "--output-dir", folder], stderr=subprocess.DEVNULL)
@@ -47,7 +47,7 @@ def memory_of(path: Path) -> float:
 
 
 def rss(process: psutil.Process) -> int:
-    """Return the bytes that a process holds; 0 for one that has just ended."""
+    """Return the bytes that a process uses; 0 for one that has just ended."""
     try:
         return int(process.memory_info().rss)
     except psutil.NoSuchProcess:

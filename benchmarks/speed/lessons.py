@@ -30,7 +30,7 @@ class Shell(InteractiveShell):
 
 
 def play(lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
-    """Run a lesson; return its variables. What a cell raises is raised, with a note that says which.
+    """Run a lesson; return its variables. What a cell raises is raised, with a note that names the cell.
 
     After the cells whose ids are in `changes` variables get other values.
     """
@@ -51,7 +51,7 @@ def play(lesson: Path, changes: Mapping[str, Mapping[str, Any]] = MappingProxyTy
 
 
 def first_failure(lesson: Path) -> str:
-    """Run a lesson up to the first cell that raises; say in a line which and why, or "" if none does."""
+    """Run a lesson up to the first cell that raises; return in a line which and why, or "" if none does."""
     try:
         play(lesson)
     except Exception as error:

@@ -14,7 +14,7 @@ from diffusers.utils import logging
 from safetensors.torch import load_file
 
 from benchmarks.common import Row, redness, seconds_of
-from benchmarks.speed.cases import CASES, SIZES, Case, picture
+from benchmarks.speed.cases import CASES, SIZES, Case, input_image
 from benchmarks.speed.peer_environment import serve
 from ddpo_lessons.algorithms.algorithm import Samples
 from ddpo_lessons.algorithms.ddpo import share_predictions, shuffled_pairs
@@ -23,7 +23,13 @@ from ddpo_lessons.models import Schedule
 from ddpo_lessons.rollout import Trajectory
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
 
-GROUP_SIZES = (8, 16, 32, 64, 128)  # UNet evaluations of one pass, for a floor to choose from
+GROUP_SIZES = (
+    8,
+    16,
+    32,
+    64,
+    128,
+)  # UNet evaluations of one forward pass, of which the floor uses the fastest
 
 
 def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings: Any) -> Trainer:
@@ -33,7 +39,7 @@ def make_trainer(case: Case, size: str, folder: str, output_dir: str, **settings
     pipeline = StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
     if case.noise_strength is None:
         return DDPOTrainer(config, redness, lambda: (case.prompt, {}), pipeline)
-    task = (redness, lambda: (case.prompt, picture(), {}), pipeline)
+    task = (redness, lambda: (case.prompt, input_image(), {}), pipeline)
     return ImageDDPOTrainer(config, *task, noise_strength=case.noise_strength)
 
 
@@ -44,7 +50,7 @@ def embedding(trainer: Trainer, case: Case) -> torch.Tensor:
 
 # ------------------------------------------------------------------------------------ equal gradients
 def trajectory_of(tensors: dict[str, torch.Tensor], case: Case, schedule: Schedule) -> Trajectory:
-    """Turn a peer's samples, whose timesteps it has shuffled, back into a trajectory."""
+    """Turn the other trainer's samples, whose timesteps it has shuffled, back into a trajectory."""
     sample = {k.removeprefix("sample."): v for k, v in tensors.items() if k.startswith("sample.")}
     order = sample["timesteps"].argsort(dim=1, descending=True)  # (B, T)
     rows = torch.arange(len(order))[:, None]
@@ -79,7 +85,7 @@ def step_gradient(trainer: Trainer, trajectory: Trajectory, advantages: torch.Te
 
 
 def compare_gradient(trainer: Trainer, case: Case, path: str) -> dict[str, float]:
-    """Take the peer's recorded optimizer step with our trainer; return how far the gradients are apart.
+    """Take the other trainer's recorded step with ours; return how far the gradients are apart.
 
     Returns:
         "gradient_difference": |ours - theirs| / |theirs| over all trained weights.
@@ -100,7 +106,7 @@ def compare_gradient(trainer: Trainer, case: Case, path: str) -> dict[str, float
 
 # ---------------------------------------------------------------------------------------------- floor
 class Floor:
-    """An epoch's UNet evaluations and nothing else, in passes of the size that is fastest here."""
+    """An epoch's UNet evaluations and nothing else, in forward passes of the size that is fastest here."""
 
     def __init__(self, trainer: Trainer, case: Case, size: str) -> None:
         """Find the best size of a forward pass, and of one with its backward pass."""

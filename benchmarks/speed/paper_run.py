@@ -1,6 +1,6 @@
 """Estimate full-size runs: `python -m benchmarks.speed.paper_run` writes ddpo_lessons/lessons/paper_run.json.
 
-What a GPU would do is counted, never measured. A model on the `meta` device has shapes and no memory, so that
+The work of a GPU is counted, never measured. A model on the `meta` device has shapes and no memory, so that
 forward and backward passes of any model run on it while bytes and FLOPs are counted; times are FLOPs over a
 fraction of a GPU's peak. Not counted are the CUDA context, workspaces of kernels, fragments of the allocator,
 embedding prompts, optimizer steps, and what reward models compute. Lessons 08 and 12 read the file.
@@ -38,12 +38,12 @@ from ddpo_lessons.models.policy import adapter_off, prepare_policy
 from ddpo_lessons.training.processes import make_autocast
 from ddpo_lessons.training.sampler import count_actions
 
-RESULT = ROOT / "ddpo_lessons" / "lessons" / "paper_run.json"  # in the wheel, for the lessons read it
+RESULT = ROOT / "ddpo_lessons" / "lessons" / "paper_run.json"  # in the wheel, because the lessons read it
 MODELS = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
 META, GB = torch.device("meta"), 1e9
 # What autocast computes in low precision, and in float32: "CUDA Ops that can autocast" of torch.amp's pages.
 PRODUCTS, NORMS = ("linear", "conv2d", "scaled_dot_product_attention"), ("group_norm", "layer_norm")
-SHARE = 0.85  # of a GPU: the rest is the allocator's fragments, which no count sees
+SHARE = 0.85  # of a GPU: the rest is for the allocator's fragments, which are not counted
 CUDA = 1.0  # GB of the context and of kernels' workspaces
 UTILIZATION = 0.3  # an assumption
 # GB, and TFLOP/s of dense bf16 with float32 accumulation, as NVIDIA gives them; TF32 is half of it on each.
@@ -114,12 +114,12 @@ class Counter(TorchDispatchMode):
         self._device, self._known, self._given = device, set[int](), list[torch.UntypedStorage]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and look at what it was given and made."""
+        """Run an operation, and count its inputs and outputs."""
         kwargs = kwargs or {}
         for storage in self._storages((args, kwargs)):
             if id(storage) not in self._known:
                 self._known.add(id(storage))
-                self._given.append(storage)  # held, so that its id is not used again
+                self._given.append(storage)  # kept, so that its id is not used again
         out = func(*args, **kwargs)
         formula = self.formulas.get(func._overloadpacket)
         self.flops += formula(*args, **kwargs, out_val=out) if formula else 0
@@ -143,10 +143,10 @@ class Counter(TorchDispatchMode):
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Let meta tensors take the ways that CUDA tensors take: fused attention, and autocast.
+    """Let meta tensors use what CUDA tensors use: fused attention, and autocast.
 
     On `meta`, attention would write out its (B, heads, L, L) matrix; on a GPU the fused kernel (Dao et al.
-    2022, arXiv 2205.14135) never does, and computes it again in the backward pass. Autocast knows no meta
+    2022, arXiv 2205.14135) never does, and computes it again in the backward pass. Autocast ignores meta
     tensors: here `torch.autocast("meta", dtype)` computes products in `dtype`, normalizations in float32, as
     `PRODUCTS` and `NORMS` list them.
     """
@@ -191,7 +191,7 @@ class Estimate:
     trained: int  #: weights that are trained
     latents: int  #: of an epoch's trajectories, with embeddings, which are there twice when they are joined
     images: int  #: of an epoch, float32, which wait for the report
-    reward: int  #: what the reward model holds
+    reward: int  #: of the reward model
     sampling_flops: int
     sampling_peak: int
     training_flops: int
@@ -199,7 +199,7 @@ class Estimate:
 
     @property
     def samples(self) -> int:
-        """What an epoch's samples hold."""
+        """Bytes of an epoch's samples."""
         return self.latents + self.images
 
     @property

@@ -1,4 +1,4 @@
-"""The peers' environment of their own, and processes that answer a line with a line."""
+"""An environment of the other trainers' own, and processes that answer a line with a line."""
 
 import json
 import os
@@ -17,12 +17,12 @@ SETTINGS = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
 
 def make_environment() -> str:
-    """Install the peers into an environment of their own, unless it is there; return its interpreter."""
+    """Install the other trainers into an environment of their own; return its interpreter."""
     folder = ROOT / "build/peers"
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        # uv's resolver: that of an old pip looks for versions for ten minutes
+        # uv's resolver, because an old pip searches versions for ten minutes
         subprocess.run([python, "-m", "pip", "install", "--quiet", "uv", TORCH], check=True)
         install = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python]
         subprocess.run([*install, *PEERS, *OTHERS, TORCH], check=True)
@@ -30,7 +30,7 @@ def make_environment() -> str:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Return what an environment holds of the peers and what they need."""
+    """Return the versions of the other trainers and of their requirements in an environment."""
     code = "import sys, json, importlib.metadata as m\n"
     code += "print(json.dumps({name: m.version(name) for name in sys.argv[1:]}))"
     output = subprocess.run([python, "-c", code, *PACKAGES], check=True, capture_output=True)
@@ -41,7 +41,7 @@ class Worker:
     """A process that answers a line with a line, for as long as a `with` block; `serve` is its other end."""
 
     def __init__(self, command: list[str]) -> None:
-        # Compiling takes what it takes the first time.
+        # Compiling may take any time in the first epoch.
         environment = os.environ | SETTINGS | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process: Any = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
@@ -74,6 +74,6 @@ def serve(answer: Callable[[str], Row]) -> None:
     for line in sys.stdin:
         try:
             found = answer(line.strip())
-        except Exception as error:  # the comparison reports how a peer fails
+        except Exception as error:  # the comparison reports how another trainer fails
             found = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]:.120}"}
         print(json.dumps(found), file=answers, flush=True)

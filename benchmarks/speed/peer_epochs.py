@@ -1,4 +1,4 @@
-"""One peer's trainer, an epoch at a time; runs in the peers' environment, started by `side_by_side`."""
+"""Another trainer, an epoch at a time; runs in its own environment, started by `side_by_side`."""
 
 import itertools
 import statistics
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.common import Row, redness, seconds_of
-from benchmarks.speed.cases import CASES, Case, picture
+from benchmarks.speed.cases import CASES, Case, input_image
 from benchmarks.speed.peer_environment import serve
 
 
@@ -30,13 +30,15 @@ def peer_trainer(peer: str, config: Row, folder: str, *task: Any, **extra: Any) 
 
 
 def make_trainer(case: Case, size: str, folder: str) -> Any:
-    """Build the peer's trainer with LoRA, as its documentation does."""
+    """Build the other trainer with LoRA, as its documentation does."""
     config = {
         **case.settings(size),
-        "train_timestep_fraction": case.actions / case.num_steps,  # imageddpo trains as many as this says
+        "train_timestep_fraction": case.actions / case.num_steps,  # imageddpo trains this fraction
         "project_kwargs": {"project_dir": folder, "automatic_checkpoint_naming": True},
     }
-    image, extra = ((), {}) if case.peer == "TRL" else ((picture(),), {"noise_strength": case.noise_strength})
+    image, extra = (
+        ((), {}) if case.peer == "TRL" else ((input_image(),), {"noise_strength": case.noise_strength})
+    )
     task = (lambda images, *_: (redness(images.float()), {}), lambda: (case.prompt, *image, {}))
     return peer_trainer(case.peer, config, folder, *task, **extra)
 
@@ -62,7 +64,7 @@ def record_gradient(trainer: Any, path: str) -> list[float]:
     """Write the first optimizer step of the next epoch: weights, samples, gradient before clipping.
 
     Returns:
-        A list that the step will fill: the share of ratios outside the clip range in each of its losses.
+        A list that the step will fill: the fraction of ratios outside the clip range in each of its losses.
     """
     accelerator, clip_fractions = trainer.accelerator, []
     train, loss, clip = trainer._train_batched_samples, trainer.calculate_loss, accelerator.clip_grad_norm_
@@ -82,7 +84,7 @@ def record_gradient(trainer: Any, path: str) -> list[float]:
     def watch_gradient(*args: Any) -> Any:
         tensors.update({f"grad.{k}": v.grad.detach().clone() for k, v in trainable(trainer).items()})
         save_file({k: v.contiguous() for k, v in tensors.items()}, path)
-        # From here on nothing is watched, for the epochs that are timed.
+        # From here on nothing is recorded, because these epochs are timed.
         trainer._train_batched_samples, trainer.calculate_loss = train, loss
         accelerator.clip_grad_norm_ = clip
         return clip(*args)

@@ -1,7 +1,7 @@
 """imageddpo on recolor.py's task, an epoch at a time; started by `time_to_result`.
 
-Runs in the peers' environment: of this package it takes the task, none of the training. LoRA is the peer's,
-of rank 4 in the attention layers, which no setting changes.
+Runs in the other trainers' environment: the task comes from this package, the training does not. LoRA is
+imageddpo's, of rank 4 in the attention layers, which no setting changes.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from benchmarks.speed.peer_epochs import peer_trainer, trainable
 from benchmarks.tiny.requests import edit_requests
 from ddpo_lessons.rewards import recoloring
 
-# The task, and what imageddpo needs to run at all.
+# The task, and the settings without which imageddpo does not run.
 NEEDED: Row = {
     "sample_num_steps": POLICY.steps,
-    # At its default of 1 the trainer asks for steps that img2img has not taken: IndexError.
+    # At its default of 1 the trainer reads steps that img2img has not taken: IndexError.
     "train_timestep_fraction": POLICY.strength,
-    "mixed_precision": "no",  # the default, fp16, asks for a GPU
+    "mixed_precision": "no",  # the default, fp16, needs a GPU
     # Saving, by default after every epoch, fails with the default project_kwargs; here nobody saves.
     "save_freq": 10**9,
 }

@@ -1,13 +1,14 @@
-"""Side by side with the peers: `python -m benchmarks.speed.side_by_side`.
+"""Side by side with other trainers: `python -m benchmarks.speed.side_by_side`.
 
-Makes the peers' environment, unless it is there, then lets peer, package, package with a compiled
-UNet and bare UNet take turns, an epoch each, in processes that live through all rounds. Adds the run to
-side_by_side.json, in the place of an earlier one of the same day: for every case and batch size the seconds
-of each phase (median, smallest, largest), those of the first compiled epoch, and how far the gradients of an
-optimizer step are apart: of the first one after the timed epochs, for then both matrices of LoRA have
-gradients. Where the peer fails, its error; where more than half of its ratios leave the clip range before any
-update, its policy is not the one that sampled, and gradients are not compared; where they are compared and
-differ, it ends. `--without-compiled` leaves the compiled UNet out, which takes most of an hour.
+Makes the other trainers' environment, unless it is there. Then the other trainer, this package, this package
+with a compiled UNet, and the bare UNet take turns, an epoch each, in processes that live through all rounds.
+The run is added to side_by_side.json, in the place of an earlier one of the same day. For every case and
+batch size it has the seconds of each phase (median, smallest, largest), the seconds of the first compiled
+epoch, and how far the gradients of an optimizer step are apart. This is the first step after the timed
+epochs, because both matrices of LoRA then have gradients. If the other trainer fails, its error is recorded.
+If more than half of its ratios leave the clip range before any update, its policy is not the one that
+sampled, and gradients are not compared. If compared gradients differ, the script ends with an error.
+`--without-compiled` leaves out the compiled UNet, which takes most of an hour.
 """
 
 import json
@@ -68,10 +69,10 @@ def compare(case: Case, size: str, python: str, folder: Path, compiles: bool) ->
 
 
 def outcome(step: Row, workers: dict[str, Worker], recording: str) -> Row:
-    """Return how the peer's step fails, or how far other gradients of it are apart.
+    """Return how the other trainer's step fails, or how far our gradients are from its own.
 
     Raises:
-        RuntimeError: if they are so far apart that times of different mathematics would be compared.
+        RuntimeError: if they are so far apart that the trainers do not compute the same thing.
     """
     if "error" in step:
         return {"error": step["error"]}
@@ -90,7 +91,7 @@ def summary(epochs: list[dict[str, float]]) -> Row:
 
 
 def tiny_folder(folder: Path) -> Path:
-    """Write tiny-sd as the peers need it: a last step with noise, and what transformers 4 can read."""
+    """Write tiny-sd for the other trainers: a last step with noise, and files that transformers 4 reads."""
     pipeline = load_tiny_sd()
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, set_alpha_to_one=False)
     pipeline.save_pretrained(folder)
@@ -118,7 +119,7 @@ if __name__ == "__main__":
     run |= {"rounds": ROUNDS, "peers": versions(python), "rows": rows}
     run["ours"] = {name: metadata.version(name) for name in ("torch", "diffusers", "peft")}
     others = [other for other in json.loads(RESULT.read_text("utf-8"))["runs"] if other["day"] != run["day"]]
-    # The table shows the last run, which has compiled epochs; the sentence of the README the ranges of all.
+    # The table shows the last run, which has compiled epochs; the README's sentence has the ranges of all.
     runs = sorted([*others, run], key=lambda run: ("compiled" in run["rows"][0], run["day"]))
     write_json(RESULT, {"runs": runs})
     print(f"wrote {RESULT}; now run: benchmarks.tables, images/draw_peers.py")

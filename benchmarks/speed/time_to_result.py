@@ -1,11 +1,11 @@
-"""Seconds of training until 15 points more pictures are right: `python -m benchmarks.speed.time_to_result`.
+"""Seconds of training until 15 points more images are correct: `python -m benchmarks.speed.time_to_result`.
 
-The task of results/recolor.py, trained by this package with its settings and with DDPOConfig's defaults,
-and by imageddpo with two sets of settings (result_peer.py). Right means that the judge reads the digit and
-both colors are those asked for, of 200 validation pictures, before training and after every 256 samples, an
-epoch of these settings (or more, where an epoch is longer); the reading's time does not count. A run ends at
-+15 points or at the limit. Its rows then go into time_to_result.csv; what that holds is not run again.
-time_to_result.json tells the machine.
+The task is results/recolor.py's. It is trained by this package with the task's settings and with DDPOConfig's
+defaults, and by imageddpo with two sets of settings (result_peer.py). An image is correct if the evaluator
+recognizes the digit and both colors are those of the prompt. This is measured on 200 validation images,
+before training and after every 256 samples, an epoch of the task's settings (or more, if an epoch is longer);
+the time of an evaluation does not count. A run ends at +15 points or at the limit. Its rows then go into
+time_to_result.csv; finished runs are skipped. time_to_result.json names the machine.
 """
 
 import json
@@ -37,13 +37,13 @@ RESULT = Path(__file__).with_suffix(".csv")
 COLUMNS = ("variant", "seed", "epoch", "seconds", "samples", "digit", "colors", "both")
 OURS: dict[str, Row] = {
     "ddpo-lessons, recolor.py": SETTINGS,
-    # The task's number of steps, and no pictures, since the peer draws none.
+    # The task's number of steps, and no image grids, since the other trainer makes none.
     "ddpo-lessons, the defaults": {"sample_num_steps": POLICY.steps, "image_grid_freq": 0},
 }
 SEEDS = (0, 1, 2)
 LIMIT = 120.0  # seconds of training
 GAIN = 0.15
-PICTURES = 200
+IMAGES = 200
 READ_EVERY = SETTINGS["sample_batch_size"] * SETTINGS["sample_num_batches_per_epoch"]  # samples
 Epoch = Callable[[], dict[str, float]]  # trains an epoch; returns its seconds and its samples
 
@@ -86,8 +86,8 @@ def load_adapter(unet: Any, weights: dict[str, torch.Tensor]) -> None:
 
 
 def train(python: str, tiny: str, run: Row) -> list[Row]:
-    """Train until the gain or the limit, and return a row for every reading."""
-    pipeline, exam = load_tiny_sd(), Evaluation(digits.draw_edits(PICTURES, "validation", 0))
+    """Train until the gain or the limit, and return a row for every evaluation."""
+    pipeline, evaluation = load_tiny_sd(), Evaluation(digits.draw_edits(IMAGES, "validation", 0))
     settings = {**DDPOConfig().to_dict(), **{**OURS, **PEERS}[run["variant"]]}
     policy = Img2Img(POLICY.strength, settings["sample_guidance_scale"], POLICY.steps)
     epochs = our_epochs if run["variant"] in OURS else partial(peer_epochs, python, tiny)
@@ -95,7 +95,7 @@ def train(python: str, tiny: str, run: Row) -> list[Row]:
     rows: list[Row] = []
 
     def read() -> None:
-        shares = exam.shares(exam.images(pipeline, policy))
+        shares = evaluation.shares(evaluation.images(pipeline, policy))
         rows.append({**row, **{name: shares[name] for name in ("digit", "colors", "both")}})
 
     read()
@@ -109,7 +109,7 @@ def train(python: str, tiny: str, run: Row) -> list[Row]:
 
 
 def first_reached(rows: Sequence[Row]) -> Row | None:
-    """Return the first of a run's rows in which 15 points more are right than in row 0, if there is one."""
+    """Return the first of a run's rows in which 15 points more are correct than in row 0, if there is one."""
     before = float(rows[0]["both"])
     reached = (row for row in rows if float(row["both"]) >= before + GAIN - 1e-6)  # it counts in 0.005
     return next(reached, None)

@@ -1,12 +1,13 @@
-"""What takes GAE's place in DDPO: `python -m benchmarks.text.bridge`.
+"""What replaces GAE in DDPO: `python -m benchmarks.text.bridge`.
 
-DDPO gives every step of a trajectory the same advantage, its normalized reward. Here tiny-sd learns to paint
-red from prompts that name no color, with the advantages of five trainers: that one; a small value network's,
-by GAE; the picture's one advantage times fixed weights that fall, or rise, in a straight line over the steps;
-and branching's, for one action per image, in groups of eight. Four learning rates, five seeds; each epoch's
-reward and what the steps weighed go to bridge.csv, appended run by run; runs that it holds are skipped.
+DDPO gives every step of a trajectory the same advantage, its normalized reward. Here tiny-sd is trained on
+redness, from prompts that name no color, with five kinds of advantages: DDPO's; those of a small value
+network and GAE; the image's one advantage times fixed weights that fall, or rise, linearly over the steps;
+and branching's, for one action per image, in groups of eight. There are four learning rates and five seeds.
+Each epoch's reward and the sizes of the steps' advantages go to bridge.csv, appended run by run; finished
+runs are skipped.
 
-So far it holds seeds 0 to 2 of all five trainers at the two lower learning rates, and seeds 3 to 7 of one
+So far it contains seeds 0 to 2 of all five trainers at the two lower learning rates, and seeds 3 to 7 of one
 advantage at all learning rates and of falling weights at all but the lowest.
 """
 
@@ -57,11 +58,11 @@ class ValueNetwork(nn.Module):
 
 
 class PerStep(DDPO):
-    """DDPO whose advantages are (B, T): one for every step of a picture.
+    """DDPO whose advantages are (B, T): one for every step of an image.
 
     Attributes:
-        sizes: root mean square of each step's advantages in the last epoch, (T,).
-        explained: share of the reward's variance that a value knew before each step, (T,), if there is one.
+        sizes: root mean square of each step's advantages in the last epoch, (T,). explained: fraction of the
+        reward's variance that a value predicted before each step, (T,), if there is one.
     """
 
     explained: torch.Tensor | None = None
@@ -79,7 +80,7 @@ class PerStep(DDPO):
 
 
 class WeightedDDPO(PerStep):
-    """The picture's one advantage times fixed weights, in a straight line and of mean square 1."""
+    """The image's one advantage times fixed weights, in a straight line and of mean square 1."""
 
     def __init__(self, falling: bool) -> None:
         self.falling = falling

@@ -18,13 +18,13 @@ from ddpo_lessons.text.language_models import load_text_models
 from ddpo_lessons.text.text_trainer import TextPPOConfig, answer
 
 CONFIG = TextPPOConfig()
-SAMPLES = ITERATIONS * CONFIG.batch_size  # the reward model is asked about as many texts
+SAMPLES = ITERATIONS * CONFIG.batch_size  # the reward model scores as many texts
 STEPS = ITERATIONS * CONFIG.inner_epochs * CONFIG.batch_size // CONFIG.minibatch_size
-KEPT = 0.25  # share of the policy's own answers
+KEPT = 0.25  # fraction of the policy's own answers
 
 
 def written(models: Any, seed: int) -> list[str]:
-    """Positive reviews that others wrote."""
+    """Positive reviews that the grammar writes."""
     reviews = grammar.reviews(4 * SAMPLES, "train", 10 + seed)
     return [text for text, kind in reviews if kind == "positive"][:SAMPLES]
 

@@ -1,8 +1,8 @@
 """Make the shipped text checkpoint: `python -m benchmarks.text.recipe`; two minutes on two idle cores.
 
 The policy is a small GPT-2 that learned to write the grammar's reviews, the reward model a smaller one that
-learned their sentiment from labeled reviews. Both are stored in float16. `evaluation.json` says how good
-they are on texts that neither has seen.
+learned their sentiment from labeled reviews. Both are stored in float16. `evaluation.json` has their
+accuracy on texts that neither was trained on.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def train_policy(tokenizer: Any, steps: int, seed: int) -> Any:
 
 
 def train_reward_model(tokenizer: Any, steps: int, seed: int) -> Any:
-    """Train a smaller GPT-2 to tell positive reviews from negative ones; mixed ones count half.
+    """Train a smaller GPT-2 to distinguish positive reviews from negative ones; mixed ones count half.
 
     Half of the texts end with the end-of-text token and half do not, so that the score depends on neither.
     """

@@ -1,8 +1,9 @@
-"""One text and one picture, decision by decision: `python -m benchmarks.text.strip`; a minute.
+"""One text and one image, decision by decision: `python -m benchmarks.text.strip`; a minute.
 
 The lesson's live run stops after some iterations and answers test queries. Of the first answer that negates
-and parses, every number that text PPO makes of its tokens goes to strip.json; and, for the picture beside
-it, the states and log-probs of one rollout of tiny-sd, and its advantage among 32 pictures of its prompt.
+and parses, every number that text PPO computes for its tokens goes to strip.json. For the image beside it,
+strip.json has the states and log-probs of one rollout of tiny-sd, and its advantage among 32 images of its
+prompt.
 """
 
 import base64
@@ -21,7 +22,7 @@ from ddpo_lessons.text.text_ppo import shape_rewards, token_log_probs
 from ddpo_lessons.text.text_trainer import Rollout
 from ddpo_lessons.worlds import load_tiny_sd
 
-ITERATIONS, STEPS, PROMPT, PICTURES = 12, 5, "a red three on blue", 32
+ITERATIONS, STEPS, PROMPT, IMAGES = 12, 5, "a red three on blue", 32
 
 
 def numbers(tensor: torch.Tensor) -> list[float]:
@@ -63,12 +64,12 @@ def text() -> Row:
 
 
 @torch.no_grad()
-def picture() -> Row:
+def image() -> Row:
     family = family_of(load_tiny_sd())
     settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=4.0)
     made = [
         text2img_rollout(family, [PROMPT], settings, generator=torch.Generator().manual_seed(seed))[1]
-        for seed in range(PICTURES)
+        for seed in range(IMAGES)
     ]
     finished = torch.cat([family.decode(trajectory.final_latents) for trajectory in made])  # (32, 3, H, W)
     advantages = normalize(redness(finished.flip(1)))  # (32,) of how blue they are
@@ -79,11 +80,11 @@ def picture() -> Row:
     return {
         "prompt": PROMPT, "timesteps": first.timesteps[0].tolist(), "log_probs": numbers(first.log_probs[0]),
         "size": pixels.shape[1],
-        "states": [base64.b64encode(image.numpy().tobytes()).decode() for image in pixels],
+        "states": [base64.b64encode(frame.numpy().tobytes()).decode() for frame in pixels],
         "advantage": round(advantages[0].item(), 2),
     }  # fmt: skip
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    write_json(Path(__file__).with_suffix(".json"), {"text": text(), "picture": picture()})
+    write_json(Path(__file__).with_suffix(".json"), {"text": text(), "image": image()})

@@ -1,11 +1,12 @@
 """The lesson's run with one setting changed: `python -m benchmarks.text.sweep`, see benchmarks/README.md.
 
 β is 1, 0.3 or 0; λ is 0.95, 0 or 1; without a value, every token of a text gets the same advantage, as in
-DDPO, or the sum of the rewards from it on; the value model starts as a copy of the policy's trunk, or shares
-that trunk, with two value coefficients. Five seeds each. What reward model, grammar and reference say of
-answers to test queries goes to sweep.csv, appended run by run; runs that it holds are skipped.
+DDPO, or the reward-to-go; the value model starts as a copy of the policy's trunk, or shares
+that trunk, with two value coefficients. Five seeds each. The measurements
+by reward model, grammar and reference on answers to test queries go to sweep.csv, appended run by run;
+finished runs are skipped.
 
-So far it holds seeds 3 to 7 of every β and of every value model, and three or four seeds of the rest.
+So far it contains seeds 3 to 7 of every β and of every value model, and three or four seeds of the rest.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ class SameForEveryToken(TextPPOTrainer):
 
 
 class RewardToGo(SameForEveryToken):
-    """A token's advantage is the sum of the rewards from it on, whitened over the batch's tokens."""
+    """A token's advantage is its reward-to-go, whitened over the batch's tokens."""
 
     def weigh(self, rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return masked_whiten(rewards.flip(1).cumsum(1).flip(1), mask)

@@ -2,7 +2,7 @@
 
 As many iterations, texts, inner epochs and minibatches, β = 1, λ = 0.95 and a constant learning rate of 3e-4;
 five seeds. What TRL does otherwise stays: one learning rate for both models, gradients unclipped, the score
-behind the last token. The answers to test queries at the end go to trl.csv; runs that it holds are skipped.
+behind the last token. The answers to test queries at the end go to trl.csv; finished runs are skipped.
 """
 
 from pathlib import Path

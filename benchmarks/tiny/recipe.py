@@ -31,21 +31,21 @@ REWARD_MODEL_STEPS = 2000
 SECOND_JUDGE_STEPS = 3000
 VAE_STEPS = 4000
 VAE_BATCH = 32
-VAE_BANK = 12_000  # pictures that the autoencoder is trained on
+VAE_BANK = 12_000  # images that the autoencoder is trained on
 STEPS = 9_000
 DENOISER_BATCH = 32
-BANK = 40_000  # pictures that the denoiser is trained on
+BANK = 40_000  # images that the denoiser is trained on
 FIRST_SHARE = 0.05  # of the steps, on bright ink on dark background only, see `train_denoiser`
 BRIGHT, DARK = ("white", "yellow"), ("black", "blue")
-GUIDANCE_SCALE = 7.5  # of the pictures in the table
-# What a classifier is asked to believe of the true digit at severities 0 (clean) to 5.
+GUIDANCE_SCALE = 7.5  # of the images in the table
+# The target probability of the true digit at severities 0 (clean) to 5, for a classifier.
 LEGIBILITY = torch.tensor([0.96, 0.80, 0.66, 0.52, 0.38, 0.24])
 CLEAN_ONLY = torch.tensor([0.955])
 
 
 # ----------------------------------------------------------------------------------------------- parts
 def make_tokenizer(folder: Path) -> CLIPTokenizer:
-    """Make a CLIP tokenizer that knows each word of the digit world as one token.
+    """Make a CLIP tokenizer in which each word of the digit world is one token.
 
     Byte-pair merges build every word letter by letter, so any other text still splits into characters.
     vocab.json and merges.txt go to the folder.
@@ -74,7 +74,7 @@ def make_unet() -> UNet2DConditionModel:
 def draw_mixture(
     count: int, split: str, seed: int, pairs: tuple[tuple[int, str], ...], clean_kinds: int = 7
 ) -> digits.LabeledImages:
-    """Draw pictures, clean_kinds / (clean_kinds + 7) of them clean, others damaged at severities 1 to 4."""
+    """Generate images, clean_kinds / (clean_kinds + 7) of them clean, others damaged at severities 1 to 4."""
     rng = random.Random(seed)
     kinds = [None] * clean_kinds + [*DAMAGES, "camouflaged"]
     picks = [rng.randrange(len(kinds)) for _ in range(count)]
@@ -91,12 +91,12 @@ def draw_mixture(
 
 
 def draw_bank(scale: float) -> digits.LabeledImages:
-    """Draw what a denoiser is trained on, which never sees the left-out pairs of digit and ink."""
+    """Generate the denoiser's training images, without the left-out pairs of digit and ink."""
     return draw_mixture(scaled(BANK, scale, 64), "train", 77, digits.SEEN, clean_kinds=14)
 
 
 def describe(description: digits.Description, rng: random.Random) -> str:
-    """Say what a picture shows, sometimes only part of it, and in one case of ten nothing at all."""
+    """Return a caption of an image, sometimes of only a part of it, and empty in one case of ten."""
     if rng.random() < 0.1:
         return ""
     damage = description.damage or rng.choice(["clear", None])
@@ -107,16 +107,16 @@ def describe(description: digits.Description, rng: random.Random) -> str:
 
 
 # ---------------------------------------------------------------------------------------- classifiers
-def targets(pictures: digits.LabeledImages, belief: torch.Tensor) -> torch.Tensor:
-    """Return the class probabilities (N, 10) that a classifier is asked for."""
-    confidence = belief[pictures.severities]  # (N,)
+def targets(labeled: digits.LabeledImages, belief: torch.Tensor) -> torch.Tensor:
+    """Return the target class probabilities (N, 10) of a classifier."""
+    confidence = belief[labeled.severities]  # (N,)
     others = ((1 - confidence) / 9)[:, None].expand(-1, 10)
-    return others.scatter(1, pictures.digits[:, None], confidence[:, None])
+    return others.scatter(1, labeled.digits[:, None], confidence[:, None])
 
 
-def description_loss(logits: tuple[torch.Tensor, ...], pictures: digits.LabeledImages) -> torch.Tensor:
+def description_loss(logits: tuple[torch.Tensor, ...], labeled: digits.LabeledImages) -> torch.Tensor:
     """The sum of the cross-entropies of digit, ink and background."""
-    labels = (pictures.digits, *digits.color_indices(pictures.descriptions).T)
+    labels = (labeled.digits, *digits.color_indices(labeled.descriptions).T)
     return torch.stack([F.cross_entropy(*pair) for pair in zip(logits, labels, strict=True)]).sum()
 
 
@@ -127,14 +127,14 @@ def train_classifier(
     loss: Callable[[Any, digits.LabeledImages], torch.Tensor],
     steps: int,
 ) -> nn.Module:
-    """Train a classifier on freshly drawn pictures; `loss` of its logits and the pictures."""
+    """Train a classifier on new images; `loss` is of its logits and the images."""
     torch.manual_seed(seed)
     model = kind()
     torch.manual_seed(seed)  # of dropout
 
     def loss_of(step: int) -> torch.Tensor:
-        pictures = draw(step)
-        return loss(model(pictures.images), pictures)
+        labeled = draw(step)
+        return loss(model(labeled.images), labeled)
 
     recipes.train(
         kind.__name__, model, loss_of, steps, 4e-3, weight_decay=0.05, warmup=0.3, max_norm=math.inf
@@ -143,7 +143,7 @@ def train_classifier(
 
 
 def make_classifiers(scale: float) -> dict[str, nn.Module]:
-    """Train both judges on clean pictures of their half, the reward model on damaged ones of the other."""
+    """Train both evaluators on clean images of their half, the reward model on damaged ones of the other."""
 
     def clean(first: int) -> Callable[[int], digits.LabeledImages]:
         return lambda step: digits.draw_images(BATCH, "judge", first + step)
@@ -152,7 +152,7 @@ def make_classifiers(scale: float) -> dict[str, nn.Module]:
         return draw_mixture(BATCH, "reward", 20_000_000 + step, digits.SEEN + digits.LEFT_OUT)
 
     def legibility(belief: torch.Tensor) -> Callable[[Any, digits.LabeledImages], torch.Tensor]:
-        return lambda logits, pictures: F.cross_entropy(logits, targets(pictures, belief))
+        return lambda logits, labeled: F.cross_entropy(logits, targets(labeled, belief))
 
     sizes = [scaled(steps, scale) for steps in (JUDGE_STEPS, REWARD_MODEL_STEPS, SECOND_JUDGE_STEPS)]
     return {
@@ -163,27 +163,27 @@ def make_classifiers(scale: float) -> dict[str, nn.Module]:
 
 
 # ------------------------------------------------------------------------------------------- pipeline
-def train_vae(vae: AutoencoderKL, pictures: torch.Tensor, steps: int) -> None:
-    """Train the autoencoder, weighing each picture by its contrast, so that faint ink counts too.
+def train_vae(vae: AutoencoderKL, bank: torch.Tensor, steps: int) -> None:
+    """Train the autoencoder, weighing each image by its contrast, so that faint ink also counts.
 
-    Loss: mean over pictures of `|x - x'| / std(x)`, plus 1e-6 times the KL of the posterior to N(0, 1).
+    Loss: mean over images of `|x - x'| / std(x)`, plus 1e-6 times the KL of the posterior to N(0, 1).
     Afterwards `scaling_factor` makes the latents' standard deviation 1.
     """
 
     def loss_of(step: int) -> torch.Tensor:
-        images = _draw_rows(pictures, VAE_BATCH, step).to(vae.device) * 2 - 1  # (B, 3, 32, 32)
+        images = _draw_rows(bank, VAE_BATCH, step).to(vae.device) * 2 - 1  # (B, 3, 32, 32)
         posterior = vae.encode(images).latent_dist
         error = vae.decode(posterior.sample()).sample - images
         contrast = images.std(dim=(1, 2, 3), keepdim=True) + 0.05
         return (error.abs() / contrast).mean() + 1e-6 * posterior.kl().mean()
 
     recipes.train("autoencoder", vae, loss_of, steps, 2e-3, weight_decay=1e-4, warmup=0.3)
-    recipes.scale_latents(vae, _draw_rows(pictures, 1000, steps))
+    recipes.scale_latents(vae, _draw_rows(bank, 1000, steps))
 
 
-def _draw_rows(pictures: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+def _draw_rows(bank: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return pictures[torch.randint(0, len(pictures), (count,), generator=generator)]
+    return bank[torch.randint(0, len(bank), (count,), generator=generator)]
 
 
 def train_denoiser(
@@ -196,9 +196,9 @@ def train_denoiser(
 ) -> None:
     """Train a denoiser and its text encoders together; keep an average of the weights.
 
-    What the word "three" does to a pixel has one sign for white on black and the other for black on white, so
-    its mean gradient over all colors is zero, and the digit's name is ignored for a long time. The first
-    steps therefore show bright ink on dark background only.
+    The effect of the word "three" on a pixel has one sign for white on black and the other for black on
+    white, so its mean gradient over all colors is zero, and the digit's name is ignored for a long time. The
+    first steps therefore show bright ink on dark background only.
 
     `loss` is of clean latents (B, 4, 8, 8) and token ids (B, L), with a generator of Python's.
     """
@@ -220,8 +220,8 @@ def make_pipeline(scale: float) -> StableDiffusionPipeline:
     """Train autoencoder, text encoder and UNet; only the denoiser never sees the left-out pairs."""
     torch.manual_seed(0)
     vae = recipes.make_vae().to(recipes.device())
-    pictures = draw_mixture(scaled(VAE_BANK, scale, 64), "train", 3, digits.SEEN + digits.LEFT_OUT)
-    train_vae(vae, pictures.images, scaled(VAE_STEPS, scale))
+    labeled = draw_mixture(scaled(VAE_BANK, scale, 64), "train", 3, digits.SEEN + digits.LEFT_OUT)
+    train_vae(vae, labeled.images, scaled(VAE_STEPS, scale))
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = make_tokenizer(Path(folder))
@@ -245,7 +245,7 @@ def make(arguments: argparse.Namespace) -> None:
 def measure_prompts(
     pipeline: Any, judge: nn.Module, pairs: Any, count: int, guidance_scale: float, **settings: Any
 ) -> dict[str, float]:
-    """Return how well prompts of pairs of digit and ink are obeyed."""
+    """Return how often images match prompts of pairs of digit and ink."""
     descriptions = digits.draw_images(count, "train", 2, pairs=pairs).descriptions
     prompts = [digits.make_prompt(d.digit, d.ink, d.background) for d in descriptions]
     images = recipes.generate(pipeline, prompts, 3, guidance_scale, **settings)
@@ -253,20 +253,20 @@ def measure_prompts(
 
 
 def measure(folder: Path, count: int) -> recipes.Table:
-    """Measure a checkpoint on handwriting of the test split and on generated pictures, `count` a row."""
+    """Measure a checkpoint on handwriting of the test split and on generated images, `count` per row."""
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     judge = Judge.load(folder / "judge.safetensors")
     reward_model = RewardModel.load(folder / "reward_model.safetensors")
     table = {}
     for damage in (None, *DAMAGES, "camouflaged"):
-        pictures = digits.draw_images(count, "test", 1, damage)
-        again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
+        labeled = digits.draw_images(count, "test", 1, damage)
+        again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, labeled.images))
         table[f"test handwriting, {damage or 'clean'}"] = {
-            "evaluator": accuracy(judge, pictures.images, pictures.digits),
-            "evaluator after VAE": accuracy(judge, again, pictures.digits),
-            "reward model": accuracy(reward_model, pictures.images, pictures.digits),
-            "VAE error": (again - pictures.images).abs().mean().item(),
+            "evaluator": accuracy(judge, labeled.images, labeled.digits),
+            "evaluator after VAE": accuracy(judge, again, labeled.digits),
+            "reward model": accuracy(reward_model, labeled.images, labeled.digits),
+            "VAE error": (again - labeled.images).abs().mean().item(),
         }
     for name, pairs in (("seen", digits.SEEN), ("left-out", digits.LEFT_OUT)):
         scores = measure_prompts(pipeline, judge, pairs, count, GUIDANCE_SCALE)

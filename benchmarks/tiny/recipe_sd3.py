@@ -2,7 +2,7 @@
 
 A transformer of Stable Diffusion 3's shape (Esser et al. 2024, arXiv 2403.03206, section 4) learns rectified
 flow in the digit world: x_σ = (1 - σ) x₀ + σ ε, and the velocity ε - x₀ is what it predicts. Autoencoder,
-judge and pictures are tiny-sd's; two text encoders and the transformer are trained here, together.
+evaluator and images are tiny-sd's; two text encoders and the transformer are trained here, together.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from ddpo_lessons.worlds import digits
 WIDTH = 32  # of a token's embedding, in each of the two text encoders
 STEPS = 16_000
 T5_TOKENS = 1  # zeros in the place of T5's tokens; diffusers' own default is 256
-LONG_SHARE = 1 / 16  # of the steps, with those 256, so that the default shows digits, too
-GUIDANCE_SCALE = 4.0  # of the pictures in the table
+LONG_SHARE = 1 / 16  # of the steps, with those 256, so that the default also shows digits
+GUIDANCE_SCALE = 4.0  # of the images in the table
 
 
 def make_transformer() -> SD3Transformer2DModel:
@@ -99,7 +99,7 @@ def make(arguments: argparse.Namespace) -> None:
 
 
 def measure(folder: Path, count: int) -> recipes.Table:
-    """Measure how well prompts are obeyed, as for tiny-sd; `count` pictures of each row."""
+    """Measure how often images match their prompts, as for tiny-sd; `count` images per row."""
     pipeline = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     rows = (

@@ -1,4 +1,4 @@
-"""Img2img contexts of the digit world: other colors are asked for."""
+"""Img2img contexts of the digit world: prompts name other colors."""
 
 import random
 from typing import Any
@@ -10,14 +10,14 @@ from ddpo_lessons.worlds import digits
 def edit_requests(seed: int, split: str = "practice") -> PromptSampler:
     """Sample images of the digit world, each with a prompt that names other colors, for img2img.
 
-    Such as a red three on blue with "a yellow digit on a white background": obey it, and keep the digit.
-    Metadata: `digit` (int), `image` (what goes in) and `target` (what should come out, which supervised
-    training needs and RL does not), both (3, 32, 32).
+    An example is a red three on blue with "a yellow digit on a white background". A correct result has the
+    colors of the prompt and the digit of the input image. Metadata: `digit` (int), `image` (the input image)
+    and `target` (the correct result, which supervised training needs and RL does not), both (3, 32, 32).
 
-    The seed decides the sequence, and the pictures; a ValueError refuses a split that `digits.handwriting`
-    has not.
+    The seed decides the sequence and the images. Raises a ValueError for a split that `digits.handwriting`
+    does not have.
     """
-    digits.handwriting(split)  # raises now what a later draw would raise
+    digits.handwriting(split)  # raises now what a later call would raise
 
     def draw(generator: random.Random) -> Any:
         edits = digits.draw_edits(1, split, generator.getrandbits(62))

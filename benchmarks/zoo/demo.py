@@ -2,7 +2,7 @@
 
 Each run is evaluated on 100 validation images after every 1,024 reward evaluations; at its end on 500 test
 images, on as many of new animals, and on the validation images decoded after one network evaluation. Rows go
-to demo.csv, with the mean reward of the evaluated images; what it holds is not run again. The first run's
+to demo.csv, with the mean reward of the evaluated images; finished runs are skipped. The first run's
 images become images/demo-before-after.png, which README, site and lesson 07 show. `seconds` are processor
 time of training alone, on one thread.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import ROOT, Row, parse, run_all, trainer_of
-from benchmarks.zoo.edit import PICTURES, SHARES
+from benchmarks.zoo.edit import IMAGES, SHARES
 from ddpo_lessons.algorithms import make_algorithm
 from ddpo_lessons.data.starts import FromImages
 from ddpo_lessons.lessons.demo import (
@@ -56,25 +56,25 @@ def in_one_call(pipeline: Any, edits: animals.Edits) -> torch.Tensor:
     return family.decode(family.predict_clean(noisy, output, timesteps))
 
 
-def verdict(exam: Evaluation, images: torch.Tensor) -> Row:
+def verdict(evaluation: Evaluation, images: torch.Tensor) -> Row:
     """Return the mean reward of edits, and the fractions that are correct."""
-    rewards, _ = SCORE(images, exam.edits.prompts, exam.edits.metadata)
-    return {"reward": rewards.mean().item(), **exam.shares(images)}
+    rewards, _ = SCORE(images, evaluation.edits.prompts, evaluation.edits.metadata)
+    return {"reward": rewards.mean().item(), **evaluation.shares(images)}
 
 
 def train(run: Row) -> list[Row]:
-    """Train with an algorithm and a seed; return a row for every reading."""
+    """Train with an algorithm and a seed; return a row for every evaluation."""
     algorithm, seed = run["algorithm"].split(",")[0], run["seed"]
     pipeline, watch = load_tiny_zoo(), Evaluation(animals.draw_edits(WATCHED, VALIDATION))
-    test = Evaluation(animals.draw_edits(PICTURES, TEST))
-    new = Evaluation(animals.draw_edits(PICTURES, TEST, animals.NEW_ANIMALS))
+    test = Evaluation(animals.draw_edits(IMAGES, TEST))
+    new = Evaluation(animals.draw_edits(IMAGES, TEST, animals.NEW_ANIMALS))
     shown = Evaluation(animals.draw_edits(SHOWN, TEST))
     untrained = {"before": POLICY, "untrained_best": UNTRAINED_BEST}
     images = {name: shown.images(pipeline, setting) for name, setting in untrained.items()}
     rows, done, seconds = list[Row](), 0, 0.0
 
-    def read(name: str, exam: Evaluation, edited: torch.Tensor) -> None:
-        rows.append({"images": name, "done": done, "seconds": seconds, **verdict(exam, edited)})
+    def read(name: str, evaluation: Evaluation, edited: torch.Tensor) -> None:
+        rows.append({"images": name, "done": done, "seconds": seconds, **verdict(evaluation, edited)})
 
     read("validation", watch, watch.images(pipeline, POLICY))
     task, own = (SCORE, hidden_animals(seed), pipeline), {**RUNS[run["algorithm"]], "seed": seed}
@@ -88,8 +88,8 @@ def train(run: Row) -> list[Row]:
             if done % EVERY == 0 or epoch + 1 == epochs:
                 read("validation", watch, watch.images(pipeline, POLICY))
     read("validation, one call", watch, in_one_call(pipeline, watch.edits))
-    for name, exam in (("test", test), ("new animals", new)):
-        read(name, exam, exam.images(pipeline, POLICY))
+    for name, evaluation in (("test", test), ("new animals", new)):
+        read(name, evaluation, evaluation.images(pipeline, POLICY))
     if (run["algorithm"], seed) == ("branching", SEEDS["branching"][0]):
         images["after"] = shown.images(pipeline, POLICY)
         before_after(shown.edits, images).savefig(ROOT / "images" / "demo-before-after.png", dpi=150)

@@ -1,10 +1,9 @@
 """The demo's task, an animal that hides in confetti, without RL: `python -m benchmarks.zoo.edit`.
 
-Writes edit_grid.csv, the untrained pipeline over what a user can turn, on 100 validation pictures; and
-edit.csv, what else there is to compare with, on the 500 test pictures and on as many of new animals: nothing
-done, a program, the untrained pipeline as RL begins and at its best setting, the best of n of the latter by
-RL's own reward, and the policy trained on pairs.
-Interrupted, it goes on with what is missing.
+Writes edit_grid.csv: the untrained pipeline over strength, guidance scale, steps and η, on 100 validation
+images. Then edit.csv has baselines on the 500 test images and on as many of new animals: the input image
+itself, a program, the untrained pipeline as RL begins and with its best settings, best-of-n with these by
+RL's own reward, and the policy trained on pairs. If interrupted, the script continues with what is missing.
 """
 
 import functools
@@ -39,14 +38,14 @@ STRENGTHS = (0.375, 0.5, 0.625, 0.75, 0.875)
 GUIDANCES = (1.0, 3.0, 6.0, 12.0)
 STEPS = (8, 16)
 ETAS = (0.0, 1.0)  # diffusers' default, and DDPM's noise
-PICTURES = 500
+IMAGES = 500
 PAIRS = 2_560  # of supervised training, each at all timesteps that RL runs
 SEEDS = (0, 1, 2)
 
 
 def measure(run: Row) -> list[Row]:
-    pipeline, exam = loaded()
-    return [dict(exam.measure(pipeline, Img2Img(**run)))]
+    pipeline, evaluation = loaded()
+    return [dict(evaluation.measure(pipeline, Img2Img(**run)))]
 
 
 @functools.cache
@@ -54,17 +53,17 @@ def loaded() -> tuple[Any, Evaluation]:
     return load_tiny_zoo(), Evaluation(animals.draw_edits(100, VALIDATION))
 
 
-# ------------------------------------------------------------------------------ what else can be done
-def around(picture: torch.Tensor) -> torch.Tensor:
-    """Return the outermost pixels of a picture (H, W)."""
-    return torch.cat([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
+# ------------------------------------------------------------------------------ baselines
+def around(image: torch.Tensor) -> torch.Tensor:
+    """Return the outermost pixels of an image (H, W)."""
+    return torch.cat([image[0], image[-1], image[:, 0], image[:, -1]])
 
 
 def by_program(edits: animals.Edits) -> torch.Tensor:
-    """Do it without any model: what hangs together with the frame in color is confetti, and is painted over.
+    """Edit without any model: paint over the confetti, which reaches the frame of the image.
 
-    A disc has one color, so that each connected region of one color that reaches the frame is taken for
-    confetti. Then the largest piece of what is left is the animal, and all else is painted over too.
+    A disc has one color, so each connected region of one color that reaches the frame counts as confetti.
+    Then the largest remaining piece is the animal, and all else is also painted over.
     """
     out = []
     for image, description in zip(edits.images, edits.wanted.descriptions, strict=True):
@@ -84,7 +83,7 @@ def by_program(edits: animals.Edits) -> torch.Tensor:
 
 
 def best_of(count: int, edits: animals.Edits) -> torch.Tensor:
-    """Draw each picture `count` times with the best untrained setting; keep what the reward likes best."""
+    """Edit each image `count` times with the best untrained settings; keep the highest reward."""
     pipeline, score = load_tiny_zoo(), animal_alignment(background_weight=BACKGROUND_WEIGHT)
     seeds = (1_000_000 + first * len(edits.prompts) for first in range(count))
     draws = [Evaluation(edits).images(pipeline, UNTRAINED_BEST, seed) for seed in seeds]
@@ -103,19 +102,19 @@ def taught(seed: int) -> Any:
 def compare(run: Row) -> list[Row]:
     rows, pipeline = [], taught(run["seed"]) if run["what"] == "supervised" else None
     for group, indices in (("practised", animals.PRACTICE_ANIMALS), ("new", animals.NEW_ANIMALS)):
-        exam = Evaluation(animals.draw_edits(PICTURES, TEST, indices))
+        evaluation = Evaluation(animals.draw_edits(IMAGES, TEST, indices))
         match run["what"].split():
             case ["untouched"]:
-                images = exam.edits.images
+                images = evaluation.edits.images
             case ["program"]:
-                images = by_program(exam.edits)
+                images = by_program(evaluation.edits)
             case ["best", "of", count]:
-                images = best_of(int(count), exam.edits)
+                images = best_of(int(count), evaluation.edits)
             case ["turned"]:
-                images = exam.images(load_tiny_zoo(), UNTRAINED_BEST)
+                images = evaluation.images(load_tiny_zoo(), UNTRAINED_BEST)
             case _:  # as RL begins, or supervised
-                images = exam.images(pipeline or load_tiny_zoo(), POLICY)
-        rows.append({"animals": group, **exam.shares(images)})
+                images = evaluation.images(pipeline or load_tiny_zoo(), POLICY)
+        rows.append({"animals": group, **evaluation.shares(images)})
     return rows
 
 
@@ -125,5 +124,5 @@ if __name__ == "__main__":
     run_all(measure, grid, ("strength", "guidance", "steps", "eta", *SHARES), GRID, processes)
     print("best of the grid:", best_of_grid(read_rows(GRID), "all"))
     alternatives = product(what=("supervised",), seed=SEEDS)  # of training
-    alternatives += product(what=("untouched", "program", "best of 8", "turned", "as RL begins"), seed=(0,))
+    alternatives += product(what=("untouched", "program", "best-of-8", "turned", "as RL begins"), seed=(0,))
     run_all(compare, alternatives, ("what", "seed", "animals", *SHARES), RESULTS, processes)

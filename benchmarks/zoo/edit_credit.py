@@ -2,7 +2,7 @@
 
 Before training, groups of eight edits of the demo's task part at one step alone, and at all four that draw
 noise. A draw has 24 validation images of its own; its rows have the reward's variance within groups, in the
-mean over the images. Rows go to edit_credit.csv; what it holds is not run again.
+mean over the images. Rows go to edit_credit.csv; finished draws are skipped.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Search the demo's schedule, for branching and for DDPO alike: `python -m benchmarks.zoo.edit_search`.
 
 Both algorithms try the same random settings, drawn from a wide space first and then (`--space narrow`) from
-around the best of those. A run is looked at on 200 validation pictures after every 1,024 reward evaluations
-and at its end. Rows go to edit_search.csv; what it holds is not run again.
+around the best of those. A run is evaluated on 200 validation images after every 1,024 reward evaluations
+and at its end. Rows go to edit_search.csv; finished trials are skipped.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from ddpo_lessons.worlds import animals, load_tiny_zoo
 
 RESULT = Path(__file__).with_suffix(".csv")
 ALGORITHMS = "branching", "ddpo"
-SEED = 10  # of the search; the demo's own runs have others, and what is found is tried with 0 and 1
-EVERY, PICTURES = 1024, 200
+SEED = 10  # of the search; the demo's own runs have others, and the best settings are tried with 0 and 1
+EVERY, IMAGES = 1024, 200
 LAYERS = {"everywhere": EVERYWHERE, "attention": EVERYWHERE[:4]}
 FIXED: Row = {"warmup": 0, "grad_norm": 1.0, "kl": 0.0, "rank": 16, "epsilon": 1e-8, "layers": "everywhere"}
 SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -46,7 +46,7 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
         "warmup": (0, 10),
         "grad_norm": (0.3, 1.0),
     },
-    "held": {  # what keeps a policy near its start
+    "held": {  # constraints that keep a policy near its start
         "images": (32, 48),
         "steps": (1,),
         "group": (8,),
@@ -71,7 +71,7 @@ def trial(space: str, number: int) -> Row:
 
 
 def settings(run: Row) -> Row:
-    """Return what a trial changes of the demo's settings."""
+    """Return a trial's changes to the demo's settings."""
     images = run["images"]
     return {
         "sample_batch_size": images, "sample_num_batches_per_epoch": 1, "sample_group_size": run["group"],
@@ -88,7 +88,7 @@ def settings(run: Row) -> Row:
 
 def train(run: Row) -> list[Row]:
     """Train; return a row for every so many evaluations."""
-    pipeline, exam = load_tiny_zoo(), Evaluation(animals.draw_edits(PICTURES, VALIDATION))
+    pipeline, evaluation = load_tiny_zoo(), Evaluation(animals.draw_edits(IMAGES, VALIDATION))
     task = (animal_alignment(background_weight=BACKGROUND_WEIGHT), hidden_animals(run["seed"]), pipeline)
     algorithm, start = make_algorithm(run["algorithm"]), FromImages(POLICY.strength)
     rows, seconds = list[Row](), 0.0
@@ -99,7 +99,7 @@ def train(run: Row) -> list[Row]:
             done = (epoch + 1) * run["images"]
             if done % EVERY < run["images"] or epoch + 1 == trainer.config.num_epochs:
                 with trainer.learner.averaged_policy():
-                    shares = exam.measure(pipeline, POLICY)
+                    shares = evaluation.measure(pipeline, POLICY)
                 reward = metrics["reward_mean"]
                 rows.append({"done": done, "seconds": seconds, "reward": reward, **shares})
     return rows

@@ -1,4 +1,4 @@
-"""Lesson 06: what two rewards teach a model that draws foxes, and what becomes of the foxes.
+"""Lesson 06: training on two rewards for file size, and what happens to the foxes of the prompt.
 
     python -m benchmarks.zoo.painter --processes 1
 
@@ -6,8 +6,8 @@ The prompt is "a fox". For small files the reward is minus the size of a JPEG: D
 and RWR train with the same number of reward evaluations, three seeds. For large files the reward is that
 size: DDPO with the same settings, five other seeds, 16 epochs. "six steps" is DDPO for small files in six
 denoising steps, of which the last has almost no noise, with and without that action in training; five seeds,
-six epochs. painter.csv has the mean reward of test images, which are drawn from fixed noise, and the
-fraction in which the evaluator sees a fox; also for best-of-n and longer prompts, which need no training.
+six epochs. painter.csv has the mean reward of test images, which are drawn from fixed noise, and the fraction
+in which the evaluator recognizes a fox; also for best-of-n and longer prompts, which need no training.
 Finished runs are skipped. Images of one seed go into painter/, and three samples of an epoch from noise to
 advantage.
 """
@@ -39,7 +39,7 @@ COLUMNS = ("method", "seed", "epoch", "queries", "reward", "fox", "prompt")
 Reward = Callable[[], RewardFunction]
 PROMPT, TEST, VALIDATION = "a fox", 1_000, 2_000
 SEEDS, NEW_SEEDS = (0, 1, 2), (3, 4, 5, 6, 7)
-PICTURES, SHOWN = 48, 10
+IMAGES, SHOWN = 48, 10
 STEPS = 5  # four actions, because the last step has no noise
 SETTINGS: Row = {
     "sample_guidance_scale": 1.0, "sample_batch_size": 64,
@@ -89,9 +89,9 @@ METHODS = {
 
 # -------------------------------------------------------------------------------------------- testing
 def paint(
-    pipeline: Any, noise: int, prompt: str = PROMPT, count: int = PICTURES, steps: int = STEPS
+    pipeline: Any, noise: int, prompt: str = PROMPT, count: int = IMAGES, steps: int = STEPS
 ) -> torch.Tensor:
-    """Draw the test images, (N, 3, 64, 64)."""
+    """Generate the test images, (N, 3, 64, 64)."""
     return common.draw(pipeline, [prompt] * count, noise, num_inference_steps=steps)
 
 
@@ -103,7 +103,7 @@ def rewards(images: torch.Tensor, reward: Reward = jpeg_compressibility) -> torc
 
 
 def verdict(images: torch.Tensor, reward: Reward = jpeg_compressibility) -> Row:
-    """Return the mean reward, and the fraction of the images in which the evaluator sees a fox."""
+    """Return the mean reward, and the fraction of the images in which the evaluator recognizes a fox."""
     seen = named(animals.Judge.load(), images)[:, 0] == animals.ANIMALS.index("fox")  # (N,)
     return {"reward": rewards(images, reward).mean().item(), "fox": seen.float().mean().item()}
 
@@ -131,7 +131,7 @@ def train(run: Row) -> list[Row]:
 
 # ----------------------------------------------------------------------------------- without training
 def best_of(count: int, reward: Reward = jpeg_compressibility) -> list[Row]:
-    """Draw each test image so many times, and keep the one with the highest reward."""
+    """Generate each test image so many times, and keep the one with the highest reward."""
     draws = [paint(load_tiny_zoo(), TEST + n) for n in range(count)]  # (N, 3, 64, 64) each
     return [verdict(common.best_draws(draws, [rewards(images, reward) for images in draws]), reward)]
 
@@ -147,18 +147,18 @@ def more_words(reward: Reward = jpeg_compressibility) -> list[Row]:
 
 
 WITHOUT: dict[str, Callable[[], list[Row]]] = {
-    f"best of {count}": functools.partial(best_of, count) for count in (2, 4, 8)
+    f"best-of-{count}": functools.partial(best_of, count) for count in (2, 4, 8)
 }
 WITHOUT["more words"] = more_words
-WITHOUT["best of 8, large files"] = functools.partial(best_of, 8, jpeg_incompressibility)
+WITHOUT["best-of-8, large files"] = functools.partial(best_of, 8, jpeg_incompressibility)
 WITHOUT["more words, large files"] = functools.partial(more_words, jpeg_incompressibility)
 
 
-# ------------------------------------------------------------------------------ an epoch in pictures
+# ------------------------------------------------------------------------------ an epoch in images
 def draw_loop() -> None:
-    """Keep the highest, the median and the lowest reward of an untrained group, with all that led there.
+    """Keep the highest, the median and the lowest reward of an untrained group, with their trajectories.
 
-    loop.png has a row for each: x_T to x_0 as three of the latent's four channels, and the picture.
+    loop.png has a row for each: x_T to x_0 as three of the latent's four channels, and the image.
     """
     settings = SamplingSettings(num_inference_steps=STEPS, guidance_scale=1.0, group_size=8)
     generator = torch.Generator().manual_seed(0)

@@ -1,10 +1,11 @@
 """The four experiments of DDPO's paper, in the world of animals: `python -m benchmarks.zoo.paper`.
 
-Compressibility, incompressibility, alignment with the sentence and a taste: each by DDPO, branching and RWR
-with as many reward queries, three seeds, and without training by a setting turned and by the best of eight.
-paper.csv has the reward of test pictures, drawn from fixed noise, what the judge finds right in them, and
-the persona's own liking. The learning rates are searched first, on other noise, until the best lies between
-two others or ends the ladder. What the files hold already is not run again.
+The rewards are compressibility, incompressibility, alignment with the prompt, and a learned preference. Each
+is trained by DDPO, branching and RWR with as many reward evaluations (`queries`), three seeds; without
+training there are the best prompts and settings, and best-of-8. paper.csv has the reward of test images,
+sampled from fixed noise, their accuracy by the held-out evaluator, and the simulated annotator's utility. The
+learning rates are searched first, on other noise, until the best lies between two others or ends the ladder.
+Finished runs are skipped.
 """
 
 import itertools
@@ -45,17 +46,17 @@ COLUMNS = (
     "score", "animal", "all", "utility",
 )  # fmt: skip
 SEEDS, TEST, VALIDATION = (0, 1, 2), 1_000, 2_000
-PICTURES = 90  # of a test: 45 animals in two pictures each, or 30 combinations in three
+IMAGES = 90  # of a test: 45 animals in two images each, or 30 combinations in three
 EPOCHS = 16
 LADDER = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # of learning rates
 BEGIN = (3, 4)  # places on it
 EVERY = 4  # epochs between tests
-SHOWN = 8  # pictures of the test that are kept
+SHOWN = 8  # images of the test that are kept
 SEARCH_SEED = 100
 SETTINGS: Row = {
     "sample_num_steps": 5,  # of six the last keeps a noise of 0.0064, see NOTES.md
     "sample_guidance_scale": 1.0, "sample_batch_size": 128, "sample_num_batches_per_epoch": 1,
-    "sample_group_size": 8,  # sixteen sentences an epoch
+    "sample_group_size": 8,  # sixteen prompts per epoch
     "train_batch_size": 32,  # four optimizer steps
     "train_lora_rank": 16, "train_lora_alpha": 16, "train_lora_target_modules": EVERYWHERE,
     "image_grid_freq": 0,
@@ -69,7 +70,7 @@ METHODS: dict[str, tuple[Callable[[], Algorithm], Row]] = {
     "branching": (Branching, CLIP),  # trains on one action of each sample
     "RWR": (RWR, SOME),
 }
-# Rewards, and the sentences that they are practised on.
+# Rewards, and the prompts of training.
 EXPERIMENTS: dict[str, tuple[Callable[[], RewardFunction], Callable[[int], PromptFunction]]] = {
     "compressibility": (jpeg_compressibility, animal_prompts),
     "incompressibility": (jpeg_incompressibility, animal_prompts),
@@ -79,38 +80,38 @@ EXPERIMENTS: dict[str, tuple[Callable[[], RewardFunction], Callable[[int], Promp
 
 
 # -------------------------------------------------------------------------------------------- testing
-def questions(reward: str) -> list[animals.Description]:
+def descriptions(reward: str) -> list[animals.Description]:
     """Return the test's descriptions: all animals, or training's combinations, each equally often."""
     if EXPERIMENTS[reward][1] is animal_prompts:
-        asked = [animals.Description(animal) for animal in animals.ANIMALS]
-        return asked * (PICTURES // len(asked))
+        described = [animals.Description(animal) for animal in animals.ANIMALS]
+        return described * (IMAGES // len(described))
     backgrounds = itertools.cycle(animals.BACKGROUND_NAMES)
-    pairs = animals.LEFT_OUT * (PICTURES // len(animals.LEFT_OUT))
+    pairs = animals.LEFT_OUT * (IMAGES // len(animals.LEFT_OUT))
     return [animals.Description(animals.ANIMALS[a], animals.ARTISTS[b], next(backgrounds)) for a, b in pairs]
 
 
-def sentence(asked: animals.Description) -> str:
-    return animals.make_prompt(asked.animal, asked.artist, asked.background)
+def prompt_of(described: animals.Description) -> str:
+    return animals.make_prompt(described.animal, described.artist, described.background)
 
 
 def paint(pipeline: Any, prompts: Sequence[str], seed: int, **settings: Any) -> torch.Tensor:
-    """Draw a picture for each sentence, in the steps of training unless settings say otherwise."""
+    """Generate an image of each prompt, with the steps of training unless settings change them."""
     steps = {"num_inference_steps": SETTINGS["sample_num_steps"]}
     return common.draw(pipeline, prompts, seed, **{**steps, **settings})
 
 
 def scores(reward: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """Return the reward of each picture, (N,)."""
+    """Return the reward of each image, (N,)."""
     returned, _ = split_info(EXPERIMENTS[reward][0]()(images, prompts, [{}] * len(prompts)))
     return returned
 
 
-def verdict(reward: str, images: torch.Tensor, asked: Sequence[animals.Description]) -> Row:
-    """Return mean reward, shares with the animal and with all that was asked for, the persona's utility."""
+def verdict(reward: str, images: torch.Tensor, described: Sequence[animals.Description]) -> Row:
+    """Return mean reward, fractions with the correct animal and with all correct, and mean utility."""
     judge = animals.Judge.load()
     seen = named(judge, images)  # (N, 3)
     seen[:, 2] = nearest(measure_background(images), animals.BACKGROUNDS)
-    said = [[getattr(part, name) for name in NAMES] for part in asked]
+    said = [[getattr(part, name) for name in NAMES] for part in described]
     words = (animals.ANIMALS, animals.ARTISTS, animals.BACKGROUND_NAMES)
     hits = torch.tensor(
         [
@@ -118,7 +119,7 @@ def verdict(reward: str, images: torch.Tensor, asked: Sequence[animals.Descripti
             for names, row in zip(said, seen.tolist(), strict=True)
         ]
     )
-    found = {"score": scores(reward, images, [sentence(part) for part in asked]), "animal": hits[:, 0]}
+    found = {"score": scores(reward, images, [prompt_of(part) for part in described]), "animal": hits[:, 0]}
     found |= {"all": hits.all(dim=1), "utility": preference.utility(images, judge)}
     return {name: values.double().mean().item() for name, values in found.items()}
 
@@ -126,18 +127,18 @@ def verdict(reward: str, images: torch.Tensor, asked: Sequence[animals.Descripti
 # ------------------------------------------------------------------------------------------- training
 def train(run: Row, rate: float, noise: int = TEST) -> list[Row]:
     reward, method, seed = run["reward"], run["method"], run["seed"]
-    pipeline, asked, tested = load_tiny_zoo(), questions(reward), list[torch.Tensor]()
-    prompts = [sentence(part) for part in asked]
+    pipeline, described, tested = load_tiny_zoo(), descriptions(reward), list[torch.Tensor]()
+    prompts = [prompt_of(part) for part in described]
 
     def test() -> Row:
         images = paint(pipeline, prompts, noise)
         tested.append(images[:SHOWN])
-        return verdict(reward, images, asked)
+        return verdict(reward, images, described)
 
     (make, of_seed), (algorithm, settings) = EXPERIMENTS[reward], METHODS[method]
     own = {"seed": seed, "num_epochs": EPOCHS, "train_learning_rate": rate}
     task = (make(), of_seed(seed), pipeline)
-    rows = [{"epoch": 0, **test()}]  # by the pipeline as it comes, without an adapter
+    rows = [{"epoch": 0, **test()}]  # by the pipeline without an adapter
     with common.trainer_of(task, SETTINGS, settings, own, algorithm=algorithm()) as trainer:
         rows += common.readings(trainer, range(EVERY, EPOCHS + 1, EVERY), test)
     if seed == 0:
@@ -149,40 +150,40 @@ def train(run: Row, rate: float, noise: int = TEST) -> list[Row]:
 
 # ----------------------------------------------------------------------------------- without training
 def best_of(reward: str) -> list[Row]:
-    """Draw each test picture eight times, and keep what the reward likes best."""
-    asked = questions(reward)
-    prompts = [sentence(part) for part in asked]
+    """Generate each test image eight times, and keep the one with the highest reward."""
+    described = descriptions(reward)
+    prompts = [prompt_of(part) for part in described]
     draws = [paint(load_tiny_zoo(), prompts, TEST + n) for n in range(8)]  # (N, 3, 64, 64) each
     kept = common.best_draws(draws, [scores(reward, images, prompts) for images in draws])
-    return [verdict(reward, kept, asked)]
+    return [verdict(reward, kept, described)]
 
 
 def turned(reward: str) -> list[Row]:
-    """Turn what the sentence leaves open, then guidance and steps; other noise than the test's chooses."""
-    pipeline, asked = load_tiny_zoo(), questions(reward)
+    """Choose what the prompt leaves open, then guidance and steps, by the reward on other noise."""
+    pipeline, described = load_tiny_zoo(), descriptions(reward)
 
     def prompts_of(words: tuple[str | None, str | None]) -> list[str]:
         artist, background = words
         return [
-            sentence(replace(a, artist=a.artist or artist, background=a.background or background))
-            for a in asked
+            prompt_of(replace(a, artist=a.artist or artist, background=a.background or background))
+            for a in described
         ]
 
-    def liking(words: tuple[str | None, str | None], settings: Row) -> float:
+    def reward_of(words: tuple[str | None, str | None], settings: Row) -> float:
         some = prompts_of(words)[: len(animals.ANIMALS)]
         return scores(reward, paint(pipeline, some, VALIDATION, **settings), some).mean().item()
 
     added = [(None, None), *itertools.product(animals.ARTISTS, animals.BACKGROUND_NAMES)]
-    words = max(added, key=lambda words: liking(words, {})) if asked[0].artist is None else added[0]
+    words = max(added, key=lambda words: reward_of(words, {})) if described[0].artist is None else added[0]
     turns = common.product(guidance_scale=(1.0, 3.0), num_inference_steps=(5, 20))
-    settings = max(turns, key=lambda settings: liking(words, settings))
+    settings = max(turns, key=lambda settings: reward_of(words, settings))
     guidance, steps = settings.values()
     said = f"by {words[0]}, {words[1]}, " if words[0] else ""
     images = paint(pipeline, prompts_of(words), TEST, **settings)
-    return [{"setting": f"{said}guidance {guidance:g}, {steps} steps", **verdict(reward, images, asked)}]
+    return [{"setting": f"{said}guidance {guidance:g}, {steps} steps", **verdict(reward, images, described)}]
 
 
-WITHOUT = {"best of 8": best_of, "turned": turned}
+WITHOUT = {"best-of-8": best_of, "turned": turned}
 
 
 def measure(run: Row) -> list[Row]:
@@ -215,7 +216,7 @@ def climb(train: Callable[[float], list[Row]], mark: Callable[[list[Row]], float
 
 
 def search(run: Row) -> list[Row]:
-    """Try learning rates, judged by the reward when training ends; return the rows of all runs."""
+    """Try learning rates, compared by the reward when training ends; return the rows of all runs."""
     return climb(lambda rate: train(run, rate, VALIDATION), lambda rows: rows[-1]["score"])
 
 

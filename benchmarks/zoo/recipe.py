@@ -31,10 +31,10 @@ from ddpo_lessons.worlds.judges import Classifier, named
 VAE_STEPS, VAE_BATCH = 6000, 32
 CLASSIFIER_STEPS, CLASSIFIER_BATCH = 1500, 64
 UNET_STEPS, UNET_BATCH = 9_000, 32
-UNET_BANK = 40_000  # pictures that the denoiser is trained on
+UNET_BANK = 40_000  # images that the denoiser is trained on
 WORDS = ("a", "an", "animal", "by", "on", "background", *animals.ANIMALS, *animals.BACKGROUNDS)
 WORDS += tuple(name.lower() for name in animals.ARTISTS)
-GUIDANCE_SCALE = 3.0  # of the pictures in the table
+GUIDANCE_SCALE = 3.0  # of the images in the table
 
 
 # ------------------------------------------------------------------------------------------- spoiling
@@ -42,12 +42,12 @@ Spoil = Callable[[torch.Tensor], torch.Tensor]
 
 
 def add_noise(images: torch.Tensor) -> torch.Tensor:
-    """Add Gaussian noise, its standard deviation 0 to 0.15, one a picture; (N, 3, H, W)."""
+    """Add Gaussian noise, its standard deviation 0 to 0.15, one per image; (N, 3, H, W)."""
     return images + 0.15 * torch.rand(len(images), 1, 1, 1) * torch.randn_like(images)
 
 
 def blur_and_add_noise(images: torch.Tensor) -> torch.Tensor:
-    """Blur every other picture to a quarter or half of its width, and add noise; (N, 3, H, W)."""
+    """Blur every other image to a quarter or half of its width, and add noise; (N, 3, H, W)."""
     blurred = F.interpolate(images[::2], scale_factor=0.25 if torch.rand(()) < 0.5 else 0.5, mode="area")
     images = images.clone()
     images[::2] = F.interpolate(blurred, images.shape[2:], mode="bilinear")
@@ -55,7 +55,7 @@ def blur_and_add_noise(images: torch.Tensor) -> torch.Tensor:
 
 
 def cut_out(images: torch.Tensor) -> torch.Tensor:
-    """Paint a gray square of 16x16 pixels over every picture, and add noise; (N, 3, 64, 64)."""
+    """Paint a gray square of 16x16 pixels over every image, and add noise; (N, 3, 64, 64)."""
     images = images.clone()
     for image, (row, column) in zip(images, torch.randint(0, 48, (len(images), 2)).tolist(), strict=True):
         image[:, row : row + 16, column : column + 16] = 0.5
@@ -71,7 +71,7 @@ CLASSIFIERS: dict[str, tuple[type[Classifier], Spoil]] = {
 
 # ----------------------------------------------------------------------------------------------- parts
 def make_tokenizer(folder: Path) -> CLIPTokenizer:
-    """Make a CLIP tokenizer that knows each word of this world as one token; any other text is spelled.
+    """Make a CLIP tokenizer in which each word of this world is one token; any other text is spelled.
 
     Byte-pair encoding as it is trained, on a text of each word once, until every word is one token.
     vocab.json and merges.txt go to the folder.
@@ -135,21 +135,21 @@ def train_vae(vae: AutoencoderKL, steps: int, folder: Path) -> None:
 
 
 def train_classifier(model: Classifier, spoil: Spoil, first_seed: int, steps: int, folder: Path) -> None:
-    """Train a classifier on fresh pictures, seeds `first_seed` onwards, by the sum of its cross-entropies."""
+    """Train a classifier on new images, seeds `first_seed` onwards, by the sum of its cross-entropies."""
 
     def loss_of(step: int) -> torch.Tensor:
         torch.manual_seed(step)
-        pictures = animals.draw_images(CLASSIFIER_BATCH, first_seed + step)
-        logits = model(spoil(pictures.images))
+        labeled = animals.draw_images(CLASSIFIER_BATCH, first_seed + step)
+        logits = model(spoil(labeled.images))
         return torch.stack(
-            [F.cross_entropy(*pair) for pair in zip(logits, pictures.labels.T, strict=True)]
+            [F.cross_entropy(*pair) for pair in zip(logits, labeled.labels.T, strict=True)]
         ).sum()
 
     recipes.train(type(model).__name__, model, loss_of, steps, 2e-3, folder=folder)
 
 
 def describe(description: animals.Description, rng: random.Random) -> str:
-    """Say what a picture shows, often only part of it, and in one case of ten nothing at all."""
+    """Return a caption of an image, often of only a part of it, and empty in one case of ten."""
     if rng.random() < 0.1:
         return ""
     return animals.make_prompt(
@@ -160,12 +160,12 @@ def describe(description: animals.Description, rng: random.Random) -> str:
 
 
 def make_bank(vae: AutoencoderKL, count: int) -> tuple[torch.Tensor, list[animals.Description]]:
-    """Return latents (N, 4, 16, 16), standard deviation 1, of pictures of seen pairs, and what these show."""
+    """Return latents (N, 4, 16, 16), standard deviation 1, and descriptions of images of seen pairs."""
     latents, descriptions = [], []
     for part in range(math.ceil(count / 500)):
-        pictures = animals.draw_images(500, 2_000_000 + part, animals.SEEN)
-        latents.append(recipes.encode(vae, pictures.images))
-        descriptions += pictures.descriptions
+        labeled = animals.draw_images(500, 2_000_000 + part, animals.SEEN)
+        latents.append(recipes.encode(vae, labeled.images))
+        descriptions += labeled.descriptions
     return torch.cat(latents) * vae.config.scaling_factor, descriptions
 
 
@@ -202,7 +202,7 @@ def make_pipeline(scale: float, folder: Path) -> StableDiffusionPipeline:
 
 
 def make_classifiers(scale: float, folder: Path) -> dict[str, Classifier]:
-    """Train the reward model and both judges, on pictures of disjoint seeds."""
+    """Train the reward model and both evaluators, on images of disjoint seeds."""
     made = {}
     for index, (name, (kind, spoil)) in enumerate(CLASSIFIERS.items()):
         torch.manual_seed(index)
@@ -218,18 +218,18 @@ def titled(name: str) -> str:
 
 
 def measure(folder: Path, count: int) -> recipes.Table:
-    """Measure a checkpoint on pictures that nothing was trained on, and on generated ones, `count` a row."""
+    """Measure a checkpoint on images that nothing was trained on, and on generated ones, `count` per row."""
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     classifiers = {name: kind.load(folder / f"{name}.safetensors") for name, (kind, _) in CLASSIFIERS.items()}
     table: recipes.Table = {}
-    pictures = animals.draw_images(count, 100_000_000)
-    again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, pictures.images))
-    for name, images in (("as drawn", pictures.images), ("after the autoencoder", again)):
+    labeled = animals.draw_images(count, 100_000_000)
+    again = recipes.decode(pipeline.vae, recipes.encode(pipeline.vae, labeled.images))
+    for name, images in (("as drawn", labeled.images), ("after the autoencoder", again)):
         for who, model in classifiers.items():
-            hits = (named(model, images) == pictures.labels).float().mean(dim=0).tolist()
+            hits = (named(model, images) == labeled.labels).float().mean(dim=0).tolist()
             table[f"held-out images, {titled(who)} {name}"] = dict(zip(NAMES, hits, strict=True))
-    table["autoencoder, held-out images"] = {"error": (again - pictures.images).abs().mean().item()}
+    table["autoencoder, held-out images"] = {"error": (again - labeled.images).abs().mean().item()}
     for name, pairs in (("seen", animals.SEEN), ("left-out", animals.LEFT_OUT)):
         wanted = animals.draw_images(count, 100_000_001, pairs)
         images = recipes.generate(pipeline, wanted.prompts, 3, GUIDANCE_SCALE)

@@ -6,7 +6,7 @@ In any folder, and then here:
     pip install resvg-py==0.5.0
     python -m benchmarks.zoo.sheet FOLDER
 
-`ddpo_lessons/worlds/LICENSES.md` says who made the emoji and what the licenses ask for.
+`ddpo_lessons/worlds/LICENSES.md` names the makers of the emoji and the terms of the licenses.
 """
 
 import io
@@ -26,7 +26,7 @@ SETS = {  # package and version, a column each
     "@iconify-json/twemoji": "1.2.5",
     "@iconify-json/fluent-emoji-flat": "1.2.6",
 }
-# What the sets call an animal, where that is not the animal's name: the face, if there is one.
+# Names of an animal in the sets, where they differ from its own: the face, if there is one.
 FACES = ("cat", "dog", "horse", "monkey", "rabbit", "cow", "tiger", "mouse", "pig")
 ICONS = {
     "sheep": "ewe", "squirrel": "chipmunk", "bee": "honeybee", **{name: f"{name}-face" for name in FACES},
@@ -54,13 +54,13 @@ def svg(icons: dict[str, Any], name: str) -> str:
     return f"<svg {names} {box}>{icon['body']}</svg>"
 
 
-def pad(picture: Image.Image) -> Image.Image:
-    """Bring a picture's longer side to `SIZE` pixels, and center it on a transparent square of that side."""
-    if picture.size != (SIZE, SIZE):
-        scale = SIZE / max(picture.size)
-        picture = picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.LANCZOS)
+def pad(image: Image.Image) -> Image.Image:
+    """Bring an image's longer side to `SIZE` pixels, and center it on a transparent square of that side."""
+    if image.size != (SIZE, SIZE):
+        scale = SIZE / max(image.size)
+        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.LANCZOS)
     square = Image.new("RGBA", (SIZE, SIZE))
-    square.paste(picture, ((SIZE - picture.width) // 2, (SIZE - picture.height) // 2))
+    square.paste(image, ((SIZE - image.width) // 2, (SIZE - image.height) // 2))
     return square
 
 
@@ -73,8 +73,8 @@ def make_sheet(folder: Path) -> Image.Image:
     for row, animal in enumerate(ANIMALS):
         for column, icons in enumerate(sets):
             drawn = resvg_py.svg_to_bytes(svg_string=svg(icons, ICONS.get(animal, animal)), width=SIZE)
-            picture = Image.open(io.BytesIO(bytes(drawn))).convert("RGBA")
-            sheet.paste(pad(picture), (SIZE * column, SIZE * row))
+            image = Image.open(io.BytesIO(bytes(drawn))).convert("RGBA")
+            sheet.paste(pad(image), (SIZE * column, SIZE * row))
     return sheet
 
 
