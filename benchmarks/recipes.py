@@ -64,7 +64,7 @@ def make_scheduler() -> DDIMScheduler:
     """Make the schedule: cosine, so that pure noise really is where sampling starts; v-prediction.
 
     `set_alpha_to_one` makes the last step deterministic. With False its standard deviation would be 0.006,
-    and since a log-prob's gradient grows as 1 / std, that step would drown all the others.
+    and since a log-prob's gradient grows as 1 / std, that step would dominate all the others.
     """
     return DDIMScheduler(
         beta_schedule="squaredcos_cap_v2", prediction_type="v_prediction", timestep_spacing="trailing",
