@@ -37,7 +37,7 @@ def by_seed(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def shift(run: list[Row]) -> float:
-    return mean(float(row["shift"]) for row in run if row["drift"])
+    return mean(float(row["shift"]) for row in run if row["shift"])
 
 
 def between(values: Iterable[float], digits: int) -> str:
