@@ -13,20 +13,20 @@ from style import INK, MUTED, PALETTE, arrow, box, diagram, label, main
 BLUE, ORANGE, GREEN, PURPLE, BROWN, RED = PALETTE
 COLORS = {"DRaFT-10": RED, "DRaFT-3": ORANGE, "ReFL": PURPLE, "Flow-GRPO": BLUE}
 MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet")
-READINGS = (0, 64, 128, 256, 512)  # reward evaluations; rows of slope/*.png without the first
+READINGS = (0, 64, 128, 256, 512)  # reward evaluations; rows of reward_gradient/*.png without the first
 CLIMB, MOMENTS = "DRaFT-10", (0, 128, 512)  # of the cover
 Row = dict[str, float]
 
 
 def _points() -> dict[str, Row]:
     """Return what needs no training, by name."""
-    rows = read_rows("results/slope_points.csv")
+    rows = read_rows("results/reward_gradient_points.csv")
     return {row["point"]: {name: float(row[name]) for name in MEASURES} for row in rows}
 
 
 def _paths(method: str) -> list[list[Row]]:
     """Return a method's readings, a list for each seed; all of them begin untrained."""
-    rows = where(read_rows("results/slope.csv"), method=method)
+    rows = where(read_rows("results/reward_gradient.csv"), method=method)
     return [
         [_points()["untrained"]]
         + [{name: float(row[name]) for name in MEASURES} for row in rows if row["seed"] == seed]
@@ -44,7 +44,7 @@ def _columns(rows: list[Row], *names: str) -> list[list[float]]:
 
 def _strip(name: str, row: int) -> Any:
     """Return a row of one of the experiment's image files."""
-    pixels = mpl_image.imread(BENCHMARKS / f"results/slope/{name}.png")
+    pixels = mpl_image.imread(BENCHMARKS / f"results/reward_gradient/{name}.png")
     return pixels[32 * row : 32 * (row + 1)]
 
 

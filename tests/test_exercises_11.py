@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from benchmarks.results import slope
+from benchmarks.results import reward_gradient
 from tests.helpers import edited, exercise_tests
 from tests.test_notebooks import ROOT, bare, definitions, syntax_tree
 
@@ -136,7 +136,7 @@ test_right_answers_of_any_form_pass, test_wrong_answers_are_refused_with_a_hint 
 
 def test_lesson_and_experiment_measure_diversity_alike():
     lesson = syntax_tree(ROOT / "notebooks" / "11_through_the_reward.ipynb")
-    experiment = ast.parse(Path(slope.__file__).read_text("utf-8"))
+    experiment = ast.parse(Path(reward_gradient.__file__).read_text("utf-8"))
     one, other = (
         [bare(node) for node in definitions(t) if node.name == "apart"] for t in (lesson, experiment)
     )

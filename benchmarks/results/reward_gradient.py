@@ -1,16 +1,17 @@
-"""Lesson 11: how far to follow a reward's gradient: `python -m benchmarks.results.slope --processes 1`.
+"""Lesson 11: how far to follow a reward's gradient: `python -m benchmarks.results.reward_gradient`.
 
 tiny-sd3 generates the digits in colors that its pre-training left out, and the reward is `prompt_alignment`.
 DRaFT-K through the last 3 or all 10 steps, ReFL, and Flow-GRPO, which uses only the reward's value, train on
-512 scored images each, with three seeds. slope.csv has a row per evaluation, after so many reward
+512 scored images each, with three seeds. reward_gradient.csv has a row per evaluation, after so many reward
 evaluations (`queries`): 150 images, three of each prompt, always from the same noise. Diversity is the mean
 of `apart` over images of one prompt. The Fréchet distances, in the features of either evaluator's last
 layer, are to handwriting of the training split in the same colors. No training uses them.
 
-slope_points.csv has what needs no training, on the same prompts: handwriting of the test split (three
-samples), guidance, four steps, and best-of-n by the reward. Learning rates come from slope_search.csv, which
-has the highest reward after 256 evaluations, with seed 100 and validation noise. slope/*.png are images of
-seed 0, a row per evaluation, and of points. Finished runs are skipped. Fifteen CPU minutes on one thread.
+reward_gradient_points.csv has what needs no training, on the same prompts: handwriting of the test split
+(three samples), guidance, four steps, and best-of-n by the reward. Learning rates come from
+reward_gradient_search.csv, which has the highest reward after 256 evaluations, with seed 100 and validation
+noise. reward_gradient/*.png are images of seed 0, a row per evaluation, and of points. Finished runs are
+skipped. Fifteen CPU minutes on one thread.
 """
 
 import functools
@@ -31,7 +32,10 @@ from ddpo_lessons.worlds import digits, load_tiny_sd3
 from ddpo_lessons.worlds.digits import score_prompts
 
 RESULT = Path(__file__).with_suffix(".csv")
-SEARCH, POINTS = RESULT.with_name("slope_search.csv"), RESULT.with_name("slope_points.csv")
+SEARCH, POINTS = (
+    RESULT.with_name("reward_gradient_search.csv"),
+    RESULT.with_name("reward_gradient_points.csv"),
+)
 IMAGES = RESULT.with_suffix("")  # a folder
 MEASURES = ("reward", "judge", "second_judge", "diversity", "frechet", "second_frechet")
 SEEDS, SEARCH_SEED, RATES, BATCH = (0, 1, 2), 100, (1e-3, 3e-3, 1e-2), 64
