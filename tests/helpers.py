@@ -572,7 +572,7 @@ def launch(script: str, folder: Path, processes: int, *flags: str) -> subprocess
 # Of `train`: one epoch of two samples, three timesteps and one optimizer step.
 TINY = shlex.split("""
 --num-epochs 1 --image-grid-freq 0 --sample-num-steps 3 --sample-batch-size 2
---sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colourfulness
+--sample-num-batches-per-epoch 1 --train-batch-size 2 --train-learning-rate 1e-3 --reward colorfulness
 --output-dir run
 """)
 

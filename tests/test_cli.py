@@ -182,7 +182,7 @@ def test_a_dry_run_counts_and_loads_no_weights(here, model, captioned, monkeypat
         ("--model tiny-sd3 --algorithm refl", 1280, 64, 128),
         ("--algorithm draft --train-num-inner-epochs 2", 1280, 128, 192),
         ("--train-timestep-fraction 0.5 --sample-guidance-scale 1", 640, 320, 64),
-        ("--model some/model --reward colourfulness --sample-num-batches-per-epoch 64", 6400, 3200, 64),
+        ("--model some/model --reward colorfulness --sample-num-batches-per-epoch 64", 6400, 3200, 64),
     ],
 )
 def test_a_dry_run_counts_what_the_algorithm_does(words, passes, pairs, rewards, here, capsys):
@@ -202,7 +202,7 @@ def test_a_dry_run_counts_the_most_steps_that_a_family_runs(zoo, model, steps, c
     """A quarter of ten steps is rounded down by one family, up by the other."""
     load = {"tiny-sd": load_tiny_sd, "tiny-sd3": load_tiny_sd3}[model]
     assert len(family_of(load()).schedule(10, 0.25).timesteps) == steps
-    flags = ("--noise-strength", "0.25", "--sample-num-steps", "10", "--reward", "colourfulness", "--dry-run")
+    flags = ("--noise-strength", "0.25", "--sample-num-steps", "10", "--reward", "colorfulness", "--dry-run")
     run_command("train", "--model", model, "--images", str(zoo), *flags)
     assert "steps of a rollout: 3 of 10\n" in capsys.readouterr().out
 
@@ -214,7 +214,7 @@ def test_a_misspelled_command_is_one_line(capsys):
 
 
 def test_a_dry_run_refuses_what_the_run_would_refuse(zoo, capsys):
-    flags = ("--images", str(zoo), "--reward", "colourfulness", "--sample-num-steps", "10", "--dry-run")
+    flags = ("--images", str(zoo), "--reward", "colorfulness", "--sample-num-steps", "10", "--dry-run")
     run_command("train", *flags, "--noise-strength", "0.05", status=2)
     assert "use a noise_strength of at least 0.1, or more steps" in capsys.readouterr().err
     run_command("train", *flags, "--prompt", "a {lable}", status=2)
@@ -223,14 +223,14 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(zoo, capsys):
 
 def test_a_dry_run_shortens_long_prompts(here, capsys):
     Path("prompts.txt").write_text("a very long prompt " * 40)
-    run_command("train", "--prompts", "prompts.txt", "--reward", "colourfulness", "--dry-run")
+    run_command("train", "--prompts", "prompts.txt", "--reward", "colorfulness", "--dry-run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("prompts:")]
     assert len(line) < 150
 
 
 def test_a_dry_run_of_a_model_that_edits_counts_all_steps(here, zoo, capsys):
     make_flux_pipeline(kind=FluxKontextPipeline).save_pretrained(here / "kontext")
-    flags = ("--images", str(zoo), "--reward", "colourfulness", "--sample-num-steps", "10", "--dry-run")
+    flags = ("--images", str(zoo), "--reward", "colorfulness", "--sample-num-steps", "10", "--dry-run")
     run_command("train", "--model", str(here / "kontext"), *flags)
     assert "steps of a rollout: 10 of 10\n" in capsys.readouterr().out
 
@@ -430,7 +430,7 @@ def test_help_explains_every_field(capsys, monkeypatch):
 
 
 def test_a_reward_that_a_program_registered_has_a_name_here(monkeypatch):
-    monkeypatch.setitem(rewards.REWARDS, "mine", rewards.Registered(rewards.colourfulness))
+    monkeypatch.setitem(rewards.REWARDS, "mine", rewards.Registered(rewards.colorfulness))
     assert parse_train("--reward", "mine").reward == "mine"
 
 

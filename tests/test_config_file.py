@@ -22,11 +22,11 @@ def parse(*words: str) -> options.Train:
 
 def test_yaml_has_the_flags_names_and_flags_override_it(tmp_path):
     file = tmp_path / "mine.yaml"
-    settings = {"num_epochs": 7, "reward": "colourfulness", "train_lora_target_modules": ["to_q", "to_k"]}
+    settings = {"num_epochs": 7, "reward": "colorfulness", "train_lora_target_modules": ["to_q", "to_k"]}
     settings |= {"allow_tf32": False, "tracker_kwargs": {"a": 1}, "validation_freq": 3, "seed": 2}
     file.write_text(yaml.safe_dump(settings))
     read = parse("--config", str(file), "--seed", "5", "--lr", "0.1")
-    assert (read.reward, read.validation_freq) == ("colourfulness", 3)
+    assert (read.reward, read.validation_freq) == ("colorfulness", 3)
     config = read.make_config()
     assert (config.num_epochs, config.seed, config.train_learning_rate) == (7, 5, 0.1)
     assert (config.train_lora_target_modules, config.allow_tf32) == (("to_q", "to_k"), False)
@@ -37,8 +37,8 @@ def test_yaml_has_the_flags_names_and_flags_override_it(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        "--algorithm nft:beta=0.5 --prompt x --reward colourfulness=2,jpeg_compressibility=0.1",
-        "--prompts digit_world_left_out --judge colourfulness",
+        "--algorithm nft:beta=0.5 --prompt x --reward colorfulness=2,jpeg_compressibility=0.1",
+        "--prompts digit_world_left_out --judge colorfulness",
     ],
 )
 def test_a_runs_own_file_makes_the_same_run_elsewhere(words, tmp_path):

@@ -32,7 +32,7 @@ from ddpo_lessons.damages import DAMAGES
 from ddpo_lessons.flow import FlowSchedule
 from ddpo_lessons.lessons import demo, run_sets, set_up
 from ddpo_lessons.named_prompts import get_prompts
-from ddpo_lessons.rewards import colourfulness, prompt_alignment, recoloring
+from ddpo_lessons.rewards import colorfulness, prompt_alignment, recoloring
 from ddpo_lessons.text.language_models import ValueModel, load_text_models
 from ddpo_lessons.text.text_trainer import TextPPOConfig, TextPPOTrainer
 from ddpo_lessons.trainer import DDPOTrainer, ImageDDPOTrainer, Trainer
@@ -58,7 +58,7 @@ def test_the_device_refuses_what_cuda_refuses_and_counts_what_crosses_or_waits(t
         host + there
     assert float(there.sum()) == there.cpu().sum() == 0
     assert [counter.total() for counter in vars(traffic).values()] == [1, 1, 1]
-    colourfulness()(there.expand(2, 3, 8, 3), ["", ""], [{}, {}])
+    colorfulness()(there.expand(2, 3, 8, 3), ["", ""], [{}, {}])
     assert any(line.startswith("image.py:") for line in traffic.waits)
 
 

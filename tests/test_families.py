@@ -302,7 +302,7 @@ def test_other_families_are_refused_by_name_before_their_weights_are_read(tmp_pa
     message = f"the model is a {name}, of a family that this package does not train"
     with pytest.raises(TypeError, match=message):
         load_pipeline(folder)
-    command = ["train", "--model", str(folder), "--reward", "colourfulness", "--prompt", "a red three"]
+    command = ["train", "--model", str(folder), "--reward", "colorfulness", "--prompt", "a red three"]
     assert cli.main([*command, "--output-dir", str(tmp_path / "run")]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith(f"error: {message}")
@@ -398,7 +398,7 @@ def test_a_solver_that_is_set_to_flow_steps_is_refused():
 def test_the_command_line_trains_and_samples_it(tmp_path, capsys):
     folder, out = str(tmp_path / "model"), tmp_path / "out"
     make_xl_pipeline().save_pretrained(folder)
-    command = ["train", "--model", folder, "--reward", "colourfulness", "--prompt", "a red three"]
+    command = ["train", "--model", folder, "--reward", "colorfulness", "--prompt", "a red three"]
     command += ["--num-epochs", "1", "--sample-num-steps", "3", "--output-dir", str(tmp_path / "run")]
     assert cli.main(command) == 0, capsys.readouterr().err
     lora = str(tmp_path / "run" / "lora")

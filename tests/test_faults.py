@@ -139,7 +139,7 @@ def test_an_image_prompt_function_must_return_an_image(tmp_path):
         (None, red_three, "reward_function must be callable, not NoneType"),
         (lambda images, prompts: 0, red_three, r"\(images, prompts\) .* with \(images, prompts, metadata\)"),
         (brightness, "a red three", "prompt_function must be callable, not str; get_prompts makes one"),
-        ("colourfulness", red_three, "must be callable, not str; get_reward makes one by its name"),
+        ("colorfulness", red_three, "must be callable, not str; get_reward makes one by its name"),
         (lambda: brightness, red_three, r"if it returns a reward function, call it: NAME\(\)"),
     ],
 )

@@ -360,7 +360,7 @@ def test_a_run_in_bf16_loads_all_networks_in_it_and_the_adapter_exactly(tmp_path
 # ------------------------------------------------------------------------------------- the command line
 TINY = shlex.split("""
 train --num-epochs 1 --sample-num-steps 3 --sample-batch-size 2 --sample-num-batches-per-epoch 1
---train-batch-size 2 --reward colourfulness --algorithm flow_grpo --resolution 32 --mixed-precision bf16
+--train-batch-size 2 --reward colorfulness --algorithm flow_grpo --resolution 32 --mixed-precision bf16
 """)
 
 

@@ -451,12 +451,12 @@ def test_a_damaged_file_is_named_when_it_is_read_ahead(zoo):
     [
         ("edit", False, None, "has no captions: write the prompt of NAME.png into NAME.txt"),
         ("clip_score", False, " ", "has no captions"),
-        ("colourfulness", True, "a dog", "has captions: drop the prompt, or take"),
+        ("colorfulness", True, "a dog", "has captions: drop the prompt, or take"),
         ("edit", True, "", "drop the prompt"),
         ("edit", True, None, None),
         ("edit", False, "a dog", None),
-        ("colourfulness", False, None, None),
-        ("colourfulness", False, "", None),
+        ("colorfulness", False, None, None),
+        ("colorfulness", False, "", None),
     ],
 )
 def test_an_image_has_one_prompt_where_the_reward_scores_it(captioned, reward, with_captions, prompt, match):
@@ -484,7 +484,7 @@ def in_classes(folder: Path, *names: str) -> folders.ImageFolder:
         ("recoloring", ("three", "cat"), "subfolder cat: name them zero, one"),
         ("clip_change", ("cat", "dog"), None),
         ("recoloring", ("three",), None),
-        ("colourfulness", (), None),
+        ("colorfulness", (), None),
     ],
 )
 def test_rewards_find_what_they_need_or_are_refused(tmp_path, reward, classes, match):

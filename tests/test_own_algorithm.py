@@ -32,7 +32,7 @@ RLOO, IN_PYTHON = howto_blocks("own-algorithm", "python")
 (COMMAND,) = howto_blocks("own-algorithm", "sh")
 SMALL = shlex.split(
     "--sample-num-steps 3 --sample-batch-size 4 --sample-num-batches-per-epoch 1 --train-batch-size 4 "
-    "--sample-group-size 2 --image-grid-freq 0 --reward colourfulness"
+    "--sample-group-size 2 --image-grid-freq 0 --reward colorfulness"
 )
 OTHERS = """
 from typing import Optional
@@ -143,7 +143,7 @@ def test_a_flag_trains_what_python_trains(mine, here, model):
     config, _ = read_run(Path("run"))
     config.output_dir = "python"
     own = make_algorithm(f"{mine}:RLOO", scale=2.0)
-    parts = get_reward("colourfulness"), lambda: ("a red three", {}), load_pipeline(model)
+    parts = get_reward("colorfulness"), lambda: ("a red three", {}), load_pipeline(model)
     trainer = Trainer(config, *parts, algorithm=own)
     trainer.train()
     assert records_of(Path("python")) == records_of(Path("run"))
@@ -170,7 +170,7 @@ def test_a_run_s_own_file_makes_the_same_run_again(mine, here, model, capsys):
     assert other.algorithm == "nft"
     parts = make_config(here / "script", sample_group_size=2), brightness, red_three, make_pipeline()
     Trainer(*parts, algorithm=make_algorithm(f"{mine}:RLOO"))._open_log()
-    script = ["train", "--config", "script/config.json", "--reward", "colourfulness"]
+    script = ["train", "--config", "script/config.json", "--reward", "colorfulness"]
     with pytest.raises(ValueError, match="a script gave that run its algorithm: give --algorithm"):
         cli.parse(script)
     assert cli.parse([*script, "--algorithm", "ddpo"]).algorithm == "ddpo"

@@ -428,7 +428,7 @@ def test_a_schedule_on_which_diffusers_draws_black_is_named(tmp_path):
 
 def test_the_command_draws_with_plain_diffusers_too(tmp_path, capsys):
     flags = ("--sample-num-steps", "6", "--sample-batch-size", "4", "--train-batch-size", "4")
-    more = ("--sample-num-batches-per-epoch", "1", "--reward", "colourfulness")
+    more = ("--sample-num-batches-per-epoch", "1", "--reward", "colorfulness")
     assert main(["preflight", *flags, *more]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("ok    a plain diffusers pipeline gives the trainer's images")

@@ -22,7 +22,7 @@ from ddpo_lessons.algorithms.ddpo import DDPO
 from ddpo_lessons.config import LORA_FILE, DDPOConfig
 from ddpo_lessons.data.prompts import animals
 from ddpo_lessons.data.starts import FromNoise
-from ddpo_lessons.rewards import colourfulness
+from ddpo_lessons.rewards import colorfulness
 from ddpo_lessons.rewards.combined import judged
 from ddpo_lessons.trainer import DDPOTrainer, Trainer
 from ddpo_lessons.training import checkpoint
@@ -49,7 +49,7 @@ class Scorer:
         (judged(darkness, brightness), "test_record:darkness"),  # a wrapper is what it wraps
         (Scorer(), "test_record:Scorer"),
         (judged(Scorer(), brightness), "test_record:Scorer"),
-        (colourfulness(), "ddpo_lessons.rewards.pixels:colourfulness.<locals>.reward"),
+        (colorfulness(), "ddpo_lessons.rewards.pixels:colorfulness.<locals>.reward"),
         (animals(0), "ddpo_lessons.data.prompts:animals.<locals>.draw"),
         (lambda: None, None),
     ],

@@ -81,7 +81,7 @@ def test_a_complete_run_has_nothing_to_do(tmp_path, capsys):
 
 def test_the_command_line_takes_it(tmp_path, model, capsys):
     sizes = "--sample-num-steps 3 --sample-batch-size 2 --sample-num-batches-per-epoch 1 --train-batch-size 2"
-    flags = ["train", *sizes.split(), "--model", model, "--reward", "colourfulness", "--prompt", "a three"]
+    flags = ["train", *sizes.split(), "--model", model, "--reward", "colorfulness", "--prompt", "a three"]
     flags += ["--output-dir", str(tmp_path / "run"), "--resume-from", "auto"]
     for epochs in (1, 2, 2):
         assert main([*flags, "--num-epochs", str(epochs)]) == 0

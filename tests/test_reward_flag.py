@@ -67,16 +67,16 @@ def noise(size: int = 8) -> torch.Tensor:
 # -------------------------------------------------------------------------------------------- grammar
 def test_terms_are_names_functions_and_models_with_weights(tmp_path):
     folder = str(tmp_path)
-    assert parse("colourfulness") == (Term("colourfulness", None),)
+    assert parse("colorfulness") == (Term("colorfulness", None),)
     assert parse("a.b:f") == (Term("f", None, "a.b"),)
-    written = f"clip_score@{folder}=1, my.py:red=-0.2,colourfulness,aesthetic_score@openai/clip@{folder}=2e1"
+    written = f"clip_score@{folder}=1, my.py:red=-0.2,colorfulness,aesthetic_score@openai/clip@{folder}=2e1"
     assert parse(written) == (
         Term("clip_score", 1.0, models=(folder,)),
         Term("red", -0.2, "my.py"),
-        Term("colourfulness", None),
+        Term("colorfulness", None),
         Term("aesthetic_score", 20.0, models=("openai/clip", folder)),
     )
-    assert [term.text for term in parse(written)][1:3] == ["my.py:red", "colourfulness"]
+    assert [term.text for term in parse(written)][1:3] == ["my.py:red", "colorfulness"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path):
     [
         ("clip_scroe", "clip_scroe does not exist; perhaps you meant clip_score. There are animal"),
         ("clip_scroe=1,edit=2", "reward=clip_scroe does not exist"),
-        ("colourfulness,", "reward= does not exist"),
+        ("colorfulness,", "reward= does not exist"),
         ("clip_score=high", "after = stands the weight"),
         ("clip_score=nan", "after = stands the weight"),
         ("clip_score=", "after = stands the weight"),
@@ -95,7 +95,7 @@ def test_terms_are_names_functions_and_models_with_weights(tmp_path):
         ("my.py", "my.py names no function of the file: write my.py:FUNCTION"),
         (":red", "write FILE.py:FUNCTION"),
         ("my.py:red()", "write FILE.py:FUNCTION"),
-        ("colourfulness@openai/clip", "write colourfulness alone, since it asks no model"),
+        ("colorfulness@openai/clip", "write colorfulness alone, since it asks no model"),
         ("aesthetic_score@a/b@c/d@e/f", "write aesthetic_score@CLIP@HEAD"),
         ("clip_score@no-such-folder", "'no-such-folder' is neither a folder nor OWNER/NAME"),
         ("clip_scroe@a/b", "clip_scroe does not exist"),
@@ -117,7 +117,7 @@ def test_a_path_with_a_mark_of_the_grammar_is_refused_with_the_remedy(form, tmp_
     with pytest.raises(ValueError, match="If a path holds , = or @, rename it or link to it"):
         parse(form.format(tmp_path))
     with pytest.raises(ValueError, match="clip_scroe") as caught:
-        parse("colourfulness=1,clip_scroe=2")  # holds no path
+        parse("colorfulness=1,clip_scroe=2")  # holds no path
     assert "link" not in str(caught.value)
 
 

@@ -75,14 +75,14 @@ def values(result: rewards.Rewards) -> torch.Tensor:
 )
 def test_bad_images_are_refused(images, error, match):
     with pytest.raises(error, match=match):
-        rewards.colourfulness()(images, PROMPTS, NO_METADATA)
+        rewards.colorfulness()(images, PROMPTS, NO_METADATA)
 
 
 def test_one_nan_pixel_names_its_sample():
     images = torch.zeros(3, 3, 8, 8)
     images[2, 1, 4, 4] = math.nan
     with pytest.raises(ValueError, match=r"images\[2\] spans \[nan"):
-        rewards.colourfulness()(images, ["a"] * 3, [{}] * 3)
+        rewards.colorfulness()(images, ["a"] * 3, [{}] * 3)
 
 
 def test_rounding_outside_the_range_is_tolerated_and_clamped():
@@ -94,7 +94,7 @@ def test_rounding_outside_the_range_is_tolerated_and_clamped():
 @pytest.mark.parametrize(("prompts", "metadata"), [(["a"], NO_METADATA), (PROMPTS, [{}])])
 def test_counts_must_agree(prompts, metadata):
     with pytest.raises(ValueError, match=r"1 (prompts|metadata) for 2 images"):
-        rewards.colourfulness()(torch.zeros(2, 3, 8, 8), prompts, metadata)
+        rewards.colorfulness()(torch.zeros(2, 3, 8, 8), prompts, metadata)
 
 
 def test_rewards_carry_the_images_gradient_only_and_take_half_precision():
@@ -125,13 +125,13 @@ def test_jpeg_counts_the_bytes_that_pil_writes():
     assert 0.3 < expected[1] < 1 < expected[0] < 4  # kilobytes, not bytes
 
 
-def test_colourfulness_by_hand():
+def test_colorfulness_by_hand():
     images = torch.zeros(2, 3, 4, 4)
     images[0, 0, :, :2] = 1  # the left half pure red: rg = 255, yb = 127.5
     images[0, 2, :, 2:] = 1  # the right half pure blue: rg = 0, yb = -255
     images[1] = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))  # a gray picture
     expected = math.hypot(127.5, 191.25) + 0.3 * math.hypot(127.5, -63.75)
-    result = values(rewards.colourfulness()(images, PROMPTS, NO_METADATA))
+    result = values(rewards.colorfulness()(images, PROMPTS, NO_METADATA))
     np.testing.assert_allclose(result, [expected, 0], atol=1e-3)
 
 

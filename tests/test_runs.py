@@ -77,7 +77,7 @@ def test_prompts_are_drawn_from_where_training_drew_them(here, model, calls, mon
         seen.extend(prompts)
         return images.mean(dim=(1, 2, 3))
 
-    monkeypatch.setitem(rewards.REWARDS, "colourfulness", rewards.Registered(lambda: reward))
+    monkeypatch.setitem(rewards.REWARDS, "colorfulness", rewards.Registered(lambda: reward))
     for number, given in enumerate(("mine.txt", "activities")):
         run_command("train", *TINY, "--output-dir", f"run{number}", "--model", model, "--prompts", given)
         run_command("sample", "--run", f"run{number}", "--output-dir", f"samples{number}")
@@ -207,7 +207,7 @@ def test_a_stopped_run_says_where_it_stands_and_can_be_sampled(here, model, monk
             signal.raise_signal(signal.SIGTERM)
         return images.mean(dim=(1, 2, 3))
 
-    monkeypatch.setitem(rewards.REWARDS, "colourfulness", rewards.Registered(lambda: reward))
+    monkeypatch.setitem(rewards.REWARDS, "colorfulness", rewards.Registered(lambda: reward))
     flags = ("train", *TINY, "--model", model, "--prompt", "", "--num-epochs", "3")
     run_command(*flags, status=128 + signal.SIGTERM)
     last = capsys.readouterr().out.splitlines()[-1]
@@ -232,7 +232,7 @@ def test_another_reward_prompt_or_folder_is_told_in_one_line(here, model, capsys
     run_command(*again, "--images", "other", "--prompt", "a fox")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("continuing"))
     for change in (
-        "num_epochs 1 → 2", "reward colourfulness → jpeg_compressibility", "'files': 2,",
+        "num_epochs 1 → 2", "reward colorfulness → jpeg_compressibility", "'files': 2,",
         "prompts {'prompt': ''} → {'prompt': 'a fox'}",
     ):  # fmt: skip
         assert change in line
@@ -245,5 +245,5 @@ def test_a_new_run_starts_from_the_weights_of_another(here, model):
     start = ("--preset", "digit_world", "--sample-group-size", "1", "--train-lora-from", "run/lora")
     run_command("train", *TINY, "--output-dir", "second", "--model", model, "--prompt", "", *start)
     settings, record = read_run(Path("second"))
-    assert (record["preset"], record["reward"]) == ("digit_world", "colourfulness")
+    assert (record["preset"], record["reward"]) == ("digit_world", "colorfulness")
     assert (settings.train_lora_rank, settings.train_lora_from) == (2, str(here.resolve() / "run" / "lora"))

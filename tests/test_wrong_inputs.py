@@ -68,19 +68,19 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --algorithm nft:bta=1", "no setting 'bta' (perhaps beta): it has beta, decay_rate"),
     ("train --model nosuchfolder", "--model nosuchfolder is neither a folder"),
     ("train --model ./typo", "--model ./typo is neither a folder"),
-    ("train --model photos --reward colourfulness", "holds no model_index.json"),
+    ("train --model photos --reward colorfulness", "holds no model_index.json"),
     ("train --model MODEL --prompt ''", "needs a reward: give --reward"),
-    ("train --model MODEL --reward colourfulness", "give --prompts, --prompt or --images"),
+    ("train --model MODEL --reward colorfulness", "give --prompts, --prompt or --images"),
     # rewards by name
     ("train --reward happiness", "reward=happiness does not exist", "jpeg_compressibility"),
     ("train --reward ''", "--reward is empty", "--help"),
-    ("train --reward colourfulness=much", "reward=colourfulness=much", "number"),
+    ("train --reward colorfulness=much", "reward=colorfulness=much", "number"),
     ("train --reward mine.py:two", "mine.py:two", "three arguments"),
     ("train --judge mine.py:gone", "mine.py:gone", "it has a_dict, ends, infinite"),
     ("train --reward raises.py:red", "raises.py", "nowhere_installed", "line 1"),
     # prompts
     (
-        "train --prompts poems --reward colourfulness",
+        "train --prompts poems --reward colorfulness",
         "prompts='poems' does not exist: use one of activities,",
     ),
     ("train --prompts empty.txt", "empty.txt", "one prompt per line"),
@@ -101,9 +101,9 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("train --images blank", "blank", "write the prompt into a.txt"),
     ("train --images photos --severity 1", "give --damage too"),
     ("train --images photos --damage wet", "noisy, blurry"),
-    ("train --images photos --reward colourfulness --noise-strength 2", "--noise-strength 2.0 must lie in"),
-    ("train --images photos --reward colourfulness --validation photos", "is also the training set"),
-    ("train --images photos --reward colourfulness --validation old", "old holds no image"),
+    ("train --images photos --reward colorfulness --noise-strength 2", "--noise-strength 2.0 must lie in"),
+    ("train --images photos --reward colorfulness --validation photos", "is also the training set"),
+    ("train --images photos --reward colorfulness --validation old", "old holds no image"),
     ("train --images photos --preset camouflage", "class subfolders"),
     ("train --images zoo --preset corruption --reward nope", "clip_change"),
     ("train --preset edit", "--images FOLDER"),
@@ -143,7 +143,7 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("sample --run old", "config.json", "damaged"),
 )
 WITH_MODEL: tuple[tuple[str, ...], ...] = (
-    ("train --model no/model --reward colourfulness --prompt ''", "hf download"),
+    ("train --model no/model --reward colorfulness --prompt ''", "hf download"),
     ("train --sample-num-steps 2000", "2000 steps (sample_num_steps)", "1000"),
     ("train --algorithm flow_grpo", "flow_grpo", "flow model"),
 )

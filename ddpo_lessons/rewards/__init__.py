@@ -26,7 +26,7 @@ from ddpo_lessons.rewards.learned import distance_penalty as distance_penalty
 from ddpo_lessons.rewards.learned import load_from_hub as load_from_hub
 from ddpo_lessons.rewards.learned import pick_score as pick_score
 from ddpo_lessons.rewards.order import check_order as check_order
-from ddpo_lessons.rewards.pixels import colourfulness as colourfulness
+from ddpo_lessons.rewards.pixels import colorfulness as colorfulness
 from ddpo_lessons.rewards.pixels import jpeg_compressibility as jpeg_compressibility
 from ddpo_lessons.rewards.pixels import jpeg_incompressibility as jpeg_incompressibility
 from ddpo_lessons.rewards.pixels import pixel_penalty as pixel_penalty

@@ -40,7 +40,7 @@ def jpeg_incompressibility() -> RewardFunction:
 
 
 @register()
-def colourfulness() -> RewardFunction:
+def colorfulness() -> RewardFunction:
     """Score how colorful people find an image: 0 for grays, above 100 for the most vivid.
 
     With R, G, B on 0..255, rg = R - G and yb = (R + G) / 2 - B:
