@@ -16,6 +16,7 @@ from ddpo_lessons import rewards
 from ddpo_lessons.cli import reward_flag
 from ddpo_lessons.cli.reward_flag import Term, parse
 from ddpo_lessons.data import folders
+from ddpo_lessons.image import to_pil
 from ddpo_lessons.training.runlog import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,14 +200,13 @@ def test_a_model_by_path_is_the_one_that_is_asked(clip_folder, tmp_path):
 
 def test_the_distance_is_to_the_original_which_is_the_input_where_nothing_is_damaged(tmp_path):
     resnet = write_resnet(tmp_path / "resnet")
-    photos = folders.ImageFolder(tmp_path, (tmp_path / "a.png",), None)
-    images = noise(32)
-    metadata = [{"image": image, "target": 1 - image} for image in images]
-    terms = parse(f"distance_penalty@{resnet}")
-    to_input: Any = reward_flag.make(terms, photos)(images, ("", ""), metadata)
-    to_target: Any = reward_flag.make(terms, photos, ["foggy"])(images, ("", ""), metadata)
-    assert to_input.tolist() == [0, 0]
-    assert to_target.max() < -0.01
+    to_pil(noise(32)[0]).save(tmp_path / "a.png")
+    photos = folders.find_images(tmp_path)
+    distance = reward_flag.make(parse(f"distance_penalty@{resnet}"), photos)
+    for damages in ((), ("foggy",)):
+        prompt, image, metadata = folders.ImagePrompts(photos, "", 32, 0, damages)()
+        to_original: Any = distance(image[None], (prompt,), (metadata,))
+        assert to_original < -0.01 if damages else to_original > -1e-9
 
 
 def test_a_model_that_is_not_there_names_the_flag(tmp_path, monkeypatch):

@@ -206,13 +206,10 @@ def check_text(terms: Sequence[Term], prompts: Sequence[str], metadata: Mapping[
         _check_words(name, prompts)
 
 
-def make(
-    terms: Sequence[Term], images: ImageFolder | None = None, damages: Sequence[str] = ()
-) -> RewardFunction:
+def make(terms: Sequence[Term], images: ImageFolder | None = None) -> RewardFunction:
     """Make the reward function of the flag: a single term without a weight, or the weighted sum.
 
-    With images, rewards that compare classes compare the folder's, and those that compare with the clean
-    image compare with the input where nothing is damaged. Raises ValueError, TypeError as for
+    With images, rewards that compare classes compare the folder's. Raises ValueError, TypeError as for
     `load_functions`; RuntimeError if a reward's model cannot be had.
     """
     made = load_functions(terms)
@@ -222,8 +219,6 @@ def make(
         settings: dict[str, Any] = {}
         if images is not None and "label" in REWARDS[term.name].needs:
             settings["classes"] = images.classes
-        if images is not None and "target" in REWARDS[term.name].needs and not damages:
-            settings["reference"] = "image"
         made[term.name] = get_reward(term.name, *term.models, **settings)
     if len(terms) == 1 and terms[0].weight is None:
         return made[terms[0].name]

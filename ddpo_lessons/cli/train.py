@@ -51,9 +51,9 @@ def make_trainer(arguments: Train, images: ImageFolder | None) -> Trainer:
     chosen = arguments.chosen
     dry_run.check_rewards(arguments, images)
     config = dry_run.settle(arguments)
-    reward_function = reward_flag.make(reward_flag.parse(chosen.reward), images, chosen.damages)
+    reward_function = reward_flag.make(reward_flag.parse(chosen.reward), images)
     if arguments.judge is not None:
-        judge = reward_flag.make(reward_flag.parse(arguments.judge), images, chosen.damages)
+        judge = reward_flag.make(reward_flag.parse(arguments.judge), images)
         reward_function = judged(reward_function, judge)
     pipeline = load_pipeline(chosen.model, dtype=loaded_dtype(config))
     if images is None:

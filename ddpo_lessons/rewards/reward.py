@@ -27,8 +27,8 @@ class RewardFunction(Protocol):
 
 
 # Inputs of a reward: the prompt, or a key of the metadata. With a folder of images, a factory that needs a
-# "label" gets the folder's classes as the argument `classes`. A factory that needs a "target" (the clean
-# image) gets the argument `reference="image"` if no image is damaged.
+# "label" gets the folder's classes as the argument `classes`. The "target" is the image before the damage of
+# `--damage`; without damage it is the input "image".
 Need = Literal["prompt", "image", "target", "label", "digit"]
 Factory = TypeVar("Factory", bound=Callable[..., RewardFunction])
 
@@ -54,15 +54,14 @@ def register(
 ) -> Callable[[Factory], Factory]:
     """Register the decorated factory under its name, with the inputs that it needs; see `Registered`.
 
-    Raises TypeError if the factory lacks an argument that one of its needs provides.
+    Raises TypeError if a factory that needs a "label" lacks the argument `classes`.
     """
 
     def decorate(make: Factory) -> Factory:
         taken = inspect.signature(make).parameters
         takes_all = any(argument.kind is argument.VAR_KEYWORD for argument in taken.values())
-        for need, argument in (("label", "classes"), ("target", "reference")):
-            if need in needs and argument not in taken and not takes_all:
-                raise TypeError(f"{make.__name__} needs a {need!r}: give it an argument {argument!r}")
+        if "label" in needs and "classes" not in taken and not takes_all:
+            raise TypeError(f"{make.__name__} needs a 'label': give it an argument 'classes'")
         REWARDS[make.__name__] = Registered(make, needs, models, reads)
         return make
 
